@@ -1,0 +1,50 @@
+# Each target sets up what it needs; nothing has to be installed by hand but Python 3.10 or later.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+SPOTGUARD := $(BIN)/spotguard
+
+.PHONY: help demo check lint types test unit e2e clean
+
+help:
+	@echo "make demo    train a small GPT on two local nodes through three interruptions"
+	@echo "make check   lint, types and all tests: what CI runs"
+	@echo "make unit    the quick tests only"
+	@echo "make e2e     the whole-job tests only"
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(VENV)/.installed $@
+
+demo: $(VENV)/.installed
+	$(SPOTGUARD) up examples/train_gpt.py --nodes 2 --speed-up 30 --yes \
+	  --interrupt node=1@step=50:notice \
+	  --interrupt node=0@step=110:term \
+	  --interrupt node=1@step=170:kill
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+unit: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q -n 2 -m "not e2e and not cloud"
+
+e2e: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q -m "e2e and not cloud"
+
+test: unit e2e
+
+check: lint types test
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,1 @@
+"""Benchmarks of spotguard beside its rivals and the limits of the machine."""

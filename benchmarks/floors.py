@@ -1,0 +1,110 @@
+"""What the machine itself can do: no checkpoint is faster than these."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from benchmarks.method import Contestant
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from benchmarks.state import TrainingState
+
+_PAGE_BYTES = 4096
+_CHUNK_BYTES = 16 << 20
+
+
+class Floor(Contestant):
+    """One limit of the machine, for as many bytes as the state has."""
+
+    durable: ClassVar[bool]
+    """True if the bytes are durable then: no save is sooner. Else no stall is shorter."""
+
+    def __init__(self, folder: Path, state: TrainingState) -> None:
+        super().__init__(folder, state)
+        self.size_bytes = -(-state.size_bytes // _PAGE_BYTES) * _PAGE_BYTES
+
+    @abstractmethod
+    def measure_s(self) -> float:
+        """Return the seconds that it takes now."""
+
+
+class Memcpy(Floor):
+    """One copy of the bytes into memory that is paged in, by one thread; from the GPU if there."""
+
+    name = "memcpy"
+    durable = False
+    note = "one flat copy into warm memory, one thread (with CUDA: device to pinned memory)"
+
+    def __init__(self, folder: Path, state: TrainingState) -> None:
+        super().__init__(folder, state)
+        self._cuda = state.device.type == "cuda"
+        self._source = torch.ones(self.size_bytes, dtype=torch.uint8, device=state.device)
+        self._target = torch.ones(self.size_bytes, dtype=torch.uint8, pin_memory=self._cuda)
+
+    def measure_s(self) -> float:
+        """Return the seconds of one copy."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        started = time.perf_counter()
+        self._target.copy_(self._source)
+        if self._cuda:
+            torch.cuda.synchronize()
+        elapsed_s = time.perf_counter() - started
+        torch.set_num_threads(threads)
+        return elapsed_s
+
+
+class _Write(Floor):
+    """Writes of large pieces from page-aligned memory, then fsync."""
+
+    durable = True
+    flags = 0
+
+    def __init__(self, folder: Path, state: TrainingState) -> None:
+        super().__init__(folder, state)
+        self._memory = mmap.mmap(-1, self.size_bytes)
+        self._memory.write(b"\1" * self.size_bytes)
+
+    def measure_s(self) -> float:
+        """Return the seconds until the bytes are durable in a new file."""
+        view = memoryview(self._memory)
+        path = self.folder / "floor"
+        mode = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | self.flags
+        descriptor = os.open(path, mode, 0o600)
+        try:
+            started = time.perf_counter()
+            os.posix_fallocate(descriptor, 0, self.size_bytes)
+            offset = 0
+            while offset < self.size_bytes:
+                offset += os.pwrite(descriptor, view[offset : offset + _CHUNK_BYTES], offset)
+            os.fsync(descriptor)
+            return time.perf_counter() - started
+        finally:
+            os.close(descriptor)
+            path.unlink()
+
+
+class BufferedWrite(_Write):
+    """The usual way to write a file."""
+
+    name = "write + fsync"
+    note = "fallocate, 16 MiB buffered writes, fsync"
+
+
+class DirectWrite(_Write):
+    """Past the page cache: the shortest way to durable bytes."""
+
+    name = "O_DIRECT"
+    note = "fallocate, 16 MiB direct writes from aligned memory, fsync"
+    flags = getattr(os, "O_DIRECT", 0)
+
+
+FLOORS: tuple[type[Floor], ...] = (Memcpy, BufferedWrite, DirectWrite)

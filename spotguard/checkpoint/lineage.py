@@ -1,0 +1,268 @@
+"""Which checkpoints count: claims fence writers and name what each attempt went on from.
+
+    attempt 1   10 ── 20 ── 30 ─ ─ 40        40 was committed by a zombie, after the claim of 2
+                             ╲
+    attempt 2                 40' ── 50' ── 60'
+                                      ╲
+    attempt 3 (fresh claim, resumed   60''           → restorable: 60'' 50' 40' 30 20 10
+               from 50': 60' was bad)
+
+An attempt claims its number once, naming the checkpoint that it goes on from. From then on the
+run's history is: that attempt's own checkpoints, then the named one and those before it in its
+attempt, then what that attempt had gone on from, and so on. Whatever else older attempts commit,
+before or after, is not in it. The store decides races: a claim is created only if absent, so two
+processes never share a number, and of two attempts that start at once the higher number wins; the
+other learns of it when it claims or at its next `check_not_fenced`, and what it commits in between
+does not count.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from spotguard.checkpoint import strict_json
+from spotguard.checkpoint.fields import Fields
+from spotguard.checkpoint.manifest import (
+    MAX_ATTEMPT,
+    MAX_STEP,
+    PREFIX_PATTERN,
+    Manifest,
+    check_shards_present,
+    load_manifest,
+)
+from spotguard.errors import AlreadyExists, DamagedCheckpoint, Fenced, UsageError
+from spotguard.events import keys
+from spotguard.units import SystemClock, to_iso
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from spotguard.checkpoint.strict_json import Json
+    from spotguard.storage.base import ObjectStore
+    from spotguard.units import Clock
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointRef:
+    """A committed checkpoint, by its place in the store."""
+
+    prefix: str
+    step: int
+    attempt: int
+
+    @classmethod
+    def of(cls, prefix: str) -> CheckpointRef | None:
+        """Return the checkpoint that a prefix or a key below it names, else None."""
+        found = keys.parse_checkpoint(prefix)
+        if found is None:
+            return None
+        step, attempt = found
+        return cls(prefix=keys.checkpoint(step, attempt), step=step, attempt=attempt)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """An attempt's word that it is the run's only writer from now on."""
+
+    attempt: int
+    claimed_at: float
+    """Seconds since the epoch."""
+    resumed_from: str | None
+    """Prefix of the checkpoint it goes on from; None for a start from nothing."""
+    writer: str
+    """Host, process and a random token: tells two claimants apart."""
+    extra: dict[str, Json] = field(default_factory=dict)
+    """Place, price, nodes: what the launcher knew."""
+
+    @property
+    def resumed_step(self) -> int:
+        """Return the steps done when it started."""
+        found = keys.parse_checkpoint(self.resumed_from or "")
+        return found[0] if found else 0
+
+    def to_json(self) -> bytes:
+        """Return the claim as the bytes the store keeps."""
+        body = {
+            "schema": SCHEMA,
+            **self.__dict__,
+            "claimed_at": to_iso(self.claimed_at),
+            "resumed_step": self.resumed_step,
+        }
+        return strict_json.dumps(body, what="claim")
+
+    @classmethod
+    def from_json(cls, raw: bytes, *, what: str = "claim") -> Claim:
+        """Return the claim that `to_json` wrote; `DamagedCheckpoint` if it is none."""
+        fields = Fields(strict_json.loads(raw, what=what), what)
+        claim = cls(
+            attempt=fields.integer("attempt", low=1, high=MAX_ATTEMPT),
+            claimed_at=fields.instant("claimed_at"),
+            resumed_from=fields.maybe_text("resumed_from", PREFIX_PATTERN),
+            writer=fields.text("writer"),
+            extra=fields.object("extra"),
+        )
+        source = CheckpointRef.of(claim.resumed_from or "")
+        if source and not 1 <= source.attempt < claim.attempt:  # else the walk would never end
+            fields.refuse("resumed_from", f"a checkpoint of an attempt before {claim.attempt}")
+        return claim
+
+
+def claim_attempt(
+    store: ObjectStore,
+    attempt: int,
+    resumed_from: str | None,
+    extra: Mapping[str, Json] | None = None,
+    *,
+    clock: Clock | None = None,
+) -> Claim:
+    """Make `attempt` the run's only writer; it goes on from the checkpoint at `resumed_from`.
+
+    Choose `resumed_from` first (`latest_valid`), then claim. If the attempt before commits once
+    more in between, that checkpoint is outside the history: work is lost, never mixed.
+
+    Raises:
+        Fenced: the number is taken, or a higher one is.
+        UsageError: `attempt` or `resumed_from` makes no sense.
+    """
+    claim = Claim(
+        attempt=attempt,
+        claimed_at=(clock or SystemClock()).now(),
+        resumed_from=resumed_from,
+        writer=f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(8)}",
+        extra=dict(extra or {}),
+    )
+    raw = claim.to_json()
+    claim = _readable(raw)
+    check_not_fenced(store, attempt)
+    try:
+        store.put(keys.claim(attempt), raw, if_absent=True)
+    except AlreadyExists:
+        found = read_claim(store, attempt)
+        # A request repeated after a lost answer meets its own claim.
+        if found is None or found.writer != claim.writer:
+            holder = found.writer if found else "another process"
+            raise Fenced(
+                f"attempt {attempt} is already claimed by {holder}",
+                hint="each start of the job needs an attempt number of its own",
+            ) from None
+    check_not_fenced(store, attempt)
+    return claim
+
+
+def read_claim(store: ObjectStore, attempt: int) -> Claim | None:
+    """Return an attempt's claim, or None if it died before it made one.
+
+    Raises:
+        DamagedCheckpoint: there is one, but it cannot be read; the run's history is unknown.
+    """
+    key = keys.claim(attempt)
+    if store.head(key) is None:
+        return None
+    try:
+        claim = Claim.from_json(store.get(key), what=key)
+        if claim.attempt != attempt:
+            raise DamagedCheckpoint(f"{key} is of attempt {claim.attempt}")
+    except DamagedCheckpoint as problem:
+        problem.hint = (
+            f"restore {key} from a backup; deleting it gives up what attempt {attempt} did"
+        )
+        raise
+    return claim
+
+
+def highest_claim(store: ObjectStore) -> Claim | None:
+    """Return the claim of the attempt that may write, or None if none was ever made."""
+    return next(_claims_from(store, MAX_ATTEMPT), None)
+
+
+def check_not_fenced(store: ObjectStore, attempt: int) -> None:
+    """Raise `Fenced` if a later attempt has claimed the run. One listing, no data."""
+    for number in reversed(_attempts(store)):
+        if number > attempt and store.head(keys.claim(number)) is not None:
+            raise Fenced(f"attempt {attempt} is fenced: attempt {number} has claimed the run")
+
+
+def restorable(store: ObjectStore) -> Iterator[CheckpointRef]:
+    """Yield the committed checkpoints of the run's history, newest first, shards unseen."""
+    claim = highest_claim(store)
+    if claim is None:
+        return
+    committed = _Committed(store)
+    attempt, newest = claim.attempt, MAX_STEP
+    while claim is not None:
+        yield from committed.of(attempt, oldest=claim.resumed_step, newest=newest)
+        source = CheckpointRef.of(claim.resumed_from or "")
+        if source is None:
+            return
+        attempt, newest = source.attempt, source.step
+        claim = read_claim(store, attempt)
+    # The attempt that was gone on from lost its claim: its own history is all that is known.
+    yield from committed.of(attempt, oldest=0, newest=newest)
+
+
+def latest_valid(
+    store: ObjectStore,
+    *,
+    verify: Callable[[ObjectStore, Manifest], None] = check_shards_present,
+) -> tuple[Manifest | None, list[tuple[str, str]]]:
+    """Return the newest checkpoint that passes, and (prefix, problem) of each newer one.
+
+    `verify` may read as much as it likes (`check_shards_intact` reads all) and raises
+    `DamagedCheckpoint` to go on to the one before. No manifest with problems listed means that
+    all are damaged: say so before starting from nothing.
+
+    Raises:
+        StateMismatch: a newer spotguard wrote the newest; older ones are not silently used.
+        StoreError: the store failed, which says nothing about the checkpoint.
+    """
+    skipped: list[tuple[str, str]] = []
+    for ref in restorable(store):
+        try:
+            manifest = load_manifest(store, ref.prefix)
+            verify(store, manifest)
+        except DamagedCheckpoint as problem:
+            skipped.append((ref.prefix, problem.message))
+        else:
+            return manifest, skipped
+    return None, skipped
+
+
+class _Committed:
+    """The checkpoints of a store: listed once, each asked for its manifest when it is needed."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        found = map(CheckpointRef.of, store.list_folders(keys.CHECKPOINTS))
+        self._refs = [ref for ref in found if ref is not None]
+
+    def of(self, attempt: int, *, oldest: int, newest: int) -> Iterator[CheckpointRef]:
+        for ref in reversed(self._refs):
+            in_range = ref.attempt == attempt and oldest <= ref.step <= newest
+            if in_range and self._store.head(keys.manifest(ref.prefix)) is not None:
+                yield ref
+
+
+def _attempts(store: ObjectStore) -> list[int]:
+    found = map(keys.parse_attempt, store.list_folders(keys.ATTEMPTS))
+    return [number for number in found if number is not None]
+
+
+def _claims_from(store: ObjectStore, highest: int) -> Iterator[Claim]:
+    for number in reversed(_attempts(store)):
+        claim = read_claim(store, number) if number <= highest else None
+        if claim is not None:
+            yield claim
+
+
+def _readable(raw: bytes) -> Claim:
+    """Return the claim just as its readers will see it; nothing unreadable is ever stored."""
+    try:
+        return Claim.from_json(raw)
+    except DamagedCheckpoint as problem:
+        raise UsageError(problem.message) from problem

@@ -1,0 +1,203 @@
+"""The manifest: what a checkpoint consists of. Once it is stored, the checkpoint exists.
+
+    {"checksum":"sha256:<64 hex digits>","manifest":{...}}
+
+The checksum covers the bytes of the inner object exactly as they stand in the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from spotguard.checkpoint import strict_json
+from spotguard.checkpoint.fields import Fields
+from spotguard.checkpoint.shard import ShardReader
+from spotguard.checkpoint.tensors import ShardInfo
+from spotguard.errors import AlreadyExists, DamagedCheckpoint, NotFound, StateMismatch
+from spotguard.events import keys
+from spotguard.events.states import CheckpointKind
+from spotguard.units import to_iso
+
+if TYPE_CHECKING:
+    from spotguard.checkpoint.strict_json import Json
+    from spotguard.storage.base import ObjectStore
+
+SCHEMA = 1
+MAX_MANIFEST_BYTES = 512_000_000
+MAX_STEP = 10**12 - 1
+MAX_ATTEMPT = 10**6 - 1
+PREFIX_PATTERN = r"checkpoints/[0-9]{12}-[0-9]{6}/"
+
+_START = b'{"checksum":"sha256:'
+_MIDDLE = b'","manifest":'
+_BODY_AT = len(_START) + 64 + len(_MIDDLE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Everything needed to go on, except the tensors' bytes, which it proves."""
+
+    run_id: str
+    attempt: int
+    step: int
+    """Steps finished when it was taken."""
+    kind: CheckpointKind
+    created_at: float
+    """Seconds since the epoch."""
+    parent: str | None
+    """Prefix of the checkpoint before it in the run's history, None for the first."""
+    world_size: int
+    shards: tuple[ShardInfo, ...]
+    state: Json
+    """The tracked objects as a tree that names tensors; means something to the runtime only."""
+    ranks: dict[str, Json] = field(default_factory=dict)
+    """Rank number as text -> what is that rank's own, such as its random state."""
+    counters: dict[str, Json] = field(default_factory=dict)
+    """`train_s`, `epoch`, `total_steps` and the like."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Of spotguard, torch and Python: who wrote it."""
+    schema: int = SCHEMA
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that no key can hold."""
+        if not 0 <= self.step <= MAX_STEP:
+            raise ValueError(f"Manifest.step is {self.step}, allowed are 0 to {MAX_STEP}")
+        if not 1 <= self.attempt <= MAX_ATTEMPT:
+            raise ValueError(f"Manifest.attempt is {self.attempt}, allowed are 1 to {MAX_ATTEMPT}")
+
+    @property
+    def prefix(self) -> str:
+        """Return the checkpoint's prefix, with its trailing slash."""
+        return keys.checkpoint(self.step, self.attempt)
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the bytes of all shards."""
+        return sum(shard.size_bytes for shard in self.shards)
+
+    def to_json(self) -> bytes:
+        """Return the manifest as the bytes the store keeps.
+
+        Raises:
+            UnsupportedState: state, ranks or counters hold something that JSON cannot.
+        """
+        body = strict_json.dumps(
+            {
+                **self.__dict__,
+                "kind": str(self.kind),
+                "created_at": to_iso(self.created_at),
+                "shards": [shard.to_json() for shard in self.shards],
+            },
+            what="manifest",
+        )
+        return b"".join([_START, _digest(body), _MIDDLE, body, b"}"])
+
+    @classmethod
+    def from_json(cls, raw: bytes, *, what: str = "manifest") -> Manifest:
+        """Return the manifest that `to_json` wrote, every field checked.
+
+        Raises:
+            DamagedCheckpoint: a byte is not what was written, or a field makes no sense.
+            StateMismatch: a newer spotguard wrote it.
+        """
+        fields = Fields(strict_json.loads(_body(raw, what), what=what), what)
+        schema = fields.integer("schema", low=1)
+        if schema > SCHEMA:
+            raise StateMismatch(
+                f"{what} has schema {schema}, this version of spotguard reads up to {SCHEMA}",
+                hint="pip install --upgrade spotguard",
+            )
+        kinds = "|".join(kind.value for kind in CheckpointKind)
+        return cls(
+            run_id=fields.text("run_id"),
+            attempt=fields.integer("attempt", low=1, high=MAX_ATTEMPT),
+            step=fields.integer("step", high=MAX_STEP),
+            kind=CheckpointKind(fields.text("kind", kinds)),
+            created_at=fields.instant("created_at"),
+            parent=fields.maybe_text("parent", PREFIX_PATTERN),
+            world_size=fields.integer("world_size", low=1),
+            shards=_shards(fields),
+            state=fields.json("state"),
+            ranks=fields.object("ranks"),
+            counters=fields.object("counters"),
+            versions=fields.texts("versions"),
+        )
+
+
+def commit(store: ObjectStore, manifest: Manifest) -> str:
+    """Store the manifest: from here on the checkpoint exists. Return its prefix.
+
+    All shards must be stored before. Committing the very same manifest again is fine: that is
+    what a repeated request after a lost answer looks like.
+
+    Raises:
+        AlreadyExists: another manifest is there.
+        UnsupportedState: the manifest holds something that JSON cannot.
+    """
+    raw = manifest.to_json()
+    try:
+        store.put(keys.manifest(manifest.prefix), raw, if_absent=True)
+    except AlreadyExists:
+        if store.get(keys.manifest(manifest.prefix)) != raw:
+            raise
+    return manifest.prefix
+
+
+def load_manifest(store: ObjectStore, prefix: str) -> Manifest:
+    """Return the manifest of the checkpoint at `prefix`; its shards are not looked at.
+
+    Raises:
+        DamagedCheckpoint: it is missing, damaged, or belongs elsewhere.
+        StateMismatch: a newer spotguard wrote it.
+    """
+    key = keys.manifest(prefix)
+    found = store.head(key)
+    if found is None:
+        raise DamagedCheckpoint(f"{key} is missing")
+    if found.size_bytes > MAX_MANIFEST_BYTES:
+        raise DamagedCheckpoint(f"{key} is too large ({found.size_bytes} bytes)")
+    try:
+        manifest = Manifest.from_json(store.get(key), what=key)
+    except NotFound as problem:
+        raise DamagedCheckpoint(f"{key} vanished while it was read") from problem
+    if manifest.prefix != prefix:
+        raise DamagedCheckpoint(f"{key} belongs to {manifest.prefix}")
+    return manifest
+
+
+def check_shards_present(store: ObjectStore, manifest: Manifest) -> None:
+    """Raise `DamagedCheckpoint` if a shard is missing or has another size; reads no data."""
+    for shard in manifest.shards:
+        ShardReader(store, manifest.prefix, shard).check_size()
+
+
+def check_shards_intact(store: ObjectStore, manifest: Manifest) -> None:
+    """Raise `DamagedCheckpoint` if any byte of any shard is not as promised; reads all data."""
+    for shard in manifest.shards:
+        ShardReader(store, manifest.prefix, shard).verify_and_load()
+
+
+def _digest(body: bytes) -> bytes:
+    return hashlib.sha256(body).hexdigest().encode()
+
+
+def _body(raw: bytes, what: str) -> bytes:
+    """Return the proven bytes of the inner object."""
+    body = raw[_BODY_AT:-1]
+    if raw != b"".join([_START, _digest(body), _MIDDLE, body, b"}"]):
+        raise DamagedCheckpoint(f"{what} is damaged: its bytes are not those that were written")
+    return body
+
+
+def _shards(fields: Fields) -> tuple[ShardInfo, ...]:
+    shards = tuple(
+        ShardInfo.from_json(item, f"{fields.where}: shard {index}")
+        for index, item in enumerate(fields.items("shards"))
+    )
+    files = Counter(shard.file for shard in shards)
+    if len(files) != len(shards):
+        fields.refuse("shards", "shards with different files")
+    return shards

@@ -1,0 +1,7 @@
+"""`python -m spotguard.cli` is `spotguard`."""
+
+import sys
+
+from spotguard.cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,248 @@
+"""`checkpoints ls|show|verify|prune|pin|unpin|export`: what is saved, and getting it out."""
+
+# No postponed annotations: typer reads them, and ruff would move their imports away.
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spotguard.cli.common import JsonOption, YesOption
+from spotguard.cli.output import confirm, console, note, print_json, say
+from spotguard.cli.progress import bytes_progress
+from spotguard.errors import CheckpointError, UsageError
+from spotguard.units import format_bytes
+
+if TYPE_CHECKING:
+    from spotguard.checkpoint.lineage import CheckpointRef
+    from spotguard.control.checkpoint_find import OpenedRun
+
+SCHEMA = 1
+
+RunOrPlace = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RUN]",
+        help="The run's id, its unique beginning, or STORE/RUN_ID; default: the newest.",
+    ),
+]
+StepOption = Annotated[
+    str | None,
+    typer.Option(
+        "--step",
+        "-s",
+        metavar="STEP",
+        help="Which checkpoint: its step (40), or step and attempt (40-2); default: the newest "
+        "in the run's history.",
+    ),
+]
+
+
+def ls(run: RunOrPlace = None, *, as_json: JsonOption = False) -> None:
+    """List a run's checkpoints, newest first: what counts, what is damaged, what is pinned."""
+    from spotguard.cli.views.checkpoints import checkpoints_screen
+    from spotguard.control.checkpoint_find import open_run
+    from spotguard.control.checkpoints import list_checkpoints
+
+    opened = open_run(run)
+    rows = list_checkpoints(opened.store)
+    if as_json:
+        listed = [row.to_json() for row in rows]
+        print_json({"schema": SCHEMA, "run_id": opened.run_id, "checkpoints": listed})
+    elif rows:
+        console().print(checkpoints_screen(rows))
+    else:
+        say(f"{opened.run_id} has no checkpoint yet")
+
+
+def show(run: RunOrPlace = None, *, step: StepOption = None, as_json: JsonOption = False) -> None:
+    """Tell what a checkpoint holds: tensors and where they are, counters, versions, parents."""
+    from spotguard.cli.views.checkpoints import detail_screen
+    from spotguard.control.checkpoint_detail import describe
+
+    opened, ref = _opened(run, step)
+    detail = describe(opened.store, ref)
+    if as_json:
+        print_json({"schema": SCHEMA, "run_id": opened.run_id, **detail.to_json()})
+    else:
+        console().print(detail_screen(detail, opened.run_id))
+
+
+def verify(
+    run: RunOrPlace = None,
+    *,
+    step: StepOption = None,
+    everything: Annotated[bool, typer.Option("--all", help="Verify every checkpoint.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Read every byte of a checkpoint and compare it with what was written.
+
+    Exits with 10 when something is damaged, and names the file.
+    """
+    from spotguard.cli.views.checkpoints import verified_screen
+    from spotguard.control import checkpoints
+    from spotguard.control.checkpoint_find import committed, find_checkpoint, open_run
+
+    if everything and step is not None:
+        raise UsageError("--all and --step exclude each other")
+    opened = open_run(run)
+    refs = list(committed(opened.store)) if everything else [find_checkpoint(opened.store, step)]
+    with bytes_progress("verifying") as tell:
+        results = checkpoints.verify(opened.store, refs, tell)
+    intact = all(item.condition is checkpoints.Condition.WHOLE for item in results)
+    if as_json:
+        listed = [item.to_json() for item in results]
+        body = {"schema": SCHEMA, "run_id": opened.run_id, "ok": intact, "checkpoints": listed}
+        print_json(body)
+    elif results:
+        console().print(verified_screen(results))
+    else:
+        say("nothing to verify: there is no committed checkpoint")
+    if not intact:
+        raise typer.Exit(CheckpointError.exit_code)
+
+
+def prune(
+    run: RunOrPlace = None,
+    *,
+    keep_last: Annotated[
+        int, typer.Option(metavar="N", min=2, help="Keep the N newest whole ones.")
+    ] = 3,
+    every: Annotated[
+        int | None,
+        typer.Option(metavar="STEPS", min=1, help="Also keep each whose step is a multiple."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only tell what would be deleted.")
+    ] = False,
+    yes: YesOption = False,
+) -> None:
+    """Delete old checkpoints of a run that is at rest.
+
+    The last two, the newest `best`, every `final` and what is pinned stay in any case. A living
+    run prunes itself.
+    """
+    from spotguard.checkpoint.retention import Retention
+    from spotguard.cli.views.checkpoints import pruned_lines
+    from spotguard.control import checkpoints
+    from spotguard.control.checkpoint_find import open_run
+
+    opened = open_run(run)
+    policy = Retention(keep_last=keep_last, keep_every_steps=every)
+    if not dry_run:
+        checkpoints.check_at_rest(opened)
+    planned = checkpoints.plan_prune(opened, policy)
+    if not planned.checkpoints:
+        say("nothing to delete")
+        return
+    for line in pruned_lines(planned):
+        say(line)
+    size, count = format_bytes(planned.size_bytes), len(planned.checkpoints)
+    if dry_run:
+        say(f"{count} would be deleted, {size}; nothing was")
+        return
+    if not yes:
+        confirm(f"Delete these {count} ({size})?", refused="nothing was deleted")
+    gone = checkpoints.prune(opened, policy)
+    say(f"{len(gone.checkpoints)} deleted, {format_bytes(gone.size_bytes)} freed")
+
+
+def pin(
+    run: RunOrPlace = None,
+    *,
+    step: StepOption = None,
+    why: Annotated[str, typer.Option(metavar="TEXT", help="A note for later.")] = "",
+) -> None:
+    """Keep a checkpoint for good: neither the run nor `prune` deletes it."""
+    from spotguard.control import checkpoints
+
+    opened, ref = _opened(run, step)
+    fresh = checkpoints.pin(opened.store, ref, why=why)
+    say(f"{_name(opened, ref)} {'is pinned' if fresh else 'was pinned already'}")
+
+
+def unpin(run: RunOrPlace = None, *, step: StepOption = None) -> None:
+    """Leave a pinned checkpoint to retention again."""
+    from spotguard.control import checkpoints
+
+    opened, ref = _opened(run, step)
+    was_pinned = checkpoints.unpin(opened.store, ref)
+    say(f"{_name(opened, ref)} {'is pinned no longer' if was_pinned else 'was not pinned'}")
+
+
+def export(
+    run: RunOrPlace = None,
+    *,
+    step: StepOption = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--to",
+            "-o",
+            metavar="FILE",
+            help="The file to write; default: RUN-step-STEP.safetensors in this folder.",
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DTYPE", help="Convert the weights: bf16, fp16 or fp32; default: as they are."
+        ),
+    ] = None,
+    weights_only: Annotated[
+        bool,
+        typer.Option(
+            "--weights-only/--everything",
+            help="One model, ready for load_state_dict; or all tensors, the optimizer's too.",
+        ),
+    ] = True,
+    object_name: Annotated[
+        str | None,
+        typer.Option(
+            "--object",
+            metavar="NAME",
+            help="The model's name in run.track; default: model, or the only one.",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+) -> None:
+    """Write a checkpoint as one plain safetensors file, whatever it was sharded over.
+
+    Every byte is verified on the way. The file appears when it is whole, or not at all.
+    """
+    from spotguard.control.export import export as write
+
+    if object_name is not None and not weights_only:
+        raise UsageError("--everything and --object exclude each other")
+    opened, ref = _opened(run, step)
+    target = to or Path(f"{opened.run_id}-step-{ref.step}.safetensors")
+    with bytes_progress("exporting") as tell:
+        done = write(
+            opened.store,
+            ref,
+            target,
+            dtype=dtype,
+            weights_only=weights_only,
+            object_name=object_name,
+            replace=force,
+            on_progress=tell,
+        )
+    if done.left_out:
+        note(f"note: left out, for these are no tensors: {', '.join(done.left_out)}")
+    if done.overflowed:
+        names = ", ".join(done.overflowed[:8]) + (" ..." if len(done.overflowed) > 8 else "")
+        note(f"warning: too large for {dtype}, and infinite now: values in {names}")
+    tensors = f"{done.tensors} tensor{'' if done.tensors == 1 else 's'}"
+    say(f"wrote {target}: {tensors} of {_name(opened, ref)}, {format_bytes(done.size_bytes)}")
+
+
+def _opened(run: str | None, step: str | None) -> "tuple[OpenedRun, CheckpointRef]":
+    from spotguard.control.checkpoint_find import find_checkpoint, open_run
+
+    opened = open_run(run)
+    return opened, find_checkpoint(opened.store, step)
+
+
+def _name(opened: "OpenedRun", ref: "CheckpointRef") -> str:
+    from spotguard.control.checkpoint_find import short_name
+
+    return f"checkpoint {short_name(ref.step, ref.attempt)} of {opened.run_id}"

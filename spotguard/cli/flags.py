@@ -1,0 +1,248 @@
+"""The options that describe a job, written once for every command that takes a job."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from spotguard.errors import SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from spotguard.spec.sources import Resolved
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFlag:
+    """One option; its value goes, as typed, to the setting `key`. Checking it is `spec`'s work."""
+
+    key: str
+    """Key of the setting, as in `spotguard.toml`; dotted below a table."""
+    option: str
+    help: str
+    metavar: str = "TEXT"
+    panel: str = "The job"
+    switch: bool = False
+    repeatable: bool = False
+
+    @property
+    def parameter(self) -> str:
+        """Name of the Python parameter that stands for this option."""
+        return "job_" + self.key.replace(".", "_")
+
+    def signature(self) -> inspect.Parameter:
+        """Return the parameter that typer turns into the option."""
+        declared: Any = str | None
+        if self.switch:
+            declared = bool | None
+        elif self.repeatable:
+            declared = list[str] | None
+        option = typer.Option(
+            self.option,
+            help=self.help,
+            metavar=None if self.switch else self.metavar,
+            rich_help_panel=self.panel,
+            show_default=False,
+        )
+        return inspect.Parameter(
+            self.parameter,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[declared, option],
+        )
+
+
+_MONEY = "Money and time"
+_LOCAL = "The local cloud (--infra local)"
+
+JOB_FLAGS = (
+    JobFlag(key="nodes", option="--nodes", metavar="N|MIN:MAX", help="Nodes, or a range: 1:4."),
+    JobFlag(
+        key="nproc_per_node",
+        option="--nproc-per-node",
+        metavar="N",
+        help="Processes on each node, one per GPU.",
+    ),
+    JobFlag(key="infra", option="--infra", metavar="PLACE", help="Where to run; default local."),
+    JobFlag(key="store", option="--store", metavar="URL", help="Where the run's state is kept."),
+    JobFlag(key="name", option="--name", help="Name of the run; default: the script's."),
+    JobFlag(
+        key="template", option="--template", metavar="NAME", help="Task template to start from."
+    ),
+    JobFlag(
+        key="save_every",
+        option="--save-every",
+        metavar="EVERY",
+        help="auto, a duration (30s) or '100 steps'.",
+    ),
+    JobFlag(
+        key="env",
+        option="--env",
+        metavar="K=V",
+        help="A variable for the job; may be repeated.",
+        repeatable=True,
+    ),
+    JobFlag(
+        key="budget",
+        option="--budget",
+        metavar="USD",
+        help="Never spend more than this.",
+        panel=_MONEY,
+    ),
+    JobFlag(
+        key="deadline",
+        option="--deadline",
+        metavar="DURATION",
+        help="Save and stop this long after the start: 8h.",
+        panel=_MONEY,
+    ),
+    JobFlag(
+        key="market", option="--market", metavar="spot|on_demand", help="How to buy.", panel=_MONEY
+    ),
+    JobFlag(
+        key="price",
+        option="--price",
+        metavar="USD",
+        help="What a node costs per hour, if you know better.",
+        panel=_MONEY,
+    ),
+    JobFlag(
+        key="on_demand_price",
+        option="--on-demand-price",
+        metavar="USD",
+        help="The same on demand, to compare with.",
+        panel=_MONEY,
+    ),
+    JobFlag(
+        key="allow_unknown_price",
+        option="--allow-unknown-price",
+        help="Start under a budget even where no price is known.",
+        panel=_MONEY,
+        switch=True,
+    ),
+    JobFlag(
+        key="local.metadata",
+        option="--metadata",
+        metavar="aws|gcp|azure",
+        help="Whose notices the local nodes get.",
+        panel=_LOCAL,
+    ),
+    JobFlag(
+        key="local.interrupt",
+        option="--interrupt",
+        metavar="WHAT",
+        help="As in 'node=1@step=40:notice'; also :term :kill :reclaim-all; may be repeated.",
+        panel=_LOCAL,
+        repeatable=True,
+    ),
+    JobFlag(
+        key="local.mtbf",
+        option="--mtbf",
+        metavar="DURATION",
+        help="Interrupt at random, this often on average: 60s.",
+        panel=_LOCAL,
+    ),
+    JobFlag(
+        key="local.interrupt_seed",
+        option="--seed",
+        metavar="N",
+        help="Seed of the random interruptions.",
+        panel=_LOCAL,
+    ),
+    JobFlag(
+        key="local.trace",
+        option="--trace",
+        metavar="FILE",
+        help="Replay a recorded capacity trace.",
+        panel=_LOCAL,
+    ),
+    JobFlag(
+        key="local.speed_up",
+        option="--speed-up",
+        metavar="X",
+        help="Make the cloud's own times X times shorter.",
+        panel=_LOCAL,
+    ),
+)
+
+
+def takes_job_flags(
+    *, only: Collection[str] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command all job options (or those whose key is in `only`).
+
+    The command must take a keyword `flags`; it gets the values that were given, by key.
+    """
+    chosen = [flag for flag in JOB_FLAGS if only is None or flag.key in only]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def wrapped(**given: Any) -> None:
+            flags = {flag.key: given.pop(flag.parameter) for flag in chosen}
+            command(flags={key: v for key, v in flags.items() if v not in (None, [])}, **given)
+
+        own = inspect.signature(command, eval_str=True)
+        parameters = [
+            p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for p in own.parameters.values()
+            if p.name != "flags"
+        ]
+        at = next((i for i, p in enumerate(parameters) if p.name == "yes"), len(parameters))
+        parameters[at:at] = [flag.signature() for flag in chosen]
+        wrapped.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
+        return wrapped
+
+    return decorate
+
+
+def resolve_job(script: str, args: Sequence[str], flags: dict[str, object]) -> Resolved:
+    """Return the job's settings from the options that were given and all other sources."""
+    from spotguard.spec.sources import resolve
+
+    return resolve(script, flags=with_variables(flags), args=args)
+
+
+def with_variables(flags: dict[str, object]) -> dict[str, object]:
+    """Return the flags with `--env` as a table."""
+    given = flags.get("env")
+    if not isinstance(given, list):
+        return flags
+    return {**flags, "env": dict(_variable(text) for text in given)}
+
+
+def setting_value(key: str, raw: str | None) -> Any:
+    """Return the value of one setting outside of a whole job, parsed as anywhere else.
+
+    Raises:
+        SpecError: names the setting, what was given and what is allowed.
+    """
+    from spotguard.spec.catalogue import catalogue
+
+    if raw is None:
+        return None
+    setting = catalogue()[key].setting
+    try:
+        return setting.parse(raw)
+    except ValueError:
+        raise SpecError(key, f"given {raw!r}; allowed: {setting.allowed}") from None
+
+
+def _variable(text: str) -> tuple[str, str]:
+    """`K=V`, or `K` alone for this shell's own value, which no process list then shows."""
+    name, given, value = text.partition("=")
+    if given:
+        return name, value
+    if name not in os.environ:
+        raise SpecError(
+            "env",
+            f"given {name!r} without a value, and this shell has no variable of that name",
+            hint="--env NAME=VALUE, or --env NAME for a variable that is set",
+        )
+    return name, os.environ[name]

@@ -1,0 +1,186 @@
+"""Following a run until it settles: a live view on a terminal, else one line per happening."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from spotguard.cli.output import say
+from spotguard.errors import ContactLost
+from spotguard.events.states import RunState
+from spotguard.units import Clock, SystemClock, format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from spotguard.control.view import HistoryLine, RunView
+
+POLL_S = 0.5
+REPAIR_EVERY_S = 5.0
+"""How often the follower makes sure that the run still has a controller."""
+PROGRESS_EVERY_S = 30.0
+"""How often a log without a terminal gets a line although nothing happened."""
+DEFAULT_PATIENCE_S = 600.0
+"""How long contact may be lost before the follower gives up; the run is left alone."""
+
+
+class Source(Protocol):
+    """Where pictures of one run come from."""
+
+    def view(self) -> RunView:
+        """Return how the run stands."""
+        ...
+
+    def history(self) -> list[HistoryLine]:
+        """Return all that happened, oldest first."""
+        ...
+
+    def repair(self) -> None:
+        """Make sure that an unsettled run has a controller."""
+        ...
+
+
+class Screen(Protocol):
+    """Where pictures go."""
+
+    def show(self, view: RunView, history: Sequence[HistoryLine], now: float) -> None:
+        """Show the newest picture."""
+        ...
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        ...
+
+
+def follow(
+    source: Source,
+    screen: Screen,
+    *,
+    patience_s: float = DEFAULT_PATIENCE_S,
+    clock: Clock | None = None,
+) -> RunView:
+    """Show the run until it settles; return its last picture. The screen is closed in any case.
+
+    Raises:
+        ContactLost: the run showed no sign of life for `patience_s`. Nothing was killed.
+        KeyboardInterrupt: the user leaves; the run goes on.
+    """
+    ticker = clock or SystemClock()
+    repaired_at = ticker.monotonic()
+    in_contact_at = repaired_at
+    try:
+        while True:
+            began_at = ticker.monotonic()
+            view = source.view()
+            screen.show(view, source.history(), ticker.now())
+            if view.state.settled:
+                return view
+            at = ticker.monotonic()
+            if view.state is not RunState.CONTACT_LOST:
+                in_contact_at = at
+            elif at - in_contact_at > patience_s:
+                raise _contact_lost(view, patience_s)
+            if at - repaired_at >= REPAIR_EVERY_S:
+                source.repair()
+                repaired_at = at
+            # A long story on a busy machine: looking must not take more than a tenth of a core.
+            ticker.sleep(max(POLL_S, 9 * (ticker.monotonic() - began_at)))
+    finally:
+        screen.close()
+
+
+def _contact_lost(view: RunView, patience_s: float) -> ContactLost:
+    return ContactLost(
+        f"{view.run_id} showed no sign of life for {format_duration(patience_s)}; nothing was "
+        f"killed, and it may come back",
+        hint=f"look again: spotguard status {view.run_id} --watch · release its nodes: "
+        f"spotguard down {view.run_id}",
+    )
+
+
+class RunSource:
+    """One run of this machine, by its id."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+
+    def view(self) -> RunView:
+        """Return how the run stands."""
+        from spotguard.control import api
+
+        return api.view(self.run_id)
+
+    def history(self) -> list[HistoryLine]:
+        """Return all that happened, oldest first."""
+        from spotguard.control import api
+
+        return api.history(self.run_id)
+
+    def repair(self) -> None:
+        """Restart the run's controller if it is gone; the journal gets a line about it."""
+        from spotguard.control import api
+
+        api.ensure_controlled(self.run_id)
+
+
+class LiveScreen:
+    """Redraws one picture in place, and wipes it at the end."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.live import Live
+
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._live.start()
+
+    def show(self, view: RunView, history: Sequence[HistoryLine], now: float) -> None:
+        """Redraw."""
+        from spotguard.cli.views.run import live
+
+        size = self._console.size
+        self._live.update(
+            live(view, history, now=now, width=size.width, height=size.height), refresh=True
+        )
+
+    def close(self) -> None:
+        """Wipe the picture and give the cursor back."""
+        self._live.stop()
+
+
+class LineScreen:
+    """Prints each happening once, and a line of progress now and then: for logs and pipes."""
+
+    def __init__(self, *, since_at: float = 0.0) -> None:
+        self._since_at = since_at
+        self._seen: set[tuple[float, int | None, str]] = set()
+        self._progress_at: float | None = None
+        self._progress_step: int | None = None
+
+    def show(self, view: RunView, history: Sequence[HistoryLine], now: float) -> None:
+        """Print what is new; it may be in the middle, when it was learned late."""
+        from spotguard.cli.views.happenings import happening, progress
+
+        for line in history:
+            key = (line.at, line.attempt, line.text)
+            if line.at >= self._since_at and key not in self._seen:
+                self._seen.add(key)
+                say(happening(line))
+        if self._progress_at is None:
+            self._progress_at = now
+        if now - self._progress_at >= PROGRESS_EVERY_S and view.step != self._progress_step:
+            self._progress_at, self._progress_step = now, view.step
+            say(progress(view, now))
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class SilentScreen:
+    """Shows nothing: for `--json`, whose only output is the document at the end."""
+
+    def show(self, view: RunView, history: Sequence[HistoryLine], now: float) -> None:
+        """Show nothing."""
+
+    def close(self) -> None:
+        """Nothing to give back."""

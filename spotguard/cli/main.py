@@ -1,0 +1,192 @@
+"""The entry point, and the one place where errors become sentences and exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from spotguard.cli import check, checkpoints, look, setup, steer, up
+from spotguard.cli.output import note, say
+from spotguard.errors import SpotguardError, UsageError
+from spotguard.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+EXIT_CODES: Final = (
+    "Exit codes: 0 finished · 1 unexpected · 2 usage · 3 environment · 10 the job's own failure · "
+    "11 no capacity · 20 budget reached, state saved · 21 deadline reached, state saved · "
+    "30 contact lost · 75 still running, detached"
+)
+CLOSED_PIPE_EXIT_CODE: Final = 141
+"""What a shell reports for any tool that ended of SIGPIPE."""
+INTERRUPTED_EXIT_CODE: Final = 130
+"""What a shell reports for any tool that ended of Ctrl-C."""
+
+_PARSE_ERROR: Final[Any] = next(
+    base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
+)
+"""Base of what typer raises for a wrong command line (it exports only some of its children)."""
+
+app = typer.Typer(
+    name="spotguard",
+    help="Train on spot machines as if they never died.",
+    epilog=EXIT_CODES,
+    no_args_is_help=False,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+config = typer.Typer(help="Where each setting comes from.", no_args_is_help=False)
+saves = typer.Typer(help="What is saved, and getting it out.", no_args_is_help=False)
+
+_RUNNING, _LOOKING, _CARE = "Run", "Look", "Prepare and check"
+for _panel, _commands in (
+    (_RUNNING, (up.up, steer.stop, steer.down, steer.resume, steer.adopt)),
+    (_LOOKING, (look.status, look.history, look.logs, look.runs)),
+    (_CARE, (up.plan, check.drill, check.doctor, setup.init)),
+):
+    for _command in _commands:
+        app.command(rich_help_panel=_panel)(_command)
+config.command(name="show")(setup.config_show)
+for _command in (
+    checkpoints.ls,
+    checkpoints.show,
+    checkpoints.verify,
+    checkpoints.prune,
+    checkpoints.pin,
+    checkpoints.unpin,
+    checkpoints.export,
+):
+    saves.command()(_command)
+app.add_typer(saves, name="checkpoints", rich_help_panel=_LOOKING)
+app.add_typer(config, name="config", rich_help_panel=_CARE)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        say(f"spotguard {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Train on spot machines as if they never died."""
+    _help_without_command(context)
+
+
+@saves.callback(invoke_without_command=True)
+def _saves(context: typer.Context) -> None:
+    """What is saved, and getting it out."""
+    _help_without_command(context)
+
+
+@config.callback(invoke_without_command=True)
+def _config(context: typer.Context) -> None:
+    """Where each setting comes from."""
+    _help_without_command(context)
+
+
+def _help_without_command(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        said = context.get_help()
+        if said:  # rich help has printed itself by now
+            say(said)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit code. Nothing is raised."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets '?', not a crash
+    try:
+        code = app(
+            args=None if arguments is None else list(arguments),
+            prog_name="spotguard",
+            standalone_mode=False,
+        )
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except SpotguardError as problem:
+        return _say_error(problem.message, problem.hint, problem.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED_EXIT_CODE
+    except BrokenPipeError:
+        # What is still buffered must not raise again while Python shuts down.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE_EXIT_CODE
+    except _PARSE_ERROR as problem:
+        return _say_usage(problem)
+    except Exception as problem:  # noqa: BLE001 - the top of the CLI: a user gets a sentence
+        return _say_unexpected(problem)
+
+
+def _say_error(message: str, hint: str, code: int) -> int:
+    note(f"error: {message}")
+    if hint:
+        note(f"hint: {hint}")
+    return code
+
+
+def _say_usage(problem: Any) -> int:
+    context = getattr(problem, "ctx", None)
+    command = context.command_path if context is not None else "spotguard"
+    message = problem.format_message().strip().rstrip(".")
+    hint = f"{command} --help"
+    if "No such option" in message and any(p.name == "args" for p in _parameters(context)):
+        hint += "; the script's own arguments come after `--`"
+    elif "No such command" in message and message.split("'")[1].endswith(".py"):
+        hint = "to run a script: spotguard up SCRIPT"
+    return _say_error(message, hint, UsageError.exit_code)
+
+
+def _parameters(context: Any) -> Sequence[Any]:
+    return context.command.params if context is not None else ()
+
+
+def _say_unexpected(problem: Exception) -> int:
+    told = "".join(traceback.format_exception(problem))
+    if os.environ.get("SPOTGUARD_DEBUG"):
+        sys.stderr.write(told)
+    what = f"{type(problem).__name__}: {problem}".splitlines()[0]
+    return _say_error(
+        f"this is a bug of spotguard: {what}; the traceback is in {_keep(told)}",
+        "runs in the background are not affected: spotguard status",
+        SpotguardError.exit_code,
+    )
+
+
+def _keep(told: str) -> str:
+    """Write a traceback where only the user can read it; return the path."""
+    from spotguard.spec.home import spotguard_home
+
+    name = time.strftime("crash-%Y%m%d-%H%M%S-")
+    for folder in (spotguard_home(), Path(tempfile.gettempdir())):
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            handle, path = tempfile.mkstemp(prefix=name, suffix=".txt", dir=folder)
+        except OSError:
+            continue
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
+            file.write(told)
+        return path
+    return "no file (neither spotguard's home nor the temporary folder can be written)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

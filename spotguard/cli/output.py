@@ -1,0 +1,95 @@
+"""Where words go: consoles, JSON documents, questions, and cleaning of text that others wrote."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+from spotguard.errors import SpotguardError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console that never interprets what it is given as markup.
+
+    Colour only on a terminal, and never under `NO_COLOR`; 80 columns when there is no terminal.
+    """
+    from rich.console import Console as RichConsole
+
+    class QuietConsole(RichConsole):
+        """Leaves a closed pipe to `main`, which ends quietly."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return QuietConsole(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
+def say(text: str) -> None:
+    """Print one line to stdout; long lines are left whole."""
+    sys.stdout.write(clean(text) + "\n")
+    sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    """Print one line to stderr, where it cannot spoil a JSON document."""
+    sys.stderr.write(clean(text) + "\n")
+    sys.stderr.flush()
+
+
+def print_json(body: dict[str, Any]) -> None:
+    """Print one JSON document to stdout, indented. What is not finite becomes null."""
+    sys.stdout.write(json.dumps(_finite(body), indent=2, allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def print_json_line(body: dict[str, Any]) -> None:
+    """Print one JSON document on one line to stdout."""
+    sys.stdout.write(json.dumps(_finite(body), allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def clean(text: str) -> str:
+    """Return `text` without terminal control: a job's output must not move our cursor."""
+    return _CONTROLS.sub("", _ESCAPES.sub("", text))
+
+
+def clean_log_line(text: str) -> str:
+    """Return a line of a log as a terminal would show it after its carriage returns."""
+    return clean(text.rstrip("\r\n").rsplit("\r", 1)[-1])
+
+
+def confirm(question: str, *, refused: str) -> None:
+    """Return if the user says yes.
+
+    Raises:
+        UsageError: nobody can be asked, since stdin is no terminal.
+        SpotguardError: the answer is not yes; `refused` says what did not happen.
+    """
+    if not sys.stdin.isatty():
+        raise UsageError(
+            "this needs a confirmation, and there is no terminal to ask on", hint="pass --yes"
+        )
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise SpotguardError(f"not confirmed: {refused}")
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: a loss that is none is unknown."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,73 @@
+"""The table of attempts: each cluster's life in one row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from spotguard.cli.views import words
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from spotguard.control.view import AttemptView
+
+NARROW = 76
+"""Below this many columns a row no longer fits; each attempt becomes a short paragraph."""
+
+
+def attempts(
+    rows: Sequence[AttemptView], *, width: int, newest: int | None = None
+) -> RenderableType:
+    """Return the attempts, or only the `newest` of them with a word on the others."""
+    hidden = 0 if newest is None else max(0, len(rows) - newest)
+    shown = list(rows)[hidden:]
+    body: RenderableType = _table(shown) if width >= NARROW else _paragraphs(shown)
+    if not hidden:
+        return body
+    word = "attempt" if hidden == 1 else "attempts"
+    return Group(Text(f"({hidden} earlier {word} not shown)", style="dim"), body)
+
+
+def _table(rows: Sequence[AttemptView]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    for name in ("#", "where", "nodes", "steps"):
+        table.add_column(name, no_wrap=name != "where", vertical="top", overflow="fold")
+    table.columns[2].justify = "right"
+    table.add_column("why it ended", overflow="fold")
+    for name in ("notice", "saved\nbefore", "steps\nlost", "cost"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        text, colour = words.why(row)
+        table.add_row(
+            str(row.attempt),
+            words.place(row),
+            str(row.nodes),
+            words.steps_span(row),
+            Text(text, style=colour),
+            words.seconds(row.notice_s),
+            words.seconds(row.saved_before_end_s),
+            words.count(row.steps_lost),
+            words.usd(row.cost_usd),
+        )
+    return table
+
+
+def _paragraphs(rows: Sequence[AttemptView]) -> Group:
+    return Group(*(_paragraph(row) for row in rows))
+
+
+def _paragraph(row: AttemptView) -> Text:
+    text, colour = words.why(row)
+    plural = "node" if row.nodes == 1 else "nodes"
+    return Text.assemble(
+        (f"#{row.attempt} ", "bold"),
+        (text, colour),
+        f"\n   {words.place(row)}, {row.nodes} {plural}, steps {words.steps_span(row)}",
+        f"\n   notice {words.seconds(row.notice_s)}, saved {words.seconds(row.saved_before_end_s)}"
+        f" before the end,\n   steps lost {words.count(row.steps_lost)}, cost "
+        f"{words.usd(row.cost_usd)}",
+    )

@@ -1,0 +1,171 @@
+"""Checkpoints as tables: the list, one in detail, what verification found."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from spotguard.checkpoint.lineage import CheckpointRef
+from spotguard.cli.output import clean
+from spotguard.cli.views import words
+from spotguard.cli.views.lists import plain_table
+from spotguard.control.checkpoint_find import short_name
+from spotguard.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.table import Column
+
+    from spotguard.control.checkpoint_detail import CheckpointDetail, TensorRow
+    from spotguard.control.checkpoints import CheckpointRow, Pruned, Verified
+
+_OUTSIDE = (
+    "counts: no = outside the run's history, written after a later attempt had taken over; "
+    "never restored"
+)
+
+
+def checkpoints_screen(rows: Sequence[CheckpointRow]) -> RenderableType:
+    """Return the checkpoints, one in a row, and below it what is wrong with the damaged ones."""
+    table = plain_table("checkpoint", "kind", "created", "size", "ranks", "counts", "state")
+    _right(table.columns[3], table.columns[4])
+    for row in rows:
+        state = f"{row.condition.label}{', pinned' if row.pinned else ''}"
+        table.add_row(
+            short_name(row.step, row.attempt),
+            words.DASH if row.kind is None else row.kind.label,
+            _created(row.created_at),
+            format_bytes(row.size_bytes),
+            words.count(row.world_size),
+            _counts(row),
+            Text(state, style=row.condition.colour),
+        )
+    notes = [
+        Text(f"{short_name(row.step, row.attempt)}: {clean(row.problem)}", style="red")
+        for row in rows
+        if row.problem
+    ]
+    if any(_counts(row) == "no" for row in rows):
+        notes.append(Text(_OUTSIDE, style="dim"))
+    if any(row.in_history is None for row in rows):
+        notes.append(Text("counts: ? = unknown, for an attempt's claim is damaged", style="red"))
+    return Group(table, *notes)
+
+
+def detail_screen(detail: CheckpointDetail, run_id: str) -> RenderableType:
+    """Return all that is known of one checkpoint."""
+    row = detail.row
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column(overflow="fold")
+    state = f"{row.condition.label}{', pinned' if row.pinned else ''}"
+    facts.add_row("checkpoint", f"{short_name(row.step, row.attempt)} of {run_id}")
+    facts.add_row("state", Text(state, style=row.condition.colour))
+    if row.problem:
+        facts.add_row("problem", Text(clean(row.problem), style="red"))
+    facts.add_row("counts", _counts(row))
+    facts.add_row("kind", words.DASH if row.kind is None else row.kind.label)
+    facts.add_row("created", _created(row.created_at))
+    facts.add_row("size", f"{format_bytes(row.size_bytes)} by {words.count(row.world_size)} ranks")
+    facts.add_row("parents", _parents(detail))
+    facts.add_row("counters", _pairs({k: json.dumps(v) for k, v in detail.counters.items()}))
+    facts.add_row("written by", _pairs(detail.versions))
+    objects = plain_table("object", "tensors", "")
+    _right(objects.columns[1])
+    for item in detail.objects:
+        objects.add_row(clean(item.name), str(item.tensors), "module" if item.is_module else "")
+    files = plain_table("shard", "file", "size")
+    _right(files.columns[0], files.columns[2])
+    for number, (file, size_bytes) in enumerate(detail.files):
+        files.add_row(str(number), clean(file), format_bytes(size_bytes))
+    numbers = {file: number for number, (file, _) in enumerate(detail.files)}
+    tensors = plain_table("tensor", "dtype", "shape", "size", "in shard")
+    _right(tensors.columns[3])
+    for tensor in detail.tensors:
+        tensors.add_row(
+            clean(tensor.name),
+            tensor.dtype,
+            _shape(tensor.shape),
+            format_bytes(tensor.size_bytes),
+            "  ".join(_places(tensor, numbers)),
+        )
+    gap = Text("")
+    return Group(facts, gap, objects, gap, files, gap, tensors)
+
+
+def verified_screen(results: Sequence[Verified]) -> RenderableType:
+    """Return the verdict on each checkpoint, and what is wrong with which file."""
+    table = plain_table("checkpoint", "size", "verdict", "file")
+    _right(table.columns[1])
+    for item in results:
+        name, size = short_name(item.step, item.attempt), format_bytes(item.size_bytes)
+        verdict = Text(item.condition.label, style=item.condition.colour)
+        table.add_row(name, size, verdict, "\n".join(clean(file) for file, _ in item.problems))
+    problems = [
+        Text(f"{short_name(item.step, item.attempt)}: {clean(problem)}", style="red")
+        for item in results
+        for _, problem in item.problems
+    ]
+    return Group(table, *problems)
+
+
+def pruned_lines(planned: Pruned) -> Iterator[str]:
+    """Yield a line for each checkpoint that retention deletes."""
+    for prefix in planned.checkpoints:
+        ref = CheckpointRef.of(prefix)
+        assert ref is not None
+        yield f"delete {short_name(ref.step, ref.attempt)}"
+
+
+def _counts(row: CheckpointRow) -> str:
+    if row.in_history is None:
+        return "?"
+    if row.is_next:
+        return "next"
+    if row.created_at is None and not row.in_history:
+        return words.DASH
+    return "yes" if row.in_history else "no"
+
+
+def _created(at: float | None) -> str:
+    if at is None:
+        return words.DASH
+    return f"{words.local_day(at).split()[0]} {words.clock_time(at)[:5]}"
+
+
+def _parents(detail: CheckpointDetail) -> str:
+    names = [_short(prefix) for prefix in detail.parents]
+    if detail.lost_parent is not None:
+        names.append(f"{_short(detail.lost_parent)} (deleted or unreadable)")
+    return " ← ".join(names) or "nothing: the first"
+
+
+def _short(prefix: str) -> str:
+    ref = CheckpointRef.of(prefix)
+    return short_name(ref.step, ref.attempt) if ref else clean(prefix)
+
+
+def _pairs(values: dict[str, str]) -> str:
+    return clean(", ".join(f"{name} {value}" for name, value in values.items())) or words.DASH
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape)) or "scalar"  # noqa: RUF001 - a multiplication sign
+
+
+def _places(tensor: TensorRow, numbers: dict[str, int]) -> Iterator[str]:
+    """Yield `2` for a whole tensor in shard 2, `2[16,0]` for a part that begins there."""
+    for part in tensor.parts:
+        begin = "" if part.offsets is None else f"[{','.join(map(str, part.offsets))}]"
+        yield f"{numbers[part.file]}{begin}"
+
+
+def _right(*columns: Column) -> None:
+    for column in columns:
+        column.justify = "right"
+        column.no_wrap = True

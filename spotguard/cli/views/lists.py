@@ -1,0 +1,102 @@
+"""Lists: runs, settings with their origin, the doctor's findings, a drill's verdict."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from spotguard.cli.output import clean
+from spotguard.cli.views import words
+from spotguard.units import to_iso
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from spotguard.control.doctor import DoctorReport
+    from spotguard.control.drill_report import DrillReport
+    from spotguard.control.view import RunSummary
+    from spotguard.spec.sources import ConfigValue
+
+
+def plain_table(*columns: str) -> Table:
+    """Return a table without borders whose cells fold rather than lose a character."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def runs_table(runs: Sequence[RunSummary]) -> Table:
+    """Return the runs, one in a row."""
+    table = plain_table("run", "state", "created", "spent")
+    table.columns[3].justify = "right"
+    table.columns[3].no_wrap = True
+    for run in runs:
+        table.add_row(
+            run.run_id,
+            Text(run.state.label, style=run.state.colour),
+            f"{words.local_day(run.created_at).split()[0]} {words.clock_time(run.created_at)}",
+            words.usd(run.spent_usd),
+        )
+    return table
+
+
+def runs_json(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
+    """Return the objects that `runs --json` lists."""
+    return [
+        {
+            "run_id": run.run_id,
+            "name": run.name,
+            "state": str(run.state),
+            "created_at": to_iso(run.created_at),
+            "spent_usd": run.spent_usd,
+        }
+        for run in runs
+    ]
+
+
+def config_table(values: Sequence[ConfigValue]) -> Table:
+    """Return each setting with its value and its origin; what was set stands out."""
+    table = plain_table("setting", "value", "from")
+    table.columns[0].no_wrap = True
+    for value in values:
+        style = "dim" if value.origin == "default" else ""
+        table.add_row(value.field, clean(value.text), value.origin, style=style)
+    return table
+
+
+def doctor_screen(report: DoctorReport) -> RenderableType:
+    """Return the findings, one in a row, each with its way out."""
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for check in report.checks:
+        said = Text(clean(check.detail))
+        if check.hint:
+            said.append(f"\n{check.hint}", style="dim")
+        grid.add_row(Text(check.status.mark, style=check.status.colour), check.name, said)
+    verdict = Text("all that is required works", style="green")
+    if not report.ok:
+        verdict = Text("something that is required does not work", style="red")
+    return Group(grid, Text(""), verdict)
+
+
+def drill_screen(report: DrillReport) -> RenderableType:
+    """Return the verdict, and what is not restored."""
+    verdict = Text("PASS", style="bold green") if report.passed else Text("FAIL", style="bold red")
+    parts: list[RenderableType] = [Text.assemble(verdict, "  ", clean(report.summary))]
+    if report.findings:
+        table = plain_table("not restored", "variable", "step", "what is different")
+        for finding in report.findings:
+            table.add_row(
+                clean(str(finding.label)),
+                clean(str(finding.variable or words.DASH)),
+                words.count(finding.step),
+                clean(str(finding.detail)),
+            )
+        parts.append(table)
+    return Group(*parts)

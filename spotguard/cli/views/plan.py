@@ -1,0 +1,102 @@
+"""What a launch would do and cost: for `plan`, and before `up` asks."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from spotguard.cli.output import clean
+from spotguard.cli.views import words
+from spotguard.units import format_duration, format_usd
+
+if TYPE_CHECKING:
+    from spotguard.plan.job import Candidate, JobPlan
+
+
+def plan_screen(plan: JobPlan, *, width: int) -> RenderableType:
+    """Return the plan: what would run, then one row for each place, in the order of trying."""
+    if not plan.candidates:
+        market = plan.market.replace("_", "-")
+        return Group(_what(plan, width), Text(f"no place offers {market} nodes", style="yellow"))
+    return Group(_what(plan, width), _places(plan), Text(""))
+
+
+def _what(plan: JobPlan, width: int) -> Panel:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, value in _facts(plan):
+        grid.add_row(label, Text(clean(value)))
+    return Panel(
+        grid,
+        box=box.ROUNDED,
+        title=Text.assemble("plan  ", (plan.name, "not dim bold")),
+        title_align="left",
+        border_style="dim",
+        padding=(0, 1),
+        width=min(width, words.WIDEST),
+    )
+
+
+def _facts(plan: JobPlan) -> list[tuple[str, str]]:
+    each = "1 process" if plan.nproc_per_node == 1 else f"{plan.nproc_per_node} processes"
+    facts = [
+        ("script", shlex.join((plan.script, *plan.args))),
+        ("nodes", f"{plan.nodes}, {each} on each"),
+        ("budget", _budget(plan)),
+    ]
+    if plan.deadline_s is not None:
+        facts.append(("deadline", f"{format_duration(plan.deadline_s)} after the start"))
+    if plan.global_batch is not None:
+        batch = f"{plan.global_batch} samples a step, in micro-batches of {plan.micro_batch}"
+        facts.append(("batch", batch))
+    automatic = "automatically, by what a save costs and what an interruption would"
+    facts.append(("saves", automatic if plan.save_every == "auto" else f"every {plan.save_every}"))
+    facts.append(("store", plan.store))
+    return facts
+
+
+def _budget(plan: JobPlan) -> str:
+    if plan.budget_usd is None:
+        return "none: nothing limits what it costs (--budget USD)"
+    return f"{format_usd(plan.budget_usd)}, never more"
+
+
+def _places(plan: JobPlan) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    table.add_column("place", overflow="fold")
+    table.add_column("market", no_wrap=True)
+    numbers = ["nodes", "a\nnode", "all\nnodes", "on\ndemand"]
+    if plan.budget_usd is not None:
+        numbers.append("budget\nbuys")
+    if plan.global_batch is not None:
+        numbers.append("batches\neach")
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    for candidate in plan.candidates:
+        table.add_row(*_row(plan, candidate))
+    return table
+
+
+def _row(plan: JobPlan, candidate: Candidate) -> list[str]:
+    machine = f" {candidate.instance_type}" if candidate.instance_type else ""
+    row = [
+        f"{words.place(candidate)}{machine}",
+        candidate.market.replace("_", "-"),
+        str(candidate.nodes),
+        words.rate(candidate.price_usd_per_h),
+        words.rate(candidate.rate_usd_per_h),
+        words.rate(candidate.on_demand_rate_usd_per_h),
+    ]
+    if plan.budget_usd is not None:
+        hours = candidate.hours_bought
+        row.append("unknown" if hours is None else format_duration(hours * 3600))
+    if plan.global_batch is not None:
+        row.append(words.count(candidate.accumulation))
+    return row

@@ -1,0 +1,1 @@
+"""The controller: journal, state machine, spend meter, and what commands ask of them."""

@@ -1,0 +1,271 @@
+"""What commands ask of the controller. Every function blocks briefly and prints nothing.
+
+Wishes (stop, down, resume) are written into the journal; the run's controller, a process of its
+own, reads them there. Reading commands fold the journal and need neither the controller nor the
+store nor a cloud.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+from spotguard.control.fold import read_record
+from spotguard.control.folder import RunFolder, find_run, folder_of, known_runs, runs_folder
+from spotguard.control.logs import LogLine, NodeLog
+from spotguard.control.picture import run_summary, run_view
+from spotguard.control.record import Kind, Progress
+from spotguard.control.story import history_lines
+from spotguard.control.view import HistoryLine, RunSummary, RunView
+from spotguard.errors import Detached, JournalDamaged
+from spotguard.events.states import RunState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from spotguard.control.record import RunRecord
+    from spotguard.launch.base import Launcher
+    from spotguard.spec.model import JobSpec
+    from spotguard.spec.nodes import NodeRange
+
+__all__ = [
+    "LogLine",
+    "adopt",
+    "create_run",
+    "ensure_controlled",
+    "exit_code",
+    "find_run",
+    "history",
+    "launcher_for",
+    "list_runs",
+    "logs",
+    "request_down",
+    "request_stop",
+    "resume",
+    "settled",
+    "start_controller",
+    "view",
+]
+
+_LOG_POLL_S = 0.2
+
+
+# ---------------------------------------------------------------- starting
+
+
+def create_run(spec: JobSpec) -> str:
+    """Create a run for the job and return its id; nothing is launched yet.
+
+    Checks the launcher's options, the budget and the store first. On failure nothing is left.
+
+    Raises:
+        SpecError: an option of the launcher makes no sense, or a price is unknown.
+        BudgetExhausted: the budget buys no useful training.
+        StoreError: the store cannot be written.
+    """
+    from spotguard.control import admit
+
+    return admit.create_run(spec)
+
+
+def start_controller(run_id: str) -> None:
+    """Start the run's controller in the background; return once it is in control.
+
+    Raises:
+        EnvironmentFailure: it did not start; says what it printed.
+    """
+    from spotguard.control import process
+
+    process.start(folder_of(run_id))
+
+
+def ensure_controlled(run_id: str) -> bool:
+    """Make sure that an unsettled run has a controller; True if it had none and was repaired."""
+    folder = folder_of(run_id)
+    if folder.controller_pid() is not None:
+        return False
+    with folder.journal() as journal:
+        # In this order: a controller leaves only after its run has settled.
+        if read_record(journal).settled is not None or folder.controller_pid() is not None:
+            return False
+        journal.append(Kind.CONTROLLER_REPAIRED.value, at=time.time())
+    start_controller(run_id)
+    return True
+
+
+def launcher_for(spec: JobSpec, run_dir: Path) -> Launcher:
+    """Return the launcher that the job asks for; it keeps its own files below `run_dir`."""
+    from spotguard.control import process
+
+    return process.launcher_for(spec, run_dir)
+
+
+# ---------------------------------------------------------------- looking
+
+
+def view(run_id: str) -> RunView:
+    """Return the picture of a run as it is now."""
+    folder = folder_of(run_id)
+    controller_alive = folder.controller_pid() is not None
+    record = _record(folder)
+    return run_view(
+        record,
+        live=_live(folder, record),
+        now=time.time(),
+        controller_alive=controller_alive,
+        store_url=f"{record.store_root.rstrip('/')}/{run_id}",
+    )
+
+
+def history(run_id: str) -> list[HistoryLine]:
+    """Return all that happened to a run, oldest first, each with its reason and cost by then."""
+    with folder_of(run_id).journal() as journal:
+        return history_lines(journal.events())
+
+
+def list_runs() -> list[RunSummary]:
+    """Return all runs of this machine, newest first; one with a damaged journal as lost."""
+    now = time.time()
+    summaries = []
+    for run_id in known_runs():
+        folder = RunFolder(runs_folder() / run_id)
+        try:
+            summaries.append(run_summary(_record(folder), now=now))
+        except JournalDamaged:
+            lost = RunSummary(
+                run_id=run_id,
+                name=run_id,
+                state=RunState.CONTACT_LOST,
+                created_at=folder.path.stat().st_mtime,
+                spent_usd=None,
+            )
+            summaries.append(lost)
+    return summaries
+
+
+def settled(picture: RunView) -> bool:
+    """Return whether nothing more happens to the run unless the user asks for it."""
+    return picture.state.settled
+
+
+def exit_code(run_id: str) -> int:
+    """Return the exit code of a command that followed the run: 75 while it goes on."""
+    record = _record(folder_of(run_id))
+    return Detached.exit_code if record.settled is None else record.settled.exit_code
+
+
+def logs(run_id: str, follow: bool = False) -> Iterator[LogLine]:
+    """Yield what the job printed: attempt after attempt, the nodes of one side by side.
+
+    With `follow`, goes on until the run settles.
+    """
+    folder = folder_of(run_id)
+    record = _record(folder)
+    launcher = launcher_for(_spec_of(record), folder.path)
+    readers: dict[tuple[int, int], NodeLog] = {}
+    while True:
+        # The record is read before the logs, so that nothing printed before its end is missed.
+        for attempt in record.attempts:
+            for node in range(attempt.nodes):
+                reader = readers.setdefault(
+                    (attempt.number, node),
+                    NodeLog(launcher, attempt.cluster, attempt=attempt.number, node=node),
+                )
+                yield from reader.lines(final=attempt.end is not None or not follow)
+        if not follow or record.settled is not None:
+            return
+        time.sleep(_LOG_POLL_S)
+        record = _record(folder)
+
+
+# ---------------------------------------------------------------- steering
+
+
+def request_stop(run_id: str) -> bool:
+    """Ask the run to save, then stop; False if it had settled already. Returns at once."""
+    return _wish(run_id, Kind.USER_STOP)
+
+
+def request_down(run_id: str) -> bool:
+    """Ask the run to release its nodes at once; False if it had settled. Returns at once."""
+    return _wish(run_id, Kind.USER_DOWN)
+
+
+def resume(
+    run_id: str,
+    *,
+    budget_usd: float | None = None,
+    deadline_s: float | None = None,
+    nodes: NodeRange | str | int | None = None,
+) -> None:
+    """Let a settled run go on from its last save, under a new controller.
+
+    Args:
+        run_id: the run.
+        budget_usd: new budget of the whole run, with what it has spent so far.
+        deadline_s: new deadline, counted from now.
+        nodes: new count or range of nodes.
+
+    Raises:
+        UsageError: the run has finished, or still goes on.
+        BudgetExhausted: what is left of the budget buys no useful training.
+        DeadlineReached: the old deadline has passed and no new one is given.
+    """
+    from spotguard.control import admit
+
+    admit.admit_resume(run_id, budget_usd=budget_usd, deadline_s=deadline_s, nodes=nodes)
+    start_controller(run_id)
+
+
+def adopt(url: str) -> str:
+    """Rebuild a run's journal from its store alone and return the run's id.
+
+    A damaged journal is moved aside, never deleted. A run whose nodes still live gets a
+    controller; any other comes to rest, for `resume` to go on.
+
+    Raises:
+        UsageError: there is no run at `url`, or its journal is whole.
+    """
+    from spotguard.control.adopt import adopt_run
+
+    folder = adopt_run(url)
+    ensure_controlled(folder.run_id)
+    return folder.run_id
+
+
+# ---------------------------------------------------------------- parts
+
+
+def _record(folder: RunFolder) -> RunRecord:
+    with folder.journal() as journal:
+        return read_record(journal)
+
+
+def _spec_of(record: RunRecord) -> JobSpec:
+    from spotguard.spec.model import JobSpec
+
+    return JobSpec.from_json(record.spec)
+
+
+def _live(folder: RunFolder, record: RunRecord) -> Progress | None:
+    """Return the newest progress of the current attempt, if the controller left it."""
+    current = record.current
+    try:
+        body = json.loads(folder.live_path.read_text())
+        attempt = body.pop("attempt")
+        live = Progress(**body)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return live if current is not None and attempt == current.number else None
+
+
+def _wish(run_id: str, kind: Kind) -> bool:
+    folder = folder_of(run_id)
+    with folder.journal() as journal:
+        if read_record(journal).settled is not None:
+            return False
+        journal.append(kind.value, at=time.time())
+    ensure_controlled(run_id)
+    return True

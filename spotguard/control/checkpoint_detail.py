@@ -1,0 +1,157 @@
+"""One checkpoint in detail, as its manifest tells it: objects, tensors, counters, ancestors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spotguard.checkpoint.manifest import load_manifest
+from spotguard.control.checkpoints import CheckpointRow, list_checkpoints
+from spotguard.control.module_state import is_module, tensor_names
+from spotguard.errors import CheckpointError, DamagedCheckpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from spotguard.checkpoint.lineage import CheckpointRef
+    from spotguard.checkpoint.manifest import Manifest
+    from spotguard.checkpoint.tensors import ShardInfo, TensorInfo
+    from spotguard.storage.base import ObjectStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectRow:
+    """One tracked object."""
+
+    name: str
+    is_module: bool
+    """Whether `export` can write its weights."""
+    tensors: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartRow:
+    """Where a tensor, or a rank's part of one, is stored."""
+
+    file: str
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...] | None
+    """Where the part begins in the whole; None for a whole tensor."""
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorRow:
+    """One tensor, whole."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    parts: tuple[PartRow, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the bytes that are stored of it, copies included."""
+        return sum(part.end - part.start for part in self.parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointDetail:
+    """All that a manifest says."""
+
+    row: CheckpointRow
+    parents: tuple[str, ...]
+    """Prefixes of the checkpoints it descends from that still exist, the nearest first."""
+    lost_parent: str | None
+    """The first ancestor that is gone (retention) or cannot be read; None back to the start."""
+    files: tuple[tuple[str, int], ...]
+    """(name, bytes) of each shard."""
+    objects: tuple[ObjectRow, ...]
+    tensors: tuple[TensorRow, ...]
+    counters: dict[str, Any]
+    versions: dict[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `--json` prints."""
+        return {
+            **self.row.to_json(),
+            "parents": list(self.parents),
+            "lost_parent": self.lost_parent,
+            "files": [{"file": file, "size_bytes": size} for file, size in self.files],
+            "objects": [item.__dict__ for item in self.objects],
+            "tensors": [
+                {**item.__dict__, "parts": [part.__dict__ for part in item.parts]}
+                for item in self.tensors
+            ],
+            "counters": self.counters,
+            "versions": self.versions,
+        }
+
+
+def describe(store: ObjectStore, ref: CheckpointRef) -> CheckpointDetail:
+    """Return all that the checkpoint's manifest says; no tensor's data is read.
+
+    Raises:
+        DamagedCheckpoint: the manifest cannot be read.
+        StateMismatch: a newer spotguard wrote it.
+    """
+    manifest = load_manifest(store, ref.prefix)
+    row = next((row for row in list_checkpoints(store) if row.checkpoint == ref.prefix), None)
+    if row is None:
+        raise DamagedCheckpoint(f"{ref.prefix} vanished while it was read")
+    parents, lost = _ancestors(store, manifest)
+    return CheckpointDetail(
+        row=row,
+        parents=parents,
+        lost_parent=lost,
+        files=tuple((shard.file, shard.size_bytes) for shard in manifest.shards),
+        objects=tuple(_objects(manifest)),
+        tensors=tuple(_tensors(manifest)),
+        counters=manifest.counters,
+        versions=manifest.versions,
+    )
+
+
+def _ancestors(store: ObjectStore, manifest: Manifest) -> tuple[tuple[str, ...], str | None]:
+    """Return the chain of parents, and where it breaks off."""
+    found: list[str] = []
+    parent = manifest.parent
+    while parent is not None and parent not in found:
+        try:
+            before = load_manifest(store, parent)
+        except CheckpointError:
+            return tuple(found), parent
+        found.append(parent)
+        parent = before.parent
+    return tuple(found), None
+
+
+def _objects(manifest: Manifest) -> Iterator[ObjectRow]:
+    state = manifest.state if isinstance(manifest.state, dict) else {}
+    for name, tree in state.items():
+        yield ObjectRow(name=name, is_module=is_module(tree), tensors=len(tensor_names(tree)))
+
+
+def _tensors(manifest: Manifest) -> Iterator[TensorRow]:
+    found: dict[str, list[tuple[ShardInfo, TensorInfo]]] = {}
+    for shard in manifest.shards:
+        for name, info in shard.tensors.items():
+            found.setdefault(name, []).append((shard, info))
+    for name, places in found.items():
+        first = places[0][1]
+        yield TensorRow(
+            name=name,
+            dtype=first.dtype,
+            shape=first.shape if first.global_shape is None else first.global_shape,
+            parts=tuple(
+                PartRow(
+                    file=shard.file,
+                    shape=info.shape,
+                    offsets=info.offsets,
+                    start=info.start,
+                    end=info.end,
+                )
+                for shard, info in places
+            ),
+        )

@@ -1,0 +1,219 @@
+"""The fold: what each journal event changes in a `RunRecord`. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from spotguard.control.fold_attempt import CHANGES_OF_ATTEMPT
+from spotguard.control.journal import damaged
+from spotguard.control.record import (
+    JOB_PREFIX,
+    Allotment,
+    AttemptRecord,
+    Kind,
+    Limits,
+    RunRecord,
+    Settled,
+    offer_from_json,
+)
+from spotguard.control.untrusted import integer
+from spotguard.events.event import JobEvent
+from spotguard.events.states import EndReason, RunState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from spotguard.control.journal import Entry, Journal
+
+_MAX_WARNINGS = 20
+
+
+def fold(entries: Iterable[Entry]) -> RunRecord:
+    """Return what the whole journal says; it must begin with `run_created`.
+
+    Raises:
+        ValueError: it does not.
+    """
+    record: RunRecord | None = None
+    for entry in entries:
+        if record is not None:
+            record = apply(record, entry)
+        elif entry.kind == Kind.CREATED.value:
+            record = _created(entry)
+        else:
+            break
+    if record is None:
+        raise ValueError("it does not begin with the creation of a run")
+    return record
+
+
+def read_record(journal: Journal) -> RunRecord:
+    """Return what an open journal says; `JournalDamaged` if it makes no sense."""
+    try:
+        return fold(journal.events())
+    except (ValueError, KeyError, TypeError) as problem:
+        raise damaged(journal.path, f"its events make no sense ({problem})") from problem
+
+
+def apply(record: RunRecord, entry: Entry) -> RunRecord:
+    """Return the record after one more event. Unknown kinds change nothing."""
+    change = _ON_RUN.get(entry.kind)
+    if change is not None:
+        record = change(record, entry)
+    change_attempt = CHANGES_OF_ATTEMPT.get(entry.kind)
+    if change_attempt is not None:
+        attempts = tuple(
+            change_attempt(attempt, entry) if attempt.number == entry.attempt else attempt
+            for attempt in record.attempts
+        )
+        record = replace(record, attempts=attempts)
+    return replace(record, seq=entry.seq)
+
+
+def limits_to_json(limits: Limits) -> dict[str, Any]:
+    """Return the limits as the journal holds them."""
+    return dict(limits.__dict__)
+
+
+def _created(entry: Entry) -> RunRecord:
+    data = entry.data
+    return RunRecord(
+        run_id=data["run_id"],
+        name=data["name"],
+        created_at=entry.at,
+        store_root=data["store_root"],
+        spec=data["spec"],
+        limits=Limits(**data["limits"]),
+        seq=entry.seq,
+    )
+
+
+def _intended(record: RunRecord, entry: Entry) -> RunRecord:
+    data = entry.data
+    allotment = dict(data["allotment"])
+    allotment["down_reason"] = EndReason(allotment["down_reason"])
+    attempt = AttemptRecord(
+        number=int(entry.attempt or 0),
+        cluster=data["cluster"],
+        nodes=data["nodes"],
+        offer=offer_from_json(data["offer"]),
+        intended_at=entry.at,
+        allotment=Allotment(**allotment),
+    )
+    return replace(
+        record, attempts=(*record.attempts, attempt), next_number=attempt.number + 1, retry_at=None
+    )
+
+
+def _launched(record: RunRecord, _: Entry) -> RunRecord:
+    return replace(record, tried=(), rounds=0, waiting_since=None, retry_at=None)
+
+
+def _no_capacity(record: RunRecord, entry: Entry) -> RunRecord:
+    number = int(entry.attempt or 0)
+    return replace(
+        record,
+        attempts=_without(record, number),
+        next_number=number,
+        tried=(*record.tried, (entry.data["nodes"], entry.data["place"])),
+        waiting_since=entry.at if record.waiting_since is None else record.waiting_since,
+    )
+
+
+def _dropped(record: RunRecord, entry: Entry) -> RunRecord:
+    return replace(record, attempts=_without(record, int(entry.attempt or 0)))
+
+
+def _waiting(record: RunRecord, entry: Entry) -> RunRecord:
+    return replace(record, tried=(), rounds=record.rounds + 1, retry_at=entry.data["retry_at"])
+
+
+def _settled(record: RunRecord, entry: Entry) -> RunRecord:
+    data = entry.data
+    settled = Settled(
+        at=entry.at,
+        state=RunState(data["state"]),
+        detail=data["detail"],
+        exit_code=data["exit_code"],
+    )
+    return replace(record, settled=settled)
+
+
+def _wished(record: RunRecord, entry: Entry) -> RunRecord:
+    # A later "stop" does not soften an earlier "down".
+    return record if record.wish is Kind.USER_DOWN else replace(record, wish=Kind(entry.kind))
+
+
+def _resumed(record: RunRecord, entry: Entry) -> RunRecord:
+    return replace(
+        record,
+        limits=Limits(**entry.data["limits"]),
+        resumed_after=record.attempts[-1].number if record.attempts else 0,
+        wish=None,
+        settled=None,
+        alerted=(),
+        tried=(),
+        rounds=0,
+        waiting_since=None,
+        retry_at=None,
+    )
+
+
+def _alerted(record: RunRecord, entry: Entry) -> RunRecord:
+    return replace(record, alerted=(*record.alerted, entry.data["percent"]))
+
+
+def _total_steps(record: RunRecord, entry: Entry) -> RunRecord:
+    total = integer(entry.data, "total_steps")
+    record = record if total is None else replace(record, total_steps=total)
+    for skipped in entry.data.get("skipped") or ():
+        if isinstance(skipped, dict):
+            record = _warn(
+                record,
+                f"attempt {entry.attempt}: checkpoint {skipped.get('checkpoint')} was passed over: "
+                f"{skipped.get('problem')}",
+            )
+    return record
+
+
+def _job_warning(record: RunRecord, entry: Entry) -> RunRecord:
+    return _warn(record, f"attempt {entry.attempt}: {entry.data.get('message')}")
+
+
+def _save_failed(record: RunRecord, entry: Entry) -> RunRecord:
+    return _warn(
+        record,
+        f"attempt {entry.attempt}: the save at step {entry.data.get('step')} failed: "
+        f"{entry.data.get('problem')}",
+    )
+
+
+def _warn(record: RunRecord, sentence: str) -> RunRecord:
+    if sentence in record.warnings:
+        return record
+    return replace(record, warnings=(*record.warnings, sentence)[-_MAX_WARNINGS:])
+
+
+def _without(record: RunRecord, number: int) -> tuple[AttemptRecord, ...]:
+    return tuple(attempt for attempt in record.attempts if attempt.number != number)
+
+
+_ON_RUN: dict[str, Callable[[RunRecord, Entry], RunRecord]] = {
+    Kind.INTENDED.value: _intended,
+    Kind.LAUNCHED.value: _launched,
+    Kind.NO_CAPACITY.value: _no_capacity,
+    Kind.DROPPED.value: _dropped,
+    Kind.WAITING.value: _waiting,
+    Kind.SETTLED.value: _settled,
+    Kind.USER_STOP.value: _wished,
+    Kind.USER_DOWN.value: _wished,
+    Kind.RESUMED.value: _resumed,
+    Kind.ALERT.value: _alerted,
+    Kind.STORE_LOST.value: lambda record, _: replace(record, store_lost=True),
+    Kind.STORE_BACK.value: lambda record, _: replace(record, store_lost=False),
+    Kind.PROGRESS.value: _total_steps,
+    JOB_PREFIX + JobEvent.STARTED.value: _total_steps,
+    JOB_PREFIX + JobEvent.WARNING.value: _job_warning,
+    JOB_PREFIX + JobEvent.SAVE_FAILED.value: _save_failed,
+}

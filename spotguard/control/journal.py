@@ -1,0 +1,209 @@
+"""The run's journal: an append-only list of events in one SQLite file.
+
+The file is the only memory that the controller has. Triggers refuse to change or remove what
+was written, every append is durable on return, and several processes may append at once (the
+controller its acts, a command the user's wishes). What the events mean is `record`'s business.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from spotguard.errors import AlreadyExists, EnvironmentFailure, JournalDamaged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+SCHEMA = 1
+_APPLICATION_ID = 0x53474A31  # "SGJ1": tells our files from any other SQLite database
+_MAGIC = b"SQLite format 3\0"
+_LOCK_PATIENCE_S = 20.0
+
+_TABLES = f"""
+PRAGMA application_id = {_APPLICATION_ID};
+PRAGMA user_version = {SCHEMA};
+CREATE TABLE events (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    at REAL NOT NULL,
+    kind TEXT NOT NULL,
+    attempt INTEGER,
+    data TEXT NOT NULL
+);
+CREATE TRIGGER events_keep_what_was_written BEFORE UPDATE ON events
+BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END;
+CREATE TRIGGER events_keep_everything BEFORE DELETE ON events
+BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END;
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One event of the journal."""
+
+    seq: int
+    """Position in the journal, from 1; later events have higher numbers."""
+    at: float
+    """Epoch seconds at which it happened."""
+    kind: str
+    attempt: int | None
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+class Journal:
+    """An open journal. Use it as a context manager, or `close` it."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        self.path = path
+        self._connection = connection
+
+    @classmethod
+    def create(cls, path: Path) -> Journal:
+        """Create an empty journal that only this user can read.
+
+        Raises:
+            AlreadyExists: there is a file at `path`.
+            EnvironmentFailure: the file cannot be written.
+        """
+        try:
+            # SQLite gives its helper files the mode of the main one, so make that first.
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except FileExistsError as problem:
+            raise AlreadyExists(f"There is already a journal at {path}.") from problem
+        except OSError as problem:
+            raise EnvironmentFailure(
+                f"The journal {path} cannot be created: {problem.strerror}.",
+                hint="Set SPOTGUARD_HOME to a folder that you can write.",
+            ) from problem
+        with _translated(path):
+            connection = _connect(path)
+            with _closed_on_error(connection):
+                # The marks must be in the file itself before the write-ahead log takes over:
+                # `open` checks them there without letting SQLite near a foreign file.
+                connection.executescript(_TABLES)
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.execute("PRAGMA synchronous = FULL")
+            return cls(path, connection)
+
+    @classmethod
+    def open(cls, path: Path) -> Journal:
+        """Open an existing journal.
+
+        Raises:
+            JournalDamaged: the file is missing, damaged, of something else or of a newer
+                spotguard. Nothing was changed.
+        """
+        _check_header(path)
+        with _translated(path):
+            connection = _connect(path)
+            with _closed_on_error(connection):
+                connection.execute("PRAGMA synchronous = FULL")
+                if connection.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
+                    raise damaged(path, "its pages do not fit together")
+            return cls(path, connection)
+
+    def append(
+        self,
+        kind: str,
+        *,
+        at: float,
+        attempt: int | None = None,
+        data: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Write one event down; on return it is on disk. Return its number."""
+        body = json.dumps(dict(data or {}), sort_keys=True)
+        with _translated(self.path):
+            cursor = self._connection.execute(
+                "INSERT INTO events (at, kind, attempt, data) VALUES (?, ?, ?, ?)",
+                (at, kind, attempt, body),
+            )
+        return int(cursor.lastrowid or 0)
+
+    def events(self, after_seq: int = 0) -> list[Entry]:
+        """Return the events after number `after_seq`, in order."""
+        with _translated(self.path):
+            rows = self._connection.execute(
+                "SELECT seq, at, kind, attempt, data FROM events WHERE seq > ? ORDER BY seq",
+                (after_seq,),
+            ).fetchall()
+            return [
+                Entry(
+                    seq=seq, at=float(at), kind=kind, attempt=attempt, data=dict(json.loads(data))
+                )
+                for seq, at, kind, attempt, data in rows
+            ]
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def damaged(path: Path, problem: str) -> JournalDamaged:
+    """Return the error for a journal that cannot be read, with the way out."""
+    run_id = path.parent.name
+    return JournalDamaged(
+        f"The journal of run {run_id} at {path} cannot be read: {problem}. "
+        "Nothing was changed, and the run's store still has its state.",
+        hint=f"Rebuild it from the store: spotguard adopt STORE/{run_id}",
+    )
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    uri = f"{path.absolute().as_uri()}?mode=rw"
+    return sqlite3.connect(uri, uri=True, timeout=_LOCK_PATIENCE_S, isolation_level=None)
+
+
+@contextmanager
+def _closed_on_error(connection: sqlite3.Connection) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _check_header(path: Path) -> None:
+    """Look at the file's first bytes before SQLite does, which might repair what it opens."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(100)
+    except FileNotFoundError:
+        raise damaged(path, "the file is missing") from None
+    except OSError as problem:
+        raise damaged(path, problem.strerror or "the file cannot be opened") from problem
+    if len(header) < 100 or not header.startswith(_MAGIC):
+        raise damaged(path, "it is not a SQLite file")
+    if int.from_bytes(header[68:72], "big") != _APPLICATION_ID:
+        raise damaged(path, "it is a database of another program")
+    version = int.from_bytes(header[60:64], "big")
+    if version != SCHEMA:
+        raise damaged(
+            path, f"it has schema {version}, and this version of spotguard reads {SCHEMA}"
+        )
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors into ours, once."""
+    try:
+        yield
+    except sqlite3.OperationalError as problem:
+        if "no such" in str(problem):  # our marks, but not our table
+            raise damaged(path, str(problem)) from problem
+        raise EnvironmentFailure(
+            f"The journal {path} could not be used: {problem}. What it holds is intact.",
+            hint="Free some space or end what locks the file, then repeat the command.",
+        ) from problem
+    except (sqlite3.DatabaseError, ValueError, TypeError) as problem:
+        raise damaged(path, str(problem)) from problem

@@ -1,0 +1,203 @@
+"""The lookout: one look at the launcher and at the run store, noted where it matters."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from spotguard.control.fold_attempt import progress_of
+from spotguard.control.machine import Observation
+from spotguard.control.news import JobNews
+from spotguard.control.record import Kind
+from spotguard.errors import SpotguardError, StoreError
+from spotguard.launch.base import ClusterState, NodeEnd
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spotguard.control.allot import Policy
+    from spotguard.control.ledger import Ledger
+    from spotguard.control.record import AttemptRecord, Progress
+    from spotguard.events.event import Heartbeat
+    from spotguard.events.states import Market
+    from spotguard.launch.base import ClusterView, Launcher, Offer
+    from spotguard.storage.base import ObjectStore
+    from spotguard.units import Clock
+
+log = logging.getLogger(__name__)
+
+_NEWS_EVERY_S = 0.2
+_BEATS_EVERY_S = 0.5
+_PROGRESS_EVERY_S = 10.0
+
+
+class Lookout:
+    """Sees the current attempt. What it remembers itself, a new one soon sees again."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        launcher: Launcher,
+        store: ObjectStore,
+        clock: Clock,
+        policy: Policy,
+        market: Market,
+        live_path: Path,
+    ) -> None:
+        self._ledger = ledger
+        self._launcher = launcher
+        self._clock = clock
+        self._policy = policy
+        self._market = market
+        self._live_path = live_path
+        self._news = JobNews(store, ledger.copied_keys())
+        self._watched = _Watched(0, clock.monotonic())
+
+    @property
+    def step(self) -> int:
+        """The most finished steps that were seen of the current attempt; 0 if none were."""
+        return self._watched.step
+
+    def look(self) -> Observation:
+        """Look once, and write down which nodes ended and what the job reported."""
+        attempt = self._ledger.record.current
+        if attempt is None:
+            return Observation(offers=tuple(self._offers()))
+        if attempt.number != self._watched.attempt:
+            self._watched = _Watched(attempt.number, self._clock.monotonic())
+        watched, now = self._watched, self._clock.monotonic()
+        cluster = self._launcher.observe(attempt.cluster)
+        if cluster.state is not ClusterState.UNREACHABLE:
+            watched.reached_at = now
+        watched.step = max(watched.step, cluster.last_step or 0)
+        self._note_node_ends(attempt, cluster)
+        # The cluster was looked at first: what its job wrote before its end is now in the store.
+        over = cluster.job_over or cluster.state is ClusterState.ABSENT
+        complete = self._read_store(attempt, over=over)
+        beat_at = watched.beat_seen_at
+        return Observation(
+            cluster=cluster,
+            news_complete=complete,
+            silence_s=None if beat_at is None else now - beat_at,
+            unreachable_s=now - watched.reached_at,
+        )
+
+    def note_progress(self, attempt: AttemptRecord) -> None:
+        """Write the newest progress down, unless the record has it."""
+        progress = self._watched.progress
+        if progress is not None and (
+            attempt.progress is None or _told(progress) != _told(attempt.progress)
+        ):
+            self._ledger.write(Kind.PROGRESS, _told(progress), attempt=attempt.number)
+
+    def _offers(self) -> list[Offer]:
+        """Return the places of the market that the user chose, unless it is no time to ask."""
+        retry_at = self._ledger.record.retry_at
+        if retry_at is not None and self._clock.now() < retry_at:
+            return []
+        try:
+            offers = self._launcher.offers()
+        except SpotguardError as problem:
+            log.warning("no offers: %s", problem)
+            return []
+        return [offer for offer in offers if offer.market is self._market]
+
+    def _note_node_ends(self, attempt: AttemptRecord, cluster: ClusterView) -> None:
+        """Write down which nodes ended by something else than our own order."""
+        if attempt.down is not None or not attempt.launched:
+            return
+        known = {node.node for node in attempt.node_ends}
+        for node in cluster.nodes:
+            if node.end is not NodeEnd.RUNNING and node.index not in known:
+                self._ledger.write(
+                    Kind.NODE_ENDED,
+                    {
+                        "node": node.index,
+                        "end": node.end.value,
+                        "exit_code": node.exit_code,
+                        "detail": node.detail,
+                    },
+                    attempt=attempt.number,
+                )
+
+    # ------------------------------------------------------------ the run store
+
+    def _read_store(self, attempt: AttemptRecord, *, over: bool) -> bool:
+        """Copy what the job wrote into the journal; return whether all of it could be read."""
+        watched, now = self._watched, self._clock.monotonic()
+        try:
+            if over or now - watched.news_at >= _NEWS_EVERY_S:
+                for key, event in self._news.events(attempt.number, all_of_them=over):
+                    self._ledger.copy(key, event)
+                watched.news_at = now
+            if over or now - watched.beats_at >= _BEATS_EVERY_S:
+                self._note_beats(attempt, self._news.beats(attempt.number))
+                watched.beats_at = now
+        except StoreError as problem:
+            self._note_store_lost(problem)
+            return False
+        watched.store_lost_at = None
+        if self._ledger.record.store_lost:
+            self._ledger.write(Kind.STORE_BACK)
+        return True
+
+    def _note_store_lost(self, problem: StoreError) -> None:
+        watched, now = self._watched, self._clock.monotonic()
+        if watched.store_lost_at is None:
+            watched.store_lost_at = now
+        lost_s = now - watched.store_lost_at
+        if lost_s > self._policy.contact_patience_s and not self._ledger.record.store_lost:
+            self._ledger.write(Kind.STORE_LOST, {"problem": problem.message})
+
+    def _note_beats(self, attempt: AttemptRecord, beats: list[Heartbeat]) -> None:
+        if not beats:
+            return
+        watched = self._watched
+        newest_at = max(beat.at for beat in beats)
+        if newest_at != watched.beat_at:
+            watched.beat_at, watched.beat_seen_at = newest_at, self._clock.monotonic()
+        furthest = max(beats, key=lambda beat: (beat.step, beat.at))
+        watched.step = max(watched.step, furthest.step)
+        watched.progress = progress_of({**furthest.__dict__, "step": watched.step}, newest_at)
+        if watched.progress is None:
+            return
+        self._write_live(attempt, watched.progress)
+        known = attempt.progress
+        if known is None or self._clock.now() - known.at >= _PROGRESS_EVERY_S:
+            self.note_progress(attempt)
+
+    def _write_live(self, attempt: AttemptRecord, progress: Progress) -> None:
+        body = {"attempt": attempt.number, **asdict(progress)}
+        fresh = self._live_path.with_suffix(".new")
+        try:
+            fresh.write_text(json.dumps(body))
+            fresh.replace(self._live_path)
+        except OSError as problem:
+            log.warning("no live file: %s", problem)
+
+
+class _Watched:
+    """What is seen of the current attempt and changes too often, or matters too little, to keep.
+
+    Instants are of the monotonic clock, so that a jump of the wall clock loses no contact.
+    """
+
+    def __init__(self, attempt: int, now: float) -> None:
+        self.attempt = attempt
+        self.reached_at = now
+        self.news_at = float("-inf")
+        self.beats_at = float("-inf")
+        self.beat_at: float | None = None
+        self.beat_seen_at: float | None = None
+        self.store_lost_at: float | None = None
+        self.step = 0
+        self.progress: Progress | None = None
+
+
+def _told(progress: Progress) -> dict[str, Any]:
+    body = asdict(progress)
+    del body["at"]
+    return body

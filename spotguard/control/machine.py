@@ -1,0 +1,382 @@
+"""The state machine: what to do next, given all that is known. Pure, so every case is testable.
+
+`decide` looks at the record (the journal, folded), at one observation of the outside, and at the
+time, and names one action. The supervisor carries it out, writes down what came of it, and asks
+again until the answer is `Wait`. Because an intent is in the record before the act, and every
+act may be repeated, a controller that was killed anywhere just starts to ask again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spotguard.control import meter
+from spotguard.control.actions import (
+    Action,
+    Alert,
+    AskDown,
+    AskToStop,
+    BackOff,
+    Conclude,
+    Drop,
+    Intend,
+    Launch,
+    LoseContact,
+    NoteLaunched,
+    RegainContact,
+    SendDown,
+    Settle,
+    Wait,
+    WriteStop,
+)
+from spotguard.control.allot import Policy, allot
+from spotguard.control.record import Kind, place_key
+from spotguard.control.verdict import judge, judge_nodes, words_of_patience
+from spotguard.errors import BudgetExhausted, DeadlineReached, EnvironmentFailure, JobFailed
+from spotguard.errors import NoCapacity as NoCapacityError
+from spotguard.events.states import EndReason, RunState
+from spotguard.launch.base import ClusterState, ClusterView, Offer
+from spotguard.plan.ladder import node_ladder
+from spotguard.units import format_duration, format_usd
+
+if TYPE_CHECKING:
+    from spotguard.control.record import AttemptRecord, RunRecord
+
+ALERT_PERCENTS = (50, 80, 95)
+EXIT_UNFINISHED = 75
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """One look at the outside."""
+
+    cluster: ClusterView | None = None
+    """Of the current attempt; None between attempts."""
+    news_complete: bool = True
+    """All that the job wrote before `cluster` was looked at has been read into the record."""
+    silence_s: float | None = None
+    """Seconds since the last heartbeat; None if there never was one."""
+    unreachable_s: float = 0.0
+    """Seconds since the launcher could last say anything of the cluster."""
+    offers: tuple[Offer, ...] = ()
+    """The places that could be asked, best first; only needed between attempts."""
+
+
+def decide(record: RunRecord, seen: Observation, now: float, policy: Policy) -> Action:
+    """Return what to do next."""
+    if record.settled is not None:
+        return Wait()
+    percent = _alert_due(record, now)
+    if percent is not None:
+        return Alert(percent)
+    attempt = record.current
+    if attempt is None:
+        return _between_attempts(record, seen, now, policy)
+    if seen.cluster is None:
+        return Wait()
+    if not attempt.launched:
+        return _launching(record, attempt, seen.cluster, now, policy)
+    return _living(record, attempt, seen, seen.cluster, now, policy)
+
+
+def state_of(record: RunRecord) -> RunState:
+    """Return where the run stands."""
+    if record.settled is not None:
+        return record.settled.state
+    attempt = record.current
+    if attempt is None:
+        if record.waiting_since is not None:
+            return RunState.WAITING
+        return RunState.RECOVERING if record.attempts else RunState.LAUNCHING
+    if attempt.down is not None or attempt.job_end is not None or attempt.stop is not None:
+        return RunState.DRAINING
+    if attempt.contact_lost_at is not None or record.store_lost:
+        return RunState.CONTACT_LOST
+    return RunState.LAUNCHING if attempt.started_at is None else RunState.RUNNING
+
+
+# ---------------------------------------------------------------- between attempts
+
+
+def _between_attempts(record: RunRecord, seen: Observation, now: float, policy: Policy) -> Action:
+    if record.wish is not None:
+        return Settle(state=RunState.STOPPED, detail="stopped by you", exit_code=EXIT_UNFINISHED)
+    last = record.last_ended
+    if last is not None and last.number > record.resumed_after:
+        settled = _settled_by(last)
+        if settled is not None:
+            return settled
+    if _barren(record) >= policy.barren_attempts:
+        return Settle(
+            state=RunState.PAUSED,
+            detail=f"{policy.barren_attempts} attempts in a row made no progress; "
+            "see why each ended in `spotguard history`",
+            exit_code=NoCapacityError.exit_code,
+        )
+    if record.retry_at is not None and now < record.retry_at:
+        return Wait()
+    return _next_launch(record, seen.offers, now, policy)
+
+
+def _settled_by(last: AttemptRecord) -> Settle | None:
+    """Return how the newest attempt's end settles the run; None if the next one may start."""
+    assert last.end is not None
+    state, exit_code = {
+        EndReason.FINISHED: (RunState.FINISHED, 0),
+        EndReason.FAILED: (RunState.FAILED, JobFailed.exit_code),
+        EndReason.STORE_FAILED: (RunState.FAILED, EnvironmentFailure.exit_code),
+        EndReason.LAUNCH_FAILED: (RunState.FAILED, EnvironmentFailure.exit_code),
+        EndReason.BUDGET: (RunState.PAUSED, BudgetExhausted.exit_code),
+        EndReason.DEADLINE: (RunState.PAUSED, DeadlineReached.exit_code),
+        EndReason.STOPPED: (RunState.STOPPED, EXIT_UNFINISHED),
+    }.get(last.end.reason, (None, 0))
+    if state is None:
+        return None
+    reason = last.end.reason
+    words = reason.hint if reason is EndReason.FINISHED else reason.label
+    detail = words if last.end.detail in ("", words) else f"{words}: {last.end.detail}"
+    return Settle(state=state, detail=detail, exit_code=exit_code)
+
+
+def _barren(record: RunRecord) -> int:
+    """Return how many attempts in a row, up to the newest, finished no new step."""
+    count = 0
+    for attempt in reversed(record.attempts):
+        first, last = attempt.resumed_step or 0, attempt.last_step
+        if attempt.number <= record.resumed_after or (last is not None and last > first):
+            break
+        count += 1
+    return count
+
+
+def _next_launch(
+    record: RunRecord, offers: tuple[Offer, ...], now: float, policy: Policy
+) -> Action:
+    """Take the largest number of nodes that can be paid and was not refused in this round."""
+    refusals: list[EndReason] = []
+    for nodes in node_ladder(record.limits.nodes_min, record.limits.nodes_max):
+        for offer in offers:
+            if (nodes, place_key(offer)) in record.tried:
+                continue
+            if _price_forbids(record, offer):
+                return _unknown_price(record, offer)
+            allotted = allot(
+                record,
+                nodes=nodes,
+                price_usd_per_h=offer.price_usd_per_h,
+                now=now,
+                policy=policy,
+            )
+            if not isinstance(allotted, EndReason):
+                return Intend(nodes=nodes, offer=offer, allotment=allotted)
+            refusals.append(allotted)
+    if refusals and not record.tried:
+        return _refused(record, refusals[0], now)
+    return _no_capacity(record, now, policy)
+
+
+def _no_capacity(record: RunRecord, now: float, policy: Policy) -> Action:
+    since = now if record.waiting_since is None else record.waiting_since
+    if now - since >= policy.capacity_patience_s:
+        return Settle(
+            state=RunState.PAUSED,
+            detail=f"no place had {record.limits.nodes_min} node(s) for "
+            f"{format_duration(now - since)}",
+            exit_code=NoCapacityError.exit_code,
+        )
+    # The exponent is capped so that a long wait cannot overflow a float.
+    delay_s = policy.capacity_backoff_s * 2.0 ** min(record.rounds, 30)
+    return BackOff(now + min(delay_s, policy.capacity_backoff_max_s))
+
+
+def _price_forbids(record: RunRecord, offer: Offer) -> bool:
+    """Tell whether a budget stands against a price that nobody knows."""
+    limits = record.limits
+    if limits.budget_usd is None or limits.allow_unknown_price:
+        return False
+    known = all(attempt.offer.price_usd_per_h is not None for attempt in record.attempts)
+    return offer.price_usd_per_h is None or not known
+
+
+def _unknown_price(record: RunRecord, offer: Offer) -> Settle:
+    return Settle(
+        state=RunState.PAUSED,
+        detail=f"the price of {offer.instance_type or offer.infra} is unknown, so the budget of "
+        f"{format_usd(record.limits.budget_usd)} cannot be kept",
+        exit_code=BudgetExhausted.exit_code,
+    )
+
+
+def _refused(record: RunRecord, reason: EndReason, now: float) -> Settle:
+    """Settle because what is left of the money or the time buys no useful training."""
+    if reason is EndReason.DEADLINE:
+        return Settle(
+            state=RunState.PAUSED,
+            detail="the time left until the deadline is too short for another attempt",
+            exit_code=DeadlineReached.exit_code,
+        )
+    spent = format_usd(meter.known_spent_usd(record, now))
+    return Settle(
+        state=RunState.PAUSED,
+        detail=f"{spent} of the budget of {format_usd(record.limits.budget_usd)} are spent, and "
+        "the rest buys no useful training",
+        exit_code=BudgetExhausted.exit_code,
+    )
+
+
+# ---------------------------------------------------------------- one attempt
+
+
+def _launching(
+    record: RunRecord, attempt: AttemptRecord, cluster: ClusterView, now: float, policy: Policy
+) -> Action:
+    """An attempt was intended; whether it was also launched, the launcher has to say."""
+    if cluster.state is ClusterState.UNREACHABLE:
+        return Wait()
+    if cluster.state is not ClusterState.ABSENT:
+        return NoteLaunched()
+    if attempt.launch_problem is not None:
+        return Conclude(
+            reason=EndReason.LAUNCH_FAILED,
+            detail=attempt.launch_problem,
+            gone_at=attempt.intended_at,
+            training_ended_at=attempt.intended_at,
+        )
+    if record.wish is not None:
+        return Drop("you asked to stop before it was launched")
+    if now - attempt.intended_at > policy.intent_valid_s:
+        return Drop("it was not launched in time, and nothing was started")
+    return Launch()
+
+
+def _living(
+    record: RunRecord,
+    attempt: AttemptRecord,
+    seen: Observation,
+    cluster: ClusterView,
+    now: float,
+    policy: Policy,
+) -> Action:
+    if cluster.state in (ClusterState.GONE, ClusterState.ABSENT):
+        return _conclude(attempt, cluster, now) if seen.news_complete else Wait()
+    if attempt.down is not None:
+        return _pursue_down(attempt, now, policy)
+    return (
+        _end_due(record, attempt, seen, cluster, now, policy)
+        or _stop_due(record, attempt, now)
+        or _contact(attempt, seen, cluster, policy)
+        or Wait()
+    )
+
+
+def _end_due(
+    record: RunRecord,
+    attempt: AttemptRecord,
+    seen: Observation,
+    cluster: ClusterView,
+    now: float,
+    policy: Policy,
+) -> AskDown | None:
+    """Return the order to take the nodes down, if it is time for it."""
+    limit = attempt.allotment
+    job, stop = attempt.job_end, attempt.stop
+    if attempt.launch_problem is not None:
+        return AskDown(EndReason.LAUNCH_FAILED, attempt.launch_problem)
+    if record.wish is Kind.USER_DOWN:
+        return AskDown(EndReason.STOPPED, "you asked to release the nodes at once")
+    if record.wish is Kind.USER_STOP and attempt.started_at is None:
+        return AskDown(EndReason.STOPPED, "it had not started to train")
+    if limit.down_at is not None and now >= limit.down_at:
+        return AskDown(limit.down_reason, "the nodes were taken down at the hard limit")
+    if job is not None:
+        finished = job.reason is EndReason.FINISHED
+        patience_s = policy.finish_patience_s if finished else policy.exit_patience_s
+        if cluster.job_over or now - job.seen_at >= patience_s:
+            return AskDown(job.reason, job.message)
+        return None
+    if cluster.job_over:
+        verdict = judge_nodes(attempt)
+        return AskDown(verdict.reason, verdict.detail) if seen.news_complete else None
+    ended = [*attempt.lost_nodes, *attempt.failed_nodes]
+    if ended and now - min(node.at for node in ended) >= policy.survivor_patience_s:
+        verdict = judge_nodes(attempt)
+        return AskDown(verdict.reason, verdict.detail)
+    if stop is not None and now - stop.at >= policy.stop_patience_s:
+        words = words_of_patience("it did not save and leave", policy.stop_patience_s)
+        return AskDown(stop.reason, words)
+    return None
+
+
+def _stop_due(record: RunRecord, attempt: AttemptRecord, now: float) -> Action | None:
+    """Return the request that the job save and stop, if it is time for it."""
+    stop, limit = attempt.stop, attempt.allotment
+    if stop is not None:
+        return None if stop.written else WriteStop(stop.reason)
+    if attempt.job_end is not None:
+        return None
+    if record.wish is not None:
+        return AskToStop(EndReason.STOPPED)
+    if limit.budget_stop_at is not None and now >= limit.budget_stop_at:
+        return AskToStop(EndReason.BUDGET)
+    if limit.deadline_stop_at is not None and now >= limit.deadline_stop_at:
+        return AskToStop(EndReason.DEADLINE)
+    return None
+
+
+def _contact(
+    attempt: AttemptRecord, seen: Observation, cluster: ClusterView, policy: Policy
+) -> Action | None:
+    """Silence is a state, not a verdict: nothing is killed for it."""
+    if attempt.node_ends or attempt.job_end is not None:
+        return None  # it is silent because it is ending, and is already seen to
+    patience_s = policy.contact_patience_s
+    if seen.unreachable_s > patience_s:
+        problem = f"the cluster cannot be asked: {cluster.detail or 'no answer'}"
+    elif (seen.silence_s or 0.0) > patience_s:
+        problem = f"no heartbeat for {format_duration(seen.silence_s)}"
+    else:
+        return None if attempt.contact_lost_at is None else RegainContact()
+    return LoseContact(problem) if attempt.contact_lost_at is None else None
+
+
+def _pursue_down(attempt: AttemptRecord, now: float, policy: Policy) -> Action:
+    assert attempt.down is not None
+    sent_at, failed_at = attempt.down.sent_at, attempt.down.failed_at
+    if failed_at is not None and now - failed_at < policy.down_retry_s:
+        return Wait()
+    if sent_at is not None and now - sent_at < policy.down_patience_s:
+        return Wait()
+    return SendDown()
+
+
+def _conclude(attempt: AttemptRecord, cluster: ClusterView, now: float) -> Conclude:
+    verdict = judge(attempt)
+    gone_at = now if cluster.gone_at is None else cluster.gone_at
+    if cluster.state is ClusterState.ABSENT:
+        # A launcher that forgot the cluster (the run was adopted elsewhere): what was seen last.
+        gone_at = _last_sign_at(attempt)
+    ends = [node.at for node in attempt.node_ends]
+    ended_at = attempt.job_end.at if attempt.job_end else min(ends, default=gone_at)
+    return Conclude(
+        reason=verdict.reason,
+        detail=verdict.detail,
+        gone_at=gone_at,
+        training_ended_at=min(ended_at, gone_at),
+        traceback=verdict.traceback,
+    )
+
+
+def _last_sign_at(attempt: AttemptRecord) -> float:
+    signs = [attempt.intended_at, *(save.at for save in attempt.saves)]
+    signs += [sign.at for sign in (attempt.progress, attempt.job_end, attempt.notice) if sign]
+    return max([*signs, *(node.at for node in attempt.node_ends), attempt.started_at or 0.0])
+
+
+def _alert_due(record: RunRecord, now: float) -> int | None:
+    budget_usd = record.limits.budget_usd
+    if not budget_usd:
+        return None
+    share = 100.0 * meter.known_spent_usd(record, now) / budget_usd
+    due = [percent for percent in ALERT_PERCENTS if share >= percent]
+    return due[-1] if due and due[-1] not in record.alerted else None

@@ -1,0 +1,136 @@
+"""The controller as a background process: how it is started, and what it runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from spotguard.control.allot import Policy
+from spotguard.control.fold import read_record
+from spotguard.control.supervisor import Supervisor
+from spotguard.errors import EnvironmentFailure, SpecError
+from spotguard.launch.local import LocalLauncher, LocalOptions
+from spotguard.spec.model import JobSpec
+from spotguard.storage import PrefixedStore, open_store
+from spotguard.units import SystemClock
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spotguard.control.folder import RunFolder
+    from spotguard.launch.base import Launcher
+    from spotguard.storage.base import ObjectStore
+
+log = logging.getLogger(__name__)
+
+_START_PATIENCE_S = 60.0
+_PREDECESSOR_PATIENCE_S = 10.0
+_POLL_S = 0.02
+_LOCAL_CAPACITY_PATIENCE_S = 60.0
+_LOCAL_BARREN_ATTEMPTS = 10
+"""More than elsewhere: a local node costs nothing, and may be interrupted as often as you like."""
+_BEATS_MISSED = 10
+_LOG_TAIL_CHARS = 2000
+
+_children: list[subprocess.Popen[bytes]] = []
+"""Controllers started by this process; kept so that they are reaped, not waited for."""
+
+
+def start(folder: RunFolder) -> None:
+    """Start the run's controller in the background; return once it is in control.
+
+    It has its own session, so it survives the terminal. Where another controller is already
+    alive, nothing changes.
+
+    Raises:
+        EnvironmentFailure: it did not start; says what it printed.
+    """
+    begin = folder.log_path.stat().st_size if folder.log_path.exists() else 0
+    with open(  # pathlib's open takes no opener, and only this user may read the log
+        folder.log_path, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)
+    ) as output:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "spotguard.control", folder.run_id],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd="/",
+            start_new_session=True,
+        )
+    _children[:] = [child, *(old for old in _children if old.poll() is None)]
+    give_up_at = time.monotonic() + _START_PATIENCE_S
+    while folder.controller_pid() != child.pid:
+        if child.poll() is not None:
+            if child.returncode == 0:  # it settled at once, or another one is in control
+                return
+            raise _did_not_start(folder, begin)
+        if time.monotonic() > give_up_at:
+            raise _did_not_start(folder, begin)
+        time.sleep(_POLL_S)
+
+
+def control(folder: RunFolder) -> None:
+    """Be the run's controller until it settles; return at once if another one is."""
+    with folder.control(patience_s=_PREDECESSOR_PATIENCE_S) as in_control:
+        if not in_control:
+            log.info("another controller is in control")
+            return
+        with folder.journal() as journal:
+            record = read_record(journal)
+            spec = JobSpec.from_json(record.spec)
+            Supervisor(
+                journal=journal,
+                launcher=launcher_for(spec, folder.path),
+                store=run_store(record.store_root, record.run_id),
+                clock=SystemClock(),
+                policy=policy_for(spec),
+                live_path=folder.live_path,
+            ).run()
+
+
+def launcher_for(spec: JobSpec, run_dir: Path) -> Launcher:
+    """Return the launcher that the job asks for; it may keep its own files below `run_dir`."""
+    if spec.infra != "local":
+        raise SpecError("infra", f"given {spec.infra!r}; allowed: local, the only one so far")
+    local = spec.local
+    options = LocalOptions(
+        metadata=local.metadata,
+        interruptions=local.interrupt,
+        mtbf_s=local.mtbf_s,
+        seed=local.interrupt_seed,
+        trace=local.trace,
+        speed_up=local.speed_up,
+        price_usd_per_h=spec.price_usd_per_h,
+        on_demand_usd_per_h=spec.on_demand_usd_per_h,
+    )
+    options.check()
+    return LocalLauncher(run_dir, options)
+
+
+def policy_for(spec: JobSpec) -> Policy:
+    """Return the controller's patience for such a job."""
+    return Policy(
+        capacity_patience_s=_LOCAL_CAPACITY_PATIENCE_S,
+        barren_attempts=_LOCAL_BARREN_ATTEMPTS,
+        contact_patience_s=max(_BEATS_MISSED * spec.heartbeat_s, Policy().contact_patience_s),
+    )
+
+
+def run_store(store_root: str, run_id: str) -> ObjectStore:
+    """Return the run's own part of the store."""
+    return PrefixedStore(open_store(store_root), run_id)
+
+
+def _did_not_start(folder: RunFolder, begin: int) -> EnvironmentFailure:
+    with folder.log_path.open("rb") as file:
+        file.seek(begin)
+        printed = file.read().decode(errors="replace").strip()
+    last = printed[-_LOG_TAIL_CHARS:].splitlines()[-1:] or ["it printed nothing"]
+    return EnvironmentFailure(
+        f"The controller of {folder.run_id} did not start: {last[0]}",
+        hint=f"all that it printed is in {folder.log_path}",
+    )

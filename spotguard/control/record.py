@@ -1,0 +1,296 @@
+"""What is known of a run: one immutable `RunRecord`, folded from the journal's events.
+
+Nothing here reads a clock, a store or a launcher, so the same journal always gives the same
+record, in the controller as in `spotguard status`. Data that came from the job is not trusted
+to be complete: what is missing or of the wrong type is unknown (None).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from spotguard.events.states import EndReason, Market, RunState
+from spotguard.launch.base import NodeEnd, Offer
+
+
+class Kind(str, Enum):
+    """What the journal's events are. Job events stand in it as `job_` + their own kind."""
+
+    CREATED = "run_created"
+    ADOPTED = "adopted"
+    CONTROLLER_STARTED = "controller_started"
+    CONTROLLER_REPAIRED = "controller_repaired"
+    INTENDED = "launch_intended"
+    LAUNCHED = "launched"
+    NO_CAPACITY = "no_capacity"
+    LAUNCH_FAILED = "launch_failed"
+    DROPPED = "launch_dropped"
+    WAITING = "waiting"
+    NODE_ENDED = "node_ended"
+    CONTACT_LOST = "contact_lost"
+    CONTACT_BACK = "contact_back"
+    STORE_LOST = "store_lost"
+    STORE_BACK = "store_back"
+    STOP_ASKED = "stop_asked"
+    STOP_WRITTEN = "stop_written"
+    DOWN_ASKED = "down_asked"
+    DOWN_SENT = "down_sent"
+    DOWN_FAILED = "down_failed"
+    ATTEMPT_ENDED = "attempt_ended"
+    PROGRESS = "progress"
+    ALERT = "budget_alert"
+    SETTLED = "settled"
+    USER_STOP = "user_stop"
+    USER_DOWN = "user_down"
+    RESUMED = "resumed"
+
+
+JOB_PREFIX = "job_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the user allows the run; `resume` can change it."""
+
+    budget_usd: float | None = None
+    deadline_at: float | None = None
+    nodes_min: int = 1
+    nodes_max: int = 1
+    allow_unknown_price: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allotment:
+    """When one attempt has to be over, and what sees to it. None is 'no such limit'."""
+
+    budget_stop_at: float | None = None
+    """The job saves and stops by itself from here on."""
+    deadline_stop_at: float | None = None
+    """The same, for the deadline."""
+    down_at: float | None = None
+    """The controller takes the nodes down, saved or not."""
+    down_reason: EndReason = EndReason.BUDGET
+    """Which limit `down_at` comes from."""
+    max_lifetime_s: float | None = None
+    """The launcher's own leak guard, should the controller be dead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Save:
+    """A committed checkpoint, as the job reported it."""
+
+    at: float
+    step: int
+    train_s: float | None
+    checkpoint: str | None
+    kind: str
+    duration_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """The first warning of an attempt's end."""
+
+    at: float
+    source: str
+    deadline_at: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Where training stood."""
+
+    at: float
+    step: int
+    total_steps: int | None = None
+    epoch: int | None = None
+    train_s: float | None = None
+    step_s: float | None = None
+    loss: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobEnd:
+    """How the job itself says that an attempt ended."""
+
+    at: float
+    """By the job's clock."""
+    seen_at: float
+    """By the controller's clock, which may differ."""
+    reason: EndReason
+    step: int | None
+    saved_step: int | None
+    train_s: float | None
+    message: str
+    traceback: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeEnded:
+    """A node's part of the job ended, as the launcher told."""
+
+    node: int
+    at: float
+    end: NodeEnd
+    exit_code: int | None
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopAsked:
+    """The controller asked the job to save and stop; `written` once the job can see it."""
+
+    at: float
+    reason: EndReason
+    written: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownAsked:
+    """The controller wants the nodes gone; `sent_at` once the launcher has been told."""
+
+    at: float
+    reason: EndReason
+    detail: str
+    sent_at: float | None = None
+    failed_at: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptEnd:
+    """The verdict on an attempt, given when its last node was confirmed gone."""
+
+    at: float
+    reason: EndReason
+    detail: str
+    gone_at: float
+    last_step: int | None
+    training_ended_at: float | None
+    traceback: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptRecord:
+    """One cluster's life, from the intent to launch it to its confirmed end."""
+
+    number: int
+    cluster: str
+    nodes: int
+    offer: Offer
+    intended_at: float
+    allotment: Allotment
+    launched: bool = False
+    launch_problem: str | None = None
+    started_at: float | None = None
+    resumed_from: str | None = None
+    resumed_step: int | None = None
+    notice: Notice | None = None
+    saves: tuple[Save, ...] = ()
+    progress: Progress | None = None
+    job_end: JobEnd | None = None
+    node_ends: tuple[NodeEnded, ...] = ()
+    stop: StopAsked | None = None
+    down: DownAsked | None = None
+    contact_lost_at: float | None = None
+    end: AttemptEnd | None = None
+
+    @property
+    def last_save(self) -> Save | None:
+        """The newest save, if there is one."""
+        return self.saves[-1] if self.saves else None
+
+    @property
+    def last_step(self) -> int | None:
+        """The highest number of finished steps that anything told of, or None."""
+        tellers = (self.progress, self.last_save, self.job_end)
+        known = [teller.step for teller in tellers if teller is not None]
+        known += [self.resumed_step, self.end.last_step if self.end is not None else None]
+        return max((step for step in known if step is not None), default=None)
+
+    @property
+    def lost_nodes(self) -> tuple[NodeEnded, ...]:
+        """The nodes that were taken, in the order in which it was seen."""
+        return tuple(node for node in self.node_ends if node.end is NodeEnd.LOST)
+
+    @property
+    def failed_nodes(self) -> tuple[NodeEnded, ...]:
+        """The nodes whose job ended by itself with an exit code other than 0."""
+        return tuple(
+            node for node in self.node_ends if node.end is NodeEnd.EXITED and node.exit_code
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settled:
+    """The run came to rest."""
+
+    at: float
+    state: RunState
+    detail: str
+    exit_code: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """All that is known of a run."""
+
+    run_id: str
+    name: str
+    created_at: float
+    store_root: str
+    """URL of the store; the run lives below it at `run_id`."""
+    spec: dict[str, Any]
+    """The job, as `JobSpec.to_json` gave it."""
+    limits: Limits
+    attempts: tuple[AttemptRecord, ...] = ()
+    next_number: int = 1
+    tried: tuple[tuple[int, str], ...] = ()
+    """(nodes, place) that had no capacity in this round of launching."""
+    rounds: int = 0
+    """Rounds of launching without any capacity, since the last launch."""
+    waiting_since: float | None = None
+    retry_at: float | None = None
+    wish: Kind | None = None
+    """USER_STOP or USER_DOWN while the user wants the run to end."""
+    resumed_after: int = 0
+    """Number of the last attempt before the last `resume`; its end no longer settles the run."""
+    alerted: tuple[int, ...] = ()
+    """Shares of the budget (percent) that have been reported."""
+    total_steps: int | None = None
+    store_lost: bool = False
+    warnings: tuple[str, ...] = ()
+    settled: Settled | None = None
+    seq: int = 0
+    """Number of the last journal event in here."""
+
+    @property
+    def current(self) -> AttemptRecord | None:
+        """The attempt that lives or may live; None between attempts."""
+        last = self.attempts[-1] if self.attempts else None
+        return last if last is not None and last.end is None else None
+
+    @property
+    def last_ended(self) -> AttemptRecord | None:
+        """The newest attempt whose end is confirmed."""
+        ended = [attempt for attempt in self.attempts if attempt.end is not None]
+        return ended[-1] if ended else None
+
+
+def place_key(offer: Offer) -> str:
+    """Return a name for a place that tells it from the others, for a round of launching."""
+    words = (offer.infra, offer.region, offer.zone, offer.instance_type, offer.market.value)
+    return "/".join(word or "-" for word in words)
+
+
+def offer_to_json(offer: Offer) -> dict[str, Any]:
+    """Return the offer as the journal and the job's claim hold it."""
+    return {**offer.__dict__, "market": offer.market.value}
+
+
+def offer_from_json(body: dict[str, Any]) -> Offer:
+    """Return the offer that `offer_to_json` gave."""
+    known: dict[str, Any] = {name: body.get(name) for name in Offer.__dataclass_fields__}
+    known["market"] = Market(body["market"])
+    return Offer(**known)

@@ -1,0 +1,70 @@
+"""What the launcher is asked for one attempt, and what the job learns of it. Pure."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import TYPE_CHECKING
+
+from spotguard.control.record import offer_to_json
+from spotguard.events import env
+from spotguard.launch.base import LaunchRequest
+
+if TYPE_CHECKING:
+    from spotguard.control.record import AttemptRecord, RunRecord
+    from spotguard.spec.model import JobSpec
+
+
+def cluster_name(run_id: str, attempt: int) -> str:
+    """Return the name of an attempt's cluster; never reused."""
+    return f"{run_id}-{attempt}"
+
+
+def launch_request(record: RunRecord, attempt: AttemptRecord, spec: JobSpec) -> LaunchRequest:
+    """Return the request for an intended attempt: the same each time it is asked for."""
+    return LaunchRequest(
+        cluster=attempt.cluster,
+        run_id=record.run_id,
+        attempt=attempt.number,
+        nodes=attempt.nodes,
+        nproc_per_node=spec.nproc_per_node,
+        script=spec.script,
+        args=tuple(spec.args),
+        workdir=spec.workdir,
+        env={**spec.env, **_job_env(record, attempt, spec)},
+        offer=attempt.offer,
+        max_lifetime_s=attempt.allotment.max_lifetime_s,
+    )
+
+
+def claim_data(attempt: AttemptRecord) -> dict[str, object]:
+    """Return what the attempt's claim says of its place: enough to rebuild a lost journal."""
+    return {
+        **offer_to_json(attempt.offer),
+        "nodes": attempt.nodes,
+        "cluster": attempt.cluster,
+        "intended_at": attempt.intended_at,
+        "controller_host": socket.gethostname(),
+    }
+
+
+def _job_env(record: RunRecord, attempt: AttemptRecord, spec: JobSpec) -> dict[str, str]:
+    variables: dict[str, object] = {
+        env.RUN_ID: record.run_id,
+        env.ATTEMPT: attempt.number,
+        env.STORE: record.store_root,
+        env.CLAIM: json.dumps(claim_data(attempt), sort_keys=True),
+        env.SAVE_EVERY: _unless_default(spec, "save_every"),
+        env.KEEP_LAST: _unless_default(spec, "keep_last"),
+        env.HEARTBEAT_S: spec.heartbeat_s,
+        env.SEED: spec.seed,
+        env.BUDGET_STOP_AT: attempt.allotment.budget_stop_at,
+        env.DEADLINE_STOP_AT: attempt.allotment.deadline_stop_at,
+    }
+    return {name: str(value) for name, value in variables.items() if value is not None}
+
+
+def _unless_default(spec: JobSpec, field: str) -> object:
+    """Return the setting if it was changed: a default must not beat what the script says."""
+    value = getattr(spec, field)
+    return None if value == type(spec).model_fields[field].default else value

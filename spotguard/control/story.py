@@ -1,0 +1,231 @@
+"""The run's story: each journal event as one sentence for `spotguard history`. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from spotguard.control import meter
+from spotguard.control.fold import apply, fold
+from spotguard.control.record import JOB_PREFIX, Kind
+from spotguard.control.untrusted import instant, integer, number
+from spotguard.control.view import HistoryLine
+from spotguard.events.event import JobEvent
+from spotguard.events.states import EndReason, RunState
+from spotguard.units import format_bytes, format_duration, format_usd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from spotguard.control.journal import Entry
+    from spotguard.control.record import RunRecord
+
+_SILENT = frozenset(
+    # The second halves of acts whose first half is told, and what `status` shows better.
+    {Kind.PROGRESS.value, Kind.STOP_WRITTEN.value, Kind.DOWN_SENT.value}
+)
+
+
+def history_lines(entries: Sequence[Entry]) -> list[HistoryLine]:
+    """Return the story told by the whole journal, by time, with the cost by then."""
+    if not entries:
+        return []
+    record: RunRecord | None = None
+    lines = []
+    for entry in entries:
+        record = fold([entry]) if record is None else apply(record, entry)
+        if entry.kind in _SILENT:
+            continue
+        sentence, colour = _tell(entry)
+        lines.append(
+            HistoryLine(
+                at=entry.at,
+                attempt=entry.attempt,
+                kind=entry.kind.removeprefix(JOB_PREFIX),
+                text=sentence,
+                colour=colour,
+                cost_usd=meter.spent_usd(record, entry.at),
+                data=_public(entry),
+            )
+        )
+    # The job's events are journaled a moment after they happened.
+    return sorted(lines, key=lambda line: line.at)
+
+
+def _tell(entry: Entry) -> tuple[str, str]:
+    teller = _TELLERS.get(entry.kind)
+    if teller is None:
+        return entry.kind.removeprefix(JOB_PREFIX).replace("_", " "), "default"
+    return teller(entry)
+
+
+def _public(entry: Entry) -> dict[str, Any]:
+    """Return the event's data without the job's spec, which holds the values of variables."""
+    return {name: value for name, value in entry.data.items() if name != "spec"}
+
+
+def _plain(text: str, colour: str = "default") -> tuple[str, str]:
+    return text, colour
+
+
+def _created(entry: Entry) -> tuple[str, str]:
+    limits = entry.data["limits"]
+    budget = limits["budget_usd"]
+    words = "no budget" if budget is None else f"a budget of {format_usd(budget)}"
+    return _plain(f"run created, on {_node_range(limits)}, with {words}")
+
+
+def _node_range(limits: dict[str, Any]) -> str:
+    least, most = limits["nodes_min"], limits["nodes_max"]
+    return _nodes(most) if least == most else f"{least} to {most} nodes"
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node{'' if count == 1 else 's'}"
+
+
+def _intended(entry: Entry) -> tuple[str, str]:
+    offer = entry.data["offer"]
+    names = (offer["infra"], offer["region"], offer["zone"], offer["instance_type"])
+    place = "/".join(name for name in names if name)
+    price = offer["price_usd_per_h"]
+    rate = "at an unknown price" if price is None else f"at {format_usd(price)} per node and hour"
+    return _plain(f"launching {_nodes(entry.data['nodes'])} in {place} {rate}", "cyan")
+
+
+def _launched(entry: Entry) -> tuple[str, str]:
+    if entry.data.get("found"):
+        return _plain("the launch had been made before the controller was restarted", "cyan")
+    return _plain("the launch was accepted", "cyan")
+
+
+def _waiting(entry: Entry) -> tuple[str, str]:
+    wait_s = max(0.0, entry.data["retry_at"] - entry.at)
+    return _plain(f"waiting for capacity, asking again in {format_duration(wait_s)}", "yellow")
+
+
+def _node_ended(entry: Entry) -> tuple[str, str]:
+    data = entry.data
+    if data["end"] == "lost":
+        return _plain(f"node {data['node']} was lost: {data['detail'] or 'taken'}", "yellow")
+    return _plain(f"node {data['node']} ended its part with exit code {data['exit_code']}")
+
+
+def _asked(prefix: str) -> Callable[[Entry], tuple[str, str]]:
+    def tell(entry: Entry) -> tuple[str, str]:
+        reason = EndReason(entry.data["reason"])
+        detail = entry.data.get("detail")
+        return _plain(f"{prefix}: {reason.label}{f' ({detail})' if detail else ''}", "cyan")
+
+    return tell
+
+
+def _attempt_ended(entry: Entry) -> tuple[str, str]:
+    reason = EndReason(entry.data["reason"])
+    detail = entry.data["detail"]
+    return _plain(f"attempt ended: {reason.label}{f' ({detail})' if detail else ''}", reason.colour)
+
+
+def _settled(entry: Entry) -> tuple[str, str]:
+    state = RunState(entry.data["state"])
+    return _plain(f"the run is {state.label}: {entry.data['detail']}", state.colour)
+
+
+def _resumed(entry: Entry) -> tuple[str, str]:
+    limits = entry.data["limits"]
+    budget = limits["budget_usd"]
+    words = "" if budget is None else f", with a budget of {format_usd(budget)}"
+    return _plain(f"resumed by you, on {_node_range(limits)}{words}", "cyan")
+
+
+def _started(entry: Entry) -> tuple[str, str]:
+    step = integer(entry.data, "resumed_step")
+    begin = f"goes on after step {step}" if step else "starts at the beginning"
+    world = integer(entry.data, "world_size")
+    return _plain(f"training {begin}{f' on {world} process(es)' if world else ''}", "green")
+
+
+def _notice(entry: Entry) -> tuple[str, str]:
+    deadline_at = instant(entry.data, "deadline_at")
+    words = "" if deadline_at is None else f", in {format_duration(deadline_at - entry.at)}"
+    source = entry.data.get("source")
+    return _plain(
+        f"notice: node {entry.data.get('node')} will be taken{words} ({source})", "yellow"
+    )
+
+
+def _saved(entry: Entry) -> tuple[str, str]:
+    data = entry.data
+    size, took = (
+        format_bytes(number(data, "size_bytes")),
+        format_duration(number(data, "duration_s")),
+    )
+    return _plain(
+        f"saved step {data.get('step')} ({data.get('checkpoint_kind')}, {size} in {took})"
+    )
+
+
+def _job_ended(entry: Entry) -> tuple[str, str]:
+    data = entry.data
+    try:
+        reason = EndReason(str(data.get("reason")))
+    except ValueError:
+        return _plain(f"the job reports its end: {data.get('reason')}")
+    message = f" ({data['message']})" if data.get("message") else ""
+    return _plain(f"the job reports its end: {reason.label}{message}", reason.colour)
+
+
+def _of(text: str, colour: str = "default") -> Callable[[Entry], tuple[str, str]]:
+    """Return a teller of a text whose {names} stand in the event's data."""
+
+    def tell(entry: Entry) -> tuple[str, str]:
+        known = {
+            "step": None,
+            "stop_step": None,
+            "problem": "",
+            "message": "",
+            "source": "",
+            "reason": "",
+        }
+        return text.format_map({**known, **entry.data}), colour
+
+    return tell
+
+
+_TELLERS: dict[str, Callable[[Entry], tuple[str, str]]] = {
+    Kind.CREATED.value: _created,
+    Kind.ADOPTED.value: _of("the journal was rebuilt from the run's store"),
+    Kind.CONTROLLER_STARTED.value: _of("the controller started (process {pid})"),
+    Kind.CONTROLLER_REPAIRED.value: _of("the controller was gone and is started again", "yellow"),
+    Kind.INTENDED.value: _intended,
+    Kind.LAUNCHED.value: _launched,
+    Kind.NO_CAPACITY.value: _of("no capacity for {nodes} node(s): {problem}", "yellow"),
+    Kind.LAUNCH_FAILED.value: _of("the launch failed: {problem}", "red"),
+    Kind.DROPPED.value: _of("the launch was given up: {why}"),
+    Kind.WAITING.value: _waiting,
+    Kind.NODE_ENDED.value: _node_ended,
+    Kind.CONTACT_LOST.value: _of("contact lost: {detail}; nothing is killed", "yellow"),
+    Kind.CONTACT_BACK.value: _of("contact is back", "green"),
+    Kind.STORE_LOST.value: _of("the run's store cannot be read: {problem}", "yellow"),
+    Kind.STORE_BACK.value: _of("the run's store can be read again", "green"),
+    Kind.STOP_ASKED.value: _asked("asking the job to save and stop"),
+    Kind.DOWN_ASKED.value: _asked("taking the nodes down"),
+    Kind.DOWN_FAILED.value: _of("the nodes could not be taken down yet: {problem}", "yellow"),
+    Kind.ATTEMPT_ENDED.value: _attempt_ended,
+    Kind.ALERT.value: _of("{percent} % of the budget are spent", "yellow"),
+    Kind.SETTLED.value: _settled,
+    Kind.USER_STOP.value: _of("you asked to save and stop", "cyan"),
+    Kind.USER_DOWN.value: _of("you asked to release the nodes at once", "cyan"),
+    Kind.RESUMED.value: _resumed,
+    JOB_PREFIX + JobEvent.STARTED.value: _started,
+    JOB_PREFIX + JobEvent.NOTICE.value: _notice,
+    JOB_PREFIX + JobEvent.WITHDRAWN.value: _of("the notice was withdrawn ({source})", "green"),
+    JOB_PREFIX + JobEvent.AGREED.value: _of("all ranks stop after step {stop_step} ({reason})"),
+    JOB_PREFIX + JobEvent.SAVED.value: _saved,
+    JOB_PREFIX + JobEvent.SAVE_FAILED.value: _of("saving step {step} failed: {problem}", "red"),
+    JOB_PREFIX + JobEvent.FITS.value: _of("{message}"),
+    JOB_PREFIX + JobEvent.PEER_LOST.value: _of(
+        "a peer was lost at step {step}: {problem}", "yellow"
+    ),
+    JOB_PREFIX + JobEvent.WARNING.value: _of("{message}", "yellow"),
+    JOB_PREFIX + JobEvent.ENDED.value: _job_ended,
+}

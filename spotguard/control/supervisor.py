@@ -1,0 +1,251 @@
+"""The supervisor: looks, asks the machine what to do, does it, writes it down.
+
+Crash-only: it holds nothing that matters in memory. A new supervisor on the same journal, store
+and launcher goes on where a killed one was, whatever it was doing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from spotguard.control.actions import (
+    Action,
+    Alert,
+    AskDown,
+    AskToStop,
+    BackOff,
+    Conclude,
+    Drop,
+    Intend,
+    Launch,
+    LoseContact,
+    NoteLaunched,
+    RegainContact,
+    SendDown,
+    Settle,
+    Wait,
+    WriteStop,
+)
+from spotguard.control.ledger import Ledger
+from spotguard.control.logs import log_tail
+from spotguard.control.lookout import Lookout
+from spotguard.control.machine import decide
+from spotguard.control.record import Kind, offer_to_json, place_key
+from spotguard.control.request import claim_data, cluster_name, launch_request
+from spotguard.errors import AlreadyExists, NoCapacity, SpotguardError, StoreError
+from spotguard.events import keys
+from spotguard.events.states import EndReason
+from spotguard.spec.model import JobSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spotguard.control.allot import Policy
+    from spotguard.control.journal import Journal
+    from spotguard.control.record import AttemptRecord, RunRecord
+    from spotguard.launch.base import Launcher
+    from spotguard.storage.base import ObjectStore
+    from spotguard.units import Clock
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+_ACTS_PER_TICK = 50
+
+
+class Supervisor:
+    """Drives one run until it settles. Not thread-safe; one for a run at any time."""
+
+    def __init__(
+        self,
+        *,
+        journal: Journal,
+        launcher: Launcher,
+        store: ObjectStore,
+        clock: Clock,
+        policy: Policy,
+        live_path: Path,
+        tick_s: float = TICK_S,
+    ) -> None:
+        """`store` is the run's own, below its run id; `live_path` gets the newest progress."""
+        self._launcher = launcher
+        self._store = store
+        self._clock = clock
+        self._policy = policy
+        self._tick_s = tick_s
+        self._ledger = Ledger(journal, clock)
+        self._spec = JobSpec.from_json(self._ledger.record.spec)
+        self._lookout = Lookout(
+            self._ledger,
+            launcher=launcher,
+            store=store,
+            clock=clock,
+            policy=policy,
+            market=self._spec.market,
+            live_path=live_path,
+        )
+
+    @property
+    def record(self) -> RunRecord:
+        """What the journal says."""
+        return self._ledger.record
+
+    def run(self) -> RunRecord:
+        """Drive the run until it settles; return its last record."""
+        self._ledger.write(Kind.CONTROLLER_STARTED, {"pid": os.getpid()})
+        while self.record.settled is None:
+            self.tick()
+            if self.record.settled is None:
+                self._clock.sleep(self._tick_s)
+        return self.record
+
+    def tick(self) -> None:
+        """Look and act until there is nothing more to do now."""
+        for _ in range(_ACTS_PER_TICK):
+            self._ledger.catch_up()
+            seen = self._lookout.look()  # which adds to the record
+            action = decide(self.record, seen, self._clock.now(), self._policy)
+            if isinstance(action, Wait) or not self._act(action):
+                return
+
+    # ------------------------------------------------------------ acting
+
+    def _act(self, action: Action) -> bool:
+        """Carry out one action; return False if it is to be tried again at the next tick."""
+        attempt = self._ledger.record.current
+        number = attempt.number if attempt is not None else None
+        match action:
+            case Intend():
+                self._intend(action)
+            case BackOff():
+                self._ledger.write(Kind.WAITING, {"retry_at": action.retry_at})
+            case Alert():
+                self._ledger.write(Kind.ALERT, {"percent": action.percent})
+            case Settle():
+                self._ledger.write(Kind.SETTLED, {**asdict(action), "state": action.state.value})
+            case _ if attempt is None:
+                raise AssertionError(f"{action} without an attempt")
+            case Launch():
+                self._launch(attempt)
+            case NoteLaunched():
+                self._ledger.write(Kind.LAUNCHED, {"found": True}, attempt=number)
+            case Drop():
+                self._publish(keys.launch(attempt.number), None)
+                self._ledger.write(Kind.DROPPED, {"why": action.why}, attempt=number)
+            case AskToStop():
+                self._ledger.write(Kind.STOP_ASKED, {"reason": action.reason.value}, attempt=number)
+            case WriteStop():
+                return self._write_stop(attempt, action.reason)
+            case AskDown():
+                data = {"reason": action.reason.value, "detail": action.detail}
+                self._ledger.write(Kind.DOWN_ASKED, data, attempt=number)
+            case SendDown():
+                self._send_down(attempt)
+            case LoseContact():
+                self._ledger.write(Kind.CONTACT_LOST, {"detail": action.detail}, attempt=number)
+            case RegainContact():
+                self._ledger.write(Kind.CONTACT_BACK, attempt=number)
+            case Conclude():
+                self._conclude(attempt, action)
+        return True
+
+    def _intend(self, action: Intend) -> None:
+        number = self._ledger.record.next_number
+        allotment = {**asdict(action.allotment), "down_reason": action.allotment.down_reason.value}
+        self._ledger.write(
+            Kind.INTENDED,
+            {
+                "cluster": cluster_name(self._ledger.record.run_id, number),
+                "nodes": action.nodes,
+                "offer": offer_to_json(action.offer),
+                "allotment": allotment,
+            },
+            attempt=number,
+        )
+
+    def _launch(self, attempt: AttemptRecord) -> None:
+        self._publish(keys.launch(attempt.number), claim_data(attempt))
+        try:
+            self._launcher.launch(launch_request(self._ledger.record, attempt, self._spec))
+        except NoCapacity as problem:
+            self._ledger.write(
+                Kind.NO_CAPACITY,
+                {
+                    "nodes": attempt.nodes,
+                    "place": place_key(attempt.offer),
+                    "problem": problem.message,
+                },
+                attempt=attempt.number,
+            )
+            self._publish(keys.launch(attempt.number), None)
+        except SpotguardError as problem:
+            self._ledger.write(
+                Kind.LAUNCH_FAILED, {"problem": problem.message}, attempt=attempt.number
+            )
+        else:
+            self._ledger.write(Kind.LAUNCHED, attempt=attempt.number)
+
+    def _write_stop(self, attempt: AttemptRecord, reason: EndReason) -> bool:
+        body = json.dumps({"reason": reason.value, "message": f"asked to stop: {reason.label}"})
+        try:
+            self._store.put(keys.stop(attempt.number), body.encode(), if_absent=True)
+        except AlreadyExists:
+            log.info("attempt %s has been asked to stop before", attempt.number)
+        except StoreError as problem:
+            log.warning("could not ask attempt %s to stop: %s", attempt.number, problem)
+            return False
+        self._ledger.write(Kind.STOP_WRITTEN, attempt=attempt.number)
+        return True
+
+    def _send_down(self, attempt: AttemptRecord) -> None:
+        try:
+            self._launcher.down(attempt.cluster)
+        except SpotguardError as problem:
+            self._ledger.write(
+                Kind.DOWN_FAILED, {"problem": problem.message}, attempt=attempt.number
+            )
+        else:
+            self._ledger.write(Kind.DOWN_SENT, attempt=attempt.number)
+
+    def _conclude(self, attempt: AttemptRecord, action: Conclude) -> None:
+        traceback = action.traceback
+        if action.reason is EndReason.FAILED and traceback is None:
+            traceback = log_tail(self._launcher, attempt.cluster, _failed_node(attempt))
+        self._lookout.note_progress(attempt)
+        steps = [step for step in (attempt.last_step, self._lookout.step) if step is not None]
+        known = attempt.started_at is not None or self._lookout.step > 0
+        end = {
+            **asdict(replace(action, traceback=traceback)),
+            "reason": action.reason.value,
+            "last_step": max(steps) if known else None,
+        }
+        problem = self._publish(keys.end(attempt.number), end)
+        if problem is not None and action.reason is EndReason.FAILED and attempt.job_end is None:
+            # A job on a full store can neither save nor say why it leaves: it looks like a crash.
+            detail = f"{problem.message}; the job could not report its end there"
+            end |= {"reason": EndReason.STORE_FAILED.value, "detail": detail, "traceback": None}
+        self._ledger.write(Kind.ATTEMPT_ENDED, end, attempt=attempt.number)
+
+    def _publish(self, key: str, body: dict[str, Any] | None) -> StoreError | None:
+        """Put into the run store (or with None: remove) what only the journal would know.
+
+        It is for who has to rebuild a lost journal; a store that fails here stops nothing, and
+        its problem is returned.
+        """
+        try:
+            if body is None:
+                self._store.delete(key)
+            else:
+                self._store.put(key, json.dumps(body, sort_keys=True).encode())
+        except StoreError as problem:
+            log.warning("could not publish %s: %s", key, problem)
+            return problem
+        return None
+
+
+def _failed_node(attempt: AttemptRecord) -> int:
+    return attempt.failed_nodes[0].node if attempt.failed_nodes else 0

@@ -1,0 +1,1 @@
+"""What both sides share: the words of the run store, its keys, events, states and environment."""

@@ -1,0 +1,123 @@
+"""Events: what the job and the controller write down, each with its time and its data."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from spotguard.units import from_iso, to_iso
+
+SCHEMA = 1
+
+
+class JobEvent(str, Enum):
+    """What a job can report into the run store, and the keys of each event's `data`.
+
+    STARTED   world_size, nodes, resumed_from (checkpoint prefix or null), resumed_step,
+              total_steps, notice_source, skipped: [{checkpoint, problem}]
+    NOTICE    source, action, deadline_at (ISO or null), detail
+    WITHDRAWN source
+    AGREED    reason, stop_step, by_rank
+    SAVED     step, checkpoint, checkpoint_kind, size_bytes, stall_s, duration_s, train_s
+    SAVE_FAILED  step, problem
+    FITS      emergency_s, grace_s, fits, message: does an emergency save fit the cloud's notice
+    PEER_LOST problem, step
+    WARNING   message
+    ENDED     reason (EndReason), step, saved_step, saved_at (ISO or null), checkpoint, train_s,
+              warned_at (ISO or null), deadline_at (ISO or null), message, traceback
+    """
+
+    STARTED = "started"
+    NOTICE = "notice"
+    WITHDRAWN = "notice_withdrawn"
+    AGREED = "stop_agreed"
+    SAVED = "saved"
+    SAVE_FAILED = "save_failed"
+    FITS = "emergency_fit"
+    PEER_LOST = "peer_lost"
+    WARNING = "warning"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One line of a run's story."""
+
+    kind: str
+    at: float
+    """Seconds since the epoch."""
+    attempt: int
+    node: int = 0
+    rank: int = 0
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> bytes:
+        """Return the event as the bytes the store keeps."""
+        body = {
+            "schema": SCHEMA,
+            "kind": str(getattr(self.kind, "value", self.kind)),
+            "at": to_iso(self.at),
+            "attempt": self.attempt,
+            "node": self.node,
+            "rank": self.rank,
+            "data": self.data,
+        }
+        return json.dumps(body, sort_keys=True).encode()
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> Event:
+        """Return the event that `to_json` wrote.
+
+        Raises:
+            ValueError: it is not an event of a schema this version reads.
+        """
+        try:
+            body = json.loads(raw)
+            if body["schema"] != SCHEMA:
+                raise ValueError(f"event schema {body['schema']!r} is not {SCHEMA}")
+            return cls(
+                kind=str(body["kind"]),
+                at=from_iso(body["at"]),
+                attempt=int(body["attempt"]),
+                node=int(body["node"]),
+                rank=int(body["rank"]),
+                data=dict(body["data"]),
+            )
+        except (KeyError, TypeError, AttributeError, UnicodeDecodeError) as problem:
+            raise ValueError(f"not an event: {problem}") from problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heartbeat:
+    """A node's last sign of life, overwritten in place."""
+
+    at: float
+    attempt: int
+    node: int
+    step: int
+    """Steps finished."""
+    total_steps: int | None
+    epoch: int
+    train_s: float
+    """Seconds this attempt spent in finished steps."""
+    step_s: float | None
+    """Seconds of a recent step."""
+    loss: float | None
+    saved_step: int | None
+    saved_at: float | None
+
+    def to_json(self) -> bytes:
+        """Return the heartbeat as the bytes the store keeps."""
+        return json.dumps({"schema": SCHEMA, **self.__dict__}, sort_keys=True).encode()
+
+    @classmethod
+    def from_json(cls, raw: bytes) -> Heartbeat:
+        """Return the heartbeat that `to_json` wrote; ValueError if it is none."""
+        try:
+            body = json.loads(raw)
+            body.pop("schema")
+            return cls(**body)
+        except (KeyError, TypeError, AttributeError, UnicodeDecodeError) as problem:
+            raise ValueError(f"not a heartbeat: {problem}") from problem

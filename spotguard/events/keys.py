@@ -1,0 +1,98 @@
+"""The keys of the run store, relative to `<store>/<run_id>/`. Nothing else builds them.
+
+run.json                                              the spec, written once
+attempts/000001/launch.json                           by the controller: place, price, nodes
+attempts/000001/end.json                              by the controller: when it was gone, why
+attempts/000001/claim.json                            create-if-absent, by the job's first rank
+attempts/000001/stop.json                             create-if-absent, by the controller
+attempts/000001/heartbeat/00000.json                  overwritten, one for each node
+attempts/000001/events/<ms>-<node>-<n>.json           append-only
+checkpoints/<step>-<attempt>/<shard>.safetensors      data
+checkpoints/<step>-<attempt>/manifest.json            create-if-absent: this is the commit
+checkpoints/<step>-<attempt>/pinned.json              optional: retention leaves it alone
+"""
+
+from __future__ import annotations
+
+import re
+
+RUN = "run.json"
+ATTEMPTS = "attempts/"
+CHECKPOINTS = "checkpoints/"
+
+_CHECKPOINT = re.compile(r"checkpoints/(\d{12})-(\d{6})/")
+_ATTEMPT = re.compile(r"attempts/(\d{6})/")
+RUN_ID_PATTERN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+"""A run id is also a cluster name and a folder: lower case, digits, dashes, at most 63."""
+
+
+def attempt(number: int) -> str:
+    """Return the prefix of an attempt, with its trailing slash."""
+    return f"{ATTEMPTS}{number:06d}/"
+
+
+def launch(number: int) -> str:
+    """Return the key of what the controller launched as an attempt."""
+    return f"{attempt(number)}launch.json"
+
+
+def end(number: int) -> str:
+    """Return the key of the controller's verdict on an attempt."""
+    return f"{attempt(number)}end.json"
+
+
+def claim(number: int) -> str:
+    """Return the key of an attempt's claim."""
+    return f"{attempt(number)}claim.json"
+
+
+def stop(number: int) -> str:
+    """Return the key by which the controller asks an attempt to save and stop."""
+    return f"{attempt(number)}stop.json"
+
+
+def heartbeat(number: int, node: int) -> str:
+    """Return the key of a node's overwritten heartbeat."""
+    return f"{attempt(number)}heartbeat/{node:05d}.json"
+
+
+def heartbeats(number: int) -> str:
+    """Return the prefix of all heartbeats of an attempt."""
+    return f"{attempt(number)}heartbeat/"
+
+
+def events(number: int) -> str:
+    """Return the prefix of an attempt's events."""
+    return f"{attempt(number)}events/"
+
+
+def event(number: int, *, at: float, node: int, rank: int, count: int) -> str:
+    """Return the key of one event; keys sort by time."""
+    return f"{events(number)}{int(at * 1000):013d}-{node:05d}-{rank:05d}-{count:06d}.json"
+
+
+def checkpoint(step: int, number: int) -> str:
+    """Return the prefix of a checkpoint, with its trailing slash; keys sort by step."""
+    return f"{CHECKPOINTS}{step:012d}-{number:06d}/"
+
+
+def manifest(checkpoint_prefix: str) -> str:
+    """Return the key of a checkpoint's manifest."""
+    return f"{checkpoint_prefix}manifest.json"
+
+
+def pinned(checkpoint_prefix: str) -> str:
+    """Return the key of the pin that keeps a checkpoint from being pruned."""
+    return f"{checkpoint_prefix}pinned.json"
+
+
+def parse_checkpoint(key: str) -> tuple[int, int] | None:
+    """Return (step, attempt) of a key at or below a checkpoint prefix, else None."""
+    match = _CHECKPOINT.match(key)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def parse_attempt(key: str) -> int | None:
+    """Return the attempt number of a key below `attempts/`, else None."""
+    match = _ATTEMPT.match(key)
+    return int(match[1]) if match else None

@@ -1,0 +1,147 @@
+"""The `Launcher` protocol: all that the controller asks of a cloud.
+
+A cluster is named by its attempt and never reused. Every call is idempotent by that name, so a
+controller that died between asking and writing down the answer can simply ask again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from spotguard.events.states import Market
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """One place where nodes can be had, and what each costs."""
+
+    infra: str
+    region: str | None
+    zone: str | None
+    instance_type: str | None
+    market: Market
+    price_usd_per_h: float | None
+    """Of one node; None is unknown, never free."""
+    on_demand_usd_per_h: float | None
+    """What one such node costs on demand; None is unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchRequest:
+    """Everything needed to start one attempt's cluster and the job on it."""
+
+    cluster: str
+    run_id: str
+    attempt: int
+    nodes: int
+    nproc_per_node: int
+    script: str
+    """Absolute path of the job's script."""
+    args: tuple[str, ...]
+    workdir: str
+    """Absolute path in which the script runs."""
+    env: dict[str, str]
+    """`SPOTGUARD_*` and the user's variables, the same on all nodes; holds no secret."""
+    offer: Offer
+    max_lifetime_s: float | None
+    """The leak guard: after this the cluster goes away even if the controller is dead."""
+
+
+class ClusterState(str, Enum):
+    """What is known of a cluster."""
+
+    ABSENT = "absent"
+    """No cluster of this name was ever started."""
+    STARTING = "starting"
+    UP = "up"
+    GONE = "gone"
+    """Positive evidence that no node of it is left and nothing is billed any more."""
+    UNREACHABLE = "unreachable"
+    """It could not be asked; says nothing about life or death."""
+
+
+class NodeEnd(str, Enum):
+    """How a node's part of the job ended."""
+
+    RUNNING = "running"
+    EXITED = "exited"
+    """The job's processes ended by themselves with `exit_code`."""
+    LOST = "lost"
+    """The node was taken: by the cloud, by a kill, or it vanished."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeView:
+    """One node as the launcher sees it."""
+
+    index: int
+    end: NodeEnd
+    exit_code: int | None = None
+    detail: str = ""
+    """In words, for a human: 'killed by the cloud at its deadline'."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterView:
+    """One look at a cluster."""
+
+    state: ClusterState
+    nodes: tuple[NodeView, ...] = ()
+    gone_at: float | None = None
+    """When the last node was confirmed gone, if the launcher knows it better than 'now'."""
+    last_step: int | None = None
+    """Steps finished, if the launcher can see them; else the heartbeats must do."""
+    detail: str = ""
+
+    @property
+    def job_over(self) -> bool:
+        """True when no node runs the job any more (the nodes may still cost money)."""
+        return self.state is ClusterState.GONE or (
+            bool(self.nodes) and all(node.end is not NodeEnd.RUNNING for node in self.nodes)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogChunk:
+    """Some bytes of one node's output."""
+
+    node: int
+    offset: int
+    """Where `data` starts in that node's stream."""
+    data: bytes = field(repr=False)
+
+
+class Launcher(Protocol):
+    """Starts and ends clusters. Methods block; none is called from two threads at once."""
+
+    name: str
+
+    def offers(self) -> list[Offer]:
+        """Return the places that could be asked now, best first. No side effect."""
+        ...
+
+    def launch(self, request: LaunchRequest) -> None:
+        """Start `request.cluster` and its job; return when it is accepted (not when it trains).
+
+        Idempotent: if a cluster of that name exists or existed, nothing is started.
+
+        Raises:
+            NoCapacity: the nodes are not to be had; nothing was started, nothing is billed.
+            LauncherFailure: anything else; whether nodes exist is for `observe` to say.
+        """
+        ...
+
+    def observe(self, cluster: str) -> ClusterView:
+        """Return what is known now. Never raises for a cluster that cannot be reached."""
+        ...
+
+    def down(self, cluster: str) -> None:
+        """Ask for the end of all nodes of `cluster`; `observe` says when they are gone."""
+        ...
+
+    def read_log(self, cluster: str, node: int, offset: int) -> LogChunk:
+        """Return what node `node` printed from byte `offset` on (empty when there is no more)."""
+        ...

@@ -1,0 +1,7 @@
+"""A cloud made of this machine's processes: the whole job, without an account or a bill."""
+
+from spotguard.launch.local.launcher import LocalLauncher
+from spotguard.launch.local.options import LocalOptions
+from spotguard.launch.local.strays import StrayProcess, find_strays, sweep
+
+__all__ = ["find_strays", "LocalLauncher", "LocalOptions", "StrayProcess", "sweep"]

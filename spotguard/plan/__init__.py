@@ -1,0 +1,1 @@
+"""Pure arithmetic on prices, budgets and node counts; no clock, no input or output."""

@@ -1,0 +1,146 @@
+"""Everything that can tell this rank to stop, turned into requests for the watcher.
+
+SIGTERM reaches every rank by itself. The cloud's metadata service and a notice file are asked by
+one rank per node. The run's own limits (budget, deadline) are kept by every rank, so that the job
+stops itself when the controller is dead.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from spotguard.events.event import JobEvent
+from spotguard.events.states import EndReason
+from spotguard.runtime.notices import FileNotices, Notice, NoticeSource, notice_source
+from spotguard.runtime.signals import SignalWatch
+from spotguard.runtime.stopping import StopRequest, StopWatch
+from spotguard.units import to_iso
+
+if TYPE_CHECKING:
+    from spotguard.runtime.reporting import Reporter
+    from spotguard.runtime.settings import Settings
+
+log = logging.getLogger("spotguard")
+
+_SILENT_AFTER = 5
+_SLOW_POLL_S = 5.0
+
+
+class Listener:
+    """Starts what listens on this rank; all of it runs in daemon threads."""
+
+    def __init__(self, settings: Settings, watch: StopWatch, reporter: Reporter) -> None:
+        self._settings = settings
+        self._watch = watch
+        self._reporter = reporter
+        self._closed = threading.Event()
+        self._noticed_until: float | None = None
+        self._signals: SignalWatch | None = None
+        if threading.current_thread() is threading.main_thread():
+            self._signals = SignalWatch(self._on_sigterm)
+        for at, reason, message in (
+            (settings.budget_stop_at, EndReason.BUDGET, "the money of this attempt is used up"),
+            (settings.deadline_stop_at, EndReason.DEADLINE, "the deadline has come"),
+        ):
+            if at is not None:
+                self._stop_later(at, StopRequest(reason=reason, message=message))
+        if settings.local_rank == 0:
+            cloud = notice_source(settings.metadata)
+            file = FileNotices(settings.notice_file) if settings.notice_file else None
+            for source in (cloud, file):
+                if source is not None:
+                    self._start(self._poll, source)
+
+    def close(self) -> None:
+        """Stop listening; signals go where they went before."""
+        self._closed.set()
+        if self._signals is not None:
+            self._signals.close()
+
+    def _start(self, target: object, *args: object) -> None:
+        threading.Thread(
+            target=target,  # type: ignore[arg-type]
+            args=args,
+            name="spotguard-listen",
+            daemon=True,
+        ).start()
+
+    def _stop_later(self, at: float, request: StopRequest) -> None:
+        # Counted down on the monotonic clock: a wall clock that jumps must not spend money.
+        timer = threading.Timer(max(at - time.time(), 0.0), self._watch.request, [request])
+        timer.daemon = True
+        timer.start()
+
+    def _on_sigterm(self) -> None:
+        now = time.time()
+        deadline = now + self._settings.grace_s
+        if self._noticed_until is not None:
+            # The end of an announced grace: the notice's own deadline may be nearer.
+            deadline = min(deadline, max(self._noticed_until, now))
+        self._watch.request(
+            StopRequest(
+                reason=EndReason.TERMINATED,
+                message="SIGTERM",
+                warned_at=now,
+                deadline_at=deadline,
+            )
+        )
+
+    def _poll(self, source: NoticeSource) -> None:
+        """Ask `source` until the process ends; report the first notice and its withdrawal."""
+        known: Notice | None = None
+        failures = 0
+        while not self._closed.is_set():
+            try:
+                found = source.check()
+                failures = 0
+            except Exception as problem:  # noqa: BLE001 - no answer may end the watch
+                failures += 1
+                if failures == _SILENT_AFTER:
+                    self._reporter.event(
+                        JobEvent.WARNING,
+                        message=f"the {source.name} notice source does not answer: {problem}",
+                    )
+                self._closed.wait(1.0 if failures < _SILENT_AFTER else _SLOW_POLL_S)
+                continue
+            if found != known and not _same(found, known):
+                self._changed(source, found)
+                known = found
+            self._closed.wait(source.poll_s)
+
+    def _changed(self, source: NoticeSource, notice: Notice | None) -> None:
+        if notice is None:
+            log.info("the %s notice was withdrawn", source.name)
+            self._reporter.event(JobEvent.WITHDRAWN, source=source.name)
+            self._noticed_until = None
+            self._watch.withdraw(EndReason.PREEMPTED)
+            return
+        self._reporter.event(
+            JobEvent.NOTICE,
+            source=notice.source,
+            action=notice.action,
+            deadline_at=notice.deadline_at and to_iso(notice.deadline_at),
+            detail="a recommendation only" if notice.advisory else "",
+        )
+        log.info("%s announces: %s", notice.source, notice.action)
+        if notice.advisory:
+            return
+        self._noticed_until = notice.deadline_at
+        self._watch.request(
+            StopRequest(
+                reason=EndReason.PREEMPTED,
+                message=f"{notice.source}: {notice.action}",
+                warned_at=time.time(),
+                deadline_at=notice.deadline_at,
+            )
+        )
+
+
+def _same(one: Notice | None, other: Notice | None) -> bool:
+    """Return True for the same notice seen twice (a deadline may be recomputed each time)."""
+    if one is None or other is None:
+        return one is other
+    return (one.source, one.action, one.advisory) == (other.source, other.action, other.advisory)

@@ -1,0 +1,111 @@
+"""The process around a job: its device, process group, log, progress file and last breath."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import re
+import struct
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from spotguard.events.states import EXIT_CODE_OF_JOB_TOLD_TO_STOP
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from spotguard.runtime.settings import Settings
+
+log = logging.getLogger("spotguard")
+
+_PEER_WORDS = re.compile(r"gloo|nccl|processgroup|connection (closed|reset)|broken pipe", re.I)
+
+
+class Progress:
+    """The node's 16-byte progress file: steps done and steps in all, int64 little-endian."""
+
+    def __init__(self, path: str | None) -> None:
+        self._map: mmap.mmap | None = None
+        if path:
+            with open(path, "r+b") as file:  # noqa: PTH123 - mmap wants a file descriptor
+                self._map = mmap.mmap(file.fileno(), 16)
+
+    def write(self, step: int, total: int) -> None:
+        """Say how far the job is; costs less than a microsecond."""
+        if self._map is not None:
+            struct.pack_into("<qq", self._map, 0, step, total)
+
+
+def device_of(local_rank: int) -> torch.device:
+    """Return the rank's GPU, made current, or the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def ensure_process_group(settings: Settings, backend: str | None) -> bool:
+    """Create the process group unless the script has; return True if it is ours to destroy."""
+    if not dist.is_available() or dist.is_initialized():
+        return False
+    backend = backend or ("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    if settings.world_size > 1:
+        dist.init_process_group(backend)
+    else:  # so that DDP, FSDP and collectives work in a script that runs alone
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    return True
+
+
+def speaks_of_peers(error: BaseException) -> bool:
+    """Return True if a collective or the rendezvous failed because another rank is gone."""
+    if isinstance(error, (ConnectionError, dist.DistError)):
+        return True
+    return isinstance(error, RuntimeError) and bool(_PEER_WORDS.search(str(error)))
+
+
+def place_in_script(trace: TracebackType | None) -> str:
+    """Return `script.py:12: ` for the innermost line that is not spotguard's own, else nothing."""
+    ours = str(Path(__file__).parents[1])
+    lines = [f for f in traceback.extract_tb(trace) if not f.filename.startswith(ours)]
+    return f"{lines[-1].filename}:{lines[-1].lineno}: " if lines else ""
+
+
+class _QuietHandler(logging.StreamHandler[Any]):
+    """Writes to stderr, and does not mind when nobody reads it any more."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Drop the line: at a preemption the log pipe often dies first."""
+
+
+def log_to_stderr() -> None:
+    """Show our own lines unless the script has set up logging for us."""
+    if not log.handlers and not logging.getLogger().handlers:
+        handler = _QuietHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("spotguard: %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        log.propagate = False
+
+
+def exit_soon(seconds: float) -> None:
+    """End the process even if the script's own clean-up hangs in a collective."""
+    timer = threading.Timer(seconds, exit_now)
+    timer.daemon = True
+    timer.start()
+
+
+def exit_now() -> None:
+    """End the process at once with the code of a job that was told to stop."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # the log pipe may be dead already
+            stream.flush()
+    os._exit(EXIT_CODE_OF_JOB_TOLD_TO_STOP)

@@ -1,0 +1,419 @@
+"""The training loop's side of spotguard: `init`, `Run` and `Step`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from spotguard.checkpoint.lineage import claim_attempt
+from spotguard.errors import Fenced, SpotguardError, UsageError
+from spotguard.events.event import JobEvent
+from spotguard.runtime import restoring
+from spotguard.runtime.gradients import GradientSync
+from spotguard.runtime.job import Job, Phase
+from spotguard.runtime.loader import ElasticLoader, Share
+from spotguard.runtime.randomness import BOUNDARY, mix, seed_everything
+from spotguard.runtime.schedule import SaveSchedule
+from spotguard.runtime.settings import Settings
+from spotguard.runtime.state import Packed
+from spotguard.runtime.trace import SampleTrace
+from spotguard.runtime.tracked import TrackedModule, tracked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from spotguard.checkpoint.manifest import Manifest
+
+_current: Run | None = None
+
+
+def init(
+    *,
+    run_id: str | None = None,
+    store: str | None = None,
+    seed: int | None = None,
+    save_every: str | None = None,
+    keep_last: int | None = None,
+    reseed: bool = True,
+    backend: str | None = None,
+) -> Run:
+    """Set up the run of this process and return it; call it once, early, on every rank.
+
+    It reads the launcher's environment, creates the process group if there is none, and begins
+    to listen for notices and signals. Without a launcher the script is a run of its own: saves
+    go to `store` (default `./spotguard-runs`), and giving `run_id` again resumes it.
+
+    What the environment of a launcher says wins over these arguments.
+
+    Args:
+        run_id: Name of the run in the store; lower-case letters, digits and dashes.
+        store: Folder or URL of the store.
+        seed: Seed of the sample order and of all randomness (default 0).
+        save_every: `auto` (from measured cost and risk), a duration (`30s`), or `100 steps`.
+        keep_last: Checkpoints to keep, at least 2 (default 3).
+        reseed: Seed Python, NumPy and torch per micro-batch, so that randomness does not depend on
+            the number of ranks. False leaves the global generators to the script; their states
+            are then saved, and restored on the same number of ranks.
+        backend: Of the process group; default NCCL with CUDA, else gloo.
+
+    Raises:
+        UsageError: called twice, or a setting makes no sense.
+        StoreError: the store cannot be used.
+    """
+    global _current
+    if _current is not None:
+        raise UsageError("spotguard.init() was called twice in one process")
+    settings = Settings.from_environment(
+        run_id=run_id, store=store, seed=seed, save_every=save_every, keep_last=keep_last
+    )
+    _current = Run(Job(settings, backend=backend, save_random=not reseed), reseed=reseed)
+    return _current
+
+
+class Step:
+    """One optimizer step: iterate for this rank's micro-batches, and call `backward` on each."""
+
+    def __init__(self, run: Run, number: int, epoch: int) -> None:
+        self._run = run
+        self.number = number
+        """Steps done before this one: 0 for the first."""
+        self.epoch = epoch
+        """Passes over the dataset done before this one."""
+        self.loss: torch.Tensor | None = None
+        """This rank's part of the global mean loss so far (detached); the ranks' parts add up."""
+        self._share: Share | None = None
+        self._samples: list[int] = []
+        self._waiting = False
+        self._complete = False
+
+    def __iter__(self) -> Iterator[Any]:
+        run = self._run
+        while not self._complete:
+            self._refuse_unused_batch()
+            share, batch = run._next_batch()
+            self._share = share
+            self._waiting = True
+            run._gradients.begin(last=share.last)
+            run._loader.seed_training(share)
+            yield batch
+            self._refuse_unused_batch()
+        run._seed_boundary(self.number, after=True)
+
+    def backward(
+        self, loss: torch.Tensor, *, reduction: str = "mean", scaler: Any | None = None
+    ) -> None:
+        """Add this micro-batch's gradient; after the last one, gradients are the global mean.
+
+        Use it instead of `loss.backward()`: it weights the loss by its share of the global batch.
+
+        Args:
+            loss: Scalar loss of this micro-batch.
+            reduction: How the loss was reduced over the samples: `mean` or `sum`.
+            scaler: A `GradScaler`, to scale the loss before backward.
+        """
+        share = self._share
+        if share is None or not self._waiting:
+            raise UsageError("step.backward() needs a micro-batch: call it once per batch")
+        if reduction not in ("mean", "sum"):
+            raise UsageError(f"step.backward: reduction is {reduction!r}; allowed: mean, sum")
+        weight = share.weight
+        if reduction == "sum":
+            weight = share.weight / len(share.indices)
+        part = loss.detach() * weight
+        self.loss = part if self.loss is None else self.loss + part
+        if share.weight:
+            self._samples.extend(share.indices)
+        self._waiting = False
+        if share.last:
+            self._complete = True
+            self._run._trace_step(self)
+        loss = loss if scaler is None else scaler.scale(loss)
+        self._run._gradients.backward(loss, weight, last=share.last)
+
+    def _refuse_unused_batch(self) -> None:
+        if self._waiting:
+            raise UsageError(
+                "a micro-batch went by without step.backward(loss)",
+                hint="call step.backward(loss) once for each batch, instead of loss.backward()",
+            )
+
+
+class Run:
+    """This process's part of a run. Made by `init`; all methods are for the main thread."""
+
+    def __init__(self, job: Job, *, reseed: bool) -> None:
+        self._job = job
+        self._reseed = reseed
+        self._loader: ElasticLoader
+        self._gradients: GradientSync
+        self._batches: Iterator[tuple[Share, Any]] = iter(())
+        self._end_early: str | None = None
+        settings = job.settings
+        self._trace = (
+            SampleTrace(
+                settings.trace_path,
+                attempt=job.attempt,
+                rank=job.rank,
+                world_size=job.world_size,
+            )
+            if settings.trace_path
+            else None
+        )
+        self._probe = None
+        if settings.probe_path:
+            from spotguard.runtime.probe import Probe
+
+            self._probe = Probe(settings.probe_path, job)
+
+    @property
+    def id(self) -> str:
+        """Return the run's id."""
+        return self._job.run_id
+
+    @property
+    def attempt(self) -> int:
+        """Return the number of this attempt, from 1."""
+        return self._job.attempt
+
+    @property
+    def rank(self) -> int:
+        """Return this process's rank, from 0."""
+        return self._job.rank
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of ranks in this attempt; it may differ in the next."""
+        return self._job.world_size
+
+    @property
+    def device(self) -> torch.device:
+        """Return this rank's device: its GPU, or the CPU."""
+        return self._job.device
+
+    @property
+    def seed(self) -> int:
+        """Return the run's seed."""
+        return self._job.settings.seed
+
+    def loader(
+        self,
+        dataset: Any,
+        *,
+        global_batch_size: int,
+        micro_batch_size: int | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+        **options: Any,
+    ) -> ElasticLoader:
+        """Return a loader whose global batches do not depend on the number of ranks.
+
+        Args:
+            dataset: Map-style: `len(dataset)` and `dataset[i]`.
+            global_batch_size: Samples per optimizer step, over all ranks.
+            micro_batch_size: Samples per forward pass; fixed for the run, whatever the ranks.
+            shuffle: Another seeded order each epoch; False reads in index order.
+            drop_last: Leave out the last, partial global batch of an epoch.
+            collate_fn: Makes a batch of samples, as in `torch.utils.data.DataLoader`.
+            num_workers: Worker processes that read ahead.
+            **options: Further options of `torch.utils.data.DataLoader` (with `num_workers`).
+
+        Raises:
+            UsageError: a size makes no sense, or the dataset has no length.
+        """
+        return ElasticLoader(
+            dataset,
+            global_batch_size=global_batch_size,
+            micro_batch_size=micro_batch_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            seed=self._job.settings.seed,
+            reseed=self._reseed,
+            collate_fn=collate_fn,
+            num_workers=num_workers,
+            options=options,
+            rank=self.rank,
+            world_size=self.world_size,
+        )
+
+    def track(self, **objects: Any) -> None:
+        """Name what belongs to the training state; all of it is saved and restored.
+
+        Modules, optimizers, anything with `state_dict()` and `load_state_dict()`, random
+        generators (`random.Random`, `numpy.random.Generator`, `torch.Generator`), and dicts of
+        plain values and tensors (restored in place).
+
+        Raises:
+            UnsupportedState: something cannot be stored safely; the message says what.
+            UsageError: called after the loop has begun, or a name is taken.
+        """
+        if self._job.phase is not Phase.SETUP:
+            raise UsageError("run.track() must come before run.steps()")
+        for name, value in objects.items():
+            if name in self._job.objects:
+                raise UsageError(f"run.track: {name} is tracked already")
+            item = tracked(name, value)
+            item.pack(name, Packed())  # what cannot be stored is refused now, not at the notice
+            self._job.objects[name] = item
+
+    def end(self, reason: str = "ended early") -> None:
+        """Finish the run at the end of this step, as if all steps were done (early stopping).
+
+        All ranks must call it in the same step.
+        """
+        self._end_early = reason
+
+    def steps(
+        self, loader: ElasticLoader, *, total: int | None = None, epochs: int | None = None
+    ) -> Iterator[Step]:
+        """Yield the optimizer steps that are still to do; restores first, saves on the way.
+
+        Leaves by `SystemExit` with code 75, saved, when told to stop. `break` ends the run early.
+
+        Args:
+            loader: From `run.loader`.
+            total: Optimizer steps in all, or
+            epochs: passes over the dataset.
+
+        Raises:
+            UsageError: neither or both of `total` and `epochs`, or nothing is tracked.
+            StateMismatch: the script does not fit the checkpoint.
+        """
+        total = self._total(loader, total, epochs)
+        job = self._job
+        self._loader = loader
+        self._prepare()
+        every, coordinator = job.settings.save_every, job.coordinator
+        try:
+            first = self._restore(total)
+            schedule = SaveSchedule(every, coordinator, job.rank, job.world_size)
+            schedule.start(first)
+            job.begin_training(first, total)
+            with closing(loader.read(first, total)) as self._batches:  # its workers end with it
+                yield from self._train(first, total, schedule)
+        except SpotguardError as problem:
+            job.fail_saving_or_state(problem)
+
+    def _train(self, finished: int, total: int, schedule: SaveSchedule) -> Iterator[Step]:
+        job = self._job
+        while finished < total and self._end_early is None:
+            job.hold(finished)
+            if not job.gate.enter(finished):
+                job.leave()
+            if schedule.due(finished):
+                job.save_in_background()
+                schedule.saved(
+                    finished,
+                    step_s=job.step_s,
+                    stall_s=job.last_stall_s,
+                    duration_s=job.last_duration_s,
+                    age_s=job.age_s,
+                )
+            self._seed_boundary(finished, after=False)
+            step = Step(self, finished, self._loader.epoch_of(finished))
+            started = time.perf_counter()
+            yield step
+            if not step._complete:
+                raise UsageError(
+                    "a step ended before all its micro-batches were trained on",
+                    hint="loop over all of them: for batch in step: ... step.backward(loss)",
+                )
+            finished += 1
+            job.finished_step(finished, time.perf_counter() - started, step.epoch, step.loss)
+            if self._probe is not None:
+                self._probe.record(finished, sys._getframe(2))
+        job.finish_loop(self._end_early)
+
+    def _total(self, loader: Any, total: int | None, epochs: int | None) -> int:
+        if not isinstance(loader, ElasticLoader):
+            raise UsageError(
+                f"run.steps needs a loader from run.loader(...), not a {type(loader).__name__}",
+                hint="loader = run.loader(dataset, global_batch_size=..., micro_batch_size=...)",
+            )
+        if (total is None) == (epochs is None):
+            raise UsageError("run.steps: give either total= (steps) or epochs=")
+        count = total if total is not None else (epochs or 0) * loader.steps_per_epoch
+        if not isinstance(count, int) or count < 1:
+            raise UsageError(f"run.steps: {count!r} steps in all, but must be 1 or more")
+        if not self._job.objects:
+            raise UsageError(
+                "run.steps: nothing is tracked, so nothing could be resumed",
+                hint="call run.track(model=model, optimizer=optimizer) first",
+            )
+        if self._job.phase is not Phase.SETUP:
+            raise UsageError("run.steps() can be used once per process")
+        cap = self._job.settings.max_steps
+        return min(count, cap) if cap else count
+
+    def _prepare(self) -> None:
+        values = [item.value for item in self._job.objects.values()]
+        modules = [v for v in values if isinstance(v, torch.nn.Module)]
+        optimizers = [v for v in values if isinstance(v, torch.optim.Optimizer)]
+        self._gradients = GradientSync(modules, optimizers, self.world_size)
+        self._job.watch_optimizers(optimizers)
+
+    def _restore(self, total: int) -> int:
+        """Restore, claim the attempt, and return the number of steps done already."""
+        job = self._job
+        restored = restoring.choose(job.store, job.coordinator, job.rank)
+        self._check_loader(restored)
+        if restored.manifest is not None and restored.manifest.attempt >= job.attempt:
+            raise Fenced(
+                f"attempt {job.attempt} is already claimed",
+                hint="each start of the job needs an attempt number of its own",
+            )
+        restoring.apply(restored, job.objects)
+        if restored.manifest is None:
+            modules = [i.bare for i in job.objects.values() if isinstance(i, TrackedModule)]
+            self._gradients.broadcast_initial(modules)
+        first = restored.manifest.step if restored.manifest else 0
+        if job.rank == 0:
+            claim_attempt(job.store, job.attempt, restored.prefix, job.claim_extra())
+        job.restored(restored, total, self._loader.identity())
+        if restored.manifest is not None and not self._reseed:
+            self._restore_random(restored.manifest)
+        return first
+
+    def _restore_random(self, manifest: Manifest) -> None:
+        if not restoring.restore_random(manifest, self.rank, self.world_size):
+            self._job.reporter.event(
+                JobEvent.WARNING,
+                message="random states were not restored: the number of ranks changed",
+            )
+
+    def _check_loader(self, restored: restoring.Restored) -> None:
+        if restored.manifest is None:
+            return
+        stored = restored.manifest.counters.get("loader")
+        mine = self._loader.identity()
+        if stored is not None and stored != mine:
+            changed = [
+                f"{key} was {stored.get(key)!r} and is {value!r}"
+                for key, value in mine.items()
+                if stored.get(key) != value
+            ]
+            raise UsageError(
+                f"run.loader changed since the checkpoint: {'; '.join(changed)}",
+                hint="use the same values to resume, or start a new run",
+            )
+
+    def _next_batch(self) -> tuple[Share, Any]:
+        return next(self._batches)
+
+    def _seed_boundary(self, step: int, *, after: bool) -> None:
+        if self._reseed:
+            seed_everything(mix(self._job.settings.seed, step, BOUNDARY, int(after)))
+
+    def _trace_step(self, step: Step) -> None:
+        if self._trace is not None:
+            self._trace.write(
+                step=step.number,
+                epoch=step.epoch,
+                samples=step._samples,
+                loss=0.0 if step.loss is None else float(step.loss),
+            )

@@ -1,0 +1,415 @@
+"""Saving: capture at a step boundary, then write and commit, in the background or at once.
+
+Periodic: the state is copied into a reused flat buffer, most of it while the next forward and
+backward run (`staging`), and a background thread hashes, writes and commits. Emergency and final:
+the shard is written straight from the live tensors, because nobody will change them any more.
+
+Every rank with something of its own to store writes one shard; the first rank collects what the
+others wrote over the rendezvous and commits by writing the manifest last. A rank on its own
+(its peers are gone) commits alone, which is whole unless the model is sharded.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from spotguard.checkpoint.lineage import check_not_fenced
+from spotguard.checkpoint.manifest import Manifest, commit
+from spotguard.checkpoint.retention import Retention, prune
+from spotguard.checkpoint.shard import shard_file, write_layout
+from spotguard.checkpoint.tensors import ShardInfo
+from spotguard.errors import AlreadyExists, CheckpointError, SpotguardError, StoreError
+from spotguard.events import keys
+from spotguard.events.states import CheckpointKind
+from spotguard.runtime.randomness import capture_random_states
+from spotguard.runtime.staging import Plan, Staged, StagingBuffer, WeightsChanged, live_views
+from spotguard.runtime.state import Leaf, Packed, pack
+from spotguard.runtime.tracked import TrackedOptimizer
+from spotguard.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from spotguard.runtime.coordination import Coordinator
+    from spotguard.runtime.tracked import Packs
+    from spotguard.storage.base import ObjectStore
+
+log = logging.getLogger("spotguard")
+
+_GIVE_UP_PATIENCE_S = 2.0
+_PEER_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capture:
+    """The whole training state at a step boundary; tensors still live."""
+
+    step: int
+    kind: CheckpointKind
+    tree: dict[str, Any]
+    leaves: list[Leaf]
+    random: Any
+    counters: dict[str, Any]
+    sharded: bool
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the bytes of all tensors of this rank."""
+        return sum(leaf.size_bytes for leaf in self.leaves)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """A committed checkpoint."""
+
+    step: int
+    checkpoint: str
+    kind: CheckpointKind
+    at: float
+    size_bytes: int
+    stall_s: float
+    duration_s: float
+
+
+class Saver:
+    """Captures and stores checkpoints of one attempt; at most one save is in flight."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        run_id: str,
+        attempt: int,
+        rank: int,
+        world_size: int,
+        coordinator: Coordinator,
+        retention: Retention,
+        save_random: bool,
+        on_saved: Callable[[Saved, dict[str, Any]], None],
+        on_failed: Callable[[int, SpotguardError], None],
+    ) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._attempt = attempt
+        self._rank = rank
+        self._world_size = world_size
+        self._coordinator = coordinator
+        self._retention = retention
+        self._save_random = save_random
+        self._on_saved = on_saved
+        self._on_failed = on_failed
+        self._buffer = StagingBuffer()
+        self._thread: threading.Thread | None = None
+        self._plan: Plan | None = None
+        self._staged: Staged | None = None
+        self._stall_s = 0.0
+        self._given_up = threading.Event()
+        self._may_overlap = True
+        self.parent: str | None = None
+        """The checkpoint that the next one descends from."""
+        self.last: Saved | None = None
+        self.rate_bytes_per_s: float | None = None
+        """Measured: bytes of this rank's shard over the seconds to its commit."""
+
+    def capture(
+        self,
+        step: int,
+        kind: CheckpointKind,
+        objects: Mapping[str, Packs],
+        counters: dict[str, Any],
+        *,
+        solo: bool = False,
+        random_states: dict[str, Any] | None = None,
+    ) -> Capture:
+        """Return the state of `objects` now; nothing is copied yet.
+
+        `random_states` replaces those that the global generators have now.
+        """
+        optimizers = [item for item in objects.values() if isinstance(item, TrackedOptimizer)]
+        packed = Packed(steady=frozenset(p for item in optimizers for p in item.addresses()))
+        tree = {name: item.pack(name, packed) for name, item in objects.items()}
+        leaves = list(packed.leaves.values())
+        sharded = any(leaf.global_shape is not None for leaf in leaves)
+        if self._rank and not solo:
+            # Replicas are stored once, by the first rank; parts by the rank that holds them.
+            mine = [leaf for leaf in leaves if leaf.global_shape is not None]
+        else:
+            mine = leaves
+        return Capture(
+            step=step,
+            kind=kind,
+            tree=tree,
+            leaves=mine,
+            random=_random_tree(random_states) if self._save_random else None,
+            counters=counters,
+            sharded=sharded,
+        )
+
+    def save_in_background(self, capture: Capture, *, overlap: bool = False) -> None:
+        """Copy the state and return; the rest happens in a thread. Waits for the save before.
+
+        With `overlap`, what only a tracked optimizer's step changes is copied in the thread too:
+        `wait_copied` must then be called before such a step.
+        """
+        started = time.monotonic()
+        self.wait()
+        plan = self._plan_of(capture.leaves)
+        staged = self._buffer.stage(capture.leaves, plan, overlap=overlap and self._may_overlap)
+        self._staged = staged
+        self._stall_s = time.monotonic() - started
+        connection = self._coordinator.connect()
+        self._thread = threading.Thread(
+            target=self._save_quietly,
+            args=(capture, staged, plan, connection, started),
+            name="spotguard-save",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def warm(self, objects: Mapping[str, Packs]) -> None:
+        """Make the buffer ready in the background, so that the first save need not wait for it."""
+        leaves = self.capture(0, CheckpointKind.PERIODIC, objects, {}).leaves
+        plan = self._plan_of(leaves)
+        self._thread = threading.Thread(
+            target=self._buffer.warm, args=(leaves, plan), name="spotguard-warm", daemon=True
+        )
+        self._thread.start()
+
+    def wait_copied(self) -> None:
+        """Block until the tensors of a save in flight may change."""
+        staged = self._staged
+        if staged is not None and not staged.copied.is_set():
+            started = time.monotonic()
+            staged.copied.wait()
+            self._stall_s += time.monotonic() - started
+
+    def save_now(
+        self, capture: Capture, *, solo: bool = False, timeout_s: float = _PEER_TIMEOUT_S
+    ) -> Saved | None:
+        """Store straight from the live tensors and return once committed (on every rank).
+
+        With `solo` no other rank is waited for. The live tensors must not change meanwhile.
+
+        Raises:
+            SpotguardError: it could not be stored; the previous checkpoint stands.
+        """
+        started = time.monotonic()
+        if self._thread is not None and self._thread.is_alive():
+            # Its bytes are older than ours. If they are stored already, its commit is quick.
+            self._given_up.set()
+            self.wait(min(timeout_s / 2, _GIVE_UP_PATIENCE_S))
+        if self.last is not None and self.last.step == capture.step:
+            return self.last  # nothing has changed since
+        plan = self._plan_of(capture.leaves)
+
+        def write(prefix: str) -> ShardInfo | None:
+            return self._write(prefix, plan, live_views(capture.leaves, plan), lambda end: None)
+
+        self._stall_s = 0.0
+        return self._save(capture, write, self._coordinator, started, solo, timeout_s)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Block until no save is in flight, `timeout_s` at most."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            self._thread = None
+        self._given_up = threading.Event()  # a thread that was not waited for keeps its own
+
+    def _save_quietly(
+        self,
+        capture: Capture,
+        staged: Staged,
+        plan: Plan,
+        connection: Coordinator,
+        started: float,
+    ) -> None:
+        """Top of the background thread: copy, write, commit; a failure is reported, not raised."""
+        given_up = self._given_up
+
+        copier = threading.Thread(target=staged.copy_rest, name="spotguard-copy", daemon=True)
+        copier.start()
+
+        def go_on(end: int) -> None:
+            if given_up.is_set():
+                raise CheckpointError(f"the save of step {capture.step} gave way to a later one")
+            staged.wait_ready(end)
+
+        def write(prefix: str) -> ShardInfo | None:
+            shard = self._write(prefix, plan, [staged.data], go_on)
+            staged.wait_ready()  # all of it, and nothing was changed meanwhile
+            return shard
+
+        try:
+            self._save(capture, write, connection, started, False, _PEER_TIMEOUT_S)
+        except WeightsChanged as problem:
+            self._may_overlap = False  # this script is not as we took it to be
+            self._on_failed(capture.step, problem)
+        except SpotguardError as problem:
+            if not given_up.is_set():
+                self._on_failed(capture.step, problem)
+        except (RuntimeError, MemoryError, ValueError, OSError) as problem:
+            self._on_failed(capture.step, CheckpointError(f"{type(problem).__name__}: {problem}"))
+
+    def _plan_of(self, leaves: list[Leaf]) -> Plan:
+        self._plan = Plan.of(leaves, {"run_id": self._run_id}, self._plan)
+        return self._plan
+
+    def _save(
+        self,
+        capture: Capture,
+        write: Callable[[str], ShardInfo | None],
+        connection: Coordinator,
+        started: float,
+        solo: bool,
+        timeout_s: float,
+    ) -> Saved:
+        if solo and capture.sharded:
+            raise CheckpointError("a sharded model cannot be saved without the other ranks")
+        prefix = keys.checkpoint(capture.step, self._attempt)
+        end = time.monotonic() + timeout_s
+        word = f"save/{capture.step}/{capture.kind}"
+        try:
+            mine = write(prefix)
+            saved = self._meet(capture, prefix, mine, connection, word, end, solo)
+        except AlreadyExists:  # a survivor beside us committed this very step
+            saved = _saved(capture, prefix)
+        except SpotguardError as problem:
+            _tell(
+                connection,
+                f"{word}/done" if not self._rank else f"{word}/{self._rank}",
+                f"!{problem}",
+            )
+            raise
+        except ConnectionError as problem:
+            raise CheckpointError(f"step {capture.step} not saved: {problem}") from problem
+        duration_s = time.monotonic() - started
+        self.parent = prefix
+        self.rate_bytes_per_s = max(capture.size_bytes, 1) / max(duration_s, 1e-3)
+        self.last = replace(saved, stall_s=self._stall_s, duration_s=duration_s)
+        if self._rank == 0 or solo:
+            self._on_saved(self.last, capture.counters)
+            if capture.kind is not CheckpointKind.EMERGENCY:  # nothing else may cost grace
+                self._prune()
+        return self.last
+
+    def _prune(self) -> None:
+        """Delete what retention does not keep; what cannot be deleted now goes next time."""
+        try:
+            prune(self._store, self._retention, attempt=self._attempt)
+        except StoreError as problem:
+            log.warning("old checkpoints stay for now: %s", problem)
+
+    def _write(
+        self, prefix: str, plan: Plan, data: list[memoryview], go_on: Callable[[int], None]
+    ) -> ShardInfo | None:
+        if not plan.layout.tensors and self._rank:
+            return None
+        name = shard_file(self._rank, self._world_size)
+        return write_layout(self._store, prefix, name, plan.layout, data, go_on=go_on)
+
+    def _meet(
+        self,
+        capture: Capture,
+        prefix: str,
+        mine: ShardInfo | None,
+        connection: Coordinator,
+        word: str,
+        end: float,
+        solo: bool,
+    ) -> Saved:
+        """Collect all ranks' shards and commit (first rank), or wait for that (the others)."""
+        if solo:
+            return self._commit(capture, prefix, {self._rank: (mine, capture.random)})
+        if self._rank == 0:
+            parts = {0: (mine, capture.random)}
+            for peer in range(1, self._world_size):
+                text = connection.get(f"{word}/{peer}", end - time.monotonic())
+                if text is None:
+                    raise CheckpointError(f"step {capture.step} not saved: rank {peer} is silent")
+                if text.startswith("!"):
+                    raise CheckpointError(f"step {capture.step} not saved: rank {peer}: {text[1:]}")
+                body = json.loads(text)
+                shard = ShardInfo.from_json(body["shard"], "a shard") if body["shard"] else None
+                parts[peer] = (shard, body["random"])
+            saved = self._commit(capture, prefix, parts)
+            connection.set(f"{word}/done", "ok")
+            return saved
+        body = {"shard": mine.to_json() if mine else None, "random": capture.random}
+        connection.set(f"{word}/{self._rank}", json.dumps(body))
+        done = connection.get(f"{word}/done", end - time.monotonic())
+        if done != "ok":
+            raise CheckpointError(f"step {capture.step} not saved: {(done or '!no answer')[1:]}")
+        return _saved(capture, prefix)
+
+    def _commit(
+        self, capture: Capture, prefix: str, parts: dict[int, tuple[ShardInfo | None, Any]]
+    ) -> Saved:
+        check_not_fenced(self._store, self._attempt)
+        manifest = Manifest(
+            run_id=self._run_id,
+            attempt=self._attempt,
+            step=capture.step,
+            kind=capture.kind,
+            created_at=time.time(),
+            parent=self.parent,
+            world_size=self._world_size,
+            shards=tuple(shard for shard, _ in parts.values() if shard is not None),
+            state=capture.tree,
+            ranks={str(rank): random for rank, (_, random) in parts.items() if random is not None},
+            counters=capture.counters,
+            versions={
+                "spotguard": __version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
+        )
+        try:
+            commit(self._store, manifest)
+        except AlreadyExists:
+            # A survivor beside us, or a periodic save of this very step, was first.
+            log.info("step %d was committed already", capture.step)
+        return replace(_saved(capture, prefix), size_bytes=manifest.size_bytes)
+
+
+def _tell(connection: Coordinator, key: str, value: str) -> None:
+    try:
+        connection.set(key, value)
+    except ConnectionError as problem:
+        log.warning("could not tell the other ranks: %s", problem)
+
+
+def _saved(capture: Capture, prefix: str) -> Saved:
+    return Saved(
+        step=capture.step,
+        checkpoint=prefix,
+        kind=capture.kind,
+        at=time.time(),
+        size_bytes=capture.size_bytes,
+        stall_s=0.0,
+        duration_s=0.0,
+    )
+
+
+def _random_tree(states: dict[str, Any] | None) -> Any:
+    """Return this rank's random states as JSON: tensors become bytes, they are small."""
+    states = states or capture_random_states()
+    plain = {
+        name: value.numpy().tobytes() if isinstance(value, torch.Tensor) else _as_bytes(value)
+        for name, value in states.items()
+    }
+    return pack(plain, "random", Packed())
+
+
+def _as_bytes(value: Any) -> Any:
+    """Replace NumPy arrays inside a generator state by lists, so that no tensor is left."""
+    if isinstance(value, dict):
+        return {key: _as_bytes(item) for key, item in value.items()}
+    return value.tolist() if hasattr(value, "tolist") else value

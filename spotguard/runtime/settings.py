@@ -1,0 +1,171 @@
+"""What a job is told by its environment, by `init`'s arguments, or by nobody (plain `python`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spotguard.checkpoint.retention import LEAST_KEPT
+from spotguard.errors import UsageError
+from spotguard.events import env, keys
+from spotguard.units import parse_duration_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveEvery:
+    """When to save: every `steps`, or every `seconds`, or (neither) by measured cost and risk."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> SaveEvery:
+        """Return the policy for `auto`, `30s` or `100 steps`.
+
+        Raises:
+            UsageError: it is none of these.
+        """
+        if text.strip().lower() == "auto":
+            return cls()
+        match = re.fullmatch(r"\s*(\d+)\s*steps?\s*", text)
+        if match and int(match[1]):
+            return cls(steps=int(match[1]))
+        try:
+            seconds = parse_duration_s(text)
+        except ValueError:
+            seconds = 0.0
+        if seconds <= 0:
+            raise UsageError(f"save_every: given {text!r}; allowed: auto, 30s, or 100 steps")
+        return cls(seconds=seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything the runtime needs to know before it starts."""
+
+    run_id: str | None
+    attempt: int | None
+    """None: the next free one."""
+    store_url: str
+    rank: int
+    world_size: int
+    local_rank: int
+    node: int
+    launched: bool
+    """True under `spotguard up`."""
+    claim: dict[str, Any] = field(default_factory=dict)
+    metadata: str = "none"
+    notice_file: str | None = None
+    grace_s: float = 30.0
+    budget_stop_at: float | None = None
+    deadline_stop_at: float | None = None
+    save_every: SaveEvery = field(default_factory=SaveEvery)
+    keep_last: int = 3
+    heartbeat_s: float = 5.0
+    seed: int = 0
+    progress_path: str | None = None
+    trace_path: str | None = None
+    probe_path: str | None = None
+    max_steps: int | None = None
+    holds: dict[int, float] = field(default_factory=dict)
+    """Steps done -> seconds to wait there for a stop, so that a drill hits fast scripts too."""
+
+    @classmethod
+    def from_environment(
+        cls,
+        *,
+        run_id: str | None,
+        store: str | None,
+        seed: int | None,
+        save_every: str | None,
+        keep_last: int | None,
+    ) -> Settings:
+        """Return the settings; the environment of a launcher wins over the script's arguments.
+
+        So the command line can change what a script has built in, without an edit.
+        """
+        world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        chosen_id = os.environ.get(env.RUN_ID) or run_id
+        if chosen_id is not None and not keys.RUN_ID_PATTERN.fullmatch(chosen_id):
+            raise UsageError(
+                f"run_id: given {chosen_id!r}; allowed are lower-case letters, digits and dashes"
+            )
+        return cls(
+            run_id=chosen_id,
+            attempt=_int(env.ATTEMPT),
+            store_url=os.environ.get(env.STORE) or store or str(Path.cwd() / "spotguard-runs"),
+            rank=int(os.environ.get("RANK", "0")),
+            world_size=world_size,
+            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+            node=_int(env.NODE) or int(os.environ.get("GROUP_RANK", "0")),
+            launched=env.ATTEMPT in os.environ,
+            claim=_claim(os.environ.get(env.CLAIM) or "{}"),
+            metadata=os.environ.get(env.METADATA, "none"),
+            notice_file=os.environ.get(env.NOTICE_FILE),
+            grace_s=_float(env.GRACE_S) or 30.0,
+            budget_stop_at=_float(env.BUDGET_STOP_AT),
+            deadline_stop_at=_float(env.DEADLINE_STOP_AT),
+            save_every=SaveEvery.parse(os.environ.get(env.SAVE_EVERY) or save_every or "auto"),
+            keep_last=_keep_last(keep_last),
+            heartbeat_s=_float(env.HEARTBEAT_S) or 5.0,
+            seed=next(s for s in (_int(env.SEED), seed, 0) if s is not None),
+            progress_path=os.environ.get(env.PROGRESS),
+            trace_path=os.environ.get(env.TRACE_SAMPLES),
+            probe_path=os.environ.get(env.PROBE),
+            max_steps=_int(env.MAX_STEPS),
+            holds=_holds(os.environ.get(env.HOLD, "")),
+        )
+
+
+def fresh_run_id() -> str:
+    """Return a new run id for a script that nobody launched: its name, the time, some chance."""
+    script = Path(sys.argv[0] or "job").stem.lower()
+    name = re.sub(r"[^a-z0-9]+", "-", script).strip("-")[:30] or "job"
+    return f"{name}-{time.strftime('%y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
+
+
+def _holds(text: str) -> dict[int, float]:
+    pairs = (item.partition(":") for item in text.split(",") if item)
+    try:
+        return {int(step): float(seconds) for step, _, seconds in pairs}
+    except ValueError:
+        raise UsageError(f"{env.HOLD}: given {text!r}, but must be STEP:SECONDS,...") from None
+
+
+def _keep_last(given: int | None) -> int:
+    count = next(n for n in (_int(env.KEEP_LAST), given, 3) if n is not None)
+    if count < LEAST_KEPT:
+        raise UsageError(
+            f"keep_last: given {count}, but at least {LEAST_KEPT} checkpoints must be kept"
+        )
+    return count
+
+
+def _claim(text: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads(text))
+    except (ValueError, TypeError):
+        raise UsageError(f"{env.CLAIM}: given {text!r}, but must be a JSON object") from None
+
+
+def _int(name: str) -> int | None:
+    text = os.environ.get(name)
+    try:
+        return int(text) if text else None
+    except ValueError:
+        raise UsageError(f"{name}: given {text!r}, but must be a whole number") from None
+
+
+def _float(name: str) -> float | None:
+    text = os.environ.get(name)
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise UsageError(f"{name}: given {text!r}, but must be a number") from None

@@ -1,0 +1,65 @@
+"""SIGTERM: seen at once, even while the main thread sits in a collective.
+
+A Python signal handler runs only between two bytecodes of the main thread, which can be seconds
+late. `signal.set_wakeup_fd` is written by the C handler at once, so a thread that reads it knows
+in time. The Python handler does nothing but chain to the one that was there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import types
+    from collections.abc import Callable
+
+
+class SignalWatch:
+    """Calls `on_sigterm` from a thread of its own for every SIGTERM until `close`."""
+
+    def __init__(self, on_sigterm: Callable[[], None]) -> None:
+        self._on_sigterm = on_sigterm
+        self._read, self._write = socket.socketpair()
+        self._write.setblocking(False)
+        self._pid = os.getpid()
+        self._closed = False
+        self._previous = signal.signal(signal.SIGTERM, self._handle)
+        self._previous_fd = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+        # A forked child shares the pipe: its own SIGTERM would look like ours.
+        os.register_at_fork(after_in_child=self._leave_child)
+        threading.Thread(target=self._watch, name="spotguard-signals", daemon=True).start()
+
+    def close(self) -> None:
+        """Put back the handlers that were there."""
+        self._closed = True
+        signal.set_wakeup_fd(self._previous_fd)
+        signal.signal(signal.SIGTERM, self._previous)
+        self._write.close()
+
+    def _handle(self, number: int, frame: types.FrameType | None) -> None:
+        if callable(self._previous):
+            self._previous(number, frame)
+
+    def _watch(self) -> None:
+        while received := self._receive():
+            if signal.SIGTERM in received:
+                self._on_sigterm()
+        self._read.close()
+
+    def _receive(self) -> bytes:
+        with contextlib.suppress(OSError):
+            return self._read.recv(64)
+        return b""
+
+    def _leave_child(self) -> None:
+        if self._closed or os.getpid() == self._pid:
+            return
+        with contextlib.suppress(ValueError, OSError):  # not the main thread, or already closed
+            if signal.getsignal(signal.SIGTERM) == self._handle:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.set_wakeup_fd(-1)

@@ -1,0 +1,196 @@
+"""The places where settings can stand: flags, variables, the script's own block, files.
+
+Each is read into a flat layer, config key → `Given`, which knows who said it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spotguard.errors import SpecError
+from spotguard.spec.catalogue import OTHER_VARIABLES, PREFIX, TABLES, by_variable, catalogue
+from spotguard.spec.nearest import did_you_mean
+from spotguard.spec.setting import VARIABLES_FOR_USERS
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_BLOCK = re.compile(r"(?m)^# /// script$\n((?:^#(?:| .*)$\n)+)^# ///$")
+"""PEP 723's own expression, for blocks of the type `script`."""
+_LINE = re.compile(r"\s*(?:\[(?P<table>[^\[\]]+)\]|(?P<key>[\w.\"'-]+)\s*=)")
+
+
+@dataclass(frozen=True)
+class Given:
+    """A raw value and who gave it."""
+
+    value: object
+    origin: str
+
+
+Layer = dict[str, Given]
+
+
+def flag_layer(flags: Mapping[str, object], cwd: Path) -> Layer:
+    """Return what the command line gave; None and empty lists are 'not given'."""
+    layer: Layer = {}
+    for key, value in flags.items():
+        if value is None or value in ((), [], {}):
+            continue
+        if key == "env":
+            pairs = value.items() if isinstance(value, Mapping) else _pairs(value)
+            layer.update({f"env.{name}": Given(text, "flag --env") for name, text in pairs})
+        else:
+            _refuse_unknown(key, "the command line")
+            origin = f"flag {catalogue()[key].flag or key}"
+            layer[key] = Given(_based(key, value, cwd), origin)
+    return layer
+
+
+def variable_layer(environ: Mapping[str, str], cwd: Path) -> Layer:
+    """Return what `SPOTGUARD_*` variables give; an empty one is 'not given'.
+
+    Those of the job's variables that users may set, such as SPOTGUARD_TRACE_SAMPLES, go to the job.
+
+    Raises:
+        SpecError: a variable looks like spotguard's but is none.
+    """
+    layer: Layer = {}
+    for name in sorted(environ):
+        if field := by_variable().get(name):
+            if environ[name].strip():
+                value = _based(field.key, environ[name], cwd)
+                layer[field.key] = Given(value, f"env {name}")
+        elif name in VARIABLES_FOR_USERS:
+            layer[f"env.{name}"] = Given(environ[name], f"env {name}")
+        elif name.startswith(PREFIX) and name not in OTHER_VARIABLES:
+            raise SpecError(
+                name,
+                "is set in the environment, but there is no such variable",
+                hint=did_you_mean(name, [*by_variable(), *OTHER_VARIABLES]),
+            )
+    return layer
+
+
+def block_layer(script: Path, source: str) -> Layer:
+    """Return what the script's own `# /// script` block says under `[tool.spotguard]`."""
+    blocks = list(_BLOCK.finditer(source))
+    if not blocks:
+        return {}
+    if len(blocks) > 1:
+        raise SpecError(script.name, "has more than one `# /// script` block; PEP 723 allows one")
+    # Empty lines in front, so that TOML's line numbers are the script's.
+    above = source.count("\n", 0, blocks[0].start(1))
+    toml = "\n" * above + re.sub(r"(?m)^# ?", "", blocks[0][1])
+    table: Any = _parsed(toml, script.name)
+    for name in ("tool", "spotguard"):
+        table = table.get(name, {})
+        if not isinstance(table, dict):
+            raise SpecError(script.name, f"given {table!r} as {name}; allowed: a table")
+    return _table_layer(table, toml, script.name, script.parent, "tool.spotguard")
+
+
+def file_layer(path: Path, label: str) -> Layer:
+    """Return what a TOML file says; nothing if there is no such file."""
+    try:
+        toml = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):  # the latter: a home that cannot exist
+        return {}
+    except (OSError, UnicodeDecodeError) as problem:
+        raise SpecError(label, f"cannot be read: {_reason(problem)}") from problem
+    return _table_layer(_parsed(toml, label), toml, label, path.parent, "")
+
+
+def _table_layer(
+    table: Mapping[str, object], toml: str, label: str, base: Path, above: str
+) -> Layer:
+    layer: Layer = {}
+    for key, value in _flattened(table, label):
+        _refuse_unknown(key, label)
+        line = _line_of(f"{above}.{key}".lstrip("."), toml)
+        origin = f"{label} line {line}" if line else label
+        layer[key] = Given(_based(key, value, base), origin)
+    return layer
+
+
+def _flattened(table: Mapping[str, object], label: str) -> Iterable[tuple[str, object]]:
+    for key, value in table.items():
+        if key not in TABLES:
+            yield key, value
+        elif isinstance(value, dict):
+            yield from ((f"{key}.{below}", inner) for below, inner in value.items())
+        else:
+            given = "a value" if key == "env" else repr(value)
+            raise SpecError(key, f"given {given} ({label}); allowed: a table [{key}]")
+
+
+def _parsed(toml: str, label: str) -> dict[str, object]:
+    try:
+        table: dict[str, object] = tomllib.loads(toml)
+        return table
+    except (tomllib.TOMLDecodeError, RecursionError) as problem:
+        raise SpecError(label, f"is not valid TOML: {_reason(problem)}") from problem
+
+
+def _refuse_unknown(key: str, label: str) -> None:
+    if key in catalogue() or key.startswith("env."):
+        return
+    if f"local.{key}" in catalogue():
+        hint = f"{key} belongs below [local]"
+    else:
+        hint = did_you_mean(key, catalogue())
+    raise SpecError(key, f"given by {label}, but there is no such setting", hint=hint)
+
+
+def _pairs(texts: object) -> Iterable[tuple[str, str]]:
+    for text in [texts] if isinstance(texts, str) else texts:  # type: ignore[attr-defined]
+        name, equals, value = str(text).partition("=")
+        if not equals:
+            # The text itself stays unsaid: it may be a secret that lost its name.
+            raise SpecError("env", "given a text without '=' (flag --env); allowed: NAME=VALUE")
+        yield name, value
+
+
+def _based(key: str, value: object, base: Path) -> object:
+    field = catalogue().get(key)
+    return absolute(value, base) if field and field.setting.is_path else value
+
+
+def absolute(value: object, base: Path) -> object:
+    """Return a path as an absolute one, seen from `base`; URLs and non-texts stay as they are."""
+    if not isinstance(value, str) or not value.strip() or "://" in value:
+        return value
+    path = Path(value.strip())
+    with suppress(RuntimeError):  # `~nobody` is an ordinary name then, as it is for a shell
+        path = path.expanduser()
+    return os.path.normpath(base / path)
+
+
+def _line_of(key: str, toml: str) -> int | None:
+    """Return the line that sets `key`, or the table that it is in, if it is written plainly."""
+    table = ""
+    lines: dict[str, int] = {}
+    for number, line in enumerate(toml.splitlines(), start=1):
+        if match := _LINE.match(line):
+            if match["table"]:
+                table = match["table"].strip() + "."
+            name = table.rstrip(".") if match["table"] else table + match["key"]
+            lines.setdefault(re.sub("[\"']", "", name), number)
+    while key and key not in lines:
+        key = key.rpartition(".")[0]
+    return lines.get(key)
+
+
+def _reason(problem: BaseException) -> str:
+    if isinstance(problem, OSError):
+        return problem.strerror or str(problem)
+    return "it is not UTF-8" if isinstance(problem, UnicodeDecodeError) else str(problem)

@@ -1,0 +1,386 @@
+"""`JobSpec`: all that a user asked for, checked and frozen.
+
+The string under each field is its documentation: `docs/configuration.md` and the starter's
+`spotguard.toml` are made from it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from spotguard.errors import SpecError
+from spotguard.events.states import Market
+from spotguard.spec.complaint import spec_error
+from spotguard.spec.nodes import MAX_NODES, NodeRange
+from spotguard.spec.setting import (
+    MAX_NAME_CHARS,
+    Setting,
+    choice,
+    duration,
+    number,
+    optional,
+    run_name,
+    save_interval,
+    switch,
+    text,
+    texts,
+    usd,
+    variables,
+    whole,
+)
+from spotguard.spec.templates import template_names
+
+SCHEMA = 1
+"""Version of the JSON form. A reader refuses any other."""
+
+LOCAL_SPOT_USD_PER_H = 0.918
+"""What a local node costs unless told otherwise: AWS p3.2xlarge spot, us-east-2, February 2023."""
+LOCAL_ON_DEMAND_USD_PER_H = 3.06
+"""The same machine on demand. Both are the prices of the recorded traces."""
+
+_DURATION = 'a duration above 0, such as 90, "90s", "1h30m" or "2d"'
+_USD_PER_H = "a price in USD per node and hour above 0, such as 0.918"
+_CLOUDS = ("aws", "gcp", "azure")
+_PUBLIC_NAMES = "env_names"
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class LocalSpec(_Frozen):
+    """What the local cloud, made of this machine's processes, does to the run."""
+
+    metadata: Annotated[
+        str,
+        Setting(
+            parse=choice(*_CLOUDS),
+            allowed="aws, gcp or azure",
+            example='"gcp"',
+            flag="--metadata",
+            # SPOTGUARD_METADATA is what a launcher tells a job, with an address in it.
+            variable="SPOTGUARD_LOCAL_METADATA",
+            choices=_CLOUDS,
+        ),
+    ] = "aws"
+    """Whose metadata service the local nodes have: its protocol and its grace times."""
+
+    interrupt: Annotated[
+        tuple[str, ...],
+        Setting(
+            parse=texts,
+            allowed="interruptions, such as 'node=1@step=40:notice'",
+            example='["node=1@step=40:notice", "node=0@step=90:kill"]',
+            flag="--interrupt",
+        ),
+    ] = ()
+    """Interruptions to play, each once in a run: `TARGET@WHEN:HOW`, HOW being `notice`, `term`,
+    `kill` or `reclaim-all`; or `capacity=1@step=60` to have one node only from then on."""
+
+    mtbf_s: Annotated[
+        float | None,
+        Setting(
+            parse=optional(duration),
+            allowed=_DURATION,
+            example='"60s"',
+            key="mtbf",
+            flag="--mtbf",
+            is_duration=True,
+        ),
+    ] = None
+    """Mean time between random interruptions. Without it there are none."""
+
+    interrupt_seed: Annotated[
+        int,
+        Setting(parse=whole(0), allowed="a whole number from 0", example="7", flag="--seed"),
+    ] = 0
+    """Seed of the random interruptions: the same seed, the same times."""
+
+    trace: Annotated[
+        str | None,
+        Setting(
+            parse=optional(text),
+            allowed="the path of a recorded trace",
+            example='"traces/us-east-2a.json"',
+            flag="--trace",
+            is_path=True,
+        ),
+    ] = None
+    """A recorded trace of capacity and prices to replay."""
+
+    speed_up: Annotated[
+        float,
+        Setting(parse=number, allowed="a number above 0", example="60.0", flag="--speed-up"),
+    ] = 1.0
+    """How much faster than in reality traces run and grace times pass."""
+
+
+class JobSpec(_Frozen):
+    """What to run, where, and within which limits."""
+
+    script: str
+    """Absolute path of the training script."""
+
+    args: tuple[str, ...] = ()
+    """Arguments for the script, as they are."""
+
+    workdir: Annotated[
+        str,
+        Setting(parse=text, allowed="the path of a folder", example='"."', is_path=True),
+    ]
+    """The folder in which the script runs. Default: the folder in which you are."""
+
+    name: Annotated[
+        str,
+        Setting(
+            parse=run_name,
+            allowed=f"1 to {MAX_NAME_CHARS} of a-z, 0-9 and '-', no '-' at the ends",
+            example='"my-gpt"',
+            flag="--name",
+        ),
+    ]
+    """First part of the run's id. Default: the script's name."""
+
+    infra: Annotated[
+        str,
+        Setting(
+            parse=choice("local"),
+            allowed="local, the only one in this version",
+            example='"local"',
+            flag="--infra",
+            choices=("local",),
+        ),
+    ] = "local"
+    """Where nodes come from. `local`: processes of this machine that play a cloud."""
+
+    store: Annotated[
+        str,
+        Setting(
+            parse=text,
+            allowed="a folder or a URL such as s3://bucket/prefix",
+            example='"/data/spotguard-store"',
+            flag="--store",
+            is_path=True,
+        ),
+    ]
+    """Where runs keep their state, each below its own id. Default: `store` in spotguard's home."""
+
+    nodes: Annotated[
+        NodeRange,
+        Setting(
+            parse=NodeRange.parse,
+            allowed=f'a count from 1 to {MAX_NODES} or a range min:max of them, such as 2 or "1:4"',
+            example='"1:4"',
+            flag="--nodes",
+        ),
+    ] = NodeRange(1, 1)
+    """Nodes of the cluster. With a range, spotguard asks for the most and makes do with less."""
+
+    nproc_per_node: Annotated[
+        int,
+        Setting(
+            parse=whole(1, 1024),
+            allowed="a whole number from 1 to 1024",
+            example="8",
+            flag="--nproc-per-node",
+        ),
+    ] = 1
+    """Processes on each node, usually one for each GPU."""
+
+    budget_usd: Annotated[
+        float | None,
+        Setting(
+            parse=optional(usd),
+            allowed='an amount of USD above 0, such as 200 or "$200"',
+            example="200",
+            key="budget",
+            flag="--budget",
+        ),
+    ] = None
+    """The most that the run may cost, over all attempts. It is saved and released before that."""
+
+    deadline_s: Annotated[
+        float | None,
+        Setting(
+            parse=optional(duration),
+            allowed=_DURATION,
+            example='"12h"',
+            key="deadline",
+            flag="--deadline",
+            is_duration=True,
+        ),
+    ] = None
+    """Time from the start of the run after which it is saved and released."""
+
+    market: Annotated[
+        Market,
+        Setting(
+            parse=choice("spot", "on_demand"),
+            allowed="spot or on_demand",
+            example='"spot"',
+            flag="--market",
+            choices=("spot", "on_demand"),
+        ),
+    ] = Market.SPOT
+    """How nodes are bought."""
+
+    template: Annotated[
+        str,
+        Setting(
+            parse=choice(*template_names()),
+            allowed=f"one of {', '.join(template_names())}",
+            example='"aws"',
+            flag="--template",
+            choices=template_names(),
+        ),
+    ] = "base"
+    """Which task template describes the nodes."""
+
+    save_every: Annotated[
+        str,
+        Setting(
+            parse=save_interval,
+            allowed='auto, a duration above 0 such as "30s", or a count such as "100 steps"',
+            example='"5m"',
+            flag="--save-every",
+        ),
+    ] = "auto"
+    """Time or steps between periodic saves. `auto` weighs their cost against the risk of loss.
+
+    Left alone, it leaves the choice to the script's own `init(save_every=...)`.
+    """
+
+    keep_last: Annotated[
+        int,
+        Setting(parse=whole(2), allowed="a whole number from 2", example="3"),
+    ] = 3
+    """How many checkpoints to keep. Two at least: one may turn out to be damaged.
+
+    Left alone, it leaves the choice to the script's own `init(keep_last=...)`.
+    """
+
+    heartbeat_s: Annotated[
+        float,
+        Setting(
+            parse=duration, allowed=_DURATION, example='"1s"', key="heartbeat", is_duration=True
+        ),
+    ] = 1.0
+    """Time between two signs of life of each node."""
+
+    seed: Annotated[
+        int | None,
+        Setting(parse=optional(whole(0)), allowed="a whole number from 0", example="0"),
+    ] = None
+    """Seed of the sample order and of the job's randomness. Default: the script's own, else 0."""
+
+    allow_unknown_price: Annotated[
+        bool,
+        Setting(
+            parse=switch,
+            allowed="true or false",
+            example="false",
+            flag="--allow-unknown-price",
+        ),
+    ] = False
+    """Start under a budget even where the price is unknown, so that the budget cannot hold."""
+
+    price_usd_per_h: Annotated[
+        float | None,
+        Setting(
+            parse=optional(usd), allowed=_USD_PER_H, example="0.918", key="price", flag="--price"
+        ),
+    ] = None
+    """What a node costs in an hour. Default: the launcher knows (locally 0.918)."""
+
+    on_demand_usd_per_h: Annotated[
+        float | None,
+        Setting(
+            parse=optional(usd),
+            allowed=_USD_PER_H,
+            example="3.06",
+            key="on_demand_price",
+            flag="--on-demand-price",
+        ),
+    ] = None
+    """What such a node costs on demand. Default: the launcher knows (locally 3.06)."""
+
+    env: Annotated[
+        dict[str, str],
+        Setting(
+            parse=variables,
+            allowed="names of variables with a text each, none of spotguard's own",
+            example='{ TOKENIZERS_PARALLELISM = "false" }',
+            flag="--env",
+        ),
+    ] = Field(default_factory=dict, repr=False)
+    """Variables for the job. Their values are never printed, nor written into the store."""
+
+    local: LocalSpec = LocalSpec()
+    """What the local cloud does to the run."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the whole spec, for the private journal: it holds the values of `env`."""
+        return {"schema": SCHEMA, **self.model_dump(mode="json")}
+
+    def public_json(self) -> dict[str, Any]:
+        """Return the spec for the run store: of `env` only the names."""
+        body = self.to_json()
+        body[_PUBLIC_NAMES] = list(body.pop("env"))
+        return body
+
+    @classmethod
+    def from_json(
+        cls, body: Mapping[str, Any], *, environ: Mapping[str, str] | None = None
+    ) -> JobSpec:
+        """Return the spec that `to_json` or `public_json` wrote.
+
+        The values of variables whose names alone were kept come from `environ` (this process's
+        environment unless given).
+
+        Raises:
+            SpecError: it is none, of another schema, or a variable has no value here.
+        """
+        if not isinstance(body, Mapping) or body.get("schema") != SCHEMA:
+            found = body.get("schema") if isinstance(body, Mapping) else None
+            raise SpecError(
+                "schema",
+                f"given {found!r}; allowed: {SCHEMA}",
+                hint="the run was written by another version of spotguard; use that version",
+            )
+        values = {key: value for key, value in body.items() if key != "schema"}
+        if names := values.pop(_PUBLIC_NAMES, None):
+            values["env"] = _values_of(names, os.environ if environ is None else environ)
+        return build_spec(values)
+
+    def replace(self, **changes: object) -> JobSpec:
+        """Return the spec with some fields changed, checked as if given by a user."""
+        return build_spec({**self.model_dump(), **changes})
+
+
+def _values_of(names: object, environ: Mapping[str, str]) -> dict[str, str]:
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise SpecError(_PUBLIC_NAMES, f"given {names!r}; allowed: a list of names")
+    missing = [name for name in names if name not in environ]
+    if missing:
+        raise SpecError(
+            "env",
+            f"the run store holds no values, and {', '.join(missing)} is not set here",
+            hint="set the variables in this shell, then try again",
+        )
+    return {name: environ[name] for name in names}
+
+
+def build_spec(values: Mapping[str, object], origins: Mapping[str, str] | None = None) -> JobSpec:
+    """Return the spec with these fields; `origins` (by config key) says who gave them.
+
+    Raises:
+        SpecError: a field is wrong; names it, what was given, by whom, and what is allowed.
+    """
+    try:
+        return JobSpec.model_validate(dict(values))
+    except ValidationError as problem:
+        raise spec_error(problem, JobSpec, origins or {}) from None

@@ -1,0 +1,137 @@
+"""What can be told of a training script without running it."""
+
+from __future__ import annotations
+
+import ast
+import tokenize
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spotguard.errors import SpecError
+from spotguard.spec.nearest import nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_RUNTIME = "spotguard.runtime"
+_FIX = """add these lines to the script, around its training loop:
+    import spotguard.runtime as spotguard
+    run = spotguard.init()
+    for step in run.steps(loader, total=1000): ..."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """A training script that can be launched."""
+
+    path: Path
+    source: str
+    batches: tuple[int, int] | None
+    """Global batch and micro-batch, where the script states both as plain numbers."""
+
+
+def read_script(path: Path) -> Script:
+    """Return the script at `path`, an absolute path.
+
+    Raises:
+        SpecError: it is missing, is no Python file, has a syntax error, or does not use spotguard.
+    """
+    try:
+        _check_path(path)
+    except OSError as problem:  # such as a name that is too long
+        raise SpecError("script", f"{path} cannot be read: {problem.strerror}") from problem
+    source = _source(path)
+    tree = _tree(source, path)
+    if not _uses_runtime(tree) and not any(map(_file_uses_runtime, _siblings(tree, path.parent))):
+        raise SpecError(
+            "script", f"{path.name} does not import {_RUNTIME}, so it cannot survive", hint=_FIX
+        )
+    return Script(path=path, source=source, batches=_batches(tree))
+
+
+def _check_path(path: Path) -> None:
+    if path.is_dir():
+        raise SpecError("script", f"{path} is a folder; allowed: a Python file")
+    if path.suffix != ".py":
+        raise SpecError("script", f"given {path.name!r}; allowed: a Python file, ending in .py")
+    if not path.is_file():
+        names = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        match = nearest(path.name, names)
+        hint = f"did you mean {match!r}?" if match else ""
+        raise SpecError("script", f"there is no file {path}", hint=hint)
+
+
+def _source(path: Path) -> str:
+    try:
+        with tokenize.open(path) as file:  # honours a coding line, as Python itself does
+            return file.read()
+    except OSError as problem:
+        raise SpecError("script", f"{path} cannot be read: {problem.strerror}") from problem
+    except (SyntaxError, UnicodeDecodeError) as problem:
+        raise SpecError("script", f"{path.name} is not text in its encoding") from problem
+
+
+def _tree(source: str, path: Path) -> ast.Module:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the script's own warnings appear when it runs
+            return ast.parse(source, filename=str(path))
+    except SyntaxError as problem:
+        raise SpecError(
+            "script", f"{path.name} has a syntax error in line {problem.lineno}: {problem.msg}"
+        ) from problem
+    except (ValueError, RecursionError, MemoryError) as problem:
+        raise SpecError("script", f"{path.name} is not Python: {problem}") from problem
+
+
+def _uses_runtime(tree: ast.Module) -> bool:
+    return any(name == _RUNTIME or name.startswith(f"{_RUNTIME}.") for name in _imported(tree))
+
+
+def _file_uses_runtime(path: Path) -> bool:
+    try:
+        return _uses_runtime(_tree(_source(path), path))
+    except SpecError:  # a broken neighbour is for Python to report, when the script runs
+        return False
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    """Yield the dotted names of all that a module imports, wherever in it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            yield module
+            yield from (f"{module}.{alias.name}".lstrip(".") for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args:
+            first = node.args[0]  # importlib.import_module("spotguard.runtime")
+            if isinstance(first, ast.Constant) and first.value == _RUNTIME:
+                yield _RUNTIME
+
+
+def _siblings(tree: ast.Module, folder: Path) -> Iterator[Path]:
+    """Yield the files beside the script that it imports."""
+    for name in set(_imported(tree)):
+        stem = folder.joinpath(*name.split("."))
+        yield from filter(Path.is_file, (stem.with_name(f"{stem.name}.py"), stem / "__init__.py"))
+
+
+def _batches(tree: ast.Module) -> tuple[int, int] | None:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            sizes = [_count(node, name) for name in ("global_batch_size", "micro_batch_size")]
+            if sizes[0] and sizes[1]:
+                return sizes[0], sizes[1]
+    return None
+
+
+def _count(call: ast.Call, name: str) -> int | None:
+    """Return a call's keyword argument if it is written as a whole number above 0."""
+    for keyword in call.keywords:
+        value = keyword.value.value if isinstance(keyword.value, ast.Constant) else None
+        if keyword.arg == name and isinstance(value, int) and value > 0:
+            return value
+    return None

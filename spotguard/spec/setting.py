@@ -1,0 +1,204 @@
+"""What is known of one setting, and the parsers that turn what was written into a value.
+
+A parser takes whatever a flag, a variable or a TOML file may hold, and either returns the one
+canonical value or raises ValueError. It says nothing about what is allowed: `Setting.allowed` does,
+once, for the error message and for the reference page.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic_core import CoreSchema, core_schema
+
+from spotguard.events.env import HOLD, JOB_VARIABLES, MAX_STEPS, PROBE, TRACE_SAMPLES
+from spotguard.units import parse_duration_s
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+
+Parser = Callable[[Any], object]
+
+MAX_NAME_CHARS = 40
+"""A run id is the name, a date and a suffix, and has to fit into 63 characters."""
+
+_NAME = re.compile(rf"[a-z0-9](?:[a-z0-9-]{{0,{MAX_NAME_CHARS - 2}}}[a-z0-9])?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_STEPS = re.compile(r"(\d+) ?steps?")
+
+VARIABLES_FOR_USERS = frozenset({TRACE_SAMPLES, PROBE, MAX_STEPS, HOLD})
+"""The job's variables that a user may set; the controller owns all others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """How one field is written, checked and explained; goes into the field's annotation."""
+
+    parse: Parser
+    allowed: str
+    """Completes the sentence 'allowed: …'."""
+    example: str
+    """A valid value, as TOML."""
+    key: str = ""
+    """The name in files; the field's own unless the field carries a unit."""
+    flag: str | None = None
+    """The command line's option, if it has one."""
+    variable: str | None = None
+    """The environment variable, when `SPOTGUARD_` and the key in capitals is not it."""
+    is_path: bool = False
+    """True when a relative value means 'relative to the file in which it stands'."""
+    is_duration: bool = False
+    choices: tuple[str, ...] = ()
+    """The only words allowed, for guessing what a typo meant."""
+
+    def __get_pydantic_core_schema__(
+        self, source: type, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Make pydantic parse the raw value before it checks the type."""
+        return core_schema.no_info_before_validator_function(self.parse, handler(source))
+
+
+def optional(parse: Parser) -> Parser:
+    """Return a parser that lets None (not given) pass."""
+    return lambda raw: None if raw is None else parse(raw)
+
+
+def text(raw: Any) -> str:
+    """Return a text that is not empty and that an operating system can carry."""
+    if not isinstance(raw, str) or not raw.strip() or "\0" in raw:
+        raise ValueError("not a text")
+    return raw.strip()
+
+
+def number(raw: Any) -> float:
+    """Return a finite number above 0."""
+    if isinstance(raw, bool) or not isinstance(raw, (int, float, str)):
+        raise ValueError("not a number")
+    try:
+        value = float(raw)
+    except OverflowError as problem:
+        raise ValueError("not a number") from problem
+    if not math.isfinite(value) or value <= 0:
+        raise ValueError("not above 0")
+    return value
+
+
+def usd(raw: Any) -> float:
+    """Return an amount of money above 0, also for `"$1,200"`."""
+    if isinstance(raw, str):
+        raw = raw.strip().removeprefix("$").replace(",", "")
+    return number(raw)
+
+
+def duration(raw: Any) -> float:
+    """Return seconds above 0."""
+    if isinstance(raw, bool) or not isinstance(raw, (int, float, str)):
+        raise ValueError("not a duration")
+    try:
+        return number(parse_duration_s(raw))
+    except OverflowError as problem:
+        raise ValueError("not a duration") from problem
+
+
+def whole(lowest: int, highest: int = 2**63 - 1) -> Parser:
+    """Return a parser of whole numbers from `lowest` to `highest`."""
+
+    def parse(raw: Any) -> int:
+        if isinstance(raw, bool) or not isinstance(raw, (int, str)):
+            raise ValueError("not a whole number")
+        value = int(raw)
+        if not lowest <= value <= highest:
+            raise ValueError("out of range")
+        return value
+
+    return parse
+
+
+def choice(*words: str) -> Parser:
+    """Return a parser that accepts these words only; `-` and `_` are the same."""
+
+    def parse(raw: Any) -> str:
+        word = text(raw).replace("-", "_")
+        if word not in words:
+            raise ValueError("not one of the words")
+        return word
+
+    return parse
+
+
+def switch(raw: Any) -> bool:
+    """Return True or False, also for the words that environment variables hold."""
+    if isinstance(raw, bool):
+        return raw
+    word = text(raw).lower()
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("0", "false", "no", "off"):
+        return False
+    raise ValueError("neither true nor false")
+
+
+def texts(raw: Any) -> tuple[str, ...]:
+    """Return several texts; a single one is a list of one."""
+    if isinstance(raw, str):
+        return (text(raw),)
+    if not isinstance(raw, Sequence):
+        raise ValueError("not a list of texts")
+    return tuple(text(item) for item in raw)
+
+
+def run_name(raw: Any) -> str:
+    """Return a name that can be part of a run id, a cluster name and a folder."""
+    name = text(raw)
+    if not _NAME.fullmatch(name):
+        raise ValueError("not a name")
+    return name
+
+
+def sanitized_name(raw: str) -> str:
+    """Return the allowed name that is most like `raw`."""
+    name = re.sub(r"[^a-z0-9]+", "-", raw.lower()).strip("-")
+    return name[:MAX_NAME_CHARS].strip("-") or "job"
+
+
+def save_interval(raw: Any) -> str:
+    """Return `auto`, `<seconds>s` or `<n> steps`: one spelling for each meaning."""
+    if isinstance(raw, str):
+        words = " ".join(raw.lower().split())
+        if words == "auto":
+            return words
+        if steps := _STEPS.fullmatch(words):
+            return f"{number(steps[1]):.0f} steps"
+    return seconds_text(duration(raw))
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a duration as it can be written in a file: `90s`, `0.5s`."""
+    return f"{seconds:.3f}".rstrip("0").rstrip(".") + "s"
+
+
+def variables(raw: Any) -> dict[str, str]:
+    """Return the user's variables for the job, sorted. Errors never hold a value: it may be secret.
+
+    Raises:
+        ValueError: a name or value cannot be one, or the name is spotguard's own.
+    """
+    if not isinstance(raw, Mapping):
+        raise ValueError("not a table")
+    return {name: _variable(name, raw[name]) for name in sorted(raw)}
+
+
+def _variable(name: str, value: object) -> str:
+    if not _VARIABLE.fullmatch(name):
+        raise ValueError(f"{name!r} is no name for a variable")
+    if name in JOB_VARIABLES - VARIABLES_FOR_USERS:
+        raise ValueError(f"{name} is set by spotguard itself")
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise ValueError(f"the value of {name} is not a text")
+    if "\0" in str(value):
+        raise ValueError(f"the value of {name} holds a zero byte")
+    return str(value)

@@ -1,0 +1,164 @@
+"""`resolve`: one spec out of all the places where settings can stand, each value with its origin.
+
+    flag > SPOTGUARD_* > the script's own block > ./spotguard.toml > user file > default
+
+A relative path is meant as seen from the file in which it stands; on the command line and in
+variables, from the folder in which you are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import ChainMap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spotguard.errors import SpecError
+from spotguard.spec.catalogue import ConfigField, catalogue
+from spotguard.spec.home import spotguard_home
+from spotguard.spec.layers import (
+    Given,
+    Layer,
+    absolute,
+    block_layer,
+    file_layer,
+    flag_layer,
+    variable_layer,
+)
+from spotguard.spec.model import JobSpec, build_spec
+from spotguard.spec.script import Script, read_script
+from spotguard.spec.setting import sanitized_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+SCHEMA = 1
+PROJECT_FILE = "spotguard.toml"
+USER_FILE = "config.toml"
+HIDDEN = "***"
+"""Stands for each value of the job's variables."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigValue:
+    """One setting's value and who gave it."""
+
+    field: str
+    """The config key; one row `env.NAME` for each of the job's variables."""
+    value: Any
+    """As a file would hold it, ready for JSON; never the value of a variable of the job's."""
+    origin: str
+    """`flag --budget`, `env SPOTGUARD_BUDGET`, `job.py line 3`, `spotguard.toml line 1`, …"""
+
+    @property
+    def text(self) -> str:
+        """The value for a human."""
+        if self.value is None or self.value == []:
+            return "not set"
+        if isinstance(self.value, bool):
+            return str(self.value).lower()
+        return ", ".join(self.value) if isinstance(self.value, list) else str(self.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """A spec and how it came about."""
+
+    spec: JobSpec
+    values: list[ConfigValue]
+    batches: tuple[int, int] | None
+    """Global batch and micro-batch, where the script states both as plain numbers."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object of `config show --json`."""
+        values = [{"field": v.field, "value": v.value, "origin": v.origin} for v in self.values]
+        return {"schema": SCHEMA, "script": self.spec.script, "values": values}
+
+
+def resolve(
+    script: str | Path,
+    *,
+    flags: Mapping[str, object],
+    args: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Resolved:
+    """Return the spec for `script`, and where each of its values comes from.
+
+    Args:
+        script: path of the training script, seen from `cwd`.
+        flags: by config key (`budget`, `local.mtbf`), as typed; None is 'not given'.
+        args: the script's own arguments.
+        environ: this process's environment unless given.
+        cwd: this process's folder unless given.
+
+    Raises:
+        SpecError: something is wrong with the script or a setting; nothing was changed.
+    """
+    environ = os.environ if environ is None else environ
+    cwd = Path.cwd() if cwd is None else cwd
+    job = read_script(Path(str(absolute(str(script), cwd))))
+    home = spotguard_home(environ)
+    given = ChainMap(
+        flag_layer(flags, cwd),
+        variable_layer(environ, cwd),
+        block_layer(job.path, job.source),
+        file_layer(cwd / PROJECT_FILE, PROJECT_FILE),
+        file_layer(home / USER_FILE, _short(home / USER_FILE)),
+        _dependent_defaults(job, cwd, home),
+    )
+    spec = _spec(job, args, given)
+    return Resolved(spec=spec, values=_values(spec, given), batches=job.batches)
+
+
+def _dependent_defaults(job: Script, cwd: Path, home: Path) -> Layer:
+    values = {
+        "name": sanitized_name(job.path.stem),
+        "workdir": str(cwd),
+        "store": str(home / "store"),
+    }
+    return {key: Given(value, "default") for key, value in values.items()}
+
+
+def _spec(job: Script, args: Sequence[str], given: Mapping[str, Given]) -> JobSpec:
+    values: dict[str, Any] = {"script": str(job.path), "args": tuple(args), "local": {}, "env": {}}
+    for key, found in given.items():
+        if key.startswith("env."):
+            values["env"][key.removeprefix("env.")] = found.value
+        else:
+            path = catalogue()[key].path
+            (values["local"] if len(path) > 1 else values)[path[-1]] = found.value
+    spec = build_spec(values, {key: found.origin for key, found in given.items()})
+    if not Path(spec.workdir).is_dir():
+        origin = given["workdir"].origin
+        raise SpecError(
+            "workdir", f"given {spec.workdir!r} ({origin}), but there is no such folder"
+        )
+    return spec
+
+
+def _values(spec: JobSpec, given: Mapping[str, Given]) -> list[ConfigValue]:
+    rows = []
+    for field in catalogue().values():
+        if field.key == "env":
+            continue
+        origin = given[field.key].origin if field.key in given else "default"
+        value = field.written(_value_at(spec, field))
+        rows.append(ConfigValue(field=field.key, value=value, origin=origin))
+    hidden = {f"env.{name}": given[f"env.{name}"].origin for name in spec.env}
+    return rows + [ConfigValue(field=k, value=HIDDEN, origin=o) for k, o in hidden.items()]
+
+
+def _value_at(spec: JobSpec, field: ConfigField) -> object:
+    value: object = spec
+    for name in field.path:
+        value = getattr(value, name)
+    return value
+
+
+def _short(path: Path) -> str:
+    try:
+        return f"~/{path.relative_to(Path.home())}"
+    except ValueError:
+        return str(path)

@@ -1,0 +1,49 @@
+"""The shipped task templates: SkyPilot YAML, read as data and never as text."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import spotguard
+from spotguard.errors import EnvironmentFailure, SpecError
+from spotguard.spec.nearest import did_you_mean
+
+
+@lru_cache(maxsize=1)
+def _folder() -> Path:
+    package = Path(spotguard.__file__).parent
+    # In a wheel the templates lie inside the package, in a checkout beside it.
+    for folder in (package / "task_templates", package.parent / "task_templates"):
+        if folder.is_dir():
+            return folder
+    raise EnvironmentFailure(
+        "the task templates are missing from this installation",
+        hint="reinstall it: pip install --force-reinstall spotguard",
+    )
+
+
+@lru_cache(maxsize=1)
+def template_names() -> tuple[str, ...]:
+    """Return the names that `--template` takes, sorted."""
+    return tuple(sorted(path.stem for path in _folder().glob("*.yaml")))
+
+
+def load_template(name: str) -> dict[str, Any]:
+    """Return a template as SkyPilot's task configuration, fresh on every call.
+
+    Raises:
+        SpecError: there is no such template; names the nearest.
+    """
+    if name not in template_names():
+        raise SpecError(
+            "template",
+            f"given {name!r}; allowed: one of {', '.join(template_names())}",
+            hint=did_you_mean(name, template_names()),
+        )
+    loaded = yaml.safe_load((_folder() / f"{name}.yaml").read_text(encoding="utf-8"))
+    assert isinstance(loaded, dict)
+    return loaded

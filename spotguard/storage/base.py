@@ -1,0 +1,97 @@
+"""The `ObjectStore` protocol: all that spotguard asks of a bucket or a folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    """What a listing tells of one object."""
+
+    key: str
+    size_bytes: int
+    etag: str
+    """Opaque; changes when the content changes."""
+
+
+class Stream(Protocol):
+    """Bytes that are made ready while they are written: a copy, a hash, or both at once.
+
+    It may be gone through again, from the start, when a write is repeated.
+    """
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes there are in all."""
+        ...
+
+    def __iter__(self) -> Iterator[Buffer]:
+        """Yield the buffers in order; each stays as it is until the write returns."""
+        ...
+
+
+Content: TypeAlias = "Buffer | list[Buffer] | tuple[Buffer, ...] | Stream"
+"""What can be put: one buffer, several in a row, or a stream of them."""
+
+
+class ObjectStore(Protocol):
+    """A flat space of keys. Keys are str, not Path: `Path` mangles `gs://`.
+
+    All methods block, are safe to call from several threads, and raise only
+    `spotguard.errors.StoreError` and its children. Keys are relative, `/`-separated, without
+    empty, `.` or `..` parts or control characters; anything else is a `UsageError`.
+    """
+
+    @property
+    def url(self) -> str:
+        """Where this store is, in the form `open_store` takes; holds no secret."""
+        ...
+
+    def put(
+        self,
+        key: str,
+        data: Content,
+        *,
+        if_absent: bool = False,
+        if_match: str | None = None,
+    ) -> str:
+        """Store `data` (several buffers are joined) whole or not at all; return its etag.
+
+        Durable on return. With `if_absent`, raises `AlreadyExists` if the key is taken; with
+        `if_match`, if the object's etag is another. At most one of two racing writers wins.
+        """
+        ...
+
+    def get(self, key: str) -> bytes:
+        """Return the whole object; `NotFound` if there is none."""
+        ...
+
+    def get_into(self, key: str, offset: int, into: memoryview) -> None:
+        """Fill `into` with the object's bytes from `offset`; `StoreError` if it is too short."""
+        ...
+
+    def head(self, key: str) -> ObjectInfo | None:
+        """Return what a listing would say of `key`, or None."""
+        ...
+
+    def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """Yield the objects whose key starts with `prefix` and sorts after `start_after`, sorted.
+
+        Lazy: taking the first few of a million is cheap.
+        """
+        ...
+
+    def list_folders(self, prefix: str) -> Sequence[str]:
+        """Return, sorted, the prefixes one level below `prefix` (which ends in `/` or is empty)."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Remove the object; nothing happens if there is none."""
+        ...

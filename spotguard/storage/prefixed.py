@@ -1,0 +1,68 @@
+"""A store below a prefix of another one: a run's own part of a bucket."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from spotguard.storage.keys import check_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from spotguard.storage.base import Content, ObjectInfo, ObjectStore
+
+
+class PrefixedStore:
+    """All keys of `store` that start with `prefix`, seen without it."""
+
+    def __init__(self, store: ObjectStore, prefix: str) -> None:
+        self._store = store
+        self._prefix = check_folder(prefix.rstrip("/") + "/")
+
+    @property
+    def url(self) -> str:
+        """Where this part of the store is, in the form `open_store` takes."""
+        return f"{self._store.url.rstrip('/')}/{self._prefix.rstrip('/')}"
+
+    def put(
+        self,
+        key: str,
+        data: Content,
+        *,
+        if_absent: bool = False,
+        if_match: str | None = None,
+    ) -> str:
+        """Store `data` below the prefix; return its etag."""
+        return self._store.put(self._prefix + key, data, if_absent=if_absent, if_match=if_match)
+
+    def get(self, key: str) -> bytes:
+        """Return the whole object; `NotFound` if there is none."""
+        return self._store.get(self._prefix + key)
+
+    def get_into(self, key: str, offset: int, into: memoryview) -> None:
+        """Fill `into` with the object's bytes from `offset`."""
+        self._store.get_into(self._prefix + key, offset, into)
+
+    def head(self, key: str) -> ObjectInfo | None:
+        """Return what a listing would say of `key`, or None."""
+        info = self._store.head(self._prefix + key)
+        return info and self._without_prefix(info)
+
+    def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """Yield the objects below the prefix, sorted, their keys relative to it."""
+        after = self._prefix + start_after if start_after else ""
+        for info in self._store.list(self._prefix + prefix, start_after=after):
+            yield self._without_prefix(info)
+
+    def list_folders(self, prefix: str) -> Sequence[str]:
+        """Return, sorted, the prefixes one level below `prefix`."""
+        folders = self._store.list_folders(self._prefix + check_folder(prefix))
+        return [folder.removeprefix(self._prefix) for folder in folders]
+
+    def delete(self, key: str) -> None:
+        """Remove the object; nothing happens if there is none."""
+        self._store.delete(self._prefix + key)
+
+    def _without_prefix(self, info: ObjectInfo) -> ObjectInfo:
+        return replace(info, key=info.key.removeprefix(self._prefix))

@@ -1,0 +1,220 @@
+"""`FakeLauncher`: a cloud that exists only in memory, on a clock of yours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from spotguard.errors import LauncherFailure, NoCapacity
+from spotguard.events.states import Market
+from spotguard.launch.base import (
+    ClusterState,
+    ClusterView,
+    LaunchRequest,
+    LogChunk,
+    NodeEnd,
+    NodeView,
+    Offer,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from spotguard.units import Clock
+
+FAKE_OFFER = Offer(
+    infra="fake",
+    region="here",
+    zone="here-a",
+    instance_type="thought",
+    market=Market.SPOT,
+    price_usd_per_h=1.0,
+    on_demand_usd_per_h=3.0,
+)
+
+
+class Job(Protocol):
+    """What runs on a fake cluster, such as `spotguard.testing.job.FakeJob`."""
+
+    def play(self, cluster: FakeCluster, now: float) -> None:
+        """Live until `now`; end nodes by `FakeCluster.end`."""
+        ...
+
+
+@dataclass
+class FakeCluster:
+    """One cluster, and what its launcher knows of it."""
+
+    request: LaunchRequest
+    started_at: float
+    teardown_s: float
+    """Seconds from the end of the last node's job until nothing is billed any more."""
+    down_at: float | None = None
+    """When its end was asked for, or its leak guard struck."""
+    ends: dict[int, NodeView] = field(default_factory=dict)
+    last_end_at: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """The cluster's name."""
+        return self.request.cluster
+
+    @property
+    def gone_at(self) -> float | None:
+        """When its last node is or will be gone; None while that is open."""
+        if len(self.ends) < self.request.nodes:
+            return None
+        return self.last_end_at + self.teardown_s
+
+    def end(
+        self, node: int, at: float, how: NodeEnd, *, exit_code: int | None = None, detail: str = ""
+    ) -> None:
+        """End one node's part of the job, unless it has ended."""
+        if node not in self.ends:
+            self.ends[node] = NodeView(index=node, end=how, exit_code=exit_code, detail=detail)
+            self.last_end_at = max(self.last_end_at, at)
+
+    def end_all(
+        self, at: float, how: NodeEnd, *, exit_code: int | None = None, detail: str = ""
+    ) -> None:
+        """End all nodes that have not ended."""
+        for node in range(self.request.nodes):
+            self.end(node, at, how, exit_code=exit_code, detail=detail)
+
+
+class FakeLauncher:
+    """Implements `spotguard.launch.base.Launcher`; nothing runs, `job` plays what would.
+
+    Script it: set `capacity`, `outage_until` or `teardown_s`, call `fail_launch` or `fail_down`.
+    Ask it afterwards: `started`, `living`, `billed_usd`.
+    """
+
+    name = "fake"
+
+    def __init__(
+        self,
+        clock: Clock,
+        job: Job,
+        *,
+        offers: Sequence[Offer] = (FAKE_OFFER,),
+        capacity: int | Callable[[float], int] = 1024,
+        teardown_s: float = 2.0,
+    ) -> None:
+        """`capacity` is how many nodes are to be had, or a function of the time that says so."""
+        self.places = list(offers)
+        self.capacity = capacity
+        self.teardown_s = teardown_s
+        self.outage_until = 0.0
+        """Until then (epoch seconds) `observe` cannot say anything."""
+        self.started: list[str] = []
+        """Each start of a cluster, in order. A name in here twice is what must never happen."""
+        self.refused: list[int] = []
+        """The node counts for which there was no capacity, in order."""
+        self.logs: dict[int, bytes] = {}
+        """What each node of any cluster printed."""
+        self.clusters: dict[str, FakeCluster] = {}
+        self._clock = clock
+        self._job = job
+        self._launch_problems: list[LauncherFailure] = []
+        self._down_problems: list[LauncherFailure] = []
+
+    # ------------------------------------------------------------ scripting
+
+    def fail_launch(self, problem: str, *, times: int = 1) -> FakeLauncher:
+        """Let the next launches fail for another reason than capacity; nothing is started."""
+        self._launch_problems += [LauncherFailure(problem)] * times
+        return self
+
+    def fail_down(self, problem: str, *, times: int = 1) -> FakeLauncher:
+        """Let the next calls of `down` fail."""
+        self._down_problems += [LauncherFailure(problem)] * times
+        return self
+
+    # ------------------------------------------------------------ asking
+
+    def living(self) -> list[str]:
+        """Return the clusters that still cost money."""
+        return [name for name in self.clusters if self._state(name) is not ClusterState.GONE]
+
+    def billed_usd(self) -> float:
+        """Return what all clusters cost, by this cloud's own books; unknown prices count 0."""
+        total = 0.0
+        for cluster in self.clusters.values():
+            until = cluster.gone_at
+            until = self._clock.now() if until is None else min(until, self._clock.now())
+            price = cluster.request.offer.price_usd_per_h or 0.0
+            total += cluster.request.nodes * price * (until - cluster.started_at) / 3600.0
+        return total
+
+    # ------------------------------------------------------------ the protocol
+
+    def offers(self) -> list[Offer]:
+        """Return the scripted places."""
+        return list(self.places)
+
+    def launch(self, request: LaunchRequest) -> None:
+        """Start the cluster, unless one of its name exists or existed."""
+        if request.cluster in self.clusters:
+            return
+        if self._launch_problems:
+            raise self._launch_problems.pop(0)
+        now = self._clock.now()
+        capacity = self.capacity(now) if callable(self.capacity) else self.capacity
+        if request.nodes > capacity:
+            self.refused.append(request.nodes)
+            raise NoCapacity(f"there are {capacity} nodes now, {request.nodes} were asked for")
+        self.started.append(request.cluster)
+        self.clusters[request.cluster] = FakeCluster(
+            request=request, started_at=now, teardown_s=self.teardown_s
+        )
+
+    def observe(self, cluster: str) -> ClusterView:
+        """Return what is known now; the job lives up to this moment first."""
+        if self._clock.now() < self.outage_until:
+            return ClusterView(state=ClusterState.UNREACHABLE, detail="scripted outage")
+        state = self._state(cluster)
+        if state is ClusterState.ABSENT:
+            return ClusterView(state=state)
+        known = self.clusters[cluster]
+        nodes = tuple(
+            known.ends.get(index, NodeView(index=index, end=NodeEnd.RUNNING))
+            for index in range(known.request.nodes)
+        )
+        gone = state is ClusterState.GONE
+        return ClusterView(state=state, nodes=nodes, gone_at=known.gone_at if gone else None)
+
+    def down(self, cluster: str) -> None:
+        """End all nodes; they are gone `teardown_s` later."""
+        if self._down_problems:
+            raise self._down_problems.pop(0)
+        self._state(cluster)
+        known = self.clusters.get(cluster)
+        if known is not None:
+            self._take_down(known, self._clock.now(), "taken down")
+
+    def read_log(self, cluster: str, node: int, offset: int) -> LogChunk:
+        """Return what is left of the node's scripted output."""
+        text = self.logs.get(node, b"") if cluster in self.clusters else b""
+        return LogChunk(node=node, offset=offset, data=text[offset:])
+
+    # ------------------------------------------------------------ parts
+
+    def _state(self, name: str) -> ClusterState:
+        """Let the cluster live up to now; return its state."""
+        cluster = self.clusters.get(name)
+        if cluster is None:
+            return ClusterState.ABSENT
+        now = self._clock.now()
+        lifetime_s = cluster.request.max_lifetime_s
+        guard_at = None if lifetime_s is None else cluster.started_at + lifetime_s
+        if cluster.down_at is None:
+            self._job.play(cluster, now if guard_at is None else min(now, guard_at))
+            if guard_at is not None and now >= guard_at and cluster.gone_at is None:
+                self._take_down(cluster, guard_at, "leak guard")
+        gone_at = cluster.gone_at
+        return ClusterState.GONE if gone_at is not None and now >= gone_at else ClusterState.UP
+
+    def _take_down(self, cluster: FakeCluster, at: float, detail: str) -> None:
+        if cluster.down_at is None:
+            cluster.down_at = at
+            cluster.end_all(at, NodeEnd.LOST, detail=detail)

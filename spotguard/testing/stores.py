@@ -1,0 +1,335 @@
+"""Stores for tests: one in memory, and one that fails, tears, stalls and crashes on cue.
+
+    store = FaultyStore(MemoryStore()).fail("put", nth=3)
+    store = FaultyStore(MemoryStore()).crash_at(7, after=True)
+
+Faults are scripted by operation (`put`, `get`, `get_into`, `head`, `list`, `list_folders`,
+`delete`, or `*` for any), by which matching call, and by what the key contains.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+from spotguard.errors import AlreadyExists, NotFound, StoreError, StoreFull, StoreUnavailable
+from spotguard.storage.base import ObjectInfo
+from spotguard.storage.buffers import byte_view, views_of
+from spotguard.storage.keys import check_folder, check_key, check_prefix
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from spotguard.storage.base import Content, ObjectStore
+    from spotguard.units import Clock
+
+Result = TypeVar("Result")
+Problem: TypeAlias = BaseException | type[BaseException]
+
+MUTATING = frozenset({"put", "delete"})
+"""The operations that `crash_at` counts."""
+
+
+class MemoryStore:
+    """An `ObjectStore` in this process's memory: exact, thread-safe, gone with the process."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, tuple[bytes, str]] = {}
+        self._etags = itertools.count(1)
+        self._lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        """A name for messages; `open_store` cannot open it, for nothing is left to open."""
+        return f"memory://{id(self):x}"
+
+    def put(
+        self,
+        key: str,
+        data: Content,
+        *,
+        if_absent: bool = False,
+        if_match: str | None = None,
+    ) -> str:
+        """Store a copy of `data`; return its etag."""
+        check_key(key)
+        content = b"".join(views_of(data))
+        with self._lock:
+            found = self._objects.get(key)
+            if if_absent and found:
+                raise AlreadyExists(f"{key} exists already")
+            if if_match is not None and (found is None or found[1] != if_match):
+                raise AlreadyExists(f"{key} was changed by another writer")
+            etag = str(next(self._etags))
+            self._objects[key] = (content, etag)
+            return etag
+
+    def get(self, key: str) -> bytes:
+        """Return the whole object; `NotFound` if there is none."""
+        try:
+            return self._objects[check_key(key)][0]
+        except KeyError:
+            raise NotFound(f"there is no {key}") from None
+
+    def get_into(self, key: str, offset: int, into: memoryview) -> None:
+        """Fill `into` with the object's bytes from `offset`."""
+        target = byte_view(into)
+        part = self.get(key)[offset : offset + target.nbytes]
+        if len(part) < target.nbytes:
+            raise StoreError(f"{key} ends before byte {offset + target.nbytes}")
+        if part:  # an empty view may be read-only
+            target[:] = part
+
+    def head(self, key: str) -> ObjectInfo | None:
+        """Return what a listing would say of `key`, or None."""
+        found = self._objects.get(check_key(key))
+        return ObjectInfo(key, len(found[0]), found[1]) if found else None
+
+    def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """Yield the matching objects, sorted, as they were when the iteration began."""
+        check_prefix(prefix)
+        return self._list(prefix, start_after)
+
+    def list_folders(self, prefix: str) -> Sequence[str]:
+        """Return, sorted, the prefixes one level below `prefix`."""
+        check_folder(prefix)
+        with self._lock:
+            below = [key[len(prefix) :] for key in self._objects if key.startswith(prefix)]
+        return sorted({f"{prefix}{key.split('/')[0]}/" for key in below if "/" in key})
+
+    def delete(self, key: str) -> None:
+        """Remove the object; nothing happens if there is none."""
+        with self._lock:
+            self._objects.pop(check_key(key), None)
+
+    def _list(self, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
+        with self._lock:
+            found = sorted(
+                (key, len(content), etag)
+                for key, (content, etag) in self._objects.items()
+                if key.startswith(prefix) and key > start_after
+            )
+        for key, size_bytes, etag in found:
+            yield ObjectInfo(key, size_bytes, etag)
+
+
+class SimulatedCrash(BaseException):
+    """The process died here. Not an `Exception`, so that no handler of the code survives it."""
+
+
+@dataclass
+class _Rule:
+    """What happens at which calls: from the `nth` matching one on, `times` times."""
+
+    op: str
+    key_contains: str
+    nth: int
+    times: int | None
+    act: Callable[[str], None] = field(repr=False)
+    tears: bool = False
+    seen: int = 0
+
+    def due(self, op: str, key: str) -> bool:
+        """Count the call if it matches; return whether it is to be disturbed."""
+        if self.op not in ("*", op) or self.key_contains not in key:
+            return False
+        self.seen += 1
+        return self.seen >= self.nth and (self.times is None or self.seen < self.nth + self.times)
+
+
+class FaultyStore:
+    """`inner`, disturbed as scripted. Every scripting method returns the store itself.
+
+    After a `SimulatedCrash` every further call crashes too: a dead process cannot tidy up. Look
+    at `inner` for what it left behind.
+    """
+
+    def __init__(self, inner: ObjectStore) -> None:
+        self.inner = inner
+        self.calls: Counter[str] = Counter()
+        """How often each operation was called, failed calls included."""
+        self.mutations = 0
+        """How many puts and deletes were called."""
+        self._before: list[_Rule] = []
+        self._after: list[_Rule] = []
+        self._crash: tuple[int, bool] | None = None
+        self._dead = False
+        self._lock = threading.RLock()
+
+    def fail(
+        self,
+        op: str,
+        *,
+        nth: int = 1,
+        times: int | None = 1,
+        error: Problem | None = None,
+        key_contains: str = "",
+    ) -> FaultyStore:
+        """Raise `error` instead of `times` matching calls from the `nth` on (None: of all)."""
+        problem = error or StoreUnavailable(f"scripted failure of {op}")
+
+        def act(_key: str) -> None:
+            raise problem
+
+        return self.before(op, act, nth=nth, times=times, key_contains=key_contains)
+
+    def tear(
+        self, op: str = "put", *, nth: int = 1, times: int | None = 1, key_contains: str = ""
+    ) -> FaultyStore:
+        """Store half of the bytes, then raise `StoreUnavailable`: a server that is not atomic."""
+        assert op == "put", "only a put can be torn"
+
+        def act(key: str) -> None:
+            raise StoreUnavailable(f"scripted tear of {key}")
+
+        self._before.append(_Rule(op, key_contains, nth, times, act, tears=True))
+        return self
+
+    def full(self, *, nth: int = 1, key_contains: str = "") -> FaultyStore:
+        """Refuse every matching put from the `nth` on with `StoreFull`, until `heal()`."""
+        error = StoreFull("no room left (scripted)")
+        return self.fail("put", nth=nth, times=None, error=error, key_contains=key_contains)
+
+    def delay(
+        self,
+        op: str,
+        seconds: float,
+        *,
+        clock: Clock,
+        nth: int = 1,
+        times: int | None = None,
+        key_contains: str = "",
+    ) -> FaultyStore:
+        """Let `clock` sleep before each matching call; with a `FakeClock` nobody waits."""
+
+        def act(_key: str) -> None:
+            clock.sleep(seconds)
+
+        return self.before(op, act, nth=nth, times=times, key_contains=key_contains)
+
+    def before(
+        self,
+        op: str,
+        act: Callable[[str], None],
+        *,
+        nth: int = 1,
+        times: int | None = 1,
+        key_contains: str = "",
+    ) -> FaultyStore:
+        """Call `act(key)` before a matching call takes effect: where another writer slips in."""
+        self._before.append(_Rule(op, key_contains, nth, times, act))
+        return self
+
+    def after(
+        self,
+        op: str,
+        act: Callable[[str], None],
+        *,
+        nth: int = 1,
+        times: int | None = 1,
+        key_contains: str = "",
+    ) -> FaultyStore:
+        """Call `act(key)` once a matching call took effect; if it raises, the answer is lost."""
+        self._after.append(_Rule(op, key_contains, nth, times, act))
+        return self
+
+    def crash_at(self, n: int, *, after: bool = False) -> FaultyStore:
+        """Die at the `n`-th put or delete (from 1), before or after it took effect."""
+        self._crash = (n, after)
+        return self
+
+    def heal(self) -> FaultyStore:
+        """Drop all scripted faults; the counts stay."""
+        self._before.clear()
+        self._after.clear()
+        self._crash = None
+        return self
+
+    @property
+    def url(self) -> str:
+        """The inner store's."""
+        return self.inner.url
+
+    def put(
+        self,
+        key: str,
+        data: Content,
+        *,
+        if_absent: bool = False,
+        if_match: str | None = None,
+    ) -> str:
+        """Put, unless scripted otherwise."""
+
+        def torn() -> None:
+            content = b"".join(views_of(data))
+            self.inner.put(key, content[: len(content) // 2])
+
+        def whole() -> str:
+            return self.inner.put(key, data, if_absent=if_absent, if_match=if_match)
+
+        return self._call("put", key, whole, torn)
+
+    def get(self, key: str) -> bytes:
+        """Get, unless scripted otherwise."""
+        return self._call("get", key, lambda: self.inner.get(key))
+
+    def get_into(self, key: str, offset: int, into: memoryview) -> None:
+        """Read a range, unless scripted otherwise."""
+        self._call("get_into", key, lambda: self.inner.get_into(key, offset, into))
+
+    def head(self, key: str) -> ObjectInfo | None:
+        """Look, unless scripted otherwise."""
+        return self._call("head", key, lambda: self.inner.head(key))
+
+    def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
+        """List, unless scripted otherwise; faults strike when the listing is asked for."""
+        return self._call("list", prefix, lambda: self.inner.list(prefix, start_after=start_after))
+
+    def list_folders(self, prefix: str) -> Sequence[str]:
+        """List folders, unless scripted otherwise."""
+        return self._call("list_folders", prefix, lambda: self.inner.list_folders(prefix))
+
+    def delete(self, key: str) -> None:
+        """Delete, unless scripted otherwise."""
+        self._call("delete", key, lambda: self.inner.delete(key))
+
+    def _call(
+        self,
+        op: str,
+        key: str,
+        effect: Callable[[], Result],
+        tear: Callable[[], None] | None = None,
+    ) -> Result:
+        with self._lock:
+            dies_after = self._count(op)
+            before = [rule for rule in self._before if rule.due(op, key)]
+            after = [rule for rule in self._after if rule.due(op, key)]
+        for rule in before:
+            if rule.tears and tear:
+                tear()
+            rule.act(key)
+        result = effect()
+        for rule in after:
+            rule.act(key)
+        if dies_after:
+            self._die()
+        return result
+
+    def _count(self, op: str) -> bool:
+        """Count the call; crash if the script says so; return whether it says 'after'."""
+        if self._dead:
+            raise SimulatedCrash("the process died before")
+        self.calls[op] += 1
+        self.mutations += op in MUTATING
+        if op not in MUTATING or self._crash is None or self.mutations != self._crash[0]:
+            return False
+        if not self._crash[1]:
+            self._die()
+        return True
+
+    def _die(self) -> None:
+        self._dead = True
+        raise SimulatedCrash(f"scripted crash at change {self.mutations}")

@@ -1,0 +1,74 @@
+"""Fixtures: a controller that does nothing, a home of its own, a script, a way to call the CLI."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+import spotguard.control
+from spotguard.cli import follow
+from spotguard.cli.main import main
+from tests.cli.fake_control import FakeControl
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command printed and returned."""
+
+    code: int
+    out: str
+    err: str
+
+
+Cli = Callable[..., Said]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Redirect spotguard's home, drop its variables, stand in an empty folder."""
+    for name in list(os.environ):
+        if name.startswith("SPOTGUARD_") or name in ("FORCE_COLOR", "COLUMNS", "LINES"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("SPOTGUARD_HOME", str(tmp_path / "home"))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def control(monkeypatch: pytest.MonkeyPatch) -> FakeControl:
+    """Put a fake in the controller's place, and make following it quick."""
+    fake = FakeControl()
+    monkeypatch.setitem(sys.modules, "spotguard.control.api", fake)
+    monkeypatch.setattr(spotguard.control, "api", fake, raising=False)
+    monkeypatch.setattr(follow, "POLL_S", 0.0)
+    return fake
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    """Write a script that uses spotguard; return its path."""
+    path = tmp_path / "work" / "job.py"
+    path.write_text("import spotguard.runtime as spotguard\n\nrun = spotguard.init()\n")
+    return str(path)
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Return a function that runs one command line."""
+
+    def run(*arguments: str) -> Said:
+        capsys.readouterr()
+        code = main(arguments)
+        said = capsys.readouterr()
+        return Said(code=code, out=said.out, err=said.err)
+
+    return run

@@ -1,0 +1,154 @@
+"""A stand-in for `spotguard.control.api`: one run whose pictures the test lays out in advance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from spotguard.control.view import HistoryLine, RunSummary, RunView
+from spotguard.errors import SpotguardError, UsageError
+from spotguard.events.states import Market, RunState
+from spotguard.launch.base import Offer
+from tests.cli import pictures
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from spotguard.spec.model import JobSpec
+
+EXIT_CODES = {RunState.FINISHED: 0, RunState.FAILED: 10, RunState.STOPPED: 75, RunState.PAUSED: 20}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the job's log."""
+
+    attempt: int
+    node: int
+    text: str
+
+
+class FakeLauncher:
+    """Offers one place and starts nothing."""
+
+    def offers(self) -> list[Offer]:
+        """Return the one place."""
+        return [
+            Offer(
+                infra="local",
+                region="us-east-2",
+                zone="us-east-2a",
+                instance_type="p3.2xlarge",
+                market=Market.SPOT,
+                price_usd_per_h=0.918,
+                on_demand_usd_per_h=3.06,
+            )
+        ]
+
+
+@dataclass
+class FakeControl:
+    """Answers as the controller's interface does, and notes what it was asked."""
+
+    views: list[RunView] = field(default_factory=lambda: [pictures.finished()])
+    """Shown one after the other; the last one stays."""
+    lines: list[HistoryLine] = field(default_factory=pictures.history)
+    log: list[Line] = field(default_factory=list)
+    asked: list[tuple[Any, ...]] = field(default_factory=list)
+    dead: bool = False
+    """The controller is gone and has to be restarted."""
+    interrupt_after: int | None = None
+    """The user presses Ctrl-C at this look."""
+    refuse: SpotguardError | None = None
+    """What `create_run` and `resume` raise."""
+    looks: int = 0
+
+    def create_run(self, spec: JobSpec) -> str:
+        """Note the spec."""
+        if self.refuse:
+            raise self.refuse
+        self.asked.append(("create", spec))
+        return pictures.RUN
+
+    def start_controller(self, run_id: str) -> None:
+        """Note it."""
+        self.asked.append(("start", run_id))
+
+    def ensure_controlled(self, run_id: str) -> bool:
+        """Restart the controller, once."""
+        was_dead, self.dead = self.dead, False
+        return was_dead
+
+    def view(self, run_id: str) -> RunView:
+        """Return the next picture."""
+        self.looks += 1
+        if self.interrupt_after is not None and self.looks > self.interrupt_after:
+            raise KeyboardInterrupt
+        return self.views.pop(0) if len(self.views) > 1 else self.views[0]
+
+    def history(self, run_id: str) -> list[HistoryLine]:
+        """Return the story."""
+        return self.lines
+
+    def list_runs(self) -> list[RunSummary]:
+        """Return the one run."""
+        view = self.views[0]
+        return [
+            RunSummary(
+                run_id=view.run_id,
+                name=view.name,
+                state=view.state,
+                created_at=view.created_at,
+                spent_usd=view.spent_usd,
+            )
+        ]
+
+    def find_run(self, text: str | None) -> str:
+        """Return the one run, if it is meant."""
+        if text is not None and not pictures.RUN.startswith(text):
+            raise UsageError(f"there is no run {text!r}", hint=f"did you mean {pictures.RUN}?")
+        return pictures.RUN
+
+    def request_stop(self, run_id: str) -> bool:
+        """Note it; the run settles at the next look."""
+        return self._stopped("stop", run_id)
+
+    def request_down(self, run_id: str) -> bool:
+        """Note it; the run settles at the next look."""
+        return self._stopped("down", run_id)
+
+    def _stopped(self, how: str, run_id: str) -> bool:
+        self.asked.append((how, run_id))
+        self.views = [replace(self.views[-1], state=RunState.STOPPED)]
+        return True
+
+    def resume(
+        self,
+        run_id: str,
+        *,
+        budget_usd: float | None = None,
+        deadline_s: float | None = None,
+        nodes: Any = None,
+    ) -> None:
+        """Note the new limits."""
+        if self.refuse:
+            raise self.refuse
+        self.asked.append(("resume", run_id, budget_usd, deadline_s, nodes))
+
+    def logs(self, run_id: str, follow: bool = False) -> Iterator[Line]:
+        """Yield the log."""
+        yield from self.log
+
+    def adopt(self, url: str) -> str:
+        """Note it."""
+        self.asked.append(("adopt", url))
+        return pictures.RUN
+
+    def exit_code(self, run_id: str) -> int:
+        """Return what the newest picture stands for."""
+        return EXIT_CODES[self.views[-1].state]
+
+    def launcher_for(self, spec: JobSpec, run_dir: Path) -> FakeLauncher:
+        """Return a launcher that only offers."""
+        return FakeLauncher()

@@ -1,0 +1,439 @@
+"""Each command against a controller that does nothing: what it asks, prints and returns."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from spotguard.errors import BudgetExhausted, JournalDamaged, StoreUnavailable
+from spotguard.events.states import RunState
+from tests.cli import pictures
+from tests.cli.fake_control import Line
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Cli
+    from tests.cli.fake_control import FakeControl
+
+
+@pytest.fixture
+def answer(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that puts an answering user in front of the terminal."""
+
+    class Keyboard:
+        def __init__(self, text: str) -> None:
+            self.text = text
+
+        def isatty(self) -> bool:
+            return True
+
+        def readline(self) -> str:
+            return self.text
+
+    return lambda text: monkeypatch.setattr(sys, "stdin", Keyboard(text))
+
+
+def test_up_shows_the_plan_starts_follows_and_sums_up(
+    cli: Cli, control: FakeControl, script: str
+) -> None:
+    """One command: plan, happenings, final summary, and the run's own exit code."""
+    control.views = [pictures.run(), pictures.run(), pictures.finished()]
+    said = cli("up", script, "--nodes", "2", "--yes", "--budget", "$200")
+    assert said.code == 0
+    assert [what[0] for what in control.asked] == ["create", "start"]
+    spec = control.asked[0][1]
+    assert (spec.nodes.max, spec.budget_usd, spec.args) == (2, 200.0, ())
+    for shown in ("on demand", "$6.12/h", "4 d 12 h", "node 1 got a notice", "71 % saved"):
+        assert shown in said.out
+    assert said.out.index("plan") < said.out.index("node 1 got") < said.out.index("finished")
+
+
+def test_options_may_stand_on_both_sides_and_job_arguments_after_the_dashes(
+    cli: Cli, control: FakeControl, script: str
+) -> None:
+    """What comes after `--` is the job's, also when it looks like an option of ours."""
+    arguments = ("-y", "--nodes", "1:4", script, "--mtbf", "60s", "--", "--budget", "x", "-y")
+    assert cli("up", *arguments).code == 0
+    spec = control.asked[0][1]
+    assert spec.args == ("--budget", "x", "-y")
+    assert spec.budget_usd is None
+    assert spec.local.mtbf_s == 60.0
+
+
+def test_every_job_option_reaches_its_setting(
+    cli: Cli, control: FakeControl, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No option is accepted and then forgotten."""
+    monkeypatch.setenv("TOKEN_OF_MINE", "from the shell")
+    assert (
+        cli(
+            *("up", script, "-y", "--nproc-per-node", "2", "--infra", "local", "--name", "mine"),
+            *("--store", "st", "--template", "aws", "--save-every", "100 steps", "--env", "A=b=c"),
+            *("--env", "TOKEN_OF_MINE", "--deadline", "8h", "--market", "spot", "--price", "1"),
+            *(
+                "--on-demand-price",
+                "3",
+                "--allow-unknown-price",
+                "--metadata",
+                "gcp",
+                "--seed",
+                "7",
+            ),
+            *("--interrupt", "node=0@step=4:kill", "--interrupt", "node=0@step=9:term"),
+            *("--speed-up", "20", "--budget", "5"),
+        ).code
+        == 0
+    )
+    spec = control.asked[0][1]
+    assert spec.nproc_per_node == 2
+    assert spec.name == "mine"
+    assert spec.store == str(Path("st").absolute())
+    assert spec.template == "aws"
+    assert spec.save_every == "100 steps"
+    assert spec.env == {"A": "b=c", "TOKEN_OF_MINE": "from the shell"}
+    assert spec.deadline_s == 8 * 3600
+    assert (spec.price_usd_per_h, spec.on_demand_usd_per_h) == (1.0, 3.0)
+    assert spec.allow_unknown_price
+    assert spec.local.metadata == "gcp"
+    assert spec.local.interrupt == ("node=0@step=4:kill", "node=0@step=9:term")
+    assert (spec.local.interrupt_seed, spec.local.speed_up) == (7, 20.0)
+
+
+def test_up_without_a_terminal_wants_yes(cli: Cli, control: FakeControl, script: str) -> None:
+    """A script never hangs on a question; it is told to pass --yes, and nothing starts."""
+    said = cli("up", script)
+    assert said.code == 2
+    assert "--yes" in said.err
+    assert control.asked == []
+
+
+@pytest.mark.parametrize("text", ["n\n", "\n", ""])
+def test_whatever_is_not_yes_starts_nothing(
+    cli: Cli, control: FakeControl, script: str, answer: Any, text: str
+) -> None:
+    """Enter, 'n' and Ctrl-D are all a no."""
+    answer(text)
+    said = cli("up", script)
+    assert said.code == 1
+    assert "nothing was started" in said.err
+    assert control.asked == []
+
+
+def test_yes_on_a_terminal_starts(cli: Cli, control: FakeControl, script: str, answer: Any) -> None:
+    """The question is asked on stderr and 'y' is enough."""
+    answer("y\n")
+    said = cli("up", script)
+    assert said.code == 0
+    assert "Start? [y/N]" in said.err
+
+
+def test_ctrl_c_detaches_and_prints_the_two_commands(
+    cli: Cli, control: FakeControl, script: str
+) -> None:
+    """Leaving is not stopping: exit 75, how to look, how to stop, and no request was made."""
+    control.views, control.interrupt_after = [pictures.run()], 2
+    said = cli("up", script, "--yes")
+    assert said.code == 75
+    assert f"spotguard status {pictures.RUN} --watch" in said.err
+    assert f"spotguard stop {pictures.RUN}" in said.err
+    assert [what[0] for what in control.asked] == ["create", "start"]
+
+
+def test_detach_returns_at_once(cli: Cli, control: FakeControl, script: str) -> None:
+    """`up -d` leaves the run in the background and says how to find it."""
+    control.views = [pictures.run()]
+    said = cli("up", script, "-y", "-d")
+    assert said.code == 0
+    assert f"spotguard status {pictures.RUN} --watch" in said.err
+
+
+def test_up_json_prints_one_document_only(cli: Cli, control: FakeControl, script: str) -> None:
+    """stdout is the final status and nothing else."""
+    control.views = [pictures.run(), pictures.finished()]
+    said = cli("up", script, "--yes", "--json")
+    assert said.code == 0
+    assert json.loads(said.out)["state"] == "finished"
+
+
+@pytest.mark.parametrize(("state", "code"), [(RunState.FAILED, 10), (RunState.PAUSED, 20)])
+def test_up_returns_how_the_run_ended(
+    cli: Cli, control: FakeControl, script: str, state: RunState, code: int
+) -> None:
+    """The exit code is the run's, not the command's."""
+    control.views = [pictures.run(state=state, traceback="ValueError: no")]
+    assert cli("up", script, "--yes").code == code
+
+
+def test_up_gives_up_on_lost_contact_with_30(cli: Cli, control: FakeControl, script: str) -> None:
+    """Contact lost beyond the patience is its own exit code; nothing is stopped."""
+    control.views = [pictures.run(state=RunState.CONTACT_LOST)]
+    said = cli("up", script, "--yes", "--contact-patience", "0")
+    assert said.code == 30
+    assert [what[0] for what in control.asked] == ["create", "start"]
+
+
+def test_a_patience_that_is_no_duration_is_a_usage_error(
+    cli: Cli, control: FakeControl, script: str
+) -> None:
+    """It says what was given and what is allowed."""
+    said = cli("up", script, "--yes", "--contact-patience", "soon")
+    assert said.code == 2
+    assert "'soon'" in said.err
+    assert "10m" in said.err
+
+
+def test_a_refused_start_is_one_sentence_with_its_own_code(
+    cli: Cli, control: FakeControl, script: str
+) -> None:
+    """A budget that is too small exits with 20 before anything runs."""
+    control.refuse = BudgetExhausted("of $0.01 nothing is left", hint="raise it")
+    said = cli("up", script, "--yes")
+    assert said.code == 20
+    assert "error: of $0.01 nothing is left\nhint: raise it\n" in said.err
+    assert control.asked == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "part"),
+    [
+        (("up", "nowhere.py", "-y"), 2, "nowhere.py"),
+        (("up", "JOB", "-y", "--budget", "-5"), 2, "budget"),
+        (("up", "JOB", "-y", "--template", "awss"), 2, "aws"),
+        (("up", "JOB", "-y", "--env", "NOT_SET_ANYWHERE"), 2, "NOT_SET_ANYWHERE"),
+        (("up", "JOB", "-y", "--bugdet", "5"), 2, "come after `--`"),
+        (("status", "other"), 2, pictures.RUN),
+        (("stauts",), 2, "status"),
+        (("train.py",), 2, "spotguard up"),
+        (("resume", "--nodes", "4:1"), 2, "nodes"),
+        (("resume", "--budget", "much"), 2, "budget"),
+        (("status", "--watch", "--json"), 2, "--watch"),
+    ],
+)
+def test_bad_input_is_one_clear_sentence(
+    cli: Cli, control: FakeControl, script: str, arguments: tuple[str, ...], code: int, part: str
+) -> None:
+    """Wrong input exits with 2, names the culprit, and shows no traceback."""
+    said = cli(*(script if a == "JOB" else a for a in arguments))
+    assert said.code == code
+    assert said.err.startswith("error: ")
+    assert part in said.err
+    assert "Traceback" not in said.err
+    assert said.out == ""
+    assert control.asked == []
+
+
+def test_plan_shows_places_rates_and_hours_and_starts_nothing(
+    cli: Cli, control: FakeControl, script: str
+) -> None:
+    """One row for each node count, most nodes first; the hours that the budget buys."""
+    said = cli("plan", script, "--nodes", "1:2", "--budget", "9.18")
+    rows = [line.split() for line in said.out.splitlines() if "p3.2xlarge" in line]
+    assert said.code == 0
+    assert [row[4] for row in rows] == ["2", "1"]
+    assert "$1.84/h" in rows[0]
+    assert "10 h 00 min" in said.out
+    assert max(map(len, said.out.splitlines())) <= 80
+    assert control.asked == []
+
+
+def test_plan_json(cli: Cli, control: FakeControl, script: str) -> None:
+    """The same as a document."""
+    body = json.loads(cli("plan", script, "--json").out)
+    assert body["schema"] == 1
+    assert body["candidates"][0]["price_usd_per_h"] == 0.918
+    assert body["candidates"][0]["hours_bought"] is None
+
+
+def test_status_tells_the_whole_story(cli: Cli, control: FakeControl) -> None:
+    """Without a name it is about the newest run."""
+    said = cli("status")
+    assert said.code == 0
+    for shown in (pictures.RUN, "preempted with", "71 % saved", "83 %", "$0.39"):
+        assert shown in said.out
+
+
+def test_a_repaired_controller_is_mentioned_on_stderr(cli: Cli, control: FakeControl) -> None:
+    """The repair is told, and does not spoil the JSON on stdout."""
+    control.dead = True
+    said = cli("status", "--json")
+    assert f"the controller of {pictures.RUN} was gone; it has been restarted" in said.err
+    assert json.loads(said.out)["run_id"] == pictures.RUN
+
+
+def test_a_dead_controller_is_repaired_by_any_command_about_a_run(
+    cli: Cli, control: FakeControl
+) -> None:
+    """Looking is enough, whichever way."""
+    for command in (("history",), ("logs",), ("stop",), ("down", "--yes")):
+        control.dead = True
+        cli(*command)
+        assert not control.dead
+
+
+def test_status_watch_follows_and_sums_up(cli: Cli, control: FakeControl) -> None:
+    """It ends by itself when the run does."""
+    control.views = [pictures.run(), pictures.run(), pictures.finished()]
+    said = cli("status", "--watch")
+    assert said.code == 0
+    assert "all 600 steps are done" in said.out
+
+
+def test_leaving_watch_is_no_error(cli: Cli, control: FakeControl) -> None:
+    """Ctrl-C is the way out of --watch."""
+    control.views, control.interrupt_after = [pictures.run()], 2
+    assert cli("status", "--watch").code == 0
+
+
+def test_history_is_ordered_dated_and_greppable(cli: Cli, control: FakeControl) -> None:
+    """Each happening is one whole line, however long."""
+    said = cli("history")
+    assert said.code == 0
+    assert re.match(r"2025-11-2\d \(.+\)\n", said.out)
+    assert any(
+        "attempt 1 ended: preempted with notice, saved in time" in line
+        for line in said.out.splitlines()
+    )
+
+
+def test_logs_are_one_stream_without_terminal_tricks(cli: Cli, control: FakeControl) -> None:
+    """Each line says whose it is; progress bars and escapes come out as their last state."""
+    control.log = [Line(1, 0, "10 %\r50 %\r100 %\n"), Line(2, 1, "\x1b[2Jloss [1.5]\n")]
+    said = cli("logs")
+    assert said.out.splitlines() == ["#1 node 0 | 100 %", "#2 node 1 | loss [1.5]"]
+    lines = [json.loads(line) for line in cli("logs", "--json").out.splitlines()]
+    assert lines[1] == {"schema": 1, "attempt": 2, "node": 1, "text": "loss [1.5]"}
+
+
+def test_stop_saves_waits_and_tells_the_outcome(cli: Cli, control: FakeControl) -> None:
+    """`stop` returns when the run has settled, and says what is saved and spent."""
+    control.views = [pictures.run()]
+    said = cli("stop")
+    assert said.code == 0
+    assert control.asked == [("stop", pictures.RUN)]
+    assert "stopped: saved at step 400, spent $0.11" in said.out
+
+
+def test_stopping_what_is_over_asks_nothing(cli: Cli, control: FakeControl) -> None:
+    """It says so and is no error."""
+    said = cli("stop")
+    assert said.code == 0
+    assert "nothing to do" in said.out
+    assert control.asked == []
+
+
+def test_leaving_stop_keeps_the_request(cli: Cli, control: FakeControl) -> None:
+    """Ctrl-C while waiting: exit 75, and the request stands."""
+    control.views, control.interrupt_after = [pictures.run()], 1
+    said = cli("stop")
+    assert said.code == 75
+    assert control.asked == [("stop", pictures.RUN)]
+    assert "the request stands" in said.err
+
+
+def test_down_asks_before_it_throws_steps_away(cli: Cli, control: FakeControl, answer: Any) -> None:
+    """The question says what would be lost; a no keeps the run."""
+    control.views = [pictures.run()]
+    answer("n\n")
+    said = cli("down")
+    assert said.code == 1
+    assert "step 400 of 412" in said.err
+    assert control.asked == []
+    assert cli("down", "--yes").code == 0
+    assert control.asked == [("down", pictures.RUN)]
+
+
+def test_resume_passes_new_limits_and_follows(cli: Cli, control: FakeControl) -> None:
+    """A raised budget, a new deadline and other nodes are parsed as anywhere else."""
+    said = cli("resume", pictures.RUN[:8], "--budget", "$300", "--deadline", "2h", "--nodes", "1:3")
+    assert said.code == 0
+    what, run_id, budget_usd, deadline_s, nodes = control.asked[0]
+    assert (what, run_id, budget_usd, deadline_s) == ("resume", pictures.RUN, 300.0, 7200.0)
+    assert (nodes.min, nodes.max) == (1, 3)
+    assert "all 600 steps are done" in said.out
+    assert "node 1 got a notice" not in said.out  # long ago: `history` tells it
+
+
+def test_a_refused_resume_is_one_sentence(cli: Cli, control: FakeControl) -> None:
+    """Too small a budget exits with 20."""
+    control.refuse = BudgetExhausted("$0.10 is spent already")
+    assert cli("resume", "--budget", "0.1").code == 20
+
+
+def test_runs_lists_and_never_says_zero_for_unknown(cli: Cli, control: FakeControl) -> None:
+    """An unknown spend is unknown; as JSON it is null."""
+    control.views = [pictures.finished(spent_usd=None)]
+    said = cli("runs")
+    assert pictures.RUN in said.out
+    assert "unknown" in said.out
+    body = json.loads(cli("runs", "--json").out)
+    assert body["runs"][0]["spent_usd"] is None
+
+
+def test_adopt_shows_the_adopted_run(cli: Cli, control: FakeControl) -> None:
+    """The run's own place is enough."""
+    said = cli("adopt", f"/data/store/{pictures.RUN}")
+    assert said.code == 0
+    assert control.asked == [("adopt", f"/data/store/{pictures.RUN}")]
+    assert pictures.RUN in said.out
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        JournalDamaged("the journal cannot be read; nothing was changed", hint="spotguard adopt X"),
+        StoreUnavailable("cannot write /ro: read-only file system"),
+    ],
+)
+def test_a_broken_environment_exits_with_3(
+    cli: Cli, control: FakeControl, script: str, problem: Any
+) -> None:
+    """A corrupt journal and an unwritable store are a sentence and a 3."""
+    control.refuse = problem
+    said = cli("up", script, "--yes")
+    assert said.code == 3
+    assert problem.message in said.err
+
+
+def test_config_show_names_each_origin_and_hides_values_of_variables(
+    cli: Cli, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flag beats environment; the job's variables are listed without their values."""
+    monkeypatch.setenv("SPOTGUARD_BUDGET", "50")
+    monkeypatch.setenv("SPOTGUARD_NODES", "3")
+    Path("spotguard.toml").write_text('save_every = "30s"\n')
+    said = cli("config", "show", script, "--budget", "60", "--env", "SECRET=hunter2")
+    rows = {line.split()[0]: line.split() for line in said.out.splitlines()[1:]}
+    assert said.code == 0
+    assert rows["budget"][1:] == ["60.0", "flag", "--budget"]
+    assert rows["nodes"][1:] == ["3", "env", "SPOTGUARD_NODES"]
+    assert rows["save_every"][1:4] == ["30s", "spotguard.toml", "line"]
+    assert rows["env.SECRET"][1] == "***"
+    assert "hunter2" not in said.out
+    body = json.loads(cli("config", "show", script, "--env", "SECRET=hunter2", "--json").out)
+    assert body["schema"] == 1
+    assert "hunter2" not in json.dumps(body)
+
+
+def test_init_writes_two_files_and_never_overwrites(cli: Cli, control: FakeControl) -> None:
+    """The second time it names the files; --force is the way out. What it wrote resolves."""
+    assert cli("init").code == 0
+    Path("train.py").write_text("mine")
+    said = cli("init")
+    assert said.code == 2
+    assert "train.py" in said.err
+    assert "--force" in said.err
+    assert Path("train.py").read_text() == "mine"
+    assert cli("init", "--force", "--template", "aws").code == 0
+    assert cli("plan", "train.py").code == 0
+
+
+def test_init_with_an_unknown_template_writes_nothing(cli: Cli) -> None:
+    """The nearest name is suggested."""
+    said = cli("init", "--template", "gpc")
+    assert said.code == 2
+    assert "gcp" in said.err
+    assert not Path("train.py").exists()

@@ -1,0 +1,178 @@
+"""Following a run: it ends when the run does, and outlives what may happen to the controller."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
+
+from spotguard.cli.follow import LineScreen, LiveScreen, SilentScreen, follow
+from spotguard.errors import ContactLost
+from spotguard.events.states import RunState
+from spotguard.testing import FakeClock
+from tests.cli import pictures
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from spotguard.control.view import HistoryLine, RunView
+
+
+@dataclass
+class FakeSource:
+    """Shows pictures one after the other; the last one stays."""
+
+    views: list[RunView]
+    lines: list[HistoryLine] = field(default_factory=list)
+    repairs: int = 0
+
+    def view(self) -> RunView:
+        """Return the next picture."""
+        return self.views.pop(0) if len(self.views) > 1 else self.views[0]
+
+    def history(self) -> list[HistoryLine]:
+        """Return the story."""
+        return self.lines
+
+    def repair(self) -> None:
+        """Count."""
+        self.repairs += 1
+
+
+@dataclass
+class FakeScreen:
+    """Remembers what it showed."""
+
+    shown: list[RunState] = field(default_factory=list)
+    closed: bool = False
+
+    def show(self, view: RunView, history: Sequence[HistoryLine], now: float) -> None:
+        """Remember."""
+        self.shown.append(view.state)
+
+    def close(self) -> None:
+        """Remember."""
+        self.closed = True
+
+
+def test_following_ends_with_the_run_and_shows_its_last_picture() -> None:
+    """The final state is on the screen before the screen is closed."""
+    screen = FakeScreen()
+    ends = follow(
+        FakeSource([pictures.run(), pictures.run(), pictures.finished()]),
+        screen,
+        clock=FakeClock(),
+    )
+    assert ends.state is RunState.FINISHED
+    assert screen.shown == [RunState.RUNNING, RunState.RUNNING, RunState.FINISHED]
+    assert screen.closed
+
+
+def test_a_dead_controller_is_noticed_while_following() -> None:
+    """Every few seconds the follower makes sure that somebody still looks after the run."""
+    source = FakeSource([pictures.run()] * 60 + [pictures.finished()])
+    follow(source, SilentScreen(), clock=FakeClock())
+    assert 4 <= source.repairs <= 7  # 30 s of looking
+
+
+def test_lost_contact_is_given_up_after_the_patience_only() -> None:
+    """Nothing is decided on one failed look; after the patience the exit code is 30."""
+    lost = pictures.run(state=RunState.CONTACT_LOST)
+    screen, clock = FakeScreen(), FakeClock()
+    began_at = clock.monotonic()
+    with pytest.raises(ContactLost, match=r"1 min 00 s.*nothing was killed") as caught:
+        follow(FakeSource([lost]), screen, patience_s=60, clock=clock)
+    assert clock.monotonic() - began_at >= 60
+    assert caught.value.exit_code == 30
+    assert pictures.RUN in caught.value.hint
+    assert screen.closed
+
+
+def test_contact_that_comes_back_is_forgiven() -> None:
+    """The patience counts from the last sign of life, not from the first doubt."""
+    lost = pictures.run(state=RunState.CONTACT_LOST)
+    looks = ([lost] * 100 + [pictures.run()]) * 3 + [pictures.finished()]
+    assert follow(FakeSource(looks), SilentScreen(), patience_s=60, clock=FakeClock())
+
+
+def test_a_screen_is_closed_when_the_user_leaves() -> None:
+    """Ctrl-C must not leave the terminal without its cursor."""
+
+    class Impatient(FakeSource):
+        def view(self) -> RunView:
+            raise KeyboardInterrupt
+
+    screen = FakeScreen()
+    with pytest.raises(KeyboardInterrupt):
+        follow(Impatient([]), screen, clock=FakeClock())
+    assert screen.closed
+
+
+def test_lines_are_printed_once_each(capsys: pytest.CaptureFixture[str]) -> None:
+    """A log without a terminal has one line for each happening, whatever the polling."""
+    screen, lines = LineScreen(), pictures.history()
+    for count in (1, 1, 3, 5, 5):
+        screen.show(pictures.run(), lines[:count], pictures.NOW)
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 5
+    assert "node 1 got a notice" in said[1]
+
+
+def test_a_happening_that_is_learned_late_is_still_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The story is sorted by time, so news may appear in its middle; each line comes once."""
+    screen, lines = LineScreen(), pictures.history()
+    screen.show(pictures.run(), [lines[0], lines[4]], pictures.NOW)
+    screen.show(pictures.run(), lines, pictures.NOW)
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == len(set(said)) == 5
+
+
+def test_a_quiet_log_still_tells_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every half minute a line says how far the run is, but only if it moved."""
+    screen = LineScreen(since_at=pictures.NOW)
+    for tick in range(200):
+        view = pictures.run(step=100 + min(tick, 120))
+        screen.show(view, pictures.history(), pictures.NOW + tick)
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 4
+    assert "130 of 600 steps · 3.1 steps/s" in said[0]
+    assert "$0.11" in said[0]
+
+
+def test_the_live_screen_draws_in_place_and_gives_the_cursor_back() -> None:
+    """What was drawn is wiped, the cursor is visible again."""
+    stream = io.StringIO()
+    screen = LiveScreen(Console(file=stream, force_terminal=True, width=80, height=30))
+    screen.show(pictures.run(), pictures.history(), pictures.NOW)
+    screen.show(replace(pictures.run(), step=413), pictures.history(), pictures.NOW)
+    screen.close()
+    drawn = stream.getvalue()
+    assert "413 of 600" in drawn
+    assert drawn.rfind("\x1b[?25h") > drawn.rfind("\x1b[?25l") >= 0
+
+
+def test_a_silent_screen_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--json` has one document on stdout and nothing else."""
+    screen = SilentScreen()
+    screen.show(pictures.run(), pictures.history(), pictures.NOW)
+    screen.close()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_slow_look_is_not_repeated_at_once() -> None:
+    """A long history on a loaded machine does not make the follower a load of its own."""
+    clock = FakeClock()
+
+    class Slow(FakeSource):
+        def view(self) -> RunView:
+            clock.advance(2.0)
+            return super().view()
+
+    began_at = clock.monotonic()
+    follow(Slow([pictures.run()] * 3 + [pictures.finished()]), SilentScreen(), clock=clock)
+    assert clock.monotonic() - began_at >= 3 * 20

@@ -1,0 +1,430 @@
+"""The command line as a whole: codes, flags, help, documents, and what it must not import."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import spotguard
+from spotguard import errors
+from spotguard.cli import flags, look
+from spotguard.cli.main import EXIT_CODES, app, main
+from spotguard.spec.catalogue import catalogue
+from tests.cli import pictures
+from tests.cli.fake_control import FakeControl
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cli.conftest import Cli
+
+
+REPOSITORY = Path(__file__).parents[2]
+
+FLAGS_OF_UP = {
+    "--nodes",
+    "--nproc-per-node",
+    "--infra",
+    "--store",
+    "--name",
+    "--template",
+    "--save-every",
+    "--env",
+    "--budget",
+    "--deadline",
+    "--market",
+    "--price",
+    "--on-demand-price",
+    "--allow-unknown-price",
+    "--metadata",
+    "--interrupt",
+    "--mtbf",
+    "--seed",
+    "--trace",
+    "--speed-up",
+    "--yes",
+    "-y",
+    "--detach",
+    "-d",
+    "--contact-patience",
+    "--json",
+}
+COMMANDS = {
+    "up",
+    "plan",
+    "status",
+    "history",
+    "logs",
+    "runs",
+    "stop",
+    "down",
+    "resume",
+    "adopt",
+    "checkpoints",
+    "drill",
+    "doctor",
+    "init",
+    "config",
+}
+GROUPS = {
+    "config": {"show"},
+    "checkpoints": {"ls", "show", "verify", "prune", "pin", "unpin", "export"},
+}
+
+
+def click_commands() -> dict[str, Any]:
+    """Return the commands as typer hands them to its parser."""
+    from typer.main import get_command
+
+    return dict(get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def exit_codes_of_errors() -> set[int]:
+    """Return each code that an error of ours carries."""
+
+    def children(of: type[errors.SpotguardError]) -> Iterator[type[errors.SpotguardError]]:
+        yield of
+        for child in of.__subclasses__():
+            yield from children(child)
+
+    return {error.exit_code for error in children(errors.SpotguardError)}
+
+
+def python(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run this Python in a process of its own, with spotguard importable."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **environ},
+    )
+
+
+def test_the_commands_are_these() -> None:
+    """A new command is a decision, not an accident."""
+    found = click_commands()
+    assert set(found) == COMMANDS
+    groups = {name: set(found[name].commands) for name in found if hasattr(found[name], "commands")}
+    assert groups == GROUPS
+
+
+def test_the_flags_of_up_are_frozen() -> None:
+    """New knobs go into the file; a flag is added on purpose, here and in the documents."""
+    options = [p for p in click_commands()["up"].params if p.param_type_name == "option"]
+    assert {name for option in options for name in option.opts} == FLAGS_OF_UP
+
+
+def test_each_flag_belongs_to_the_setting_that_names_it() -> None:
+    """The option, the setting and its documentation agree."""
+    by_key = {field.key: field.flag for field in catalogue().values() if field.flag}
+    assert {flag.key: flag.option for flag in flags.JOB_FLAGS} == by_key
+
+
+@pytest.mark.parametrize(
+    "command",
+    sorted(COMMANDS - set(GROUPS))
+    + [f"{group} {command}" for group in sorted(GROUPS) for command in sorted(GROUPS[group])],
+)
+def test_every_command_and_option_has_help(cli: Cli, command: str) -> None:
+    """`--help` explains each command and each of its options, at 80 columns."""
+    said = cli(*command.split(), "--help")
+    assert said.code == 0
+    assert f"Usage: spotguard {command}" in said.out
+    assert max(map(len, said.out.splitlines())) <= 80
+    found = click_commands()
+    for name in command.split():
+        found = found[name] if isinstance(found, dict) else found.commands[name]
+    assert found.help.splitlines()[0].endswith((".", "?"))  # type: ignore[attr-defined]
+    assert all(p.help for p in found.params)  # type: ignore[attr-defined]
+
+
+def test_help_without_a_command(cli: Cli) -> None:
+    """`spotguard` alone shows what there is, with the exit codes."""
+    said = cli()
+    assert said.code == 0
+    assert "drill" in said.out
+    assert "budget reached" in said.out
+
+
+def test_version(cli: Cli) -> None:
+    """`--version` is one line."""
+    assert cli("--version").out == f"spotguard {spotguard.__version__}\n"
+
+
+def test_the_documented_exit_codes_are_those_of_the_errors() -> None:
+    """The page and the help list each code once, and no other."""
+    page = (REPOSITORY / "docs" / "exit-codes.md").read_text()
+    listed = [int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)]
+    assert listed == sorted(exit_codes_of_errors() | {0})
+    assert [int(code) for code in re.findall(r"(\d+) [a-z]", EXIT_CODES)] == listed
+
+
+def test_an_unexpected_error_is_one_sentence_and_a_private_file(
+    cli: Cli, control: FakeControl, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bug shows no traceback, but keeps it where only the user can read it."""
+
+    def broken(run_id: str) -> None:
+        raise ZeroDivisionError("the\nproblem")
+
+    monkeypatch.setattr(control, "view", broken)
+    said = cli("status")
+    assert said.code == 1
+    assert "ZeroDivisionError: the;" in said.err
+    assert "Traceback" not in said.err
+    (kept,) = home.glob("crash-*.txt")
+    assert "in broken" in kept.read_text()
+    assert kept.stat().st_mode & 0o077 == 0
+    assert str(kept) in said.err
+    monkeypatch.setenv("SPOTGUARD_DEBUG", "1")
+    assert "in broken" in cli("status").err
+
+
+def test_an_unexpected_error_without_a_writable_home_is_still_a_sentence(
+    cli: Cli, control: FakeControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The traceback then goes to the temporary folder."""
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("SPOTGUARD_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(control, "view", lambda run_id: 1 / 0)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    said = cli("status")
+    assert said.code == 1
+    assert str(tmp_path / "crash-") in said.err
+
+
+def test_ctrl_c_in_a_plain_command_is_quiet(
+    cli: Cli, control: FakeControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No traceback; the shell's own code."""
+
+    def interrupted(text: str | None) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(control, "find_run", interrupted)
+    said = cli("history")
+    assert said.code == 130
+    assert "Traceback" not in said.err
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    """`spotguard --help | head -1` prints no complaint."""
+    code = (
+        "import sys, time; from spotguard.cli.main import main; from spotguard.cli import output; "
+        "sys.stdin.readline(); [output.say('x' * 999) for _ in range(999)]"
+    )
+    wrapped = code.replace("[output", "import typer; main.__globals__['app'] = lambda **k: [output")
+    with subprocess.Popen(
+        [sys.executable, "-c", wrapped + "; sys.exit(main())"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+        assert process.wait(timeout=30) == 141
+        assert process.stderr.read() == b""
+
+
+def test_errors_stay_off_stdout_with_json(cli: Cli, control: FakeControl) -> None:
+    """A program that reads stdout gets a document or nothing."""
+    said = cli("status", "nobody", "--json")
+    assert said.code == 2
+    assert said.out == ""
+    assert "nobody" in said.err
+
+
+def test_the_stand_in_has_the_interface_of_the_real_controller() -> None:
+    """What the tests of the commands prove holds for the real thing as well."""
+    from spotguard.control import api
+
+    for name, fake in inspect.getmembers(FakeControl, inspect.isfunction):
+        if not name.startswith("_"):
+            of_fake = list(inspect.signature(fake).parameters)[1:]
+            assert of_fake == list(inspect.signature(getattr(api, name)).parameters), name
+
+
+STATUS_KEYS = {
+    "schema",
+    "run_id",
+    "name",
+    "state",
+    "state_detail",
+    "step",
+    "total_steps",
+    "loss",
+    "step_s",
+    "eta_s",
+    "store",
+    "created_at",
+    "finished_at",
+    "spent_usd",
+    "budget_usd",
+    "on_demand_usd",
+    "saved_pct",
+    "goodput",
+    "saved_step",
+    "saved_at",
+    "warnings",
+    "traceback",
+    "controller_alive",
+    "attempts",
+}
+ATTEMPT_KEYS = {
+    "attempt",
+    "infra",
+    "region",
+    "zone",
+    "instance_type",
+    "market",
+    "nodes",
+    "price_usd_per_h",
+    "on_demand_usd_per_h",
+    "started_at",
+    "ended_at",
+    "end_reason",
+    "end_detail",
+    "notice_s",
+    "saved_before_end_s",
+    "steps_lost",
+    "first_step",
+    "last_step",
+    "cost_usd",
+    "train_s",
+}
+
+
+def test_the_keys_of_status_json_are_frozen(cli: Cli, control: FakeControl) -> None:
+    """Programs rely on them: a change needs a new schema number."""
+    body = json.loads(cli("status", "--json").out)
+    assert set(body) == STATUS_KEYS
+    assert set(body["attempts"][0]) == ATTEMPT_KEYS
+    assert body["schema"] == 1
+    assert body["attempts"][0]["end_reason"] == "preempted"
+
+
+@pytest.mark.parametrize(
+    ("command", "keys", "listed", "item_keys"),
+    [
+        (
+            "history",
+            {"schema", "run_id", "history"},
+            "history",
+            {"at", "attempt", "kind", "text", "cost_usd", "data"},
+        ),
+        (
+            "runs",
+            {"schema", "runs"},
+            "runs",
+            {"run_id", "name", "state", "created_at", "spent_usd"},
+        ),
+        (
+            "doctor",
+            {"schema", "ok", "checks"},
+            "checks",
+            {"name", "status", "detail", "hint"},
+        ),
+    ],
+)
+def test_the_keys_of_the_other_documents_are_frozen(
+    cli: Cli, control: FakeControl, command: str, keys: set[str], listed: str, item_keys: set[str]
+) -> None:
+    """As with status."""
+    body = json.loads(cli(command, "--json").out)
+    assert set(body) == keys
+    assert set(body[listed][0]) == item_keys
+    assert body["schema"] == look.SCHEMA
+
+
+def test_what_is_not_a_number_is_null_in_json(cli: Cli, control: FakeControl) -> None:
+    """JSON has no NaN; a strict parser must be able to read a diverged run."""
+    control.views = [pictures.run(loss=float("nan"), eta_s=float("inf"))]
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    body = json.loads(cli("status", "--json").out, parse_constant=refuse)
+    assert body["loss"] is None
+    assert body["eta_s"] is None
+
+
+def test_no_colour_without_a_terminal(cli: Cli, control: FakeControl) -> None:
+    """Pipes and CI logs stay plain."""
+    for command in (("status",), ("history",), ("runs",), ("doctor",), ("--help",)):
+        assert "\x1b" not in cli(*command).out
+
+
+@pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
+def test_colour_is_for_terminals_and_no_color_is_honoured(no_color: str, coloured: bool) -> None:
+    """On a terminal there is colour, unless the user says NO_COLOR."""
+    inside, outside = pty.openpty()
+    try:
+        code = "from spotguard.cli.output import console; console().print('x', style='green')"
+        environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TERM": "xterm-256color"}
+        environ.pop("NO_COLOR", None)
+        if no_color:
+            environ["NO_COLOR"] = no_color
+        subprocess.run([sys.executable, "-c", code], stdout=outside, env=environ, check=True)
+        shown = os.read(inside, 1000)
+    finally:
+        os.close(outside)
+        os.close(inside)
+    assert (b"\x1b[32m" in shown) is coloured
+    assert b"x" in shown
+
+
+def test_the_command_line_imports_late() -> None:
+    """`--help` costs no torch, no network library and nothing of the controller."""
+    code = (
+        "import sys; from spotguard.cli.main import main; main(['up', '--help']); "
+        "heavy = {'torch', 'numpy', 'boto3', 'sky', 'requests', 'sqlite3', 'psutil', "
+        "'spotguard.control', 'spotguard.spec', 'spotguard.plan', 'spotguard.storage'}; "
+        "sys.exit(' '.join(sorted(heavy & set(sys.modules))) or 0)"
+    )
+    said = python("-c", code)
+    assert (said.returncode, said.stderr) == (0, "")
+
+
+def test_a_terminal_without_utf8_gets_question_marks_not_a_crash() -> None:
+    """An old locale must not keep anyone from stopping a run."""
+    said = python(
+        "-c",
+        "from spotguard.cli.main import main; from spotguard.cli import output; "
+        "main(['--version']); output.say('\\u2013 \\u2713 \\u2192')",
+        PYTHONIOENCODING="ascii",
+    )
+    assert said.returncode == 0
+    assert said.stdout.splitlines()[1] == "? ? ?"
+
+
+def test_main_never_raises_for_nonsense(control: FakeControl) -> None:
+    """Whatever is typed, an exit code comes back."""
+    for arguments in (["\udcff"], ["status", "\0"], ["--"], ["up"], ["config", "shwo"], ["-x"]):
+        assert main(arguments) in (0, 2)
+
+
+def test_a_plain_look_is_quick() -> None:
+    """Listing the runs of an empty home takes well under a second, start of Python included."""
+    began_at = time.perf_counter()
+    said = python("-m", "spotguard.cli", "runs")
+    assert said.returncode == 0
+    assert "no runs yet" in said.stdout
+    # 0.3 s on a quiet machine; the bound is for a loaded one, against a slipped-in torch (1.5 s).
+    assert time.perf_counter() - began_at < 1.5

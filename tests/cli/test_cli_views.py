@@ -1,0 +1,218 @@
+"""What the views promise: honest numbers, calm colours, no broken tables."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from rich.console import Console, RenderableType
+
+from spotguard.cli.views import words
+from spotguard.cli.views.attempts import attempts
+from spotguard.cli.views.happenings import by_day, happening
+from spotguard.cli.views.run import live, status
+from spotguard.events.states import EndReason, RunState
+from tests.cli import pictures
+
+
+def plain(what: RenderableType, width: int = 80) -> str:
+    """Return what a console of this width would show, without colour."""
+    console = Console(width=width, no_color=True, markup=False, highlight=False)
+    with console.capture() as held:
+        console.print(what)
+    return held.get()
+
+
+def coloured(what: RenderableType) -> str:
+    """Return the same with escape codes."""
+    console = Console(width=100, force_terminal=True, color_system="256", markup=False)
+    with console.capture() as held:
+        console.print(what)
+    return held.get()
+
+
+RED = re.compile(r"\x1b\[[0-9;]*\b(?:31|91|38;5;(?:1|9|160|196))m")
+
+
+@pytest.mark.parametrize("width", [60, 76, 80, 120])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    """A table that is too wide would be wrapped by the terminal into noise."""
+    for view in (pictures.run(), pictures.finished()):
+        shown = plain(status(view, now=pictures.NOW, width=width), width)
+        assert max(map(len, shown.splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", [50, 60, 76, 80, 100])
+def test_numbers_are_never_cut(width: int) -> None:
+    """At any width each attempt shows its steps, notice, age of the save, steps lost and cost."""
+    row = pictures.attempt(
+        12,
+        first_step=10_000,
+        last_step=20_000,
+        notice_s=119.0,
+        saved_before_end_s=65.0,
+        steps_lost=123,
+        cost_usd=1234.56,
+    )
+    shown = plain(attempts([row], width=width), width)
+    flat = " ".join(shown.split())
+    for number in ("12", "10000→20000", "1 min 59 s", "1 min 05 s", "123", "$1,234.56"):
+        assert number in flat
+    assert "…" not in shown
+
+
+def test_the_issue_of_each_attempt_is_told_in_words() -> None:
+    """A reader learns why each of four attempts ended without knowing any enum."""
+    shown = " ".join(plain(status(pictures.finished(), now=pictures.NOW, width=120), 120).split())
+    for reason in ("preempted with notice, saved in time", "SIGTERM", "vanished without notice"):
+        assert reason in shown
+
+
+@pytest.mark.parametrize(
+    "reason", [r for r in EndReason if r.retried or r in (EndReason.BUDGET, EndReason.STOPPED)]
+)
+def test_what_is_expected_is_never_red(reason: EndReason) -> None:
+    """Preemptions are the business of this program, no alarm."""
+    view = pictures.run(attempts=(pictures.attempt(1, end_reason=reason),))
+    assert not RED.search(coloured(status(view, now=pictures.NOW, width=100)))
+    assert not RED.search(coloured(live(view, [], now=pictures.NOW, width=100, height=40)))
+
+
+def test_the_jobs_own_failure_is_red_and_shows_the_end_of_its_traceback() -> None:
+    """A failed job shows the last lines, where the error is, and says how many are left out."""
+    lines = "\n".join(f"frame {i}" for i in range(40)) + "\nValueError: [bold]no[/bold]"
+    view = pictures.run(state=RunState.FAILED, traceback=lines)
+    shown = plain(status(view, now=pictures.NOW, width=80))
+    assert "ValueError: [bold]no[/bold]" in shown
+    assert "frame 39" in shown
+    assert "frame 20" not in shown
+    assert "last 15 of 41 lines" in shown
+    assert RED.search(coloured(status(view, now=pictures.NOW, width=100)))
+
+
+def test_unknown_is_never_zero() -> None:
+    """Where nothing is known the screen says so; a dollar amount is always a fact."""
+    nothing = pictures.attempt(
+        1,
+        region=None,
+        zone=None,
+        instance_type=None,
+        price_usd_per_h=None,
+        cost_usd=None,
+        notice_s=None,
+        saved_before_end_s=None,
+        steps_lost=None,
+        first_step=None,
+        last_step=None,
+        end_reason=None,
+        ended_at=None,
+    )
+    view = pictures.run(
+        step=None,
+        total_steps=None,
+        loss=None,
+        step_s=None,
+        eta_s=None,
+        spent_usd=None,
+        on_demand_usd=None,
+        saved_pct=None,
+        goodput=None,
+        saved_step=None,
+        saved_at=None,
+        attempts=(nothing,),
+    )
+    shown = plain(status(view, now=pictures.NOW, width=80))
+    assert "unknown of $200.00" in shown
+    assert "$0" not in shown
+    assert " 0 %" not in shown
+    assert "None" not in shown
+    assert "no step seen yet" in shown
+
+
+def test_a_loss_that_is_no_number_does_not_break_the_screen() -> None:
+    """A diverged run can still be looked at."""
+    view = pictures.run(loss=float("nan"))
+    assert "loss nan" in plain(status(view, now=pictures.NOW, width=80))
+
+
+def test_terminal_escapes_of_the_job_stay_inert() -> None:
+    """Neither a traceback nor a detail can clear the screen or forge a line."""
+    view = pictures.run(
+        state=RunState.FAILED, state_detail="a\x1b[2Jb", traceback="x\x1b]0;owned\x07y\rz"
+    )
+    shown = plain(status(view, now=pictures.NOW, width=80))
+    assert "\x1b" not in shown
+    assert "\r" not in shown
+    assert "owned" not in shown
+
+
+@pytest.mark.parametrize("height", [12, 16, 24, 40])
+@pytest.mark.parametrize("count", [1, 4, 60])
+def test_the_live_view_fits_the_screen(height: int, count: int) -> None:
+    """With sixty attempts the newest still shows, and nothing scrolls."""
+    view = pictures.run(attempts=tuple(pictures.attempt(i + 1) for i in range(count)))
+    shown = plain(live(view, pictures.history() * 5, now=pictures.NOW, width=80, height=height))
+    assert f"\n{count} local" in shown
+    assert "running" in shown
+    if height >= 16:
+        assert len(shown.splitlines()) <= height
+
+
+def test_hidden_attempts_are_counted() -> None:
+    """What the live view leaves out it says."""
+    rows = [pictures.attempt(i + 1) for i in range(10)]
+    assert "(7 earlier attempts not shown)" in plain(attempts(rows, width=80, newest=3))
+
+
+@pytest.mark.parametrize(
+    ("pct", "said"),
+    [(71.4, "71 % saved"), (-12.0, "12 % more than on demand"), (None, "saving unknown")],
+)
+def test_a_saving_is_told_honestly(pct: float | None, said: str) -> None:
+    """Costing more than on demand is not 'minus 12 % saved'."""
+    assert words.saved_money(pct) == said
+
+
+@pytest.mark.parametrize(
+    ("share", "said"), [(0.0, "0 %"), (0.004, "< 1 %"), (0.999, "99 %"), (1.0, "100 %")]
+)
+def test_almost_is_not_all(share: float, said: str) -> None:
+    """100 % means done, 0 % means nothing."""
+    assert words.percent(share) == said
+
+
+@pytest.mark.parametrize("state", list(RunState))
+def test_each_state_names_the_next_command(state: RunState) -> None:
+    """Nobody has to look up what to do next; the command names the run."""
+    shown = plain(status(pictures.run(state=state), now=pictures.NOW, width=80))
+    assert "next  spotguard " in shown
+    assert pictures.RUN in shown.split("next  spotguard ")[1]
+
+
+def test_a_budget_pause_says_how_to_raise_it() -> None:
+    """Exit 20 leads to `resume --budget`."""
+    spent = pictures.attempt(1, end_reason=EndReason.BUDGET)
+    view = pictures.run(state=RunState.PAUSED, attempts=(spent,))
+    assert words.next_commands(view) == [f"spotguard resume {pictures.RUN} --budget USD"]
+
+
+def test_bars_read_the_same_without_colour() -> None:
+    """A filled and an empty part differ in shape, and a little is not nothing."""
+    assert words.bar(0.5, 10, "green").plain == "━━━━━─────"
+    assert words.bar(0.001, 10, "green").plain == "━─────────"
+    assert words.bar(None, 4, "green").plain == "────"
+
+
+def test_a_happening_is_one_line_with_time_attempt_and_cost() -> None:
+    """CI logs can be searched by line."""
+    said = happening(pictures.line("node 1 got\x1b[31m a notice", attempt=3, cost_usd=None))
+    assert re.fullmatch(r"\d\d:\d\d:\d\d  #3 +node 1 got a notice", said)
+    assert happening(pictures.line("x")).endswith(" #1   $0.0100  x")
+
+
+def test_a_history_over_midnight_names_both_days() -> None:
+    """A time of day alone would be ambiguous."""
+    lines = [pictures.line(at=pictures.NOW + i * 43_200) for i in range(4)]
+    days = [day for day, _ in by_day(lines)]
+    assert len(days) == len(set(days)) >= 2
+    assert sum(len(of_day) for _, of_day in by_day(lines)) == 4

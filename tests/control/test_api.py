@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from spotguard.control import api
+from spotguard.control.allot import Policy
+from spotguard.control.folder import RunFolder, folder_of
+from spotguard.control.journal import Journal
+from spotguard.control.record import Kind
+from spotguard.control.supervisor import Supervisor
+from spotguard.errors import (
+    BudgetExhausted,
+    DeadlineReached,
+    EnvironmentFailure,
+    JournalDamaged,
+    SpecError,
+    StoreError,
+    UsageError,
+)
+from spotguard.events.states import EndReason, RunState
+from spotguard.spec.model import JobSpec, build_spec
+from spotguard.storage import PrefixedStore, open_store
+from spotguard.testing.clock import FakeClock
+from spotguard.testing.job import FakeJob, Fate
+from spotguard.testing.launcher import FakeLauncher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def a_spec(home: Path, script: str = "pass", **fields: Any) -> JobSpec:
+    """Return a job whose script holds `script`."""
+    path = home.parent / "job.py"
+    path.write_text(script)
+    given = {"script": str(path), "workdir": str(home.parent), "name": "job"}
+    return build_spec({**given, "store": str(home / "store"), **fields})
+
+
+def settle(run_id: str, state: RunState = RunState.PAUSED, exit_code: int = 11) -> None:
+    """Write down that the run came to rest."""
+    with folder_of(run_id).journal() as journal:
+        data = {"state": state.value, "detail": "so", "exit_code": exit_code}
+        journal.append(Kind.SETTLED.value, at=time.time(), data=data)
+
+
+def wait_for(condition: Callable[[], bool], patience_s: float = 40.0) -> None:
+    """Return once the condition holds."""
+    give_up_at = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < give_up_at, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def finish(run_id: str) -> None:
+    """Wait until the run has settled and its controller has left."""
+    wait_for(lambda: api.view(run_id).state.settled)
+    wait_for(lambda: not api.view(run_id).controller_alive)
+
+
+def test_a_new_run_is_written_down_whole(home: Path) -> None:
+    """Journal and run.json exist, private and public; nothing is launched yet."""
+    run_id = api.create_run(a_spec(home, env={"TOKEN": "hush"}, nodes="1:3", budget_usd=5))
+    view = api.view(run_id)
+    assert (view.state, view.budget_usd, view.spent_usd) == (RunState.LAUNCHING, 5.0, 0)
+    assert not view.controller_alive
+    stored = home / "store" / run_id / "run.json"
+    assert "hush" not in stored.read_text()
+    assert json.loads(stored.read_text())["limits"]["nodes_max"] == 3
+    assert (home / "runs" / run_id).stat().st_mode & 0o077 == 0
+    assert api.exit_code(run_id) == 75
+
+
+BAD: dict[str, tuple[dict[str, Any], type[Exception]]] = {
+    "grammar": ({"local": {"interrupt": ("node=0@lunch:notice",)}}, SpecError),
+    "trace": ({"local": {"trace": "/no/such/trace.json"}}, SpecError),
+    "budget": ({"budget_usd": 0.0001}, BudgetExhausted),
+    "store": ({"store": "/proc/nowhere"}, StoreError),
+    "scheme": ({"store": "s3://bucket/x"}, UsageError),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_run_that_cannot_start_leaves_nothing(home: Path, name: str) -> None:
+    """Bad options, an empty purse or an unwritable store: one error, and no half-made run."""
+    fields, error = BAD[name]
+    with pytest.raises(error):
+        api.create_run(a_spec(home, **fields))
+    assert not list(home.glob("runs/*"))
+    assert not list(home.glob("runs/.*"))
+    assert api.list_runs() == []
+
+
+def test_a_home_that_cannot_be_written_is_named(home: Path) -> None:
+    """The sentence names the folder and the variable that moves it."""
+    home.write_text("a file")
+    with pytest.raises(EnvironmentFailure) as caught:
+        api.create_run(a_spec(home, store=str(home.parent / "store")))
+    assert str(home) in caught.value.message
+    assert "SPOTGUARD_HOME" in caught.value.hint
+
+
+def test_runs_are_found_by_what_users_type(home: Path) -> None:
+    """None is the newest, a unique beginning is enough, a typo gets the nearest name."""
+    with pytest.raises(UsageError, match="no run on this machine"):
+        api.find_run(None)
+    first = api.create_run(a_spec(home, name="alpha"))
+    second = api.create_run(a_spec(home, name="beta"))
+    for run_id, stamp in ((first, "alpha-240101-000000-aaaa"), (second, "beta-250101-000000-bbbb")):
+        (home / "runs" / run_id).rename(home / "runs" / stamp)
+    assert api.find_run(None) == "beta-250101-000000-bbbb"
+    assert api.find_run("alp") == "alpha-240101-000000-aaaa"
+    with pytest.raises(UsageError) as caught:
+        api.find_run("alpho-240101-000000-aaaa")
+    assert "alpha-240101-000000-aaaa" in caught.value.hint
+    (home / "runs" / "alpha-250101-000000-cccc").mkdir()
+    with pytest.raises(UsageError, match="2 runs begin with 'alpha'"):
+        api.find_run("alpha")
+    with pytest.raises(UsageError, match="no run"):
+        api.view("../runs")
+
+
+def test_a_resume_is_refused_in_words(home: Path) -> None:
+    """A run that goes on, has finished, or has no money or time left says so."""
+    run_id = api.create_run(a_spec(home, budget_usd=0.02, deadline_s=3600))
+    with pytest.raises(UsageError, match="still goes on"):
+        api.resume(run_id)
+    settle(run_id)
+    with pytest.raises(BudgetExhausted, match=r"\$0\.0001"):
+        api.resume(run_id, budget_usd=0.0001)
+    with pytest.raises(DeadlineReached, match="passed at"):
+        api.resume(run_id, deadline_s=0.0)
+    with pytest.raises(SpecError, match="nodes"):
+        api.resume(run_id, nodes="4:1")
+    settle(run_id, RunState.FINISHED, 0)
+    with pytest.raises(UsageError, match="finished all its steps"):
+        api.resume(run_id)
+    assert api.exit_code(run_id) == 0
+
+
+def test_wishes_after_the_end_are_no_ones(home: Path) -> None:
+    """Stopping a settled run changes nothing and starts nothing."""
+    run_id = api.create_run(a_spec(home))
+    settle(run_id)
+    assert api.request_stop(run_id) is False
+    assert api.request_down(run_id) is False
+    assert api.ensure_controlled(run_id) is False
+
+
+def test_a_damaged_journal_hides_no_other_run(home: Path) -> None:
+    """It is listed as lost; the others stay as they are."""
+    good = api.create_run(a_spec(home, name="good"))
+    bad = api.create_run(a_spec(home, name="bad"))
+    folder_of(bad).journal_path.write_bytes(b"rubbish" * 100)
+    states = {run.run_id: run.state for run in api.list_runs()}
+    assert states == {good: RunState.LAUNCHING, bad: RunState.CONTACT_LOST}
+    with pytest.raises(JournalDamaged):
+        api.view(bad)
+
+
+def test_adopting_needs_a_run_that_needs_it(home: Path) -> None:
+    """No run there, or a whole journal here: refused, nothing changed."""
+    run_id = api.create_run(a_spec(home))
+    with pytest.raises(UsageError, match=r"no run\.json"):
+        api.adopt(f"{home}/store/job-250101-000000-aaaa")
+    with pytest.raises(UsageError, match="does not name a run"):
+        api.adopt("job")
+    with pytest.raises(UsageError, match="is whole"):
+        api.adopt(f"{home}/store/{run_id}")
+
+
+@pytest.mark.parametrize(
+    ("total_steps", "state"), [(20, RunState.FINISHED), (1000, RunState.PAUSED)]
+)
+def test_the_store_alone_tells_the_whole_story(
+    home: Path, total_steps: int, state: RunState
+) -> None:
+    """On a machine that never saw the run, adopting gives the same attempts, costs and state."""
+    run_id = api.create_run(a_spec(home, budget_usd=0.03, store=str(home.parent / "store")))
+    clock = FakeClock(time.time())
+    store = PrefixedStore(open_store(home.parent / "store"), run_id)
+    fates = {1: Fate(how="notice", at_s=6), 2: Fate(how="lose", at_s=6)}
+    job = FakeJob(store=store, total_steps=total_steps, fates=fates)
+    launcher = FakeLauncher(clock, job, teardown_s=1.0)
+    folder = folder_of(run_id)
+    with folder.journal() as journal:
+        Supervisor(
+            journal=journal,
+            launcher=launcher,
+            store=store,
+            clock=clock,
+            policy=Policy(survivor_patience_s=2.0),
+            live_path=folder.live_path,
+            tick_s=0.5,
+        ).run()
+    before = api.view(run_id)
+    assert before.state is state
+
+    shutil.rmtree(home)
+    assert api.adopt(f"{home.parent}/store/{run_id}") == run_id
+    after = api.view(run_id)
+    assert (after.state, after.step, after.saved_step) == (state, before.step, before.saved_step)
+    assert after.spent_usd == pytest.approx(before.spent_usd)
+    assert after.on_demand_usd == pytest.approx(before.on_demand_usd)
+    for mine, theirs in zip(after.attempts, before.attempts, strict=True):
+        assert (mine.end_reason, mine.nodes, mine.steps_lost, mine.notice_s) == (
+            theirs.end_reason,
+            theirs.nodes,
+            theirs.steps_lost,
+            theirs.notice_s,
+        )
+
+
+def test_only_one_controller_holds_a_run(home: Path) -> None:
+    """The lock is for one; it is seen while held, and free as soon as its holder is gone."""
+    run_id = api.create_run(a_spec(home))
+    folder = RunFolder(home / "runs" / run_id)
+    assert folder.controller_pid() is None
+    with folder.control(patience_s=0.0) as first:
+        assert first
+        assert folder.controller_pid() == os.getpid()
+        with folder.control(patience_s=0.0) as second:
+            assert not second
+        assert api.ensure_controlled(run_id) is False
+    assert folder.controller_pid() is None
+
+
+def test_a_controller_that_cannot_start_says_why(home: Path) -> None:
+    """The error is what it printed, not a timeout."""
+    run_id = api.create_run(a_spec(home))
+    folder_of(run_id).journal_path.write_bytes(b"rubbish" * 100)
+    with pytest.raises(EnvironmentFailure, match="not a SQLite file"):
+        api.start_controller(run_id)
+
+
+@pytest.mark.e2e
+def test_a_failing_script_ends_with_its_traceback(home: Path) -> None:
+    """Real processes: status shows the script's error, not torchrun's; the logs have it all."""
+    run_id = api.create_run(a_spec(home, "print('hello')\nraise KeyError('mine')\n"))
+    api.start_controller(run_id)
+    finish(run_id)
+    view = api.view(run_id)
+    assert (view.state, api.exit_code(run_id)) == (RunState.FAILED, 10)
+    assert (view.traceback or "").endswith("KeyError: 'mine'")
+    assert next(line.text for line in api.logs(run_id, follow=True)) == "hello"
+    assert view.spent_usd is not None
+    assert view.spent_usd > 0
+
+
+@pytest.mark.e2e
+def test_a_killed_controller_is_repaired_and_its_journal_rebuilt(home: Path) -> None:
+    """kill -9 of the controller: noticed, replaced, nothing launched twice; then its journal is
+    destroyed, and the run is adopted from its store with its costs."""
+    run_id = api.create_run(a_spec(home, "import time\ntime.sleep(600)\n"))
+    api.start_controller(run_id)
+    wait_for(lambda: "launched" in [line.kind for line in api.history(run_id)])
+    pid = folder_of(run_id).controller_pid()
+    assert pid
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not api.view(run_id).controller_alive)
+    assert api.ensure_controlled(run_id) is True
+    assert api.ensure_controlled(run_id) is False
+    api.request_down(run_id)
+    finish(run_id)
+    kinds = [line.kind for line in api.history(run_id)]
+    assert kinds.count("launched") == 1
+    assert "controller_repaired" in kinds
+    view = api.view(run_id)
+    assert [attempt.end_reason for attempt in view.attempts] == [EndReason.STOPPED]
+
+    folder = folder_of(run_id)
+    folder.journal_path.write_bytes(b"rubbish" * 1000)
+    assert api.adopt(f"{home}/store/{run_id}") == run_id
+    again = api.view(run_id)
+    assert again.spent_usd == pytest.approx(view.spent_usd)
+    assert [attempt.end_reason for attempt in again.attempts] == [EndReason.STOPPED]
+    assert again.state is RunState.STOPPED
+    kept = [path.name for path in folder.path.glob("journal.db.damaged-*")]
+    assert len(kept) == 1
+    with Journal.open(folder.journal_path) as journal:
+        assert journal.events()[0].kind == "run_created"

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from spotguard.control.journal import Journal
+from spotguard.control.record import Kind, Limits
+from spotguard.events.states import EndReason, RunState
+from spotguard.testing.job import Fate
+from spotguard.testing.stores import SimulatedCrash
+from tests.control.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@dataclass
+class Saboteur:
+    """Counts the controller's acts and kills it before or after one of them."""
+
+    nth: int | None = None
+    """Which act; None only counts."""
+    after: bool = False
+    acts: int = 0
+
+    def around(self, act: Callable[[], Any]) -> Any:
+        """Do the act, unless it is time to die."""
+        self.acts += 1
+        mine = self.acts == self.nth
+        if mine and not self.after:
+            raise SimulatedCrash
+        try:
+            return act()
+        finally:
+            if mine:  # also where the act failed: the answer is lost
+                raise SimulatedCrash
+
+
+class Sabotaged:
+    """Another object whose named methods are acts of the controller."""
+
+    def __init__(self, inner: Any, saboteur: Saboteur, *methods: str) -> None:
+        self._inner = inner
+        self._saboteur = saboteur
+        self._methods = methods
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the inner attribute; a named method is watched."""
+        value = getattr(self._inner, name)
+        if name not in self._methods:
+            return value
+        return lambda *args, **kwargs: self._saboteur.around(lambda: value(*args, **kwargs))
+
+
+def run_with(world: World, saboteur: Saboteur) -> bool:
+    """Run a controller whose every act is watched; False if it was killed."""
+    with world.journal() as real:
+        journal: Any = Sabotaged(real, saboteur, "append")
+        parts = {
+            "launcher": Sabotaged(world.launcher, saboteur, "launch", "down"),
+            "store": Sabotaged(world.store, saboteur, "put", "delete"),
+        }
+        try:
+            world.supervisor(journal, **parts).run()
+        except SimulatedCrash:
+            return False
+    return True
+
+
+def eventful(folder: Path) -> World:
+    """Return a run in which everything happens that a controller has to act upon."""
+    fates = {
+        1: Fate(how="notice", at_s=4),
+        2: Fate(how="lose", at_s=5),
+        3: Fate(how="stuck", at_s=5),
+    }
+    return World(
+        folder,
+        limits=Limits(budget_usd=0.05, nodes_min=2, nodes_max=3),
+        launcher={"capacity": lambda now: 0 if now < 1_700_000_000 + 2 else 2},
+        total_steps=12,
+        save_every=4,
+        fates=fates,
+    )
+
+
+def count_acts(folder: Path) -> int:
+    """Return how many acts the undisturbed controller does."""
+    saboteur = Saboteur()
+    assert run_with(eventful(folder), saboteur)
+    return saboteur.acts
+
+
+ACTS = range(1, 89)
+"""As many as the eventful run has; `test_all_acts_are_covered` keeps it true."""
+
+
+def test_all_acts_are_covered(tmp_path: Path) -> None:
+    """The list of acts to be killed at is whole."""
+    assert count_acts(tmp_path) == ACTS[-1]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("start", range(8))
+def test_a_controller_killed_anywhere_is_repaired(tmp_path: Path, start: int, after: bool) -> None:
+    """Killed before or after each of its acts, the next controller carries on.
+
+    Acts are what changes anything outside of the process: journal appends, launches, downs, and
+    writes to the store. Between two of them a kill anywhere is the same as before the second.
+    """
+    for nth in ACTS[start::8]:
+        folder = tmp_path / str(nth)
+        folder.mkdir()
+        world = eventful(folder)
+        assert not run_with(world, Saboteur(nth=nth, after=after))
+        world.clock.advance(1.0)
+        record = world.run()
+
+        assert record.settled is not None, nth
+        assert record.settled.state is RunState.PAUSED, nth
+        assert record.settled.exit_code == 20, nth
+        ends = [attempt.end.reason for attempt in record.attempts if attempt.end]
+        assert ends == [EndReason.PREEMPTED, EndReason.NODE_LOST, EndReason.BUDGET], nth
+        started = world.launcher.started
+        assert len(set(started)) == len(started) == len(record.attempts), nth
+        assert world.launcher.living() == [], nth
+        billed = world.launcher.billed_usd()
+        assert billed <= 0.05, nth
+        # The time between the written intent and the launch is billed to be safe: at most that.
+        assert billed <= world.spent_usd() + 1e-9 <= billed + 6 * 2.0 / 3600, nth
+
+
+def test_a_controller_killed_again_and_again_gets_there(tmp_path: Path) -> None:
+    """Every controller dies after three acts; the run still ends right."""
+    world = eventful(tmp_path)
+    while not run_with(world, Saboteur(nth=4, after=True)):
+        world.clock.advance(0.2)
+    record = world.record()
+    assert record.settled is not None
+    assert record.settled.exit_code == 20
+    assert len(set(world.launcher.started)) == len(world.launcher.started)
+    assert world.launcher.living() == []
+    assert world.launcher.billed_usd() <= 0.05
+
+
+def test_an_intent_nobody_followed_for_long_is_dropped(tmp_path: Path) -> None:
+    """A controller dead for an hour between intent and launch does not launch on old terms."""
+    world = World(tmp_path, limits=Limits(budget_usd=0.05))
+    # acts: controller_started, launch_intended; then it dies before it launches
+    assert not run_with(world, Saboteur(nth=2, after=True))
+    world.clock.advance(3600.0)
+    record = world.run()
+    assert Kind.DROPPED.value in world.kinds()
+    assert [attempt.number for attempt in record.attempts] == [2]
+    assert record.settled is not None
+    assert record.settled.state is RunState.FINISHED
+    assert world.spent_usd() == pytest.approx(world.launcher.billed_usd())
+
+
+def test_two_journals_open_at_once_agree(tmp_path: Path) -> None:
+    """A wish written while the controller acts is in the record at its next look."""
+    world = World(tmp_path, total_steps=100)
+    with world.journal() as journal, Journal.open(tmp_path / "journal.db") as command:
+        supervisor = world.supervisor(journal)
+        supervisor.tick()
+        command.append(Kind.USER_STOP.value, at=world.clock.now())
+        supervisor.tick()
+        assert supervisor.record.wish is Kind.USER_STOP

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spotguard.control.record import JOB_PREFIX, Kind, Limits
+from spotguard.control.story import history_lines
+from spotguard.events.event import JobEvent
+from spotguard.testing.job import Fate
+from tests.control.world import World
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_EXPECTED = {
+    Kind.INTENDED.value,
+    Kind.LAUNCHED.value,
+    Kind.ATTEMPT_ENDED.value,
+    Kind.SETTLED.value,
+    Kind.NODE_ENDED.value,
+    Kind.DOWN_ASKED.value,
+    JobEvent.STARTED.value,
+    JobEvent.SAVED.value,
+    JobEvent.NOTICE.value,
+    JobEvent.ENDED.value,
+}
+
+
+def test_every_act_is_a_sentence_with_time_and_cost(tmp_path: Path) -> None:
+    """Nothing that happened by itself is missing; costs only grow; no preemption is red."""
+    fates = {1: Fate(how="notice", at_s=6), 2: Fate(how="lose", at_s=6)}
+    world = World(tmp_path, limits=Limits(budget_usd=9.0, nodes_min=2, nodes_max=2), fates=fates)
+    world.run()
+    with world.journal() as journal:
+        lines = history_lines(journal.events())
+
+    assert {line.kind for line in lines} >= _EXPECTED
+    assert all(line.text and "{" not in line.text for line in lines)
+    assert [line.at for line in lines] == sorted(line.at for line in lines)
+    assert all(line.cost_usd is not None for line in lines)
+    assert lines[-1].cost_usd == world.spent_usd()
+    assert not [line for line in lines if line.colour == "red"]
+    texts = "\n".join(line.text for line in lines)
+    assert "launching 2 nodes in fake/here/here-a/thought at $1.00 per node and hour" in texts
+    assert "node 0 was lost: killed without notice" in texts
+
+
+def test_the_story_never_shows_values_of_variables(tmp_path: Path) -> None:
+    """The journal holds the job's variables; the story does not."""
+    world = World(tmp_path)
+    with world.journal() as journal:
+        lines = history_lines(journal.events())
+    assert "spec" not in (lines[0].data or {})
+
+
+def test_events_with_missing_data_are_still_told(tmp_path: Path) -> None:
+    """A job of another version may say less, or more kinds, than this one knows."""
+    world = World(tmp_path)
+    with world.journal() as journal:
+        for kind in [*(kind.value for kind in JobEvent), "something_new"]:
+            journal.append(JOB_PREFIX + kind, at=world.clock.now(), attempt=1, data={})
+        lines = history_lines(journal.events())
+    assert len(lines) == 1 + len(JobEvent) + 1
+    assert lines[-1].text == "something new"
+
+
+def test_an_empty_journal_has_no_story() -> None:
+    """Nothing happened, nothing is told."""
+    assert history_lines([]) == []

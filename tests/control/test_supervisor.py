@@ -1,0 +1,445 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from spotguard.control.allot import Policy
+from spotguard.control.fold import limits_to_json
+from spotguard.control.journal import Journal
+from spotguard.control.record import Kind, Limits
+from spotguard.events import keys
+from spotguard.events.event import Event, JobEvent
+from spotguard.events.states import EndReason, Market, RunState
+from spotguard.testing.job import Fate
+from spotguard.testing.launcher import FAKE_OFFER
+from spotguard.testing.stores import FaultyStore
+from tests.control.world import RUN_ID, World
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spotguard.control.record import RunRecord
+
+
+def reasons(record: RunRecord) -> list[EndReason | None]:
+    """Return how each attempt ended."""
+    return [attempt.end.reason if attempt.end else None for attempt in record.attempts]
+
+
+def check_books(world: World, *, budget_usd: float | None = None) -> None:
+    """The journal's cost is the cloud's own; no node is left; nothing was started twice."""
+    assert world.launcher.living() == []
+    assert len(set(world.launcher.started)) == len(world.launcher.started)
+    assert world.spent_usd() == pytest.approx(world.launcher.billed_usd(), abs=1e-9)
+    if budget_usd is not None:
+        assert world.launcher.billed_usd() <= budget_usd
+
+
+def test_an_undisturbed_run_finishes_in_one_attempt(tmp_path: Path) -> None:
+    """One cluster, all steps once, the final state, the exact bill."""
+    world = World(tmp_path)
+    record = world.run()
+    assert record.settled is not None
+    assert (record.settled.state, record.settled.exit_code) == (RunState.FINISHED, 0)
+    assert reasons(record) == [EndReason.FINISHED]
+    assert [step for _, step in world.job.trained] == list(range(1, 21))
+    assert world.spent_usd() == pytest.approx(24.0 / 3600)
+    check_books(world)
+
+
+@pytest.mark.parametrize(
+    ("fate", "reason"),
+    [
+        (Fate(how="notice", at_s=9), EndReason.PREEMPTED),
+        (Fate(how="term", at_s=9), EndReason.TERMINATED),
+        (Fate(how="lose", at_s=9), EndReason.NODE_LOST),
+        (Fate(how="lose", at_s=9, nodes=2), EndReason.VANISHED),
+        (Fate(how="lose_and_tell", at_s=9), EndReason.NODE_LOST),
+        (Fate(how="lose", at_s=1, nodes=2), EndReason.VANISHED),
+    ],
+)
+def test_whatever_the_cloud_takes_the_run_goes_on(
+    tmp_path: Path, fate: Fate, reason: EndReason
+) -> None:
+    """Each way to lose nodes is named rightly, and the next attempt goes on from the last save."""
+    world = World(tmp_path, limits=Limits(nodes_min=2, nodes_max=2), fates={1: fate, 2: fate})
+    record = world.run()
+    assert record.settled is not None
+    assert record.settled.state is RunState.FINISHED
+    assert reasons(record) == [reason, reason, EndReason.FINISHED]
+    assert {step for _, step in world.job.trained} == set(range(1, 21))
+    check_books(world)
+
+
+def test_the_next_cluster_waits_until_the_last_one_is_gone(tmp_path: Path) -> None:
+    """Two attempts are never billed at once, however slow the teardown."""
+    fates = {1: Fate(how="notice", at_s=9), 2: Fate(how="lose", at_s=9)}
+    world = World(
+        tmp_path,
+        limits=Limits(nodes_min=2, nodes_max=2),
+        launcher={"teardown_s": 40.0},
+        fates=fates,
+    )
+    record = world.run()
+    for earlier, later in zip(record.attempts, record.attempts[1:], strict=False):
+        assert earlier.end is not None
+        assert later.intended_at >= earlier.end.gone_at
+    check_books(world)
+
+
+def test_the_jobs_own_failure_is_never_retried(tmp_path: Path) -> None:
+    """An error of the script ends the run with its traceback and exit code 10."""
+    world = World(tmp_path, fates={1: Fate(how="fail", at_s=9)})
+    record = world.run()
+    assert record.settled is not None
+    assert (record.settled.state, record.settled.exit_code) == (RunState.FAILED, 10)
+    assert record.attempts[0].end is not None
+    assert record.attempts[0].end.traceback == "ValueError: no"
+    assert len(world.launcher.started) == 1
+    check_books(world)
+
+
+def test_a_silent_failure_shows_what_the_script_printed(tmp_path: Path) -> None:
+    """Without an `ended` event the log's tail is the traceback, without torchrun's own report."""
+    world = World(tmp_path, fates={1: Fate(how="exit", at_s=9)})
+    world.launcher.logs[0] = (
+        b"step 1\nTraceback (most recent call last):\nKeyError: 'x'\n"
+        b"E1121 10:32:51.264000 13477 torch/distributed/elastic/api.py:1002] failed\nnoise\n"
+    )
+    record = world.run()
+    assert reasons(record) == [EndReason.FAILED]
+    assert record.attempts[0].end is not None
+    traceback = record.attempts[0].end.traceback or ""
+    assert traceback.endswith("KeyError: 'x'")
+
+
+def test_leaving_the_loop_early_is_not_success(tmp_path: Path) -> None:
+    """Exit code 0 without the job's own word is a failure that says so."""
+    world = World(tmp_path, fates={1: Fate(how="exit", at_s=9, exit_code=0)})
+    record = world.run()
+    assert record.settled is not None
+    assert record.settled.exit_code == 10
+    assert "without finishing its loop" in record.settled.detail
+
+
+def test_less_capacity_makes_a_smaller_cluster_and_no_attempt(tmp_path: Path) -> None:
+    """The ladder is walked down in one round; refused launches count as nothing."""
+    world = World(tmp_path, limits=Limits(nodes_min=1, nodes_max=4), launcher={"capacity": 2})
+    record = world.run()
+    assert [(attempt.number, attempt.nodes) for attempt in record.attempts] == [(1, 2)]
+    assert world.launcher.refused == [4, 3]
+    check_books(world)
+
+
+def test_capacity_that_comes_back_is_taken(tmp_path: Path) -> None:
+    """The run waits with backoff and goes on by itself."""
+    world = World(tmp_path)
+    back_at = world.clock.now() + 20.0
+    world.launcher.capacity = lambda now: 1 if now >= back_at else 0
+    record = world.run()
+    assert record.settled is not None
+    assert record.settled.state is RunState.FINISHED
+    assert record.attempts[0].number == 1
+    assert back_at <= record.attempts[0].intended_at <= back_at + 16.5
+    assert len(world.launcher.refused) <= 6
+
+
+def test_no_capacity_for_long_pauses_and_resume_goes_on(tmp_path: Path) -> None:
+    """After its patience the run pauses with exit code 11, without having cost anything."""
+    world = World(tmp_path, launcher={"capacity": 0})
+    record = world.run()
+    assert record.settled is not None
+    assert (record.settled.state, record.settled.exit_code) == (RunState.PAUSED, 11)
+    assert record.attempts == ()
+    assert world.spent_usd() == 0
+
+    world.launcher.capacity = 1
+    world.write(Kind.RESUMED, {"limits": limits_to_json(Limits())})
+    assert world.run().settled is not None
+    assert reasons(world.record()) == [EndReason.FINISHED]
+
+
+def test_only_the_chosen_market_is_asked(tmp_path: Path) -> None:
+    """A spot job never ends up on dearer on-demand nodes because spot has none."""
+    dear = replace(FAKE_OFFER, market=Market.ON_DEMAND, price_usd_per_h=3.0)
+    world = World(tmp_path, launcher={"offers": [dear, FAKE_OFFER]})
+    assert world.run().attempts[0].offer == FAKE_OFFER
+
+
+def test_silence_is_said_and_nothing_is_killed(tmp_path: Path) -> None:
+    """A minute without heartbeats is lost contact, then contact again; one attempt in all."""
+    world = World(tmp_path, total_steps=90, fates={1: Fate(how="silence", at_s=5)})
+    assert world.run_until(40.0).current is not None
+    record = world.run()
+    assert reasons(record) == [EndReason.FINISHED]
+    kinds = world.kinds()
+    assert kinds.index("contact_lost") < kinds.index("contact_back")
+    assert len(world.launcher.started) == 1
+
+
+def test_an_outage_of_the_clouds_api_kills_nothing(tmp_path: Path) -> None:
+    """While the launcher cannot say anything, the job is left alone."""
+    world = World(tmp_path, total_steps=90)
+    world.launcher.outage_until = world.clock.now() + 60.0
+    world.run_until(1.0)  # even the launch has to wait: it may have happened
+    assert world.launcher.started == []
+    world.run_until(64.0)
+    world.launcher.outage_until = world.clock.now() + 30.0
+    record = world.run()
+    assert reasons(record)[-1] is EndReason.FINISHED
+    assert "contact_lost" in world.kinds()
+    check_books(world)
+
+
+def test_a_jump_of_the_wall_clock_loses_no_contact(tmp_path: Path) -> None:
+    """Silence is measured on the monotonic clock."""
+    world = World(tmp_path, total_steps=60, fates={1: Fate(how="silence", at_s=1000)})
+    with world.journal() as journal:
+        supervisor = world.supervisor(journal)
+        for _ in range(20):
+            supervisor.tick()
+            world.clock.sleep(0.5)
+        world.clock.jump_wall(120.0)
+        supervisor.tick()
+    assert "contact_lost" not in world.kinds()
+
+
+def test_a_stop_saves_first(tmp_path: Path) -> None:
+    """`stop` reaches the job through the store; it saves, leaves, and the run is stopped."""
+    world = World(tmp_path)
+    world.run_until(8.0)
+    world.write(Kind.USER_STOP)
+    record = world.run()
+    assert record.settled is not None
+    assert (record.settled.state, record.settled.exit_code) == (RunState.STOPPED, 75)
+    assert reasons(record) == [EndReason.STOPPED]
+    assert world.job.saves[-1] == world.job.trained[-1]
+    assert json.loads(world.store.get(keys.stop(1)))["reason"] == "stopped"
+    check_books(world)
+
+
+def test_a_stop_while_nothing_runs_settles_at_once(tmp_path: Path) -> None:
+    """A run that waits for capacity can be stopped too."""
+    world = World(tmp_path, launcher={"capacity": 0})
+    world.run_until(3.0)
+    world.write(Kind.USER_STOP)
+    record = world.run()
+    assert record.settled is not None
+    assert record.settled.state is RunState.STOPPED
+
+
+def test_a_job_that_does_not_stop_is_taken_down(tmp_path: Path) -> None:
+    """After its patience the controller releases the nodes of a stuck job, and says so."""
+    world = World(
+        tmp_path, policy=Policy(stop_patience_s=20.0), fates={1: Fate(how="stuck", at_s=5)}
+    )
+    world.run_until(8.0)
+    world.write(Kind.USER_STOP)
+    record = world.run()
+    assert reasons(record) == [EndReason.STOPPED]
+    assert record.attempts[0].end is not None
+    assert "did not save and leave within 20 s" in record.attempts[0].end.detail
+    check_books(world)
+
+
+def test_down_releases_the_nodes_at_once(tmp_path: Path) -> None:
+    """`down` does not wait for a save; a launcher that fails at first is asked again."""
+    world = World(tmp_path, total_steps=1000)
+    world.run_until(8.0)
+    world.launcher.fail_down("the API is away", times=2)
+    world.write(Kind.USER_DOWN)
+    asked_at = world.clock.now()
+    record = world.run()
+    assert record.settled is not None
+    assert record.settled.state is RunState.STOPPED
+    assert world.clock.now() - asked_at < 15.0
+    check_books(world)
+
+
+def test_a_launch_that_fails_is_reported_and_costs_nothing(tmp_path: Path) -> None:
+    """Another reason than capacity ends the run with exit code 3 and the launcher's words."""
+    world = World(tmp_path)
+    world.launcher.fail_launch("no credentials")
+    record = world.run()
+    assert record.settled is not None
+    assert record.settled.exit_code == 3
+    assert "no credentials" in record.settled.detail
+    assert world.spent_usd() == 0
+
+
+# ---------------------------------------------------------------- money and time
+
+
+@pytest.mark.parametrize("teardown_s", [0.5, 6.5])
+@pytest.mark.parametrize("save_s", [0.0, 2.5])
+@pytest.mark.parametrize("how", ["", "notice", "lose", "stuck"])
+@pytest.mark.parametrize("budget_usd", [0.009, 0.013, 0.031])
+def test_a_budget_is_never_exceeded(
+    tmp_path: Path, teardown_s: float, save_s: float, how: str, budget_usd: float
+) -> None:
+    """Whatever happens, however slow the end: spent <= budget, exit 20, and resume finishes it."""
+    fates = {1: Fate(how=how, at_s=9)} if how else {}
+    world = World(
+        tmp_path,
+        limits=Limits(budget_usd=budget_usd, nodes_min=2, nodes_max=2),
+        launcher={"teardown_s": teardown_s},
+        total_steps=60,
+        save_s=save_s,
+        fates=fates,
+    )
+    record = world.run()
+    assert record.settled is not None
+    assert (record.settled.state, record.settled.exit_code) == (RunState.PAUSED, 20)
+    check_books(world, budget_usd=budget_usd)
+
+    more = Limits(budget_usd=1.0, nodes_min=2, nodes_max=2)
+    world.write(Kind.RESUMED, {"limits": limits_to_json(more)})
+    record = world.run()
+    assert record.settled is not None
+    assert record.settled.state is RunState.FINISHED
+    assert {step for _, step in world.job.trained} == set(range(1, 61))
+    check_books(world, budget_usd=1.0)
+
+
+def test_most_of_a_budget_is_used(tmp_path: Path) -> None:
+    """The reserve is seconds, not a share: a budget buys training up to it, and it is saved."""
+    world = World(tmp_path, limits=Limits(budget_usd=0.05), total_steps=1000)
+    world.run()
+    assert world.spent_usd() > 0.05 - 11.0 / 3600
+    assert world.job.saves[-1] == world.job.trained[-1]
+
+
+@pytest.mark.parametrize("how", ["stuck", "silence"])
+def test_the_budget_holds_even_when_the_controller_is_dead(tmp_path: Path, how: str) -> None:
+    """Nobody looks for an hour: the job's own guard, or the launcher's, keeps the limit."""
+    world = World(
+        tmp_path,
+        limits=Limits(budget_usd=0.02),
+        total_steps=1000,
+        fates={1: Fate(how=how, at_s=10, for_s=1000.0)},
+    )
+    world.run_until(12.0)
+    world.clock.advance(3600.0)
+    record = world.run()
+    assert record.settled is not None
+    assert record.settled.exit_code == 20
+    check_books(world, budget_usd=0.02)
+
+
+def test_a_budget_tells_when_it_runs_low(tmp_path: Path) -> None:
+    """Each share of the budget is told once."""
+    world = World(tmp_path, limits=Limits(budget_usd=0.03), total_steps=1000)
+    world.run()
+    assert world.kinds().count("budget_alert") == 2  # 50 and 80; 95 percent are within the reserve
+    assert list(world.record().alerted) == [50, 80]
+
+
+def test_a_slow_teardown_is_remembered(tmp_path: Path) -> None:
+    """The reserve of later attempts grows with what earlier ones needed."""
+    world = World(
+        tmp_path,
+        limits=Limits(budget_usd=0.1, nodes_min=2, nodes_max=2),
+        launcher={"teardown_s": 25.0},
+        total_steps=500,
+        fates={1: Fate(how="lose", at_s=9)},
+    )
+    record = world.run()
+    assert record.settled is not None
+    assert record.settled.exit_code == 20
+    assert len(record.attempts) >= 2
+    check_books(world, budget_usd=0.1)
+
+
+def test_a_deadline_saves_and_releases_in_time(tmp_path: Path) -> None:
+    """At the deadline the state is saved and no node is left; exit code 21."""
+    world = World(tmp_path, total_steps=1000)
+    deadline_at = world.clock.now() + 60.0
+    world.write(Kind.RESUMED, {"limits": limits_to_json(Limits(deadline_at=deadline_at))})
+    record = world.run()
+    assert record.settled is not None
+    assert (record.settled.state, record.settled.exit_code) == (RunState.PAUSED, 21)
+    assert world.clock.now() <= deadline_at
+    assert world.job.saves[-1] == world.job.trained[-1]
+    check_books(world)
+
+
+# ---------------------------------------------------------------- the run store
+
+
+def test_a_store_that_is_away_delays_the_verdict_only(tmp_path: Path) -> None:
+    """The cluster is gone but its last words cannot be read: not judged until they can be."""
+    world = World(tmp_path, fates={1: Fate(how="notice", at_s=9)})
+    world.run_until(7.0)
+    faulty = FaultyStore(world.store).fail("*", times=None)
+    with world.journal() as journal:
+        supervisor = world.supervisor(journal, store=faulty)
+        for _ in range(80):
+            supervisor.tick()
+            world.clock.sleep(0.5)
+        assert supervisor.record.current is not None
+        assert "store_lost" in world.kinds()
+    record = world.run()
+    assert reasons(record) == [EndReason.PREEMPTED, EndReason.FINISHED]
+    assert "store_back" in world.kinds()
+
+
+def test_an_event_that_appears_late_is_still_read(tmp_path: Path) -> None:
+    """A node with a slow clock or store writes a key older than those read already."""
+    world = World(tmp_path, total_steps=200)
+    world.run_until(20.0)
+    late = Event(kind=JobEvent.WARNING.value, at=world.clock.now() - 5, attempt=1, data={})
+    late = replace(late, node=1, data={"message": "late but true"})
+    key = keys.event(1, at=late.at, node=1, rank=1, count=1)
+    world.store.put(key, late.to_json())
+    record = world.run_until(2.0)
+    assert record.warnings == ("attempt 1: late but true",)
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'{"schema": 1, "at": "yesterday"}', b"\xff"])
+def test_rubbish_in_the_store_is_passed_over(tmp_path: Path, raw: bytes) -> None:
+    """A torn or foreign object never stops the controller."""
+    world = World(tmp_path)
+    world.run_until(5.0)
+    world.store.put(keys.event(1, at=world.clock.now(), node=3, rank=3, count=1), raw)
+    world.store.put(keys.heartbeat(1, 3), raw)
+    assert reasons(world.run()) == [EndReason.FINISHED]
+
+
+def test_every_job_event_is_told_once(tmp_path: Path) -> None:
+    """Controllers that follow one another copy each event of the job exactly once."""
+    world = World(tmp_path, fates={1: Fate(how="term", at_s=9)})
+    while world.record().settled is None:
+        world.run_until(3.0)
+    with world.journal() as journal:
+        told = [entry.data["key"] for entry in journal.events() if "key" in entry.data]
+    written = [info.key for number in (1, 2) for info in world.store.list(keys.events(number))]
+    assert sorted(told) == sorted(written)
+
+
+def test_the_job_is_told_what_it_is_part_of(tmp_path: Path) -> None:
+    """The environment of an attempt names the run, the store, the limits and its place."""
+    world = World(tmp_path, limits=Limits(budget_usd=1.0))
+    world.run_until(3.0)
+    env = world.launcher.clusters[f"{RUN_ID}-1"].request.env
+    assert env["SPOTGUARD_RUN_ID"] == RUN_ID
+    assert env["SPOTGUARD_ATTEMPT"] == "1"
+    assert env["SPOTGUARD_STORE"] == "memory://"
+    assert float(env["SPOTGUARD_BUDGET_STOP_AT"]) == pytest.approx(1_700_000_000 + 3590, abs=1)
+    assert "SPOTGUARD_DEADLINE_STOP_AT" not in env
+    claim = json.loads(env["SPOTGUARD_CLAIM"])
+    assert (claim["nodes"], claim["price_usd_per_h"], claim["market"]) == (1, 1.0, "spot")
+
+
+def test_a_journal_that_makes_no_sense_is_reported(tmp_path: Path) -> None:
+    """A whole file with senseless events is damage too, not a crash."""
+    from spotguard.errors import JournalDamaged
+
+    world = World(tmp_path)
+    world.write(Kind.SETTLED, {"state": "eaten"})
+    with pytest.raises(JournalDamaged, match="make no sense"):
+        world.record()
+    with Journal.open(tmp_path / "journal.db") as journal:
+        assert len(journal.events()) == 2

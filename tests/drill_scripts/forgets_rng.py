@@ -1,0 +1,23 @@
+"""A script with a mistake: its own random generator is not tracked; a resume repeats its noise."""
+
+import numpy as np
+import torch
+from torch import nn
+
+import spotguard.runtime as spotguard
+
+run = spotguard.init(seed=2)
+torch.manual_seed(0)
+noise = np.random.default_rng(11)
+x = torch.randn(512, 8)
+y = x @ torch.randn(8, 1)
+model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+run.track(model=model, optimizer=optimizer)
+loader = run.loader(torch.utils.data.TensorDataset(x, y), global_batch_size=32, micro_batch_size=8)
+for step in run.steps(loader, total=60):
+    jitter = float(noise.normal(0.0, 0.01))
+    for inputs, targets in step:
+        step.backward(nn.functional.mse_loss(model(inputs + jitter), targets))
+    optimizer.step()
+    optimizer.zero_grad()

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.lab import STEADY, Lab, Status, Weights, final_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    """A machine of its own, on which nothing may be left running."""
+    lab = Lab(tmp_path)
+    yield lab
+    left = lab.clean_up()
+    assert not left, f"processes outlived their run: {left}"
+
+
+@dataclass(frozen=True)
+class Calm:
+    """An undisturbed run, to compare with."""
+
+    status: Status
+    weights: Weights
+    trace: Path
+
+
+@pytest.fixture(scope="session")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Calm]:
+    """Return a function: the undisturbed run of the steady job on so many nodes, made once."""
+    known: dict[int, Calm] = {}
+
+    def run(nodes: int) -> Calm:
+        if nodes not in known:
+            folder = tmp_path_factory.mktemp(f"calm-{nodes}-")
+            lab, trace = Lab(folder), folder / "samples.jsonl"
+            status = lab.up(
+                STEADY,
+                *("--nodes", str(nodes)),
+                args=("--pause", "0"),
+                env={"SPOTGUARD_TRACE_SAMPLES": str(trace)},
+            )
+            known[nodes] = Calm(status, final_weights(status), trace)
+        return known[nodes]
+
+    return run

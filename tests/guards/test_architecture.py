@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PACKAGE = Path(__file__).parents[2] / "spotguard"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+FOUNDATION = {"errors", "units", "version", "batching"}
+STATE = {"checkpoint", "storage", "events"} | FOUNDATION
+MAY_IMPORT = {
+    "__init__": {"errors", "version"},
+    "errors": set[str](),
+    "units": set[str](),
+    "version": set[str](),
+    "batching": set[str](),
+    "events": FOUNDATION,
+    "storage": {"events"} | FOUNDATION,
+    "checkpoint": {"storage", "events"} | FOUNDATION,
+    "runtime": STATE,
+    "plan": STATE,
+    "spec": STATE,
+    "launch": STATE,
+    "control": {"launch", "plan", "spec"} | STATE,
+    "cli": {"control", "launch", "plan", "spec"} | STATE,
+    "testing": {"storage", "launch", "events"} | FOUNDATION,
+}
+"""The arrows of docs/architecture.md, each with all that lies further along it."""
+EXCEPTIONS = {
+    ("plan.job", "launch.base"): "names its types for the type checker only",
+    ("plan.job", "spec.model"): "names its types for the type checker only",
+    ("launch.local.node", "testing.metadata"): "the local cloud's metadata service is the fake",
+    ("control.drill_report", "testing.samples"): "reads the sample log as tests do",
+}
+HEAVY = {"typer", "pydantic", "pydantic_core", "boto3", "botocore", "sky", "rich", "requests"}
+"""What a job must not wait for, and a bare node does not have."""
+RUNTIME_SIDE = {"runtime", "checkpoint", "storage", "events"} | FOUNDATION
+
+
+class Import(NamedTuple):
+    """One imported name, and where."""
+
+    module: str
+    """The importing module, below `spotguard`."""
+    name: str
+    """Full dotted name of what is imported."""
+    typing_only: bool
+    local: bool
+    """Inside a function, so not paid for at import."""
+
+
+def _imports(path: Path) -> list[Import]:
+    module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+    found: list[Import] = []
+
+    def visit(node: ast.AST, typing_only: bool, local: bool) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+                visit(child, True, local)
+                continue
+            names: list[str] = []
+            if isinstance(child, ast.Import):
+                names = [alias.name for alias in child.names]
+            elif isinstance(child, ast.ImportFrom):
+                assert not child.level, f"{path}: a relative import"
+                names = [f"{child.module}.{alias.name}" for alias in child.names]
+            found.extend(Import(module, name, typing_only, local) for name in names)
+            inside = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
+            visit(child, typing_only, local or inside)
+
+    visit(ast.parse(path.read_text()), False, False)
+    return found
+
+
+ALL_IMPORTS = [found for path in MODULES for found in _imports(path)]
+
+
+def _is_excepted(found: Import) -> bool:
+    target = found.name.removeprefix("spotguard.")
+    for (module, allowed), why in EXCEPTIONS.items():
+        if found.module == module and target.startswith(f"{allowed}."):
+            return found.typing_only or "type checker" not in why
+    return False
+
+
+def test_arrows_point_one_way() -> None:
+    """No module imports against the arrows of the architecture, not even inside a function."""
+    wrong = []
+    for found in ALL_IMPORTS:
+        if not found.name.startswith("spotguard."):
+            continue
+        source, target = found.module.split(".")[0], found.name.split(".")[1]
+        if target in (source, "__version__", "SpotguardError") or _is_excepted(found):
+            continue
+        if target not in MAY_IMPORT[source]:
+            wrong.append(f"{found.module} imports {found.name}")
+    assert not wrong
+
+
+def test_every_package_has_its_arrows() -> None:
+    """A new package or module at the top must say where it stands, and none is listed in vain."""
+    there = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in MODULES}
+    assert there == set(MAY_IMPORT)
+    for module, target in EXCEPTIONS:
+        assert any(
+            found.module == module and found.name.startswith(f"spotguard.{target}.")
+            for found in ALL_IMPORTS
+        ), f"{module} does not import {target} any more"
+
+
+def test_a_wrong_arrow_would_be_seen(tmp_path: Path) -> None:
+    """The guard sees imports at the top, in functions and under TYPE_CHECKING."""
+    path = PACKAGE / "launch" / "_imagined.py"
+    text = "import sky\ndef f():\n    from spotguard.cli import main\n"
+    source = tmp_path / "m.py"
+    source.write_text(text + "if TYPE_CHECKING:\n    import rich\n")
+
+    class Imagined(type(path)):  # type: ignore[misc]
+        def read_text(self, *_: object, **__: object) -> str:
+            return source.read_text()
+
+    found = _imports(Imagined(path))
+    assert [(i.name, i.typing_only, i.local) for i in found] == [
+        ("sky", False, False),
+        ("spotguard.cli.main", False, True),
+        ("rich", True, False),
+    ]
+
+
+def test_jobs_load_nothing_heavy() -> None:
+    """What runs inside a job never asks for the command line's or a cloud's packages at import."""
+    wrong = [
+        f"{found.module} imports {found.name}"
+        for found in ALL_IMPORTS
+        if found.module.split(".")[0] in RUNTIME_SIDE
+        and found.name.split(".")[0] in HEAVY
+        and not (found.local or found.typing_only)
+    ]
+    assert not wrong
+
+
+def test_runtime_import_pulls_in_nothing_heavy() -> None:
+    """`import spotguard.runtime` in a fresh process loads none of them, by no detour either."""
+    program = (
+        "import sys, spotguard.runtime\n"
+        "ours = {n.split('.')[1] for n in sys.modules if n.startswith('spotguard.')}\n"
+        "print(*sorted({n.split('.')[0] for n in sys.modules} | {'spotguard.' + n for n in ours}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert not loaded & HEAVY
+    assert not loaded & {"spotguard.control", "spotguard.cli", "spotguard.spec", "spotguard.launch"}
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if p.name == "__init__.py"], ids=str)
+def test_exported_names(path: Path) -> None:
+    """`__all__` is sorted and short, and every name in it is there."""
+    tree = ast.parse(path.read_text())
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            names = ast.literal_eval(node.value)
+            assert names == sorted(names, key=str.lower)
+            assert len(names) == len(set(names)) <= 12
+            module = ".".join(["spotguard", *path.parent.relative_to(PACKAGE).parts])
+            loaded = __import__(module, fromlist=["__all__"])
+            assert all(hasattr(loaded, name) for name in names)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_modules_stay_readable(path: Path) -> None:
+    """No module above 600 lines, and each says in its first line what it is."""
+    text = path.read_text()
+    assert len(text.splitlines()) <= 600
+    if path.name != "__main__.py":
+        assert ast.get_docstring(ast.parse(text))
+
+
+FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "telnetlib"}
+FORBIDDEN_CALLS = {
+    *("eval", "exec", "os.system", "os.popen", "torch.load", "torch.save", "yaml.load"),
+    *("subprocess.getoutput", "subprocess.getstatusoutput"),
+}
+
+
+def _dangers(path: Path) -> Iterator[str]:
+    for found in _imports(path):
+        if found.name.split(".")[0] in FORBIDDEN_MODULES:
+            yield f"imports {found.name}"
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        if name in FORBIDDEN_CALLS and not _only_weights(name, node):
+            yield f"line {node.lineno} calls {name}"
+        if any(k.arg == "shell" and ast.unparse(k.value) != "False" for k in node.keywords):
+            yield f"line {node.lineno} uses a shell"
+
+
+def _only_weights(name: str, call: ast.Call) -> bool:
+    return name == "torch.load" and any(
+        k.arg == "weights_only" and ast.unparse(k.value) == "True" for k in call.keywords
+    )
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_nothing_runs_code_from_data(path: Path) -> None:
+    """No pickle, no eval, no shell: data never becomes a program."""
+    assert not list(_dangers(path))
+
+
+def test_only_four_places_catch_everything() -> None:
+    """`except Exception` stands at the top of the CLI, of watchers and drains, and nowhere else."""
+    allowed = {
+        "cli.main": "the top of the command line",
+        "runtime.listening": "no answer of a metadata service may end the watch",
+    }
+    found = []
+    for path in MODULES:
+        module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+        found += [
+            module
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ExceptHandler)
+            and (node.type is None or ast.unparse(node.type) == "Exception")
+        ]
+    assert sorted(found) == sorted(allowed)

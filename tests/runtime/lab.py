@@ -1,0 +1,121 @@
+"""Saves and restores without processes, for the tests of this folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from spotguard.checkpoint.lineage import claim_attempt, highest_claim
+from spotguard.checkpoint.retention import Retention
+from spotguard.events.states import CheckpointKind
+from spotguard.runtime import restoring
+from spotguard.runtime.coordination import Alone
+from spotguard.runtime.saving import Saved, Saver
+from spotguard.runtime.tracked import Tracked, TrackedValue, tracked
+from spotguard.testing import MemoryStore
+
+if TYPE_CHECKING:
+    from spotguard.errors import SpotguardError
+    from spotguard.runtime.coordination import Coordinator
+    from spotguard.storage.base import ObjectStore
+
+
+@dataclass
+class Rank:
+    """One rank's saver, and what it reported."""
+
+    store: ObjectStore = field(default_factory=MemoryStore)
+    rank: int = 0
+    world_size: int = 1
+    attempt: int = 1
+    coordinator: Coordinator = field(default_factory=Alone)
+    keep_last: int = 2
+    save_random: bool = False
+    saved: list[Saved] = field(default_factory=list)
+    failed: list[tuple[int, SpotguardError]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.saver = Saver(
+            self.store,
+            run_id="a-run",
+            attempt=self.attempt,
+            rank=self.rank,
+            world_size=self.world_size,
+            coordinator=self.coordinator,
+            retention=Retention(keep_last=self.keep_last),
+            save_random=self.save_random,
+            on_saved=lambda saved, _: self.saved.append(saved),
+            on_failed=lambda step, problem: self.failed.append((step, problem)),
+        )
+
+    def start(self, **objects: Any) -> restoring.Restored:
+        """Restore into the objects and claim the attempt; return what was restored."""
+        found = restoring.choose(self.store, self.coordinator, self.rank)
+        restoring.apply(found, adapters(objects))
+        if self.rank == 0:
+            claim_attempt(self.store, self.attempt, found.prefix)
+        self.saver.parent = found.prefix
+        return found
+
+    def now(
+        self, step: int, kind: CheckpointKind = CheckpointKind.PERIODIC, **objects: Any
+    ) -> Saved | None:
+        """Save the objects at once."""
+        return self.saver.save_now(self.saver.capture(step, kind, adapters(objects), {}))
+
+    def later(self, step: int, **objects: Any) -> None:
+        """Begin a periodic save of the objects."""
+        capture = self.saver.capture(step, CheckpointKind.PERIODIC, adapters(objects), {})
+        self.saver.save_in_background(capture)
+
+
+def adapters(objects: dict[str, Any]) -> dict[str, Tracked]:
+    """Return the objects as `run.track` holds them."""
+    return {name: tracked(name, value) for name, value in objects.items()}
+
+
+def next_attempt(store: ObjectStore, **objects: Any) -> restoring.Restored:
+    """Restore the newest checkpoint into the objects, as the next attempt would."""
+    claim = highest_claim(store)
+    return Rank(store, attempt=claim.attempt + 1 if claim else 1).start(**objects)
+
+
+def through_a_checkpoint(value: Any) -> Any:
+    """Return any storable value as it comes back from a checkpoint."""
+    came: list[Any] = []
+    rank = Rank()
+    rank.start(x={})
+    item = TrackedValue(value, lambda v: v, lambda _, state: came.append(state))
+    rank.saver.save_now(rank.saver.capture(1, CheckpointKind.FINAL, {"x": item}, {}))
+    found = restoring.choose(rank.store, rank.coordinator, 0)
+    restoring.apply(found, {"x": item})
+    return came[0]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two values agree in type and in every bit."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape and raw(one) == raw(other)
+    if isinstance(one, dict):
+        return list(map(repr, one)) == list(map(repr, other)) and all(
+            same(a, b) for a, b in zip(one.values(), other.values(), strict=True)
+        )
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    if hasattr(one, "tobytes"):
+        return bool(
+            one.dtype == other.dtype
+            and one.shape == other.shape
+            and one.tobytes() == other.tobytes()
+        )
+    return repr(one) == repr(other) if isinstance(one, (float, complex)) else bool(one == other)
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    """Return a tensor's bytes in row-major order."""
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""

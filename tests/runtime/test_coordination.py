@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch._C._distributed_c10d import TCPStore
+
+from spotguard.runtime.coordination import Alone, Rendezvous
+from spotguard.testing import FakeRendezvous
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from spotguard.runtime.coordination import Coordinator
+
+
+def server() -> TCPStore:
+    """Return a TCP store on a free port, as torchrun runs one."""
+    return TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5)
+    )
+
+
+@pytest.fixture(params=["alone", "fake", "tcp"])
+def connect(request: pytest.FixtureRequest) -> Iterator[Callable[[int], Coordinator]]:
+    """Give each rank a coordinator, of every kind in turn."""
+    if request.param == "alone":
+        alone = Alone()
+        yield lambda _: alone
+    elif request.param == "fake":
+        words = FakeRendezvous()
+        yield words.rank
+    else:
+        store = server()
+        yield lambda _: Rendezvous("127.0.0.1", store.port, "test")
+
+
+def test_what_one_rank_says_the_others_hear(connect: Any) -> None:
+    """Set, then get or peek from another rank and from another thread's connection."""
+    one, other = connect(0), connect(1)
+    one.set("key", "wörd")
+
+    assert other.get("key", 1.0) == "wörd"
+    assert other.peek("key") == "wörd"
+    assert other.connect().get("key", 1.0) == "wörd"
+    one.set("key", "later")
+    assert other.peek("key") == "later"
+
+
+def test_a_word_that_is_not_said_in_time_is_none(connect: Any) -> None:
+    """A silent rank is no error: the caller decides what it means. No time at all is fine too."""
+    rank = connect(0)
+    started = time.monotonic()
+
+    assert rank.get("never", 0.02) is None
+    assert rank.get("never", 0.0) is None
+    assert rank.get("never", -5.0) is None
+    assert rank.peek("never") is None
+    assert time.monotonic() - started < 2
+
+
+def test_the_first_word_stands(connect: Any) -> None:
+    """Of ranks that speak at once exactly one wins, and all learn which."""
+    ranks = [connect(rank) for rank in range(4)]
+    stands: list[str] = [""] * 4
+
+    def speak(index: int) -> None:
+        stands[index] = ranks[index].first("stop", f"rank {index}")
+
+    threads = [threading.Thread(target=speak, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+
+    assert len(set(stands)) == 1
+    assert stands[0].startswith("rank ")
+    assert ranks[0].peek("stop") == stands[0]
+    assert ranks[1].first("stop", "too late") == stands[0]
+
+
+def test_a_waiting_rank_hears_at_once(connect: Any) -> None:
+    """Nobody polls: the word wakes who waits for it."""
+    one, other = connect(0), connect(1)
+    heard: list[Any] = []
+    waiting = threading.Thread(target=lambda: heard.append(other.get("key", 10.0)))
+    waiting.start()
+    one.set("key", "now")
+    waiting.join(5)
+
+    assert heard == ["now"]
+
+
+def test_rounds_do_not_hear_each_other() -> None:
+    """A restart under the same torchrun begins with nothing said."""
+    store = server()
+    Rendezvous("127.0.0.1", store.port, "spotguard/0").set("stop", "yes")
+
+    assert Rendezvous("127.0.0.1", store.port, "spotguard/1").peek("stop") is None
+
+
+def test_a_dead_store_is_lost_contact() -> None:
+    """The store lives with the first node; when it is gone every call says so, in one way.
+
+    A `set` waits for no answer, so the first one after the end may go unnoticed.
+    """
+    store = server()
+    rank = Rendezvous("127.0.0.1", store.port, "test")
+    rank.set("key", "word")
+    del store
+    calls: list[Callable[[], object]] = [
+        lambda: rank.peek("key"),
+        lambda: rank.get("key", 0.1),
+        lambda: rank.first("a", "b"),
+        lambda: rank.set("a", "b"),
+    ]
+
+    for call in calls:
+        with pytest.raises(ConnectionError):
+            call()
+
+
+def test_the_fake_loses_contact_on_cue() -> None:
+    """Also in the middle of a wait, and only for the ranks that were named."""
+    words = FakeRendezvous()
+    heard: list[Any] = []
+
+    def wait() -> None:
+        try:
+            words.rank(1).get("never", 10.0)
+        except ConnectionError as problem:
+            heard.append(problem)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    words.lose(1)
+    waiting.join(5)
+
+    assert len(heard) == 1
+    words.rank(0).set("key", "word")
+    with pytest.raises(ConnectionError):
+        words.rank(1).connect()
+
+
+def test_the_fake_mutes_and_delays_on_cue() -> None:
+    """A muted rank notices nothing; `before` sees every operation ahead of its effect."""
+    seen: list[tuple[int, str, str]] = []
+    words = FakeRendezvous(patience_s=0.01, before=lambda *call: seen.append(call))
+    words.mute(1)
+    words.rank(1).set("key", "unheard")
+
+    assert words.rank(1).first("other", "mine") == "mine"
+    assert words.rank(0).get("key", 60.0) is None, "its patience is short, whatever it was given"
+    assert seen == [(1, "set", "key"), (1, "first", "other"), (0, "get", "key")]

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from spotguard.events.states import CheckpointKind
+from spotguard.runtime.shadow import BufferShadow, ObjectShadow
+from tests.runtime.lab import Rank, adapters, next_attempt
+
+
+class Meter:
+    """An object of the user's that counts in the loop's body."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+        self.sum = torch.zeros(2)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return live state, as many do."""
+        return {"values": self.values, "sum": self.sum}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take it back."""
+        self.values, self.sum = state["values"], state["sum"]
+
+
+def objects() -> dict[str, Any]:
+    """Return one of each kind that a step changes before its weights."""
+    return {
+        "noise": random.Random(1),
+        "numbers": np.random.default_rng(1),
+        "legacy": np.random.RandomState(1),
+        "torch": torch.Generator().manual_seed(1),
+        "seen": {"count": 0, "list": [1], "tensor": torch.zeros(3)},
+        "meter": Meter(),
+    }
+
+
+def use(made: dict[str, Any]) -> list[Any]:
+    """Draw from and count in each of the objects; return what came out."""
+    made["seen"]["count"] += 1
+    made["seen"]["list"].append(2)
+    made["seen"]["tensor"] += 1
+    made["meter"].values.append(1.5)
+    made["meter"].sum += 1
+    return [
+        made["noise"].random(),
+        made["noise"].gauss(0, 1),
+        made["numbers"].random(),
+        made["legacy"].rand(),
+        torch.rand(2, generator=made["torch"]).tolist(),
+        repr(made["seen"]),
+        repr(made["meter"].state_dict()),
+    ]
+
+
+def test_what_is_saved_within_a_step_is_of_its_beginning() -> None:
+    """A step that is given up halfway is as if it had not begun, for every kind of object."""
+    live = objects()
+    use(live)
+    tracked = adapters(live)
+    shadow = ObjectShadow(tracked)
+    shadow.take()
+    expected = use(live)
+    use(live)
+    rank = Rank()
+    rank.start()
+    rank.saver.save_now(
+        rank.saver.capture(1, CheckpointKind.EMERGENCY, shadow.over(tracked), {}, solo=True)
+    )
+    fresh = objects()
+    next_attempt(rank.store, **fresh)
+
+    assert use(fresh) == expected
+    assert live["seen"]["count"] == 3, "the live objects go on as they are"
+
+
+def test_each_boundary_replaces_the_one_before() -> None:
+    """Only the last finished step counts."""
+    live = objects()
+    tracked = adapters(live)
+    shadow = ObjectShadow(tracked, with_random=True)
+    for _ in range(3):
+        use(live)
+        random.random()
+        shadow.take()
+    held = shadow.random_states
+    assert held is not None
+    random.setstate(held["python"])
+    expected = random.random()
+    use(live)
+    rank = Rank()
+    rank.start()
+    rank.saver.save_now(
+        rank.saver.capture(3, CheckpointKind.EMERGENCY, shadow.over(tracked), {}, solo=True)
+    )
+    fresh = objects()
+    next_attempt(rank.store, **fresh)
+    random.setstate(held["python"])
+
+    assert fresh["seen"]["count"] == 3
+    assert fresh["meter"].values == [1.5] * 3
+    assert random.random() == expected
+
+
+def test_weights_schedules_and_large_objects_are_not_copied_each_step() -> None:
+    """What changes only with the weights needs no copy; what is huge would slow every step."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracked = adapters(
+        {
+            "model": model,
+            "optimizer": optimizer,
+            "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1),
+            "scaler": torch.amp.GradScaler("cpu"),
+            "replay": {"frames": torch.zeros(2_000_000)},
+            "seen": {"count": 1},
+        }
+    )
+    shadow = ObjectShadow(tracked)
+    shadow.take()
+    over = shadow.over(tracked)
+
+    assert {name for name in over if over[name] is not tracked[name]} == {"seen"}
+    assert set(over) == set(tracked)
+
+
+def test_buffers_go_back_to_the_last_boundary() -> None:
+    """BatchNorm's statistics move in the forward pass, long before the weights."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    shadow = BufferShadow([model])
+    model(torch.randn(5, 3))
+    shadow.take()
+    expected = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model(torch.randn(5, 3))
+    moved = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    shadow.put_back()
+
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, expected[name])
+        assert not torch.equal(moved[name], expected[name])
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_large_buffers_are_constants(large: bool) -> None:
+    """A mask of many megabytes is no statistic; small persistent buffers are."""
+    model = nn.Module()
+    model.register_buffer("table", torch.zeros(2_000_000 if large else 10))
+    model.register_buffer("passing", torch.zeros(3), persistent=False)
+    shadow = BufferShadow([model])
+
+    assert len(shadow._live) == (0 if large else 1)
+
+
+def test_nothing_to_shadow_is_fine() -> None:
+    """A script without buffers or objects costs nothing."""
+    BufferShadow().take()
+    BufferShadow().put_back()
+    shadow = ObjectShadow()
+    shadow.take()
+
+    assert shadow.over({}) == {}
+    assert shadow.random_states is None
