@@ -50,8 +50,7 @@ class _Spotguard(Method):
 
     def load(self, number: int, target: TrainingState) -> None:
         """Choose the newest valid checkpoint, prove it, and restore it."""
-        found = restoring.choose(self._store, Alone(), 0)
-        restoring.apply(found, _tracked(target))
+        restoring.restore(self._store, Alone(), 0, 1, _tracked(target))
 
     def files(self) -> list[Path]:
         """Return the files of all checkpoints, without the claim."""

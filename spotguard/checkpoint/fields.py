@@ -91,6 +91,14 @@ class Fields:
             self.refuse(name, "an object of strings")
         return value
 
+    def texts_like(self, name: str, pattern: str) -> tuple[str, ...]:
+        """Return a list of strings that match `pattern` wholly as a tuple."""
+        found = self.items(name)
+        fits = re.compile(pattern).fullmatch
+        if not all(isinstance(item, str) and fits(item) for item in found):
+            self.refuse(name, f"a list of strings like {pattern}")
+        return tuple(found)
+
     def refuse(self, name: str, expected: str) -> NoReturn:
         """Raise `DamagedCheckpoint` that names the field, what it is and what it should be."""
         given = _shown(self._value.get(name))

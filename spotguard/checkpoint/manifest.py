@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from spotguard.checkpoint import strict_json
 from spotguard.checkpoint.fields import Fields
-from spotguard.checkpoint.shard import ShardReader
+from spotguard.checkpoint.reading import ShardReader, check_intact
 from spotguard.checkpoint.tensors import ShardInfo
 from spotguard.errors import AlreadyExists, DamagedCheckpoint, NotFound, StateMismatch
 from spotguard.events import keys
@@ -168,16 +168,21 @@ def load_manifest(store: ObjectStore, prefix: str) -> Manifest:
     return manifest
 
 
+def shard_readers(store: ObjectStore, manifest: Manifest) -> list[ShardReader]:
+    """Return a reader of each shard; nothing is read yet."""
+    return [ShardReader(store, manifest.prefix, shard) for shard in manifest.shards]
+
+
 def check_shards_present(store: ObjectStore, manifest: Manifest) -> None:
     """Raise `DamagedCheckpoint` if a shard is missing or has another size; reads no data."""
-    for shard in manifest.shards:
-        ShardReader(store, manifest.prefix, shard).check_size()
+    for reader in shard_readers(store, manifest):
+        reader.check_size()
 
 
 def check_shards_intact(store: ObjectStore, manifest: Manifest) -> None:
     """Raise `DamagedCheckpoint` if any byte of any shard is not as promised; reads all data."""
-    for shard in manifest.shards:
-        ShardReader(store, manifest.prefix, shard).verify_and_load()
+    for reader in shard_readers(store, manifest):
+        check_intact(reader)
 
 
 def _digest(body: bytes) -> bytes:

@@ -34,7 +34,17 @@ DTYPE_BYTES = {
 }
 """Bytes of one element of each safetensors dtype that a shard can hold."""
 
-CHECKSUM_PATTERN = r"xxh3_128:[0-9a-f]{32}"
+HASH = "xxh3_128"
+"""What proves a shard's bytes: no two contents meet by chance, and it is as fast as memory."""
+HASH_PATTERN = r"[0-9a-f]{32}"
+PAGE_BYTES = 4096
+"""Tensor data begins at a multiple of this: fit for direct I/O and for mapping."""
+PIECE_BYTES = 4 << 20
+"""Bytes of data under one hash: what a reader of one tensor has to read at most beside it."""
+MAX_HEADER_BYTES = 100_000_000
+"""What readers of safetensors accept."""
+_LENGTH_BYTES = 8
+_MAX_PIECE_BYTES = 1 << 28
 SHARD_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.safetensors"
 """A shard's file name: one part of a key, never a path."""
 
@@ -60,68 +70,68 @@ class TensorInfo:
         """Return the bytes that dtype and shape ask for."""
         return DTYPE_BYTES[self.dtype] * math.prod(self.shape)
 
-    def to_json(self) -> Json:
-        """Return the manifest's words for it."""
-        body: Json = {
-            "dtype": self.dtype,
-            "shape": self.shape,
-            "start": self.start,
-            "end": self.end,
-        }
-        if self.global_shape is not None:
-            body |= {"global_shape": self.global_shape, "offsets": self.offsets}
-        return body
-
-    @classmethod
-    def from_json(cls, value: Json, where: str) -> TensorInfo:
-        """Return what `to_json` described; `DamagedCheckpoint` if it cannot be."""
-        fields = Fields(value, where)
-        info = cls(
-            dtype=fields.text("dtype"),
-            shape=fields.sizes("shape"),
-            start=fields.integer("start"),
-            end=fields.integer("end"),
-            global_shape=fields.maybe_sizes("global_shape"),
-            offsets=fields.maybe_sizes("offsets"),
-        )
-        check_tensor(info, where)
-        return info
-
 
 @dataclass(frozen=True, kw_only=True)
 class ShardInfo:
-    """One shard file: how long it is, what its bytes hash to, what is where in it."""
+    """One shard file: how long it is and what its bytes hash to. Its header says what is in it."""
 
     file: str
     size_bytes: int
-    checksum: str
-    """`xxh3_128:` and 32 hex digits, over the whole file."""
-    tensors: dict[str, TensorInfo]
+    header_bytes: int
+    """Where the data begins: behind the length, the JSON and its padding."""
+    header_hash: str
+    """32 hex digits: XXH3-128 of the first `header_bytes`."""
+    piece_hashes: tuple[str, ...]
+    """The same of each piece of the data."""
+    piece_bytes: int = PIECE_BYTES
+    """Bytes of each piece but the last, which has what is left."""
+
+    def piece(self, index: int) -> tuple[int, int]:
+        """Return where a piece begins and ends in the file."""
+        start = self.header_bytes + index * self.piece_bytes
+        return start, min(start + self.piece_bytes, self.size_bytes)
+
+    def piece_at(self, offset: int) -> int:
+        """Return the index of the piece that holds the byte `offset` of the file."""
+        return (offset - self.header_bytes) // self.piece_bytes
 
     def to_json(self) -> Json:
         """Return the manifest's words for it."""
         return {
             "file": self.file,
             "size_bytes": self.size_bytes,
-            "checksum": self.checksum,
-            "tensors": {name: info.to_json() for name, info in self.tensors.items()},
+            "hash": HASH,
+            "header_bytes": self.header_bytes,
+            "header_hash": self.header_hash,
+            "piece_bytes": self.piece_bytes,
+            "piece_hashes": self.piece_hashes,
         }
 
     @classmethod
     def from_json(cls, value: Json, where: str) -> ShardInfo:
         """Return what `to_json` described; `DamagedCheckpoint` if it cannot be."""
         fields = Fields(value, where)
-        where = f"{where} ({fields.text('file', SHARD_PATTERN)})"
+        where = fields.where = f"{where} ({fields.text('file', SHARD_PATTERN)})"
+        fields.text("hash", HASH)
         info = cls(
-            file=fields.text("file", SHARD_PATTERN),
-            size_bytes=fields.integer("size_bytes", low=1),
-            checksum=fields.text("checksum", CHECKSUM_PATTERN),
-            tensors={
-                name: TensorInfo.from_json(item, f"{where}: tensor {ascii(name)[:80]}")
-                for name, item in fields.object("tensors").items()
-            },
+            file=fields.text("file"),
+            size_bytes=fields.integer("size_bytes", low=_LENGTH_BYTES),
+            header_bytes=fields.integer(
+                "header_bytes", low=_LENGTH_BYTES, high=MAX_HEADER_BYTES + _LENGTH_BYTES
+            ),
+            header_hash=fields.text("header_hash", HASH_PATTERN),
+            piece_hashes=fields.texts_like("piece_hashes", HASH_PATTERN),
+            piece_bytes=fields.integer("piece_bytes", low=PAGE_BYTES, high=_MAX_PIECE_BYTES),
         )
-        check_placement(info.tensors, info.size_bytes, where)
+        if info.piece_bytes % PAGE_BYTES:
+            fields.refuse("piece_bytes", f"a multiple of {PAGE_BYTES}")
+        if info.header_bytes % PAGE_BYTES:
+            fields.refuse("header_bytes", f"a multiple of {PAGE_BYTES}")
+        if info.header_bytes > info.size_bytes:
+            fields.refuse("header_bytes", f"at most size_bytes ({info.size_bytes})")
+        pieces = -(-(info.size_bytes - info.header_bytes) // info.piece_bytes)
+        if len(info.piece_hashes) != pieces:
+            fields.refuse("piece_hashes", f"a list of {pieces} hashes, one for each piece of data")
         return info
 
 
@@ -134,6 +144,8 @@ def check_tensor(info: TensorInfo, where: str) -> None:
             f"{where} has {info.end - info.start} bytes, but {info.dtype} {list(info.shape)[:8]} "
             f"needs {info.size_bytes if info.size_bytes < 10**30 else 'far more'}"
         )
+    if info.start % DTYPE_BYTES[info.dtype]:
+        raise DamagedCheckpoint(f"{where} is not aligned for its dtype")
     if (info.global_shape is None) != (info.offsets is None):
         raise DamagedCheckpoint(f"{where} has only one of global_shape and offsets")
     if info.global_shape is None or info.offsets is None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spotguard.checkpoint.manifest import load_manifest
+from spotguard.checkpoint.manifest import load_manifest, shard_readers
 from spotguard.control.checkpoints import CheckpointRow, list_checkpoints
 from spotguard.control.module_state import is_module, tensor_names
 from spotguard.errors import CheckpointError, DamagedCheckpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from spotguard.checkpoint.lineage import CheckpointRef
     from spotguard.checkpoint.manifest import Manifest
+    from spotguard.checkpoint.reading import ShardReader
     from spotguard.checkpoint.tensors import ShardInfo, TensorInfo
     from spotguard.storage.base import ObjectStore
 
@@ -90,10 +91,10 @@ class CheckpointDetail:
 
 
 def describe(store: ObjectStore, ref: CheckpointRef) -> CheckpointDetail:
-    """Return all that the checkpoint's manifest says; no tensor's data is read.
+    """Return all that the manifest and the shards' headers say; no tensor's data is read.
 
     Raises:
-        DamagedCheckpoint: the manifest cannot be read.
+        DamagedCheckpoint: the manifest, or a shard's header, cannot be read.
         StateMismatch: a newer spotguard wrote it.
     """
     manifest = load_manifest(store, ref.prefix)
@@ -107,7 +108,7 @@ def describe(store: ObjectStore, ref: CheckpointRef) -> CheckpointDetail:
         lost_parent=lost,
         files=tuple((shard.file, shard.size_bytes) for shard in manifest.shards),
         objects=tuple(_objects(manifest)),
-        tensors=tuple(_tensors(manifest)),
+        tensors=tuple(_tensors(shard_readers(store, manifest))),
         counters=manifest.counters,
         versions=manifest.versions,
     )
@@ -133,11 +134,11 @@ def _objects(manifest: Manifest) -> Iterator[ObjectRow]:
         yield ObjectRow(name=name, is_module=is_module(tree), tensors=len(tensor_names(tree)))
 
 
-def _tensors(manifest: Manifest) -> Iterator[TensorRow]:
+def _tensors(readers: Sequence[ShardReader]) -> Iterator[TensorRow]:
     found: dict[str, list[tuple[ShardInfo, TensorInfo]]] = {}
-    for shard in manifest.shards:
-        for name, info in shard.tensors.items():
-            found.setdefault(name, []).append((shard, info))
+    for reader in readers:
+        for name, info in reader.tensors.items():
+            found.setdefault(name, []).append((reader.info, info))
     for name, places in found.items():
         first = places[0][1]
         yield TensorRow(

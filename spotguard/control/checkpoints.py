@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from spotguard.checkpoint import retention
 from spotguard.checkpoint.lineage import highest_claim, restorable
 from spotguard.checkpoint.manifest import check_shards_present, load_manifest
-from spotguard.checkpoint.stream import read_pieces
+from spotguard.checkpoint.reading import ShardReader, proven_pieces
 from spotguard.control.checkpoint_find import folders
 from spotguard.control.news import JobNews
 from spotguard.errors import DamagedCheckpoint, StateMismatch, UsageError
@@ -163,8 +163,9 @@ def verify(
         problems = [("manifest.json", problem)] if manifest is None and problem else []
         for shard in manifest.shards if manifest else ():
             try:
-                for piece in read_pieces(store, ref.prefix, shard):
-                    done += piece.data.nbytes
+                done += shard.header_bytes
+                for _, piece in proven_pieces(ShardReader(store, ref.prefix, shard)):
+                    done += len(piece)
                     if on_progress:
                         on_progress(done, total)
             except DamagedCheckpoint as found:

@@ -12,8 +12,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from spotguard.checkpoint.manifest import load_manifest
-from spotguard.checkpoint.stream import read_pieces
+from spotguard.checkpoint.manifest import load_manifest, shard_readers
+from spotguard.checkpoint.stream import read_chunks
 from spotguard.checkpoint.tensors import DTYPE_BYTES
 from spotguard.control.checkpoint_find import short_name
 from spotguard.control.convert import Convert, converter
@@ -24,11 +24,12 @@ from spotguard.events import keys
 from spotguard.spec.nearest import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from spotguard.checkpoint.lineage import CheckpointRef
     from spotguard.checkpoint.manifest import Manifest
+    from spotguard.checkpoint.reading import ShardReader
     from spotguard.checkpoint.strict_json import Json
     from spotguard.checkpoint.tensors import TensorInfo
     from spotguard.control.checkpoints import Progress
@@ -87,18 +88,19 @@ def export(
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"dtype: given {dtype!r}; allowed: {', '.join(DTYPES)}")
     manifest = load_manifest(store, ref.prefix)
-    if weights_only:
-        tree = _module(manifest, object_name)
-        names, modules = module_tensors(tree), set(module_tensors(tree).values())
-        left_out = tuple(other_values(tree))
-    else:
-        names, modules = _everything(manifest)
-        left_out = ()
+    readers = shard_readers(store, manifest)
     wanted = DTYPES[dtype] if dtype else None
-    merge = _Merge(manifest, names, {name: wanted for name in modules if wanted})
+    left_out: tuple[str, ...] = ()
     try:
+        if weights_only:
+            tree = _module(manifest, object_name)
+            names, modules = module_tensors(tree), set(module_tensors(tree).values())
+            left_out = tuple(other_values(tree))
+        else:
+            names, modules = _everything(manifest, readers)
+        merge = _Merge(manifest, readers, names, {name: wanted for name in modules if wanted})
         with new_file(target, merge.size_bytes, replace=replace) as descriptor:
-            merge.write(store, descriptor, on_progress)
+            merge.write(descriptor, on_progress)
     except DamagedCheckpoint:
         if store.head(keys.manifest(ref.prefix)) is not None:
             raise
@@ -144,9 +146,11 @@ def _module(manifest: Manifest, name: str | None) -> Json:
     )
 
 
-def _everything(manifest: Manifest) -> tuple[dict[str, str], set[str]]:
+def _everything(
+    manifest: Manifest, readers: Sequence[ShardReader]
+) -> tuple[dict[str, str], set[str]]:
     """Return {name in the file: stored name} of all tensors, and which belong to modules."""
-    names = {name: name for shard in manifest.shards for name in shard.tensors}
+    names = {name: name for reader in readers for name in reader.tensors}
     modules: set[str] = set()
     state = manifest.state if isinstance(manifest.state, dict) else {}
     for name, tree in state.items():
@@ -177,11 +181,18 @@ class _Whole:
 
 
 class _Merge:
-    """The layout of the file, made from the manifest alone, and the way there."""
+    """The layout of the file, made from what the shards' headers say, and the way there."""
 
-    def __init__(self, manifest: Manifest, names: dict[str, str], dtypes: dict[str, str]) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        readers: Sequence[ShardReader],
+        names: dict[str, str],
+        dtypes: dict[str, str],
+    ) -> None:
         self._manifest = manifest
-        parts = _distinct_parts(manifest, set(names.values()))
+        self._readers = readers
+        parts = _distinct_parts(readers, set(names.values()))
         self._tensors = {
             name: _whole(name, list(found.values()), dtypes.get(name))
             for name, found in parts.items()
@@ -231,19 +242,19 @@ class _Merge:
             whole.starts.append(len(header) + offset)
         return header, len(header) + end
 
-    def write(self, store: ObjectStore, descriptor: int, on_progress: Progress | None) -> None:
+    def write(self, descriptor: int, on_progress: Progress | None) -> None:
         """Fill the file; each shard is read once, and proven."""
         write_at(descriptor, memoryview(self._header), 0)
         indices = sorted({index for index, _ in self._taken})
-        total = sum(self._manifest.shards[index].size_bytes for index in indices)
+        readers = [self._readers[index] for index in indices]
+        total = sum(info.size_bytes for reader in readers for info in reader.tensors.values())
         done = 0
-        for index in indices:
-            shard = self._manifest.shards[index]
-            for piece in read_pieces(store, self._manifest.prefix, shard):
-                if piece.name is not None and (index, piece.name) in self._taken:
-                    info = shard.tensors[piece.name]
-                    self._put(descriptor, piece.name, info, piece.start, piece.data)
-                done += piece.data.nbytes
+        for index, reader in zip(indices, readers, strict=True):
+            for chunk in read_chunks(reader):
+                if (index, chunk.name) in self._taken:
+                    info = reader.tensors[chunk.name]
+                    self._put(descriptor, chunk.name, info, chunk.start, chunk.data)
+                done += chunk.data.nbytes
                 if on_progress:
                     on_progress(done, total)
 
@@ -270,11 +281,11 @@ _Parts = dict[tuple[int, ...] | None, tuple[int, "TensorInfo"]]
 """By where a part begins in the whole: the shard that holds it, and where."""
 
 
-def _distinct_parts(manifest: Manifest, names: set[str]) -> dict[str, _Parts]:
+def _distinct_parts(readers: Sequence[ShardReader], names: set[str]) -> dict[str, _Parts]:
     """Return the parts of each tensor; of several copies of one, the first."""
     found: dict[str, _Parts] = {}
-    for index, shard in enumerate(manifest.shards):
-        for name, info in shard.tensors.items():
+    for index, reader in enumerate(readers):
+        for name, info in reader.tensors.items():
             # A tensor with fewer rows than ranks has parts without elements, placed anywhere.
             is_idle = info.size_bytes == 0 and math.prod(info.global_shape or (0,)) > 0
             if name in names and not is_idle:

@@ -190,6 +190,8 @@ class Job:
         first = manifest.step if manifest else 0
         for prefix, problem in restored.skipped:
             log.warning("passed over the damaged %s: %s", prefix, problem)
+        if restored.steps_back and self.rank == 0:
+            log.warning("%d steps further back than the newest checkpoint", restored.steps_back)
         if manifest is not None and self.rank == 0:
             log.info("resumed at step %d", manifest.step)
         if self.rank == 0:

@@ -1,195 +1,172 @@
 """Restoring: the newest valid checkpoint of the lineage into the tracked objects.
 
-The first rank chooses (it verifies, and falls back over damaged ones), tells the others, and
-claims the attempt once everybody has what they need. Parts of sharded tensors are assembled from
-whatever parts were stored, so any number of ranks restores from any other.
+The first rank names a checkpoint; every rank reads what it needs of it, proves it, and says so.
+If anything is damaged for anyone, all go on to the checkpoint before. Only when all have what they
+need do the objects take their state.
 """
 
 from __future__ import annotations
 
 import json
-import math
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from spotguard.checkpoint.lineage import latest_valid
-from spotguard.checkpoint.manifest import Manifest, load_manifest
-from spotguard.checkpoint.shard import ShardReader
+from spotguard.checkpoint.lineage import restorable
+from spotguard.checkpoint.manifest import check_shards_present, load_manifest
 from spotguard.errors import DamagedCheckpoint, StateMismatch
 from spotguard.runtime.randomness import restore_random_states
-from spotguard.runtime.sharding import is_dtensor, local_part
-from spotguard.runtime.state import TORCH_DTYPES, unpack
+from spotguard.runtime.reading import StoredTensors
+from spotguard.runtime.state import unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from spotguard.checkpoint.tensors import TensorInfo
+    from spotguard.checkpoint.lineage import CheckpointRef
+    from spotguard.checkpoint.manifest import Manifest
     from spotguard.runtime.coordination import Coordinator
-    from spotguard.runtime.tracked import Tracked
+    from spotguard.runtime.tracked import Finish, Tracked
     from spotguard.storage.base import ObjectStore
 
-_CHOICE = "restore/choice"
-_CHOICE_TIMEOUT_S = 600.0
+_TIMEOUT_S = 1800.0
+"""For the slowest rank to read its part."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Restored:
-    """What there was to restore."""
+    """What was restored."""
 
-    manifest: Manifest | None
+    manifest: Manifest | None = None
     """None on a fresh start."""
-    prefix: str | None
     skipped: list[tuple[str, str]] = field(default_factory=list)
-    """Damaged checkpoints that were passed over, with their problem."""
-    tensors: StoredTensors | None = None
+    """(prefix, problem) of the damaged checkpoints that were passed over; the first rank's."""
+    steps_back: int = 0
+    """How many steps the newest, damaged checkpoint was further."""
+    read_s: float = 0.0
+    """Seconds that reading and proving took."""
+
+    @property
+    def prefix(self) -> str | None:
+        """Return the checkpoint's prefix."""
+        return self.manifest.prefix if self.manifest else None
 
 
-class StoredTensors:
-    """The tensors of one checkpoint, read shard by shard and verified as they are read."""
+def restore(
+    store: ObjectStore,
+    coordinator: Coordinator,
+    rank: int,
+    world_size: int,
+    objects: Mapping[str, Tracked],
+    *,
+    check: Callable[[Manifest], None] = lambda manifest: None,
+) -> Restored:
+    """Put the newest valid checkpoint of the history into `objects`, the same on every rank.
 
-    def __init__(self, store: ObjectStore, prefix: str, manifest: Manifest) -> None:
-        self._readers = [ShardReader(store, prefix, shard) for shard in manifest.shards]
-        self._loaded: dict[int, dict[str, memoryview]] = {}
-        self._parts: dict[str, list[tuple[int, TensorInfo]]] = {}
-        for index, shard in enumerate(manifest.shards):
-            for name, info in shard.tensors.items():
-                self._parts.setdefault(name, []).append((index, info))
-
-    def verify(self) -> None:
-        """Read everything; DamagedCheckpoint if a byte is not as the manifest says."""
-        for index in range(len(self._readers)):
-            self._shard(index)
-
-    def fetch(self, name: str) -> torch.Tensor:
-        """Return the whole tensor `name` in memory of its own."""
-        parts = self._parts_of(name)
-        index, info = parts[0]
-        if info.global_shape is None:
-            return self._tensor(index, name, info).clone()
-        return self._assemble(name, (0,) * len(info.global_shape), info.global_shape)
-
-    def fetch_like(self, name: str, target: torch.Tensor) -> torch.Tensor:
-        """Return the stored tensor cut and placed like `target`, a DTensor."""
-        from torch.distributed.tensor import DTensor
-
-        assert is_dtensor(target)
-        shape, offsets = local_part(target)
-        stored = self._parts_of(name)[0][1]
-        whole = stored.global_shape if stored.global_shape is not None else stored.shape
-        if tuple(whole) != tuple(target.shape):
-            raise StateMismatch(
-                f"{name}: reshaped since the checkpoint: {tuple(whole)} → {tuple(target.shape)}"
-            )
-        local = self._assemble(name, offsets, shape).to(target.to_local().device)
-        return DTensor.from_local(
-            local,
-            target.device_mesh,
-            target.placements,
-            run_check=False,
-            shape=target.shape,
-            stride=target.stride(),
-        )
-
-    def release(self) -> None:
-        """Drop the bytes that were read."""
-        self._loaded.clear()
-
-    def _parts_of(self, name: str) -> list[tuple[int, TensorInfo]]:
-        parts = self._parts.get(name)
-        if not parts:
-            raise DamagedCheckpoint(f"no shard holds the tensor {name!r}")
-        return parts
-
-    def _assemble(
-        self, name: str, offsets: tuple[int, ...], shape: tuple[int, ...]
-    ) -> torch.Tensor:
-        """Copy the overlap of each stored part with the box at `offsets` of `shape`."""
-        parts = self._parts_of(name)
-        result = torch.empty(shape, dtype=TORCH_DTYPES[parts[0][1].dtype])
-        missing = result.numel()
-        done: set[tuple[int, ...]] = set()
-        for index, info in parts:
-            start = info.offsets or (0,) * len(shape)
-            if start in done or not math.prod(info.shape):
-                continue  # a replica of a part already copied, or a rank without rows
-            done.add(start)
-            low = [max(a, b) for a, b in zip(start, offsets, strict=True)]
-            high = [
-                min(a + n, b + m)
-                for a, n, b, m in zip(start, info.shape, offsets, shape, strict=True)
-            ]
-            if any(h <= lo for lo, h in zip(low, high, strict=True)):
-                continue
-            source = [slice(lo - a, h - a) for lo, h, a in zip(low, high, start, strict=True)]
-            target = [slice(lo - b, h - b) for lo, h, b in zip(low, high, offsets, strict=True)]
-            piece = self._tensor(index, name, info)[tuple(source)]
-            result[tuple(target)] = piece
-            missing -= piece.numel()
-        if missing:
-            raise DamagedCheckpoint(f"the shards hold only parts of the tensor {name!r}")
-        return result
-
-    def _tensor(self, index: int, name: str, info: TensorInfo) -> torch.Tensor:
-        data = self._shard(index)[name]
-        dtype = TORCH_DTYPES[info.dtype]
-        if not len(data):
-            return torch.empty(info.shape, dtype=dtype)
-        return torch.frombuffer(data, dtype=torch.uint8).view(dtype).view(info.shape)
-
-    def _shard(self, index: int) -> dict[str, memoryview]:
-        if index not in self._loaded:
-            self._loaded[index] = dict(self._readers[index].verify_and_load())
-        return self._loaded[index]
-
-
-def choose(store: ObjectStore, coordinator: Coordinator, rank: int) -> Restored:
-    """Return the checkpoint to go on from, the same on every rank; nothing is changed yet."""
-    if rank == 0:
-        restored = _choose_first(store)
-        coordinator.set(_CHOICE, json.dumps(restored.prefix))
-        return restored
-    word = coordinator.get(_CHOICE, _CHOICE_TIMEOUT_S)
-    if word is None:
-        raise ConnectionError("the first rank did not say what to restore")
-    prefix = json.loads(word)
-    if prefix is None:
-        return Restored(None, None)
-    manifest = load_manifest(store, prefix)
-    return Restored(manifest, prefix, tensors=StoredTensors(store, prefix, manifest))
-
-
-def _choose_first(store: ObjectStore) -> Restored:
-    kept: dict[str, StoredTensors] = {}
-
-    def verify(store: ObjectStore, manifest: Manifest) -> None:
-        kept.clear()  # a damaged one need not stay in memory
-        kept[manifest.prefix] = StoredTensors(store, manifest.prefix, manifest)
-        kept[manifest.prefix].verify()
-
-    manifest, skipped = latest_valid(store, verify=verify)
-    if manifest is None:
-        if skipped:
-            raise DamagedCheckpoint(
-                f"all {len(skipped)} checkpoints of this run are damaged; "
-                f"the newest: {skipped[0][1]}",
-                hint="restore the store from a backup, or start a new run",
-            )
-        return Restored(None, None)
-    return Restored(manifest, manifest.prefix, skipped=skipped, tensors=kept[manifest.prefix])
-
-
-def apply(restored: Restored, objects: Mapping[str, Tracked]) -> None:
-    """Put the stored state into the tracked objects.
+    `check` may refuse a checkpoint that does not fit the script. Blocks until every rank has
+    what it needs; until then only tensors' contents have been changed.
 
     Raises:
-        StateMismatch: the script tracks other objects than the checkpoint holds, or their shapes
-            differ; nothing was changed in the first case.
+        StateMismatch: the script tracks other objects than the checkpoint holds, or their names
+            or shapes differ; nothing was changed.
+        DamagedCheckpoint: there are checkpoints, but none of them is whole.
+        StoreError: the store failed, which says nothing about the checkpoints.
     """
-    manifest, tensors = restored.manifest, restored.tensors
-    if manifest is None or tensors is None:
-        return
+    choices = _Choices(store, coordinator, rank, world_size)
+    restored = Restored()
+    while (prefix := choices.next()) is not None:
+        started = time.monotonic()
+        problem = ""
+        finishers: list[Finish] = []
+        try:
+            manifest = load_manifest(store, prefix)
+            check(manifest)
+            finishers = _read(store, manifest, objects)
+        except DamagedCheckpoint as damage:
+            problem = damage.message
+        if choices.all_are_well(problem):
+            for finish in finishers:
+                finish()
+            restored.manifest = manifest
+            restored.read_s = time.monotonic() - started
+            restored.skipped = choices.skipped
+            restored.steps_back = choices.newest_step - manifest.step
+            return restored
+    if choices.skipped:
+        raise DamagedCheckpoint(
+            f"all {len(choices.skipped)} checkpoints of this run are damaged; "
+            f"the newest: {choices.skipped[0][1]}",
+            hint="restore the store from a backup, or start a new run",
+        )
+    return restored
+
+
+class _Choices:
+    """The checkpoints to try, newest first: the first rank names them and counts the votes."""
+
+    def __init__(
+        self, store: ObjectStore, coordinator: Coordinator, rank: int, world_size: int
+    ) -> None:
+        self._store = store
+        self._coordinator = coordinator
+        self._rank = rank
+        self._world_size = world_size
+        self._refs: Iterator[CheckpointRef] | None = None
+        self._round = 0
+        self._chosen: str | None = None
+        self.skipped: list[tuple[str, str]] = []
+        self.newest_step = 0
+
+    def next(self) -> str | None:
+        """Return the prefix to try now; None if there is none left."""
+        self._round += 1
+        word = f"restore/{self._round}"
+        if self._rank == 0:
+            self._chosen = self._first_present()
+            self._coordinator.set(word, json.dumps(self._chosen))
+        else:
+            self._chosen = json.loads(self._hear(word))
+        return self._chosen
+
+    def all_are_well(self, problem: str) -> bool:
+        """Say what this rank found wrong, if anything; return whether all ranks found nothing."""
+        word = f"restore/{self._round}"
+        if self._rank:
+            self._coordinator.set(f"{word}/{self._rank}", problem or "ok")
+            return self._hear(f"{word}/all") == "ok"
+        for peer in range(1, self._world_size):
+            said = self._hear(f"{word}/{peer}")
+            if said != "ok":
+                problem = problem or f"rank {peer}: {said}"
+        self._coordinator.set(f"{word}/all", problem or "ok")
+        if problem:
+            self.skipped.append((str(self._chosen), problem))
+        return not problem
+
+    def _hear(self, word: str) -> str:
+        said = self._coordinator.get(word, _TIMEOUT_S)
+        if said is None:
+            raise ConnectionError(f"no word of {word} from another rank while restoring")
+        return said
+
+    def _first_present(self) -> str | None:
+        """Return the next checkpoint whose files are there; what is not there is passed over."""
+        if self._refs is None:
+            self._refs = restorable(self._store)
+        for ref in self._refs:
+            self.newest_step = max(self.newest_step, ref.step)
+            try:
+                check_shards_present(self._store, load_manifest(self._store, ref.prefix))
+            except DamagedCheckpoint as problem:
+                self.skipped.append((ref.prefix, problem.message))
+            else:
+                return ref.prefix
+        return None
+
+
+def _read(store: ObjectStore, manifest: Manifest, objects: Mapping[str, Tracked]) -> list[Finish]:
+    """Read what the objects need of a checkpoint; return what completes their restore."""
     state: dict[str, Any] = manifest.state
     missing = sorted(set(objects) - set(state))
     unexpected = sorted(set(state) - set(objects))
@@ -201,9 +178,13 @@ def apply(restored: Restored, objects: Mapping[str, Tracked]) -> None:
             f"run.track does not fit the checkpoint at step {manifest.step}: {'; '.join(changes)}",
             hint="track the same objects under the same names, or start a new run",
         )
-    for name in sorted(objects, key=lambda n: _order(objects[n])):
-        objects[name].restore(name, state[name], tensors.fetch, tensors.fetch_like)
-    tensors.release()
+    tensors = StoredTensors(store, manifest)
+    finishers = [
+        objects[name].restore(name, state[name], tensors)
+        for name in sorted(objects, key=lambda n: _order(objects[n]))
+    ]
+    tensors.read()
+    return finishers
 
 
 def _order(item: Tracked) -> int:

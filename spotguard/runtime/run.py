@@ -360,14 +360,14 @@ class Run:
     def _restore(self, total: int) -> int:
         """Restore, claim the attempt, and return the number of steps done already."""
         job = self._job
-        restored = restoring.choose(job.store, job.coordinator, job.rank)
-        self._check_loader(restored)
-        if restored.manifest is not None and restored.manifest.attempt >= job.attempt:
-            raise Fenced(
-                f"attempt {job.attempt} is already claimed",
-                hint="each start of the job needs an attempt number of its own",
-            )
-        restoring.apply(restored, job.objects)
+        restored = restoring.restore(
+            job.store,
+            job.coordinator,
+            self.rank,
+            self.world_size,
+            job.objects,
+            check=self._check_fits,
+        )
         if restored.manifest is None:
             modules = [i.bare for i in job.objects.values() if isinstance(i, TrackedModule)]
             self._gradients.broadcast_initial(modules)
@@ -386,10 +386,14 @@ class Run:
                 message="random states were not restored: the number of ranks changed",
             )
 
-    def _check_loader(self, restored: restoring.Restored) -> None:
-        if restored.manifest is None:
-            return
-        stored = restored.manifest.counters.get("loader")
+    def _check_fits(self, manifest: Manifest) -> None:
+        """Raise unless this attempt may go on from the checkpoint, with this loader."""
+        if manifest.attempt >= self._job.attempt:
+            raise Fenced(
+                f"attempt {self._job.attempt} is already claimed",
+                hint="each start of the job needs an attempt number of its own",
+            )
+        stored = manifest.counters.get("loader")
         mine = self._loader.identity()
         if stored is not None and stored != mine:
             changed = [

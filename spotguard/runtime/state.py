@@ -37,6 +37,8 @@ DTYPES = {
     torch.complex64: "C64",
 }
 """The safetensors name of each dtype that can be stored."""
+if hasattr(torch, "float8_e8m0fnu"):  # since torch 2.7
+    DTYPES[torch.float8_e8m0fnu] = "F8_E8M0"
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 _MOST_BITS = 1328  # of an integer: what a manifest may hold, about 400 digits

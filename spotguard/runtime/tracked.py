@@ -12,10 +12,34 @@ from torch.nn.parallel import DistributedDataParallel
 
 from spotguard.errors import StateMismatch, UnsupportedState
 from spotguard.runtime.sharding import is_dtensor
-from spotguard.runtime.state import Fetch, Packed, pack, tensor_names, unpack
+from spotguard.runtime.state import Packed, pack
 
-ShardedFetch = Callable[[str, torch.Tensor], torch.Tensor]
-"""Gives the stored tensor of a name, cut and placed like the given (sharded) tensor."""
+Finish = Callable[[], None]
+"""Completes a restore once all tensors have been read."""
+
+
+class Reading(Protocol):
+    """The tensors of a checkpoint: asked for first, then read all at once."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of the whole stored tensor."""
+        ...
+
+    def fits(self, name: str, value: object) -> bool:
+        """Return True if `value` is a plain tensor of the stored one's shape and dtype."""
+        ...
+
+    def into(self, name: str, target: torch.Tensor) -> None:
+        """Fill `target` (of a sharded one this rank's part) with the stored tensor."""
+        ...
+
+    def new(self, name: str, like: torch.Tensor | None = None) -> torch.Tensor:
+        """Return new memory to be filled: whole, or cut and placed like the sharded `like`."""
+        ...
+
+    def later(self, tree: Any) -> Callable[[], Any]:
+        """Return what unpacks `tree` once its tensors have been read."""
+        ...
 
 
 class Packs(Protocol):
@@ -31,8 +55,14 @@ class Tracked(Packs, Protocol):
 
     value: Any
 
-    def restore(self, name: str, tree: Any, fetch: Fetch, like: ShardedFetch) -> None:
-        """Put the state back; StateMismatch if it does not fit."""
+    def restore(self, name: str, tree: Any, reading: Reading) -> Finish:
+        """Ask `reading` for what the object needs; return what to call once it is there.
+
+        Tensors may be filled where they are; all else stays as it is until then.
+
+        Raises:
+            StateMismatch: the stored state does not fit; nothing was changed.
+        """
         ...
 
 
@@ -50,29 +80,34 @@ class TrackedModule:
         entries = self.bare.state_dict().items()
         return [[key, pack(value, f"{name}.{key}", into)] for key, value in entries]
 
-    def restore(self, name: str, tree: Any, fetch: Fetch, like: ShardedFetch) -> None:
-        """Copy the stored values into the module's own tensors, on their device, in place."""
+    def restore(self, name: str, tree: Any, reading: Reading) -> Finish:
+        """Have the stored values read into the module's own tensors, on their device, in place."""
         mine = self.bare.state_dict()
         stored = dict(tree)
         _compare_names(name, list(stored), list(mine))
+        tensors = {
+            key: stored[key]["name"]
+            for key, value in mine.items()
+            if isinstance(value, torch.Tensor) and _is_tensor(stored[key])
+        }
+        _compare_shapes(name, {key: reading.shape(tensors[key]) for key in tensors}, mine)
+        others = {key: reading.later(stored[key]) for key in mine if key not in tensors}
+        if _loads_plainly(self.bare):
+            for key, stored_name in tensors.items():
+                reading.into(stored_name, mine[key])
+            values: dict[str, Any] = {}
+        else:  # whoever has a say in loading gets the values to load
+            values = {
+                key: reading.new(stored_name, mine[key] if is_dtensor(mine[key]) else None)
+                for key, stored_name in tensors.items()
+            }
 
-        def value_of(key: str) -> Any:
-            target = mine[key]
-            if is_dtensor(target):
-                return like(tensor_names(stored[key])[0], target)
-            return unpack(stored[key], fetch)
+        def finish() -> None:
+            values.update({key: value() for key, value in others.items()})
+            if values:
+                self.bare.load_state_dict(values, strict=len(values) == len(mine))
 
-        values = {key: value_of(key) for key in mine}
-        reshaped = [
-            f"{key} {tuple(values[key].shape)} → {tuple(mine[key].shape)}"
-            for key in mine
-            if isinstance(values[key], torch.Tensor)
-            and isinstance(mine[key], torch.Tensor)
-            and values[key].shape != mine[key].shape
-        ]
-        if reshaped:
-            raise StateMismatch(f"{name}: reshaped since the checkpoint: {', '.join(reshaped[:8])}")
-        self.bare.load_state_dict(values)
+        return finish
 
 
 class TrackedOptimizer:
@@ -96,11 +131,14 @@ class TrackedOptimizer:
                 local = parameter.to_local() if is_dtensor(parameter) else parameter
                 yield local.data_ptr()
 
-    def restore(self, name: str, tree: Any, fetch: Fetch, like: ShardedFetch) -> None:
-        """Load the state; each tensor keeps the dtype it was saved with."""
+    def restore(self, name: str, tree: Any, reading: Reading) -> Finish:
+        """Have the state read, into the optimizer's own tensors where it has them already.
+
+        Each tensor keeps the dtype that it was saved with.
+        """
         params = [p for group in self.value.param_groups for p in group["params"]]
-        stored_groups = unpack(tree["param_groups"], fetch)
-        stored = [len(group["params"]) for group in stored_groups]
+        groups = reading.later(tree["param_groups"])
+        stored = [_count(group) for group in tree["param_groups"]]
         mine = [len(group["params"]) for group in self.value.param_groups]
         if stored != mine:
             raise StateMismatch(
@@ -108,17 +146,40 @@ class TrackedOptimizer:
                 hint="build the optimizer over the same parameters, in the same order",
             )
         state = {
-            index: {key: _like_param(value, params[index], fetch, like) for key, value in entries}
+            index: {key: self._entry(value, key, params[index], reading) for key, value in entries}
             for index, entries in _pairs(tree["state"])
         }
-        self.value.load_state_dict({"state": state, "param_groups": stored_groups})
-        # load_state_dict casts floating state to the parameter's dtype: fp32 moments of bf16
-        # parameters would come back rounded. Put the exact ones back.
-        for index, entries in state.items():
-            for key, value in entries.items():
-                held = self.value.state[params[index]].get(key)
-                if isinstance(value, torch.Tensor) and held.dtype != value.dtype:
-                    self.value.state[params[index]][key] = value.to(held.device)
+
+        def finish() -> None:
+            values = {
+                index: {key: value() for key, value in entries.items()}
+                for index, entries in state.items()
+            }
+            self.value.load_state_dict({"state": values, "param_groups": groups()})
+            # load_state_dict casts floating state to the parameter's dtype: fp32 moments of bf16
+            # parameters would come back rounded. Put the exact ones back.
+            for index, entries in values.items():
+                for key, value in entries.items():
+                    held = self.value.state[params[index]].get(key)
+                    if isinstance(value, torch.Tensor) and held.dtype != value.dtype:
+                        self.value.state[params[index]][key] = value.to(held.device)
+
+        return finish
+
+    def _entry(
+        self, tree: Any, key: str, param: torch.Tensor, reading: Reading
+    ) -> Callable[[], Any]:
+        """Have one entry of a parameter's state read; return what gives it then."""
+        if not _is_tensor(tree):
+            return reading.later(tree)
+        value = self.value.state.get(param, {}).get(key)
+        stored = tree["name"]
+        if reading.fits(stored, value):
+            reading.into(stored, value)
+        else:  # a sharded parameter has sharded moments
+            like_param = is_dtensor(param) and reading.shape(stored) == tuple(param.shape)
+            value = reading.new(stored, param if like_param else None)
+        return lambda: value
 
 
 class TrackedStateful:
@@ -131,9 +192,10 @@ class TrackedStateful:
         """Return the tree of the object's state dict."""
         return pack(self.value.state_dict(), name, into)
 
-    def restore(self, name: str, tree: Any, fetch: Fetch, like: ShardedFetch) -> None:
-        """Load the state dict."""
-        self.value.load_state_dict(unpack(tree, fetch))
+    def restore(self, name: str, tree: Any, reading: Reading) -> Finish:
+        """Have the state dict read; the object loads it then."""
+        state = reading.later(tree)
+        return lambda: self.value.load_state_dict(state()) and None
 
 
 class TrackedValue:
@@ -154,9 +216,10 @@ class TrackedValue:
         """Return the state; of a random generator in memory of its own, of a dict a view."""
         return self._read(self.value)
 
-    def restore(self, name: str, tree: Any, fetch: Fetch, like: ShardedFetch) -> None:
-        """Write the state back into the same object."""
-        self._write(self.value, unpack(tree, fetch))
+    def restore(self, name: str, tree: Any, reading: Reading) -> Finish:
+        """Have the state read; it is written into the same object then."""
+        state = reading.later(tree)
+        return lambda: self._write(self.value, state())
 
 
 def tracked(name: str, value: Any) -> Tracked:
@@ -214,11 +277,22 @@ def _pairs(tree: Any) -> list[tuple[int, list[tuple[str, Any]]]]:
     return [(int(index), list(state.items())) for index, state in entries]
 
 
-def _like_param(tree: Any, param: torch.Tensor, fetch: Fetch, like: ShardedFetch) -> Any:
-    """Unpack one entry of a parameter's state; sharded parameters have sharded moments."""
-    if is_dtensor(param) and isinstance(tree, dict) and tree.get("sharded"):
-        return like(tree["name"], param)
-    return unpack(tree, fetch)
+def _is_tensor(tree: Any) -> bool:
+    return isinstance(tree, dict) and tree.get("$") == "tensor"
+
+
+def _count(group: Any) -> int:
+    return len(group["params"])
+
+
+def _loads_plainly(module: torch.nn.Module) -> bool:
+    """Return True if loading only copies: no submodule has a method or hook of its own for it."""
+    return type(module).load_state_dict is torch.nn.Module.load_state_dict and all(
+        type(each)._load_from_state_dict.__module__.startswith("torch.nn.modules.")
+        and not each._load_state_dict_pre_hooks
+        and not each._load_state_dict_post_hooks
+        for each in module.modules()
+    )
 
 
 def _compare_names(name: str, stored: list[str], mine: list[str]) -> None:
@@ -238,3 +312,19 @@ def _compare_names(name: str, stored: list[str], mine: list[str]) -> None:
         f"{name}: the model changed since the checkpoint; {'; '.join(parts)}",
         hint="restore with the code that made the checkpoint, or start a new run",
     )
+
+
+def _compare_shapes(
+    name: str, stored: dict[str, tuple[int, ...]], mine: dict[str, torch.Tensor]
+) -> None:
+    reshaped = [
+        f"{key} {shape} → {tuple(mine[key].shape)}"
+        for key, shape in stored.items()
+        if shape != tuple(mine[key].shape)
+    ]
+    if reshaped:
+        more = " …" if len(reshaped) > 8 else ""
+        raise StateMismatch(
+            f"{name}: reshaped since the checkpoint: {', '.join(reshaped[:8])}{more}",
+            hint="restore with the code that made the checkpoint, or start a new run",
+        )
