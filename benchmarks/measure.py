@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from benchmarks.floors import Floor
-from benchmarks.method import FAILURES, Contestant, Method, drop_from_cache
+from benchmarks.method import FAILURES, Contestant, Method, bring_into_cache, drop_from_cache
 
 if TYPE_CHECKING:
     from benchmarks.state import TrainingState
@@ -179,6 +179,8 @@ def _measure_save_and_restore(bench: Bench, method: Method, found: Samples) -> N
     bench.state.overwrite()
     found.durable_s.append(pending.durable.result() - started)
     found.size_bytes = sum(path.stat().st_size for path in method.files())
+    for path in method.files():
+        bring_into_cache(path)
     found.warm_s.append(_measure_restore(bench, method, number, expected))
     for path in method.files():
         drop_from_cache(path)

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, NoReturn
 
 from spotguard.errors import DamagedCheckpoint
-from spotguard.units import from_iso
+from spotguard.units import from_iso, to_iso
 
 if TYPE_CHECKING:
     from spotguard.checkpoint.strict_json import Json
@@ -47,7 +47,9 @@ class Fields:
     def instant(self, name: str) -> float:
         """Return an ISO 8601 instant as seconds since the epoch."""
         try:
-            return from_iso(self.text(name))
+            instant = from_iso(self.text(name))
+            to_iso(instant)  # else nobody could show it: in UTC its year may be 0 or 10000
+            return instant
         except (ValueError, OverflowError):
             self.refuse(name, "an ISO 8601 instant with a zone")
 

@@ -5,26 +5,26 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import xxhash
 
 from spotguard.checkpoint.header import parse_header
 from spotguard.errors import DamagedCheckpoint, NotFound
+from spotguard.storage.buffers import copy_bytes, cut
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from numpy.typing import NDArray
-
     from spotguard.checkpoint.tensors import ShardInfo, TensorInfo
     from spotguard.storage.base import ObjectStore
 
-_THREADS = max(2, min(8, os.cpu_count() or 2))
+_THREADS = max(4, min(8, os.cpu_count() or 4))
+"""A disk or a bucket wants several requests at once, however few the cores."""
+_READ_BYTES = 2 << 20
 
 
 class ShardReader:
@@ -56,31 +56,41 @@ class ShardReader:
         """
         self.check_size()  # before memory is taken for whatever size the manifest claims
         head = memoryview(bytearray(self.info.header_bytes))
-        self._read(0, head, self.info.header_hash, "its header")
+        self._fetch(0, [head])
+        self._check(xxhash.xxh3_128_hexdigest(head), self.info.header_hash, "its header")
         tensors = parse_header(head, self.info.size_bytes, what=self._key)
         for name, tensor in tensors.items():
             if tensor.start < self.info.header_bytes:
                 raise DamagedCheckpoint(f"{self._key}: tensor {ascii(name)[:80]} is in the header")
         return tensors
 
-    def read_piece(self, index: int, into: memoryview) -> memoryview:
-        """Read one piece into the front of `into` and prove it; return that part of `into`.
+    def read_pieces(self, pieces: range, into: Sequence[memoryview]) -> None:
+        """Read pieces that follow each other and prove them.
+
+        `into` are the places of all their bytes, in order.
 
         Raises:
             DamagedCheckpoint: missing, too short, or of another hash; `into` holds garbage.
             StoreError: it could not be read at all, which says nothing about its bytes.
         """
-        start, end = self.info.piece(index)
-        piece = into[: end - start]
-        self._read(start, piece, self.info.piece_hashes[index], f"bytes {start} to {end}")
-        return piece
+        self._fetch(self.info.span(pieces)[0], into)
+        digest, index = xxhash.xxh3_128(), pieces[0]
+        for part, ends_piece in cut(into, self.info.piece_bytes):
+            digest.update(part)
+            if ends_piece:
+                low, high = self.info.piece(index)
+                promised = self.info.piece_hashes[index]
+                self._check(digest.hexdigest(), promised, f"bytes {low} to {high}")
+                index += 1
+                digest.reset()
 
-    def _read(self, start: int, into: memoryview, promised: str, what: str) -> None:
+    def _fetch(self, start: int, into: Sequence[memoryview]) -> None:
         try:
-            self._store.get_into(self._key, start, into)
+            self._store.get_into(self._key, start, list(into))
         except NotFound as problem:
             raise DamagedCheckpoint(f"{self._key} vanished while it was read") from problem
-        found = xxhash.xxh3_128_hexdigest(into)
+
+    def _check(self, found: str, promised: str, what: str) -> None:
         if found != promised:
             raise DamagedCheckpoint(
                 f"{self._key} is damaged: the hash of {what} is {found}, "
@@ -93,8 +103,8 @@ class Want(NamedTuple):
 
     start: int
     """Offset of the first byte in the file."""
-    target: NDArray[np.uint8]
-    """Flat; as many bytes as are wanted."""
+    target: memoryview
+    """Flat and writable; as many bytes as are wanted."""
 
 
 def read_wanted(wanted: Iterable[tuple[ShardReader, Sequence[Want]]]) -> None:
@@ -107,24 +117,32 @@ def read_wanted(wanted: Iterable[tuple[ShardReader, Sequence[Want]]]) -> None:
         StoreError: the store failed, which says nothing about the bytes.
     """
     tasks = [task for reader, wants in wanted for task in _tasks(reader, wants)]
-    if not tasks:
-        return
-    scratches = threading.local()
+    left = iter(tasks)  # a list's iterator: each `next` is one step of the interpreter
+    problems: list[BaseException] = []
 
-    def run(task: _Task) -> None:
-        size = min(task.reader.info.piece_bytes, task.reader.info.size_bytes)
-        if len(getattr(scratches, "view", b"")) < size:
-            scratches.view = piece_memory(size)
-        task.run(scratches.view)
-
-    with ThreadPoolExecutor(min(_THREADS, len(tasks)), "spotguard-read") as pool:
-        running = [pool.submit(run, task) for task in tasks]
+    def work() -> None:
+        scratch = memoryview(b"")
         try:
-            for each in running:
-                each.result()
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+            for task in left:
+                if problems:
+                    return
+                if len(scratch) < task.size_bytes:
+                    scratch = piece_memory(task.size_bytes)
+                task.run(scratch)
+        except BaseException as problem:  # noqa: BLE001  # a thread's top: raised by the caller
+            problems.append(problem)
+
+    threads = [
+        threading.Thread(target=work, name="spotguard-read", daemon=True)
+        for _ in range(min(_THREADS, len(tasks)) - 1)
+    ]
+    for thread in threads:
+        thread.start()
+    work()
+    for thread in threads:
+        thread.join()
+    if problems:
+        raise problems[0]
 
 
 def check_intact(reader: ShardReader) -> None:
@@ -136,9 +154,14 @@ def check_intact(reader: ShardReader) -> None:
 def proven_pieces(reader: ShardReader) -> Iterator[tuple[int, memoryview]]:
     """Yield (offset in the file, bytes) of all data, in order; each is valid until the next."""
     assert reader.tensors is not None  # proves the header
-    scratch = piece_memory(min(reader.info.piece_bytes, reader.info.size_bytes))
-    for index in range(len(reader.info.piece_hashes)):
-        yield reader.info.piece(index)[0], reader.read_piece(index, scratch)
+    scratch = memoryview(b"")
+    for pieces in _runs(reader.info, range(len(reader.info.piece_hashes))):
+        start, end = reader.info.span(pieces)
+        if len(scratch) < end - start:
+            scratch = piece_memory(end - start)
+        data = scratch[: end - start]
+        reader.read_pieces(pieces, [data])
+        yield start, data
 
 
 def piece_memory(size_bytes: int) -> memoryview:
@@ -148,29 +171,59 @@ def piece_memory(size_bytes: int) -> memoryview:
 
 @dataclass
 class _Task:
-    """One piece to read, and what to do with its bytes."""
+    """Pieces to read in one go, and what to do with their bytes."""
 
     reader: ShardReader
-    index: int
-    copies: list[tuple[int, int, NDArray[np.uint8]]] = field(default_factory=list)
-    """(from, to) in the piece, and the target of just these bytes."""
+    pieces: range
+    copies: list[tuple[int, int, memoryview]] = field(default_factory=list)
+    """(from, to) in what is read, and the target of just these bytes."""
+
+    @property
+    def size_bytes(self) -> int:
+        start, end = self.reader.info.span(self.pieces)
+        return end - start
 
     def run(self, scratch: memoryview) -> None:
-        piece = np.frombuffer(self.reader.read_piece(self.index, scratch), np.uint8)
+        """Read straight into the targets; what nobody wants, and second copies, via `scratch`."""
+        views: list[memoryview] = []
+        at = 0
+        self.copies.sort(key=lambda copy: copy[:2])
+        if any(after[0] < before[1] for before, after in pairwise(self.copies)):
+            self.reader.read_pieces(self.pieces, [scratch[: self.size_bytes]])
+            for low, high, target in self.copies:
+                copy_bytes(target, scratch[low:high])
+            return
         for low, high, target in self.copies:
-            target[:] = piece[low:high]  # numpy lets other threads run meanwhile
+            views += [scratch[at:low], target]
+            at = high
+        views.append(scratch[at : self.size_bytes])
+        self.reader.read_pieces(self.pieces, [view for view in views if view])
 
 
-def _tasks(reader: ShardReader, wants: Sequence[Want]) -> Iterable[_Task]:
-    found: dict[int, _Task] = {}
-    info: Any = reader.info
-    for start, target in wants:
-        if not len(target):
-            continue
-        end = start + len(target)
-        for index in range(info.piece_at(start), info.piece_at(end - 1) + 1):
-            first, last = info.piece(index)
-            low, high = max(start, first), min(end, last)
-            task = found.setdefault(index, _Task(reader, index))
-            task.copies.append((low - first, high - first, target[low - start : high - start]))
-    return found.values()
+def _tasks(reader: ShardReader, wants: Sequence[Want]) -> list[_Task]:
+    info = reader.info
+    ends = [(start, start + len(target), target) for start, target in wants if len(target)]
+    needed: set[int] = set()
+    for start, end, _ in ends:
+        needed.update(range(info.piece_at(start), info.piece_at(end - 1) + 1))
+    tasks = [_Task(reader, pieces) for pieces in _runs(info, sorted(needed))]
+    of_piece = {index: task for task in tasks for index in task.pieces}
+    for start, end, target in ends:
+        at = start
+        while at < end:
+            task = of_piece[info.piece_at(at)]
+            first, last = info.span(task.pieces)
+            stop = min(end, last)
+            task.copies.append((at - first, stop - first, target[at - start : stop - start]))
+            at = stop
+    return tasks
+
+
+def _runs(info: ShardInfo, needed: Sequence[int]) -> Iterator[range]:
+    """Yield the pieces in runs that are read in one go: adjacent ones, some megabytes at most."""
+    most = max(1, _READ_BYTES // info.piece_bytes)
+    first = 0
+    for at in range(1, len(needed) + 1):
+        if at == len(needed) or needed[at] != needed[at - 1] + 1 or at - first == most:
+            yield range(needed[first], needed[at - 1] + 1)
+            first = at

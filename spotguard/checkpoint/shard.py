@@ -11,14 +11,14 @@ import xxhash
 from spotguard.checkpoint.header import build_header
 from spotguard.checkpoint.tensors import (
     DTYPE_BYTES,
-    PIECE_BYTES,
     ShardInfo,
     TensorInfo,
     check_tensor,
+    piece_bytes_for,
 )
 from spotguard.errors import AlreadyExists, DamagedCheckpoint, UnsupportedState
 from spotguard.events import keys
-from spotguard.storage.buffers import byte_view
+from spotguard.storage.buffers import byte_view, cut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -97,6 +97,7 @@ class ShardLayout:
         """Name -> dtype, shape and absolute byte offsets."""
         self.data_bytes = max((info.end for info in placed.values()), default=0)
         """Bytes of all tensors; they follow the header without a gap."""
+        self.piece_bytes = piece_bytes_for(self.data_bytes)
 
     def offset(self, name: str) -> int:
         """Return where a tensor begins, counted from the start of the data."""
@@ -143,7 +144,7 @@ def write_layout(
     `go_on(end)` is called before the data up to byte `end` is read; it may wait until that is
     there, or raise to give the write up.
     """
-    content = _Hashed(layout.header, data, go_on)
+    content = _Hashed(layout, data, go_on)
     assert content.size_bytes == len(layout.header) + layout.data_bytes
     _put_uncommitted(store, checkpoint_prefix, file_name, content)
     return ShardInfo(
@@ -152,6 +153,7 @@ def write_layout(
         header_bytes=len(layout.header),
         header_hash=layout.header_hash,
         piece_hashes=tuple(content.piece_hashes),
+        piece_bytes=layout.piece_bytes,
     )
 
 
@@ -162,8 +164,11 @@ class _Hashed:
     memory; and where one thread gathers and another writes, the hash costs no time at all.
     """
 
-    def __init__(self, header: bytes, data: Iterable[Buffer], go_on: Callable[[int], None]) -> None:
-        self._header = header
+    def __init__(
+        self, layout: ShardLayout, data: Iterable[Buffer], go_on: Callable[[int], None]
+    ) -> None:
+        self._header = layout.header
+        self._piece_bytes = layout.piece_bytes
         self._views = [byte_view(buffer) for buffer in data]
         self._go_on = go_on
         self.piece_hashes: list[str] = []
@@ -176,20 +181,15 @@ class _Hashed:
     def __iter__(self) -> Iterator[Buffer]:
         yield self._header
         self.piece_hashes = []
-        digest, room, end = xxhash.xxh3_128(), PIECE_BYTES, 0
-        for view in self._views:
-            while part := view[:room]:
-                end += len(part)
-                self._go_on(end)
-                digest.update(part)
-                yield part
-                view = view[len(part) :]
-                room -= len(part)
-                if not room:
-                    self.piece_hashes.append(digest.hexdigest())
-                    digest, room = xxhash.xxh3_128(), PIECE_BYTES
-        if room < PIECE_BYTES:
-            self.piece_hashes.append(digest.hexdigest())
+        digest, end = xxhash.xxh3_128(), 0
+        for part, ends_piece in cut(self._views, self._piece_bytes):
+            end += len(part)
+            self._go_on(end)
+            digest.update(part)
+            if ends_piece:
+                self.piece_hashes.append(digest.hexdigest())
+                digest.reset()
+            yield part
 
 
 def _put_uncommitted(

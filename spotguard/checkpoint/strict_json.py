@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import secrets
 from typing import Any, NoReturn, TypeAlias
 
 from spotguard.errors import DamagedCheckpoint, UnsupportedState
@@ -22,15 +23,33 @@ _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _MAX_DIGITS = 400  # longer integers take quadratic time to read
 
 
+class Encoded:
+    """A large value that does not change any more: `dumps` makes JSON of it only once."""
+
+    def __init__(self, value: Json) -> None:
+        self.value = value
+        self._raw: bytes | None = None
+
+    def raw(self, what: str) -> bytes:
+        """Return the value as `dumps` writes it."""
+        if self._raw is None:
+            self._raw = dumps(self.value, what=what)
+        return self._raw
+
+
 def dumps(value: Json, *, what: str) -> bytes:
     """Return `value` as compact ASCII JSON; dicts keep their order, which may mean something.
+
+    It may hold `Encoded` parts.
 
     Raises:
         UnsupportedState: it holds something JSON has no word for; `what` names the whole.
     """
     try:
-        plain = _tagged(value, what)
-        return json.dumps(plain, separators=(",", ":"), allow_nan=False).encode()
+        parts: dict[str, Encoded] = {}
+        plain = _tagged(value, what, parts)
+        text = json.dumps(plain, separators=(",", ":"), allow_nan=False).encode()
+        return _spliced(text, parts, what)
     except RecursionError:
         raise UnsupportedState(f"{what} is nested too deeply, or holds itself") from None
 
@@ -61,7 +80,17 @@ def _loads(raw: bytes | bytearray | memoryview, what: str, as_dict: Any) -> Json
         raise DamagedCheckpoint(f"{what} is not valid JSON: {str(problem)[:200]}") from problem
 
 
-def _tagged(value: Json, where: str) -> Json:
+def _spliced(text: bytes, parts: dict[str, Encoded], what: str) -> bytes:
+    """Put the encoded parts where their words stand."""
+    if not parts:
+        return text
+    found = re.split(b"(%s)" % b"|".join(b'"%s"' % word.encode() for word in parts), text)
+    return b"".join(
+        parts[piece[1:-1].decode()].raw(what) if at % 2 else piece for at, piece in enumerate(found)
+    )
+
+
+def _tagged(value: Json, where: str, parts: dict[str, Encoded]) -> Json:
     if value is None or isinstance(value, (str, bool)):
         return value
     if isinstance(value, int):
@@ -71,9 +100,15 @@ def _tagged(value: Json, where: str) -> Json:
     if isinstance(value, float):
         return value if math.isfinite(value) else {_TAG: str(float(value))}
     if isinstance(value, (list, tuple)):
-        return [_tagged(item, where) for item in value]
+        return [_tagged(item, where, parts) for item in value]
     if isinstance(value, dict):
-        return {_key(key, where): _tagged(item, f"{where}.{key}") for key, item in value.items()}
+        return {
+            _key(key, where): _tagged(item, f"{where}.{key}", parts) for key, item in value.items()
+        }
+    if isinstance(value, Encoded):
+        word = secrets.token_hex(16)  # which no text of the user's can hold
+        parts[word] = value
+        return word
     raise UnsupportedState(f"{where} holds a {type(value).__name__}, which JSON cannot")
 
 

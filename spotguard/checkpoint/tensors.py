@@ -39,8 +39,9 @@ HASH = "xxh3_128"
 HASH_PATTERN = r"[0-9a-f]{32}"
 PAGE_BYTES = 4096
 """Tensor data begins at a multiple of this: fit for direct I/O and for mapping."""
-PIECE_BYTES = 4 << 20
-"""Bytes of data under one hash: what a reader of one tensor has to read at most beside it."""
+PIECE_BYTES = 1 << 20
+"""Least bytes of data under one hash: fits a core's own cache between copying and hashing."""
+_MOST_PIECES = 4096
 MAX_HEADER_BYTES = 100_000_000
 """What readers of safetensors accept."""
 _LENGTH_BYTES = 8
@@ -83,13 +84,17 @@ class ShardInfo:
     """32 hex digits: XXH3-128 of the first `header_bytes`."""
     piece_hashes: tuple[str, ...]
     """The same of each piece of the data."""
-    piece_bytes: int = PIECE_BYTES
+    piece_bytes: int
     """Bytes of each piece but the last, which has what is left."""
 
     def piece(self, index: int) -> tuple[int, int]:
         """Return where a piece begins and ends in the file."""
         start = self.header_bytes + index * self.piece_bytes
         return start, min(start + self.piece_bytes, self.size_bytes)
+
+    def span(self, pieces: range) -> tuple[int, int]:
+        """Return where pieces that follow each other begin and end in the file."""
+        return self.piece(pieces[0])[0], self.piece(pieces[-1])[1]
 
     def piece_at(self, offset: int) -> int:
         """Return the index of the piece that holds the byte `offset` of the file."""
@@ -104,7 +109,7 @@ class ShardInfo:
             "header_bytes": self.header_bytes,
             "header_hash": self.header_hash,
             "piece_bytes": self.piece_bytes,
-            "piece_hashes": self.piece_hashes,
+            "piece_hashes": list(self.piece_hashes),
         }
 
     @classmethod
@@ -133,6 +138,17 @@ class ShardInfo:
         if len(info.piece_hashes) != pieces:
             fields.refuse("piece_hashes", f"a list of {pieces} hashes, one for each piece of data")
         return info
+
+
+def piece_bytes_for(data_bytes: int) -> int:
+    """Return how long the pieces of a shard with so many bytes of data should be.
+
+    1 MB, and twice as much as often as the manifest would hold more than 4096 hashes else.
+    """
+    piece_bytes = PIECE_BYTES
+    while data_bytes > piece_bytes * _MOST_PIECES and piece_bytes < _MAX_PIECE_BYTES:
+        piece_bytes *= 2
+    return piece_bytes
 
 
 def check_tensor(info: TensorInfo, where: str) -> None:

@@ -21,9 +21,6 @@ from spotguard.runtime.state import TORCH_DTYPES, tensor_names, unpack
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from spotguard.checkpoint.manifest import Manifest
     from spotguard.checkpoint.tensors import TensorInfo
     from spotguard.storage.base import ObjectStore
@@ -40,8 +37,7 @@ class StoredTensors:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of the whole stored tensor."""
-        info = self._parts_of(name)[0].info
-        return info.shape if info.global_shape is None else info.global_shape
+        return _form(self._parts_of(name)[0].info)[1]
 
     def fits(self, name: str, value: object) -> bool:
         """Return True if `value` is a plain tensor of the stored one's shape and dtype."""
@@ -119,7 +115,10 @@ class StoredTensors:
         found: dict[str, list[_Part]] = {}
         for index, reader in enumerate(self._readers):
             for name, info in reader.tensors.items():
-                found.setdefault(name, []).append(_Part(index, info))
+                parts = found.setdefault(name, [])
+                parts.append(_Part(index, info))
+                if _form(info) != _form(parts[0].info):
+                    raise DamagedCheckpoint(f"the parts of the tensor {name!r} do not fit together")
         return found
 
     def _parts_of(self, name: str) -> list[_Part]:
@@ -153,16 +152,30 @@ class StoredTensors:
         size = target.element_size()
         wants = self._wants.setdefault(index, [])
         run, into = source.run_in(info.shape), place.run_in(tuple(target.shape))
-        direct = target.is_contiguous() and target.device.type == "cpu"
+        direct = target.is_contiguous() and target.device.type == "cpu" and not _is_lazy(target)
         if direct and run is not None and into is not None and target.dtype == _dtype_of(info):
             memory = _bytes_of(target)[into * size : (into + math.prod(place.shape)) * size]
             wants.append(Want(info.start + run * size, memory))
             return
-        # Whole rows are read beside it, and what is needed of them is copied then.
-        rows = torch.empty((*source.shape[:1], *info.shape[1:]), dtype=_dtype_of(info))
-        first = source.start[0] * math.prod(info.shape[1:]) if source.start else 0
-        wants.append(Want(info.start + first * rows.element_size(), _bytes_of(rows)))
-        cut = rows[_slices(_Box((0, *source.start[1:])[: rows.dim()], source.shape))]
+        axis = source.first_axis()
+        row_bytes = math.prod(info.shape[axis + 1 :]) * _dtype_of(info).itemsize
+        if run is None and row_bytes > self._readers[index].info.piece_bytes:
+            # Between what is needed of one row and of the next lie pieces that nobody needs.
+            for number in range(source.shape[axis]):
+                one, its_place = source.row(axis, number), place.row(axis, number)
+                self._ask(index, info, target, one, its_place)
+            return
+        # All from its first element to its last is read beside it, and the box is copied then.
+        rows = torch.empty(
+            (*source.shape[: axis + 1], *info.shape[axis + 1 :]), dtype=_dtype_of(info)
+        )
+        inside = _Box(
+            (*(0 for _ in source.shape[: axis + 1]), *source.start[axis + 1 :]), source.shape
+        )
+        cut, first = rows[_slices(inside)], source.at(info.shape)
+        low, high = (each.at(tuple(rows.shape)) * rows.element_size() for each in inside.ends())
+        memory = _bytes_of(rows)[low : high + rows.element_size()]
+        wants.append(Want(info.start + first * rows.element_size(), memory))
         self._afterwards.append(lambda: _copy(cut, target[_slices(place)]))
 
 
@@ -194,6 +207,17 @@ class _Box(NamedTuple):
         start = tuple(a - b for a, b in zip(self.start, outer.start, strict=True))
         return _Box(start, self.shape)
 
+    def first_axis(self) -> int:
+        """Return the first dimension along which the box is longer than 1, or the last one."""
+        longer = (axis for axis, size in enumerate(self.shape) if size != 1)
+        return next(longer, max(len(self.shape) - 1, 0))
+
+    def row(self, axis: int, number: int) -> _Box:
+        """Return the part of the box that is its row `number` along a dimension."""
+        start, shape = list(self.start), list(self.shape)
+        start[axis], shape[axis] = start[axis] + number, 1
+        return _Box(tuple(start), tuple(shape))
+
     def run_in(self, shape: tuple[int, ...]) -> int | None:
         """Return where the box begins in a row-major tensor of `shape`, counted in elements.
 
@@ -204,10 +228,25 @@ class _Box(NamedTuple):
             axis -= 1
         if any(size != 1 for size in self.shape[: max(axis - 1, 0)]):
             return None
+        return self.at(shape)
+
+    def at(self, shape: tuple[int, ...]) -> int:
+        """Return where the first element lies in a row-major tensor of `shape`, in elements."""
         at = 0
         for position, size in zip(self.start, shape, strict=True):
             at = at * size + position
         return at
+
+    def ends(self) -> tuple[_Box, _Box]:
+        """Return the first and the last element, each as a box."""
+        one = (1,) * len(self.shape)
+        last = tuple(at + size - 1 for at, size in zip(self.start, self.shape, strict=True))
+        return _Box(self.start, one), _Box(last, one)
+
+
+def _form(info: TensorInfo) -> tuple[str, tuple[int, ...]]:
+    """Return what all parts of a tensor have in common: dtype and shape of the whole."""
+    return info.dtype, info.shape if info.global_shape is None else info.global_shape
 
 
 def _slices(box: _Box) -> tuple[slice, ...]:
@@ -218,12 +257,15 @@ def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
     target.copy_(source)
 
 
+def _is_lazy(tensor: torch.Tensor) -> bool:
+    """Return True if the values are not those in memory, but their conjugates or negatives."""
+    return tensor.is_conj() or tensor.is_neg()
+
+
 def _dtype_of(info: TensorInfo) -> torch.dtype:
     return TORCH_DTYPES[info.dtype]
 
 
-def _bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
     """Return the memory of a contiguous CPU tensor as flat bytes."""
-    flat: Any = tensor.view(-1).view(torch.uint8).numpy()
-    found: NDArray[np.uint8] = flat
-    return found
+    return memoryview(tensor.view(-1).view(torch.uint8).numpy().data)

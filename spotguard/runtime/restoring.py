@@ -41,7 +41,7 @@ class Restored:
     manifest: Manifest | None = None
     """None on a fresh start."""
     skipped: list[tuple[str, str]] = field(default_factory=list)
-    """(prefix, problem) of the damaged checkpoints that were passed over; the first rank's."""
+    """(prefix, problem) of the damaged checkpoints that were passed over; the same on all ranks."""
     steps_back: int = 0
     """How many steps the newest, damaged checkpoint was further."""
     read_s: float = 0.0
@@ -124,9 +124,11 @@ class _Choices:
         word = f"restore/{self._round}"
         if self._rank == 0:
             self._chosen = self._first_present()
-            self._coordinator.set(word, json.dumps(self._chosen))
+            told = [self._chosen, self.newest_step, self.skipped]
+            self._coordinator.set(word, json.dumps(told))
         else:
-            self._chosen = json.loads(self._hear(word))
+            self._chosen, self.newest_step, skipped = json.loads(self._hear(word))
+            self.skipped = [(prefix, problem) for prefix, problem in skipped]
         return self._chosen
 
     def all_are_well(self, problem: str) -> bool:

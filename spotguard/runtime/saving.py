@@ -29,10 +29,10 @@ from spotguard.checkpoint.tensors import ShardInfo
 from spotguard.errors import AlreadyExists, CheckpointError, SpotguardError, StoreError
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
+from spotguard.runtime.packing import Packer
 from spotguard.runtime.randomness import capture_random_states
 from spotguard.runtime.staging import Plan, Staged, StagingBuffer, WeightsChanged, live_views
 from spotguard.runtime.state import Leaf, Packed, pack
-from spotguard.runtime.tracked import TrackedOptimizer
 from spotguard.version import __version__
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ class Saver:
         self._save_random = save_random
         self._on_saved = on_saved
         self._on_failed = on_failed
+        self._packer = Packer()
         self._buffer = StagingBuffer()
         self._thread: threading.Thread | None = None
         self._plan: Plan | None = None
@@ -133,9 +134,7 @@ class Saver:
 
         `random_states` replaces those that the global generators have now.
         """
-        optimizers = [item for item in objects.values() if isinstance(item, TrackedOptimizer)]
-        packed = Packed(steady=frozenset(p for item in optimizers for p in item.addresses()))
-        tree = {name: item.pack(name, packed) for name, item in objects.items()}
+        tree, packed = self._packer.pack(objects)
         leaves = list(packed.leaves.values())
         sharded = any(leaf.global_shape is not None for leaf in leaves)
         if self._rank and not solo:
@@ -188,6 +187,7 @@ class Saver:
         staged = self._staged
         if staged is not None and not staged.copied.is_set():
             started = time.monotonic()
+            staged.copy_rest()  # two hands are faster than one
             staged.copied.wait()
             self._stall_s += time.monotonic() - started
 
@@ -259,7 +259,8 @@ class Saver:
             self._on_failed(capture.step, CheckpointError(f"{type(problem).__name__}: {problem}"))
 
     def _plan_of(self, leaves: list[Leaf]) -> Plan:
-        self._plan = Plan.of(leaves, {"run_id": self._run_id}, self._plan)
+        metadata = {"run_id": self._run_id}
+        self._plan = Plan.of(leaves, metadata, self._plan, keep=self._packer.keeps)
         return self._plan
 
     def _save(

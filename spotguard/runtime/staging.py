@@ -3,15 +3,17 @@
 The layout is computed once for a set of tensors. What only an optimizer's step can change (its
 parameters and moments) is copied by a thread while the next forward and backward run; `copied`
 says when the optimizer may go on. Everything else is copied at once. The file is written from the
-front while the end is still being copied.
+front while the end is still being copied; whoever has to wait for the copy helps with it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import mmap
 import threading
 from dataclasses import dataclass
-from itertools import zip_longest
+from operator import is_
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -21,43 +23,91 @@ from spotguard.errors import CheckpointError
 from spotguard.runtime.state import DTYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from spotguard.runtime.state import Leaf
 
 _PAGE_BYTES = 4096
-_GROUP_BYTES = 32 << 20
-"""Copied in one call: large enough to be fast, small enough to be given up soon."""
+_CHUNK_BYTES = 4 << 20
+"""Copied by one thread in one go: large enough to be fast, small enough to be shared out."""
 
 
 class WeightsChanged(CheckpointError):
     """Something other than a tracked optimizer's step changed weights while they were copied."""
 
 
-class Move(NamedTuple):
-    """A tensor to copy, and where its copy lies in the file's data."""
+class Memcpy(NamedTuple):
+    """Bytes of a plain CPU tensor to copy: addresses, so that a large tensor can be shared out."""
+
+    target: int
+    source: int
+    size_bytes: int
+
+    def run(self) -> None:
+        """Copy by this thread alone: torch's helpers would spin on cores that training needs."""
+        ctypes.memmove(self.target, self.source, self.size_bytes)
+
+
+class TensorCopy(NamedTuple):
+    """A tensor to copy that lies on another device, or not in one piece."""
 
     target: torch.Tensor
     source: torch.Tensor
-    offset: int
+    stream: torch.cuda.Stream | None
+
+    def run(self) -> None:
+        """Copy; returns when it is done, also on a GPU."""
+        if self.stream is None:
+            self.target.copy_(self.source)
+            return
+        with torch.cuda.stream(self.stream):
+            self.target.copy_(self.source, non_blocking=True)
+
+
+class Chunk(NamedTuple):
+    """Copies that one thread makes in one go, and where their bytes begin in the file's data."""
+
+    copies: list[Memcpy | TensorCopy]
+    start: int
+
+    def run(self) -> None:
+        """Make the copies."""
+        for copy in self.copies:
+            copy.run()
+        streams = {copy.stream for copy in self.copies if isinstance(copy, TensorCopy)}
+        for stream in streams - {None}:
+            assert stream is not None
+            stream.synchronize()
 
 
 @dataclass(frozen=True)
 class Plan:
     """Where each leaf of a state lies in the shard file."""
 
+    leaves: list[Leaf]
+    """The very same ones have the same layout; empty if they are not worth being held."""
     signature: tuple[object, ...]
     layout: ShardLayout
 
     @classmethod
-    def of(cls, leaves: Sequence[Leaf], metadata: dict[str, str], before: Plan | None) -> Plan:
+    def of(
+        cls,
+        leaves: list[Leaf],
+        metadata: dict[str, str],
+        before: Plan | None,
+        *,
+        keep: bool = True,
+    ) -> Plan:
         """Return the plan for `leaves`: the one before, if their names and forms are the same."""
+        if before is not None and same_items(leaves, before.leaves):
+            return before
         signature = tuple(
             (leaf.name, leaf.tensor.dtype, leaf.tensor.shape, leaf.global_shape, leaf.offsets)
             for leaf in leaves
         )
+        held = leaves if keep else []
         if before is not None and before.signature == signature:
-            return before
+            return cls(held, signature, before.layout)
         specs = [
             TensorSpec(
                 name=leaf.name,
@@ -68,7 +118,7 @@ class Plan:
             )
             for leaf in leaves
         ]
-        return cls(signature, ShardLayout(specs, metadata))
+        return cls(held, signature, ShardLayout(specs, metadata))
 
 
 def live_views(leaves: Sequence[Leaf], plan: Plan) -> list[memoryview]:
@@ -84,117 +134,161 @@ def _view(tensor: torch.Tensor) -> memoryview:
 class Staged:
     """One state in the buffer; whole once `copied` is set."""
 
-    def __init__(self, data: memoryview, rest: list[Move]) -> None:
+    def __init__(self, data: memoryview, later: list[Chunk], sources: list[torch.Tensor]) -> None:
         self.data = data
         self.copied = threading.Event()
         """Set when no source is needed any more, whether or not all went well."""
-        self._rest = rest
-        self._versions = [move.source._version for move in rest]
+        self._chunks = later
+        self._left = iter(range(len(later)))  # each `next` is one step of the interpreter
+        self._done = [False] * len(later)
+        self._frontier = 0
+        self._sources = sources
+        self._versions = [source._version for source in sources]
         self._ready = threading.Condition()
-        self._ready_bytes = rest[0].offset if rest else len(data)
+        self._ready_bytes = later[0].start if later else len(data)
         self._problem: Exception | None = None
-        if not rest:
-            self.copied.set()
+        if not later:
+            self._complete()
 
     def copy_rest(self) -> None:
-        """Copy what was left, in the order of the file; `wait_ready` tells what went wrong."""
-        try:
-            groups = _groups(self._rest)
-            for group, following in zip_longest(groups, groups[1:]):
-                _copy(group)
-                self._advance(following[0].offset if following else None)
-            if self._versions != [move.source._version for move in self._rest]:
-                raise WeightsChanged(
-                    "weights were changed while they were copied, by something other than a "
-                    "tracked optimizer's step()",
-                    hint="change weights right after optimizer.step(), or track what changes them",
-                )
-        except (RuntimeError, CheckpointError) as problem:
-            self._problem = problem
-        finally:
-            self._rest = []
-            self._advance(None)
-            self.copied.set()
+        """Copy what was left, in the order of the file, together with whoever else calls this.
+
+        Returns when nothing is left to begin with; `wait_ready` tells what went wrong.
+        """
+        for index in self._left:
+            try:
+                if self._problem is None:
+                    self._chunks[index].run()
+            except RuntimeError as problem:
+                self._problem = problem
+            self._note_done(index)
 
     def wait_ready(self, end: int | None = None) -> None:
         """Block until the first `end` bytes (None: all) may be read; raise what copying raised."""
         if end is None:
             self.copied.wait()
-        else:
+        elif self._ready_bytes < end:
             with self._ready:
                 self._ready.wait_for(lambda: self._ready_bytes >= end)
         if self._problem is not None:
             raise self._problem
 
-    def _advance(self, ready_bytes: int | None) -> None:
+    def _note_done(self, index: int) -> None:
         with self._ready:
-            self._ready_bytes = len(self.data) if ready_bytes is None else ready_bytes
+            self._done[index] = True
+            while self._frontier < len(self._done) and self._done[self._frontier]:
+                self._frontier += 1
+            if self._frontier < len(self._done):
+                self._ready_bytes = self._chunks[self._frontier].start
+            else:
+                self._complete()
             self._ready.notify_all()
+
+    def _complete(self) -> None:
+        if self._versions != [source._version for source in self._sources]:
+            self._problem = WeightsChanged(
+                "weights were changed while they were copied, by something other than a "
+                "tracked optimizer's step()",
+                hint="change weights right after optimizer.step(), or track what changes them",
+            )
+        self._ready_bytes = len(self.data)
+        self._sources = []
+        self.copied.set()
 
 
 class StagingBuffer:
     """Memory for one state, reused from save to save; it grows when the state does."""
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, _PAGE_BYTES)
-        self._flat = torch.frombuffer(self._memory, dtype=torch.uint8)
-        self._targets: list[tuple[torch.Tensor, int]] = []
-        self._plan: Plan | None = None
+        self._flat = torch.empty(0, dtype=torch.uint8)
+        self._leaves: list[Leaf] = []
+        self._overlap = False
+        self._now: list[Chunk] = []
+        self._later: list[Chunk] = []
+        self._sources: list[torch.Tensor] = []
+        self._stream: torch.cuda.Stream | None = None
 
-    def stage(self, leaves: Sequence[Leaf], plan: Plan, *, overlap: bool) -> Staged:
+    def stage(self, leaves: list[Leaf], plan: Plan, *, overlap: bool) -> Staged:
         """Copy `leaves`; with `overlap`, steady ones are left to `Staged.copy_rest`.
 
         The state staged before must not be needed any more.
         """
-        if self._plan is not plan:
-            self._lay_out(leaves, plan)
-        now: list[Move] = []
-        later: list[Move] = []
-        for index in plan.layout.order:
-            leaf, (target, offset) = leaves[index], self._targets[index]
-            move = Move(target, leaf.tensor.detach(), offset)
-            (later if overlap and leaf.steady else now).append(move)
-        for group in _groups(now):
-            _copy(group)
-        return Staged(memoryview(self._memory)[: plan.layout.data_bytes], later)
+        if overlap != self._overlap or not same_items(leaves, self._leaves):
+            self._lay_out(leaves, plan, overlap=overlap)
+        if self._stream is not None:  # its copies see all that was enqueued before
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        for chunk in self._now:
+            chunk.run()
+        data = memoryview(self._flat.numpy().data)[: plan.layout.data_bytes]
+        staged = Staged(data, self._later, self._sources)
+        if not plan.leaves:
+            self._leaves, self._now, self._later, self._sources = [], [], [], []
+        return staged
 
-    def warm(self, leaves: Sequence[Leaf], plan: Plan) -> None:
+    def warm(self, leaves: list[Leaf], plan: Plan) -> None:
         """Make the buffer ready for such a state, so that the first save need not wait for it."""
-        if self._plan is not plan:
-            self._lay_out(leaves, plan)
+        self._lay_out(leaves, plan, overlap=True)
 
-    def _lay_out(self, leaves: Sequence[Leaf], plan: Plan) -> None:
-        size = plan.layout.data_bytes
-        if size > len(self._memory):
-            self._memory = mmap.mmap(-1, -(-size // _PAGE_BYTES) * _PAGE_BYTES)
-            self._flat = torch.frombuffer(self._memory, dtype=torch.uint8)
-            self._flat.zero_()  # fault the pages in now, not within a save
-        offsets = [plan.layout.offset(leaf.name) for leaf in leaves]
-        self._targets = [
-            (self._target(leaf, offset), offset)
-            for leaf, offset in zip(leaves, offsets, strict=True)
-        ]
-        self._plan = plan
+    def _lay_out(self, leaves: list[Leaf], plan: Plan, *, overlap: bool) -> None:
+        devices = {leaf.tensor.device for leaf in leaves if leaf.tensor.is_cuda}
+        self._stream = torch.cuda.Stream(devices.pop()) if devices else None  # type: ignore[no-untyped-call]
+        if plan.layout.data_bytes > len(self._flat):
+            self._flat = _memory(plan.layout.data_bytes, pinned=self._stream is not None)
+        now, later = _Chunks(), _Chunks()
+        self._sources = []
+        for index in plan.layout.order:
+            leaf = leaves[index]
+            if not leaf.size_bytes:
+                continue
+            offset = plan.layout.offset(leaf.name)
+            put_off = overlap and leaf.steady
+            if put_off:
+                self._sources.append(leaf.tensor)
+            (later if put_off else now).add(self._copies(leaf, offset), offset)
+        self._now, self._later = now.chunks, later.chunks
+        self._leaves, self._overlap = leaves, overlap
 
-    def _target(self, leaf: Leaf, offset: int) -> torch.Tensor:
+    def _copies(self, leaf: Leaf, offset: int) -> Iterator[Memcpy | TensorCopy]:
         tensor = leaf.tensor
-        if not leaf.size_bytes:
-            return torch.empty(tensor.shape, dtype=tensor.dtype)
-        flat = self._flat[offset : offset + leaf.size_bytes]
-        return flat.view(tensor.dtype).view(tensor.shape)
+        target = self._flat[offset : offset + leaf.size_bytes]
+        if tensor.device.type != "cpu" or not tensor.is_contiguous():
+            yield TensorCopy(target.view(tensor.dtype).view(tensor.shape), tensor, self._stream)
+            return
+        for start in range(0, leaf.size_bytes, _CHUNK_BYTES):
+            size = min(_CHUNK_BYTES, leaf.size_bytes - start)
+            yield Memcpy(target.data_ptr() + start, tensor.data_ptr() + start, size)
 
 
-def _groups(moves: list[Move]) -> list[list[Move]]:
-    groups: list[list[Move]] = []
-    size = _GROUP_BYTES
-    for move in moves:
-        if size >= _GROUP_BYTES:
-            groups.append([])
-            size = 0
-        groups[-1].append(move)
-        size += move.target.numel() * move.target.element_size()
-    return groups
+class _Chunks:
+    """Copies in the order of the file, shared out in chunks."""
+
+    def __init__(self) -> None:
+        self.chunks: list[Chunk] = []
+        self._size = _CHUNK_BYTES
+
+    def add(self, copies: Iterable[Memcpy | TensorCopy], offset: int) -> None:
+        for copy in copies:
+            size = copy.size_bytes if isinstance(copy, Memcpy) else copy.target.nbytes
+            if self._size + size > _CHUNK_BYTES:
+                self.chunks.append(Chunk([], offset))
+                self._size = 0
+            self.chunks[-1].copies.append(copy)
+            self._size += size
+            offset += size
 
 
-def _copy(group: list[Move]) -> None:
-    torch._foreach_copy_([move.target for move in group], [move.source for move in group])
+def _memory(size_bytes: int, *, pinned: bool) -> torch.Tensor:
+    """Return page-aligned memory whose pages are there: not to be faulted in within a save."""
+    size_bytes = -(-size_bytes // _PAGE_BYTES) * _PAGE_BYTES
+    if pinned:
+        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+    memory = mmap.mmap(-1, size_bytes)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # not all kernels have them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8).zero_()
+
+
+def same_items(some: list[Leaf], others: list[Leaf]) -> bool:
+    """Return True if both lists hold the very same leaves."""
+    return len(some) == len(others) and all(map(is_, some, others))

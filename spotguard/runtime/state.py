@@ -76,6 +76,10 @@ class Packed:
     """True while an optimizer's own state is packed."""
     _seen: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
+    def copy(self) -> Packed:
+        """Return a copy that can be added to; the leaves are the same."""
+        return Packed(dict(self.leaves), self.steady, self.all_steady, dict(self._seen))
+
     def add(self, path: str, value: torch.Tensor) -> str:
         """Take a tensor in under `path` and return the name it is stored by.
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -66,6 +67,16 @@ class Tracked(Packs, Protocol):
         ...
 
 
+class Bulk(NamedTuple):
+    """The part of an object's state that is tensors and nothing else."""
+
+    tensors: list[torch.Tensor]
+    pack: Callable[[Packed], Any]
+    """Return the part's tree."""
+    complete: Callable[[Any, Packed], Any]
+    """Return the object's tree, given that of the part."""
+
+
 class TrackedModule:
     """A module: parameters and buffers by name, whatever wraps it."""
 
@@ -77,8 +88,15 @@ class TrackedModule:
 
     def pack(self, name: str, into: Packed) -> Any:
         """Return the tree of the module's state dict, in its order."""
-        entries = self.bare.state_dict().items()
-        return [[key, pack(value, f"{name}.{key}", into)] for key, value in entries]
+        return _pack_entries(self.bare.state_dict(), name, into)
+
+    def bulk(self, name: str) -> Bulk | None:
+        """Return the state dict as it is now, if it holds nothing but tensors."""
+        state = self.bare.state_dict(keep_vars=True)
+        tensors = list(state.values())
+        if not all(isinstance(value, torch.Tensor) for value in tensors):
+            return None
+        return Bulk(tensors, partial(_pack_entries, state, name), lambda tree, into: tree)
 
     def restore(self, name: str, tree: Any, reading: Reading) -> Finish:
         """Have the stored values read into the module's own tensors, on their device, in place."""
@@ -118,11 +136,22 @@ class TrackedOptimizer:
 
     def pack(self, name: str, into: Packed) -> Any:
         """Return the tree of the optimizer's state dict."""
-        into.all_steady = True
-        try:
-            return pack(self.value.state_dict(), name, into)
-        finally:
-            into.all_steady = False
+        return _pack_steady(self.value.state_dict(), name, into)
+
+    def bulk(self, name: str) -> Bulk | None:
+        """Return the per-parameter state as it is now, if it holds nothing but tensors."""
+        rest = dict(self.value.state_dict())
+        state = rest.pop("state", None)
+        if not isinstance(state, dict) or not all(isinstance(e, dict) for e in state.values()):
+            return None
+        tensors = [value for entries in state.values() for value in entries.values()]
+        if not all(isinstance(value, torch.Tensor) for value in tensors):
+            return None
+        return Bulk(
+            tensors,
+            partial(_pack_steady, state, f"{name}.state"),
+            lambda tree, into: {"state": tree, **_pack_steady(rest, name, into)},
+        )
 
     def addresses(self) -> Iterator[int]:
         """Yield the addresses of the parameters that its step changes."""
@@ -275,6 +304,18 @@ def _pairs(tree: Any) -> list[tuple[int, list[tuple[str, Any]]]]:
     """Return [(parameter index, [(state key, subtree)])] of a packed optimizer state."""
     entries = tree["items"] if "$" in tree else list(tree.items())
     return [(int(index), list(state.items())) for index, state in entries]
+
+
+def _pack_entries(state: Mapping[str, Any], name: str, into: Packed) -> Any:
+    return [[key, pack(value, f"{name}.{key}", into)] for key, value in state.items()]
+
+
+def _pack_steady(state: dict[Any, Any], name: str, into: Packed) -> Any:
+    into.all_steady = True
+    try:
+        return pack(state, name, into)
+    finally:
+        into.all_steady = False
 
 
 def _is_tensor(tree: Any) -> bool:

@@ -37,6 +37,8 @@ class Stream(Protocol):
         ...
 
 
+Target: TypeAlias = "memoryview | list[memoryview]"
+"""Where bytes that are got shall go: writable memory, or several pieces of it."""
 Content: TypeAlias = "Buffer | list[Buffer] | tuple[Buffer, ...] | Stream"
 """What can be put: one buffer, several in a row, or a stream of them."""
 
@@ -73,8 +75,11 @@ class ObjectStore(Protocol):
         """Return the whole object; `NotFound` if there is none."""
         ...
 
-    def get_into(self, key: str, offset: int, into: memoryview) -> None:
-        """Fill `into` with the object's bytes from `offset`; `StoreError` if it is too short."""
+    def get_into(self, key: str, offset: int, into: Target) -> None:
+        """Fill `into` with the object's bytes from `offset`, several views one after the other.
+
+        `StoreError` if the object is too short.
+        """
         ...
 
     def head(self, key: str) -> ObjectInfo | None:

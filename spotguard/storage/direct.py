@@ -1,14 +1,13 @@
-"""Large files written past the page cache: 2-7 times faster than buffered writes and fsync.
+"""Large files past the page cache: written 2-7 times faster than by buffered writes and fsync.
 
 The disk wants whole pages from aligned memory. What lies so already (a staging buffer) goes to
 the disk as it is; anything else passes through a few aligned chunks. One thread gathers and
-another writes, so that copying and hashing cost no time of their own.
+several write, so that copying and hashing cost no time of their own and the disk is never idle.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import mmap
@@ -17,20 +16,25 @@ import queue
 import threading
 from typing import TYPE_CHECKING
 
+from spotguard.storage.buffers import address_of, copy_bytes
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _PAGE_BYTES = 4096
-_CHUNK_BYTES = 8 << 20
-_CHUNKS = 3  # one is filled, one is written, one waits in between
+_WRITE_BYTES = 1 << 20
+_THREADS = 4
+"""Four writes of 1 MB under way took three quarters of the time of one of 16 MB (NVMe)."""
+_CHUNKS = 2 * _THREADS  # half of them are filled while the others are written
 _O_DIRECT: int = getattr(os, "O_DIRECT", 0)  # Linux only; elsewhere the same code writes buffered
+_MOST_VIEWS = 1024  # the kernel's IOV_MAX
 _UNSUPPORTED = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
 
 
 def write_direct(descriptor: int, views: Iterable[memoryview], size_bytes: int) -> None:
     """Write `views`, `size_bytes` in all, one after the other to an empty file; not yet synced.
 
-    Where the filesystem refuses direct writes, they are buffered ones. Needs 24 MB.
+    Where the filesystem refuses direct writes, they are buffered ones. Needs 8 MB.
     """
     _reserve(descriptor, size_bytes)
     with contextlib.suppress(OSError):
@@ -41,50 +45,70 @@ def write_direct(descriptor: int, views: Iterable[memoryview], size_bytes: int) 
             writer.give(piece, own)
     finally:
         writer.finish()
-    if writer.problem is not None:
-        raise writer.problem
+    writer.check()
 
 
 class _Writer:
-    """A thread that writes pieces in order; `free` hands out chunks that it is done with."""
+    """Threads that write pieces side by side; `free` hands out chunks that they are done with."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._pieces: queue.Queue[tuple[memoryview, bool] | None] = queue.Queue(_CHUNKS)
+        self._end = 0
+        self._tail: tuple[memoryview, int] | None = None
+        self._problem: OSError | None = None
+        self._pieces: queue.Queue[tuple[memoryview, int, bool] | None] = queue.Queue(_CHUNKS)
         self._chunks: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
         for _ in range(_CHUNKS):
-            self._chunks.put(memoryview(mmap.mmap(-1, _CHUNK_BYTES)))
-        self.problem: OSError | None = None
-        self._thread = threading.Thread(target=self._run, name="spotguard-disk", daemon=True)
-        self._thread.start()
+            self._chunks.put(memoryview(mmap.mmap(-1, _WRITE_BYTES)))
+        self._threads = [
+            threading.Thread(target=self._run, name="spotguard-disk", daemon=True)
+            for _ in range(_THREADS)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def free(self) -> memoryview:
         """Return a chunk to fill; waits for one to be written."""
         return self._chunks.get()
 
     def give(self, piece: memoryview, own: bool) -> None:
-        """Queue a piece; `own` if it lies in a chunk of ours. Raises what a write raised."""
-        if self.problem is not None:
-            raise self.problem
-        self._pieces.put((piece, own))
+        """Queue the next piece; `own` if it lies in a chunk of ours. Raises what a write raised."""
+        self.check()
+        whole = len(piece) - len(piece) % _PAGE_BYTES
+        if whole < len(piece):  # the last piece: a part of a page, which no direct write takes
+            self._tail = (piece[whole:], self._end + whole)
+        if whole:
+            self._pieces.put((piece[:whole], self._end, own))
+        self._end += len(piece)
 
     def finish(self) -> None:
         """Return when all is written, or a write has failed."""
-        self._pieces.put(None)
-        self._thread.join()
+        for _ in self._threads:
+            self._pieces.put(None)
+        for thread in self._threads:
+            thread.join()
+        if self._tail is not None and self._problem is None:
+            _set_direct(self._descriptor, on=False)
+            self._write(*self._tail)
+
+    def check(self) -> None:
+        """Raise what a write raised."""
+        if self._problem is not None:
+            raise self._problem
 
     def _run(self) -> None:
-        offset = 0
         while (item := self._pieces.get()) is not None:
-            piece, own = item
-            if self.problem is None:
-                try:
-                    _write_piece(self._descriptor, piece, offset)
-                except OSError as problem:
-                    self.problem = problem
-            offset += len(piece)
+            piece, offset, own = item
+            if self._problem is None:
+                self._write(piece, offset)
             if own:  # also after a failure: whoever fills chunks must not wait for ever
                 self._chunks.put(memoryview(piece.obj))
+
+    def _write(self, piece: memoryview, offset: int) -> None:
+        try:
+            _write_all(self._descriptor, piece, offset)
+        except OSError as problem:
+            self._problem = problem
 
 
 def _pieces(
@@ -99,15 +123,15 @@ def _pieces(
                 if filled:
                     yield chunk[:filled], True
                     chunk, filled = free(), 0
-                size = min(len(rest) - len(rest) % _PAGE_BYTES, _CHUNK_BYTES)
+                size = min(len(rest) - len(rest) % _PAGE_BYTES, _WRITE_BYTES)
                 yield rest[:size], False
                 rest = rest[size:]
                 continue
-            part = rest[: _CHUNK_BYTES - filled]
+            part = rest[: _WRITE_BYTES - filled]
             chunk[filled : filled + len(part)] = part
             filled += len(part)
             rest = rest[len(part) :]
-            if filled == _CHUNK_BYTES:
+            if filled == _WRITE_BYTES:
                 yield chunk, True
                 chunk, filled = free(), 0
     if filled:
@@ -118,7 +142,92 @@ def _is_aligned(view: memoryview) -> bool:
     """Return True if `view` begins on a page; only writable memory can be asked."""
     if view.readonly:
         return False
-    return ctypes.addressof(ctypes.c_char.from_buffer(view)) % _PAGE_BYTES == 0
+    return address_of(view) % _PAGE_BYTES == 0
+
+
+def read_direct(descriptor: int, offset: int, into: Sequence[memoryview]) -> int:
+    """Fill the views with a file's bytes from `offset`; return how many there were.
+
+    What the page cache holds is copied from there; all else is read past it, through a chunk of
+    memory where a view does not lie as the disk wants it.
+    """
+    read = _read_usual if _is_cached(descriptor, offset) else _read_past_cache
+    rest, done = list(into), 0
+    while rest:
+        count = read(descriptor, rest, offset + done)
+        if not count:
+            break
+        done += count
+        while rest and count >= len(rest[0]):
+            count -= len(rest.pop(0))
+        if rest:
+            rest[0] = rest[0][count:]
+    return done
+
+
+def _is_cached(descriptor: int, offset: int) -> bool:
+    """Return True if the page at `offset` can be had without the disk, or nobody can tell."""
+    if not hasattr(os, "RWF_NOWAIT"):  # not Linux
+        return True
+    # Else the kernel would read ahead, at the very moment when we begin to read past it.
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+    try:
+        os.preadv(descriptor, [_bounce()[:1]], offset, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return False
+    except OSError as problem:
+        if problem.errno not in _UNSUPPORTED:
+            raise
+    finally:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+    return True
+
+
+def _read_usual(descriptor: int, into: Sequence[memoryview], offset: int) -> int:
+    return os.preadv(descriptor, into[:_MOST_VIEWS], offset)
+
+
+def _read_past_cache(descriptor: int, into: Sequence[memoryview], offset: int) -> int:
+    """Read whole pages from the disk; a disk that wants it otherwise is read as usual."""
+    skipped = offset % _PAGE_BYTES
+    straight = not skipped and len(into[0]) >= _PAGE_BYTES and _is_aligned(into[0])
+    if straight:
+        pages = into[0][: min(len(into[0]), _WRITE_BYTES) // _PAGE_BYTES * _PAGE_BYTES]
+    else:
+        pages = _bounce()
+    try:
+        _set_direct(descriptor, on=True)
+        count = os.preadv(descriptor, [pages], offset - skipped)
+    except OSError as problem:
+        if problem.errno not in _UNSUPPORTED:
+            raise
+        _set_direct(descriptor, on=False)
+        return _read_usual(descriptor, into, offset)
+    _set_direct(descriptor, on=False)
+    return count if straight else _scatter(pages[skipped : max(count, skipped)], into)
+
+
+def _scatter(data: memoryview, into: Sequence[memoryview]) -> int:
+    """Copy `data` to the views as far as it goes; return how many bytes that were."""
+    done = 0
+    for view in into:
+        part = data[done : done + len(view)]
+        copy_bytes(view[: len(part)], part)
+        done += len(part)
+        if done == len(data):
+            break
+    return done
+
+
+_own = threading.local()
+
+
+def _bounce() -> memoryview:
+    """Return this thread's own aligned chunk: large enough for one read, wherever it begins."""
+    if not hasattr(_own, "bounce"):
+        _own.bounce = memoryview(mmap.mmap(-1, _WRITE_BYTES + _PAGE_BYTES))
+    chunk: memoryview = _own.bounce
+    return chunk
 
 
 def _reserve(descriptor: int, size_bytes: int) -> None:
@@ -131,29 +240,24 @@ def _reserve(descriptor: int, size_bytes: int) -> None:
                 raise
 
 
-def _write_piece(descriptor: int, piece: memoryview, offset: int) -> None:
-    whole = len(piece) - len(piece) % _PAGE_BYTES
-    _write_all(descriptor, piece[:whole], offset)
-    if whole < len(piece):  # only the last piece has a part of a page
-        _set_direct(descriptor, on=False)
-        _write_all(descriptor, piece[whole:], offset + whole)
-
-
 def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
+    refused = False
     while data:
         try:
             count = os.pwrite(descriptor, data, offset)
         except OSError as problem:
-            if problem.errno != errno.EINVAL or not _set_direct(descriptor, on=False):
+            if problem.errno != errno.EINVAL or refused:
                 raise
-            continue  # this disk wants another alignment, or a short write broke it
+            # This disk wants another alignment, or a short write broke it: buffered from here on.
+            refused = True
+            _set_direct(descriptor, on=False)
+            continue
         data = data[count:]
         offset += count
 
 
-def _set_direct(descriptor: int, *, on: bool) -> bool:
-    """Switch direct writes on or off; return whether that changed anything."""
+def _set_direct(descriptor: int, *, on: bool) -> None:
+    """Switch direct writes on or off, for all who write to the open file."""
     before = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     after = before | _O_DIRECT if on else before & ~_O_DIRECT
     fcntl.fcntl(descriptor, fcntl.F_SETFL, after)
-    return before != after

@@ -27,7 +27,8 @@ from spotguard.errors import (
     UsageError,
 )
 from spotguard.storage.base import ObjectInfo
-from spotguard.storage.buffers import byte_view, size_of, views_of
+from spotguard.storage.buffers import size_of, targets_of, views_of
+from spotguard.storage.direct import read_direct
 from spotguard.storage.durable import make_durable_folder, sync_folder, write_durably
 from spotguard.storage.keys import RESERVED, check_folder, check_key, check_prefix
 from spotguard.storage.walk import folders_in, walk
@@ -35,7 +36,7 @@ from spotguard.storage.walk import folders_in, walk
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from spotguard.storage.base import Content
+    from spotguard.storage.base import Content, Target
 
 _STALE_AFTER_S = 86_400.0
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -91,17 +92,19 @@ class FileStore:
         with _translated("read", path):
             return path.read_bytes()
 
-    def get_into(self, key: str, offset: int, into: memoryview) -> None:
-        """Fill `into` with the object's bytes from `offset`, without a copy in between."""
+    def get_into(self, key: str, offset: int, into: Target) -> None:
+        """Fill `into` with the object's bytes from `offset`."""
         path = self._path(key)
-        rest = byte_view(into)
-        with _translated("read", path), path.open("rb", buffering=0) as file:
-            file.seek(offset)
-            while rest:
-                count = file.readinto(rest)
-                if not count:
-                    raise StoreError(f"{path} ends before byte {offset + into.nbytes}")
-                rest = rest[count:]
+        views = targets_of(into)
+        with _translated("read", path):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                count = read_direct(descriptor, offset, views)
+            finally:
+                os.close(descriptor)
+        size_bytes = sum(map(len, views))
+        if count < size_bytes:
+            raise StoreError(f"{path} ends before byte {offset + size_bytes}")
 
     def head(self, key: str) -> ObjectInfo | None:
         """Return what a listing would say of `key`, or None."""

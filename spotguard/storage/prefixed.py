@@ -10,7 +10,7 @@ from spotguard.storage.keys import check_folder
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from spotguard.storage.base import Content, ObjectInfo, ObjectStore
+    from spotguard.storage.base import Content, ObjectInfo, ObjectStore, Target
 
 
 class PrefixedStore:
@@ -40,7 +40,7 @@ class PrefixedStore:
         """Return the whole object; `NotFound` if there is none."""
         return self._store.get(self._prefix + key)
 
-    def get_into(self, key: str, offset: int, into: memoryview) -> None:
+    def get_into(self, key: str, offset: int, into: Target) -> None:
         """Fill `into` with the object's bytes from `offset`."""
         self._store.get_into(self._prefix + key, offset, into)
 

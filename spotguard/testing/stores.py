@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from spotguard.errors import AlreadyExists, NotFound, StoreError, StoreFull, StoreUnavailable
 from spotguard.storage.base import ObjectInfo
-from spotguard.storage.buffers import byte_view, views_of
+from spotguard.storage.buffers import targets_of, views_of
 from spotguard.storage.keys import check_folder, check_key, check_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from spotguard.storage.base import Content, ObjectStore
+    from spotguard.storage.base import Content, ObjectStore, Target
     from spotguard.units import Clock
 
 Result = TypeVar("Result")
@@ -74,14 +74,13 @@ class MemoryStore:
         except KeyError:
             raise NotFound(f"there is no {key}") from None
 
-    def get_into(self, key: str, offset: int, into: memoryview) -> None:
+    def get_into(self, key: str, offset: int, into: Target) -> None:
         """Fill `into` with the object's bytes from `offset`."""
-        target = byte_view(into)
-        part = self.get(key)[offset : offset + target.nbytes]
-        if len(part) < target.nbytes:
-            raise StoreError(f"{key} ends before byte {offset + target.nbytes}")
-        if part:  # an empty view may be read-only
-            target[:] = part
+        data = memoryview(self.get(key))[offset:]
+        for view in targets_of(into):
+            if len(data) < len(view):
+                raise StoreError(f"{key} ends before byte {offset + len(view)}")
+            view[:], data = data[: len(view)], data[len(view) :]
 
     def head(self, key: str) -> ObjectInfo | None:
         """Return what a listing would say of `key`, or None."""
@@ -276,7 +275,7 @@ class FaultyStore:
         """Get, unless scripted otherwise."""
         return self._call("get", key, lambda: self.inner.get(key))
 
-    def get_into(self, key: str, offset: int, into: memoryview) -> None:
+    def get_into(self, key: str, offset: int, into: Target) -> None:
         """Read a range, unless scripted otherwise."""
         self._call("get_into", key, lambda: self.inner.get_into(key, offset, into))
 

@@ -66,16 +66,15 @@ class Training:
 
 @pytest.fixture
 def slow_copy(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Copies in the background wait until the event is set; those at once do not."""
+    """Copies that were put off wait until the event is set; those at once do not."""
     go = threading.Event()
-    copy = staging._copy
+    copy_rest = staging.Staged.copy_rest
 
-    def held(group: Any) -> None:
-        if threading.current_thread().name == "spotguard-copy":
-            assert go.wait(10)
-        copy(group)
+    def held(staged: staging.Staged) -> None:
+        assert go.wait(10)
+        copy_rest(staged)
 
-    monkeypatch.setattr(staging, "_copy", held)
+    monkeypatch.setattr(staging.Staged, "copy_rest", held)
     yield go
     go.set()
 
@@ -202,10 +201,36 @@ def test_the_layout_is_made_once() -> None:
     """For tensors of the same names and forms the plan stays; any change makes a new one."""
     plan = Plan.of(leaves((3,), (4, 5)), {}, None)
 
-    assert Plan.of(leaves((3,), (4, 5)), {}, plan) is plan
-    assert Plan.of(leaves((3,), (5, 4)), {}, plan) is not plan
-    assert Plan.of(leaves((3,), (4, 5), dtype=torch.bfloat16), {}, plan) is not plan
-    assert Plan.of(leaves((3,)), {}, plan) is not plan
+    assert Plan.of(leaves((3,), (4, 5)), {}, plan).layout is plan.layout
+    assert Plan.of(leaves((3,), (5, 4)), {}, plan).layout is not plan.layout
+    bfloat16 = leaves((3,), (4, 5), dtype=torch.bfloat16)
+    assert Plan.of(bfloat16, {}, plan).layout is not plan.layout
+    assert Plan.of(leaves((3,)), {}, plan).layout is not plan.layout
+
+
+def test_leaves_that_are_not_worth_it_are_not_held() -> None:
+    """A plan holds the tensors that it was made for only if the next save has the very same."""
+    tensors = leaves((3,))
+    assert Plan.of(tensors, {}, None).leaves is tensors
+    assert Plan.of(tensors, {}, None, keep=False).leaves == []
+
+
+def test_several_threads_share_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits helps: large tensors are shared out in chunks, and each byte is copied."""
+    monkeypatch.setattr(staging, "_CHUNK_BYTES", 256)
+    tensors = leaves((1000,), (3, 7), (), (500,))
+    tensors.append(Leaf("turned", torch.randn(40, 30).t()))
+    for leaf in tensors:
+        leaf.steady = True
+    staged = StagingBuffer().stage(tensors, plan := Plan.of(tensors, {}, None), overlap=True)
+    threads = [threading.Thread(target=staged.copy_rest) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+
+    staged.wait_ready()
+    assert bytes(staged.data) == b"".join(map(bytes, live_views(tensors, plan)))
 
 
 def test_the_buffer_holds_the_file_byte_by_byte() -> None:
@@ -225,7 +250,7 @@ def test_the_front_can_be_written_while_the_end_is_copied(
     monkeypatch: pytest.MonkeyPatch, slow_copy: threading.Event
 ) -> None:
     """`wait_ready` lets go of the bytes before the first one that is still to be copied."""
-    monkeypatch.setattr(staging, "_GROUP_BYTES", 64)
+    monkeypatch.setattr(staging, "_CHUNK_BYTES", 64)
     tensors = leaves((16,), (16,), (16,))
     tensors[1].steady = tensors[2].steady = True
     plan = Plan.of(tensors, {}, None)
