@@ -13,8 +13,9 @@ from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from spotguard.checkpoint.manifest import Manifest
     from spotguard.storage.base import ObjectStore
 
 LEAST_KEPT = 2
@@ -43,7 +44,13 @@ class Retention:
             )
 
 
-def prune(store: ObjectStore, retention: Retention, *, attempt: int) -> list[str]:
+def prune(
+    store: ObjectStore,
+    retention: Retention,
+    *,
+    attempt: int,
+    load: Callable[[ObjectStore, str], Manifest] = load_manifest,
+) -> list[str]:
     """Delete what `retention` does not keep; return the prefixes deleted, oldest first.
 
     For the run's writer (`attempt`), after a commit and before its next save begins to write.
@@ -54,21 +61,29 @@ def prune(store: ObjectStore, retention: Retention, *, attempt: int) -> list[str
     What a dead save left behind (shards, no manifest) goes if it is of an older attempt, or of
     this one and older than its newest commit. Later attempts' objects are never touched.
 
+    `load` may remember manifests: a committed one never changes.
+
     Raises:
         Fenced: a later attempt has claimed the run; nothing was deleted.
         StoreError: the store failed; what remains is whole, and the next call goes on.
     """
-    doomed = to_prune(store, retention, attempt=attempt)
+    doomed = to_prune(store, retention, attempt=attempt, load=load)
     for prefix in doomed:
         _delete(store, prefix)
     return doomed
 
 
-def to_prune(store: ObjectStore, retention: Retention, *, attempt: int) -> list[str]:
+def to_prune(
+    store: ObjectStore,
+    retention: Retention,
+    *,
+    attempt: int,
+    load: Callable[[ObjectStore, str], Manifest] = load_manifest,
+) -> list[str]:
     """Return the prefixes that `prune` would delete now, oldest first; raises as it does."""
     check_not_fenced(store, attempt)
     history = list(restorable(store))
-    superseded, enough = _superseded(store, history, retention)
+    superseded, enough = _superseded(store, history, retention, load)
     outside = _outside(store, history, attempt, committed_too=enough)
     return sorted(ref.prefix for ref in (*superseded, *outside))
 
@@ -99,14 +114,17 @@ def unpin(store: ObjectStore, prefix: str) -> None:
 
 
 def _superseded(
-    store: ObjectStore, history: Sequence[CheckpointRef], retention: Retention
+    store: ObjectStore,
+    history: Sequence[CheckpointRef],
+    retention: Retention,
+    load: Callable[[ObjectStore, str], Manifest],
 ) -> tuple[list[CheckpointRef], bool]:
     """Return what may go of the history, and whether `keep_last` whole checkpoints stay."""
     doomed = []
     whole = 0
     best_seen = False
     for ref in history:  # newest first
-        kind, is_whole = _look(store, ref)
+        kind, is_whole = _look(store, ref, load)
         special = kind is CheckpointKind.FINAL or (kind is CheckpointKind.BEST and not best_seen)
         best_seen |= kind is CheckpointKind.BEST
         if whole >= retention.keep_last and not special and not _stays(store, ref, retention):
@@ -115,11 +133,13 @@ def _superseded(
     return doomed, whole >= retention.keep_last
 
 
-def _look(store: ObjectStore, ref: CheckpointRef) -> tuple[CheckpointKind | None, bool]:
+def _look(
+    store: ObjectStore, ref: CheckpointRef, load: Callable[[ObjectStore, str], Manifest]
+) -> tuple[CheckpointKind | None, bool]:
     """Return a checkpoint's kind, None if unreadable, and whether all of it is there."""
     kind = None
     try:
-        manifest = load_manifest(store, ref.prefix)
+        manifest = load(store, ref.prefix)
         kind = manifest.kind
         check_shards_present(store, manifest)
     except DamagedCheckpoint:

@@ -17,12 +17,13 @@ import platform
 import threading
 import time
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from spotguard.checkpoint.lineage import check_not_fenced
-from spotguard.checkpoint.manifest import Manifest, commit
+from spotguard.checkpoint.manifest import Manifest, commit, load_manifest
 from spotguard.checkpoint.retention import Retention, prune
 from spotguard.checkpoint.shard import shard_file, write_layout
 from spotguard.checkpoint.tensors import ShardInfo
@@ -60,7 +61,7 @@ class Capture:
     counters: dict[str, Any]
     sharded: bool
 
-    @property
+    @cached_property
     def size_bytes(self) -> int:
         """Return the bytes of all tensors of this rank."""
         return sum(leaf.size_bytes for leaf in self.leaves)
@@ -114,6 +115,7 @@ class Saver:
         self._stall_s = 0.0
         self._given_up = threading.Event()
         self._may_overlap = True
+        self._seen: dict[str, Manifest] = {}
         self.parent: str | None = None
         """The checkpoint that the next one descends from."""
         self.last: Saved | None = None
@@ -304,9 +306,15 @@ class Saver:
     def _prune(self) -> None:
         """Delete what retention does not keep; what cannot be deleted now goes next time."""
         try:
-            prune(self._store, self._retention, attempt=self._attempt)
+            prune(self._store, self._retention, attempt=self._attempt, load=self._manifest_of)
         except StoreError as problem:
             log.warning("old checkpoints stay for now: %s", problem)
+
+    def _manifest_of(self, store: ObjectStore, prefix: str) -> Manifest:
+        """Return what retention asks of a manifest; each is read once, ours never."""
+        if prefix not in self._seen:
+            self._seen[prefix] = replace(load_manifest(store, prefix), state=None, ranks={})
+        return self._seen[prefix]
 
     def _write(
         self, prefix: str, plan: Plan, data: list[memoryview], go_on: Callable[[int], None]
@@ -377,6 +385,8 @@ class Saver:
         except AlreadyExists:
             # A survivor beside us, or a periodic save of this very step, was first.
             log.info("step %d was committed already", capture.step)
+        else:
+            self._seen[prefix] = replace(manifest, state=None, ranks={})
         return replace(_saved(capture, prefix), size_bytes=manifest.size_bytes)
 
 

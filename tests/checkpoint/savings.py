@@ -12,9 +12,13 @@ from spotguard.checkpoint.manifest import Manifest, commit
 from spotguard.checkpoint.shard import Block, shard_file, write_shard
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
+from spotguard.storage.buffers import targets_of
+from spotguard.testing import MemoryStore
 
 if TYPE_CHECKING:
-    from spotguard.storage.base import ObjectStore
+    import pytest
+
+    from spotguard.storage.base import ObjectStore, Target
 
 
 def floats(*values: float) -> bytes:
@@ -67,6 +71,32 @@ def save(store: ObjectStore, step: int, attempt: int = 1, **changes: Any) -> str
         for rank in range(2)
     )
     return commit(store, make_manifest(step, attempt, shards=shards, **changes))
+
+
+class CountingStore(MemoryStore):
+    """Remembers which ranges were read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: list[tuple[str, int, int]] = []
+        """(key, from, to) of each."""
+
+    def get_into(self, key: str, offset: int, into: Target) -> None:
+        """Note the range, and read it."""
+        size = sum(len(view) for view in targets_of(into))
+        self.reads.append((key, offset, offset + size))
+        super().get_into(key, offset, into)
+
+    def pieces(self) -> list[tuple[str, int]]:
+        """Return (key, from) of each piece of 4096 bytes that was read, headers left out."""
+        return [
+            (key, at) for key, start, end in self.reads if start for at in range(start, end, 4096)
+        ]
+
+
+def cut_into_pieces(patch: pytest.MonkeyPatch, piece_bytes: int = 4096) -> None:
+    """Let small tensors have many pieces."""
+    patch.setattr("spotguard.checkpoint.shard.piece_bytes_for", lambda _: piece_bytes)
 
 
 def claim(store: ObjectStore, attempt: int, resumed_from: str | None = None) -> None:

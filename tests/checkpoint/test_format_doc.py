@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
-from spotguard.checkpoint.manifest import load_manifest
+from spotguard.checkpoint.manifest import commit, load_manifest
+from spotguard.checkpoint.shard import Block, write_shard
 from spotguard.checkpoint.tensors import DTYPE_BYTES
+from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
 from spotguard.storage import FileStore
-from tests.checkpoint.savings import body_of, flip, make_manifest, save
+from spotguard.testing import MemoryStore
+from tests.checkpoint.savings import blocks, body_of, cut_into_pieces, flip, make_manifest, save
 
 PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
 
@@ -20,7 +23,9 @@ PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
 def reader() -> Any:
     """Return the page's `read_checkpoint`."""
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len([line for line in code.splitlines() if line.strip()]) <= 40
+    table = re.search(r"DTYPES = \{.*?\n\}", code, re.DOTALL)
+    assert table
+    assert len([line for line in code.replace(table[0], "").splitlines() if line.strip()]) <= 37
     scope: dict[str, Any] = {}
     exec(code, scope)
     return scope["read_checkpoint"]
@@ -46,18 +51,37 @@ def test_the_pages_reader_finds_damage(tmp_path: Path) -> None:
     store = FileStore(tmp_path)
     prefix = save(store, 10)
     key = prefix + load_manifest(store, prefix).shards[0].file
-    flip(store, key, -1)
-    with pytest.raises(ValueError, match=r"rank-00000-of-00002\.safetensors is damaged"):
-        reader()(tmp_path / prefix)
-    flip(store, key, -1)
+    for bit in (-1, 4096 * 8, 4000 * 8):
+        flip(store, key, bit)
+        with pytest.raises(ValueError, match=r"rank-00000-of-00002\.safetensors is damaged"):
+            reader()(tmp_path / prefix)
+        flip(store, key, bit)
     flip(store, prefix + "manifest.json", 8 * 200)
     with pytest.raises(ValueError, match=r"damaged|Expecting"):
         reader()(tmp_path / prefix)
 
 
+def test_the_pages_reader_reads_many_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is proven at its place, also where a tensor spans several."""
+    cut_into_pieces(monkeypatch)
+    store, data = FileStore(tmp_path), bytes(i % 251 for i in range(10_000))
+    block = Block(name="w", dtype="U8", shape=(10_000,), data=data)
+    shard = write_shard(store, keys.checkpoint(10, 1), "w.safetensors", [block])
+    commit(store, make_manifest(10, shards=(shard,)))
+    _, tensors = reader()(tmp_path / keys.checkpoint(10, 1))
+    assert tensors["w"].tobytes() == data
+    flip(store, keys.checkpoint(10, 1) + "w.safetensors", 9000 * 8)
+    with pytest.raises(ValueError, match="is damaged"):
+        reader()(tmp_path / keys.checkpoint(10, 1))
+
+
 def test_the_page_names_all_there_is() -> None:
     """Every field, dtype and kind is on the page."""
+    shard = write_shard(MemoryStore(), "", "x.safetensors", blocks(1))
     words = set(re.findall(r"[A-Za-z0-9_]+", PAGE))
     assert set(body_of(make_manifest())) <= words
+    assert set(shard.to_json()) <= words
     assert set(DTYPE_BYTES) <= words
     assert {kind.value for kind in CheckpointKind} <= words

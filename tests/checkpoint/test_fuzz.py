@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
-from typing import Any
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spotguard.checkpoint import strict_json
-from spotguard.checkpoint.lineage import Claim
+from spotguard.checkpoint.header import parse_header
+from spotguard.checkpoint.lineage import CheckpointRef, Claim
 from spotguard.checkpoint.manifest import Manifest, load_manifest
-from spotguard.checkpoint.shard import parse_header, write_shard
+from spotguard.checkpoint.shard import write_shard
 from spotguard.errors import DamagedCheckpoint, StateMismatch
+from spotguard.events import keys
 from spotguard.testing.stores import MemoryStore
-from tests.checkpoint.savings import blocks, make_manifest, save
+from spotguard.units import to_iso
+from tests.checkpoint.mutation import mutants, survive
+from tests.checkpoint.savings import blocks, body_of, make_manifest, save
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from spotguard.checkpoint.tensors import TensorInfo
+
+REFUSED = (DamagedCheckpoint,)
 
 QUICK = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
@@ -79,81 +91,151 @@ def test_any_json_in_place_of_a_claim_is_refused(value: Any) -> None:
     raise AssertionError("nonsense was accepted as a claim")
 
 
-def test_a_mutated_header_is_refused_or_stays_inside_the_file() -> None:
-    """Thousands of mutated headers: each is refused, or all its tensors lie in the file."""
+def headers() -> list[bytes]:
+    """Return headers of our own with and without parts, and one as other writers make them."""
     store = MemoryStore()
-    write_shard(store, "", "x.safetensors", blocks(3), metadata={"a": "b"})
-    whole = store.get("x.safetensors")
-    text = whole[8:4096].rstrip()
-    whole = (len(text)).to_bytes(8, "little") + text + whole[4096:]
-    chance = random.Random(7)
-    accepted = 0
-    for _ in range(4000):
-        raw = mutated(whole, chance, upto=8 + len(text))
-        try:
-            tensors = parse(raw)
-        except DamagedCheckpoint:
-            continue
-        accepted += 1
-        assert all(0 <= t.start <= t.end <= len(raw) for t in tensors.values())
-    assert accepted  # a changed letter in a name is still a file
+    parts = write_shard(store, "", "p.safetensors", blocks(3), metadata={"a": "b"})
+    whole = write_shard(store, "", "w.safetensors", blocks(3)[:4])
+    ours = [store.get(info.file)[: info.header_bytes].rstrip() for info in (parts, whole)]
+    plain = b'{"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}'
+    return [head[8:] for head in ours] + [plain]
+
+
+def test_a_mutated_header_is_refused_or_stays_inside_the_file() -> None:
+    """60 000 headers: each is refused, or all its tensors lie in the file, side by side."""
+
+    def read(text: bytes) -> dict[str, TensorInfo]:
+        padded = text.ljust(-(-(len(text) + 8) // 4096) * 4096 - 8)
+        return parse(len(padded).to_bytes(8, "little") + padded + bytes(300))
+
+    def check(text: bytes, found: dict[str, TensorInfo]) -> None:
+        size = -(-(len(text) + 8) // 4096) * 4096 + 300
+        filled = sorted((t.start, t.end) for t in found.values() if t.size_bytes)
+        assert all(4096 <= start < end <= size for start, end in filled)
+        assert all(one[1] <= other[0] for one, other in pairwise(filled))
+        for info in found.values():
+            assert info.end - info.start == info.size_bytes
+            assert len(info.offsets or info.shape) == len(info.global_shape or info.shape)
+
+    accepted, number = survive(read, mutants(headers(), 60_000, seed=7), REFUSED, check)
+    assert number == 60_000
+    assert accepted > 1000  # a changed letter in a name is still a file
+
+
+def test_a_header_mutated_with_its_length_is_refused_or_sound() -> None:
+    """10 000 files whose length, padding and data are hit too."""
+    store = MemoryStore()
+    info = write_shard(store, "", "x.safetensors", [blocks(3)[0]])
+    raw = store.get(info.file)
+    text = raw[8:4096].rstrip()
+    small = len(text).to_bytes(8, "little") + text + raw[4096:]
+
+    def check(mutant: bytes, found: dict[str, TensorInfo]) -> None:
+        assert all(0 <= t.start <= t.end <= len(mutant) for t in found.values())
+
+    survive(parse, mutants([small], 10_000, seed=8), REFUSED, check)
 
 
 def test_a_mutated_manifest_with_a_right_checksum_is_refused_or_sound() -> None:
-    """Thousands of forged manifests: each is refused by name, or is a sound manifest."""
+    """60 000 forged manifests: each is refused by name, or is a sound manifest."""
     store = MemoryStore()
-    manifest = load_manifest(store, save(store, 10))
-    body = json.dumps(json.loads(manifest.to_json())["manifest"]).encode()
-    chance = random.Random(7)
-    for _ in range(4000):
-        forged = mutated(body, chance, upto=len(body))
-        digest = hashlib.sha256(forged).hexdigest().encode()
-        raw = b'{"checksum":"sha256:%s","manifest":%s}' % (digest, forged)
-        try:
-            found = Manifest.from_json(raw)
-        except (DamagedCheckpoint, StateMismatch):
-            continue
+    saved = load_manifest(store, save(store, 10))
+    small = make_manifest(state={"a": [1.5, {"$": "x"}], "$float": {}}, ranks={}, counters={})
+    originals = [json.dumps(body_of(manifest)).encode() for manifest in (saved, small, small)]
+
+    def check(_: bytes, found: Manifest) -> None:
+        assert found.prefix.startswith("checkpoints/")
         for shard in found.shards:
             assert "/" not in shard.file
-            assert all(0 <= t.start <= t.end <= shard.size_bytes for t in shard.tensors.values())
+            spans = [shard.piece(index) for index in range(len(shard.piece_hashes))]
+            ends = [shard.header_bytes, *(end for _, end in spans)]
+            assert [start for start, _ in spans] == ends[:-1]
+            assert ends[-1] == shard.size_bytes
+        to_iso(found.created_at)
+
+    accepted, number = survive(
+        lambda text: Manifest.from_json(seal(text)),
+        mutants(originals, 60_000, seed=9),
+        (DamagedCheckpoint, StateMismatch),
+        check,
+    )
+    assert number == 60_000
+    assert accepted > 1000
+
+
+def test_a_manifest_mutated_as_it_stands_is_refused() -> None:
+    """5 000 whole files: none is taken for what was written."""
+    raw = make_manifest().to_json()
+
+    def check(mutant: bytes, found: Manifest) -> None:
+        assert mutant == raw
+
+    survive(Manifest.from_json, mutants([raw], 5000, seed=10), REFUSED, check)
+
+
+def test_a_mutated_claim_is_refused_or_sound() -> None:
+    """30 000 claims: each is refused, or comes back from what it would be written as."""
+    base = Claim(attempt=3, claimed_at=1.7e9, resumed_from=None, writer="a/1/x", extra={"n": 1})
+    onward = replace(base, resumed_from=keys.checkpoint(10, 2))
+
+    def check(_: bytes, found: Claim) -> None:
+        source = CheckpointRef.of(found.resumed_from or "")
+        assert source is None or source.attempt < found.attempt
+        to_iso(found.claimed_at)
+
+    accepted, number = survive(
+        Claim.from_json,
+        mutants([base.to_json(), onward.to_json()], 30_000, seed=11),
+        REFUSED,
+        check,
+    )
+    assert number == 30_000
+    assert accepted > 500
+
+
+ODD: list[Any] = [
+    *(None, True, -1, 0, 1.5, 2**64, 10**300, "", "x", "../x"),
+    *([], [[]], {}, {"": 0}),
+]
 
 
 def test_any_field_replaced_by_anything_is_refused_or_sound() -> None:
-    """Each field of manifest, shard and tensor, replaced by values of other kinds."""
+    """Each field of manifest, shard and header, replaced by values of other kinds."""
     store = MemoryStore()
-    manifest = load_manifest(store, save(store, 10))
-    original = json.loads(manifest.to_json())["manifest"]
-    refused = 0
-    odd: list[Any] = [
-        None,
-        True,
-        -1,
-        0,
-        1.5,
-        2**64,
-        10**300,
-        "",
-        "x",
-        "../x",
-        [],
-        [[]],
-        {},
-        {"": 0},
+    saved = load_manifest(store, save(store, 10))
+    parts = json.dumps({"w": {"saved_offsets": [0, 0], "global_shape": [4, 3]}})
+    header = {
+        "__metadata__": {"DCP_SHARDING_INFO": parts},
+        "w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+    }
+    kinds: list[tuple[Any, Callable[[bytes], Any]]] = [
+        (body_of(saved), lambda text: Manifest.from_json(seal(text))),
+        (header, lambda text: parse(len(text).to_bytes(8, "little") + text + bytes(24))),
+        ({"w": {"saved_offsets": [0, 0], "global_shape": [4, 3]}}, parse_parts),
     ]
-    for path in paths_in(original):
-        for value in odd:
-            body = json.loads(json.dumps(original))
-            parent = body
-            for part in path[:-1]:
-                parent = parent[part]
-            parent[path[-1]] = value
-            text = json.dumps(body).encode()
-            digest = hashlib.sha256(text).hexdigest().encode()
-            try:
-                Manifest.from_json(b'{"checksum":"sha256:%s","manifest":%s}' % (digest, text))
-            except (DamagedCheckpoint, StateMismatch):
-                refused += 1
-    assert refused > 500
+    for original, read in kinds:
+        tried = refused = 0
+        for path in paths_in(original):
+            for value in ODD:
+                body = json.loads(json.dumps(original))
+                parent = body
+                for part in path[:-1]:
+                    parent = parent[part]
+                parent[path[-1]] = value
+                tried += 1
+                try:
+                    read(json.dumps(body).encode())
+                except (DamagedCheckpoint, StateMismatch):
+                    refused += 1
+        assert refused > tried / 2
+
+
+def parse_parts(text: bytes) -> Any:
+    """Parse a header whose entry of parts is this."""
+    tensor = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
+    body = {"__metadata__": {"DCP_SHARDING_INFO": text.decode()}, "w": tensor}
+    head = json.dumps(body).ljust(4088).encode()
+    return parse(len(head).to_bytes(8, "little") + head + bytes(24))
 
 
 def test_a_manifest_is_written_the_same_way_twice() -> None:
@@ -168,26 +250,15 @@ def test_a_manifest_is_written_the_same_way_twice() -> None:
     assert list(again.state) == ["b", "a"]
 
 
-def parse(raw: bytes) -> Any:
+def parse(raw: bytes) -> dict[str, TensorInfo]:
     """Parse a safetensors header."""
-    return parse_header(memoryview(raw), what="x")
+    return parse_header(memoryview(raw), len(raw), what="x")
 
 
-def mutated(raw: bytes, chance: random.Random, *, upto: int) -> bytes:
-    """Return `raw` with a few bytes flipped, removed, doubled or replaced by JSON's own."""
-    out = bytearray(raw)
-    for _ in range(chance.randint(1, 3)):
-        at = chance.randrange(min(upto, len(out)))
-        match chance.randrange(4):
-            case 0:
-                out[at] ^= 1 << chance.randrange(8)
-            case 1:
-                del out[at : at + chance.randint(1, 8)]
-            case 2:
-                out[at:at] = out[at : at + chance.randint(1, 8)]
-            case _:
-                out[at] = chance.choice(b'0123456789-{}[]",:')
-    return bytes(out)
+def seal(text: bytes) -> bytes:
+    """Return a manifest of any bytes whose checksum is right."""
+    digest = hashlib.sha256(text).hexdigest().encode()
+    return b'{"checksum":"sha256:%s","manifest":%s}' % (digest, text)
 
 
 def paths_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import permutations
@@ -13,8 +14,11 @@ import xxhash
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from spotguard.checkpoint.shard import Block, ShardReader, parse_header, shard_file, write_shard
-from spotguard.checkpoint.tensors import DTYPE_BYTES, ShardInfo
+from spotguard.checkpoint.header import parse_header
+from spotguard.checkpoint.reading import ShardReader, Want, check_intact, read_wanted
+from spotguard.checkpoint.shard import Block, shard_file, write_shard
+from spotguard.checkpoint.stream import read_chunks
+from spotguard.checkpoint.tensors import DTYPE_BYTES, ShardInfo, TensorInfo
 from spotguard.errors import (
     AlreadyExists,
     DamagedCheckpoint,
@@ -25,7 +29,7 @@ from spotguard.errors import (
 from spotguard.events import keys
 from spotguard.storage import FileStore
 from spotguard.testing.stores import FaultyStore, MemoryStore
-from tests.checkpoint.savings import blocks, flip, floats
+from tests.checkpoint.savings import CountingStore, blocks, cut_into_pieces, flip
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,19 +46,41 @@ def written(store: ObjectStore, what: list[Block] | None = None) -> ShardInfo:
     return write_shard(store, PREFIX, FILE, what or blocks(10), metadata={"rank": "0"})
 
 
-def test_bytes_come_back_writable_and_aligned() -> None:
+def placed(store: ObjectStore, info: ShardInfo) -> dict[str, TensorInfo]:
+    """Return what the shard's header says."""
+    return ShardReader(store, PREFIX, info).tensors
+
+
+def loaded(store: ObjectStore, info: ShardInfo) -> dict[str, bytes]:
+    """Return all tensors' bytes, each proven."""
+    reader = ShardReader(store, PREFIX, info)
+    found = {name: b"" for name in reader.tensors}
+    for chunk in read_chunks(reader):
+        found[chunk.name] += bytes(chunk.data)
+    return found
+
+
+def random_bytes(size: int) -> bytes:
+    """Return bytes that repeat nowhere."""
+    return random.Random(size).randbytes(size)
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let small tensors have many pieces."""
+    cut_into_pieces(monkeypatch)
+
+
+def test_bytes_come_back_and_are_aligned() -> None:
     """Every tensor's bytes return as they were, each at a multiple of its element's size."""
     store = MemoryStore()
     info = written(store)
-    loaded = ShardReader(store, PREFIX, info).verify_and_load()
+    tensors = placed(store, info)
 
-    assert {name: bytes(view) for name, view in loaded.items()} == {
-        block.name: bytes(block.data) for block in blocks(10)
-    }
-    assert not any(view.readonly for view in loaded.values() if view)
-    assert min(t.start for t in info.tensors.values()) == 4096
-    assert all(t.start % DTYPE_BYTES[t.dtype] == 0 for t in info.tensors.values())
-    assert info.tensors["weight"].start % 64 == 0
+    assert loaded(store, info) == {block.name: bytes(block.data) for block in blocks(10)}
+    assert min(t.start for t in tensors.values()) == info.header_bytes == 4096
+    assert all(t.start % DTYPE_BYTES[t.dtype] == 0 for t in tensors.values())
+    assert tensors["weight"].start % 64 == 0
 
 
 def test_alignment_holds_in_any_order() -> None:
@@ -65,15 +91,16 @@ def test_alignment_holds_in_any_order() -> None:
             Block(name=f"{dtype}{n}", dtype=dtype, shape=(n,), data=bytes(DTYPE_BYTES[dtype] * n))
             for dtype, n in order
         ]
-        info = written(MemoryStore(), what)
-        assert all(t.start % DTYPE_BYTES[t.dtype] == 0 for t in info.tensors.values())
+        store = MemoryStore()
+        tensors = placed(store, written(store, what))
+        assert all(t.start % DTYPE_BYTES[t.dtype] == 0 for t in tensors.values())
 
 
 def test_safetensors_reads_what_we_write(tmp_path: Path) -> None:
     """The reference implementation opens a shard, metadata included."""
     written(FileStore(tmp_path))
     with safe_open(tmp_path / KEY, "numpy") as file:
-        assert file.metadata() == {"rank": "0"}
+        assert file.metadata()["rank"] == "0"
         assert sorted(file.keys()) == ["bias", "empty", "flag", "part", "weight"]
         assert file.get_tensor("bias").tolist() == [10.0, 1.0, 2.0]
         assert file.get_tensor("flag").tolist() is True
@@ -86,7 +113,7 @@ def test_we_read_what_safetensors_writes(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "x.safetensors", metadata={"by": "them"})
     raw = (tmp_path / "x.safetensors").read_bytes()
 
-    found = parse_header(memoryview(raw), what="x")
+    found = parse_header(memoryview(raw), len(raw), what="x")
     assert {name: (info.dtype, info.shape) for name, info in found.items()} == {
         "a": ("F64", (2, 3)),
         "b": ("BOOL", (1,)),
@@ -125,15 +152,37 @@ def test_numpy_views_are_buffers_too() -> None:
     array = np.arange(6, dtype="<f4").reshape(2, 3)
     store = MemoryStore()
     info = written(store, [Block(name="a", dtype="F32", shape=(2, 3), data=array.data)])
-    assert bytes(ShardReader(store, PREFIX, info).verify_and_load()["a"]) == array.tobytes()
+    assert loaded(store, info)["a"] == array.tobytes()
 
 
-def test_the_checksum_is_that_of_the_file() -> None:
-    """Anyone can check a shard with `xxhsum -H2` (XXH3, 128 bits)."""
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 8192, 20_000])
+def test_the_hashes_are_those_of_the_files_pieces(size: int, small_pieces: None) -> None:
+    """Anyone can check header and pieces with XXH3-128, whatever the size leaves for the last."""
     store = MemoryStore()
-    info = written(store)
-    assert info.checksum == f"xxh3_128:{xxhash.xxh3_128(store.get(KEY)).hexdigest()}"
-    assert info.size_bytes == len(store.get(KEY))
+    info = written(store, [Block(name="a", dtype="U8", shape=(size,), data=random_bytes(size))])
+    raw = store.get(KEY)
+    assert info.size_bytes == len(raw) == 4096 + size
+    assert info.header_hash == xxhash.xxh3_128(raw[:4096]).hexdigest()
+    starts = range(4096, len(raw), 4096)
+    assert info.piece_hashes == tuple(
+        xxhash.xxh3_128(raw[start : start + 4096]).hexdigest() for start in starts
+    )
+    assert ShardInfo.from_json(info.to_json(), "x") == info
+
+
+def test_how_the_caller_cuts_the_data_changes_nothing(small_pieces: None) -> None:
+    """Many small views or one large one: the same file, the same hashes."""
+    raw = random_bytes(30_000)
+    forms = [
+        [Block(name="a", dtype="U8", shape=(30_000,), data=raw)],
+        [
+            Block(name=f"{start:05d}", dtype="U8", shape=(64,), data=raw[start : start + 64])
+            for start in range(0, 29_952, 64)
+        ]
+        + [Block(name="rest", dtype="U8", shape=(48,), data=raw[29_952:])],
+    ]
+    one, many = (written(MemoryStore(), form) for form in forms)
+    assert one.piece_hashes == many.piece_hashes
 
 
 def test_every_flipped_bit_is_found() -> None:
@@ -144,9 +193,23 @@ def test_every_flipped_bit_is_found() -> None:
     for bit in [*range(0, size_bits, 401), *range(64), *range(size_bits - 64, size_bits)]:
         flip(store, KEY, bit)
         with pytest.raises(DamagedCheckpoint, match=KEY):
-            ShardReader(store, PREFIX, info).verify_and_load()
+            loaded(store, info)
         flip(store, KEY, bit)
-    ShardReader(store, PREFIX, info).verify_and_load()
+    loaded(store, info)
+
+
+def test_damage_is_named_with_its_bytes(small_pieces: None) -> None:
+    """The sentence says which part of which file is not what was written."""
+    store = MemoryStore()
+    info = written(store, [Block(name="a", dtype="U8", shape=(9000,), data=bytes(9000))])
+    flip(store, KEY, (4096 + 5000) * 8)
+    with pytest.raises(
+        DamagedCheckpoint, match=f"{KEY} is damaged: the hash of bytes 8192 to 12288"
+    ):
+        check_intact(ShardReader(store, PREFIX, info))
+    flip(store, KEY, 4000 * 8)
+    with pytest.raises(DamagedCheckpoint, match="the hash of its header"):
+        check_intact(ShardReader(store, PREFIX, info))
 
 
 @pytest.mark.parametrize("kept", [0, 7, 8, 100, 4095, 4096, 4200, -1])
@@ -158,21 +221,22 @@ def test_every_truncation_is_found(kept: int) -> None:
     for other in (raw[:kept], raw + b"\0"):
         store.put(KEY, other)
         with pytest.raises(DamagedCheckpoint, match="its manifest says"):
-            ShardReader(store, PREFIX, info).verify_and_load()
+            loaded(store, info)
 
 
 def test_a_missing_shard_is_damage_but_a_failing_store_is_not() -> None:
     """Damage makes restore fall back; trouble with the store must not."""
     store = FaultyStore(MemoryStore())
     info = written(store)
-    store.fail("get_into")
-    with pytest.raises(StoreUnavailable):
-        ShardReader(store, PREFIX, info).verify_and_load()
+    for nth in (1, 2):  # the header, the data
+        store.heal().fail("get_into", nth=nth)
+        with pytest.raises(StoreUnavailable):
+            loaded(store, info)
     store.heal().before("get_into", store.inner.delete)
     with pytest.raises(DamagedCheckpoint, match="vanished"):
-        ShardReader(store, PREFIX, info).verify_and_load()
+        loaded(store, info)
     with pytest.raises(DamagedCheckpoint, match="missing"):
-        ShardReader(store, PREFIX, info).verify_and_load()
+        loaded(store, info)
 
 
 def test_a_lying_manifest_cannot_take_all_memory() -> None:
@@ -180,26 +244,73 @@ def test_a_lying_manifest_cannot_take_all_memory() -> None:
     store = MemoryStore()
     info = replace(written(store), size_bytes=1 << 60)
     with pytest.raises(DamagedCheckpoint):
-        ShardReader(store, PREFIX, info).verify_and_load()
+        loaded(store, info)
 
 
-def test_header_and_manifest_must_agree() -> None:
-    """A manifest that moves or renames a tensor of an intact file is refused."""
+def test_a_tensor_that_no_piece_proves_is_refused() -> None:
+    """A manifest that takes a tensor's bytes for header would leave them out of the pieces."""
     store = MemoryStore()
-    info = written(store)
-    moved = replace(info.tensors["flag"], start=5000, end=5001)
-    for tensors in (info.tensors | {"flag": moved}, info.tensors | {"more": moved}):
-        with pytest.raises(DamagedCheckpoint, match="disagree"):
-            ShardReader(store, PREFIX, replace(info, tensors=tensors)).verify_and_load()
+    info = written(store, [Block(name="a", dtype="U8", shape=(9000,), data=bytes(9000))])
+    raw = store.get(KEY)
+    forged = replace(
+        info,
+        header_bytes=8192,
+        header_hash=xxhash.xxh3_128_hexdigest(raw[:8192]),
+        piece_hashes=(xxhash.xxh3_128_hexdigest(raw[8192:]),),
+    )
+    with pytest.raises(DamagedCheckpoint, match="tensor 'a' is in the header"):
+        placed(store, forged)
 
 
-def test_one_tensor_can_be_read_alone() -> None:
-    """A range read fetches one tensor and nothing else."""
+def test_one_tensor_can_be_read_alone(small_pieces: None) -> None:
+    """Its pieces are read once each, and nothing else; damage elsewhere does not matter."""
+    data = random_bytes(20_000)
+    store = CountingStore()
+    info = written(
+        store,
+        [
+            Block(name="a", dtype="U8", shape=(12_800,), data=data[:12_800]),
+            Block(name="b", dtype="U8", shape=(6400,), data=data[12_800:19_200]),
+        ],
+    )
+    reader = ShardReader(store, PREFIX, info)
+    place = reader.tensors["b"]
+    flip(store, KEY, 4096 * 8)
+    store.reads.clear()
+    low, high = memoryview(bytearray(400)), memoryview(bytearray(6000))
+    read_wanted([(reader, [Want(place.start, low), Want(place.start + 400, high)])])
+    assert bytes(low) + bytes(high) == data[12_800:19_200]
+    assert store.pieces() == [(KEY, 4096 + 3 * 4096), (KEY, 4096 + 4 * 4096)]
+    with pytest.raises(DamagedCheckpoint, match="bytes 4096 to 8192"):
+        read_wanted([(reader, [Want(reader.tensors["a"].start, low)])])
+
+
+def test_bytes_that_are_wanted_twice_are_given_twice(small_pieces: None) -> None:
+    """Also where whole pieces go straight to one place: the other one gets them too."""
+    data = random_bytes(20_000)
+    store = CountingStore()
+    reader = ShardReader(
+        store, PREFIX, written(store, [Block(name="a", dtype="U8", shape=(20_000,), data=data)])
+    )
+    spans = [(0, 20_000), (0, 20_000), (4096, 8192), (5000, 5001), (8191, 16_385)]
+    targets = [memoryview(bytearray(high - low)) for low, high in spans]
+    wants = [Want(4096 + low, target) for (low, _), target in zip(spans, targets, strict=True)]
+    for order in (wants, wants[::-1]):
+        store.reads.clear()
+        for target in targets:
+            target[:] = bytes(len(target))
+        read_wanted([(reader, order)])
+        assert [bytes(target) for target in targets] == [data[low:high] for low, high in spans]
+        assert len(store.pieces()) == len(set(store.pieces())) == 5
+
+
+def test_wanting_nothing_reads_nothing() -> None:
+    """Tensors without elements need no piece."""
     store = FaultyStore(MemoryStore())
     reader = ShardReader(store, PREFIX, written(store))
-    assert bytes(reader.read_range("bias")) == floats(10, 1, 2)
-    assert bytes(reader.read_range("empty")) == b""
-    assert store.calls["get"] == 0
+    read_wanted([(reader, [Want(4096, memoryview(bytearray()))])])
+    read_wanted([])
+    assert store.calls["get_into"] == 0
 
 
 @pytest.mark.parametrize(
@@ -233,12 +344,12 @@ def test_a_committed_checkpoint_is_never_overwritten() -> None:
     store = MemoryStore()
     written(store, blocks(1))
     info = written(store, blocks(2))
-    ShardReader(store, PREFIX, info).verify_and_load()
+    loaded(store, info)
 
     store.put(keys.manifest(PREFIX), b"committed")
     with pytest.raises(AlreadyExists):
         written(store, blocks(3))
-    ShardReader(store, PREFIX, info).verify_and_load()
+    loaded(store, info)
 
 
 def test_a_full_store_comes_through() -> None:

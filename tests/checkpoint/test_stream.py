@@ -1,114 +1,108 @@
 from __future__ import annotations
 
 import tracemalloc
-from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
-from spotguard.checkpoint.manifest import load_manifest
-from spotguard.checkpoint.shard import Block, ShardReader, write_shard
-from spotguard.checkpoint.stream import CHUNK_BYTES, read_pieces
-from spotguard.checkpoint.tensors import DTYPE_BYTES
+from spotguard.checkpoint.manifest import load_manifest, shard_readers
+from spotguard.checkpoint.reading import ShardReader
+from spotguard.checkpoint.shard import Block, write_shard
+from spotguard.checkpoint.stream import Chunk, read_chunks
+from spotguard.checkpoint.tensors import DTYPE_BYTES, PIECE_BYTES
 from spotguard.errors import DamagedCheckpoint, StoreUnavailable
+from spotguard.storage.buffers import targets_of
 from spotguard.testing import FaultyStore, MemoryStore
-from tests.checkpoint.savings import flip, floats, save
+from tests.checkpoint.savings import cut_into_pieces, flip, save
+
+if TYPE_CHECKING:
+    from spotguard.storage.base import Target
 
 
-@pytest.mark.parametrize("chunk_bytes", [8, 24, 4096, 4100, 1 << 20])
-def test_the_pieces_of_a_tensor_are_its_bytes_in_whole_elements(chunk_bytes: int) -> None:
-    """However small the chunks, nothing is lost, repeated or cut through an element."""
+@pytest.mark.parametrize("piece_bytes", [4096, 8192, PIECE_BYTES])
+def test_the_chunks_of_a_tensor_are_its_bytes_in_whole_elements(
+    piece_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However small the pieces, nothing is lost, repeated or cut through an element."""
+    cut_into_pieces(monkeypatch, piece_bytes)
     store = MemoryStore()
-    prefix = save(store, 10)
-    (shard, _) = load_manifest(store, prefix).shards
-    expected = ShardReader(store, prefix, shard).verify_and_load()
-    found = {name: bytearray() for name in shard.tensors}
-    header = bytearray()
-    for piece in read_pieces(store, prefix, shard, chunk_bytes=chunk_bytes):
-        if piece.name is None:
-            assert piece.start == len(header)
-            header += piece.data
-            continue
-        assert piece.start == len(found[piece.name])
-        assert piece.data.nbytes % DTYPE_BYTES[shard.tensors[piece.name].dtype] == 0
-        found[piece.name] += piece.data
-    assert {name: bytes(data) for name, data in found.items()} == {
-        name: bytes(data) for name, data in expected.items()
-    }
-    assert len(header) == 4096
-
-
-def test_no_chunk_cuts_through_an_element_of_a_foreign_layout() -> None:
-    """A file whose tensors are not aligned, as other writers make them, is read in whole floats."""
-    store = MemoryStore()
-    blocks = [Block(name="a", dtype="F32", shape=(5,), data=floats(1, 2, 3, 4, 5))]
-    shard = write_shard(store, "x/", "s.safetensors", blocks)
-    sizes = [
-        piece.data.nbytes
-        for piece in read_pieces(store, "x/", shard, chunk_bytes=4096 + 7)
-        if piece.name == "a"
+    sizes = {"F64": 1000, "BF16": 5001, "U8": 13, "F32": 3, "I16": 0, "BOOL": 9000}
+    blocks = [
+        Block(name=dtype, dtype=dtype, shape=(n,), data=bytes(i % 251 for i in range(n * size)))
+        for dtype, n in sizes.items()
+        for size in [DTYPE_BYTES[dtype]]
     ]
-    assert sizes == [4, 16]
+    reader = ShardReader(store, "x/", write_shard(store, "x/", "s.safetensors", blocks))
+    found = {name: bytearray() for name in reader.tensors}
+    order = []
+    for chunk in read_chunks(reader):
+        assert chunk.start == len(found[chunk.name])
+        assert chunk.data.nbytes % DTYPE_BYTES[chunk.name] == 0
+        order.append(reader.tensors[chunk.name].start + chunk.start)
+        found[chunk.name] += chunk.data
+    assert {name: bytes(data) for name, data in found.items()} == {
+        block.name: block.data for block in blocks
+    }
+    assert order == sorted(order), "not in the order of the file"
 
 
-def test_every_flipped_bit_is_found_at_the_latest_at_the_end() -> None:
-    """Header, padding and data alike."""
+def test_every_flipped_bit_is_found_and_nothing_of_its_piece_is_given() -> None:
+    """Header, padding and data alike: what was yielded is proven."""
     store = MemoryStore()
     prefix = save(store, 10)
-    (shard, _) = load_manifest(store, prefix).shards
-    key = prefix + shard.file
+    reader = shard_readers(store, load_manifest(store, prefix))[0]
+    key = prefix + reader.info.file
     for bit in (0, 70, 9 * 8, 2000 * 8, 4096 * 8 + 3, -1):
         flip(store, key, bit)
-        with pytest.raises(DamagedCheckpoint, match="its hash is"):
-            list(read_pieces(store, prefix, shard, chunk_bytes=512))
+        given: list[Chunk] = []
+        fresh = ShardReader(store, prefix, reader.info)
+        with pytest.raises(DamagedCheckpoint, match=f"{key} is damaged: the hash of"):
+            given.extend(read_chunks(fresh))
+        assert given == []
         flip(store, key, bit)
-    assert list(read_pieces(store, prefix, shard))
+    assert list(read_chunks(ShardReader(store, prefix, reader.info)))
 
 
 def test_a_missing_or_short_shard_is_damage_but_a_failing_store_is_not() -> None:
     """A store that is down says nothing about the checkpoint."""
     inner = MemoryStore()
     prefix = save(inner, 10)
-    (shard, other) = load_manifest(inner, prefix).shards
-    with pytest.raises(StoreUnavailable):
-        list(read_pieces(FaultyStore(inner).fail("get_into"), prefix, shard))
-    store = FaultyStore(inner).before("get_into", inner.delete)
+    shard, other = load_manifest(inner, prefix).shards
+    for nth in (1, 2):
+        with pytest.raises(StoreUnavailable):
+            list(
+                read_chunks(
+                    ShardReader(FaultyStore(inner).fail("get_into", nth=nth), prefix, shard)
+                )
+            )
+    store = FaultyStore(inner).before("get_into", inner.delete, nth=2)
     with pytest.raises(DamagedCheckpoint, match="vanished"):
-        list(read_pieces(store, prefix, shard))
+        list(read_chunks(ShardReader(store, prefix, shard)))
     inner.put(prefix + other.file, inner.get(prefix + other.file)[:-1])
     with pytest.raises(DamagedCheckpoint, match="bytes, its manifest says"):
-        list(read_pieces(inner, prefix, other))
-
-
-def test_a_header_that_contradicts_the_manifest_is_damage() -> None:
-    """Other programs believe the header: a shard that they would read differently is not whole."""
-    store = MemoryStore()
-    prefix = save(store, 10)
-    (shard, _) = load_manifest(store, prefix).shards
-    info = shard.tensors["weight"]
-    swapped = replace(info, shape=info.shape[::-1])
-    lying = replace(shard, tensors={**shard.tensors, "weight": swapped})
-    with pytest.raises(DamagedCheckpoint, match="header and its manifest disagree"):
-        list(read_pieces(store, prefix, lying))
+        list(read_chunks(ShardReader(inner, prefix, other)))
 
 
 class FrugalStore(MemoryStore):
     """Reads a range without a copy of its own."""
 
-    def get_into(self, key: str, offset: int, into: memoryview) -> None:
+    def get_into(self, key: str, offset: int, into: Target) -> None:
         """Fill `into` from the object."""
-        into[:] = memoryview(self.get(key))[offset : offset + into.nbytes]
+        for view in targets_of(into):
+            view[:] = memoryview(self.get(key))[offset : offset + len(view)]
+            offset += len(view)
 
 
 def test_a_large_shard_needs_little_memory() -> None:
-    """Many chunks pass through the memory of one."""
-    store, size = FrugalStore(), 4 * CHUNK_BYTES
+    """Many pieces pass through the memory of one (which is mapped, and so not traced)."""
+    store, size = FrugalStore(), 4 * PIECE_BYTES
     block = Block(name="a", dtype="U8", shape=(size,), data=bytes(size))
-    shard = write_shard(store, "x/", "s.safetensors", [block])
+    reader = ShardReader(store, "x/", write_shard(store, "x/", "s.safetensors", [block]))
     tracemalloc.start()
     try:
-        total = sum(piece.data.nbytes for piece in read_pieces(store, "x/", shard))
+        total = sum(chunk.data.nbytes for chunk in read_chunks(reader))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert total == shard.size_bytes
-    assert peak < 1.5 * CHUNK_BYTES
+    assert total == size
+    assert peak < PIECE_BYTES / 2

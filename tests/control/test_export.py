@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from spotguard.checkpoint.lineage import CheckpointRef
 from spotguard.checkpoint.manifest import commit
 from spotguard.checkpoint.shard import shard_file, write_shard
-from spotguard.checkpoint.stream import CHUNK_BYTES
+from spotguard.checkpoint.tensors import PIECE_BYTES
 from spotguard.control import new_file as new_files
 from spotguard.control.export import DTYPES, Exported, export
 from spotguard.control.new_file import new_file
@@ -25,7 +25,7 @@ from spotguard.events import keys
 from spotguard.storage import FileStore
 from spotguard.testing import FaultyStore, MemoryStore
 from spotguard.testing.stores import SimulatedCrash
-from tests.checkpoint.savings import flip, make_manifest
+from tests.checkpoint.savings import cut_into_pieces, flip, make_manifest
 from tests.control.saved_models import TiedNet, block, raw, save_objects
 
 if TYPE_CHECKING:
@@ -124,14 +124,12 @@ def test_a_part_cut_along_any_dimension_finds_its_place(axis: int, tmp_path: Pat
     assert same_bits(load_file(tmp_path / "m.safetensors"), dict(model.state_dict()))
 
 
-def test_a_part_larger_than_a_chunk_is_merged_piecewise(
+def test_a_part_larger_than_a_piece_is_merged_piecewise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pieces may end in the middle of a row."""
-    monkeypatch.setattr(
-        "spotguard.checkpoint.stream.read_pieces.__kwdefaults__", {"chunk_bytes": 40}
-    )
-    store, model = MemoryStore(), TiedNet()
+    cut_into_pieces(monkeypatch)
+    store, model = MemoryStore(), torch.nn.Linear(1500, 30)
     prefix = save_objects(store, world_size=3, cut=in_thirds, model=model)
     run_export(store, prefix, tmp_path / "m.safetensors")
     assert same_bits(load_file(tmp_path / "m.safetensors"), dict(model.state_dict()))
@@ -413,7 +411,7 @@ def test_a_file_is_readable_by_whom_the_umask_allows(tmp_path: Path, way: str) -
 
 
 def test_an_export_needs_little_memory(tmp_path: Path) -> None:
-    """A model of 48 MB passes through the memory of two chunks, hashed and merged on the way."""
+    """A model of 48 MB passes through the memory of a few pieces, proven and merged on the way."""
     store = FileStore(tmp_path / "store")
     model = torch.nn.Linear(3000, 4000, bias=False)
     halves = save_objects(store, world_size=2, cut=lambda *_: (0, [2000, 2000]), model=model)
@@ -423,5 +421,5 @@ def test_an_export_needs_little_memory(tmp_path: Path) -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 2.5 * CHUNK_BYTES
+    assert peak < 2.5 * PIECE_BYTES
     assert (tmp_path / "m.safetensors").stat().st_size > 48_000_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ from spotguard.runtime.tracked import Tracked, TrackedValue, tracked
 from spotguard.testing import MemoryStore
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from spotguard.errors import SpotguardError
     from spotguard.runtime.coordination import Coordinator
     from spotguard.storage.base import ObjectStore
@@ -52,12 +55,15 @@ class Rank:
 
     def start(self, **objects: Any) -> restoring.Restored:
         """Restore into the objects and claim the attempt; return what was restored."""
-        found = restoring.choose(self.store, self.coordinator, self.rank)
-        restoring.apply(found, adapters(objects))
+        found = self.restore(adapters(objects))
         if self.rank == 0:
             claim_attempt(self.store, self.attempt, found.prefix)
         self.saver.parent = found.prefix
         return found
+
+    def restore(self, objects: Mapping[str, Tracked]) -> restoring.Restored:
+        """Restore into the adapters of tracked objects."""
+        return restoring.restore(self.store, self.coordinator, self.rank, self.world_size, objects)
 
     def now(
         self, step: int, kind: CheckpointKind = CheckpointKind.PERIODIC, **objects: Any
@@ -89,9 +95,27 @@ def through_a_checkpoint(value: Any) -> Any:
     rank.start(x={})
     item = TrackedValue(value, lambda v: v, lambda _, state: came.append(state))
     rank.saver.save_now(rank.saver.capture(1, CheckpointKind.FINAL, {"x": item}, {}))
-    found = restoring.choose(rank.store, rank.coordinator, 0)
-    restoring.apply(found, {"x": item})
+    rank.restore({"x": item})
     return came[0]
+
+
+def together(*calls: Callable[[], Any]) -> list[Any]:
+    """Run each call in a thread; return their results, or the exceptions they raised."""
+    results: list[Any] = [None] * len(calls)
+
+    def run(index: int) -> None:
+        try:
+            results[index] = calls[index]()
+        except Exception as problem:  # noqa: BLE001 - it is the result
+            results[index] = problem
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive(), "a rank hangs"
+    return results
 
 
 def same(one: Any, other: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotguard.checkpoint.lineage import claim_attempt
@@ -16,12 +16,14 @@ from spotguard.checkpoint.shard import Block, shard_file, write_shard
 from spotguard.errors import DamagedCheckpoint, StateMismatch, StoreUnavailable
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
-from spotguard.runtime import restoring
-from spotguard.runtime.restoring import StoredTensors
+from spotguard.runtime.reading import StoredTensors, _Box
+from spotguard.runtime.state import DTYPES
 from spotguard.testing import FakeRendezvous, FaultyStore, MemoryStore
-from tests.runtime.lab import Rank, adapters, next_attempt, raw
+from tests.checkpoint.savings import CountingStore, cut_into_pieces
+from tests.runtime.lab import Rank, adapters, next_attempt, raw, together
 
 if TYPE_CHECKING:
+    from spotguard.runtime.tracked import Finish
     from spotguard.storage.base import ObjectStore
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
@@ -46,7 +48,7 @@ def block(name: str, whole: torch.Tensor, box: Box) -> Block:
     offsets, shape = box
     part = whole[tuple(slice(o, o + n) for o, n in zip(offsets, shape, strict=True))]
     return Block(
-        name=name, dtype="F32", shape=shape, data=raw(part),
+        name=name, dtype=DTYPES[whole.dtype], shape=shape, data=raw(part),
         global_shape=tuple(whole.shape), offsets=offsets,
     )  # fmt: skip
 
@@ -56,32 +58,68 @@ def save(
 ) -> Manifest:
     """Write a checkpoint whose tensors lie in boxes, one for each rank, and commit it."""
     world = max(len(boxes) for _, boxes in tensors.values())
-    shards = tuple(
-        write_shard(
-            store,
-            keys.checkpoint(step, 1),
-            shard_file(rank, world),
-            [
-                block(name, t, boxes[rank])
-                for name, (t, boxes) in tensors.items()
-                if rank < len(boxes)
-            ],
-        )
+    of_rank = [
+        [block(name, t, boxes[rank]) for name, (t, boxes) in tensors.items() if rank < len(boxes)]
         for rank in range(world)
+    ]
+    return write(store, of_rank, step=step)
+
+
+def write(
+    store: ObjectStore, of_rank: list[list[Block]], *, step: int = 10, state: Any = None
+) -> Manifest:
+    """Write each rank's blocks as a shard and commit them."""
+    world, prefix = len(of_rank), keys.checkpoint(step, 1)
+    written = tuple(
+        write_shard(store, prefix, shard_file(rank, world), blocks)
+        for rank, blocks in enumerate(of_rank)
     )
     manifest = Manifest(
         run_id="a-run", attempt=1, step=step, kind=CheckpointKind.PERIODIC, created_at=1.0,
-        parent=None, world_size=world, shards=shards, state={},
+        parent=None, world_size=world, shards=written, state=state or {},
     )  # fmt: skip
     commit(store, manifest)
     return manifest
 
 
-def stored(tensors: dict[str, tuple[torch.Tensor, list[Box]]]) -> StoredTensors:
-    """Return the tensors of a fresh checkpoint."""
-    store = MemoryStore()
-    manifest = save(store, tensors)
-    return StoredTensors(store, manifest.prefix, manifest)
+class Stored:
+    """A fresh checkpoint, to read parts of."""
+
+    def __init__(self, tensors: dict[str, tuple[torch.Tensor, list[Box]]]) -> None:
+        self.store = CountingStore()
+        self.manifest = save(self.store, tensors)
+
+    def part(self, name: str, box: Box, like: torch.Tensor) -> torch.Tensor:
+        """Return what a rank whose part is `box` gets; all else in its memory is 1-bits."""
+        target = torch.empty_like(like[cut_out(box)]).contiguous()
+        if target.numel():
+            target.view(-1).view(torch.uint8).fill_(255)
+        return self.into(name, box, target)
+
+    def into(self, name: str, box: Box, target: torch.Tensor) -> torch.Tensor:
+        """Read a part of a tensor into `target` and return it."""
+        self.store.reads.clear()
+        tensors = StoredTensors(self.store, self.manifest)
+        tensors._fill(name, target, _Box(*box))
+        tensors.read()
+        return target
+
+    def whole(self, name: str) -> torch.Tensor:
+        """Return a tensor in new memory."""
+        tensors = StoredTensors(self.store, self.manifest)
+        found = tensors.new(name)
+        tensors.read()
+        return found
+
+
+def cut_out(box: Box) -> tuple[slice, ...]:
+    """Return the slices of a box."""
+    return tuple(slice(o, o + n) for o, n in zip(*box, strict=True))
+
+
+def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors agree in dtype, shape and every bit."""
+    return (one.dtype, one.shape, raw(one)) == (other.dtype, other.shape, raw(other))
 
 
 @pytest.mark.parametrize(
@@ -105,14 +143,79 @@ def test_any_cut_is_restored_to_any_other(
 ) -> None:
     """Saved on N ranks, each of M ranks gets exactly its part, also of uneven and 2-D cuts."""
     whole = torch.randn(shape)
-    tensors = stored({"w": (whole, grid(shape, before))})
+    stored = Stored({"w": (whole, grid(shape, before))})
 
-    for offsets, size in grid(shape, after):
-        part = whole[tuple(slice(o, o + n) for o, n in zip(offsets, size, strict=True))]
-        assert torch.equal(tensors._assemble("w", offsets, size), part)
-    assert torch.equal(tensors.fetch("w"), whole)
+    for box in grid(shape, after):
+        assert equal(stored.part("w", box, whole), whole[cut_out(box)])
+    assert equal(stored.whole("w"), whole)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.bool], ids=str)
+@pytest.mark.parametrize(("before", "after"), [(4, 3), (1, 4), (3, 1)], ids=str)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_resharding_keeps_every_bit(
+    dtype: torch.dtype, before: int, after: int, axis: int, small_pieces: None
+) -> None:
+    """Small types too, nan payloads and denormals included, over many pieces."""
+    bits = random.Random(before).randbytes(70 * 300)
+    if dtype is torch.bool:
+        bits = bytes(b & 1 for b in bits)
+    whole = torch.frombuffer(bytearray(bits), dtype=dtype)
+    whole = whole.view(70, -1)
+    ways = [(n, 1) if axis == 0 else (1, n) for n in (before, after)]
+    stored = Stored({"w": (whole, grid(tuple(whole.shape), ways[0]))})
+
+    for box in grid(tuple(whole.shape), ways[1]):
+        assert equal(stored.part("w", box, whole), whole[cut_out(box)])
+
+
+def test_a_part_without_rows_is_restored_to_nothing() -> None:
+    """Three rows over four ranks, then over five: idle ranks read no data."""
+    whole = torch.randn(3, 2)
+    stored = Stored({"w": (whole, grid((3, 2), (4, 1)))})
+
+    for box in grid((3, 2), (5, 1)):
+        assert equal(stored.part("w", box, whole), whole[cut_out(box)])
+    assert all(start == 0 for _, start, _ in stored.store.reads), "the last rank has no row"
+
+
+@pytest.mark.parametrize("value", [torch.tensor(3.5), torch.tensor(True), torch.empty(0, 4)])
+def test_a_tensor_of_one_or_no_element_is_restored(value: torch.Tensor) -> None:
+    """A step counter has no dimension to be cut along."""
+    box = ((0,) * value.dim(), tuple(value.shape))
+    stored = Stored({"w": (value, [box])})
+
+    assert equal(stored.whole("w"), value)
+    assert equal(stored.part("w", box, value), value)
+
+
+LAYOUTS = {
+    "channels last": lambda t: torch.empty_like(t).to(memory_format=torch.channels_last),
+    "transposed": lambda t: torch.empty(*reversed(t.shape)).permute(3, 2, 1, 0),
+    "every other": lambda t: torch.empty(*t.shape[:-1], 2 * t.shape[-1])[..., ::2],
+    "conjugate": lambda t: torch.empty(t.shape, dtype=torch.complex64).conj(),
+    "negative": lambda t: torch.empty(t.shape, dtype=torch.complex64).conj().imag,
+    "of doubles": lambda t: torch.empty(t.shape, dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("ranks", [(1, 1, 1, 1), (4, 1, 1, 1), (1, 3, 1, 2)], ids=str)
+def test_any_layout_of_the_target_is_filled_by_value(layout: str, ranks: tuple[int, ...]) -> None:
+    """Strides, lazy conjugation and another dtype of the target: it keeps its own form."""
+    whole = torch.randn(6, 5, 4, 3)
+    target = LAYOUTS[layout](whole)
+    if target.is_complex():
+        whole = torch.complex(whole, torch.randn(6, 5, 4, 3))
+    form = target.stride(), target.dtype, target.is_conj(), target.is_neg()
+    stored = Stored({"w": (whole, grid((6, 5, 4, 3), ranks))})
+    stored.into("w", ((0, 0, 0, 0), (6, 5, 4, 3)), target)
+
+    assert torch.equal(target, whole.to(target.dtype))
+    assert form == (target.stride(), target.dtype, target.is_conj(), target.is_neg())
+
+
+@settings(deadline=None)  # the machine is shared
 @given(
     shape=st.lists(st.integers(1, 7), min_size=1, max_size=3).map(tuple),
     data=st.data(),
@@ -122,20 +225,22 @@ def test_no_cut_is_special(shape: tuple[int, ...], data: st.DataObject) -> None:
     ranks = st.tuples(*(st.integers(1, 5) for _ in shape))
     boxes = data.draw(st.permutations(grid(shape, data.draw(ranks))))
     whole = torch.arange(math.prod(shape), dtype=torch.float32).view(shape)
-    tensors = stored({"w": (whole, boxes)})
+    with pytest.MonkeyPatch.context() as patch:
+        cut_into_pieces(patch)
+        stored = Stored({"w": (whole, boxes)})
 
-    for offsets, size in grid(shape, data.draw(ranks)):
-        part = whole[tuple(slice(o, o + n) for o, n in zip(offsets, size, strict=True))]
-        assert torch.equal(tensors._assemble("w", offsets, size), part)
+    for box in grid(shape, data.draw(ranks)):
+        assert equal(stored.part("w", box, whole), whole[cut_out(box)])
 
 
 def test_replicas_of_a_part_count_once() -> None:
     """Hybrid sharding stores each part on several ranks; any of them will do."""
     whole = torch.randn(6, 2)
     boxes = grid((6, 2), (2, 1))
-    tensors = stored({"w": (whole, [*boxes, *boxes])})
+    stored = Stored({"w": (whole, [*boxes, *boxes])})
 
-    assert torch.equal(tensors.fetch("w"), whole)
+    assert equal(stored.part("w", ((0, 0), (6, 2)), whole), whole)
+    assert len([start for _, start, _ in stored.store.reads if start]) == 2
 
 
 def test_an_empty_part_hides_no_other() -> None:
@@ -143,30 +248,85 @@ def test_an_empty_part_hides_no_other() -> None:
     whole = torch.randn(3, 2)
     boxes: list[Box] = [((0, 0), (0, 2)), *grid((3, 2), (3, 1))]
 
-    assert torch.equal(stored({"w": (whole, boxes)}).fetch("w"), whole)
+    assert equal(Stored({"w": (whole, boxes)}).whole("w"), whole)
 
 
 def test_a_missing_part_is_found_out() -> None:
     """What the shards do not hold is never filled with whatever is in memory."""
     whole = torch.randn(6, 2)
-    tensors = stored({"w": (whole, grid((6, 2), (3, 1))[:2])})
+    stored = Stored({"w": (whole, grid((6, 2), (3, 1))[:2])})
 
-    assert torch.equal(tensors._assemble("w", (0, 0), (4, 2)), whole[:4])
+    assert equal(stored.part("w", ((0, 0), (4, 2)), whole), whole[:4])
     with pytest.raises(DamagedCheckpoint, match="only parts of the tensor 'w'"):
-        tensors.fetch("w")
+        stored.whole("w")
     with pytest.raises(DamagedCheckpoint, match="no shard holds the tensor 'v'"):
-        tensors.fetch("v")
+        stored.whole("v")
 
 
-def test_only_the_shards_that_are_needed_are_read() -> None:
-    """Of a large model each rank reads what overlaps its own part."""
-    store = FaultyStore(MemoryStore())
-    whole = torch.randn(8, 2)
-    manifest = save(store, {"w": (whole, grid((8, 2), (4, 1)))})
-    tensors = StoredTensors(store, manifest.prefix, manifest)
-    tensors._assemble("w", (0, 0), (2, 2))
+def test_parts_of_different_tensors_are_never_put_together() -> None:
+    """Shards that disagree in dtype or in the whole's shape are damage."""
+    whole = torch.randn(6, 2)
+    for other in (whole.double(), torch.randn(7, 2)):
+        store = MemoryStore()
+        parts = (block("w", whole, ((0, 0), (3, 2))), block("w", other, ((3, 0), (3, 2))))
+        manifest = write(store, [[part] for part in parts])
+        with pytest.raises(DamagedCheckpoint, match="parts of the tensor 'w' do not fit"):
+            StoredTensors(store, manifest).new("w")
 
-    assert store.calls["get_into"] == 1
+
+def needed(manifest: Manifest, stored: list[Box], box: Box) -> set[tuple[str, int]]:
+    """Return (key, offset) of every piece that holds a byte of `box`, found element by element."""
+    found = set()
+    for info, (offsets, shape) in zip(manifest.shards, stored, strict=True):
+        for at in itertools.product(*(range(o, o + n) for o, n in zip(*box, strict=True))):
+            inside = [a - o for a, o in zip(at, offsets, strict=True)]
+            if all(0 <= a < n for a, n in zip(inside, shape, strict=True)):
+                index = 0
+                for a, n in zip(inside, shape, strict=True):
+                    index = index * n + a
+                for byte in (4 * index, 4 * index + 3):
+                    start, _ = info.piece(byte // info.piece_bytes)
+                    found.add((manifest.prefix + info.file, start))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("shape", "before", "after"),
+    [
+        ((120, 90), (4, 1), (3, 1)),
+        ((30, 900), (1, 4), (1, 3)),
+        ((8, 9000), (1, 4), (1, 3)),
+        ((120, 90), (4, 1), (1, 3)),
+        ((3, 8, 2500), (1, 1, 4), (1, 1, 3)),
+        ((3, 20, 500), (1, 4, 1), (1, 3, 1)),
+        ((2, 3, 5000), (1, 1, 1), (1, 3, 2)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("strided", [False, True], ids=["in place", "beside"])
+def test_only_the_pieces_that_are_needed_are_read(
+    shape: tuple[int, ...],
+    before: tuple[int, ...],
+    after: tuple[int, ...],
+    strided: bool,
+    small_pieces: None,
+) -> None:
+    """Each rank reads what overlaps its own part, once, whether rows or columns are cut."""
+    whole = torch.randn(shape)
+    boxes = grid(shape, before)
+    stored = Stored({"w": (whole, boxes)})
+    for box in grid(shape, after):
+        target = torch.empty(*box[1], 2)[..., 0] if strided else torch.empty(box[1])
+        assert equal(stored.into("w", box, target), whole[cut_out(box)])
+        read = stored.store.pieces()
+        assert len(read) == len(set(read)), "read twice"
+        assert set(read) == needed(stored.manifest, boxes, box)
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let small tensors have many pieces."""
+    cut_into_pieces(monkeypatch)
 
 
 def flip(store: MemoryStore, key: str, rng: random.Random) -> None:
@@ -256,19 +416,25 @@ def test_all_ranks_restore_what_the_first_one_chose() -> None:
     store, words = history(10, 20), FakeRendezvous()
     flip(store, shard_of(20), random.Random(1))
     found: list[dict[str, Any]] = [{} for _ in range(3)]
-    chosen = [restoring.choose(store, words.rank(rank), rank) for rank in range(3)]
-    for one, mine in zip(chosen, found, strict=True):
-        restoring.apply(one, adapters({"s": mine}))
+    team = [Rank(store, rank, 3, coordinator=words.rank(rank)) for rank in range(3)]
+    chosen = together(
+        *(
+            lambda one=one, mine=mine: one.restore(adapters({"s": mine}))
+            for one, mine in zip(team, found, strict=True)
+        )
+    )
 
     assert {one.prefix for one in chosen} == {keys.checkpoint(10, 1)}
     assert [mine["step"] for mine in found] == [10, 10, 10]
+    assert chosen[0].skipped == chosen[1].skipped == chosen[2].skipped
+    assert [one.steps_back for one in chosen] == [10, 10, 10]
 
 
 def test_a_fresh_start_is_told_to_all() -> None:
     """No checkpoint is a choice, too."""
     words = FakeRendezvous()
-    first = restoring.choose(MemoryStore(), words.rank(0), 0)
-    second = restoring.choose(MemoryStore(), words.rank(1), 1)
+    first = Rank(MemoryStore(), 0, 2, coordinator=words.rank(0)).restore({})
+    second = Rank(MemoryStore(), 1, 2, coordinator=words.rank(1)).restore({})
 
     assert first.manifest is None
     assert second.manifest is None
@@ -277,8 +443,8 @@ def test_a_fresh_start_is_told_to_all() -> None:
 def test_a_silent_first_rank_is_an_error() -> None:
     """Without its word nobody starts from something else."""
     words = FakeRendezvous(patience_s=0.01)
-    with pytest.raises(ConnectionError, match="did not say what to restore"):
-        restoring.choose(MemoryStore(), words.rank(1), 1)
+    with pytest.raises(ConnectionError, match="no word of restore/1 from another rank"):
+        Rank(MemoryStore(), 1, 2, coordinator=words.rank(1)).restore({})
 
 
 def test_a_newer_format_is_refused() -> None:
@@ -322,3 +488,110 @@ def test_a_claim_without_a_commit_changes_nothing() -> None:
     next_attempt(store, s=found)
 
     assert found["step"] == 10
+
+
+# ---------------------------------------------------------------------- votes
+
+
+class Row:
+    """A rank's own row of a matrix that is spread over the ranks."""
+
+    def __init__(self, rank: int) -> None:
+        self.value = torch.zeros(1, 3)
+        self._box = _Box((rank, 0), (1, 3))
+
+    def pack(self, name: str, into: Any) -> Any:
+        """Nothing is saved here."""
+
+    def restore(self, name: str, tree: Any, reading: Any) -> Finish:
+        """Have the row read."""
+        reading._fill(tree["name"], self.value, self._box)
+        return lambda: None
+
+
+def rows(*steps: int) -> MemoryStore:
+    """Return a store whose checkpoints hold one row for each of two ranks, and a dict."""
+    store = MemoryStore()
+    claim_attempt(store, 1, None)
+    state = {"w": {"$": "tensor", "name": "w", "sharded": True}}
+    for step in steps:
+        whole = torch.full((2, 3), float(step))
+        of_rank = [[block("w", whole, ((rank, 0), (1, 3)))] for rank in range(2)]
+        write(store, of_rank, step=step, state={**state, "s": {"step": step}})
+    return store
+
+
+def damage(store: MemoryStore, step: int, rank: int) -> None:
+    """Flip a bit of what only this rank reads."""
+    key = keys.checkpoint(step, 1) + shard_file(rank, 2)
+    data = bytearray(store.get(key))
+    data[-1] ^= 1
+    store.put(key, data)
+
+
+class Pair:
+    """Two ranks that restore together; looks at each one's dict whenever it says or hears."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.rows = [Row(rank) for rank in range(2)]
+        self.found: list[dict[str, Any]] = [{"step": -1}, {"step": -1}]
+        self.seen: list[dict[str, Any]] = []
+        words = FakeRendezvous(before=lambda rank, *_: self.seen.append(dict(self.found[rank])))
+        self.team = [Rank(store, rank, 2, coordinator=words.rank(rank)) for rank in range(2)]
+
+    def restore(self) -> list[Any]:
+        """Return what each rank restored, or raised."""
+
+        def of(rank: int) -> Any:
+            mine = {"w": self.rows[rank], **adapters({"s": self.found[rank]})}
+            return lambda: self.team[rank].restore(mine)
+
+        return together(of(0), of(1))
+
+
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_damage_that_one_rank_finds_makes_both_fall_back(damaged: int) -> None:
+    """Nobody goes on from what is not whole for all; both can say which, and why."""
+    store = rows(10, 20)
+    damage(store, 20, damaged)
+    pair = Pair(store)
+    first, second = pair.restore()
+
+    assert [step["step"] for step in pair.found] == [10, 10]
+    assert [row.value.tolist() for row in pair.rows] == [[[10.0] * 3]] * 2
+    assert first.prefix == second.prefix == keys.checkpoint(10, 1)
+    assert first.skipped == second.skipped
+    [(prefix, problem)] = second.skipped
+    assert prefix == keys.checkpoint(20, 1)
+    assert f"{shard_file(damaged, 2)} is damaged: the hash of bytes" in problem
+    assert problem.startswith("rank 1: ") == (damaged == 1)
+    assert first.steps_back == second.steps_back == 10
+
+
+def test_nothing_but_tensors_changes_before_all_ranks_agree() -> None:
+    """While they talk, each rank's own objects are as the script made them."""
+    store = rows(10, 20, 30)
+    damage(store, 30, 1)
+    damage(store, 20, 0)
+    pair = Pair(store)
+    restored = pair.restore()
+
+    assert [one.prefix for one in restored] == [keys.checkpoint(10, 1)] * 2
+    assert len(restored[1].skipped) == 2
+    assert len(pair.seen) > 10
+    assert all(seen == {"step": -1} for seen in pair.seen)
+
+
+def test_when_none_is_whole_for_all_no_rank_starts_from_scratch() -> None:
+    """Each checkpoint is whole for one of them: both stop with the same sentence."""
+    store = rows(10, 20)
+    damage(store, 20, 1)
+    damage(store, 10, 0)
+    pair = Pair(store)
+    first, second = pair.restore()
+
+    assert isinstance(first, DamagedCheckpoint)
+    assert isinstance(second, DamagedCheckpoint)
+    assert first.message == second.message
+    assert "all 2 checkpoints of this run are damaged" in second.message
+    assert pair.found == [{"step": -1}] * 2

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from spotguard.checkpoint.lineage import claim_attempt
-from spotguard.checkpoint.manifest import load_manifest
+from spotguard.checkpoint.manifest import load_manifest, shard_readers
 from spotguard.errors import CheckpointError, Fenced, StoreFull, StoreUnavailable
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
@@ -16,11 +16,12 @@ from spotguard.runtime import restoring
 from spotguard.runtime.state import Leaf, Packed
 from spotguard.testing import FakeRendezvous, FaultyStore, MemoryStore
 from spotguard.testing.stores import SimulatedCrash
-from tests.runtime.lab import Rank, next_attempt
+from tests.runtime.lab import Rank, next_attempt, together
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from spotguard.runtime.tracked import Finish
     from spotguard.storage.base import ObjectStore
 
 
@@ -106,7 +107,7 @@ def test_states_that_grow_and_shrink() -> None:
         live["weight"].fill_(-1)
         rank.saver.wait()
         found: dict[str, Any] = {}
-        restoring.apply(restoring.choose(rank.store, rank.coordinator, 0), {"s": adapter(found)})
+        rank.restore({"s": adapter(found)})
         assert found["weight"].shape == (size,)
         assert found["weight"].eq(step).all()
     assert rank.failed == []
@@ -317,9 +318,10 @@ class Part:
         into.leaves[name] = Leaf(name, self.mine, tuple(self.whole.shape), (self.start, 0))
         return {"$": "tensor", "name": name, "sharded": True}
 
-    def restore(self, name: str, tree: Any, fetch: Any, like: Any) -> None:
+    def restore(self, name: str, tree: Any, reading: Any) -> Finish:
         """Put the whole together."""
-        self.value = fetch(tree["name"])
+        self.value = reading.new(tree["name"])
+        return lambda: None
 
 
 def ranks(world: int, store: ObjectStore, words: FakeRendezvous) -> list[Rank]:
@@ -327,25 +329,6 @@ def ranks(world: int, store: ObjectStore, words: FakeRendezvous) -> list[Rank]:
     made = [Rank(store, rank, world, coordinator=words.rank(rank)) for rank in range(world)]
     claim_attempt(store, 1, None)
     return made
-
-
-def together(*calls: Callable[[], Any]) -> list[Any]:
-    """Run each call in a thread; return their results, or the exceptions they raised."""
-    results: list[Any] = [None] * len(calls)
-
-    def run(index: int) -> None:
-        try:
-            results[index] = calls[index]()
-        except Exception as problem:  # noqa: BLE001 - it is the result
-            results[index] = problem
-
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-        assert not thread.is_alive(), "a rank hangs"
-    return results
 
 
 def save_part(
@@ -373,15 +356,12 @@ def test_ranks_commit_together(world: int) -> None:
     manifest = load_manifest(store, keys.checkpoint(10, 1))
     assert manifest.world_size == world
     assert len(manifest.shards) == world
-    assert ["s.weight" in shard.tensors for shard in manifest.shards] == [True] + [False] * (
-        world - 1
-    )
+    held = ["s.weight" in reader.tensors for reader in shard_readers(store, manifest)]
+    assert held == [True] + [False] * (world - 1)
     assert len(team[0].saved) == 1
     assert team[1].saved == [], "only the first rank reports"
     part, found = Part(whole, 0, 1), dict[str, Any]()
-    restoring.apply(
-        restoring.choose(store, team[0].coordinator, 0), {"part": part, "s": adapter(found)}
-    )
+    Rank(store).restore({"part": part, "s": adapter(found)})
     assert torch.equal(part.value, whole)
     assert found["count"] == 10
 
