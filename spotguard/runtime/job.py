@@ -30,6 +30,7 @@ from spotguard.events.states import (
     EndReason,
 )
 from spotguard.runtime import estimate
+from spotguard.runtime.best import Best
 from spotguard.runtime.coordination import Alone, Coordinator, Rendezvous
 from spotguard.runtime.identity import identify
 from spotguard.runtime.listening import Listener
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from spotguard.runtime.restoring import Restored
+    from spotguard.runtime.run import Step
     from spotguard.runtime.settings import Settings
 
 log = logging.getLogger("spotguard")
@@ -94,10 +96,11 @@ class Job:
         self.train_s = 0.0
         self.step_s = 0.0
         self.epoch = 0
-        self._loss: torch.Tensor | None = None
+        self._step: Step | None = None
         self._started_at = time.monotonic()
         self._first_step = 0
         self._loader_identity: dict[str, Any] = {}
+        self.best = Best()
         self._failed_saves = 0
         self._first_save = True
         self._state_lock = threading.Lock()
@@ -188,6 +191,7 @@ class Job:
         self.saver.parent = restored.prefix
         self._loader_identity = loader
         first = manifest.step if manifest else 0
+        self.best = Best(manifest.counters.get("best") if manifest else None)
         for prefix, problem in restored.skipped:
             log.warning("passed over the damaged %s: %s", prefix, problem)
         if restored.steps_back and self.rank == 0:
@@ -221,14 +225,12 @@ class Job:
         with self._state_lock:
             self.phase = Phase.TRAINING
 
-    def finished_step(
-        self, finished: int, seconds: float, epoch: int, loss: torch.Tensor | None
-    ) -> None:
+    def finished_step(self, finished: int, seconds: float, epoch: int, step: Step) -> None:
         """Take note of a finished step: from here on it is the state to save."""
         self.train_s += seconds
         self.step_s = seconds if not self.step_s else 0.8 * self.step_s + 0.2 * seconds
         self.epoch = epoch
-        self._loss = loss
+        self._step = step
         self._shadow.take()
         with self._state_lock:
             self.finished = finished
@@ -251,9 +253,11 @@ class Job:
             time.sleep(0.01)
 
     def save_in_background(self) -> None:
-        """Begin a periodic save of the state at this boundary."""
+        """Begin a save of the state at this boundary: periodic, or of the best so far."""
         started = time.monotonic()
-        self.saver.save_in_background(self._capture(CheckpointKind.PERIODIC), overlap=True)
+        kind = CheckpointKind.BEST if self.best.is_new else CheckpointKind.PERIODIC
+        self.saver.save_in_background(self._capture(kind), overlap=True)
+        self.best.is_new = False
         self._stall_s = time.monotonic() - started
 
     def finish_loop(self, why: str | None) -> None:
@@ -309,6 +313,7 @@ class Job:
             "epoch": self.epoch,
             "total_steps": self.total,
             "loader": self._loader_identity,
+            "best": self.best.value,
         }
         if not halfway:
             return self.saver.capture(self.finished, kind, self.objects, counters, solo=solo)
@@ -573,7 +578,7 @@ class Job:
 
     def _heartbeat(self) -> Heartbeat:
         last = self.saver.last
-        loss = self._loss
+        loss = self._step.loss if self._step else None
         return Heartbeat(
             at=time.time(),
             attempt=self.attempt,

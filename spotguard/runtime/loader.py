@@ -11,8 +11,7 @@ import itertools
 import os
 import signal
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -24,15 +23,15 @@ from spotguard.runtime.randomness import mix, seed_everything
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
 
-_READ, _TRAIN = 1, 2  # two streams, so that a dataset's own draws do not shift the dropout masks
+_READ, _TRAIN = 0x5851F42D4C957F2D, 0x14057B7EF767814F
+"""Two streams, so that a dataset's own draws do not shift the dropout masks."""
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(NamedTuple):
     """One micro-batch as one rank trains on it."""
 
     step: int
-    index: int
+    number: int
     """Which of the step's micro-batches."""
     weight: float
     """Its samples over the step's samples; 0 for a rank that has nothing to do."""
@@ -124,7 +123,8 @@ class ElasticLoader:
         """
         shares = (s for step in range(first_step, last_step) for s in self.shares(step))
         if not self._num_workers:
-            dataset = _Seeded(self.dataset, self.seed, self._reseed)
+            may_draw = self._collate is not _default_collate or not _only_holds(self.dataset)
+            dataset = _Seeded(self.dataset, self.seed, self._reseed and may_draw)
             for share in shares:
                 yield share, self._collate(dataset.__getitems__(share))
             return
@@ -146,7 +146,7 @@ class ElasticLoader:
     def seed_training(self, share: Share) -> None:
         """Seed the random state that the forward pass of `share` sees."""
         if self._reseed:
-            seed_everything(mix(self.seed, share.step, share.index, _TRAIN))
+            seed_everything(mix(self.seed, share.step, share.number) ^ _TRAIN)
 
     def _order_of(self, epoch: int) -> Sequence[int] | Permutation:
         if not self.shuffle:
@@ -166,7 +166,7 @@ class _Seeded:
 
     def __getitems__(self, share: Share) -> list[Any]:
         if self._reseed:
-            seed_everything(mix(self._seed, share.step, share.index, _READ))
+            seed_everything(mix(self._seed, share.step, share.number) ^ _READ)
         together = getattr(self._dataset, "__getitems__", None)
         if together is not None:
             return list(together(list(share.indices)))
@@ -174,6 +174,14 @@ class _Seeded:
 
     def __len__(self) -> int:
         return len(self._dataset)
+
+
+def _only_holds(dataset: Any) -> bool:
+    """Return True if reading from `dataset` cannot draw random numbers: seeding would be idle."""
+    kind = type(dataset)
+    return kind in (list, tuple, torch.Tensor) or (
+        kind.__name__ == "TensorDataset" and kind.__module__ == "torch.utils.data.dataset"
+    )
 
 
 class _Quiet:

@@ -83,12 +83,17 @@ class Step:
         """Steps done before this one: 0 for the first."""
         self.epoch = epoch
         """Passes over the dataset done before this one."""
-        self.loss: torch.Tensor | None = None
-        """This rank's part of the global mean loss so far (detached); the ranks' parts add up."""
+        self._losses: list[tuple[torch.Tensor, float]] = []
         self._share: Share | None = None
         self._samples: list[int] = []
         self._waiting = False
         self._complete = False
+
+    @property
+    def loss(self) -> torch.Tensor | None:
+        """This rank's part of the global mean loss so far (detached); the ranks' parts add up."""
+        parts = [loss * weight for loss, weight in self._losses]
+        return torch.stack(parts).sum() if parts else None
 
     def __iter__(self) -> Iterator[Any]:
         run = self._run
@@ -123,8 +128,7 @@ class Step:
         weight = share.weight
         if reduction == "sum":
             weight = share.weight / len(share.indices)
-        part = loss.detach() * weight
-        self.loss = part if self.loss is None else self.loss + part
+        self._losses.append((loss.detach(), weight))
         if share.weight:
             self._samples.extend(share.indices)
         self._waiting = False
@@ -268,6 +272,29 @@ class Run:
         """
         self._end_early = reason
 
+    def best(self, value: float, *, mode: str = "min") -> bool:
+        """Keep the state of this step's end if `value` is the best of the run so far.
+
+        Such a checkpoint (kind `best`) stays until there is a better one, whatever retention
+        deletes. The best value is part of the training state. All ranks must call it in the same
+        step with the same value: reduce a metric over the ranks first.
+
+        Args:
+            value: The metric; NaN is never the best.
+            mode: `min` if less is better (a loss), `max` if more is (an accuracy).
+
+        Returns:
+            True if it is the best.
+
+        Raises:
+            UsageError: another mode, or not called within a step.
+        """
+        if mode not in ("min", "max"):
+            raise UsageError(f"run.best: mode is {mode!r}; allowed: min, max")
+        if self._job.phase is not Phase.TRAINING:
+            raise UsageError("run.best() belongs into the loop over run.steps()")
+        return self._job.best.offer(float(value), mode)
+
     def steps(
         self, loader: ElasticLoader, *, total: int | None = None, epochs: int | None = None
     ) -> Iterator[Step]:
@@ -305,7 +332,7 @@ class Run:
             job.hold(finished)
             if not job.gate.enter(finished):
                 job.leave()
-            if schedule.due(finished):
+            if schedule.due(finished) or job.best.is_new:
                 job.save_in_background()
                 schedule.saved(
                     finished,
@@ -324,7 +351,7 @@ class Run:
                     hint="loop over all of them: for batch in step: ... step.backward(loss)",
                 )
             finished += 1
-            job.finished_step(finished, time.perf_counter() - started, step.epoch, step.loss)
+            job.finished_step(finished, time.perf_counter() - started, step.epoch, step)
             if self._probe is not None:
                 self._probe.record(finished, sys._getframe(2))
         job.finish_loop(self._end_early)

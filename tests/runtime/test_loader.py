@@ -192,7 +192,7 @@ def test_randomness_depends_on_the_micro_batch_not_on_the_rank() -> None:
         for loader in ranks(world, 40, global_batch_size=8):
             for step in range(5):
                 for share in loader.shares(step):
-                    draws[step, share.index] = drawn(loader, share)
+                    draws[step, share.number] = drawn(loader, share)
         by_world.append(draws)
 
     assert by_world[0] == by_world[1] == by_world[2] == by_world[3]

@@ -56,7 +56,7 @@ def main() -> None:
     )  # fmt: skip
     for share, batch in loader.read(0, 1):
         sync.begin(last=share.last)
-        loss = wrapped(data[batch], odd=share.index % 2 == 1).square().mean()
+        loss = wrapped(data[batch], odd=share.number % 2 == 1).square().mean()
         sync.backward(loss, share.weight, last=share.last)
     for name, parameter in model.named_parameters():
         if parameter.grad is None:
