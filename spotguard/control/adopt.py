@@ -83,8 +83,7 @@ def adopt_run(url: str) -> RunFolder:
                 "limits": body["limits"],
                 "spec": spec.to_json(),
             }
-            at = from_iso(body["created_at"])
-            journal.append(Kind.CREATED.value, at=at, data=created)
+            journal.append(Kind.CREATED.value, at=body["created_at"], data=created)
             _Rebuild(journal, store, launcher_for(spec, folder.path), run_id).attempts()
             journal.append(Kind.ADOPTED.value, at=time.time(), data={"store": store_root})
             _settle(journal)
@@ -97,13 +96,14 @@ def _run_json(store: ObjectStore, url: str) -> dict[str, Any]:
         body = json.loads(store.get(keys.RUN))
         if body["schema"] != 1:
             raise UsageError(f"The run at {url} was written by another version of spotguard.")
-        return {name: body[name] for name in ("name", "limits", "created_at", "spec")}
+        found = {name: body[name] for name in ("name", "limits", "spec")}
+        return {**found, "created_at": from_iso(body["created_at"])}
     except NotFound as problem:
         raise UsageError(
             f"There is no run at {url}: it has no {keys.RUN}.",
             hint="give the run's own place, as in `store` of `spotguard status --json`",
         ) from problem
-    except (ValueError, KeyError, TypeError) as problem:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
         raise UsageError(f"The run at {url} has a {keys.RUN} that makes no sense.") from problem
 
 

@@ -162,6 +162,7 @@ def verify(
     for (ref, manifest, condition, problem), size in zip(looks, sizes, strict=True):
         problems = [("manifest.json", problem)] if manifest is None and problem else []
         for shard in manifest.shards if manifest else ():
+            end = done + shard.size_bytes
             try:
                 done += shard.header_bytes
                 for _, piece in proven_pieces(ShardReader(store, ref.prefix, shard)):
@@ -170,6 +171,9 @@ def verify(
                         on_progress(done, total)
             except DamagedCheckpoint as found:
                 problems.append((shard.file, found.message))
+            done = end  # also of a shard that was given up half way
+            if on_progress:
+                on_progress(done, total)
         if store.head(keys.manifest(ref.prefix)) is None:
             continue
         if condition is not Condition.NEWER:

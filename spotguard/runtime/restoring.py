@@ -16,7 +16,7 @@ import torch
 
 from spotguard.checkpoint.lineage import restorable
 from spotguard.checkpoint.manifest import check_shards_present, load_manifest
-from spotguard.errors import DamagedCheckpoint, StateMismatch
+from spotguard.errors import CheckpointError, DamagedCheckpoint, SpotguardError, StateMismatch
 from spotguard.runtime.randomness import restore_random_states
 from spotguard.runtime.reading import StoredTensors
 from spotguard.runtime.state import unpack
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 1800.0
 """For the slowest rank to read its part."""
+_GIVEN_UP = "!"
 
 
 @dataclass(kw_only=True)
@@ -72,6 +73,7 @@ def restore(
             or shapes differ; nothing was changed.
         DamagedCheckpoint: there are checkpoints, but none of them is whole.
         StoreError: the store failed, which says nothing about the checkpoints.
+        CheckpointError: another rank failed for such a reason.
     """
     choices = _Choices(store, coordinator, rank, world_size)
     restored = Restored()
@@ -85,6 +87,9 @@ def restore(
             finishers = _read(store, manifest, objects)
         except DamagedCheckpoint as damage:
             problem = damage.message
+        except SpotguardError as other:
+            choices.give_up(other)
+            raise
         if choices.all_are_well(problem):
             for finish in finishers:
                 finish()
@@ -123,11 +128,15 @@ class _Choices:
         self._round += 1
         word = f"restore/{self._round}"
         if self._rank == 0:
-            self._chosen = self._first_present()
+            try:
+                self._chosen = self._first_present()
+            except SpotguardError as problem:
+                self._coordinator.set(word, f"{_GIVEN_UP}{problem.message}")
+                raise
             told = [self._chosen, self.newest_step, self.skipped]
             self._coordinator.set(word, json.dumps(told))
         else:
-            self._chosen, self.newest_step, skipped = json.loads(self._hear(word))
+            self._chosen, self.newest_step, skipped = json.loads(self._hear(word, 0))
             self.skipped = [(prefix, problem) for prefix, problem in skipped]
         return self._chosen
 
@@ -136,9 +145,13 @@ class _Choices:
         word = f"restore/{self._round}"
         if self._rank:
             self._coordinator.set(f"{word}/{self._rank}", problem or "ok")
-            return self._hear(f"{word}/all") == "ok"
+            return self._hear(f"{word}/all", 0) == "ok"
         for peer in range(1, self._world_size):
-            said = self._hear(f"{word}/{peer}")
+            try:
+                said = self._hear(f"{word}/{peer}", peer)
+            except CheckpointError as given_up:
+                self.give_up(given_up)
+                raise
             if said != "ok":
                 problem = problem or f"rank {peer}: {said}"
         self._coordinator.set(f"{word}/all", problem or "ok")
@@ -146,10 +159,17 @@ class _Choices:
             self.skipped.append((str(self._chosen), problem))
         return not problem
 
-    def _hear(self, word: str) -> str:
+    def give_up(self, problem: SpotguardError) -> None:
+        """Tell the others that this rank cannot go on, for a reason that no older save mends."""
+        name = self._rank if self._rank else "all"
+        self._coordinator.set(f"restore/{self._round}/{name}", f"{_GIVEN_UP}{problem.message}")
+
+    def _hear(self, word: str, rank: int) -> str:
         said = self._coordinator.get(word, _TIMEOUT_S)
         if said is None:
-            raise ConnectionError(f"no word of {word} from another rank while restoring")
+            raise ConnectionError(f"no word of {word} from rank {rank} while restoring")
+        if said.startswith(_GIVEN_UP):
+            raise CheckpointError(f"rank {rank} could not restore: {said[len(_GIVEN_UP) :]}")
         return said
 
     def _first_present(self) -> str | None:

@@ -25,7 +25,7 @@ def reader() -> Any:
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     table = re.search(r"DTYPES = \{.*?\n\}", code, re.DOTALL)
     assert table
-    assert len([line for line in code.replace(table[0], "").splitlines() if line.strip()]) <= 37
+    assert len([line for line in code.replace(table[0], "").splitlines() if line.strip()]) <= 32
     scope: dict[str, Any] = {}
     exec(code, scope)
     return scope["read_checkpoint"]

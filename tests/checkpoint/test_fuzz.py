@@ -91,14 +91,20 @@ def test_any_json_in_place_of_a_claim_is_refused(value: Any) -> None:
     raise AssertionError("nonsense was accepted as a claim")
 
 
+FORGED = ((23, 47), (277, 301))
+"""Of 300 bytes of data: spans that overlap with another tensor, or end behind the file."""
+
+
 def headers() -> list[bytes]:
-    """Return headers of our own with and without parts, and one as other writers make them."""
+    """Return headers of ours with and without parts, a plain one, and two that lie by one digit."""
     store = MemoryStore()
     parts = write_shard(store, "", "p.safetensors", blocks(3), metadata={"a": "b"})
     whole = write_shard(store, "", "w.safetensors", blocks(3)[:4])
     ours = [store.get(info.file)[: info.header_bytes].rstrip() for info in (parts, whole)]
     plain = b'{"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}'
-    return [head[8:] for head in ours] + [plain]
+    more = b'{"a":{"dtype":"U8","shape":[24],"data_offsets":[%d,%d]},%s'
+    overlapping, outside = (more % (*span, plain[1:].replace(b"a", b"b", 1)) for span in FORGED)
+    return [head[8:] for head in ours] + [plain, overlapping, outside]
 
 
 def test_a_mutated_header_is_refused_or_stays_inside_the_file() -> None:

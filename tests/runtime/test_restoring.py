@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from spotguard.checkpoint.lineage import claim_attempt
 from spotguard.checkpoint.manifest import Manifest, commit
 from spotguard.checkpoint.shard import Block, shard_file, write_shard
-from spotguard.errors import DamagedCheckpoint, StateMismatch, StoreUnavailable
+from spotguard.errors import CheckpointError, DamagedCheckpoint, StateMismatch, StoreUnavailable
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
 from spotguard.runtime.reading import StoredTensors, _Box
@@ -443,7 +443,7 @@ def test_a_fresh_start_is_told_to_all() -> None:
 def test_a_silent_first_rank_is_an_error() -> None:
     """Without its word nobody starts from something else."""
     words = FakeRendezvous(patience_s=0.01)
-    with pytest.raises(ConnectionError, match="no word of restore/1 from another rank"):
+    with pytest.raises(ConnectionError, match="no word of restore/1 from rank 0"):
         Rank(MemoryStore(), 1, 2, coordinator=words.rank(1)).restore({})
 
 
@@ -595,3 +595,28 @@ def test_when_none_is_whole_for_all_no_rank_starts_from_scratch() -> None:
     assert first.message == second.message
     assert "all 2 checkpoints of this run are damaged" in second.message
     assert pair.found == [{"step": -1}] * 2
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_rank_that_cannot_go_on_does_not_leave_the_others_waiting(failing: int) -> None:
+    """A store that fails for one rank ends the restore of all, at once and with the reason."""
+    pair = Pair(rows(10, 20))
+    broken = FaultyStore(pair.team[failing].store).fail("get_into")
+    pair.team[failing].store = broken
+    results = pair.restore()
+
+    assert isinstance(results[failing], StoreUnavailable)
+    other = results[1 - failing]
+    assert isinstance(other, CheckpointError)
+    assert other.message.startswith(f"rank {failing} could not restore: ")
+    assert pair.found == [{"step": -1}] * 2
+
+
+def test_a_first_rank_whose_store_fails_says_so_to_all() -> None:
+    """Also before it has named a checkpoint."""
+    pair = Pair(rows(10))
+    pair.team[0].store = FaultyStore(pair.team[0].store).fail("list_folders")
+    first, second = pair.restore()
+
+    assert isinstance(first, StoreUnavailable)
+    assert "rank 0 could not restore" in second.message
