@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from spotguard.storage.base import Buffer, ObjectInfo, ObjectStore
+    from spotguard.storage.base import Content, ObjectInfo, ObjectStore, Target
     from tests.cli.conftest import Cli
     from tests.cli.fake_control import FakeControl
 
@@ -41,7 +41,7 @@ class Altered:
     def put(
         self,
         key: str,
-        data: Buffer | Sequence[Buffer],
+        data: Content,
         *,
         if_absent: bool = False,
         if_match: str | None = None,
@@ -55,7 +55,7 @@ class Altered:
         data = self.inner.get(key)
         return data[::-1] if self.broken == "reads back different" else data
 
-    def get_into(self, key: str, offset: int, into: memoryview) -> None:
+    def get_into(self, key: str, offset: int, into: Target) -> None:
         """Fill."""
         self.inner.get_into(key, offset, into)
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from local_lab import Lab
 
 from spotguard.launch.local import sweep
 from spotguard.launch.local.processes import kill_all
+from tests.launch.local.local_lab import Lab
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,6 @@ from typing import Any
 
 import psutil
 import pytest
-from local_lab import Lab, wait_for, wait_until_gone
 
 from spotguard.errors import NoCapacity
 from spotguard.launch.base import ClusterState, NodeEnd
@@ -22,6 +21,7 @@ from spotguard.launch.local.fates import (
     release_fate,
     term_fate,
 )
+from tests.launch.local.local_lab import Lab, wait_for, wait_until_gone
 
 GCP = "/computeMetadata/v1/instance/preempted"
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from local_lab import Lab, wait_for, wait_until_gone
 
 from spotguard.errors import LauncherFailure, SpecError
 from spotguard.launch.base import ClusterState, NodeEnd
 from spotguard.launch.local import LocalLauncher, LocalOptions, find_strays, sweep
 from spotguard.launch.local.cluster import ClusterFolder, Record
 from spotguard.launch.local.processes import find_processes
+from tests.launch.local.local_lab import Lab, wait_for, wait_until_gone
 
 
 class Killed(BaseException):
@@ -166,9 +166,9 @@ def test_a_cluster_survives_its_controller(lab: Lab) -> None:
     launcher = lab.launcher()
     code = f"""
 import sys, time
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path.insert(0, {str(Path(__file__).parents[3])!r})
 from pathlib import Path
-from local_lab import Lab
+from tests.launch.local.local_lab import Lab
 Path.mkdir = lambda *a, _mkdir=Path.mkdir, **k: _mkdir(*a, **{{**k, "exist_ok": True}})
 lab = Lab(Path({str(lab.workdir.parent)!r}))
 lab.launcher().launch(lab.request(steps=60))
