@@ -7,9 +7,11 @@ stops itself when the controller is dead.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spotguard.events.event import JobEvent
@@ -27,6 +29,7 @@ log = logging.getLogger("spotguard")
 
 _SILENT_AFTER = 5
 _SLOW_POLL_S = 5.0
+_ASK_S = 0.3  # a metadata service answers within milliseconds, and SIGTERM leaves 15 s or more
 
 
 class Listener:
@@ -77,6 +80,10 @@ class Listener:
     def _on_sigterm(self) -> None:
         now = time.time()
         deadline = now + self._settings.grace_s
+        if self._noticed_until is None and (notice := self._ask_why()) is not None:
+            self._noticed_until = min(deadline, max(notice.deadline_at or deadline, now))
+            self._request_for(replace(notice, deadline_at=self._noticed_until))
+            return
         if self._noticed_until is not None:
             # The end of an announced grace: the notice's own deadline may be nearer.
             deadline = min(deadline, max(self._noticed_until, now))
@@ -88,6 +95,24 @@ class Listener:
                 deadline_at=deadline,
             )
         )
+
+    def _ask_why(self) -> Notice | None:
+        """Ask the cloud once: it may have announced this very end a moment ago, to nobody yet."""
+        source = notice_source(self._settings.metadata)
+        if source is None:
+            return None
+        answers: list[Notice] = []
+
+        def ask() -> None:
+            with contextlib.suppress(Exception):  # no answer is an answer
+                found = source.check()
+                if found is not None and not found.advisory:
+                    answers.append(found)
+
+        thread = threading.Thread(target=ask, name="spotguard-ask", daemon=True)
+        thread.start()
+        thread.join(_ASK_S)
+        return answers[0] if answers else None
 
     def _poll(self, source: NoticeSource) -> None:
         """Ask `source` until the process ends; report the first notice and its withdrawal."""
@@ -129,6 +154,9 @@ class Listener:
         if notice.advisory:
             return
         self._noticed_until = notice.deadline_at
+        self._request_for(notice)
+
+    def _request_for(self, notice: Notice) -> None:
         self._watch.request(
             StopRequest(
                 reason=EndReason.PREEMPTED,

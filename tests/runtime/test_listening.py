@@ -279,6 +279,33 @@ def test_sigterm_keeps_the_nearer_deadline(listen: Any) -> None:
     assert late.deadline_at == pytest.approx(time.time(), abs=2), "never in the past"
 
 
+@pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])
+def test_sigterm_before_the_notice_was_read_is_the_notices(listen: Any, cloud: str) -> None:
+    """Google sends both at once: whichever is seen first, the attempt was preempted."""
+    with FakeMetadata(cloud) as service:
+        listener, heard = listen(metadata=f"{cloud}={service.url}", local_rank=1, grace_s=20.0)
+        listener._on_sigterm()
+        service.notice()
+        listener._on_sigterm()
+
+    assert [r.reason for r in heard.requests] == [EndReason.TERMINATED, EndReason.PREEMPTED]
+    assert heard.requests[1].deadline_at - time.time() <= 20
+
+
+def test_sigterm_does_not_wait_for_a_silent_cloud(
+    listen: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A metadata service that does not answer costs a moment of the grace, no more."""
+    monkeypatch.setattr("spotguard.runtime.listening._ASK_S", 0.01)
+    silent = threading.Event()
+    monkeypatch.setattr(AwsNotices, "check", lambda _: silent.wait(20) and None)
+    listener, heard = listen(metadata="aws=http://127.0.0.1:1", local_rank=1)
+    listener._on_sigterm()
+    silent.set()
+
+    assert [r.reason for r in heard.requests] == [EndReason.TERMINATED]
+
+
 def test_a_file_that_is_not_there_is_quiet(tmp_path: Path) -> None:
     """No file, no notice, no failure."""
     assert FileNotices(str(tmp_path / "none")).check() is None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -12,11 +14,15 @@ import sys
 import time
 from itertools import count, islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from spotguard.errors import AlreadyExists, StoreFull, StoreUnavailable, UsageError
+from spotguard.errors import AlreadyExists, StoreError, StoreFull, StoreUnavailable, UsageError
 from spotguard.storage import FileStore, PrefixedStore, open_store
+
+if TYPE_CHECKING:
+    from spotguard.storage.base import Buffer
 
 
 @pytest.fixture
@@ -127,9 +133,75 @@ def test_a_full_disk_is_said_so_and_changes_nothing(tmp_path: Path, size_bytes: 
 @pytest.mark.parametrize("tail", [0, 1, 4095, 4096, 4097])
 def test_large_objects_arrive_whole_whatever_their_pieces(store: FileStore, tail: int) -> None:
     """Past the page cache too: odd sizes and many small pieces come back byte for byte."""
-    pieces = [b"head", *(bytes([n]) * 1_000_003 for n in range(9)), bytes(3) * 20_001, b"x" * tail]
+    pieces: list[Buffer] = [
+        b"head",
+        *(bytes([n]) * 1_000_003 for n in range(9)),
+        bytes(3) * 20_001,
+        b"x" * tail,
+    ]
     store.put("x", pieces)
     assert store.get("x") == b"".join(pieces)
+
+
+def _forget(path: Path) -> None:
+    """Put a file out of the page cache."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("cached", [True, False], ids=["cached", "on disk"])
+@pytest.mark.parametrize("refused", [False, True], ids=["direct", "refused"])
+def test_ranges_arrive_whole_wherever_they_lie(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool, refused: bool
+) -> None:
+    """Any offset, length and memory: from the page cache, past it, or as the disk allows."""
+    content = random.Random(3).randbytes((3 << 20) + 1234)
+    store.put("x", content)
+    if refused:
+        set_flags = fcntl.fcntl
+
+        def refuse(descriptor: int, what: int, flags: int = 0) -> int:
+            if what == fcntl.F_SETFL and flags & os.O_DIRECT:
+                raise OSError(errno.EINVAL, "no direct I/O here")
+            return set_flags(descriptor, what, flags)
+
+        monkeypatch.setattr(fcntl, "fcntl", refuse)
+    spans = [(0, len(content)), (4096, 8192), (5, 1), (4095, 2), (len(content) - 3, 3)]
+    spans += [(1 << 20, 1 << 20), ((1 << 20) - 7, (2 << 20) + 9)]
+    for offset, size in spans:
+        if not cached:
+            _forget(tmp_path / "store" / "x")
+        memory = mmap.mmap(-1, size)
+        store.get_into("x", offset, memoryview(memory))
+        assert memory[:] == content[offset : offset + size]
+
+        views = [memoryview(bytearray(n)) for n in (1, 0, size // 3, 4096)]
+        views.append(memoryview(bytearray(max(size - sum(map(len, views)), 0))))
+        if sum(map(len, views)) == size:
+            store.get_into("x", offset, views)
+            assert b"".join(views) == content[offset : offset + size]
+
+
+def test_more_views_than_one_call_takes(store: FileStore) -> None:
+    """The kernel takes 1024 at once."""
+    content = random.Random(4).randbytes(5000)
+    store.put("x", content)
+    views = [memoryview(bytearray(2)) for _ in range(2500)]
+    store.get_into("x", 0, views)
+    assert b"".join(views) == content
+
+
+@pytest.mark.parametrize("offset", [0, 4096, 5000, 9000])
+def test_a_range_beyond_the_end_is_an_error(store: FileStore, tmp_path: Path, offset: int) -> None:
+    """Cached or not, a truncated object is never half read in silence."""
+    store.put("x", bytes(8192))
+    for forget in (False, True):
+        if forget:
+            _forget(tmp_path / "store" / "x")
+        with pytest.raises(StoreError, match="ends before byte"):
+            store.get_into("x", offset, memoryview(bytearray(8193)))
 
 
 @pytest.mark.parametrize("refusal", ["flag", "first write", "short write", "no reserve"])
