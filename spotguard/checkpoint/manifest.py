@@ -168,9 +168,11 @@ def load_manifest(store: ObjectStore, prefix: str) -> Manifest:
     return manifest
 
 
-def shard_readers(store: ObjectStore, manifest: Manifest) -> list[ShardReader]:
-    """Return a reader of each shard; nothing is read yet."""
-    return [ShardReader(store, manifest.prefix, shard) for shard in manifest.shards]
+def shard_readers(
+    store: ObjectStore, manifest: Manifest, *, near: ObjectStore | None = None
+) -> list[ShardReader]:
+    """Return a reader of each shard, which asks the store `near` first; nothing is read yet."""
+    return [ShardReader(store, manifest.prefix, shard, near=near) for shard in manifest.shards]
 
 
 def check_shards_present(store: ObjectStore, manifest: Manifest) -> None:

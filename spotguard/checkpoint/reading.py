@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import xxhash
 
 from spotguard.checkpoint.header import parse_header
-from spotguard.errors import DamagedCheckpoint, NotFound
+from spotguard.errors import DamagedCheckpoint, NotFound, StoreError
 from spotguard.storage.buffers import copy_bytes, cut
 
 if TYPE_CHECKING:
@@ -28,10 +28,21 @@ _READ_BYTES = 2 << 20
 
 
 class ShardReader:
-    """One shard of a checkpoint; every byte that it gives is proven by the manifest."""
+    """One shard of a checkpoint; every byte that it gives is proven by the manifest.
 
-    def __init__(self, store: ObjectStore, checkpoint_prefix: str, info: ShardInfo) -> None:
+    Data is read from the store `near`, if it has a good copy, else from `store`.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        checkpoint_prefix: str,
+        info: ShardInfo,
+        *,
+        near: ObjectStore | None = None,
+    ) -> None:
         self._store = store
+        self._near = near
         self._key = checkpoint_prefix + info.file
         self.info = info
 
@@ -56,7 +67,7 @@ class ShardReader:
         """
         self.check_size()  # before memory is taken for whatever size the manifest claims
         head = memoryview(bytearray(self.info.header_bytes))
-        self._fetch(0, [head])
+        self._fetch(self._store, 0, [head])
         self._check(xxhash.xxh3_128_hexdigest(head), self.info.header_hash, "its header")
         tensors = parse_header(head, self.info.size_bytes, what=self._key)
         for name, tensor in tensors.items():
@@ -73,7 +84,17 @@ class ShardReader:
             DamagedCheckpoint: missing, too short, or of another hash; `into` holds garbage.
             StoreError: it could not be read at all, which says nothing about its bytes.
         """
-        self._fetch(self.info.span(pieces)[0], into)
+        if self._near is not None:
+            try:
+                self._read_pieces(self._near, pieces, into)
+            except (DamagedCheckpoint, StoreError):
+                self._near = None  # no copy, or not a good one: what is far away is what counts
+            else:
+                return
+        self._read_pieces(self._store, pieces, into)
+
+    def _read_pieces(self, store: ObjectStore, pieces: range, into: Sequence[memoryview]) -> None:
+        self._fetch(store, self.info.span(pieces)[0], into)
         digest, index = xxhash.xxh3_128(), pieces[0]
         for part, ends_piece in cut(into, self.info.piece_bytes):
             digest.update(part)
@@ -84,9 +105,9 @@ class ShardReader:
                 index += 1
                 digest.reset()
 
-    def _fetch(self, start: int, into: Sequence[memoryview]) -> None:
+    def _fetch(self, store: ObjectStore, start: int, into: Sequence[memoryview]) -> None:
         try:
-            self._store.get_into(self._key, start, list(into))
+            store.get_into(self._key, start, list(into))
         except NotFound as problem:
             raise DamagedCheckpoint(f"{self._key} vanished while it was read") from problem
 

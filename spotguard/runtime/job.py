@@ -34,6 +34,7 @@ from spotguard.runtime.best import Best
 from spotguard.runtime.coordination import Alone, Coordinator, Rendezvous
 from spotguard.runtime.identity import identify
 from spotguard.runtime.listening import Listener
+from spotguard.runtime.local_copy import LocalCopy
 from spotguard.runtime.process import (
     Progress,
     device_of,
@@ -91,6 +92,7 @@ class Job:
         )
         self.run_id, self.attempt = identify(settings, self.coordinator)
         self.store = PrefixedStore(open_store(settings.store_url), self.run_id)
+        self.local_copy = LocalCopy.at(settings.local_copy, self.run_id)
         self.finished = 0
         self.total: int | None = None
         self.train_s = 0.0
@@ -130,6 +132,7 @@ class Job:
             coordinator=self.coordinator,
             retention=Retention(keep_last=settings.keep_last),
             save_random=save_random,
+            local_copy=self.local_copy,
             on_saved=self._on_saved,
             on_failed=self._on_save_failed,
         )
@@ -192,12 +195,10 @@ class Job:
         self._loader_identity = loader
         first = manifest.step if manifest else 0
         self.best = Best(manifest.counters.get("best") if manifest else None)
-        for prefix, problem in restored.skipped:
-            log.warning("passed over the damaged %s: %s", prefix, problem)
-        if restored.steps_back and self.rank == 0:
-            log.warning("%d steps further back than the newest checkpoint", restored.steps_back)
-        if manifest is not None and self.rank == 0:
-            log.info("resumed at step %d", manifest.step)
+        if self.rank == 0:
+            restored.tell(log)
+            for difference in restored.differences:
+                self.reporter.event(JobEvent.WARNING, message=f"restored in part: {difference}")
         if self.rank == 0:
             self.reporter.event(
                 JobEvent.STARTED,

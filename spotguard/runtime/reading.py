@@ -29,11 +29,29 @@ if TYPE_CHECKING:
 class StoredTensors:
     """The tensors of one checkpoint, of all its shards."""
 
-    def __init__(self, store: ObjectStore, manifest: Manifest) -> None:
-        self._readers = shard_readers(store, manifest)
+    def __init__(
+        self,
+        store: ObjectStore,
+        manifest: Manifest,
+        *,
+        near: ObjectStore | None = None,
+        strict: bool = True,
+    ) -> None:
+        self._strict = strict
+        self.differences: list[str] = []
+        """What did not fit, where that is allowed."""
+        self.left_out: set[int] = set()
+        """Addresses of parameters that nothing stored fits."""
+        self._readers = shard_readers(store, manifest, near=near)
         self._wants: dict[int, list[Want]] = {}
         self._afterwards: list[Callable[[], None]] = []
         self._asked: set[tuple[str, int]] = set()
+
+    def differs(self, problem: StateMismatch) -> None:
+        """Raise `problem`; or write it down, if what fits shall be restored without the rest."""
+        if self._strict:
+            raise problem
+        self.differences.append(problem.message)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of the whole stored tensor."""

@@ -22,6 +22,7 @@ from spotguard.runtime.reading import StoredTensors
 from spotguard.runtime.state import unpack
 
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Callable, Iterator, Mapping
 
     from spotguard.checkpoint.lineage import CheckpointRef
@@ -45,6 +46,8 @@ class Restored:
     """(prefix, problem) of the damaged checkpoints that were passed over; the same on all ranks."""
     steps_back: int = 0
     """How many steps the newest, damaged checkpoint was further."""
+    differences: list[str] = field(default_factory=list)
+    """What did not fit and was left as the script made it."""
     read_s: float = 0.0
     """Seconds that reading and proving took."""
 
@@ -52,6 +55,16 @@ class Restored:
     def prefix(self) -> str | None:
         """Return the checkpoint's prefix."""
         return self.manifest.prefix if self.manifest else None
+
+    def tell(self, log: logging.Logger) -> None:
+        """Say what was restored, and what was not, and why."""
+        for prefix, problem in self.skipped:
+            log.warning("passed over the damaged %s: %s", prefix, problem)
+        for difference in self.differences:
+            log.warning("restored in part: %s", difference)
+        if self.manifest is not None:
+            back = f", {self.steps_back} steps before the newest" if self.steps_back else ""
+            log.info("resumed at step %d%s", self.manifest.step, back)
 
 
 def restore(
@@ -62,11 +75,15 @@ def restore(
     objects: Mapping[str, Tracked],
     *,
     check: Callable[[Manifest], None] = lambda manifest: None,
+    near: ObjectStore | None = None,
+    strict: bool = True,
 ) -> Restored:
     """Put the newest valid checkpoint of the history into `objects`, the same on every rank.
 
-    `check` may refuse a checkpoint that does not fit the script. Blocks until every rank has
-    what it needs; until then only tensors' contents have been changed.
+    `check` may refuse a checkpoint that does not fit the script. Data comes from the store `near`
+    where it has a good copy. With `strict` off, what fits by
+    name and shape is restored and the rest stays as the script made it. Blocks until every rank
+    has what it needs; until then only tensors' contents have been changed.
 
     Raises:
         StateMismatch: the script tracks other objects than the checkpoint holds, or their names
@@ -84,7 +101,8 @@ def restore(
         try:
             manifest = load_manifest(store, prefix)
             check(manifest)
-            finishers = _read(store, manifest, objects)
+            tensors = StoredTensors(store, manifest, near=near, strict=strict)
+            finishers = _read(manifest, tensors, objects)
         except DamagedCheckpoint as damage:
             problem = damage.message
         except SpotguardError as other:
@@ -94,6 +112,7 @@ def restore(
             for finish in finishers:
                 finish()
             restored.manifest = manifest
+            restored.differences = tensors.differences
             restored.read_s = time.monotonic() - started
             restored.skipped = choices.skipped
             restored.steps_back = choices.newest_step - manifest.step
@@ -187,7 +206,9 @@ class _Choices:
         return None
 
 
-def _read(store: ObjectStore, manifest: Manifest, objects: Mapping[str, Tracked]) -> list[Finish]:
+def _read(
+    manifest: Manifest, tensors: StoredTensors, objects: Mapping[str, Tracked]
+) -> list[Finish]:
     """Read what the objects need of a checkpoint; return what completes their restore."""
     state: dict[str, Any] = manifest.state
     missing = sorted(set(objects) - set(state))
@@ -196,14 +217,17 @@ def _read(store: ObjectStore, manifest: Manifest, objects: Mapping[str, Tracked]
         changes = [f"{name} is new" for name in missing] + [
             f"{name} is no longer tracked" for name in unexpected
         ]
-        raise StateMismatch(
-            f"run.track does not fit the checkpoint at step {manifest.step}: {'; '.join(changes)}",
-            hint="track the same objects under the same names, or start a new run",
+        tensors.differs(
+            StateMismatch(
+                f"run.track does not fit the checkpoint at step {manifest.step}: "
+                f"{'; '.join(changes)}",
+                hint="track the same objects under the same names, start a new run, or pass "
+                "strict=False to run.steps() to restore what fits",
+            )
         )
-    tensors = StoredTensors(store, manifest)
     finishers = [
         objects[name].restore(name, state[name], tensors)
-        for name in sorted(objects, key=lambda n: _order(objects[n]))
+        for name in sorted(set(objects) & set(state), key=lambda n: (_order(objects[n]), n))
     ]
     tensors.read()
     return finishers

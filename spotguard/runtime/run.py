@@ -296,7 +296,12 @@ class Run:
         return self._job.best.offer(float(value), mode)
 
     def steps(
-        self, loader: ElasticLoader, *, total: int | None = None, epochs: int | None = None
+        self,
+        loader: ElasticLoader,
+        *,
+        total: int | None = None,
+        epochs: int | None = None,
+        strict: bool = True,
     ) -> Iterator[Step]:
         """Yield the optimizer steps that are still to do; restores first, saves on the way.
 
@@ -306,6 +311,8 @@ class Run:
             loader: From `run.loader`.
             total: Optimizer steps in all, or
             epochs: passes over the dataset.
+            strict: Refuse a checkpoint whose names or shapes are not the script's. False restores
+                what fits and says what it left as the script made it: for a changed model.
 
         Raises:
             UsageError: neither or both of `total` and `epochs`, or nothing is tracked.
@@ -317,7 +324,7 @@ class Run:
         self._prepare()
         every, coordinator = job.settings.save_every, job.coordinator
         try:
-            first = self._restore(total)
+            first = self._restore(total, strict=strict)
             schedule = SaveSchedule(every, coordinator, job.rank, job.world_size)
             schedule.start(first)
             job.begin_training(first, total)
@@ -384,7 +391,7 @@ class Run:
         self._gradients = GradientSync(modules, optimizers, self.world_size)
         self._job.watch_optimizers(optimizers)
 
-    def _restore(self, total: int) -> int:
+    def _restore(self, total: int, *, strict: bool) -> int:
         """Restore, claim the attempt, and return the number of steps done already."""
         job = self._job
         restored = restoring.restore(
@@ -394,6 +401,8 @@ class Run:
             self.world_size,
             job.objects,
             check=self._check_fits,
+            near=job.local_copy.store if job.local_copy else None,
+            strict=strict,
         )
         if restored.manifest is None:
             modules = [i.bare for i in job.objects.values() if isinstance(i, TrackedModule)]

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from spotguard.runtime.coordination import Coordinator
+    from spotguard.runtime.local_copy import LocalCopy
     from spotguard.runtime.tracked import Packs
     from spotguard.storage.base import ObjectStore
 
@@ -47,6 +48,7 @@ log = logging.getLogger("spotguard")
 
 _GIVE_UP_PATIENCE_S = 2.0
 _PEER_TIMEOUT_S = 120.0
+_ROOM_FOR_COPY = 4.0  # an emergency save's own time, so often, must be left for a local copy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +96,7 @@ class Saver:
         coordinator: Coordinator,
         retention: Retention,
         save_random: bool,
+        local_copy: LocalCopy | None = None,
         on_saved: Callable[[Saved, dict[str, Any]], None],
         on_failed: Callable[[int, SpotguardError], None],
     ) -> None:
@@ -105,6 +108,7 @@ class Saver:
         self._coordinator = coordinator
         self._retention = retention
         self._save_random = save_random
+        self._local_copy = local_copy
         self._on_saved = on_saved
         self._on_failed = on_failed
         self._packer = Packer()
@@ -216,7 +220,10 @@ class Saver:
             return self._write(prefix, plan, live_views(capture.leaves, plan), lambda end: None)
 
         self._stall_s = 0.0
-        return self._save(capture, write, self._coordinator, started, solo, timeout_s)
+        saved = self._save(capture, write, self._coordinator, started, solo, timeout_s)
+        if timeout_s > _ROOM_FOR_COPY * (time.monotonic() - started):
+            self._keep_near(capture, plan, live_views(capture.leaves, plan))
+        return saved
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Block until no save is in flight, `timeout_s` at most."""
@@ -251,6 +258,7 @@ class Saver:
 
         try:
             self._save(capture, write, connection, started, False, _PEER_TIMEOUT_S)
+            self._keep_near(capture, plan, [staged.data])
         except WeightsChanged as problem:
             self._may_overlap = False  # this script is not as we took it to be
             self._on_failed(capture.step, problem)
@@ -315,6 +323,12 @@ class Saver:
         if prefix not in self._seen:
             self._seen[prefix] = replace(load_manifest(store, prefix), state=None, ranks={})
         return self._seen[prefix]
+
+    def _keep_near(self, capture: Capture, plan: Plan, data: list[memoryview]) -> None:
+        if self._local_copy is not None and plan.layout.tensors:
+            name = shard_file(self._rank, self._world_size)
+            prefix = keys.checkpoint(capture.step, self._attempt)
+            self._local_copy.keep(prefix, name, plan.layout, data)
 
     def _write(
         self, prefix: str, plan: Plan, data: list[memoryview], go_on: Callable[[int], None]

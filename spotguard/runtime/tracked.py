@@ -22,6 +22,9 @@ Finish = Callable[[], None]
 class Reading(Protocol):
     """The tensors of a checkpoint: asked for first, then read all at once."""
 
+    left_out: set[int]
+    """Addresses of parameters that nothing stored fits: their moments begin anew, too."""
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of the whole stored tensor."""
         ...
@@ -40,6 +43,10 @@ class Reading(Protocol):
 
     def later(self, tree: Any) -> Callable[[], Any]:
         """Return what unpacks `tree` once its tensors have been read."""
+        ...
+
+    def differs(self, problem: StateMismatch) -> None:
+        """Raise `problem`; or write it down, if what fits shall be restored without the rest."""
         ...
 
 
@@ -102,14 +109,25 @@ class TrackedModule:
         """Have the stored values read into the module's own tensors, on their device, in place."""
         mine = self.bare.state_dict()
         stored = dict(tree)
-        _compare_names(name, list(stored), list(mine))
         tensors = {
             key: stored[key]["name"]
             for key, value in mine.items()
-            if isinstance(value, torch.Tensor) and _is_tensor(stored[key])
+            if isinstance(value, torch.Tensor) and _is_tensor(stored.get(key))
         }
-        _compare_shapes(name, {key: reading.shape(tensors[key]) for key in tensors}, mine)
-        others = {key: reading.later(stored[key]) for key in mine if key not in tensors}
+        shapes = {key: reading.shape(stored_name) for key, stored_name in tensors.items()}
+        problem = _difference(name, list(stored), mine, shapes)
+        if problem is not None:
+            reading.differs(problem)
+            fitting = {k: v for k, v in tensors.items() if shapes[k] == tuple(mine[k].shape)}
+            reading.left_out |= {
+                _address(value)
+                for key, value in mine.items()
+                if isinstance(value, torch.Tensor) and key not in fitting
+            }
+            tensors = fitting
+        others = {
+            key: reading.later(stored[key]) for key in mine if key in stored and key not in shapes
+        }
         if _loads_plainly(self.bare):
             for key, stored_name in tensors.items():
                 reading.into(stored_name, mine[key])
@@ -157,8 +175,7 @@ class TrackedOptimizer:
         """Yield the addresses of the parameters that its step changes."""
         for group in self.value.param_groups:
             for parameter in group["params"]:
-                local = parameter.to_local() if is_dtensor(parameter) else parameter
-                yield local.data_ptr()
+                yield _address(parameter)
 
     def restore(self, name: str, tree: Any, reading: Reading) -> Finish:
         """Have the state read, into the optimizer's own tensors where it has them already.
@@ -170,13 +187,18 @@ class TrackedOptimizer:
         stored = [_count(group) for group in tree["param_groups"]]
         mine = [len(group["params"]) for group in self.value.param_groups]
         if stored != mine:
-            raise StateMismatch(
-                f"{name}: parameter groups of {stored} tensors are stored, the script has {mine}",
-                hint="build the optimizer over the same parameters, in the same order",
+            reading.differs(
+                StateMismatch(
+                    f"{name}: parameter groups of {stored} tensors are stored, "
+                    f"the script has {mine}",
+                    hint="build the optimizer over the same parameters, in the same order",
+                )
             )
+            return lambda: None  # it begins anew
         state = {
             index: {key: self._entry(value, key, params[index], reading) for key, value in entries}
             for index, entries in _pairs(tree["state"])
+            if _address(params[index]) not in reading.left_out
         }
 
         def finish() -> None:
@@ -318,6 +340,10 @@ def _pack_steady(state: dict[Any, Any], name: str, into: Packed) -> Any:
         into.all_steady = False
 
 
+def _address(tensor: torch.Tensor) -> int:
+    return (tensor.to_local() if is_dtensor(tensor) else tensor).data_ptr()
+
+
 def _is_tensor(tree: Any) -> bool:
     return isinstance(tree, dict) and tree.get("$") == "tensor"
 
@@ -336,36 +362,31 @@ def _loads_plainly(module: torch.nn.Module) -> bool:
     )
 
 
-def _compare_names(name: str, stored: list[str], mine: list[str]) -> None:
-    missing = sorted(set(mine) - set(stored))
-    unexpected = sorted(set(stored) - set(mine))
-    if not missing and not unexpected:
-        return
+def _difference(
+    name: str,
+    stored: list[str],
+    mine: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> StateMismatch | None:
+    """Return what differs between a stored module and the script's, None if nothing does."""
+    found = {
+        "missing from the checkpoint": sorted(set(mine) - set(stored)),
+        "not in the script": sorted(set(stored) - set(mine)),
+        "reshaped": [
+            f"{key} {shape} → {tuple(mine[key].shape)}"
+            for key, shape in shapes.items()
+            if shape != tuple(mine[key].shape)
+        ],
+    }
     parts = [
         f"{word}: {', '.join(names[:8])}{' …' if len(names) > 8 else ''}"
-        for word, names in (
-            ("missing from the checkpoint", missing),
-            ("not in the script", unexpected),
-        )
+        for word, names in found.items()
         if names
     ]
-    raise StateMismatch(
+    if not parts:
+        return None
+    return StateMismatch(
         f"{name}: the model changed since the checkpoint; {'; '.join(parts)}",
-        hint="restore with the code that made the checkpoint, or start a new run",
+        hint="restore with the code that made the checkpoint, start a new run, or pass "
+        "strict=False to run.steps() to restore what fits",
     )
-
-
-def _compare_shapes(
-    name: str, stored: dict[str, tuple[int, ...]], mine: dict[str, torch.Tensor]
-) -> None:
-    reshaped = [
-        f"{key} {shape} → {tuple(mine[key].shape)}"
-        for key, shape in stored.items()
-        if shape != tuple(mine[key].shape)
-    ]
-    if reshaped:
-        more = " …" if len(reshaped) > 8 else ""
-        raise StateMismatch(
-            f"{name}: reshaped since the checkpoint: {', '.join(reshaped[:8])}{more}",
-            hint="restore with the code that made the checkpoint, or start a new run",
-        )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from spotguard.errors import SpotguardError
     from spotguard.runtime.coordination import Coordinator
+    from spotguard.runtime.local_copy import LocalCopy
     from spotguard.storage.base import ObjectStore
 
 
@@ -36,6 +37,7 @@ class Rank:
     coordinator: Coordinator = field(default_factory=Alone)
     keep_last: int = 2
     save_random: bool = False
+    local_copy: LocalCopy | None = None
     saved: list[Saved] = field(default_factory=list)
     failed: list[tuple[int, SpotguardError]] = field(default_factory=list)
 
@@ -49,6 +51,7 @@ class Rank:
             coordinator=self.coordinator,
             retention=Retention(keep_last=self.keep_last),
             save_random=self.save_random,
+            local_copy=self.local_copy,
             on_saved=lambda saved, _: self.saved.append(saved),
             on_failed=lambda step, problem: self.failed.append((step, problem)),
         )
@@ -61,9 +64,17 @@ class Rank:
         self.saver.parent = found.prefix
         return found
 
-    def restore(self, objects: Mapping[str, Tracked]) -> restoring.Restored:
+    def restore(self, objects: Mapping[str, Tracked], *, strict: bool = True) -> restoring.Restored:
         """Restore into the adapters of tracked objects."""
-        return restoring.restore(self.store, self.coordinator, self.rank, self.world_size, objects)
+        return restoring.restore(
+            self.store,
+            self.coordinator,
+            self.rank,
+            self.world_size,
+            objects,
+            near=self.local_copy.store if self.local_copy else None,
+            strict=strict,
+        )
 
     def now(
         self, step: int, kind: CheckpointKind = CheckpointKind.PERIODIC, **objects: Any

@@ -620,3 +620,55 @@ def test_a_first_rank_whose_store_fails_says_so_to_all() -> None:
 
     assert isinstance(first, StoreUnavailable)
     assert "rank 0 could not restore" in second.message
+
+
+def trained(width: int = 5) -> tuple[Any, torch.optim.Optimizer]:
+    """Return a model that has taken a step, and its optimizer."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.Linear(width, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.ones(4, 3)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def test_a_changed_model_is_told_in_one_sentence() -> None:
+    """Missing, unexpected and reshaped names, all at once, and how to go on all the same."""
+    model, optimizer = trained()
+    rank = Rank()
+    rank.start()
+    rank.now(1, model=model, optimizer=optimizer)
+    changed = torch.nn.ModuleDict({"0": torch.nn.Linear(3, 7), "2": torch.nn.Linear(5, 2)})
+    with pytest.raises(StateMismatch) as caught:
+        next_attempt(rank.store, model=changed, optimizer=optimizer)
+
+    assert "missing from the checkpoint: 2.bias, 2.weight" in caught.value.message
+    assert "not in the script: 1.bias, 1.weight" in caught.value.message
+    assert "reshaped: 0.weight (5, 3) → (7, 3), 0.bias (5,) → (7,)" in caught.value.message
+    assert "strict=False" in str(caught.value.hint)
+
+
+def test_what_fits_is_restored_without_the_rest_on_request() -> None:
+    """A grown layer begins anew, moments included; the others go on; the difference is told."""
+    model, optimizer = trained(5)
+    rank = Rank()
+    rank.start()
+    rank.now(1, model=model, optimizer=optimizer, old={"a": 1})
+    other, its_optimizer = trained(5)
+    other[0] = torch.nn.Linear(3, 9)
+    its_optimizer = torch.optim.AdamW([*other.parameters()], lr=0.5)
+    before = other[0].weight.detach().clone()
+    found = Rank(rank.store, attempt=2).restore(
+        adapters({"model": other, "optimizer": its_optimizer, "new": {"b": 2}}), strict=False
+    )
+
+    assert torch.equal(other[0].weight, before)
+    assert torch.equal(other[1].weight, model[1].weight)
+    assert list(its_optimizer.state) == [other[1].weight, other[1].bias]
+    moments = optimizer.state[model[1].weight]["exp_avg"]
+    assert torch.equal(its_optimizer.state[other[1].weight]["exp_avg"], moments)
+    assert its_optimizer.param_groups[0]["lr"] == 0.1
+    assert ["new is new" in d or "reshaped" in d for d in found.differences] == [True, True]
+    its_optimizer.zero_grad()
+    loss = torch.nn.functional.linear(other[0](torch.ones(4, 3))[:, :5], other[1].weight).sum()
+    torch.autograd.backward(loss)
+    its_optimizer.step()
