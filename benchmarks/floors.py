@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 import time
 from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from benchmarks.method import Contestant
+from benchmarks.method import Contestant, drop_from_cache
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,13 +20,14 @@ if TYPE_CHECKING:
 
 _PAGE_BYTES = 4096
 _CHUNK_BYTES = 16 << 20
+_READ_BYTES = 1 << 20
 
 
 class Floor(Contestant):
     """One limit of the machine, for as many bytes as the state has."""
 
-    durable: ClassVar[bool]
-    """True if the bytes are durable then: no save is sooner. Else no stall is shorter."""
+    bounds: ClassVar[str]
+    """Which of a method's samples it is the floor of: `stall_s`, `durable_s` or `cold_s`."""
 
     def __init__(self, folder: Path, state: TrainingState) -> None:
         super().__init__(folder, state)
@@ -40,7 +42,7 @@ class Memcpy(Floor):
     """One copy of the bytes into memory that is paged in, by one thread; from the GPU if there."""
 
     name = "memcpy"
-    durable = False
+    bounds = "stall_s"
     note = "one flat copy into warm memory, one thread (with CUDA: device to pinned memory)"
 
     def __init__(self, folder: Path, state: TrainingState) -> None:
@@ -65,7 +67,7 @@ class Memcpy(Floor):
 class _Write(Floor):
     """Writes of large pieces from page-aligned memory, then fsync."""
 
-    durable = True
+    bounds = "durable_s"
     flags = 0
 
     def __init__(self, folder: Path, state: TrainingState) -> None:
@@ -107,4 +109,41 @@ class DirectWrite(_Write):
     flags = getattr(os, "O_DIRECT", 0)
 
 
-FLOORS: tuple[type[Floor], ...] = (Memcpy, BufferedWrite, DirectWrite)
+class DirectRead(Floor):
+    """Past the page cache: the shortest way from the disk."""
+
+    name = "O_DIRECT read"
+    bounds = "cold_s"
+    note = "1 MiB direct reads into aligned memory, by four threads; no hash, no copy"
+
+    def __init__(self, folder: Path, state: TrainingState) -> None:
+        super().__init__(folder, state)
+        self._memory = mmap.mmap(-1, self.size_bytes)
+        self._memory.write(b"\1" * self.size_bytes)
+        self._path = self.folder / "floor"
+        self._path.write_bytes(self._memory)
+
+    def measure_s(self) -> float:
+        """Return the seconds until all bytes are in memory."""
+        drop_from_cache(self._path)
+        descriptor = os.open(self._path, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
+        view = memoryview(self._memory)
+        starts = iter(range(0, self.size_bytes, _READ_BYTES))
+
+        def read() -> None:
+            for start in starts:
+                os.preadv(descriptor, [view[start : start + _READ_BYTES]], start)
+
+        threads = [threading.Thread(target=read) for _ in range(4)]
+        try:
+            started = time.perf_counter()
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            return time.perf_counter() - started
+        finally:
+            os.close(descriptor)
+
+
+FLOORS: tuple[type[Floor], ...] = (Memcpy, BufferedWrite, DirectWrite, DirectRead)

@@ -133,7 +133,7 @@ def _once(
     if isinstance(one, Floor):
         elapsed_s = one.measure_s()
         if not warm_up:
-            (samples.durable_s if one.durable else samples.stall_s).append(elapsed_s)
+            getattr(samples, one.bounds).append(elapsed_s)
         return
     if isinstance(one, Method):
         _measure_method(bench, one, samples, step, warm_up=warm_up)

@@ -1,15 +1,11 @@
 """The survival matrix: how often a two-rank torchrun job ends saved and complete.
 
-    python -m benchmarks.survival --tries 20
+    python -m benchmarks.survival --tries 20 --json out.json --markdown out.md
 
-Each try starts a job, waits until it trains, hurts it, and then asks the run store: is there a
-checkpoint of the last finished step, and does every byte of it verify? Cells:
-
-    both            SIGTERM to both ranks, as torchrun forwards it
-    both+workers    the same, with two DataLoader workers per rank, which are signalled too
-    one             SIGTERM to one rank only: the other must hear of it
-    killed          kill -9 of one rank: the survivor saves alone
-    frozen          one rank is stopped (SIGSTOP), the other gets the SIGTERM while it hangs
+Each try starts a job, waits until it trains, hurts it, waits for the grace, kills what is left,
+and asks: is there a complete checkpoint of the last finished step, and does a fresh process train
+on from it? The blows (cells) are in `survival_try.py`, the contestants in `survival_ours.py`,
+`survival_hf.py` and `survival_lightning.py`, each with its job beside it.
 """
 
 from __future__ import annotations
@@ -17,155 +13,161 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import random
-import signal
-import subprocess
-import sys
-import tempfile
-import time
-from dataclasses import dataclass
+import statistics
+from collections import Counter
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import psutil
+import torch
 
-from spotguard.checkpoint.lineage import latest_valid
-from spotguard.checkpoint.manifest import check_shards_intact
-from spotguard.events import env, keys
-from spotguard.events.event import Event
-from spotguard.storage import FileStore, PrefixedStore
+from benchmarks.survival_contestant import GRACE_S, Contestant
+from benchmarks.survival_hf import HuggingFace
+from benchmarks.survival_lightning import Lightning
+from benchmarks.survival_ours import Spotguard
+from benchmarks.survival_try import CELLS, Cell, Outcome, attempt
 
-CELLS = ("both", "both+workers", "one", "killed", "frozen")
-JOB = Path(__file__).parent / "survival_job.py"
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """How one try ended."""
-
-    saved: bool
-    steps_lost: int
-    seconds: float
-    """From the blow to the job's last word."""
-    detail: str = ""
-
-
-def attempt(cell: str, chance: random.Random) -> Outcome:
-    """Run one job, hurt it as `cell` says, and return what is left of it."""
-    with tempfile.TemporaryDirectory(prefix="survival-") as folder:
-        store = PrefixedStore(FileStore(folder), "try")
-        job = _start(folder, workers=2 if cell == "both+workers" else 0)
-        try:
-            ranks = _wait_training(job, Path(folder, "progress"))
-            time.sleep(chance.uniform(0.3, 1.5))
-            struck_at = time.time()
-            _strike(cell, ranks, chance)
-            job.wait(60)
-        except (TimeoutError, subprocess.TimeoutExpired) as problem:
-            return Outcome(saved=False, steps_lost=-1, seconds=60.0, detail=str(problem))
-        finally:
-            _bury(job)
-        return _judge(store, struck_at)
+CONTESTANTS: tuple[Contestant, ...] = (Spotguard(), HuggingFace(), Lightning())
+_Named = TypeVar("_Named", Cell, Contestant)
+_HEADER = (
+    "contestant",
+    "cell",
+    "saved",
+    "loadable",
+    "steps lost",
+    "s to the last word",
+    "s until the ranks left",
+    "load",
+)
 
 
-def _start(folder: str, *, workers: int) -> subprocess.Popen[bytes]:
-    variables = {
-        **os.environ,
-        env.STORE: folder,
-        env.RUN_ID: "try",
-        env.ATTEMPT: "1",
-        env.GRACE_S: "15",
-        env.SAVE_EVERY: "10000 steps",
-        env.PROGRESS: str(Path(folder) / "progress"),
-        "OMP_NUM_THREADS": "1",
-        "WORKERS": str(workers),
-    }
-    Path(folder, "progress").write_bytes(bytes(16))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return subprocess.Popen(
-        [*command, "--nproc-per-node", "2", str(JOB)],
-        env=variables,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """All tries of one contestant in one cell."""
+
+    contestant: str
+    cell: str
+    outcomes: list[Outcome]
+    load: float
+    """Of the machine, over the last minute, when the last try ended."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything, each try included."""
+        tries = [{**asdict(one), "steps_lost": one.steps_lost} for one in self.outcomes]
+        return {**asdict(self), "outcomes": tries}
+
+    def cells(self) -> list[str]:
+        """Return the row of the table."""
+        tries = len(self.outcomes)
+        loadable = [o for o in self.outcomes if o.loadable]
+        return [
+            self.contestant,
+            self.cell,
+            f"{sum(o.saved for o in self.outcomes)}/{tries}",
+            f"{len(loadable)}/{tries}",
+            _span([o.steps_lost for o in loadable]),
+            _spread([o.last_word_s for o in loadable]),
+            _spread([o.left_s for o in self.outcomes]),
+            f"{self.load:.1f}",
+        ]
 
 
-def _wait_training(job: subprocess.Popen[bytes], progress: Path) -> list[psutil.Process]:
-    """Return the two ranks, first rank first, once both are past their first steps."""
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        if int.from_bytes(progress.read_bytes()[:8], "little") >= 3:
-            ranks = [p for p in psutil.Process(job.pid).children() if "RANK" in p.environ()]
-            return sorted(ranks, key=lambda p: int(p.environ()["RANK"]))
-        if job.poll() is not None:
-            raise TimeoutError("the job ended before it trained")
-        time.sleep(0.05)
-    raise TimeoutError("the job never began to train")
+def _span(values: Sequence[int | None]) -> str:
+    known = sorted({value for value in values if value is not None})
+    if not known:
+        return "all"
+    return f"{known[0]}" if len(known) == 1 else f"{known[0]}..{known[-1]}"
 
 
-def _strike(cell: str, ranks: list[psutil.Process], chance: random.Random) -> None:
-    if cell.startswith("both"):
-        for rank in ranks:
-            for process in (*rank.children(recursive=True), rank):
-                process.send_signal(signal.SIGTERM)
-        return
-    victim = chance.randrange(2)
-    if cell == "one":
-        ranks[victim].send_signal(signal.SIGTERM)
-    elif cell == "killed":
-        ranks[victim].kill()
-    elif cell == "frozen":
-        ranks[victim].suspend()
-        time.sleep(0.5)  # the other is in the collective by now
-        ranks[1 - victim].send_signal(signal.SIGTERM)
+def _spread(values: Sequence[float | None]) -> str:
+    """Return the median and the range; those that had to be killed count as the grace."""
+    if not values:
+        return "-"
+    killed = sum(value is None for value in values)
+    known = [GRACE_S if value is None else value for value in values]
+    text = f"{statistics.median(known):.2f} [{min(known):.2f}..{max(known):.2f}]"
+    return f"{text}, {killed} killed" if killed else text
 
 
-def _judge(store: PrefixedStore, struck_at: float) -> Outcome:
-    manifest, skipped = latest_valid(store, verify=check_shards_intact)
-    events = [Event.from_json(store.get(info.key)) for info in store.list(keys.events(1))]
-    ended = next((event for event in events if event.kind == "ended"), None)
-    if manifest is None or ended is None or skipped:
-        return Outcome(saved=False, steps_lost=-1, seconds=-1, detail=f"{skipped or 'no end'}")
-    lost = int(ended.data["step"]) - manifest.step
-    return Outcome(saved=lost == 0, steps_lost=lost, seconds=ended.at - struck_at)
+def to_markdown(rows: Sequence[Row], notes: Sequence[str]) -> str:
+    """Return the table, the reasons of what was not saved, and the notes."""
+    lines = [
+        f"2 ranks under torchrun, gloo on CPU; {GRACE_S:g} s from the blow to SIGKILL.",
+        "",
+        _line(_HEADER),
+        _line(["---"] * len(_HEADER)),
+        *(_line(row.cells()) for row in rows),
+        "",
+    ]
+    for row in rows:
+        reasons = Counter(outcome.detail for outcome in row.outcomes if not outcome.saved)
+        lines += [f"- {row.contestant}, {row.cell}: {n} x {why}" for why, n in reasons.items()]
+    return "\n".join([*lines, *(f"- {note}" for note in notes)]) + "\n"
 
 
-def _bury(job: subprocess.Popen[bytes]) -> None:
-    try:
-        family = [*psutil.Process(job.pid).children(recursive=True), psutil.Process(job.pid)]
-    except psutil.NoSuchProcess:
-        return
-    for process in family:
-        if process.is_running():
-            process.kill()
-    job.wait(10)
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
-def main() -> None:
-    """Run all cells and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+def _notes(contestants: Sequence[Contestant]) -> list[str]:
+    described = [
+        f"{one.name}: {one.missing() or f'{one.package} {one.version()}, {one.settings}'}"
+        for one in contestants
+    ]
+    machine = f"{os.cpu_count()} CPUs, {platform.machine()}, Python {platform.python_version()}"
+    return [*described, f"{machine}, torch {torch.__version__}"]
+
+
+def _named(known: Sequence[_Named], names: str, parser: argparse.ArgumentParser) -> list[_Named]:
+    """Return those of `known` that `names` asks for, in its order."""
+    by_name = {one.name: one for one in known}
+    unknown = [name for name in names.split(",") if name not in by_name]
+    if unknown:
+        parser.error(f"unknown: {', '.join(unknown)}; there are: {', '.join(by_name)}")
+    return [by_name[name] for name in names.split(",")]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run all cells of all contestants and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tries", type=int, default=20)
-    parser.add_argument("--cells", default=",".join(CELLS))
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cells", default=",".join(cell.name for cell in CELLS))
+    parser.add_argument("--contestants", default=",".join(one.name for one in CONTESTANTS))
+    parser.add_argument("--seed", type=int, default=0, help="of moments and victims")
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--keep", type=Path, help="where to leave the folders of failed tries")
+    options = parser.parse_args(arguments)
+    wanted = _named(CONTESTANTS, options.contestants, parser)
+    cells = _named(CELLS, options.cells, parser)
     chance = random.Random(options.seed)
-    table: dict[str, list[Outcome]] = {}
-    for cell in options.cells.split(","):
-        for _ in range(options.tries):
-            table.setdefault(cell, []).append(attempt(cell, chance))
-        outcomes = table[cell]
-        seconds = sorted(o.seconds for o in outcomes)
-        print(
-            f"{cell:14} saved {sum(o.saved for o in outcomes):3}/{len(outcomes):<3} "
-            f"seconds to the last word {seconds[len(seconds) // 2]:.2f} "
-            f"[{seconds[0]:.2f} .. {seconds[-1]:.2f}] "
-            f"load {os.getloadavg()[0]:.2f}  {[o.detail for o in outcomes if not o.saved] or ''}",
-            flush=True,
-        )
+    rows = []
+    for contestant in wanted:
+        for cell in () if contestant.missing() else cells:
+            outcomes = [
+                attempt(contestant, cell, chance, keep=options.keep) for _ in range(options.tries)
+            ]
+            row = Row(
+                contestant=contestant.name,
+                cell=cell.name,
+                outcomes=outcomes,
+                load=os.getloadavg()[0],
+            )
+            rows.append(row)
+            print(_line(row.cells()), flush=True)
+    notes = _notes(wanted)
+    text = to_markdown(rows, notes)
+    print(f"\n{text}", end="")
+    if options.markdown:
+        options.markdown.write_text(text, encoding="utf-8")
     if options.json:
-        plain = {cell: [o.__dict__ for o in outcomes] for cell, outcomes in table.items()}
-        options.json.write_text(json.dumps(plain, indent=1))
+        plain = {"schema": 1, "notes": notes, "rows": [row.to_json() for row in rows]}
+        options.json.write_text(json.dumps(plain, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":
