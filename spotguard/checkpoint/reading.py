@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from spotguard.checkpoint.tensors import ShardInfo, TensorInfo
     from spotguard.storage.base import ObjectStore
 
-_THREADS = max(4, min(8, os.cpu_count() or 4))
-"""A disk or a bucket wants several requests at once, however few the cores."""
+_THREADS = max(2, min(8, os.cpu_count() or 2))
+"""From the page cache it is the cores that limit; from a disk, two large reads keep it busy."""
 _READ_BYTES = 2 << 20
 
 

@@ -124,7 +124,10 @@ def _untagged(pairs: list[tuple[str, Json]]) -> Json:
         if not isinstance(found[_TAG], str) or found[_TAG] not in _NOT_FINITE:
             raise ValueError(f"{_TAG} is not one of {', '.join(_NOT_FINITE)}")
         return _NOT_FINITE[found[_TAG]]
-    if not any(key.startswith("$") for key in found):
+    for key in found:
+        if key.endswith("float") and _TAG_LIKE.fullmatch(key):
+            break
+    else:  # nearly always
         return found
     return {key[1:] if _TAG_LIKE.fullmatch(key) else key: item for key, item in found.items()}
 

@@ -84,9 +84,15 @@ class StoredTensors:
             return
         target = target.detach()
         place = (name, target.data_ptr())
-        if place not in self._asked:  # tied weights stand twice in a module's state
-            self._asked.add(place)
-            self._fill(name, target, _Box((0,) * len(shape), shape))
+        if place in self._asked:  # tied weights stand twice in a module's state
+            return
+        self._asked.add(place)
+        index, info = self._parts_of(name)[0]
+        if info.global_shape is None and _takes_bytes(target, info):  # nearly all are like this
+            if info.size_bytes:
+                self._wants.setdefault(index, []).append(Want(info.start, _bytes_of(target)))
+            return
+        self._fill(name, target, _Box((0,) * len(shape), shape))
 
     def new(self, name: str, like: torch.Tensor | None = None) -> torch.Tensor:
         """Return new memory that `read` fills: whole, or cut and placed like the DTensor `like`."""
@@ -170,8 +176,7 @@ class StoredTensors:
         size = target.element_size()
         wants = self._wants.setdefault(index, [])
         run, into = source.run_in(info.shape), place.run_in(tuple(target.shape))
-        direct = target.is_contiguous() and target.device.type == "cpu" and not _is_lazy(target)
-        if direct and run is not None and into is not None and target.dtype == _dtype_of(info):
+        if run is not None and into is not None and _takes_bytes(target, info):
             memory = _bytes_of(target)[into * size : (into + math.prod(place.shape)) * size]
             wants.append(Want(info.start + run * size, memory))
             return
@@ -275,9 +280,15 @@ def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
     target.copy_(source)
 
 
-def _is_lazy(tensor: torch.Tensor) -> bool:
-    """Return True if the values are not those in memory, but their conjugates or negatives."""
-    return tensor.is_conj() or tensor.is_neg()
+def _takes_bytes(target: torch.Tensor, info: TensorInfo) -> bool:
+    """Return True if the stored bytes can be put into the memory of `target` as they are."""
+    return (
+        target.is_cpu
+        and target.dtype == _dtype_of(info)
+        and target.is_contiguous()
+        and not target.is_conj()  # whose values are not those in memory
+        and not target.is_neg()
+    )
 
 
 def _dtype_of(info: TensorInfo) -> torch.dtype:

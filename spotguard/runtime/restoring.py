@@ -7,6 +7,8 @@ need do the objects take their state.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import time
 from dataclasses import dataclass, field
@@ -67,6 +69,19 @@ class Restored:
             log.info("resumed at step %d%s", self.manifest.step, back)
 
 
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Keep the garbage collector from walking all objects, again and again, as many are made."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_without_collections()
 def restore(
     store: ObjectStore,
     coordinator: Coordinator,
@@ -81,9 +96,9 @@ def restore(
     """Put the newest valid checkpoint of the history into `objects`, the same on every rank.
 
     `check` may refuse a checkpoint that does not fit the script. Data comes from the store `near`
-    where it has a good copy. With `strict` off, what fits by
-    name and shape is restored and the rest stays as the script made it. Blocks until every rank
-    has what it needs; until then only tensors' contents have been changed.
+    where it has a good copy. With `strict` off, what fits by name and shape is restored and the
+    rest stays as the script made it. Blocks until every rank has what it needs; until then only
+    tensors' contents have been changed.
 
     Raises:
         StateMismatch: the script tracks other objects than the checkpoint holds, or their names
@@ -99,7 +114,7 @@ def restore(
         problem = ""
         finishers: list[Finish] = []
         try:
-            manifest = load_manifest(store, prefix)
+            manifest = choices.load(prefix)
             check(manifest)
             tensors = StoredTensors(store, manifest, near=near, strict=strict)
             finishers = _read(manifest, tensors, objects)
@@ -139,6 +154,7 @@ class _Choices:
         self._refs: Iterator[CheckpointRef] | None = None
         self._round = 0
         self._chosen: str | None = None
+        self._manifest: Manifest | None = None
         self.skipped: list[tuple[str, str]] = []
         self.newest_step = 0
 
@@ -158,6 +174,10 @@ class _Choices:
             self._chosen, self.newest_step, skipped = json.loads(self._hear(word, 0))
             self.skipped = [(prefix, problem) for prefix, problem in skipped]
         return self._chosen
+
+    def load(self, prefix: str) -> Manifest:
+        """Return the manifest of what `next` returned."""
+        return self._manifest or load_manifest(self._store, prefix)
 
     def all_are_well(self, problem: str) -> bool:
         """Say what this rank found wrong, if anything; return whether all ranks found nothing."""
@@ -198,7 +218,8 @@ class _Choices:
         for ref in self._refs:
             self.newest_step = max(self.newest_step, ref.step)
             try:
-                check_shards_present(self._store, load_manifest(self._store, ref.prefix))
+                self._manifest = load_manifest(self._store, ref.prefix)
+                check_shards_present(self._store, self._manifest)
             except DamagedCheckpoint as problem:
                 self.skipped.append((ref.prefix, problem.message))
             else:
