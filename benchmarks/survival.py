@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import random
+import re
 import statistics
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -72,7 +73,7 @@ class Row:
             f"{len(loadable)}/{tries}",
             _span([o.steps_lost for o in loadable]),
             _spread([o.last_word_s for o in loadable]),
-            _spread([o.left_s for o in self.outcomes]),
+            _spread([o.left_s for o in self.outcomes if o.finished is not None]),
             f"{self.load:.1f}",
         ]
 
@@ -105,9 +106,14 @@ def to_markdown(rows: Sequence[Row], notes: Sequence[str]) -> str:
         "",
     ]
     for row in rows:
-        reasons = Counter(outcome.detail for outcome in row.outcomes if not outcome.saved)
+        reasons = Counter(_general(o.detail) for o in row.outcomes if not o.saved)
         lines += [f"- {row.contestant}, {row.cell}: {n} x {why}" for why, n in reasons.items()]
     return "\n".join([*lines, *(f"- {note}" for note in notes)]) + "\n"
+
+
+def _general(detail: str) -> str:
+    """Return the reason without pids, ports and steps, so that equal ones count as one."""
+    return re.sub(r"\d{3,}", "N", detail)
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -146,7 +152,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     wanted = _named(CONTESTANTS, options.contestants, parser)
     cells = _named(CELLS, options.cells, parser)
     chance = random.Random(options.seed)
-    rows = []
+    notes = _notes(wanted)
+    rows: list[Row] = []
+    text = to_markdown(rows, notes)
     for contestant in wanted:
         for cell in () if contestant.missing() else cells:
             outcomes = [
@@ -160,14 +168,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
             rows.append(row)
             print(_line(row.cells()), flush=True)
-    notes = _notes(wanted)
-    text = to_markdown(rows, notes)
+            text = to_markdown(rows, notes)
+            _write(rows, notes, json_to=options.json, markdown_to=options.markdown)
     print(f"\n{text}", end="")
-    if options.markdown:
-        options.markdown.write_text(text, encoding="utf-8")
-    if options.json:
+
+
+def _write(
+    rows: Sequence[Row], notes: Sequence[str], *, json_to: Path | None, markdown_to: Path | None
+) -> None:
+    """Write what there is so far: a whole matrix takes long enough to be interrupted."""
+    if markdown_to:
+        markdown_to.write_text(to_markdown(rows, notes), encoding="utf-8")
+    if json_to:
         plain = {"schema": 1, "notes": notes, "rows": [row.to_json() for row in rows]}
-        options.json.write_text(json.dumps(plain, indent=1), encoding="utf-8")
+        json_to.write_text(json.dumps(plain, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":
