@@ -9,10 +9,22 @@ every `W`, and a rank beyond the `M`-th owns none.
 A micro-batch's mean loss counts with weight `size / G`. The weights of all ranks add up to 1, so
 the summed gradient is the mean over the global batch whatever `W` is. For example `G = 20, m = 8`
 is cut into 8 + 8 + 4 with weights 0.4, 0.4, 0.2; on two ranks they are shared as [0, 1] and [2].
+
+The last global batch of an epoch of `N` samples has `N mod G` (if that is not 0): it is cut and
+weighted by the same rules with its own size in place of `G`, or left out (`drop_last`).
+
+GPUs that differ: a larger `m` on some ranks would move the borders whenever such a rank comes or
+goes, and with them dropout masks and sums. So all ranks have the same `m`, which the smallest GPU
+must hold, and a faster rank owns more of the micro-batches: with `speeds`, each in turn goes to
+the rank that would be done with it first. The ranges still tile `0..M-1` in order.
 """
 
 from __future__ import annotations
 
+import functools
+import heapq
+import itertools
+import math
 from dataclasses import dataclass
 
 
@@ -27,6 +39,91 @@ class MicroBatch:
     def weight(self, global_batch: int) -> float:
         """Return the share of the global batch, by which its mean loss counts."""
         return self.size / global_batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPlan:
+    """What one training step means for `world_size` ranks.
+
+    `M = ceil(global_batch / micro_batch)` micro-batches over `W` ranks: each rank accumulates
+    `ceil(M / W)` or one less. The step lasts as long as the largest share, so the ranks are busy
+    for `M / (W * ceil(M / W))` of it: 64 micro-batches keep 4, 8 and 16 ranks fully busy, 5 ranks
+    98 % (13 each but for one), and of 65 ranks one idles: it joins the collectives with weight 0.
+    """
+
+    global_batch: int
+    micro_batch: int
+    world_size: int
+    speeds: tuple[float, ...] = ()
+    """Relative speed of each rank, where GPUs differ; empty if they do not."""
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches in a global batch, on whatever number of ranks."""
+        return len(split_micro_batches(self.global_batch, self.micro_batch))
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches that the rank with most of them accumulates in a step."""
+        return max(self._counts)
+
+    @property
+    def least(self) -> int:
+        """Micro-batches of the rank with fewest, 0 where ranks idle."""
+        return min(self._counts)
+
+    @property
+    def idle_ranks(self) -> int:
+        """Ranks without work: they join the collectives with weight 0."""
+        return self._counts.count(0)
+
+    @property
+    def busy(self) -> float:
+        """Share (0..1) of the ranks' power in a step that is work, as far as whole batches go."""
+        speeds = self.speeds or (1.0,) * self.world_size
+        lasts = max(count / speed for count, speed in zip(self._counts, speeds, strict=True))
+        return self.micro_batches / (sum(speeds) * lasts)
+
+    def rank(self, rank: int) -> range:
+        """Return the indexes of the micro-batches that `rank` owns."""
+        return rank_range(self.micro_batches, self.world_size, rank, speeds=self.speeds)
+
+    def weights(self, rank: int) -> list[float]:
+        """Return the weights of the micro-batches that `rank` owns; those of all add up to 1."""
+        cut = micro_batches(self.global_batch, self.micro_batch)
+        return [cut[index].weight(self.global_batch) for index in self.rank(rank)]
+
+    @property
+    def _counts(self) -> list[int]:
+        if self.speeds:
+            return [len(self.rank(rank)) for rank in range(self.world_size)]
+        share, larger = divmod(self.micro_batches, self.world_size)
+        return [share + 1] * larger + [share] * (self.world_size - larger)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochPlan:
+    """How an epoch of `samples` is cut into global batches; the same on any number of ranks."""
+
+    samples: int
+    global_batch: int
+    drop_last: bool = False
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps in an epoch."""
+        full, rest = divmod(self.samples, self.global_batch)
+        return full if self.drop_last or not rest else full + 1
+
+    @property
+    def left_out(self) -> int:
+        """Samples at the end of each epoch's order that are not trained on."""
+        return self.samples % self.global_batch if self.drop_last else 0
+
+    def batch(self, position: int) -> range:
+        """Return the places in the epoch's order of its global batch `position` (from 0)."""
+        start = position * self.global_batch
+        return range(start, min(start + self.global_batch, self.samples))
 
 
 def split_micro_batches(global_batch: int, micro_batch: int) -> list[int]:
@@ -48,18 +145,55 @@ def micro_batches(global_batch: int, micro_batch: int) -> list[MicroBatch]:
     ]
 
 
-def rank_range(micro_batch_count: int, world_size: int, rank: int) -> range:
+def rank_range(
+    micro_batch_count: int, world_size: int, rank: int, *, speeds: tuple[float, ...] = ()
+) -> range:
     """Return the indexes of the micro-batches that `rank` owns; empty for a rank without work.
 
+    Args:
+        micro_batch_count: Micro-batches of the step.
+        world_size: Ranks.
+        rank: Which of them.
+        speeds: Each rank's relative speed, the same tuple on all of them; empty: all are equal.
+
     Raises:
-        ValueError: a count is below 1, or there is no such rank.
+        ValueError: a count is below 1, there is no such rank, or `speeds` are not `world_size`
+            numbers above 0.
     """
     _at_least_one(micro_batch_count=micro_batch_count, world_size=world_size)
     if not 0 <= rank < world_size:
         raise ValueError(f"rank must be 0 to {world_size - 1}, not {rank}")
+    if speeds:
+        _one_for_each(speeds, world_size)
+        starts = _starts_by_speed(micro_batch_count, speeds)
+        return range(starts[rank], starts[rank + 1])
     share, larger = divmod(micro_batch_count, world_size)
     start = rank * share + min(rank, larger)
     return range(start, start + share + (rank < larger))
+
+
+@functools.lru_cache(maxsize=8)
+def _starts_by_speed(count: int, speeds: tuple[float, ...]) -> list[int]:
+    """Return where each rank's range begins, and where the last one ends.
+
+    One by one to whoever would have done it first: no other sharing of whole micro-batches lets
+    the slowest rank be done earlier. Among equal speeds the first ranks get more, as without.
+    """
+    counts = [0] * len(speeds)
+    done_at = [(1 / speed, rank) for rank, speed in enumerate(speeds)]
+    heapq.heapify(done_at)
+    for _ in range(count):
+        rank = done_at[0][1]
+        counts[rank] += 1
+        heapq.heapreplace(done_at, ((counts[rank] + 1) / speeds[rank], rank))
+    return [0, *itertools.accumulate(counts)]
+
+
+def _one_for_each(speeds: tuple[float, ...], world_size: int) -> None:
+    if len(speeds) != world_size:
+        raise ValueError(f"speeds must be {world_size} numbers, one for each rank: {speeds}")
+    if not all(math.isfinite(speed) and speed > 0 for speed in speeds):
+        raise ValueError(f"speeds must be numbers above 0: {speeds}")
 
 
 def _at_least_one(**counts: int) -> None:

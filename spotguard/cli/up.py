@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,6 +28,27 @@ ScriptArgument = Annotated[str, typer.Argument(help="The training script.", show
 JobArguments = Annotated[
     list[str] | None,
     typer.Argument(metavar="-- ARGS", help="The script's own arguments, after `--`."),
+]
+
+GlobalBatchOption = Annotated[
+    int | None,
+    typer.Option(
+        "--global-batch",
+        min=1,
+        metavar="SAMPLES",
+        help="Samples of one step, over all ranks.",
+        show_default="what the script says",
+    ),
+]
+MicroBatchOption = Annotated[
+    int | None,
+    typer.Option(
+        "--micro-batch",
+        min=1,
+        metavar="SAMPLES",
+        help="Samples of one forward pass.",
+        show_default="what the script says",
+    ),
 ]
 
 
@@ -73,14 +95,37 @@ def plan(
     args: JobArguments = None,
     *,
     flags: dict[str, object],
+    global_batch: GlobalBatchOption = None,
+    micro_batch: MicroBatchOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show where SCRIPT would run and what it would cost; start nothing."""
-    planned = _plan(resolve_job(script, args or [], flags))
+    """Show where SCRIPT would run and what it would cost; start nothing.
+
+    With the sizes of its batches, also how a step falls onto the ranks on each number of nodes.
+    """
+    resolved = resolve_job(script, args or [], flags)
+    batches = _batches(resolved.batches, global_batch, micro_batch)
+    planned = _plan(replace(resolved, batches=batches))
     if as_json:
         print_json(planned.to_json())
     else:
         _show_plan(planned)
+
+
+def _batches(
+    said: tuple[int, int] | None, global_batch: int | None, micro_batch: int | None
+) -> tuple[int, int] | None:
+    """Return the sizes of the command line, and else of the script."""
+    chosen = (global_batch or (said and said[0]), micro_batch or (said and said[1]))
+    if chosen[0] and chosen[1]:
+        return chosen[0], chosen[1]
+    if global_batch or micro_batch:
+        missing = "--micro-batch" if global_batch else "--global-batch"
+        raise UsageError(
+            f"the script does not say the other size of its batches: {missing} is missing",
+            hint="give both --global-batch and --micro-batch",
+        )
+    return None
 
 
 def _plan(resolved: Resolved) -> JobPlan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from spotguard.plan.batch import BatchPlan
+from spotguard.batching import BatchPlan, split_micro_batches
 from spotguard.plan.ladder import node_ladder
 from spotguard.plan.money import hours_bought, rate_usd_per_h, saved_pct
 
@@ -47,6 +47,25 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rung:
+    """What one step means on one number of nodes; the global batch is the same on all."""
+
+    nodes: int
+    ranks: int
+    micro_batches: int
+    accumulation: int
+    """Micro-batches that the rank with most of them accumulates."""
+    least: int
+    """Those of the rank with fewest."""
+    idle_ranks: int
+    """Ranks that have none: they are paid for, and wait."""
+    busy_pct: float
+    """Share of the ranks' time in a step that is work, as far as whole batches go."""
+    last_samples: int
+    """Samples of a global batch's last micro-batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobPlan:
     """What would be launched: the candidates in the order in which they would be tried."""
 
@@ -65,6 +84,8 @@ class JobPlan:
     global_batch: int | None
     micro_batch: int | None
     candidates: tuple[Candidate, ...]
+    rungs: tuple[Rung, ...] = ()
+    """A step on each number of nodes; none when nobody says the batch sizes."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the schema-versioned object of `plan --json`."""
@@ -79,9 +100,9 @@ def plan_job(
     Args:
         spec: what to run.
         offers: the places, best first; those of another market than the spec's are left out.
-        batches: global batch and micro-batch, if the script says them.
+        batches: global batch and micro-batch, if the script or the command line says them.
     """
-    rungs = node_ladder(spec.nodes.min, spec.nodes.max)
+    ladder = node_ladder(spec.nodes.min, spec.nodes.max)
     return JobPlan(
         name=spec.name,
         script=spec.script,
@@ -98,10 +119,11 @@ def plan_job(
         micro_batch=batches and batches[1],
         candidates=tuple(
             _candidate(spec, offer, nodes, batches)
-            for nodes in rungs
+            for nodes in ladder
             for offer in offers
             if offer.market is spec.market
         ),
+        rungs=tuple(_rung(nodes, spec.nproc_per_node, batches) for nodes in ladder if batches),
     )
 
 
@@ -122,10 +144,22 @@ def _candidate(
         on_demand_rate_usd_per_h=on_demand_rate,
         saved_pct=saved_pct(rate, on_demand_rate),
         hours_bought=hours_bought(spec.budget_usd, rate),
-        accumulation=batches and _accumulation(batches, nodes * spec.nproc_per_node),
+        accumulation=batches and _rung(nodes, spec.nproc_per_node, batches).accumulation,
     )
 
 
-def _accumulation(batches: tuple[int, int], world_size: int) -> int:
-    plan = BatchPlan(global_batch=batches[0], micro_batch=batches[1], world_size=world_size)
-    return plan.accumulation
+def _rung(nodes: int, nproc_per_node: int, batches: tuple[int, int]) -> Rung:
+    global_batch, micro_batch = batches
+    step = BatchPlan(
+        global_batch=global_batch, micro_batch=micro_batch, world_size=nodes * nproc_per_node
+    )
+    return Rung(
+        nodes=nodes,
+        ranks=step.world_size,
+        micro_batches=step.micro_batches,
+        accumulation=step.accumulation,
+        least=step.least,
+        idle_ranks=step.idle_ranks,
+        busy_pct=100 * step.busy,
+        last_samples=split_micro_batches(global_batch, micro_batch)[-1],
+    )

@@ -6,23 +6,29 @@ ranks is the mean over the global batch whatever the number of ranks.
 - A model in `DistributedDataParallel` or FSDP2 synchronises itself, and divides by the number of
   ranks; the weight is multiplied by it to undo that. Its synchronisation is switched off but for
   the last micro-batch.
+- FSDP2 meets in every forward pass, too, so each rank needs as many of them: one that has fewer
+  micro-batches than others runs its last one again, with weight zero.
 - Parameters of a tracked optimizer that nobody synchronises are summed here, in flat buckets.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from spotguard.runtime.sharding import is_dtensor, is_fsdp_module
+from spotguard.errors import UsageError
+from spotguard.runtime.buckets import cut_into_buckets, flatten, own_copy, unflatten
+from spotguard.runtime.sharding import is_dtensor, is_fsdp1_module, is_fsdp_module
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-_BUCKET_BYTES = 25 << 20  # DDP's own default: large enough for bandwidth, small enough to overlap
+    from spotguard.runtime.collectives import Collectives
+    from spotguard.runtime.loader import Share
+
+T = TypeVar("T")
 
 
 class GradientSync:
@@ -32,57 +38,138 @@ class GradientSync:
         self,
         modules: Iterable[torch.nn.Module],
         optimizers: Iterable[torch.optim.Optimizer],
-        world_size: int,
+        ranks: Collectives,
     ) -> None:
-        self._world_size = world_size
-        modules = list(modules)
-        self._ddp = [m for m in modules if isinstance(m, DistributedDataParallel)]
+        self._ranks = ranks
+        self._modules = modules = list(modules)
+        self._optimizers = list(optimizers)
+        _refuse_fsdp1(modules)
+        self._ddp = find_ddp(modules)
         self._fsdp = [m for m in modules if is_fsdp_module(m)]
-        self._parameters = _unsynchronised(modules, optimizers) if world_size > 1 else []
         self.managed_elsewhere = bool(self._ddp or self._fsdp)
-        if self.managed_elsewhere and self._parameters:
-            # A loss that spans both kinds would be scaled for one of them only.
-            self._correction = 1.0 / world_size
-        else:
-            self._correction = 1.0
+        self.meets_in_forward = any(map(_meets_in_forward, modules))
+        """True if all ranks must run as many forward passes in a step; see `evened_out`."""
+        self._look_at_parameters()
 
-    def begin(self, *, last: bool) -> None:
+    def _look_at_parameters(self) -> None:
+        self._known = count_parameters(self._optimizers)
+        several = self._ranks.world_size > 1
+        self._parameters = _unsynchronised(self._modules, self._optimizers) if several else []
+        # A loss that spans both kinds would be scaled for one of them only.
+        self._correction = 1.0 / self._ranks.world_size if self.managed_elsewhere else 1.0
+
+    def begin(self, share: Share) -> None:
         """Prepare for the forward pass of a micro-batch; the last one synchronises."""
         for module in self._ddp:
-            module.require_backward_grad_sync = last
+            module.require_backward_grad_sync = share.last
         for fsdp in self._fsdp:
-            fsdp.set_requires_gradient_sync(last)
+            fsdp.set_requires_gradient_sync(share.last)
 
-    def backward(self, loss: torch.Tensor, weight: float, *, last: bool) -> None:
+    def backward(self, loss: torch.Tensor, weight: float, share: Share) -> None:
         """Add the gradient of `weight * loss`; after the last one, gradients are the global mean.
 
-        Blocks until the ranks have met, when `last`.
+        Blocks until the ranks have met, when the share is the step's last one here.
         """
-        scale = weight * self._world_size if self.managed_elsewhere else weight
-        (loss if scale == 1.0 else loss * scale).backward()  # type: ignore[no-untyped-call]
-        if last and self._parameters:
+        run_backward(loss, weight * self._ranks.world_size if self.managed_elsewhere else weight)
+        if share.last:
+            if count_parameters(self._optimizers) != self._known:
+                self._look_at_parameters()
             self._reduce()
 
     def _reduce(self) -> None:
-        buckets = list(_buckets(self._parameters))
-        flats = [_flatten(bucket) for bucket in buckets]
-        works = [dist.all_reduce(flat, async_op=True) for flat in flats]
-        for bucket, flat, work in zip(buckets, flats, works, strict=True):
-            assert work is not None
-            work.wait()
-            if self._correction != 1.0:
-                flat[: -len(bucket)] *= self._correction
-            _unflatten(bucket, flat)
+        buckets = list(cut_into_buckets(self._parameters))
+        flats = [flatten(bucket, [p.grad for p in bucket]) for bucket in buckets]
+        waits = [self._ranks.add_up(flat) for flat in flats]
+        for bucket, flat, wait in zip(buckets, flats, waits, strict=True):
+            wait()
+            for parameter, gradient in zip(bucket, unflatten(bucket, flat), strict=True):
+                if gradient is None:
+                    continue
+                if self._correction != 1.0:
+                    gradient *= self._correction
+                if parameter.grad is None:
+                    parameter.grad = own_copy(parameter, gradient)
+                else:
+                    parameter.grad.copy_(gradient)
 
-    def broadcast_initial(self, modules: Iterable[torch.nn.Module]) -> None:
-        """Give all ranks the first rank's parameters and buffers, as DDP does when it is built."""
-        if self._world_size == 1:
-            return
-        with torch.no_grad():
-            for module in modules:
-                for tensor in (*module.parameters(), *module.buffers()):
-                    if not is_dtensor(tensor):
-                        dist.broadcast(tensor.detach(), src=0)
+
+def find_ddp(modules: Iterable[torch.nn.Module]) -> list[DistributedDataParallel]:
+    """Return the modules that are in DDP.
+
+    Raises:
+        UsageError: one has a static graph. DDP then synchronises after the first backward pass,
+            whatever it was told, and fails if that was not the step's last one (torch 2.13).
+    """
+    found = [module for module in modules if isinstance(module, DistributedDataParallel)]
+    if any(module.static_graph for module in found):
+        raise UsageError(
+            "DistributedDataParallel(static_graph=True) cannot accumulate micro-batches",
+            hint="leave static_graph out",
+        )
+    return found
+
+
+def evened_out(
+    batches: Iterable[tuple[Share, T]], rank: int, ranges: Callable[[int], Sequence[range]]
+) -> Iterator[tuple[Share, T]]:
+    """Yield a rank's micro-batches, and its last one again with weight zero while others have more.
+
+    `ranges` tells which micro-batches of a step each rank has.
+    """
+    for share, batch in batches:
+        if not share.last:
+            yield share, batch
+            continue
+        counts = [max(1, len(mine)) for mine in ranges(share.step)]
+        missing = max(counts) - counts[rank]
+        yield share._replace(last=not missing), batch
+        for more in reversed(range(missing)):
+            yield share._replace(weight=0.0, last=not more), batch
+
+
+def _meets_in_forward(module: torch.nn.Module) -> bool:
+    return any(is_fsdp_module(m) or isinstance(m, torch.nn.SyncBatchNorm) for m in module.modules())
+
+
+def loss_weight(share: Share, reduction: str) -> float:
+    """Return by how much the loss of a micro-batch counts in the global mean.
+
+    Raises:
+        UsageError: `reduction`, over the samples, is neither `mean` nor `sum`.
+    """
+    if reduction not in ("mean", "sum"):
+        raise UsageError(f"step.backward: reduction is {reduction!r}; allowed: mean, sum")
+    return share.weight / len(share.indices) if reduction == "sum" else share.weight
+
+
+def _refuse_fsdp1(modules: Iterable[torch.nn.Module]) -> None:
+    if any(is_fsdp1_module(part) for module in modules for part in module.modules()):
+        raise UsageError(
+            "FullyShardedDataParallel keeps parts of parameters that look like whole ones",
+            hint="use torch.distributed.fsdp.fully_shard (FSDP2)",
+        )
+
+
+def run_backward(loss: torch.Tensor, scale: float) -> None:
+    """Add the gradient of `scale * loss` to those of the parameters."""
+    (loss if scale == 1.0 else loss * scale).backward()  # type: ignore[no-untyped-call]
+
+
+def broadcast_initial(modules: Iterable[torch.nn.Module], ranks: Collectives) -> None:
+    """Give all ranks the first rank's parameters and buffers, as DDP does when it is built."""
+    if ranks.world_size == 1:
+        return
+    with torch.no_grad():
+        for module in modules:
+            for tensor in (*module.parameters(), *module.buffers()):
+                if not is_dtensor(tensor):
+                    ranks.broadcast(tensor.detach())
+
+
+def count_parameters(optimizers: Iterable[torch.optim.Optimizer]) -> int:
+    """Return the optimizers' parameters; `add_param_group` may make them more in mid-run."""
+    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+    return sum(len(group["params"]) for group in groups)
 
 
 def _unsynchronised(
@@ -102,54 +189,3 @@ def _unsynchronised(
                 if id(parameter) not in managed and not is_dtensor(parameter):
                     found[id(parameter)] = parameter
     return list(found.values())
-
-
-def _buckets(parameters: list[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
-    """Yield parameters in order, cut where the dtype or device changes or a bucket is full."""
-    bucket: list[torch.Tensor] = []
-    size = 0
-    for parameter in parameters:
-        bytes_ = parameter.numel() * parameter.element_size()
-        if bucket and (
-            size + bytes_ > _BUCKET_BYTES
-            or bucket[0].dtype != parameter.dtype
-            or bucket[0].device != parameter.device
-        ):
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(parameter)
-        size += bytes_
-    if bucket:
-        yield bucket
-
-
-def _flatten(bucket: list[torch.Tensor]) -> torch.Tensor:
-    """Return the bucket's gradients in one tensor, followed by one 'has a gradient' flag each.
-
-    The flags keep a parameter that no rank used without a gradient, as on one process: an
-    optimizer skips it, instead of decaying it by a gradient of zeros.
-    """
-    with torch.no_grad():
-        parts = [
-            (torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1).to(p.dtype)
-            for p in bucket
-        ]
-        flags = torch.tensor(
-            [p.grad is not None for p in bucket], dtype=bucket[0].dtype, device=bucket[0].device
-        )
-        return torch.cat([*parts, flags])
-
-
-def _unflatten(bucket: list[torch.Tensor], flat: torch.Tensor) -> None:
-    used = flat[-len(bucket) :].tolist()
-    offset = 0
-    with torch.no_grad():
-        for parameter, flag in zip(bucket, used, strict=True):
-            part = flat[offset : offset + parameter.numel()].view(parameter.shape)
-            offset += parameter.numel()
-            if not flag:
-                continue
-            if parameter.grad is None:
-                parameter.grad = part.clone()
-            else:
-                parameter.grad.copy_(part)

@@ -43,6 +43,7 @@ from spotguard.runtime.process import (
     exit_soon,
     log_to_stderr,
     place_in_script,
+    sentence,
     speaks_of_peers,
 )
 from spotguard.runtime.reporting import Reporter
@@ -57,6 +58,7 @@ from spotguard.units import format_bytes, format_duration, to_iso
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from spotguard.runtime.loader import Loader
     from spotguard.runtime.restoring import Restored
     from spotguard.runtime.run import Step
     from spotguard.runtime.settings import Settings
@@ -101,7 +103,7 @@ class Job:
         self._step: Step | None = None
         self._started_at = time.monotonic()
         self._first_step = 0
-        self._loader_identity: dict[str, Any] = {}
+        self._loader: Loader
         self.best = Best()
         self._failed_saves = 0
         self._first_save = True
@@ -188,11 +190,11 @@ class Job:
         for optimizer in optimizers:
             optimizer.register_step_pre_hook(before_step)
 
-    def restored(self, restored: Restored, total: int, loader: dict[str, Any]) -> None:
+    def restored(self, restored: Restored, total: int, loader: Loader) -> None:
         """Write down what this attempt starts from."""
         manifest = restored.manifest
         self.saver.parent = restored.prefix
-        self._loader_identity = loader
+        self._loader = loader
         first = manifest.step if manifest else 0
         self.best = Best(manifest.counters.get("best") if manifest else None)
         if self.rank == 0:
@@ -289,9 +291,9 @@ class Job:
         elif isinstance(problem, StoreError):
             self._end(EndReason.STORE_FAILED, message=str(problem))
         else:
-            self._end(EndReason.FAILED, message=_sentence(problem), trace=traceback.format_exc())
+            self._end(EndReason.FAILED, message=sentence(problem), trace=traceback.format_exc())
         self._say_failure()
-        log.error("%s", _sentence(problem))
+        log.error("%s", sentence(problem))
         exit_soon(_EXIT_PATIENCE_S)
         raise SystemExit(problem.exit_code)
 
@@ -313,18 +315,18 @@ class Job:
             "train_s": self.train_s,
             "epoch": self.epoch,
             "total_steps": self.total,
-            "loader": self._loader_identity,
+            "loader": self._loader.identity(),
+            "place": self._loader.shared,
             "best": self.best.value,
         }
-        if not halfway:
-            return self.saver.capture(self.finished, kind, self.objects, counters, solo=solo)
         return self.saver.capture(
             self.finished,
             kind,
-            self._shadow.boundary(self.objects),
+            self._shadow.boundary(self.objects) if halfway else self.objects,
             counters,
             solo=solo,
-            random_states=self._shadow.random_states,
+            random_states=self._shadow.random_states if halfway else None,
+            place=self._loader.own,
         )
 
     def _save_for(self, request: StopRequest, *, halfway: bool = False) -> SpotguardError | None:
@@ -438,7 +440,7 @@ class Job:
         if self._left.is_set():
             return
         log.warning("step %d takes too long and is given up", self.finished + 1)
-        sharded = any(
+        sharded = self._loader.has_own_state or any(
             is_sharded(i.bare) for i in self.objects.values() if isinstance(i, TrackedModule)
         )
         problem = self._save_for(
@@ -456,7 +458,7 @@ class Job:
     ) -> None:
         """Tell a lost peer, Ctrl-C and the script's own failure apart; save if it can be."""
         if isinstance(error, SpotguardError):
-            log.error("%s%s", place_in_script(trace), _sentence(error))
+            log.error("%s%s", place_in_script(trace), sentence(error))
         else:
             with contextlib.suppress(OSError):  # the log pipe may be dead already
                 self._previous_hook(kind, error, trace)
@@ -522,8 +524,10 @@ class Job:
                     self._end(EndReason.STORE_FAILED, message=str(problem))
             if self.rank == 0:
                 self._end(EndReason.FINISHED, message="all steps done")
-        self.reporter.flush(_EXIT_PATIENCE_S)
-        self.watch.close()
+        # A thread in torch's C++ code when the interpreter ends would abort the whole process.
+        self._left.set()
+        self.watch.close(_EXIT_PATIENCE_S)
+        self.reporter.close(_EXIT_PATIENCE_S)
         undisturbed = self._failure is None and self.watch.agreed is None
         if self._owns_group and undisturbed and dist.is_initialized():
             dist.destroy_process_group()  # else the peers may be gone: no collectives
@@ -593,7 +597,3 @@ class Job:
             saved_step=last.step if last else None,
             saved_at=last.at if last else None,
         )
-
-
-def _sentence(problem: SpotguardError) -> str:
-    return f"{problem.message} ({problem.hint})" if problem.hint else problem.message

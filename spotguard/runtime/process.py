@@ -23,6 +23,7 @@ from spotguard.events.states import EXIT_CODE_OF_JOB_TOLD_TO_STOP
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from spotguard.errors import SpotguardError
     from spotguard.runtime.settings import Settings
 
 log = logging.getLogger("spotguard")
@@ -109,3 +110,8 @@ def exit_now() -> None:
         with contextlib.suppress(OSError, ValueError):  # the log pipe may be dead already
             stream.flush()
     os._exit(EXIT_CODE_OF_JOB_TOLD_TO_STOP)
+
+
+def sentence(problem: SpotguardError) -> str:
+    """Return what went wrong and the way out, as one sentence."""
+    return f"{problem.message} ({problem.hint})" if problem.hint else problem.message

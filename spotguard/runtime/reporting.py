@@ -49,7 +49,7 @@ class Reporter:
         self._on_stop = on_stop
         self._heard_stop = False
         self._count = 0
-        self._events: queue.SimpleQueue[Event | threading.Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Event | threading.Event | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="spotguard-report", daemon=True)
 
     def start(self) -> None:
@@ -75,6 +75,12 @@ class Reporter:
         self._events.put(done)
         return done.wait(timeout_s)
 
+    def close(self, timeout_s: float) -> None:
+        """Write what is queued and end the thread; blocks `timeout_s` at most."""
+        self._events.put(None)
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
     def _run(self) -> None:
         next_beat = time.monotonic()
         while True:
@@ -85,6 +91,8 @@ class Reporter:
                 self._beat()
                 next_beat = time.monotonic() + self._heartbeat_s
                 continue
+            if item is None:
+                return
             if isinstance(item, threading.Event):
                 item.set()
             else:

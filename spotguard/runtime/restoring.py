@@ -21,6 +21,7 @@ from spotguard.checkpoint.manifest import check_shards_present, load_manifest
 from spotguard.errors import CheckpointError, DamagedCheckpoint, SpotguardError, StateMismatch
 from spotguard.runtime.randomness import restore_random_states
 from spotguard.runtime.reading import StoredTensors
+from spotguard.runtime.saving import PLACE
 from spotguard.runtime.state import unpack
 
 if TYPE_CHECKING:
@@ -263,8 +264,9 @@ def _order(item: Tracked) -> int:
 
 def restore_random(manifest: Manifest, rank: int, world_size: int) -> bool:
     """Put back this rank's random states; False if the checkpoint has none for this rank."""
-    tree = manifest.ranks.get(str(rank))
-    if tree is None or manifest.world_size != world_size:
+    own: Any = manifest.ranks.get(str(rank)) or {}
+    tree = {name: value for name, value in own.items() if name != PLACE}
+    if not tree or manifest.world_size != world_size:
         return False
     plain = unpack(tree, _no_tensor)
     states: dict[str, Any] = {
@@ -281,6 +283,15 @@ def restore_random(manifest: Manifest, rank: int, world_size: int) -> bool:
             inner["key"] = np.array(inner["key"], dtype=np.uint32)
     restore_random_states(states)
     return True
+
+
+def places_of_ranks(manifest: Manifest) -> dict[int, Any]:
+    """Return where each rank was in its own data, for the ranks that told."""
+    return {
+        int(rank): own[PLACE]
+        for rank, own in manifest.ranks.items()
+        if isinstance(own, dict) and PLACE in own
+    }
 
 
 def _no_tensor(name: str) -> torch.Tensor:

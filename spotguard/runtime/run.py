@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -13,21 +14,32 @@ from spotguard.checkpoint.lineage import claim_attempt
 from spotguard.errors import Fenced, SpotguardError, UsageError
 from spotguard.events.event import JobEvent
 from spotguard.runtime import restoring
-from spotguard.runtime.gradients import GradientSync
+from spotguard.runtime.bitwise import BitwiseSync
+from spotguard.runtime.collectives import ProcessGroup
+from spotguard.runtime.gradients import (
+    GradientSync,
+    broadcast_initial,
+    evened_out,
+    loss_weight,
+)
 from spotguard.runtime.job import Job, Phase
-from spotguard.runtime.loader import ElasticLoader, Share
+from spotguard.runtime.loader import ElasticLoader, Loader, Share
 from spotguard.runtime.randomness import BOUNDARY, mix, seed_everything
 from spotguard.runtime.schedule import SaveSchedule
 from spotguard.runtime.settings import Settings
 from spotguard.runtime.state import Packed
+from spotguard.runtime.streaming import StreamLoader, is_stream, refuse_indexed_options
 from spotguard.runtime.trace import SampleTrace
 from spotguard.runtime.tracked import TrackedModule, tracked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from spotguard.checkpoint.manifest import Manifest
 
+log = logging.getLogger("spotguard")
+
+_Batch = TypeVar("_Batch")
 _current: Run | None = None
 
 
@@ -39,6 +51,7 @@ def init(
     save_every: str | None = None,
     keep_last: int | None = None,
     reseed: bool = True,
+    exact: str | None = None,
     backend: str | None = None,
 ) -> Run:
     """Set up the run of this process and return it; call it once, early, on every rank.
@@ -58,6 +71,9 @@ def init(
         reseed: Seed Python, NumPy and torch per micro-batch, so that randomness does not depend on
             the number of ranks. False leaves the global generators to the script; their states
             are then saved, and restored on the same number of ranks.
+        exact: `bitwise` adds up gradients in one order, so that weights and optimizer state are
+            the same to the last bit on every number of ranks, and gives torch one CPU thread. By
+            default only the rounding differs between numbers of ranks.
         backend: Of the process group; default NCCL with CUDA, else gloo.
 
     Raises:
@@ -67,11 +83,22 @@ def init(
     global _current
     if _current is not None:
         raise UsageError("spotguard.init() was called twice in one process")
+    _check_exact(exact, reseed=reseed)
     settings = Settings.from_environment(
         run_id=run_id, store=store, seed=seed, save_every=save_every, keep_last=keep_last
     )
-    _current = Run(Job(settings, backend=backend, save_random=not reseed), reseed=reseed)
+    job = Job(settings, backend=backend, save_random=not reseed)
+    _current = Run(job, reseed=reseed, bitwise=exact is not None)
     return _current
+
+
+def _check_exact(exact: str | None, *, reseed: bool) -> None:
+    if exact not in (None, "bitwise"):
+        raise UsageError(f"spotguard.init: exact is {exact!r}; allowed: bitwise")
+    if exact and not reseed:
+        raise UsageError(
+            'spotguard.init: exact="bitwise" needs reseed=True, or each rank draws its own numbers'
+        )
 
 
 class Step:
@@ -82,12 +109,17 @@ class Step:
         self.number = number
         """Steps done before this one: 0 for the first."""
         self.epoch = epoch
-        """Passes over the dataset done before this one."""
+        """Passes over the dataset done before this one; 0 for a stream, which has no length."""
         self._losses: list[tuple[torch.Tensor, float]] = []
         self._share: Share | None = None
         self._samples: list[int] = []
         self._waiting = False
         self._complete = False
+
+    @property
+    def has_begun(self) -> bool:
+        """True once its first micro-batch was handed out."""
+        return self._share is not None
 
     @property
     def loss(self) -> torch.Tensor | None:
@@ -97,12 +129,14 @@ class Step:
 
     def __iter__(self) -> Iterator[Any]:
         run = self._run
+        if not run._job.gate.enter(self.number):
+            run._job.leave()
         while not self._complete:
             self._refuse_unused_batch()
             share, batch = run._next_batch()
             self._share = share
             self._waiting = True
-            run._gradients.begin(last=share.last)
+            run._gradients.begin(share)
             run._loader.seed_training(share)
             yield batch
             self._refuse_unused_batch()
@@ -123,11 +157,7 @@ class Step:
         share = self._share
         if share is None or not self._waiting:
             raise UsageError("step.backward() needs a micro-batch: call it once per batch")
-        if reduction not in ("mean", "sum"):
-            raise UsageError(f"step.backward: reduction is {reduction!r}; allowed: mean, sum")
-        weight = share.weight
-        if reduction == "sum":
-            weight = share.weight / len(share.indices)
+        weight = loss_weight(share, reduction)
         self._losses.append((loss.detach(), weight))
         if share.weight:
             self._samples.extend(share.indices)
@@ -136,7 +166,7 @@ class Step:
             self._complete = True
             self._run._trace_step(self)
         loss = loss if scaler is None else scaler.scale(loss)
-        self._run._gradients.backward(loss, weight, last=share.last)
+        self._run._gradients.backward(loss, weight, share)
 
     def _refuse_unused_batch(self) -> None:
         if self._waiting:
@@ -149,12 +179,18 @@ class Step:
 class Run:
     """This process's part of a run. Made by `init`; all methods are for the main thread."""
 
-    def __init__(self, job: Job, *, reseed: bool) -> None:
+    def __init__(self, job: Job, *, reseed: bool, bitwise: bool) -> None:
         self._job = job
         self._reseed = reseed
-        self._loader: ElasticLoader
-        self._gradients: GradientSync
+        self._bitwise = bitwise
+        if bitwise:
+            # Threads share out a sum or a product by their number, which ranks differ in.
+            torch.set_num_threads(1)
+        self._ranks = ProcessGroup(job.rank, job.world_size)
+        self._loader: Loader
+        self._gradients: GradientSync | BitwiseSync
         self._batches: Iterator[tuple[Share, Any]] = iter(())
+        self._step: Step | None = None
         self._end_early: str | None = None
         settings = job.settings
         self._trace = (
@@ -211,38 +247,74 @@ class Run:
         micro_batch_size: int | None = None,
         shuffle: bool = True,
         drop_last: bool = False,
+        weights: Sequence[float] | torch.Tensor | None = None,
+        sampler: Any = None,
+        speeds: Sequence[float] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
         **options: Any,
-    ) -> ElasticLoader:
+    ) -> Loader:
         """Return a loader whose global batches do not depend on the number of ranks.
 
+        A map-style dataset gives each sample of an epoch exactly once, over any interruptions and
+        numbers of ranks. So does a `sampler`: what it gives for an epoch is drawn at once (8 bytes
+        a sample), on every rank the same way; it must be a function of the seeded generators, of
+        `set_epoch(epoch)` and of its `state_dict()`, which is saved. `weights` draw at random, so
+        that no sample comes exactly once: the draws are the same ones on any number of ranks.
+
+        A stream has `state_dict()` and `load_state_dict()`, and is this rank's own part of the
+        data. Nothing is repeated or left out while the number of ranks stays the same; when it
+        changes, another pass begins, with a warning. Given as a function `f(shard, shards)` that
+        opens one part, it is exact on any number of ranks. See docs/elastic.md.
+
         Args:
-            dataset: Map-style: `len(dataset)` and `dataset[i]`.
+            dataset: Map-style: `len(dataset)` and `dataset[i]`; or a stream: an iterable, a
+                torchdata `StatefulDataLoader`, or a function that opens a shard of one.
             global_batch_size: Samples per optimizer step, over all ranks.
             micro_batch_size: Samples per forward pass; fixed for the run, whatever the ranks.
-            shuffle: Another seeded order each epoch; False reads in index order.
+            shuffle: Another seeded order each epoch; False reads in index order. Not for streams,
+                nor with `weights` or a `sampler`: these have their own order.
             drop_last: Leave out the last, partial global batch of an epoch.
+            weights: For each sample how likely it is drawn, with replacement, as many draws an
+                epoch as there are samples; 8 bytes of memory for each, on each rank.
+            sampler: Of the whole dataset's indices, with `__len__` and `__iter__`.
+            speeds: Each rank's relative speed, where GPUs differ: faster ranks get more of the
+                micro-batches. The same list on all ranks.
             collate_fn: Makes a batch of samples, as in `torch.utils.data.DataLoader`.
             num_workers: Worker processes that read ahead.
             **options: Further options of `torch.utils.data.DataLoader` (with `num_workers`).
 
         Raises:
-            UsageError: a size makes no sense, or the dataset has no length.
+            UsageError: a size makes no sense, or the dataset has neither indices nor a state.
         """
+        common = {
+            "global_batch_size": global_batch_size,
+            "micro_batch_size": micro_batch_size,
+            "seed": self._job.settings.seed,
+            "reseed": self._reseed,
+            "collate_fn": collate_fn,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "speeds": speeds,
+        }
+        if is_stream(dataset):
+            refuse_indexed_options(
+                weights=weights,
+                sampler=sampler,
+                drop_last=drop_last,
+                num_workers=num_workers,
+                **options,
+            )
+            return StreamLoader(dataset, **common)
         return ElasticLoader(
             dataset,
-            global_batch_size=global_batch_size,
-            micro_batch_size=micro_batch_size,
             shuffle=shuffle,
             drop_last=drop_last,
-            seed=self._job.settings.seed,
-            reseed=self._reseed,
-            collate_fn=collate_fn,
+            weights=weights,
+            sampler=sampler,
             num_workers=num_workers,
             options=options,
-            rank=self.rank,
-            world_size=self.world_size,
+            **common,
         )
 
     def track(self, **objects: Any) -> None:
@@ -295,9 +367,34 @@ class Run:
             raise UsageError("run.best() belongs into the loop over run.steps()")
         return self._job.best.offer(float(value), mode)
 
+    def evaluate(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
+        """Yield from `batches`; when told to stop, leave between two of them, saved.
+
+        For evaluation loops inside the training loop, before the step's own micro-batches: there
+        the state is that of a step boundary, and after a resume the evaluation begins anew. All
+        ranks leave at the same batch, so the loop may hold collectives. After the training loop
+        it only yields.
+
+        Raises:
+            UsageError: the step has begun: to leave then would lose what follows in its body.
+        """
+        job = self._job
+        if job.phase is not Phase.TRAINING:
+            yield from batches
+            return
+        if self._step is not None and self._step.has_begun:
+            raise UsageError(
+                "run.evaluate() comes after the step's first micro-batch",
+                hint="evaluate at the beginning of the loop's body: if step.number % 100 == 0: ...",
+            )
+        for number, batch in enumerate(batches):
+            if not job.gate.enter_evaluation(job.finished, number):
+                job.leave()
+            yield batch
+
     def steps(
         self,
-        loader: ElasticLoader,
+        loader: Loader,
         *,
         total: int | None = None,
         epochs: int | None = None,
@@ -328,7 +425,10 @@ class Run:
             schedule = SaveSchedule(every, coordinator, job.rank, job.world_size)
             schedule.start(first)
             job.begin_training(first, total)
-            with closing(loader.read(first, total)) as self._batches:  # its workers end with it
+            with closing(loader.read(first, total)) as batches:  # its workers end with it
+                self._batches = batches
+                if self._gradients.meets_in_forward:
+                    self._batches = evened_out(batches, self.rank, loader.ranges)
                 yield from self._train(first, total, schedule)
         except SpotguardError as problem:
             job.fail_saving_or_state(problem)
@@ -337,7 +437,7 @@ class Run:
         job = self._job
         while finished < total and self._end_early is None:
             job.hold(finished)
-            if not job.gate.enter(finished):
+            if not job.gate.passes(finished):
                 job.leave()
             if schedule.due(finished) or job.best.is_new:
                 job.save_in_background()
@@ -349,7 +449,7 @@ class Run:
                     age_s=job.age_s,
                 )
             self._seed_boundary(finished, after=False)
-            step = Step(self, finished, self._loader.epoch_of(finished))
+            step = self._step = Step(self, finished, self._loader.epoch_of(finished))
             started = time.perf_counter()
             yield step
             if not step._complete:
@@ -358,20 +458,26 @@ class Run:
                     hint="loop over all of them: for batch in step: ... step.backward(loss)",
                 )
             finished += 1
+            self._loader.keep(finished)
             job.finished_step(finished, time.perf_counter() - started, step.epoch, step)
             if self._probe is not None:
                 self._probe.record(finished, sys._getframe(2))
         job.finish_loop(self._end_early)
 
     def _total(self, loader: Any, total: int | None, epochs: int | None) -> int:
-        if not isinstance(loader, ElasticLoader):
+        if not isinstance(loader, Loader):
             raise UsageError(
                 f"run.steps needs a loader from run.loader(...), not a {type(loader).__name__}",
                 hint="loader = run.loader(dataset, global_batch_size=..., micro_batch_size=...)",
             )
         if (total is None) == (epochs is None):
             raise UsageError("run.steps: give either total= (steps) or epochs=")
-        count = total if total is not None else (epochs or 0) * loader.steps_per_epoch
+        if loader.steps_per_epoch is None and total is None:
+            raise UsageError(
+                "run.steps: a stream has no length, so epochs= says nothing",
+                hint="give total=, the optimizer steps in all",
+            )
+        count = total if total is not None else (epochs or 0) * (loader.steps_per_epoch or 0)
         if not isinstance(count, int) or count < 1:
             raise UsageError(f"run.steps: {count!r} steps in all, but must be 1 or more")
         if not self._job.objects:
@@ -388,7 +494,10 @@ class Run:
         values = [item.value for item in self._job.objects.values()]
         modules = [v for v in values if isinstance(v, torch.nn.Module)]
         optimizers = [v for v in values if isinstance(v, torch.optim.Optimizer)]
-        self._gradients = GradientSync(modules, optimizers, self.world_size)
+        if self._bitwise:
+            self._gradients = BitwiseSync(modules, optimizers, self._ranks, self._loader)
+        else:
+            self._gradients = GradientSync(modules, optimizers, self._ranks)
         self._job.watch_optimizers(optimizers)
 
     def _restore(self, total: int, *, strict: bool) -> int:
@@ -406,14 +515,37 @@ class Run:
         )
         if restored.manifest is None:
             modules = [i.bare for i in job.objects.values() if isinstance(i, TrackedModule)]
-            self._gradients.broadcast_initial(modules)
+            broadcast_initial(modules, self._ranks)
         first = restored.manifest.step if restored.manifest else 0
         if job.rank == 0:
             claim_attempt(job.store, job.attempt, restored.prefix, job.claim_extra())
-        job.restored(restored, total, self._loader.identity())
-        if restored.manifest is not None and not self._reseed:
-            self._restore_random(restored.manifest)
+        job.restored(restored, total, self._loader)
+        if restored.manifest is not None:
+            self._restore_place(restored.manifest)
+            if not self._reseed:
+                self._restore_random(restored.manifest)
+        self._check_ranks_agree(first)
+        self._loader.keep(first)
         return first
+
+    def _check_ranks_agree(self, first: int) -> None:
+        """Raise unless a sampler, if there is one, gives all ranks the same order to begin with."""
+        mine = self._loader.checksum(first)
+        if mine is not None and self._job.coordinator.first("order", str(mine)) != str(mine):
+            raise UsageError(
+                f"run.loader: the sampler gives rank {self.rank} another order than another rank",
+                hint="it must not depend on the rank, nor on the order of a set: pass one sampler "
+                "of the whole dataset",
+            )
+
+    def _restore_place(self, manifest: Manifest) -> None:
+        """Go on where the data was; what cannot be exact is told."""
+        own = restoring.places_of_ranks(manifest)
+        shared = manifest.counters.get("place")
+        warning = self._loader.restore(shared, own, manifest.world_size)
+        if warning and self.rank == 0:
+            log.warning("%s", warning)
+            self._job.reporter.event(JobEvent.WARNING, message=warning)
 
     def _restore_random(self, manifest: Manifest) -> None:
         if not restoring.restore_random(manifest, self.rank, self.world_size):
@@ -433,9 +565,9 @@ class Run:
         mine = self._loader.identity()
         if stored is not None and stored != mine:
             changed = [
-                f"{key} was {stored.get(key)!r} and is {value!r}"
-                for key, value in mine.items()
-                if stored.get(key) != value
+                f"{key} was {stored.get(key)!r} and is {mine.get(key)!r}"
+                for key in {**stored, **mine}
+                if stored.get(key) != mine.get(key)
             ]
             raise UsageError(
                 f"run.loader changed since the checkpoint: {'; '.join(changed)}",

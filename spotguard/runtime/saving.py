@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("spotguard")
 
+PLACE = "place"
+"""In what is a rank's own, beside its random states: where it is in data only it reads."""
+
 _GIVE_UP_PATIENCE_S = 2.0
 _PEER_TIMEOUT_S = 120.0
 _ROOM_FOR_COPY = 4.0  # an emergency save's own time, so often, must be left for a local copy
@@ -59,9 +62,11 @@ class Capture:
     kind: CheckpointKind
     tree: dict[str, Any]
     leaves: list[Leaf]
-    random: Any
+    own: Any
+    """What is this rank's alone: random states, and its place in data that only it reads."""
     counters: dict[str, Any]
     sharded: bool
+    """True if no rank alone has the whole state."""
 
     @cached_property
     def size_bytes(self) -> int:
@@ -135,10 +140,12 @@ class Saver:
         *,
         solo: bool = False,
         random_states: dict[str, Any] | None = None,
+        place: Any = None,
     ) -> Capture:
         """Return the state of `objects` now; nothing is copied yet.
 
-        `random_states` replaces those that the global generators have now.
+        `random_states` replaces those that the global generators have now; `place` is where this
+        rank is in data that only it reads.
         """
         tree, packed = self._packer.pack(objects)
         leaves = list(packed.leaves.values())
@@ -153,9 +160,9 @@ class Saver:
             kind=kind,
             tree=tree,
             leaves=mine,
-            random=_random_tree(random_states) if self._save_random else None,
+            own=_own_tree(_random_tree(random_states) if self._save_random else None, place),
             counters=counters,
-            sharded=sharded,
+            sharded=sharded or (place is not None and self._world_size > 1),
         )
 
     def save_in_background(self, capture: Capture, *, overlap: bool = False) -> None:
@@ -208,21 +215,26 @@ class Saver:
             SpotguardError: it could not be stored; the previous checkpoint stands.
         """
         started = time.monotonic()
-        if self._thread is not None and self._thread.is_alive():
+        in_flight = self._thread
+        if in_flight is not None and in_flight.is_alive():
             # Its bytes are older than ours. If they are stored already, its commit is quick.
             self._given_up.set()
             self.wait(min(timeout_s / 2, _GIVE_UP_PATIENCE_S))
         if self.last is not None and self.last.step == capture.step:
             return self.last  # nothing has changed since
         plan = self._plan_of(capture.leaves)
+        if in_flight is None or not in_flight.is_alive():
+            data = self._buffer.gather(capture.leaves, plan)
+        else:  # it was given up, but still reads the buffer
+            data = live_views(capture.leaves, plan)
 
         def write(prefix: str) -> ShardInfo | None:
-            return self._write(prefix, plan, live_views(capture.leaves, plan), lambda end: None)
+            return self._write(prefix, plan, data, lambda end: None)
 
         self._stall_s = 0.0
         saved = self._save(capture, write, self._coordinator, started, solo, timeout_s)
         if timeout_s > _ROOM_FOR_COPY * (time.monotonic() - started):
-            self._keep_near(capture, plan, live_views(capture.leaves, plan))
+            self._keep_near(capture, plan, data)
         return saved
 
     def wait(self, timeout_s: float | None = None) -> None:
@@ -283,7 +295,9 @@ class Saver:
         timeout_s: float,
     ) -> Saved:
         if solo and capture.sharded:
-            raise CheckpointError("a sharded model cannot be saved without the other ranks")
+            raise CheckpointError(
+                "a sharded model, or a stream of data, cannot be saved without the other ranks"
+            )
         prefix = keys.checkpoint(capture.step, self._attempt)
         end = time.monotonic() + timeout_s
         word = f"save/{capture.step}/{capture.kind}"
@@ -350,9 +364,9 @@ class Saver:
     ) -> Saved:
         """Collect all ranks' shards and commit (first rank), or wait for that (the others)."""
         if solo:
-            return self._commit(capture, prefix, {self._rank: (mine, capture.random)})
+            return self._commit(capture, prefix, {self._rank: (mine, capture.own)})
         if self._rank == 0:
-            parts = {0: (mine, capture.random)}
+            parts = {0: (mine, capture.own)}
             for peer in range(1, self._world_size):
                 text = connection.get(f"{word}/{peer}", end - time.monotonic())
                 if text is None:
@@ -361,11 +375,11 @@ class Saver:
                     raise CheckpointError(f"step {capture.step} not saved: rank {peer}: {text[1:]}")
                 body = json.loads(text)
                 shard = ShardInfo.from_json(body["shard"], "a shard") if body["shard"] else None
-                parts[peer] = (shard, body["random"])
+                parts[peer] = (shard, body["own"])
             saved = self._commit(capture, prefix, parts)
             connection.set(f"{word}/done", "ok")
             return saved
-        body = {"shard": mine.to_json() if mine else None, "random": capture.random}
+        body = {"shard": mine.to_json() if mine else None, "own": capture.own}
         connection.set(f"{word}/{self._rank}", json.dumps(body))
         done = connection.get(f"{word}/done", end - time.monotonic())
         if done != "ok":
@@ -386,7 +400,7 @@ class Saver:
             world_size=self._world_size,
             shards=tuple(shard for shard, _ in parts.values() if shard is not None),
             state=capture.tree,
-            ranks={str(rank): random for rank, (_, random) in parts.items() if random is not None},
+            ranks={str(rank): own for rank, (_, own) in parts.items() if own is not None},
             counters=capture.counters,
             versions={
                 "spotguard": __version__,
@@ -431,6 +445,10 @@ def _random_tree(states: dict[str, Any] | None) -> Any:
         for name, value in states.items()
     }
     return pack(plain, "random", Packed())
+
+
+def _own_tree(random: Any, place: Any) -> Any:
+    return random if place is None else {**(random or {}), PLACE: place}
 
 
 def _as_bytes(value: Any) -> Any:

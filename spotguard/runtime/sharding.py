@@ -28,6 +28,12 @@ def is_fsdp_module(value: object) -> TypeIs[FSDPModule]:
     return module is not None and isinstance(value, module.FSDPModule)
 
 
+def is_fsdp1_module(value: object) -> bool:
+    """Return True if `value` is a `FullyShardedDataParallel`."""
+    module: Any = sys.modules.get("torch.distributed.fsdp")
+    return module is not None and isinstance(value, module.FullyShardedDataParallel)
+
+
 def is_sharded(module: torch.nn.Module) -> bool:
     """Return True if any parameter lives in parts on several ranks."""
     return is_fsdp_module(module) or any(is_dtensor(p) for p in module.parameters())

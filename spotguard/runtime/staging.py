@@ -233,6 +233,15 @@ class StagingBuffer:
             self._leaves, self._now, self._later, self._sources = [], [], [], []
         return staged
 
+    def gather(self, leaves: list[Leaf], plan: Plan) -> list[memoryview]:
+        """Return the bytes of leaves that nobody changes any more, in the order of the file.
+
+        Those of a CPU stay where they are; a GPU's come by way of the pinned buffer.
+        """
+        if not any(leaf.tensor.is_cuda for leaf in leaves):
+            return live_views(leaves, plan)
+        return [self.stage(leaves, plan, overlap=False).data]
+
     def warm(self, leaves: list[Leaf], plan: Plan) -> None:
         """Make the buffer ready for such a state, so that the first save need not wait for it."""
         self._lay_out(leaves, plan, overlap=True)

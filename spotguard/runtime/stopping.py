@@ -52,25 +52,41 @@ class StopRequest:
         return cls(**{**body, "reason": EndReason(body["reason"])})
 
 
+_Position = tuple[int, int]
+"""Steps entered, and batches entered of an evaluation between that step and the next."""
+
+
 class StopGate:
     """The one check of the training loop, and the lock of the agreement."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entered = 0
-        self._stop_after: int | None = None
+        self._entered: _Position = (0, 0)
+        self._stop_at: _Position | None = None
 
     def start(self, finished: int) -> None:
         """Say where the loop begins."""
         with self._lock:
-            self._entered = finished
+            self._entered = (finished, 0)
+
+    def passes(self, finished: int) -> bool:
+        """Return True to go on after `finished` steps, False to leave; nothing is entered yet."""
+        return self._stop_at is None or (finished, 0) < self._stop_at
 
     def enter(self, finished: int) -> bool:
         """Return True to train one more step, False to leave with `finished` steps done."""
         with self._lock:
-            if self._stop_after is not None and finished >= self._stop_after:
+            if self._stop_at is not None and finished >= self._stop_at[0]:
                 return False
-            self._entered = finished + 1
+            self._entered = (finished + 1, 0)
+            return True
+
+    def enter_evaluation(self, finished: int, batch: int) -> bool:
+        """Return True to evaluate batch `batch` (from 0) between two steps, False to leave."""
+        with self._lock:
+            if self._stop_at is not None and (finished, batch) >= self._stop_at:
+                return False
+            self._entered = (finished, batch + 1)
             return True
 
     def agree(
@@ -84,17 +100,18 @@ class StopGate:
             everybody = True
             last = self._entered
             try:
-                coordinator.set(f"stop/entered/{rank}", str(self._entered))
+                coordinator.set(f"stop/entered/{rank}", json.dumps(last))
                 end = time.monotonic() + timeout_s
                 for peer in range(world_size):
                     word = coordinator.get(f"stop/entered/{peer}", end - time.monotonic())
                     everybody = everybody and word is not None
-                    last = max(last, int(word or 0))
+                    steps, batches = json.loads(word or "[0, 0]")
+                    last = max(last, (steps, batches))
             except ConnectionError:
                 everybody = False
             # Without the others no further step can finish: stop at the next boundary.
-            self._stop_after = last if everybody else self._entered
-            return self._stop_after, everybody
+            self._stop_at = last if everybody else self._entered
+            return self._stop_at[0], everybody
 
 
 class StopWatch:
@@ -142,11 +159,13 @@ class StopWatch:
         with self._changed:
             self._pending = [r for r in self._pending if r.reason is not reason]
 
-    def close(self) -> None:
-        """Stop watching."""
+    def close(self, timeout_s: float = 0.0) -> None:
+        """Stop watching; blocks until the thread has ended, `timeout_s` at most."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
 
     def _watch(self) -> None:
         coordinator = self._coordinator.connect()

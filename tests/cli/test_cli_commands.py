@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from spotguard.cli.views import words
 from spotguard.errors import BudgetExhausted, JournalDamaged, StoreUnavailable
 from spotguard.events.states import RunState
 from tests.cli import pictures
@@ -246,6 +247,44 @@ def test_plan_json(cli: Cli, control: FakeControl, script: str) -> None:
     assert body["schema"] == 1
     assert body["candidates"][0]["price_usd_per_h"] == 0.918
     assert body["candidates"][0]["hours_bought"] is None
+
+
+def test_plan_shows_a_step_on_each_number_of_nodes(
+    cli: Cli, control: FakeControl, script: str
+) -> None:
+    """With batch sizes: micro-batches of each rank, idle ranks, how busy all are.
+
+    The global batch is the same on every rung; what is short or idle is said.
+    """
+    sizes = ("--global-batch", "20", "--micro-batch", "8")
+    said = cli("plan", script, "--nodes", "1:4", *sizes)
+    assert said.code == 0
+    assert "20 samples a step, in micro-batches of 8, the last one of 4" in said.out
+    rows = [" ".join(line.split()) for line in said.out.splitlines()]
+    for row in ("4 4 3 0 or 1 1 75 %", "3 3 3 1 - 100 %", "2 2 3 1 or 2 - 75 %", "1 1 3 3 - 100 %"):
+        assert row.replace("-", words.DASH) in rows
+    assert max(map(len, said.out.splitlines())) <= 80
+
+    body = json.loads(cli("plan", script, "--nodes", "1:4", *sizes, "--json").out)
+    assert [(r["ranks"], r["accumulation"], r["idle_ranks"]) for r in body["rungs"]] == [
+        (4, 1, 1),
+        (3, 1, 0),
+        (2, 2, 0),
+        (1, 3, 0),
+    ]
+    assert body["rungs"][0]["last_samples"] == 4
+
+
+def test_plan_needs_both_sizes(cli: Cli, control: FakeControl, script: str) -> None:
+    """One size says nothing; the other may stand in the script, where the command line wins."""
+    said = cli("plan", script, "--global-batch", "20")
+    assert said.code != 0
+    assert "--micro-batch is missing" in said.err
+    with open(script, "a") as file:  # noqa: PTH123 - a line more
+        file.write("run.loader(data, global_batch_size=64, micro_batch_size=8)\n")
+    body = json.loads(cli("plan", script, "--global-batch", "32", "--json").out)
+    assert (body["global_batch"], body["micro_batch"]) == (32, 8)
+    assert json.loads(cli("plan", script, "--json").out)["rungs"][0]["accumulation"] == 8
 
 
 def test_status_tells_the_whole_story(cli: Cli, control: FakeControl) -> None:

@@ -56,13 +56,16 @@ def test_train_digits_learns(lab: Lab) -> None:
 
 
 def test_train_fsdp_shrinks_to_one_process(lab: Lab) -> None:
-    """Parts saved by two processes are restored by one, which finishes the run."""
+    """Parts saved by three processes are restored by one, which finishes the run.
+
+    The three have 3, 3 and 2 micro-batches in a step, and meet in each forward pass.
+    """
     script = EXAMPLES / "train_fsdp.py"
     env = {"SPOTGUARD_RUN_ID": "f", "SPOTGUARD_SAVE_EVERY": "5 steps"}
 
     half = {**env, "SPOTGUARD_MAX_STEPS": "15"}
-    two = lab.run(*TORCHRUN, "--nproc-per-node", "2", script, "--steps", "30", env=half)
-    assert two.code == 0, two.err
+    three = lab.run(*TORCHRUN, "--nproc-per-node", "3", script, "--steps", "30", env=half)
+    assert three.code == 0, three.err
     one = lab.run(*TORCHRUN, "--nproc-per-node", "1", script, "--steps", "30", env=env)
 
     assert one.code == 0, one.err

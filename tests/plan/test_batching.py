@@ -4,8 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotguard.batching import MicroBatch, micro_batches, rank_range, split_micro_batches
-from spotguard.plan.batch import BatchPlan
+from spotguard.batching import (
+    BatchPlan,
+    EpochPlan,
+    MicroBatch,
+    micro_batches,
+    rank_range,
+    split_micro_batches,
+)
 
 sizes = st.integers(1, 300)
 
@@ -72,3 +78,58 @@ def test_a_plan_says_the_accumulation(ranks: int, accumulation: int, busy: float
     assert (plan.micro_batches, plan.accumulation) == (64, accumulation)
     assert plan.busy == pytest.approx(busy)
     assert sum(len(plan.rank(rank)) for rank in range(ranks)) == 64
+
+
+@given(count=st.integers(1, 200), speeds=st.lists(st.floats(0.1, 8), min_size=1, max_size=12))
+def test_faster_ranks_get_more(count: int, speeds: list[float]) -> None:
+    """The ranges still tile; nobody could hand over one micro-batch so that all are done earlier.
+
+    Equal speeds share as without speeds.
+    """
+    world = len(speeds)
+    shares = [rank_range(count, world, rank, speeds=tuple(speeds)) for rank in range(world)]
+    assert [index for share in shares for index in share] == list(range(count))
+    lasts = max(len(share) / speed for share, speed in zip(shares, speeds, strict=True))
+    slowest = [r for r in range(world) if len(shares[r]) / speeds[r] == lasts]
+    for taker in range(world):
+        assert (len(shares[taker]) + 1) / speeds[taker] >= lasts * (1 - 1e-12) or taker in slowest
+    equal = (speeds[0],) * world
+    for rank in range(world):
+        assert rank_range(count, world, rank, speeds=equal) == rank_range(count, world, rank)
+
+
+def test_a_mixed_cluster_by_example() -> None:
+    """One GPU of double speed beside two: half of the work is its, and all are busy."""
+    plan = BatchPlan(global_batch=64, micro_batch=8, world_size=3, speeds=(2.0, 1.0, 1.0))
+    assert [list(plan.rank(rank)) for rank in range(3)] == [[0, 1, 2, 3], [4, 5], [6, 7]]
+    assert (plan.accumulation, plan.least, plan.idle_ranks, plan.busy) == (4, 2, 0, 1.0)
+
+
+@pytest.mark.parametrize("speeds", [(1.0,), (1.0, 0.0), (1.0, -1.0), (1.0, float("nan"))])
+def test_impossible_speeds_are_refused(speeds: tuple[float, ...]) -> None:
+    """One number above 0 for each rank."""
+    with pytest.raises(ValueError, match="speeds must be"):
+        rank_range(4, 2, 0, speeds=speeds)
+
+
+@given(global_batch=sizes, micro_batch=sizes, world_size=sizes)
+def test_weights_of_a_plan_add_up_to_one(
+    global_batch: int, micro_batch: int, world_size: int
+) -> None:
+    """Over all ranks, idle ones and a short last micro-batch included, on any number of ranks."""
+    plan = BatchPlan(global_batch=global_batch, micro_batch=micro_batch, world_size=world_size)
+    counts = [len(plan.rank(rank)) for rank in range(world_size)]
+    weights = [weight for rank in range(world_size) for weight in plan.weights(rank)]
+    assert sum(weights) == pytest.approx(1, abs=1e-12)
+    assert (plan.accumulation, plan.least) == (max(counts), min(counts))
+    assert plan.idle_ranks == counts.count(0) == max(0, world_size - plan.micro_batches)
+
+
+@given(samples=st.integers(1, 500), global_batch=sizes, drop_last=st.booleans())
+def test_global_batches_tile_an_epoch(samples: int, global_batch: int, drop_last: bool) -> None:
+    """Each place in the order once; only the last batch is short, or left out on request."""
+    plan = EpochPlan(samples=samples, global_batch=global_batch, drop_last=drop_last)
+    batches = [plan.batch(position) for position in range(plan.steps)]
+    assert [place for batch in batches for place in batch] == list(range(samples - plan.left_out))
+    assert all(len(batch) == global_batch for batch in batches[: -1 if not drop_last else None])
+    assert plan.left_out == (samples % global_batch if drop_last else 0)

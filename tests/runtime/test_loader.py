@@ -372,7 +372,7 @@ class Stream(IterableDataset[int]):
         (Numbers(8), {"micro_batch_size": 0}, "micro_batch_size is 0"),
         (Numbers(8), {"micro_batch_size": "2"}, "micro_batch_size is '2'"),
         (Numbers(0), {}, "the dataset has 0 samples"),
-        (Numbers(3), {"drop_last": True}, "the dataset has 3 samples, too few"),
+        (Numbers(3), {"drop_last": True}, "an epoch has 3 samples, too few"),
         (Stream(), {}, "Stream has no length"),
         (iter([1]), {}, "list_iterator has no length"),
     ],

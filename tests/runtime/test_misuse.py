@@ -54,6 +54,10 @@ CASES = {
         loop("for x, y in step: step.backward(model(x).sum(), reduction='max')"),
         "step.backward: reduction is 'max'; allowed: mean, sum",
     ),
+    "evaluation in the middle of a step": (
+        loop("for x, y in step: step.backward(model(x).sum())\n    list(run.evaluate([1]))"),
+        "run.evaluate() comes after the step's first micro-batch",
+    ),
     "track after the loop began": (
         loop("run.track(late={})"),
         "run.track() must come before run.steps()",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from spotguard.storage import open_store
 from tests.runtime.processes import TINY, alive, digest, wait_until
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.runtime.processes import Job, Jobs
 
 pytestmark = pytest.mark.e2e
@@ -385,3 +388,38 @@ def test_ddp_and_another_number_of_ranks(jobs: Jobs) -> None:
     started = [event.data for event in jobs.events() if event.kind == "started"]
     assert [data["world_size"] for data in started] == [2, 1, 2]
     assert started[2]["resumed_step"] == 19
+
+
+BUSY_AT_THE_END = """
+import torch
+import spotguard.runtime as spotguard
+from spotguard.runtime.reporting import Reporter
+
+# Each heartbeat asks torch for the loss; here it is in C++ all the time.
+Reporter._beat = lambda self: torch.mm(torch.ones(400, 400), torch.ones(400, 400))
+run = spotguard.init()
+data = torch.utils.data.TensorDataset(torch.randn(8, 3), torch.randn(8, 1))
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run.track(model=model, optimizer=optimizer)
+for step in run.steps(run.loader(data, global_batch_size=4, micro_batch_size=2), total=2):
+    for x, y in step:
+        step.backward(model(x).sum())
+    optimizer.step()
+"""
+
+
+def test_the_process_ends_without_a_crash(tmp_path: Path) -> None:
+    """No thread of ours is in C++ when the interpreter ends, which would abort a finished job."""
+    script = tmp_path / "busy.py"
+    script.write_text(BUSY_AT_THE_END)
+    done = subprocess.run(
+        [sys.executable, script],
+        cwd=tmp_path,
+        env={**os.environ, "SPOTGUARD_HEARTBEAT_S": "0.0001"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from spotguard.cli.views import words
 from spotguard.units import format_duration, format_usd
 
 if TYPE_CHECKING:
-    from spotguard.plan.job import Candidate, JobPlan
+    from spotguard.plan.job import Candidate, JobPlan, Rung
 
 
 def plan_screen(plan: JobPlan, *, width: int) -> RenderableType:
@@ -24,7 +25,8 @@ def plan_screen(plan: JobPlan, *, width: int) -> RenderableType:
     if not plan.candidates:
         market = plan.market.replace("_", "-")
         return Group(_what(plan, width), Text(f"no place offers {market} nodes", style="yellow"))
-    return Group(_what(plan, width), _places(plan), Text(""))
+    steps: list[RenderableType] = [_steps(plan), Text("")] if plan.rungs else []
+    return Group(_what(plan, width), _places(plan), Text(""), *steps)
 
 
 def _what(plan: JobPlan, width: int) -> Panel:
@@ -55,6 +57,8 @@ def _facts(plan: JobPlan) -> list[tuple[str, str]]:
         facts.append(("deadline", f"{format_duration(plan.deadline_s)} after the start"))
     if plan.global_batch is not None:
         batch = f"{plan.global_batch} samples a step, in micro-batches of {plan.micro_batch}"
+        last = plan.rungs[0].last_samples if plan.rungs else plan.micro_batch
+        batch += f", the last one of {last}" if last != plan.micro_batch else ""
         facts.append(("batch", batch))
     automatic = "automatically, by what a save costs and what an interruption would"
     facts.append(("saves", automatic if plan.save_every == "auto" else f"every {plan.save_every}"))
@@ -75,8 +79,6 @@ def _places(plan: JobPlan) -> Table:
     numbers = ["nodes", "a\nnode", "all\nnodes", "on\ndemand"]
     if plan.budget_usd is not None:
         numbers.append("budget\nbuys")
-    if plan.global_batch is not None:
-        numbers.append("batches\neach")
     for name in numbers:
         table.add_column(name, justify="right", no_wrap=True)
     for candidate in plan.candidates:
@@ -97,6 +99,29 @@ def _row(plan: JobPlan, candidate: Candidate) -> list[str]:
     if plan.budget_usd is not None:
         hours = candidate.hours_bought
         row.append("unknown" if hours is None else format_duration(hours * 3600))
-    if plan.global_batch is not None:
-        row.append(words.count(candidate.accumulation))
     return row
+
+
+def _steps(plan: JobPlan) -> Table:
+    """Return a row for each number of nodes: how a global batch falls onto the ranks."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    for name in ("nodes", "ranks", "micro-batches\na step", "of each\nrank", "idle\nranks", "busy"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for rung in plan.rungs:
+        table.add_row(*_step(rung))
+    return table
+
+
+def _step(rung: Rung) -> list[str]:
+    alike = rung.least == rung.accumulation
+    each = str(rung.least) if alike else f"{rung.least} or {rung.accumulation}"
+    # 64 of 65 ranks at work must not read as all of them.
+    busy = math.floor(rung.busy_pct * 10) / 10
+    return [
+        str(rung.nodes),
+        str(rung.ranks),
+        str(rung.micro_batches),
+        each,
+        str(rung.idle_ranks or words.DASH),
+        f"{busy:g} %",
+    ]
