@@ -11,10 +11,11 @@ from torch.optim import lr_scheduler as lrs
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 
 from spotguard.errors import StateMismatch, UnsupportedState
+from spotguard.events.states import CheckpointKind
 from spotguard.runtime.coordination import Alone
 from spotguard.runtime.state import Packed
 from spotguard.runtime.tracked import TrackedModule, tracked
-from tests.runtime.lab import Rank, next_attempt, same
+from tests.runtime.lab import Rank, adapters, next_attempt, same
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,6 +135,55 @@ class Fp32Moments(torch.optim.Optimizer):
             state["moment"].mul_(0.9).add_(parameter.grad.float(), alpha=0.1)
             state["count"] += 1
             parameter.add_(state["moment"].to(parameter.dtype), alpha=-0.01)
+
+
+class EightBit(torch.optim.Optimizer):
+    """Keeps its moment in 8 bits, with a map that all parameters share, as bitsandbytes does."""
+
+    qmap = torch.linspace(-1, 1, 256)
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Take a step."""
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if not state:
+                state["state1"] = torch.full_like(parameter, 127, dtype=torch.uint8)
+                state["qmap1"] = self.qmap
+                state["absmax1"] = torch.zeros(1)
+                state["step"] = 0
+            moment = state["qmap1"][state["state1"].long()] * state["absmax1"]
+            moment = 0.9 * moment + 0.1 * parameter.grad.float()
+            state["absmax1"] = moment.abs().max().reshape(1)
+            level = (moment / state["absmax1"].clamp_min(1e-12) + 1) * 127.5
+            state["state1"].copy_(level.round().to(torch.uint8))
+            state["step"] += 1
+            parameter.add_(moment.to(parameter.dtype), alpha=-0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_8_bit_optimizer_goes_on_bit_by_bit(dtype: torch.dtype) -> None:
+    """Quantized moments keep their bytes, and the map that all of them share is stored once."""
+    torch.manual_seed(0)
+    model = fresh(dtype=dtype)
+    optimizer = EightBit(model.parameters())
+    train(model, optimizer, 5)
+    rank = saved(model=model, optimizer=optimizer)
+    train(model, optimizer, 5)
+    other = fresh(dtype=dtype)
+    again = EightBit(other.parameters())
+    next_attempt(rank.store, model=other, optimizer=again)
+    states = list(again.state.values())
+    assert {state["state1"].dtype for state in states} == {torch.uint8}
+    train(other, again, 5)
+
+    assert same(dict(other.state_dict()), dict(model.state_dict()))
+    assert same(again.state_dict(), optimizer.state_dict())
+    capture = rank.saver.capture(1, CheckpointKind.FINAL, adapters({"optimizer": optimizer}), {})
+    assert sum(leaf.name.endswith("qmap1") for leaf in capture.leaves) == 1
 
 
 def test_fp32_moments_of_bf16_parameters_stay_exact() -> None:
