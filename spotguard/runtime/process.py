@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import mmap
 import os
@@ -21,6 +22,7 @@ from torch._C._distributed_c10d import HashStore
 from spotguard.events.states import EXIT_CODE_OF_JOB_TOLD_TO_STOP
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
     from spotguard.errors import SpotguardError
@@ -115,3 +117,15 @@ def exit_now() -> None:
 def sentence(problem: SpotguardError) -> str:
     """Return what went wrong and the way out, as one sentence."""
     return f"{problem.message} ({problem.hint})" if problem.hint else problem.message
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """Keep the garbage collector from walking all objects, again and again, as many are made."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

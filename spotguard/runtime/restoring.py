@@ -7,8 +7,6 @@ need do the objects take their state.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import json
 import time
 from dataclasses import dataclass, field
@@ -19,6 +17,7 @@ import torch
 from spotguard.checkpoint.lineage import restorable
 from spotguard.checkpoint.manifest import check_shards_present, load_manifest
 from spotguard.errors import CheckpointError, DamagedCheckpoint, SpotguardError, StateMismatch
+from spotguard.runtime.process import without_collections
 from spotguard.runtime.randomness import restore_random_states
 from spotguard.runtime.reading import StoredTensors
 from spotguard.runtime.saving import PLACE
@@ -70,19 +69,7 @@ class Restored:
             log.info("resumed at step %d%s", self.manifest.step, back)
 
 
-@contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    """Keep the garbage collector from walking all objects, again and again, as many are made."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-@_without_collections()
+@without_collections()
 def restore(
     store: ObjectStore,
     coordinator: Coordinator,

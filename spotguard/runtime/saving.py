@@ -31,6 +31,7 @@ from spotguard.errors import AlreadyExists, CheckpointError, SpotguardError, Sto
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
 from spotguard.runtime.packing import Packer
+from spotguard.runtime.process import without_collections
 from spotguard.runtime.randomness import capture_random_states
 from spotguard.runtime.staging import Plan, Staged, StagingBuffer, WeightsChanged, live_views
 from spotguard.runtime.state import Leaf, Packed, pack
@@ -131,6 +132,7 @@ class Saver:
         self.rate_bytes_per_s: float | None = None
         """Measured: bytes of this rank's shard over the seconds to its commit."""
 
+    @without_collections()
     def capture(
         self,
         step: int,
@@ -165,6 +167,7 @@ class Saver:
             sharded=sharded or (place is not None and self._world_size > 1),
         )
 
+    @without_collections()
     def save_in_background(self, capture: Capture, *, overlap: bool = False) -> None:
         """Copy the state and return; the rest happens in a thread. Waits for the save before.
 
@@ -204,6 +207,7 @@ class Saver:
             staged.copied.wait()
             self._stall_s += time.monotonic() - started
 
+    @without_collections()
     def save_now(
         self, capture: Capture, *, solo: bool = False, timeout_s: float = _PEER_TIMEOUT_S
     ) -> Saved | None:
