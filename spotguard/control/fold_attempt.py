@@ -165,6 +165,7 @@ def _job_ended(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
         train_s=number(data, "train_s"),
         message=text(data, "message") or "",
         traceback=text(data, "traceback"),
+        warned=data.get("warned_at") is not None,
     )
     if attempt.job_end is not None and _weight(attempt.job_end.reason) <= _weight(reason):
         return attempt

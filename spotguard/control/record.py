@@ -125,6 +125,8 @@ class JobEnd:
     train_s: float | None
     message: str
     traceback: str | None
+    warned: bool = False
+    """True if it had been told to stop, whether or not that is why it ended."""
 
 
 @dataclass(frozen=True, kw_only=True)

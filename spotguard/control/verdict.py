@@ -70,7 +70,7 @@ def judge_nodes(attempt: AttemptRecord) -> Verdict:
 
 def _finished(attempt: AttemptRecord, job: JobEnd) -> Verdict:
     bad = [node for node in attempt.failed_nodes if node.exit_code != EXIT_CODE_OF_JOB_TOLD_TO_STOP]
-    if bad:
+    if bad and not job.warned:  # else it may be torchrun's, which was told to stop, too
         return Verdict(
             reason=EndReason.FAILED,
             detail=f"the script failed after its last step, with exit code {bad[0].exit_code}",

@@ -523,7 +523,8 @@ class Job:
                     log.error("%s", problem)
                     self._end(EndReason.STORE_FAILED, message=str(problem))
             if self.rank == 0:
-                self._end(EndReason.FINISHED, message="all steps done")
+                told = self.watch.agreed  # while it was finishing
+                self._end(EndReason.FINISHED, message="all steps done", request=told)
         # A thread in torch's C++ code when the interpreter ends would abort the whole process.
         self._left.set()
         self.watch.close(_EXIT_PATIENCE_S)

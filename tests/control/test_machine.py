@@ -231,6 +231,10 @@ VERDICTS: dict[str, tuple[tuple[Line, ...], EndReason]] = {
         (said(9.0, "finished"), node_ended(9.0, code=1)),
         EndReason.FAILED,
     ),
+    "said finished when SIGTERM came, exit 1 by torchrun": (
+        (said(9.0, "finished", warned_at="2026-01-01T00:00:00Z"), node_ended(9.0, code=1)),
+        EndReason.FINISHED,
+    ),
     "said finished, then taken": (
         (said(9.0, "finished"), node_ended(9.0, end="lost")),
         EndReason.FINISHED,
