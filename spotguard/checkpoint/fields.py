@@ -53,21 +53,6 @@ class Fields:
         except (ValueError, OverflowError):
             self.refuse(name, "an ISO 8601 instant with a zone")
 
-    def sizes(self, name: str) -> tuple[int, ...]:
-        """Return a list of non-negative integers as a tuple: a shape, or offsets."""
-        value = self.json(name)
-        if (
-            not isinstance(value, list)
-            or len(value) > MAX_DIMENSIONS
-            or not all(_is_integer(item) and 0 <= item <= LARGEST for item in value)
-        ):
-            self.refuse(name, f"at most {MAX_DIMENSIONS} non-negative integers")
-        return tuple(value)
-
-    def maybe_sizes(self, name: str) -> tuple[int, ...] | None:
-        """Return like `sizes`, or None if the field is absent or null."""
-        return None if self._value.get(name) is None else self.sizes(name)
-
     def maybe_text(self, name: str, pattern: str) -> str | None:
         """Return like `text`, or None if the field is null."""
         return None if self.json(name) is None else self.text(name, pattern)

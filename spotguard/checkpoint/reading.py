@@ -131,7 +131,7 @@ class Want(NamedTuple):
 def read_wanted(wanted: Iterable[tuple[ShardReader, Sequence[Want]]]) -> None:
     """Fill all targets: several threads read, prove and copy the pieces that are needed.
 
-    Blocks until all is there. Needs one piece of memory for each thread.
+    Blocks until all is there. Needs 4 MB, or one larger piece, for each thread.
 
     Raises:
         DamagedCheckpoint: a piece is not as its manifest says; some targets are filled already.

@@ -8,7 +8,6 @@ need do the objects take their state.
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +49,6 @@ class Restored:
     """How many steps the newest, damaged checkpoint was further."""
     differences: list[str] = field(default_factory=list)
     """What did not fit and was left as the script made it."""
-    read_s: float = 0.0
-    """Seconds that reading and proving took."""
 
     @property
     def prefix(self) -> str | None:
@@ -98,7 +95,6 @@ def restore(
     choices = _Choices(store, coordinator, rank, world_size)
     restored = Restored()
     while (prefix := choices.next()) is not None:
-        started = time.monotonic()
         problem = ""
         finishers: list[Finish] = []
         try:
@@ -116,7 +112,6 @@ def restore(
                 finish()
             restored.manifest = manifest
             restored.differences = tensors.differences
-            restored.read_s = time.monotonic() - started
             restored.skipped = choices.skipped
             restored.steps_back = choices.newest_step - manifest.step
             return restored

@@ -332,7 +332,10 @@ class Saver:
     def _prune(self) -> None:
         """Delete what retention does not keep; what cannot be deleted now goes next time."""
         try:
-            prune(self._store, self._retention, attempt=self._attempt, load=self._manifest_of)
+            for prefix in prune(
+                self._store, self._retention, attempt=self._attempt, load=self._manifest_of
+            ):
+                self._seen.pop(prefix, None)
         except StoreError as problem:
             log.warning("old checkpoints stay for now: %s", problem)
 

@@ -178,6 +178,20 @@ def test_no_failure_is_silent(error: Exception) -> None:
     assert restored(store.inner)["count"] == 20
 
 
+def test_pruning_reads_no_manifest_of_our_own_and_remembers_only_what_is_kept() -> None:
+    """Many tensors make long manifests: neither time nor memory may grow with the saves."""
+    store = FaultyStore(MemoryStore())
+    rank = Rank(store, keep_last=2)
+    rank.start()
+    read: list[str] = []
+    store.before("get", read.append, key_contains="manifest", times=None)
+    for step in range(1, 11):
+        rank.now(step, state={"w": torch.ones(3)})
+
+    assert read == []
+    assert sorted(rank.saver._seen) == [keys.checkpoint(step, 1) for step in (9, 10)]
+
+
 def test_a_failed_pruning_is_no_failed_save() -> None:
     """What is committed is saved: old checkpoints that could not be deleted go next time."""
     store = FaultyStore(MemoryStore())
