@@ -50,6 +50,7 @@ log = logging.getLogger("spotguard")
 PLACE = "place"
 """In what is a rank's own, beside its random states: where it is in data only it reads."""
 
+_COMMITTED = "ok"
 _GIVE_UP_PATIENCE_S = 2.0
 _PEER_TIMEOUT_S = 120.0
 _ROOM_FOR_COPY = 4.0  # an emergency save's own time, so often, must be left for a local copy
@@ -384,12 +385,19 @@ class Saver:
                 shard = ShardInfo.from_json(body["shard"], "a shard") if body["shard"] else None
                 parts[peer] = (shard, body["own"])
             saved = self._commit(capture, prefix, parts)
-            connection.set(f"{word}/done", "ok")
+            connection.set(f"{word}/done", _COMMITTED)
             return saved
         body = {"shard": mine.to_json() if mine else None, "own": capture.own}
         connection.set(f"{word}/{self._rank}", json.dumps(body))
-        done = connection.get(f"{word}/done", end - time.monotonic())
-        if done != "ok":
+        try:
+            done = connection.get(f"{word}/done", end - time.monotonic())
+        except ConnectionError:
+            # Without torchrun the rendezvous lives in the first rank, and ends with it: perhaps
+            # it committed and left before its word was heard. Then the commit itself is the word.
+            if self._store.head(keys.manifest(prefix)) is None:
+                raise
+            done = _COMMITTED
+        if done != _COMMITTED:
             raise CheckpointError(f"step {capture.step} not saved: {(done or '!no answer')[1:]}")
         return _saved(capture, prefix)
 

@@ -425,6 +425,25 @@ def test_lost_contact_is_an_error() -> None:
         assert "step 10 not saved" in str(problem)
 
 
+def test_a_first_rank_that_left_after_its_commit_has_saved() -> None:
+    """The rendezvous may end with it before the others heard the word: the commit says it."""
+    store = MemoryStore()
+
+    def ends_with_the_first_rank(rank: int, operation: str, key: str) -> None:
+        if rank == 1 and operation == "get" and key.endswith("/done"):
+            assert committed.wait(10)
+            raise ConnectionError("the first rank hosted the rendezvous (scripted)")
+
+    committed = threading.Event()
+    words = FakeRendezvous(before=ends_with_the_first_rank)
+    faulty = FaultyStore(store).after("put", lambda _: committed.set(), key_contains="manifest")
+    results = together(
+        *(save_part(rank, 10, torch.ones(4, 2)) for rank in ranks(2, faulty, words))
+    )
+
+    assert [saved.step for saved in results] == [10, 10]
+
+
 def test_a_survivor_saves_alone() -> None:
     """A replica is whole: the second rank commits without the others and is restored from."""
     store, words = MemoryStore(), FakeRendezvous()
