@@ -12,6 +12,7 @@ The same script runs under plain `python`, under `torchrun` and under `spotguard
 """
 
 from spotguard.runtime.loader import ElasticLoader
-from spotguard.runtime.run import Run, Step, init
+from spotguard.runtime.run import Run, init
+from spotguard.runtime.step import Step
 
 __all__ = ["ElasticLoader", "init", "Run", "Step"]

@@ -46,7 +46,9 @@ class Probe:
             "attempt": self._job.attempt,
             "step": finished,
             "world_size": self._job.world_size,
-            "tracked": {name: _packed_hash(t.value) for name, t in self._job.objects.items()},
+            "tracked": {
+                name: _packed_hash(t.value) for name, t in self._job.keeper.objects.items()
+            },
             "random": _random_hash(),
             "variables": self._variables(frame),
         }
@@ -79,7 +81,7 @@ class Probe:
     def _mirrors_a_model(self, value: Any) -> bool:
         """Return True if `value` holds tensors of the shapes of a tracked model: an average."""
         shapes = collections.Counter(_shapes(value, 0))
-        for item in self._job.objects.values():
+        for item in self._job.keeper.objects.values():
             if isinstance(item.value, torch.nn.Module):
                 wanted = collections.Counter(tuple(p.shape) for p in item.value.parameters())
                 if wanted and not wanted - shapes:
@@ -89,7 +91,7 @@ class Probe:
     def _known(self) -> set[int]:
         """Return the ids of what is tracked already, and of what a tracked module wraps."""
         known: set[int] = set()
-        for item in self._job.objects.values():
+        for item in self._job.keeper.objects.values():
             known.add(id(item.value))
             if isinstance(item.value, torch.nn.Module):
                 known.update(id(module) for module in item.value.modules())

@@ -1,4 +1,4 @@
-"""The training loop's side of spotguard: `init`, `Run` and `Step`."""
+"""The training loop's side of spotguard: `init` and `Run`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,14 @@ from spotguard.events.event import JobEvent
 from spotguard.runtime import restoring
 from spotguard.runtime.bitwise import BitwiseSync
 from spotguard.runtime.collectives import ProcessGroup
-from spotguard.runtime.gradients import (
-    GradientSync,
-    broadcast_initial,
-    evened_out,
-    loss_weight,
-)
+from spotguard.runtime.gradients import GradientSync, broadcast_initial, evened_out
 from spotguard.runtime.job import Job, Phase
 from spotguard.runtime.loader import ElasticLoader, Loader, Share
 from spotguard.runtime.randomness import BOUNDARY, mix, seed_everything
 from spotguard.runtime.schedule import SaveSchedule
 from spotguard.runtime.settings import Settings
 from spotguard.runtime.state import Packed
+from spotguard.runtime.step import Step
 from spotguard.runtime.streaming import StreamLoader, is_stream, refuse_indexed_options
 from spotguard.runtime.trace import SampleTrace
 from spotguard.runtime.tracked import TrackedModule, tracked
@@ -99,81 +95,6 @@ def _check_exact(exact: str | None, *, reseed: bool) -> None:
         raise UsageError(
             'spotguard.init: exact="bitwise" needs reseed=True, or each rank draws its own numbers'
         )
-
-
-class Step:
-    """One optimizer step: iterate for this rank's micro-batches, and call `backward` on each."""
-
-    def __init__(self, run: Run, number: int, epoch: int) -> None:
-        self._run = run
-        self.number = number
-        """Steps done before this one: 0 for the first."""
-        self.epoch = epoch
-        """Passes over the dataset done before this one; 0 for a stream, which has no length."""
-        self._losses: list[tuple[torch.Tensor, float]] = []
-        self._share: Share | None = None
-        self._samples: list[int] = []
-        self._waiting = False
-        self._complete = False
-
-    @property
-    def has_begun(self) -> bool:
-        """True once its first micro-batch was handed out."""
-        return self._share is not None
-
-    @property
-    def loss(self) -> torch.Tensor | None:
-        """This rank's part of the global mean loss so far (detached); the ranks' parts add up."""
-        parts = [loss * weight for loss, weight in self._losses]
-        return torch.stack(parts).sum() if parts else None
-
-    def __iter__(self) -> Iterator[Any]:
-        run = self._run
-        if not run._job.gate.enter(self.number):
-            run._job.leave()
-        while not self._complete:
-            self._refuse_unused_batch()
-            share, batch = run._next_batch()
-            self._share = share
-            self._waiting = True
-            run._gradients.begin(share)
-            run._loader.seed_training(share)
-            yield batch
-            self._refuse_unused_batch()
-        run._seed_boundary(self.number, after=True)
-
-    def backward(
-        self, loss: torch.Tensor, *, reduction: str = "mean", scaler: Any | None = None
-    ) -> None:
-        """Add this micro-batch's gradient; after the last one, gradients are the global mean.
-
-        Use it instead of `loss.backward()`: it weights the loss by its share of the global batch.
-
-        Args:
-            loss: Scalar loss of this micro-batch.
-            reduction: How the loss was reduced over the samples: `mean` or `sum`.
-            scaler: A `GradScaler`, to scale the loss before backward.
-        """
-        share = self._share
-        if share is None or not self._waiting:
-            raise UsageError("step.backward() needs a micro-batch: call it once per batch")
-        weight = loss_weight(share, reduction)
-        self._losses.append((loss.detach(), weight))
-        if share.weight:
-            self._samples.extend(share.indices)
-        self._waiting = False
-        if share.last:
-            self._complete = True
-            self._run._trace_step(self)
-        loss = loss if scaler is None else scaler.scale(loss)
-        self._run._gradients.backward(loss, weight, share)
-
-    def _refuse_unused_batch(self) -> None:
-        if self._waiting:
-            raise UsageError(
-                "a micro-batch went by without step.backward(loss)",
-                hint="call step.backward(loss) once for each batch, instead of loss.backward()",
-            )
 
 
 class Run:
@@ -331,11 +252,11 @@ class Run:
         if self._job.phase is not Phase.SETUP:
             raise UsageError("run.track() must come before run.steps()")
         for name, value in objects.items():
-            if name in self._job.objects:
+            if name in self._job.keeper.objects:
                 raise UsageError(f"run.track: {name} is tracked already")
             item = tracked(name, value)
             item.pack(name, Packed())  # what cannot be stored is refused now, not at the notice
-            self._job.objects[name] = item
+            self._job.keeper.objects[name] = item
 
     def end(self, reason: str = "ended early") -> None:
         """Finish the run at the end of this step, as if all steps were done (early stopping).
@@ -365,7 +286,7 @@ class Run:
             raise UsageError(f"run.best: mode is {mode!r}; allowed: min, max")
         if self._job.phase is not Phase.TRAINING:
             raise UsageError("run.best() belongs into the loop over run.steps()")
-        return self._job.best.offer(float(value), mode)
+        return self._job.keeper.best.offer(float(value), mode)
 
     def evaluate(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
         """Yield from `batches`; when told to stop, leave between two of them, saved.
@@ -388,7 +309,7 @@ class Run:
                 hint="evaluate at the beginning of the loop's body: if step.number % 100 == 0: ...",
             )
         for number, batch in enumerate(batches):
-            if not job.gate.enter_evaluation(job.finished, number):
+            if not job.gate.enter_evaluation(job.keeper.finished, number):
                 job.leave()
             yield batch
 
@@ -439,13 +360,13 @@ class Run:
             job.hold(finished)
             if not job.gate.passes(finished):
                 job.leave()
-            if schedule.due(finished) or job.best.is_new:
-                job.save_in_background()
+            if schedule.due(finished) or job.keeper.best.is_new:
+                job.keeper.save_in_background()
                 schedule.saved(
                     finished,
-                    step_s=job.step_s,
-                    stall_s=job.last_stall_s,
-                    duration_s=job.last_duration_s,
+                    step_s=job.keeper.step_s,
+                    stall_s=job.keeper.last_stall_s,
+                    duration_s=job.keeper.last_duration_s,
                     age_s=job.age_s,
                 )
             self._seed_boundary(finished, after=False)
@@ -459,7 +380,7 @@ class Run:
                 )
             finished += 1
             self._loader.keep(finished)
-            job.finished_step(finished, time.perf_counter() - started, step.epoch, step)
+            job.finished_step(finished, time.perf_counter() - started, step)
             if self._probe is not None:
                 self._probe.record(finished, sys._getframe(2))
         job.finish_loop(self._end_early)
@@ -480,7 +401,7 @@ class Run:
         count = total if total is not None else (epochs or 0) * (loader.steps_per_epoch or 0)
         if not isinstance(count, int) or count < 1:
             raise UsageError(f"run.steps: {count!r} steps in all, but must be 1 or more")
-        if not self._job.objects:
+        if not self._job.keeper.objects:
             raise UsageError(
                 "run.steps: nothing is tracked, so nothing could be resumed",
                 hint="call run.track(model=model, optimizer=optimizer) first",
@@ -491,14 +412,14 @@ class Run:
         return min(count, cap) if cap else count
 
     def _prepare(self) -> None:
-        values = [item.value for item in self._job.objects.values()]
+        values = [item.value for item in self._job.keeper.objects.values()]
         modules = [v for v in values if isinstance(v, torch.nn.Module)]
         optimizers = [v for v in values if isinstance(v, torch.optim.Optimizer)]
         if self._bitwise:
             self._gradients = BitwiseSync(modules, optimizers, self._ranks, self._loader)
         else:
             self._gradients = GradientSync(modules, optimizers, self._ranks)
-        self._job.watch_optimizers(optimizers)
+        self._job.keeper.watch_optimizers(optimizers)
 
     def _restore(self, total: int, *, strict: bool) -> int:
         """Restore, claim the attempt, and return the number of steps done already."""
@@ -508,18 +429,19 @@ class Run:
             job.coordinator,
             self.rank,
             self.world_size,
-            job.objects,
+            job.keeper.objects,
             check=self._check_fits,
             near=job.local_copy.store if job.local_copy else None,
             strict=strict,
         )
         if restored.manifest is None:
-            modules = [i.bare for i in job.objects.values() if isinstance(i, TrackedModule)]
+            modules = [i.bare for i in job.keeper.objects.values() if isinstance(i, TrackedModule)]
             broadcast_initial(modules, self._ranks)
         first = restored.manifest.step if restored.manifest else 0
         if job.rank == 0:
             claim_attempt(job.store, job.attempt, restored.prefix, job.claim_extra())
-        job.restored(restored, total, self._loader)
+        job.keeper.restored(restored, self._loader)
+        job.restored(restored, total)
         if restored.manifest is not None:
             self._restore_place(restored.manifest)
             if not self._reseed:

@@ -1,0 +1,282 @@
+"""The training state at the last step boundary: what belongs to it, and how it is saved.
+
+Weights are the boundary's until an optimizer begins to change them; the rest of the state is
+shadowed, so that a save in the middle of a step can still store the boundary before it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from spotguard.checkpoint.retention import Retention
+from spotguard.errors import Fenced, SpotguardError, StoreError
+from spotguard.events.event import JobEvent
+from spotguard.events.states import CheckpointKind
+from spotguard.runtime import estimate
+from spotguard.runtime.best import Best
+from spotguard.runtime.saving import Capture, Saved, Saver
+from spotguard.runtime.shadow import BufferShadow, ObjectShadow, StepShadow
+from spotguard.runtime.sharding import is_sharded
+from spotguard.runtime.tracked import Tracked, TrackedModule
+from spotguard.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from spotguard.runtime.coordination import Coordinator
+    from spotguard.runtime.loader import Loader
+    from spotguard.runtime.local_copy import LocalCopy
+    from spotguard.runtime.reporting import Reporter
+    from spotguard.runtime.restoring import Restored
+    from spotguard.runtime.settings import Settings
+    from spotguard.runtime.step import Step
+    from spotguard.runtime.stopping import StopRequest
+    from spotguard.storage.base import ObjectStore
+
+log = logging.getLogger("spotguard")
+
+_FAILED_SAVES_BEFORE_STOP = 3
+
+
+class Keeper:
+    """This rank's training state: tracked objects, counters, and the saves of both."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        store: ObjectStore,
+        run_id: str,
+        attempt: int,
+        coordinator: Coordinator,
+        local_copy: LocalCopy | None,
+        reporter: Reporter,
+        save_random: bool,
+        on_fenced: Callable[[Fenced], None],
+    ) -> None:
+        self.objects: dict[str, Tracked] = {}
+        self.finished = 0
+        self.first_step = 0
+        self.total: int | None = None
+        self.train_s = 0.0
+        self.step_s = 0.0
+        self.epoch = 0
+        self.best = Best()
+        self.step: Step | None = None
+        """The last finished one."""
+        self.lock = threading.Lock()
+        """Held while the state changes from one boundary to the next."""
+        self.changing = False
+        """True between an optimizer's step and the next boundary: the state is neither."""
+        self._settings = settings
+        self._reporter = reporter
+        self._save_random = save_random
+        self._on_fenced = on_fenced
+        self._loader: Loader
+        self._shadow = StepShadow()
+        self._failed_saves = 0
+        self._first_save = True
+        self._stall_s = 0.0
+        self.saver = Saver(
+            store,
+            run_id=run_id,
+            attempt=attempt,
+            rank=settings.rank,
+            world_size=settings.world_size,
+            coordinator=coordinator,
+            retention=Retention(keep_last=settings.keep_last),
+            save_random=save_random,
+            local_copy=local_copy,
+            on_saved=self._on_saved,
+            on_failed=self._on_save_failed,
+        )
+
+    # ------------------------------------------------------------------ from boundary to boundary
+
+    def watch_optimizers(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        """Notice when the weights begin to change, so that no save reads them meanwhile."""
+
+        def before_step(*_: Any) -> None:
+            self.saver.wait_copied()
+            with self.lock:  # held for ever by a save that abandons this step
+                self.changing = True
+
+        for optimizer in optimizers:
+            optimizer.register_step_pre_hook(before_step)
+
+    def restored(self, restored: Restored, loader: Loader) -> None:
+        """Take note of what this attempt starts from."""
+        manifest = restored.manifest
+        self._loader = loader
+        self.saver.parent = restored.prefix
+        self.best = Best(manifest.counters.get("best") if manifest else None)
+
+    def begin(self, first: int, total: int) -> None:
+        """Take `first` of `total` steps done as the first boundary."""
+        modules = [i.bare for i in self.objects.values() if isinstance(i, TrackedModule)]
+        self._shadow = StepShadow(
+            BufferShadow(m for m in modules if not is_sharded(m)),
+            ObjectShadow(self.objects, with_random=self._save_random),
+        )
+        self.finished = self.first_step = first
+        self.total = total
+        self._shadow.take()
+
+    def finished_step(self, finished: int, seconds: float, step: Step) -> None:
+        """Take note of a finished step: from here on it is the state to save."""
+        self.train_s += seconds
+        self.step_s = seconds if not self.step_s else 0.8 * self.step_s + 0.2 * seconds
+        self.epoch = step.epoch
+        self.step = step
+        self._shadow.take()
+        with self.lock:
+            self.finished = finished
+            self.changing = False
+        if finished == self.first_step + 1:  # an optimizer's state is there after its first step
+            self.saver.warm(self.objects)
+        if self._failed_saves >= _FAILED_SAVES_BEFORE_STOP:
+            raise StoreError(
+                f"{self._failed_saves} saves in a row failed; stopping, as nothing would be kept"
+            )
+
+    def freeze(self, left: threading.Event) -> bool:
+        """Keep optimizers from beginning to change the weights; False if the job left before.
+
+        Blocks while one is at it: an optimizer's step is short.
+        """
+        while not left.is_set():
+            self.lock.acquire()
+            if not self.changing:
+                break
+            self.lock.release()
+            time.sleep(0.005)
+        return not left.is_set()
+
+    # ------------------------------------------------------------------ saving
+
+    @property
+    def last_stall_s(self) -> float:
+        """Return how long the last finished save held up the loop, in seconds."""
+        return self.saver.last.stall_s if self.saver.last else self._stall_s
+
+    @property
+    def last_duration_s(self) -> float:
+        """Return how long the last finished save took to commit, in seconds."""
+        return self.saver.last.duration_s if self.saver.last else 4 * self._stall_s
+
+    @property
+    def needs_all_ranks(self) -> bool:
+        """True if no rank alone holds what a checkpoint must have."""
+        return self._loader.has_own_state or any(
+            is_sharded(i.bare) for i in self.objects.values() if isinstance(i, TrackedModule)
+        )
+
+    def reserve_s(self) -> float:
+        """Return the seconds before a deadline at which the loop must stop."""
+        return 1.5 * self.emergency_s() + 2 * self.step_s + estimate.MARGIN_S
+
+    def emergency_s(self) -> float:
+        """Return the expected seconds of an emergency save, from the rate measured so far."""
+        return estimate.emergency_s(self.saver.last, self.objects.values())
+
+    def save_in_background(self) -> None:
+        """Begin a save of the state at this boundary: periodic, or of the best so far."""
+        started = time.monotonic()
+        kind = CheckpointKind.BEST if self.best.is_new else CheckpointKind.PERIODIC
+        self.saver.save_in_background(self._capture(kind), overlap=True)
+        self.best.is_new = False
+        self._stall_s = time.monotonic() - started
+
+    def save_final(self) -> None:
+        """Save the state after the last step, unless it is what this attempt began with."""
+        self.saver.wait()
+        if self.finished > self.first_step or self.saver.parent is None:
+            self.saver.save_now(self._capture(CheckpointKind.FINAL))
+
+    def save_for(self, request: StopRequest, *, halfway: bool = False) -> SpotguardError | None:
+        """Make the emergency save that `request` leaves time for; return what went wrong."""
+        if self.finished == self.first_step and self.saver.parent is not None:
+            return None  # nothing new since the checkpoint that it came from
+        timeout_s = 60.0
+        if request.deadline_at is not None:
+            timeout_s = max(request.deadline_at - time.time() - 0.2, 0.5)
+        try:
+            self.saver.save_now(
+                self._capture(CheckpointKind.EMERGENCY, solo=request.solo, halfway=halfway),
+                solo=request.solo,
+                timeout_s=timeout_s,
+            )
+        except SpotguardError as problem:
+            self._reporter.event(JobEvent.SAVE_FAILED, step=self.finished, problem=str(problem))
+            log.error("the emergency save failed: %s", problem)
+            return problem
+        return None
+
+    def _capture(
+        self, kind: CheckpointKind, *, solo: bool = False, halfway: bool = False
+    ) -> Capture:
+        """Return the state to save; `halfway` through a step, that of the boundary before it."""
+        counters = {
+            "train_s": self.train_s,
+            "epoch": self.epoch,
+            "total_steps": self.total,
+            "loader": self._loader.identity(),
+            "place": self._loader.shared,
+            "best": self.best.value,
+        }
+        return self.saver.capture(
+            self.finished,
+            kind,
+            self._shadow.boundary(self.objects) if halfway else self.objects,
+            counters,
+            solo=solo,
+            random_states=self._shadow.random_states if halfway else None,
+            place=self._loader.own,
+        )
+
+    def _say_if_it_fits(self, saved: Saved) -> None:
+        """After the first save, when the rate is known: would an emergency save be in time?"""
+        found = estimate.fit(saved, self._settings.metadata, self._settings.grace_s)
+        log.log(logging.INFO if found.fits else logging.WARNING, "%s", found.message)
+        self._reporter.event(
+            JobEvent.FITS if found.fits else JobEvent.WARNING,
+            emergency_s=found.emergency_s,
+            grace_s=found.grace_s,
+            fits=found.fits,
+            message=found.message,
+        )
+
+    def _on_saved(self, saved: Saved, counters: dict[str, Any]) -> None:
+        if self._first_save:
+            self._first_save = False
+            self._say_if_it_fits(saved)
+        self._failed_saves = 0
+        self._reporter.event(
+            JobEvent.SAVED,
+            step=saved.step,
+            checkpoint=saved.checkpoint,
+            checkpoint_kind=str(saved.kind),
+            size_bytes=saved.size_bytes,
+            stall_s=round(saved.stall_s, 6),
+            duration_s=round(saved.duration_s, 6),
+            train_s=counters["train_s"],
+        )
+        log.info(
+            "saved step %d (%s, %s, %s)",
+            saved.step,
+            saved.kind.label,
+            format_bytes(saved.size_bytes),
+            format_duration(saved.duration_s),
+        )
+
+    def _on_save_failed(self, step: int, problem: SpotguardError) -> None:
+        self._failed_saves += 1
+        self._reporter.event(JobEvent.SAVE_FAILED, step=step, problem=str(problem))
+        log.error("%s; training goes on, the next save may do", problem)
+        if isinstance(problem, Fenced):
+            self._on_fenced(problem)
