@@ -2,21 +2,31 @@
 
 Under torchrun it is the TCP store that torchrun already runs; alone it is a dict. Each thread
 that talks has a connection of its own, because a TCPStore client serves one caller at a time.
+
+A call to a store whose machine is frozen or cut off never returns, whatever timeout it was given
+(torch 2.13). So a thread beside each connection makes its calls, and is given up with them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
+import queue
 import threading
+import weakref
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
+
+_Answer = TypeVar("_Answer")
+
+_CONNECT_S = 30.0
+_PATIENCE_S = 3.0
+"""Seconds that an answer may take; on a network it takes a millisecond."""
 
 
 class Coordinator(Protocol):
@@ -82,12 +92,17 @@ class Rendezvous:
 
     def __init__(self, host: str, port: int, prefix: str) -> None:
         self._address = (host, port, prefix)
-        try:
-            client = TCPStore(
-                host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30)
-            )
-        except RuntimeError as problem:
-            raise ConnectionError(f"rendezvous at {host}:{port}: {problem}") from problem
+        self._is_silent = False
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        weakref.finalize(self, self._calls.put, None)
+        threading.Thread(
+            target=_make_calls, args=(self._calls,), name="spotguard-rendezvous", daemon=True
+        ).start()
+        timeout = timedelta(seconds=_CONNECT_S)
+        client = self._call(
+            lambda: TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout),
+            _CONNECT_S,
+        )
         self._store = PrefixStore(prefix, client)
 
     @classmethod
@@ -103,32 +118,59 @@ class Rendezvous:
 
     def set(self, key: str, value: str) -> None:
         """Say `value` under `key`."""
-        with _translated():
-            self._store.set(key, value)
+        store = self._store
+        self._call(lambda: store.set(key, value))
 
     def first(self, key: str, value: str) -> str:
-        """Say `value` unless something stands there; return what stands there."""
-        with _translated():
-            return bytes(self._store.compare_set(key, "", value)).decode()
+        """Say `value` under `key` unless somebody was first; return what stands there."""
+        store = self._store
+        return self._call(lambda: bytes(store.compare_set(key, "", value)).decode())
 
     def get(self, key: str, timeout_s: float) -> str | None:
-        """Return the word, waiting for it up to `timeout_s`."""
-        with _translated():
+        """Return what stands under `key`, waiting for it up to `timeout_s`."""
+        store = self._store
+        timeout_s = max(timeout_s, 0.001)
+
+        def wait() -> str | None:
             try:
-                self._store.wait([key], timedelta(seconds=max(timeout_s, 0.001)))
+                store.wait([key], timedelta(seconds=timeout_s))
             except dist.DistStoreError:  # not said in time
                 return None
-            return bytes(self._store.get(key)).decode()
+            return bytes(store.get(key)).decode()
+
+        return self._call(wait, timeout_s)
 
     def peek(self, key: str) -> str | None:
-        """Return the word that stands there now, or None."""
-        with _translated():
-            return bytes(self._store.get(key)).decode() if self._store.check([key]) else None
+        """Return what stands under `key` now, or None."""
+        store = self._store
+        return self._call(lambda: bytes(store.get(key)).decode() if store.check([key]) else None)
+
+    def _call(self, call: Callable[[], _Answer], extra_s: float = 0.0) -> _Answer:
+        """Return the answer of the store, or its error; give it up when it is silent."""
+        answers: list[_Answer] = []
+        problems: list[Exception] = []
+        done = threading.Event()
+
+        def make() -> None:
+            try:
+                answers.append(call())
+            except Exception as problem:  # noqa: BLE001 - it is raised where it was asked
+                problems.append(problem)
+            done.set()
+
+        if not self._is_silent:
+            self._calls.put(make)
+            self._is_silent = not done.wait(_PATIENCE_S + extra_s)
+        if self._is_silent:
+            raise ConnectionError("the rendezvous store does not answer")
+        for problem in problems:
+            if isinstance(problem, (dist.DistError, RuntimeError)):
+                raise ConnectionError(f"the rendezvous store is gone: {problem}") from problem
+            raise problem
+        return answers[0]
 
 
-@contextlib.contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except (dist.DistError, RuntimeError) as problem:
-        raise ConnectionError(f"the rendezvous store is gone: {problem}") from problem
+def _make_calls(calls: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    """Top of the thread beside a connection; it ends with it."""
+    while (call := calls.get()) is not None:
+        call()

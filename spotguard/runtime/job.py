@@ -17,6 +17,7 @@ import time
 import traceback
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -29,6 +30,7 @@ from spotguard.runtime.identity import identify
 from spotguard.runtime.keeping import Keeper
 from spotguard.runtime.listening import Listener
 from spotguard.runtime.local_copy import LocalCopy
+from spotguard.runtime.peers import Peers, address_towards
 from spotguard.runtime.process import (
     Progress,
     device_of,
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("spotguard")
 
 _EXIT_PATIENCE_S = 10.0
+_SOLO_PATIENCE = 0.2  # of the time in which all should have left
 
 
 class Phase(Enum):
@@ -118,6 +121,7 @@ class Job:
             on_agreed=self._see_it_through,
         )
         self._progress = Progress(settings.progress_path if settings.local_rank == 0 else None)
+        self._peers = self._join_peers()
         self.watch.start()
         self.reporter.start()
         self._listener = Listener(settings, self.watch, self.reporter)
@@ -163,6 +167,8 @@ class Job:
         self._progress.write(first, total)
         with self.keeper.lock:
             self.phase = Phase.TRAINING
+        if self._peers is not None:
+            self._peers.train()
 
     def finished_step(self, finished: int, seconds: float, step: Step) -> None:
         """Take note of a finished step: from here on it is the state to save."""
@@ -210,6 +216,55 @@ class Job:
         exit_soon(_EXIT_PATIENCE_S)
         raise SystemExit(problem.exit_code)
 
+    # ------------------------------------------------------------------ peers
+
+    def _join_peers(self) -> Peers | None:
+        """Begin to look after the other ranks, if there are any and they can be reached."""
+        timeout_s = self.settings.peer_timeout_s
+        if self.world_size == 1 or timeout_s is None:
+            return None
+        try:
+            words = self.coordinator.connect()
+            peers = Peers(
+                self.rank,
+                self.world_size,
+                timeout_s=timeout_s,
+                on_lost=partial(self._on_peer_lost, words),
+                address=address_towards(os.environ["MASTER_ADDR"]),
+            )
+            peers.start(words)
+        except OSError as problem:
+            log.warning("ranks that vanish cannot be looked for: %s", problem)
+            return None
+        return peers
+
+    @property
+    def _solo_patience_s(self) -> float:
+        """Return how long a step may still take when another rank is gone: it probably hangs."""
+        return _SOLO_PATIENCE * (self.settings.peer_timeout_s or 10.0)
+
+    def _on_peer_lost(self, words: Coordinator, peer: int, why: str) -> None:
+        """Ring's thread: leave, saved if this rank can do so, however the main thread hangs."""
+        if self._ended or self.phase is Phase.AFTER:
+            return
+        if self._someone_failed(words, 0.2):
+            return
+        log.warning("rank %d is gone: %s", peer, why)
+        self.keeper.saver.alone.set()
+        self.reporter.event(
+            JobEvent.PEER_LOST, problem=f"rank {peer}: {why}", step=self.keeper.finished
+        )
+        message = f"rank {peer} is gone: {why}"
+        request = StopRequest(
+            reason=EndReason.NODE_LOST, message=message, warned_at=time.time(), solo=True
+        )
+        if self.watch.stop_alone(request):
+            return
+        while self.watch.agreed is None:
+            time.sleep(0.01)
+        if not self.watch.agreed.solo:  # else its own patience is as short
+            self._leave_in_time(replace(self.watch.agreed, solo=True))
+
     # ------------------------------------------------------------------ ways out
 
     def _see_it_through(self, request: StopRequest, stop_after: int) -> None:
@@ -226,6 +281,10 @@ class Job:
             if in_setup:  # the lock is kept: the loop must not begin any more
                 self._write_ended(request, None)
                 exit_now()
+        self._leave_in_time(request)
+
+    def _leave_in_time(self, request: StopRequest) -> None:
+        """Wait for the main thread to leave; when it takes too long, leave without it."""
         if self._left.wait(self._patience_s(request)):
             return
         if self.phase is Phase.AFTER:
@@ -240,7 +299,7 @@ class Job:
             need_s = 1.2 * self.keeper.emergency_s() + 0.5
             limits.append(max(request.deadline_at - time.time() - need_s, 0.0))
         if request.solo:  # it may hang in a collective with a peer that is gone
-            limits.append(max(3 * self.keeper.step_s, 3.0))
+            limits.append(min(max(3 * self.keeper.step_s, 1.0), self._solo_patience_s))
         if self.phase is Phase.AFTER:
             limits.append(_EXIT_PATIENCE_S)
         return min(limits) if limits else None
@@ -278,7 +337,11 @@ class Job:
             return
         if issubclass(kind, KeyboardInterrupt):
             self._survive(StopRequest(reason=EndReason.STOPPED, message="Ctrl-C"))
-        elif self.world_size > 1 and speaks_of_peers(error) and not self._someone_failed():
+        elif (
+            self.world_size > 1
+            and speaks_of_peers(error)
+            and not self._someone_failed(self.coordinator, 1.0)
+        ):
             self.reporter.event(
                 JobEvent.PEER_LOST,
                 problem=str(error).split(". ")[0][:200],
@@ -310,10 +373,10 @@ class Job:
         self._write_ended(request, problem)
         exit_now()
 
-    def _someone_failed(self) -> bool:
+    def _someone_failed(self, words: Coordinator, timeout_s: float) -> bool:
         """Return True if another rank said that the script itself failed there."""
         try:
-            return self.coordinator.get("failure", 1.0) is not None
+            return words.get("failure", timeout_s) is not None
         except ConnectionError:
             return False
 
@@ -338,6 +401,8 @@ class Job:
                 self._end(EndReason.FINISHED, message="all steps done", request=told)
         # A thread in torch's C++ code when the interpreter ends would abort the whole process.
         self._left.set()
+        if self._peers is not None:
+            self._peers.close(_EXIT_PATIENCE_S)
         self.watch.close(_EXIT_PATIENCE_S)
         self.reporter.close(_EXIT_PATIENCE_S)
         undisturbed = self._failure is None and self.watch.agreed is None
@@ -388,6 +453,8 @@ class Job:
         )
         self.reporter.flush(_EXIT_PATIENCE_S)
         log.info("ended at step %d: %s", self.keeper.finished, reason.label)
+        if request is not None and request.solo:
+            return  # the rendezvous may be frozen with its node, and nobody waits for the word
         try:
             self.coordinator.set("ended", "1")
         except ConnectionError:

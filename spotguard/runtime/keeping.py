@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from spotguard.checkpoint.retention import Retention
@@ -176,6 +177,11 @@ class Keeper:
             is_sharded(i.bare) for i in self.objects.values() if isinstance(i, TrackedModule)
         )
 
+    @property
+    def _can_save_alone(self) -> bool:
+        """True if another rank is gone and this one has all of the state, as a replica has."""
+        return self.saver.alone.is_set() and not self.needs_all_ranks
+
     def reserve_s(self) -> float:
         """Return the seconds before a deadline at which the loop must stop."""
         return 1.5 * self.emergency_s() + 2 * self.step_s + estimate.MARGIN_S
@@ -195,8 +201,14 @@ class Keeper:
     def save_final(self) -> None:
         """Save the state after the last step, unless it is what this attempt began with."""
         self.saver.wait()
-        if self.finished > self.first_step or self.saver.parent is None:
+        if self.finished == self.first_step and self.saver.parent is not None:
+            return
+        try:
             self.saver.save_now(self._capture(CheckpointKind.FINAL))
+        except SpotguardError:
+            if not self._can_save_alone:
+                raise
+            self.saver.save_now(self._capture(CheckpointKind.FINAL, solo=True), solo=True)
 
     def save_for(self, request: StopRequest, *, halfway: bool = False) -> SpotguardError | None:
         """Make the emergency save that `request` leaves time for; return what went wrong."""
@@ -212,6 +224,8 @@ class Keeper:
                 timeout_s=timeout_s,
             )
         except SpotguardError as problem:
+            if self._can_save_alone and not request.solo:
+                return self.save_for(replace(request, solo=True), halfway=halfway)
             self._reporter.event(JobEvent.SAVE_FAILED, step=self.finished, problem=str(problem))
             log.error("the emergency save failed: %s", problem)
             return problem

@@ -48,6 +48,7 @@ def init(
     keep_last: int | None = None,
     reseed: bool = True,
     exact: str | None = None,
+    peer_timeout: str | None = None,
     backend: str | None = None,
 ) -> Run:
     """Set up the run of this process and return it; call it once, early, on every rank.
@@ -70,6 +71,9 @@ def init(
         exact: `bitwise` adds up gradients in one order, so that weights and optimizer state are
             the same to the last bit on every number of ranks, and gives torch one CPU thread. By
             default only the rounding differs between numbers of ranks.
+        peer_timeout: Duration in which all ranks leave, saved if they can, after another one's
+            machine has vanished, or `off` (default `10s`). A process that dies is known at once;
+            one that is frozen after three times as long.
         backend: Of the process group; default NCCL with CUDA, else gloo.
 
     Raises:
@@ -81,7 +85,12 @@ def init(
         raise UsageError("spotguard.init() was called twice in one process")
     _check_exact(exact, reseed=reseed)
     settings = Settings.from_environment(
-        run_id=run_id, store=store, seed=seed, save_every=save_every, keep_last=keep_last
+        run_id=run_id,
+        store=store,
+        seed=seed,
+        save_every=save_every,
+        keep_last=keep_last,
+        peer_timeout=peer_timeout,
     )
     job = Job(settings, backend=backend, save_random=not reseed)
     _current = Run(job, reseed=reseed, bitwise=exact is not None)

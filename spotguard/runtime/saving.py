@@ -52,6 +52,7 @@ PLACE = "place"
 
 _COMMITTED = "ok"
 _GIVE_UP_PATIENCE_S = 2.0
+_LOOK_UP_S = 0.25
 _PEER_TIMEOUT_S = 120.0
 _ROOM_FOR_COPY = 4.0  # an emergency save's own time, so often, must be left for a local copy
 
@@ -130,6 +131,8 @@ class Saver:
         self.parent: str | None = None
         """The checkpoint that the next one descends from."""
         self.last: Saved | None = None
+        self.alone = threading.Event()
+        """Set when another rank is gone: no answer is waited for any more."""
         self.rate_bytes_per_s: float | None = None
         """Measured: bytes of this rank's shard over the seconds to its commit."""
 
@@ -376,7 +379,7 @@ class Saver:
         if self._rank == 0:
             parts = {0: (mine, capture.own)}
             for peer in range(1, self._world_size):
-                text = connection.get(f"{word}/{peer}", end - time.monotonic())
+                text = self._hear(connection, f"{word}/{peer}", end)
                 if text is None:
                     raise CheckpointError(f"step {capture.step} not saved: rank {peer} is silent")
                 if text.startswith("!"):
@@ -390,7 +393,7 @@ class Saver:
         body = {"shard": mine.to_json() if mine else None, "own": capture.own}
         connection.set(f"{word}/{self._rank}", json.dumps(body))
         try:
-            done = connection.get(f"{word}/done", end - time.monotonic())
+            done = self._hear(connection, f"{word}/done", end)
         except ConnectionError:
             # Without torchrun the rendezvous lives in the first rank, and ends with it: perhaps
             # it committed and left before its word was heard. Then the commit itself is the word.
@@ -400,6 +403,15 @@ class Saver:
         if done != _COMMITTED:
             raise CheckpointError(f"step {capture.step} not saved: {(done or '!no answer')[1:]}")
         return _saved(capture, prefix)
+
+    def _hear(self, connection: Coordinator, key: str, end: float) -> str | None:
+        """Wait for a word of another rank, but not when one is gone: perhaps that very one."""
+        left_s = end - time.monotonic()
+        while True:
+            text = connection.get(key, min(left_s, _LOOK_UP_S))
+            left_s -= _LOOK_UP_S
+            if text is not None or left_s <= 0 or self.alone.is_set():
+                return text
 
     def _commit(
         self, capture: Capture, prefix: str, parts: dict[int, tuple[ShardInfo | None, Any]]

@@ -46,6 +46,23 @@ class SaveEvery:
         return cls(seconds=seconds)
 
 
+def parse_peer_timeout_s(text: str) -> float | None:
+    """Return the seconds of a duration, None for `off`.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if text.strip().lower() == "off":
+        return None
+    try:
+        seconds = parse_duration_s(text)
+    except ValueError:
+        seconds = 0.0
+    if seconds <= 0:
+        raise UsageError(f"peer_timeout: given {text!r}; allowed: a duration (10s), or off")
+    return seconds
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Everything the runtime needs to know before it starts."""
@@ -70,6 +87,8 @@ class Settings:
     save_every: SaveEvery = field(default_factory=SaveEvery)
     keep_last: int = 3
     heartbeat_s: float = 5.0
+    peer_timeout_s: float | None = 10.0
+    """None: ranks that vanish are not looked for."""
     seed: int = 0
     progress_path: str | None = None
     trace_path: str | None = None
@@ -87,6 +106,7 @@ class Settings:
         seed: int | None,
         save_every: str | None,
         keep_last: int | None,
+        peer_timeout: str | None,
     ) -> Settings:
         """Return the settings; the environment of a launcher wins over the script's arguments.
 
@@ -117,6 +137,9 @@ class Settings:
             save_every=SaveEvery.parse(os.environ.get(env.SAVE_EVERY) or save_every or "auto"),
             keep_last=_keep_last(keep_last),
             heartbeat_s=_float(env.HEARTBEAT_S) or 5.0,
+            peer_timeout_s=parse_peer_timeout_s(
+                os.environ.get(env.PEER_TIMEOUT) or peer_timeout or "10s"
+            ),
             seed=next(s for s in (_int(env.SEED), seed, 0) if s is not None),
             progress_path=os.environ.get(env.PROGRESS),
             trace_path=os.environ.get(env.TRACE_SAMPLES),

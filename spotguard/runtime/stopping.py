@@ -113,6 +113,12 @@ class StopGate:
             self._stop_at = last if everybody else self._entered
             return self._stop_at[0], everybody
 
+    def close(self) -> int:
+        """Let the loop enter nothing more; return the step that it stops after."""
+        with self._lock:
+            self._stop_at = self._entered
+            return self._stop_at[0]
+
 
 class StopWatch:
     """A thread that turns the first due request, of any rank, into an agreed stop."""
@@ -138,6 +144,7 @@ class StopWatch:
         self._pending: list[StopRequest] = []
         self._changed = threading.Condition()
         self._closed = False
+        self._settling = False
         self.agreed: StopRequest | None = None
         """The request in force, once all (answering) ranks know the step to stop after."""
         self._thread = threading.Thread(target=self._watch, name="spotguard-stop", daemon=True)
@@ -154,6 +161,19 @@ class StopWatch:
             self._pending.append(request)
             self._changed.notify_all()
 
+    def stop_alone(self, request: StopRequest) -> bool:
+        """Stop this rank without asking the others, for one of them is gone.
+
+        Calls `on_agreed` in this thread. False if a stop is agreed, or about to be: nothing is
+        done then.
+        """
+        if not self._begin_to_settle():
+            return False
+        stop_after = self._gate.close()
+        self.agreed = replace(request, solo=True)
+        self._on_agreed(self.agreed, stop_after)
+        return True
+
     def withdraw(self, reason: EndReason) -> None:
         """Take back requests of `reason` that are not due yet."""
         with self._changed:
@@ -168,7 +188,10 @@ class StopWatch:
             self._thread.join(timeout_s)
 
     def _watch(self) -> None:
-        coordinator = self._coordinator.connect()
+        try:
+            coordinator = self._coordinator.connect()
+        except ConnectionError:  # a request of our own must be heard all the same
+            coordinator = self._coordinator
         while not self._closed:
             request = self._due(coordinator)
             if request is not None:
@@ -205,7 +228,16 @@ class StopWatch:
         noticed = [r for r in pending if r.reason is EndReason.PREEMPTED]
         return (noticed or urgent)[0]
 
+    def _begin_to_settle(self) -> bool:
+        """Return True once: what makes the process stop is decided in one place."""
+        with self._changed:
+            first = not self._settling
+            self._settling = True
+            return first
+
     def _settle(self, request: StopRequest, coordinator: Coordinator) -> None:
+        if not self._begin_to_settle():
+            return
         stop_after, everybody = self._gate.agree(
             coordinator, self._rank, self._world_size, self._timeout_s(request)
         )

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from datetime import timedelta
@@ -8,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
+from spotguard.runtime import coordination
 from spotguard.runtime.coordination import Alone, Rendezvous
 from spotguard.testing import FakeRendezvous
 
@@ -121,6 +124,34 @@ def test_a_dead_store_is_lost_contact() -> None:
     for call in calls:
         with pytest.raises(ConnectionError):
             call()
+
+
+def test_a_frozen_store_is_lost_contact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its machine was cut off: no call hangs, and after the first one none waits any more."""
+    listening, told = os.pipe()
+    host = os.fork()
+    if not host:
+        store = server()
+        os.write(told, str(store.port).encode())
+        signal.pause()
+    try:
+        rank = Rendezvous("127.0.0.1", int(os.read(listening, 10)), "test")
+        rank.set("key", "word")
+        os.kill(host, signal.SIGSTOP)
+        monkeypatch.setattr(coordination, "_PATIENCE_S", 0.1)
+        for call in (
+            lambda: rank.get("never", 0.1),
+            lambda: rank.peek("key"),
+            lambda: rank.set("key", "other"),
+            lambda: rank.first("key", "other"),
+        ):
+            with pytest.raises(ConnectionError, match="does not answer"):
+                call()
+    finally:
+        os.kill(host, signal.SIGKILL)
+        os.waitpid(host, 0)
+        os.close(listening)
+        os.close(told)
 
 
 def test_the_fake_loses_contact_on_cue() -> None:

@@ -382,7 +382,7 @@ def test_ranks_commit_together(world: int) -> None:
 
 def test_a_silent_rank_is_an_error_and_no_hang() -> None:
     """A peer that never answers: nothing is committed, the last save stands, all learn why."""
-    store, words = MemoryStore(), FakeRendezvous(patience_s=0.05)
+    store, words = MemoryStore(), FakeRendezvous(patience_s=0.0002)
     team = ranks(3, store, words)
     whole = torch.ones(6, 2)
     together(*(save_part(rank, 10, whole) for rank in team))
@@ -425,6 +425,16 @@ def test_lost_contact_is_an_error() -> None:
         assert "step 10 not saved" in str(problem)
 
 
+def test_who_is_alone_waits_for_nobody() -> None:
+    """A peer is known to be gone: a save that needs its word fails at once, not in two minutes."""
+    store, words = MemoryStore(), FakeRendezvous()
+    team = ranks(2, store, words)
+    for rank in team:
+        rank.saver.alone.set()
+        with pytest.raises(CheckpointError, match=f"step {rank.rank} not saved"):
+            save_part(rank, rank.rank, torch.ones(4, 2))()
+
+
 def test_a_first_rank_that_left_after_its_commit_has_saved() -> None:
     """The rendezvous may end with it before the others heard the word: the commit says it."""
     store = MemoryStore()
@@ -437,9 +447,7 @@ def test_a_first_rank_that_left_after_its_commit_has_saved() -> None:
     committed = threading.Event()
     words = FakeRendezvous(before=ends_with_the_first_rank)
     faulty = FaultyStore(store).after("put", lambda _: committed.set(), key_contains="manifest")
-    results = together(
-        *(save_part(rank, 10, torch.ones(4, 2)) for rank in ranks(2, faulty, words))
-    )
+    results = together(*(save_part(rank, 10, torch.ones(4, 2)) for rank in ranks(2, faulty, words)))
 
     assert [saved.step for saved in results] == [10, 10]
 

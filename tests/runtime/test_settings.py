@@ -19,7 +19,9 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def read(**over: Any) -> Settings:
     """Return the settings for `init`'s arguments."""
-    given: dict[str, Any] = dict.fromkeys(("run_id", "store", "seed", "save_every", "keep_last"))
+    given: dict[str, Any] = dict.fromkeys(
+        ("run_id", "store", "seed", "save_every", "keep_last", "peer_timeout")
+    )
     return Settings.from_environment(**(given | over))
 
 
@@ -46,6 +48,13 @@ def test_the_command_line_wins_over_the_script(monkeypatch: pytest.MonkeyPatch) 
     assert settings.keep_last == 5
 
 
+def test_peers_can_be_left_alone() -> None:
+    """Ten seconds by default; another duration, or not at all."""
+    assert read().peer_timeout_s == 10.0
+    assert read(peer_timeout="1m").peer_timeout_s == 60.0
+    assert read(peer_timeout="off").peer_timeout_s is None
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
@@ -54,6 +63,12 @@ def test_the_command_line_wins_over_the_script(monkeypatch: pytest.MonkeyPatch) 
         (env.SEED, "1.5", "SPOTGUARD_SEED: given '1.5'"),
         (env.RUN_ID, "My Run", "run_id: given 'My Run'; allowed are lower-case"),
         (env.SAVE_EVERY, "now", "save_every: given 'now'"),
+        (
+            env.PEER_TIMEOUT,
+            "never",
+            "peer_timeout: given 'never'; allowed: a duration (10s), or off",
+        ),
+        (env.PEER_TIMEOUT, "0s", "peer_timeout: given '0s'"),
         (env.HOLD, "3", "SPOTGUARD_HOLD: given '3'"),
         (env.HOLD, "a:b", "SPOTGUARD_HOLD: given 'a:b'"),
         (env.CLAIM, "{", "SPOTGUARD_CLAIM: "),

@@ -201,6 +201,35 @@ def test_a_silent_peer_costs_a_bounded_time(how: str) -> None:
     assert time.monotonic() - started < 5
 
 
+def test_who_has_lost_a_peer_asks_nobody() -> None:
+    """The loop is closed where it is, at once, though the rendezvous is as dead as the peer."""
+    words = FakeRendezvous()
+    gate = StopGate()
+    gate.start(6)
+    assert gate.enter(6)
+    watch, told = watch_of(gate, words.rank(0), world=2)
+    words.lose(0)
+    assert watch.stop_alone(request(EndReason.NODE_LOST))
+
+    [(agreed, stop_after)] = told
+    assert (agreed.reason, agreed.solo, stop_after) == (EndReason.NODE_LOST, True, 7)
+    assert watch.agreed == agreed
+    assert not gate.enter(7)
+    watch.request(request())
+    settle(watch)
+    assert len(told) == 1, "a stop is agreed once"
+
+
+def test_a_loss_does_not_overrule_what_was_agreed() -> None:
+    """The peers leave after an agreement, too: that is no loss, and the reason stays."""
+    gate = StopGate()
+    watch, told = watch_of(gate, FakeRendezvous().rank(0), world=1)
+    watch.request(request())
+    settle(watch)
+    assert not watch.stop_alone(request(EndReason.NODE_LOST))
+    assert [agreed.reason for agreed, _ in told] == [EndReason.TERMINATED]
+
+
 class NeverFails:
     """A coordinator that can be connected to, though contact is lost by then."""
 

@@ -365,6 +365,44 @@ def test_a_frozen_rank_costs_the_grace_not_the_run(jobs: Jobs, undisturbed: dict
     assert finished(jobs) == aim
 
 
+@pytest.mark.parametrize("frozen", [0, 1], ids=["first", "second"])
+def test_a_rank_that_freezes_is_found_by_its_silence(
+    jobs: Jobs, undisturbed: dict[str, str], frozen: int
+) -> None:
+    """Nobody is told anything, and the collective hangs: the other saves by itself and leaves.
+
+    The first rank takes the rendezvous with it: calls to that hang, too.
+    """
+    of = "digest" if frozen else "weights"
+    aim = two_ranks(jobs, undisturbed, of)
+    ranks = jobs.start_ranks(
+        2,
+        each=lambda r: {"HURT": "13:begin:SIGSTOP"} if r == frozen else {},
+        SPOTGUARD_PEER_TIMEOUT="2s",
+    )
+    assert ranks[1 - frozen].wait() == 75, ranks[1 - frozen].said
+    ranks[frozen].kill(signal.SIGKILL)
+    [end] = jobs.ends()
+    assert end["reason"] == "node_lost"
+    assert f"rank {frozen} is gone: its process is silent for 6 s" in end["message"]
+    assert end["saved_step"] == 13
+
+    assert finished(jobs, of=of) == aim
+
+
+def test_a_death_among_many_is_told_to_all(jobs: Jobs, undisturbed: dict[str, str]) -> None:
+    """kill -9 of one of four, whose workers keep its connections open: three leave, saved once."""
+    more = {"WORKERS": 1}
+    aim = finished(jobs, 4, "weights", SPOTGUARD_RUN_ID="undisturbed", **more)
+    hurt = {"HURT": f"13:begin:{KILL}"}
+    ranks = jobs.start_ranks(4, each=lambda r: hurt if r == 2 else {}, **more)
+    assert codes(ranks) == [75, 75, -9, 75], "\n".join(job.said for job in ranks)
+    assert {end["reason"] for end in jobs.ends()} == {"node_lost"}
+    assert {end["saved_step"] for end in jobs.ends()} == {13}
+
+    assert finished(jobs, 4, "weights", **more) == aim
+
+
 def test_the_scripts_own_failure_is_told_once(jobs: Jobs) -> None:
     """One rank raises: the run's end is that failure, not the peer that vanished because of it."""
     ranks = jobs.start_ranks(2, each=lambda r: {"HURT": "13:batch:raise"} if r else {})
