@@ -13,6 +13,10 @@ is cut into 8 + 8 + 4 with weights 0.4, 0.4, 0.2; on two ranks they are shared a
 The last global batch of an epoch of `N` samples has `N mod G` (if that is not 0): it is cut and
 weighted by the same rules with its own size in place of `G`, or left out (`drop_last`).
 
+A global batch that follows the ranks (`lr_scaling`) has another `G` in each attempt. Then an
+attempt's steps are counted from the place that it began at: the rest of that epoch is cut into
+batches of its `G`, and so is every epoch after it.
+
 GPUs that differ: a larger `m` on some ranks would move the borders whenever such a rank comes or
 goes, and with them dropout masks and sums. So all ranks have the same `m`, which the smallest GPU
 must hold, and a faster rank owns more of the micro-batches: with `speeds`, each in turn goes to
@@ -25,7 +29,8 @@ import functools
 import heapq
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,29 +106,60 @@ class BatchPlan:
         return [share + 1] * larger + [share] * (self.world_size - larger)
 
 
+class Place(NamedTuple):
+    """Where a step begins: after so many samples in the order of an epoch (all from 0)."""
+
+    step: int = 0
+    epoch: int = 0
+    samples: int = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class EpochPlan:
-    """How an epoch of `samples` is cut into global batches; the same on any number of ranks."""
+    """How epochs of `samples` are cut into global batches; the same on any number of ranks."""
 
     samples: int
     global_batch: int
     drop_last: bool = False
+    first: Place = field(default_factory=Place)
+    """Where steps of this size begin; the steps before it may have had another."""
 
     @property
     def steps(self) -> int:
-        """Optimizer steps in an epoch."""
-        full, rest = divmod(self.samples, self.global_batch)
-        return full if self.drop_last or not rest else full + 1
+        """Optimizer steps in a whole epoch."""
+        return self._steps_in(self.samples)
 
     @property
     def left_out(self) -> int:
-        """Samples at the end of each epoch's order that are not trained on."""
+        """Samples at the end of each whole epoch's order that are not trained on."""
         return self.samples % self.global_batch if self.drop_last else 0
 
-    def batch(self, position: int) -> range:
-        """Return the places in the epoch's order of its global batch `position` (from 0)."""
-        start = position * self.global_batch
-        return range(start, min(start + self.global_batch, self.samples))
+    def at(self, step: int) -> tuple[int, range]:
+        """Return the epoch of a step, and the places in its order of the step's global batch."""
+        next_epoch = self.first_step_of(self.first.epoch + 1)
+        if step < next_epoch:
+            epoch, position = self.first.epoch, step - self.first.step
+            start = self.first.samples + position * self.global_batch
+        else:
+            more, position = divmod(step - next_epoch, self.steps)
+            epoch, start = self.first.epoch + 1 + more, position * self.global_batch
+        return epoch, range(start, min(start + self.global_batch, self.samples))
+
+    def first_step_of(self, epoch: int) -> int:
+        """Return the step that an epoch begins with; `first` for those that began before it."""
+        if epoch <= self.first.epoch:
+            return self.first.step
+        rest = self._steps_in(self.samples - self.first.samples)
+        return self.first.step + rest + (epoch - self.first.epoch - 1) * self.steps
+
+    def continued(self, step: int, global_batch: int) -> EpochPlan:
+        """Return the plan that goes on at `step` with another size."""
+        epoch, places = self.at(step)
+        return replace(self, global_batch=global_batch, first=Place(step, epoch, places.start))
+
+    def _steps_in(self, samples: int) -> int:
+        full, rest = divmod(samples, self.global_batch)
+        return full if self.drop_last or not rest else full + 1
 
 
 def split_micro_batches(global_batch: int, micro_batch: int) -> list[int]:

@@ -226,6 +226,7 @@ _TELLERS: dict[str, Callable[[Entry], tuple[str, str]]] = {
     JOB_PREFIX + JobEvent.PEER_LOST.value: _of(
         "a peer was lost at step {step}: {problem}", "yellow"
     ),
+    JOB_PREFIX + JobEvent.RESCALED.value: _of("{message}", "cyan"),
     JOB_PREFIX + JobEvent.WARNING.value: _of("{message}", "yellow"),
     JOB_PREFIX + JobEvent.ENDED.value: _job_ended,
 }

@@ -24,6 +24,8 @@ class JobEvent(str, Enum):
     SAVE_FAILED  step, problem
     FITS      emergency_s, grace_s, fits, message: does an emergency save fit the cloud's notice
     PEER_LOST problem, step
+    RESCALED  step, global_batch_size, global_batch_size_before, lr_factor, lr_factor_before (times
+              the script's rate), lr_warmup_steps, message: the global batch follows the ranks
     WARNING   message
     ENDED     reason (EndReason), step, saved_step, saved_at (ISO or null), checkpoint, train_s,
               warned_at (ISO or null), deadline_at (ISO or null), message, traceback
@@ -37,6 +39,7 @@ class JobEvent(str, Enum):
     SAVE_FAILED = "save_failed"
     FITS = "emergency_fit"
     PEER_LOST = "peer_lost"
+    RESCALED = "rescaled"
     WARNING = "warning"
     ENDED = "ended"
 

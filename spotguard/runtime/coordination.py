@@ -148,15 +148,16 @@ class Rendezvous:
     def _call(self, call: Callable[[], _Answer], extra_s: float = 0.0) -> _Answer:
         """Return the answer of the store, or its error; give it up when it is silent."""
         answers: list[_Answer] = []
-        problems: list[Exception] = []
+        problems: list[RuntimeError] = []
         done = threading.Event()
 
         def make() -> None:
             try:
                 answers.append(call())
-            except Exception as problem:  # noqa: BLE001 - it is raised where it was asked
+            except RuntimeError as problem:  # torch's errors of its stores are such
                 problems.append(problem)
-            done.set()
+            finally:
+                done.set()
 
         if not self._is_silent:
             self._calls.put(make)
@@ -164,9 +165,7 @@ class Rendezvous:
         if self._is_silent:
             raise ConnectionError("the rendezvous store does not answer")
         for problem in problems:
-            if isinstance(problem, (dist.DistError, RuntimeError)):
-                raise ConnectionError(f"the rendezvous store is gone: {problem}") from problem
-            raise problem
+            raise ConnectionError(f"the rendezvous store is gone: {problem}") from problem
         return answers[0]
 
 

@@ -3,7 +3,7 @@
 Everything follows from the step number: epoch, position in the epoch, the samples of the global
 batch, their split into micro-batches and this rank's share of those. So there is no sampler
 state to save, and a resume with another number of ranks reads each sample exactly once. Data that
-has no indices, or no length, is read by `streaming`.
+has no indices, or no length, is read by `streaming`; global batches follow the ranks in `scaling`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from spotguard.runtime.sampling import FromSampler, InOrder, Sampling, Shuffled,
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
 
+    from spotguard.runtime.scaling import LearningRateScale
+
 READ, _TRAIN = 0x5851F42D4C957F2D, 0x14057B7EF767814F
 """Two streams, so that a dataset's own draws do not shift the dropout masks."""
 
@@ -45,8 +47,6 @@ class Share(NamedTuple):
 class Loader(ABC):
     """What the loop asks of data: this rank's micro-batches, and how to find the place again."""
 
-    steps_per_epoch: int | None = None
-    """Optimizer steps in one pass over the dataset; None for a stream, which has no length."""
     has_own_state = False
     """True if a rank knows its own place only: no rank can save that of all."""
     any_world = True
@@ -55,6 +55,8 @@ class Loader(ABC):
     """The place at the last step boundary, the same on all ranks, as JSON; None: the step says."""
     own: Any = None
     """This rank's part of it, as JSON; None if it has none."""
+    scale: LearningRateScale | None = None
+    """Scales the optimizers' rates with the global batch, where that follows the ranks."""
 
     def __init__(
         self,
@@ -68,7 +70,7 @@ class Loader(ABC):
         world_size: int,
         speeds: Sequence[float] | None = None,
     ) -> None:
-        _check_sizes(global_batch_size, micro_batch_size)
+        check_sizes(global_batch_size, micro_batch_size)
         self.global_batch_size = global_batch_size
         self.micro_batch_size = min(micro_batch_size or global_batch_size, global_batch_size)
         self.seed = seed
@@ -86,6 +88,14 @@ class Loader(ABC):
     @abstractmethod
     def epoch_of(self, step: int) -> int:
         """Return the epoch (from 0) that step `step` (from 0) belongs to."""
+
+    @abstractmethod
+    def first_step_of(self, epoch: int) -> int:
+        """Return the step (from 0) that epoch `epoch` (from 0) begins with.
+
+        Raises:
+            UsageError: a stream has no length.
+        """
 
     @abstractmethod
     def shares(self, step: int) -> list[Share]:
@@ -108,6 +118,10 @@ class Loader(ABC):
             own: What `own` was on each rank that had one.
             world_size: How many ranks there were.
         """
+
+    def begin(self, first: int) -> dict[str, Any] | None:
+        """Begin at step `first`, after `restore`; return what is other from here on, to be told."""
+        return None
 
     def checksum(self, step: int) -> int | None:
         """Return what must be the same on all ranks, besides `identity`; None if that is all."""
@@ -186,10 +200,10 @@ class ElasticLoader(Loader):
                 f"{self.global_batch_size}",
                 hint="lower global_batch_size, or leave drop_last off",
             )
-        self._epoch = EpochPlan(
+        self._plan = EpochPlan(
             samples=length, global_batch=self.global_batch_size, drop_last=drop_last
         )
-        self.steps_per_epoch: int = self._epoch.steps
+        self.steps_per_epoch = self._plan.steps
 
     def identity(self) -> dict[str, Any]:
         """Return what must not change between a save and a resume."""
@@ -204,16 +218,20 @@ class ElasticLoader(Loader):
 
     def epoch_of(self, step: int) -> int:
         """Return the epoch (from 0) that step `step` (from 0) belongs to."""
-        return step // self.steps_per_epoch
+        return self._plan.at(step)[0]
+
+    def first_step_of(self, epoch: int) -> int:
+        """Return the step (from 0) that epoch `epoch` (from 0) begins with."""
+        return self._plan.first_step_of(epoch)
 
     def shares(self, step: int) -> list[Share]:
         """Return this rank's micro-batches of step `step` (from 0), at least one."""
-        epoch, position = divmod(step, self.steps_per_epoch)
+        epoch, places = self._plan.at(step)
         order = self._sampling.order(epoch)
-        return self._shares(step, self._epoch.batch(position), order.__getitem__)
+        return self._shares(step, places, order.__getitem__)
 
     def _sizes(self, step: int) -> list[int]:
-        places = self._epoch.batch(step % self.steps_per_epoch)
+        _, places = self._plan.at(step)
         return split_micro_batches(len(places), self.micro_batch_size)
 
     def read(self, first_step: int, last_step: int) -> Generator[tuple[Share, Any], None, None]:
@@ -343,7 +361,8 @@ def _check_dataset(dataset: Any) -> None:
         raise UsageError("run.loader: the dataset has 0 samples")
 
 
-def _check_sizes(global_batch_size: int, micro_batch_size: int | None) -> None:
+def check_sizes(global_batch_size: int, micro_batch_size: int | None) -> None:
+    """Raise `UsageError` unless both are whole numbers above 0."""
     for name, value in (
         ("global_batch_size", global_batch_size),
         ("micro_batch_size", 1 if micro_batch_size is None else micro_batch_size),

@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -20,6 +21,7 @@ from spotguard.runtime.gradients import GradientSync, broadcast_initial, evened_
 from spotguard.runtime.job import Job, Phase
 from spotguard.runtime.loader import ElasticLoader, Loader, Share
 from spotguard.runtime.randomness import BOUNDARY, mix, seed_everything
+from spotguard.runtime.scaling import ScaledElasticLoader, learning_rate_scale
 from spotguard.runtime.schedule import SaveSchedule
 from spotguard.runtime.settings import Settings
 from spotguard.runtime.state import Packed
@@ -180,6 +182,9 @@ class Run:
         weights: Sequence[float] | torch.Tensor | None = None,
         sampler: Any = None,
         speeds: Sequence[float] | None = None,
+        lr_scaling: str | None = None,
+        reference_world_size: int | None = None,
+        lr_warmup_steps: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
         **options: Any,
@@ -197,6 +202,10 @@ class Run:
         changes, another pass begins, with a warning. Given as a function `f(shard, shards)` that
         opens one part, it is exact on any number of ranks. See docs/elastic.md.
 
+        With `lr_scaling` the global batch follows the number of ranks, each of which has the same
+        part of it, and the learning rate follows the batch. Each sample of an epoch still comes
+        exactly once; steps, their randomness and the weights are those of the numbers of ranks.
+
         Args:
             dataset: Map-style: `len(dataset)` and `dataset[i]`; or a stream: an iterable, a
                 torchdata `StatefulDataLoader`, or a function that opens a shard of one.
@@ -210,6 +219,11 @@ class Run:
             sampler: Of the whole dataset's indices, with `__len__` and `__iter__`.
             speeds: Each rank's relative speed, where GPUs differ: faster ranks get more of the
                 micro-batches. The same list on all ranks.
+            lr_scaling: `linear` or `sqrt`: the rule by which the optimizers' rates follow.
+            reference_world_size: With `lr_scaling`, the number of ranks that `global_batch_size`
+                and the script's learning rate are for.
+            lr_warmup_steps: With `lr_scaling`, the optimizer steps in which the rate goes from one
+                factor to another (default 100).
             collate_fn: Makes a batch of samples, as in `torch.utils.data.DataLoader`.
             num_workers: Worker processes that read ahead.
             **options: Further options of `torch.utils.data.DataLoader` (with `num_workers`).
@@ -217,7 +231,7 @@ class Run:
         Raises:
             UsageError: a size makes no sense, or the dataset has neither indices nor a state.
         """
-        common = {
+        common: dict[str, Any] = {
             "global_batch_size": global_batch_size,
             "micro_batch_size": micro_batch_size,
             "seed": self._job.settings.seed,
@@ -227,6 +241,13 @@ class Run:
             "world_size": self.world_size,
             "speeds": speeds,
         }
+        scale = learning_rate_scale(
+            lr_scaling,
+            reference=reference_world_size,
+            warmup_steps=lr_warmup_steps,
+            stream=is_stream(dataset),
+            bitwise=self._bitwise,
+        )
         if is_stream(dataset):
             refuse_indexed_options(
                 weights=weights,
@@ -236,7 +257,10 @@ class Run:
                 **options,
             )
             return StreamLoader(dataset, **common)
-        return ElasticLoader(
+        make: Callable[..., Loader] = (
+            partial(ScaledElasticLoader, scale=scale) if scale else ElasticLoader
+        )
+        return make(
             dataset,
             shuffle=shuffle,
             drop_last=drop_last,
@@ -337,7 +361,8 @@ class Run:
         Args:
             loader: From `run.loader`.
             total: Optimizer steps in all, or
-            epochs: passes over the dataset.
+            epochs: passes over the dataset. How many steps they take depends on the numbers of
+                ranks, if the global batch follows them.
             strict: Refuse a checkpoint whose names or shapes are not the script's. False restores
                 what fits and says what it left as the script made it: for a changed model.
 
@@ -345,27 +370,27 @@ class Run:
             UsageError: neither or both of `total` and `epochs`, or nothing is tracked.
             StateMismatch: the script does not fit the checkpoint.
         """
-        total = self._total(loader, total, epochs)
+        self._check(loader, total, epochs)
         job = self._job
         self._loader = loader
         self._prepare()
         every, coordinator = job.settings.save_every, job.coordinator
         try:
-            first = self._restore(total, strict=strict)
+            first, last = self._restore(total, epochs, strict=strict)
             schedule = SaveSchedule(every, coordinator, job.rank, job.world_size)
             schedule.start(first)
-            job.begin_training(first, total)
-            with closing(loader.read(first, total)) as batches:  # its workers end with it
+            job.begin_training(first, last)
+            with closing(loader.read(first, last)) as batches:  # its workers end with it
                 self._batches = batches
                 if self._gradients.meets_in_forward:
                     self._batches = evened_out(batches, self.rank, loader.ranges)
-                yield from self._train(first, total, schedule)
+                yield from self._train(first, last, schedule)
         except SpotguardError as problem:
             job.fail_saving_or_state(problem)
 
-    def _train(self, finished: int, total: int, schedule: SaveSchedule) -> Iterator[Step]:
+    def _train(self, finished: int, last: int, schedule: SaveSchedule) -> Iterator[Step]:
         job = self._job
-        while finished < total and self._end_early is None:
+        while finished < last and self._end_early is None:
             job.hold(finished)
             if not job.gate.passes(finished):
                 job.leave()
@@ -394,7 +419,7 @@ class Run:
                 self._probe.record(finished, sys._getframe(2))
         job.finish_loop(self._end_early)
 
-    def _total(self, loader: Any, total: int | None, epochs: int | None) -> int:
+    def _check(self, loader: Any, total: int | None, epochs: int | None) -> None:
         if not isinstance(loader, Loader):
             raise UsageError(
                 f"run.steps needs a loader from run.loader(...), not a {type(loader).__name__}",
@@ -402,14 +427,11 @@ class Run:
             )
         if (total is None) == (epochs is None):
             raise UsageError("run.steps: give either total= (steps) or epochs=")
-        if loader.steps_per_epoch is None and total is None:
-            raise UsageError(
-                "run.steps: a stream has no length, so epochs= says nothing",
-                hint="give total=, the optimizer steps in all",
-            )
-        count = total if total is not None else (epochs or 0) * (loader.steps_per_epoch or 0)
+        if epochs is not None:
+            loader.first_step_of(0)  # a stream refuses
+        count, unit = (total, "steps") if epochs is None else (epochs, "epochs")
         if not isinstance(count, int) or count < 1:
-            raise UsageError(f"run.steps: {count!r} steps in all, but must be 1 or more")
+            raise UsageError(f"run.steps: {count!r} {unit} in all, but must be 1 or more")
         if not self._job.keeper.objects:
             raise UsageError(
                 "run.steps: nothing is tracked, so nothing could be resumed",
@@ -417,6 +439,11 @@ class Run:
             )
         if self._job.phase is not Phase.SETUP:
             raise UsageError("run.steps() can be used once per process")
+
+    def _last_step(self, total: int | None, epochs: int | None) -> int:
+        """Return how many steps there are in all, as seen from where this attempt begins."""
+        count = total if epochs is None else self._loader.first_step_of(epochs)
+        assert count is not None
         cap = self._job.settings.max_steps
         return min(count, cap) if cap else count
 
@@ -429,9 +456,11 @@ class Run:
         else:
             self._gradients = GradientSync(modules, optimizers, self._ranks)
         self._job.keeper.watch_optimizers(optimizers)
+        if self._loader.scale is not None:
+            self._loader.scale.attach(optimizers, lambda: self._job.keeper.finished)
 
-    def _restore(self, total: int, *, strict: bool) -> int:
-        """Restore, claim the attempt, and return the number of steps done already."""
+    def _restore(self, total: int | None, epochs: int | None, *, strict: bool) -> tuple[int, int]:
+        """Restore, claim the attempt, and return the steps done already and those in all."""
         job = self._job
         restored = restoring.restore(
             job.store,
@@ -450,14 +479,19 @@ class Run:
         if job.rank == 0:
             claim_attempt(job.store, job.attempt, restored.prefix, job.claim_extra())
         job.keeper.restored(restored, self._loader)
-        job.restored(restored, total)
         if restored.manifest is not None:
             self._restore_place(restored.manifest)
             if not self._reseed:
                 self._restore_random(restored.manifest)
+        change = self._loader.begin(first)
+        last = self._last_step(total, epochs)
+        job.restored(restored, last)
+        if change is not None and job.rank == 0:
+            log.info("%s", change["message"])
+            job.reporter.event(JobEvent.RESCALED, **change)
         self._check_ranks_agree(first)
         self._loader.keep(first)
-        return first
+        return first, last
 
     def _check_ranks_agree(self, first: int) -> None:
         """Raise unless a sampler, if there is one, gives all ranks the same order to begin with."""

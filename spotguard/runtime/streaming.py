@@ -139,6 +139,13 @@ class StreamLoader(Loader):
         """Return 0: a stream has no length, and passes of its own."""
         return 0
 
+    def first_step_of(self, epoch: int) -> int:
+        """Raise: a stream has no length."""
+        raise UsageError(
+            "run.steps: a stream has no length, so epochs= says nothing",
+            hint="give total=, the optimizer steps in all",
+        )
+
     def shares(self, step: int) -> list[Share]:
         """Return this rank's micro-batches of a step; samples are numbered through the run."""
         first = step * self.global_batch_size

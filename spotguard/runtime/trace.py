@@ -1,8 +1,9 @@
 """The sample log: which samples each rank trained on at each step (`SPOTGUARD_TRACE_SAMPLES`).
 
 A rank writes its line before its gradients are synchronised, so a step that any rank finished
-has the lines of all ranks. A step that was lost and done again has lines of two attempts; the
-later attempt's count. `spotguard.testing.read_sample_trace` reads the log by that rule.
+has the lines of all ranks. Where an attempt begins, the lines of earlier ones end: what these had
+done beyond it was lost, and is done again. `spotguard.testing.read_sample_trace` reads the log by
+that rule.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 
 @dataclass
@@ -29,23 +30,25 @@ def read_sample_trace(path: str | Path) -> list[TracedStep]:
         ValueError: a step of an attempt misses the line of a rank.
     """
     lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
-    last: dict[int, int] = {}
+    begins: dict[int, int] = {}
     for line in lines:
-        last[line["step"]] = max(last.get(line["step"], 0), line["attempt"])
+        begins[line["attempt"]] = min(begins.get(line["attempt"], line["step"]), line["step"])
+    by_step: dict[int, list[dict[str, Any]]] = {}
+    for line in lines:
+        # What an attempt did beyond the place where a later one begins was lost.
+        if all(line["step"] < step for n, step in begins.items() if n > line["attempt"]):
+            by_step.setdefault(line["step"], []).append(line)
     steps: list[TracedStep] = []
-    for step in sorted(last):
-        ranks = sorted(
-            (x for x in lines if x["step"] == step and x["attempt"] == last[step]),
-            key=lambda x: x["rank"],
-        )
+    for step in sorted(by_step):
+        ranks = sorted(by_step[step], key=lambda x: x["rank"])
         first = ranks[0]
         if [x["rank"] for x in ranks] != list(range(first["world_size"])):
-            raise ValueError(f"step {step} of attempt {last[step]} misses ranks")
+            raise ValueError(f"step {step} of attempt {first['attempt']} misses ranks")
         steps.append(
             TracedStep(
                 step=step,
                 epoch=first["epoch"],
-                attempt=last[step],
+                attempt=first["attempt"],
                 world_size=first["world_size"],
                 samples=[sample for x in ranks for sample in x["samples"]],
                 loss=sum(x["loss"] for x in ranks),

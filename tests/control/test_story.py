@@ -63,6 +63,17 @@ def test_events_with_missing_data_are_still_told(tmp_path: Path) -> None:
     assert lines[-1].text == "something new"
 
 
+def test_a_batch_that_follows_the_ranks_is_told(tmp_path: Path) -> None:
+    """As a sentence, and with its numbers for `--json`."""
+    told = {"message": "global batch 48 → 32, ...", "global_batch_size": 32, "lr_factor": 2 / 3}
+    world = World(tmp_path)
+    with world.journal() as journal:
+        rescaled = JOB_PREFIX + JobEvent.RESCALED.value
+        journal.append(rescaled, at=world.clock.now(), attempt=2, data=told)
+        line = history_lines(journal.events())[-1].to_json()
+    assert (line["kind"], line["text"], line["data"]) == ("rescaled", told["message"], told)
+
+
 def test_an_empty_journal_has_no_story() -> None:
     """Nothing happened, nothing is told."""
     assert history_lines([]) == []

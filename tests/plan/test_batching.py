@@ -129,7 +129,7 @@ def test_weights_of_a_plan_add_up_to_one(
 def test_global_batches_tile_an_epoch(samples: int, global_batch: int, drop_last: bool) -> None:
     """Each place in the order once; only the last batch is short, or left out on request."""
     plan = EpochPlan(samples=samples, global_batch=global_batch, drop_last=drop_last)
-    batches = [plan.batch(position) for position in range(plan.steps)]
+    batches = [plan.at(step)[1] for step in range(plan.steps)]
     assert [place for batch in batches for place in batch] == list(range(samples - plan.left_out))
     assert all(len(batch) == global_batch for batch in batches[: -1 if not drop_last else None])
     assert plan.left_out == (samples % global_batch if drop_last else 0)

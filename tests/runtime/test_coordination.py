@@ -139,12 +139,13 @@ def test_a_frozen_store_is_lost_contact(monkeypatch: pytest.MonkeyPatch) -> None
         rank.set("key", "word")
         os.kill(host, signal.SIGSTOP)
         monkeypatch.setattr(coordination, "_PATIENCE_S", 0.1)
-        for call in (
+        calls: tuple[Callable[[], object], ...] = (
             lambda: rank.get("never", 0.1),
             lambda: rank.peek("key"),
             lambda: rank.set("key", "other"),
             lambda: rank.first("key", "other"),
-        ):
+        )
+        for call in calls:
             with pytest.raises(ConnectionError, match="does not answer"):
                 call()
     finally:

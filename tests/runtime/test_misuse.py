@@ -83,6 +83,20 @@ CASES = {
         START + TRACK + "next(run.steps(loader, total=0))",
         "0 steps in all, but must be 1 or more",
     ),
+    "a batch of streams that follows the ranks": (
+        START + "run.loader(iter([]), global_batch_size=4, lr_scaling='linear', "
+        "reference_world_size=1)",
+        "run.loader: lr_scaling needs samples with indices: a stream cannot be cut anew",
+    ),
+    "a batch that follows the ranks, bitwise": (
+        START.replace("init()", "init(exact='bitwise')")
+        + "run.loader(data, global_batch_size=4, lr_scaling='sqrt', reference_world_size=1)",
+        'run.loader: lr_scaling and exact="bitwise" exclude each other',
+    ),
+    "no epochs": (
+        START + TRACK + "next(run.steps(loader, epochs=0))",
+        "0 epochs in all, but must be 1 or more",
+    ),
     "half a step": (START + TRACK + "next(run.steps(loader, total=2.5))", "2.5 steps in all"),
     "the loop twice": (
         START + TRACK + "for step in run.steps(loader, total=1):\n"

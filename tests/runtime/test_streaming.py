@@ -325,6 +325,12 @@ def test_states_that_cannot_be_kept_are_refused_at_the_start() -> None:
         make(Full()).keep(0)
 
 
+def test_a_stream_has_no_epochs() -> None:
+    """`run.steps(loader, epochs=2)` cannot know its end."""
+    with pytest.raises(UsageError, match="a stream has no length, so epochs= says nothing"):
+        make(Lines()).first_step_of(2)
+
+
 def test_an_empty_stream_is_no_endless_loop() -> None:
     """A pass without a sample is an error, not the first of infinitely many."""
     with pytest.raises(UsageError, match="a whole pass over Empty gave nothing"):

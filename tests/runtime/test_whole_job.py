@@ -392,7 +392,7 @@ def test_a_rank_that_freezes_is_found_by_its_silence(
 
 def test_a_death_among_many_is_told_to_all(jobs: Jobs, undisturbed: dict[str, str]) -> None:
     """kill -9 of one of four, whose workers keep its connections open: three leave, saved once."""
-    more = {"WORKERS": 1}
+    more: dict[str, Any] = {"WORKERS": 1}
     aim = finished(jobs, 4, "weights", SPOTGUARD_RUN_ID="undisturbed", **more)
     hurt = {"HURT": f"13:begin:{KILL}"}
     ranks = jobs.start_ranks(4, each=lambda r: hurt if r == 2 else {}, **more)
