@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from spotguard.cli.output import say
@@ -10,7 +13,7 @@ from spotguard.events.states import RunState
 from spotguard.units import Clock, SystemClock, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from rich.console import Console
 
@@ -69,8 +72,10 @@ def follow(
     ticker = clock or SystemClock()
     repaired_at = ticker.monotonic()
     in_contact_at = repaired_at
-    try:
+    with closing(screen), _noticed_interrupts() as interrupted:
         while True:
+            if interrupted():
+                raise KeyboardInterrupt
             began_at = ticker.monotonic()
             view = source.view()
             screen.show(view, source.history(), ticker.now())
@@ -86,8 +91,28 @@ def follow(
                 repaired_at = at
             # A long story on a busy machine: looking must not take more than a tenth of a core.
             ticker.sleep(max(POLL_S, 9 * (ticker.monotonic() - began_at)))
+
+
+@contextmanager
+def _noticed_interrupts() -> Iterator[Callable[[], bool]]:
+    """Tell whether Ctrl-C was pressed, also where Python swallows the exception.
+
+    That is in a destructor, or in a callback of a library's C code.
+    """
+    pressed = threading.Event()
+
+    def on_interrupt(*_: object) -> None:
+        pressed.set()
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed.is_set
+        return
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield pressed.is_set
     finally:
-        screen.close()
+        signal.signal(signal.SIGINT, before)
 
 
 def _contact_lost(view: RunView, patience_s: float) -> ContactLost:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import signal
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -176,3 +178,22 @@ def test_a_slow_look_is_not_repeated_at_once() -> None:
     began_at = clock.monotonic()
     follow(Slow([pictures.run()] * 3 + [pictures.finished()]), SilentScreen(), clock=clock)
     assert clock.monotonic() - began_at >= 3 * 20
+
+
+def test_ctrl_c_counts_where_python_swallows_it() -> None:
+    """Pressed while a destructor runs, say: the user is heard a moment later, and the old
+    handler is back."""
+
+    class Unlucky(FakeSource):
+        def view(self) -> RunView:
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+            return super().view()
+
+    before = signal.getsignal(signal.SIGINT)
+    screen = FakeScreen()
+    with pytest.raises(KeyboardInterrupt):
+        follow(Unlucky([pictures.run()]), screen, clock=FakeClock())
+    assert screen.shown == [RunState.RUNNING]
+    assert screen.closed
+    assert signal.getsignal(signal.SIGINT) is before

@@ -57,7 +57,7 @@ def test_stop_resume_down_resume(lab: Lab, calm: Callable[[int], Calm]) -> None:
 def test_ctrl_c_detaches(lab: Lab) -> None:
     """Ctrl-C leaves the live view, exit 75, and tells how to look and to stop; the run goes on."""
     master, slave = pty.openpty()
-    command = [*SPOTGUARD, "up", str(STEADY), "--nodes", "1", "--yes", "--", "--pause", "0.2"]
+    command = [*SPOTGUARD, "up", str(STEADY), "--nodes", "1", "--yes", "--", "--pause", "0.5"]
     process = subprocess.Popen(
         command,
         cwd=lab.work,
