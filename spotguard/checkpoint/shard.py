@@ -137,12 +137,13 @@ def write_layout(
     layout: ShardLayout,
     data: Sequence[Buffer],
     *,
-    go_on: Callable[[int], None] = lambda end: None,
+    go_on: Callable[[int], str | None] = lambda end: None,
 ) -> ShardInfo:
     """Write a shard whose tensors' bytes are `data`: one after the other in `layout`'s order.
 
     `go_on(end)` is called before the data up to byte `end` is read; it may wait until that is
-    there, or raise to give the write up.
+    there, or raise to give the write up. If `data` is one buffer, it may return the hash of the
+    piece that ends there, which need not be computed again then.
     """
     content = _Hashed(layout, data, go_on)
     assert content.size_bytes == len(layout.header) + layout.data_bytes
@@ -165,7 +166,7 @@ class _Hashed:
     """
 
     def __init__(
-        self, layout: ShardLayout, data: Iterable[Buffer], go_on: Callable[[int], None]
+        self, layout: ShardLayout, data: Iterable[Buffer], go_on: Callable[[int], str | None]
     ) -> None:
         self._header = layout.header
         self._piece_bytes = layout.piece_bytes
@@ -184,10 +185,11 @@ class _Hashed:
         digest, end = xxhash.xxh3_128(), 0
         for part, ends_piece in cut(self._views, self._piece_bytes):
             end += len(part)
-            self._go_on(end)
-            digest.update(part)
+            known = self._go_on(end)
+            if known is None:
+                digest.update(part)
             if ends_piece:
-                self.piece_hashes.append(digest.hexdigest())
+                self.piece_hashes.append(known or digest.hexdigest())
                 digest.reset()
             yield part
 

@@ -13,6 +13,7 @@ ranks is the mean over the global batch whatever the number of ranks.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -152,7 +153,21 @@ def _refuse_fsdp1(modules: Iterable[torch.nn.Module]) -> None:
 
 def run_backward(loss: torch.Tensor, scale: float) -> None:
     """Add the gradient of `scale * loss` to those of the parameters."""
-    (loss if scale == 1.0 else loss * scale).backward()  # type: ignore[no-untyped-call]
+    if scale == 1.0:
+        loss.backward()  # type: ignore[no-untyped-call]
+    elif type(loss) is torch.Tensor and loss.numel() == 1:
+        # The same bits as of `loss * scale`, without that product and its node in the graph.
+        gradient = _filled(scale, loss.shape, loss.dtype, loss.device)
+        loss.backward(gradient)  # type: ignore[no-untyped-call]
+    else:
+        (loss * scale).backward()  # type: ignore[no-untyped-call]
+
+
+@functools.lru_cache(maxsize=64)
+def _filled(
+    value: float, shape: torch.Size, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    return torch.full(shape, value, dtype=dtype, device=device)
 
 
 def broadcast_initial(modules: Iterable[torch.nn.Module], ranks: Collectives) -> None:

@@ -263,13 +263,19 @@ class Saver:
         """Top of the background thread: copy, write, commit; a failure is reported, not raised."""
         given_up = self._given_up
 
-        copier = threading.Thread(target=staged.copy_rest, name="spotguard-copy", daemon=True)
+        copier = threading.Thread(
+            target=staged.copy_rest,
+            kwargs={"hashing": True},
+            name="spotguard-copy",
+            daemon=True,
+        )
         copier.start()
 
-        def go_on(end: int) -> None:
+        def go_on(end: int) -> str | None:
             if given_up.is_set():
                 raise CheckpointError(f"the save of step {capture.step} gave way to a later one")
             staged.wait_ready(end)
+            return staged.hashes.get(end)
 
         def write(prefix: str) -> ShardInfo | None:
             shard = self._write(prefix, plan, [staged.data], go_on)
@@ -356,7 +362,7 @@ class Saver:
             self._local_copy.keep(prefix, name, plan.layout, data)
 
     def _write(
-        self, prefix: str, plan: Plan, data: list[memoryview], go_on: Callable[[int], None]
+        self, prefix: str, plan: Plan, data: list[memoryview], go_on: Callable[[int], str | None]
     ) -> ShardInfo | None:
         if not plan.layout.tensors and self._rank:
             return None

@@ -11,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+import sys
 import threading
 from dataclasses import dataclass
 from operator import is_
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+import xxhash
 
 from spotguard.checkpoint.shard import ShardLayout, TensorSpec
 from spotguard.errors import CheckpointError
@@ -28,8 +30,13 @@ if TYPE_CHECKING:
     from spotguard.runtime.state import Leaf
 
 _PAGE_BYTES = 4096
+_HUGE, _EMPTY_AFTER_FORK = 14, 18
+"""Advice on memory (madvise(2), Linux): huge pages make hashing a third faster, and a worker that
+is forked sees zeros: else the kernel would keep two of each page that is copied to later."""
 _CHUNK_BYTES = 4 << 20
 """Copied by one thread in one go: large enough to be fast, small enough to be shared out."""
+_CACHED_BYTES = 1 << 18
+"""Copied in one go where a hash follows: what a core's own cache holds twice."""
 
 
 class WeightsChanged(CheckpointError):
@@ -42,10 +49,19 @@ class Memcpy(NamedTuple):
     target: int
     source: int
     size_bytes: int
+    end: int
+    """Where the copy ends in the file's data."""
 
     def run(self) -> None:
         """Copy by this thread alone: torch's helpers would spin on cores that training needs."""
         ctypes.memmove(self.target, self.source, self.size_bytes)
+
+    def in_steps(self) -> Iterator[int]:
+        """Copy as much as a cache holds at a time; yield where what is there ends in the data."""
+        for done in range(0, self.size_bytes, _CACHED_BYTES):
+            size = min(_CACHED_BYTES, self.size_bytes - done)
+            ctypes.memmove(self.target + done, self.source + done, size)
+            yield self.end - self.size_bytes + done + size
 
 
 class TensorCopy(NamedTuple):
@@ -78,6 +94,30 @@ class Chunk(NamedTuple):
         for stream in streams - {None}:
             assert stream is not None
             stream.synchronize()
+
+    def run_and_hash(self, data: memoryview, piece_bytes: int, hashes: dict[int, str]) -> None:
+        """Make the copies, and hash each piece that lies in this chunk while it is in the cache.
+
+        What other chunks do not copy must be in `data` already. A hash's key is its piece's end.
+        """
+        first = self.start - self.start % _CHUNK_BYTES
+        at, last = first, min(first + _CHUNK_BYTES, len(data))
+        digest = xxhash.xxh3_128()
+        for ready in self._ends(last):
+            while at < ready and (ready == last or ready - at >= _CACHED_BYTES):
+                stop = min(ready, at - at % piece_bytes + piece_bytes)
+                digest.update(data[at:stop])
+                at = stop
+                if at % piece_bytes == 0 or at == len(data):
+                    hashes[at] = digest.hexdigest()
+                    digest.reset()
+
+    def _ends(self, last: int) -> Iterator[int]:
+        """Make the copies; yield again and again up to where the bytes are there."""
+        for copy in self.copies:
+            assert isinstance(copy, Memcpy)
+            yield from copy.in_steps()
+        yield last
 
 
 @dataclass(frozen=True)
@@ -142,8 +182,19 @@ def _view(tensor: torch.Tensor) -> memoryview:
 class Staged:
     """One state in the buffer; whole once `copied` is set."""
 
-    def __init__(self, data: memoryview, later: list[Chunk], sources: list[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        data: memoryview,
+        later: list[Chunk],
+        sources: list[torch.Tensor],
+        *,
+        piece_bytes: int | None = None,
+    ) -> None:
         self.data = data
+        self.hashes: dict[int, str] = {}
+        """Of the pieces that `copy_rest` has hashed, by where they end."""
+        self._piece_bytes = piece_bytes
+        self._hurried = False
         self.copied = threading.Event()
         """Set when no source is needed any more, whether or not all went well."""
         self._chunks = later
@@ -158,15 +209,23 @@ class Staged:
         if not later:
             self._complete()
 
-    def copy_rest(self) -> None:
+    def copy_rest(self, *, hashing: bool = False) -> None:
         """Copy what was left, in the order of the file, together with whoever else calls this.
 
+        With `hashing` on the way, which in all is less work than later, but not once somebody
+        calls who only waits for the copy.
         Returns when nothing is left to begin with; `wait_ready` tells what went wrong.
         """
+        self._hurried = self._hurried or not hashing
         for index in self._left:
+            chunk = self._chunks[index]
             try:
-                if self._problem is None:
-                    self._chunks[index].run()
+                if self._problem is not None:
+                    pass
+                elif hashing and self._piece_bytes and not self._hurried:
+                    chunk.run_and_hash(self.data, self._piece_bytes, self.hashes)
+                else:
+                    chunk.run()
             except RuntimeError as problem:
                 self._problem = problem
             self._note_done(index)
@@ -228,7 +287,12 @@ class StagingBuffer:
         for chunk in self._now:
             chunk.run()
         data = memoryview(self._flat.numpy().data)[: plan.layout.data_bytes]
-        staged = Staged(data, self._later, self._sources)
+        # A tensor that is copied as one may reach into the next chunk, which is then not whole;
+        # and pieces of more than 16 GB are larger than a chunk.
+        whole = all(isinstance(copy, Memcpy) for chunk in self._later for copy in chunk.copies)
+        fits = _CHUNK_BYTES % plan.layout.piece_bytes == 0
+        pieces = plan.layout.piece_bytes if whole and fits else None
+        staged = Staged(data, self._later, self._sources, piece_bytes=pieces)
         if not plan.leaves:
             self._leaves, self._now, self._later, self._sources = [], [], [], []
         return staged
@@ -271,9 +335,12 @@ class StagingBuffer:
         if tensor.device.type != "cpu" or not tensor.is_contiguous():
             yield TensorCopy(target.view(tensor.dtype).view(tensor.shape), tensor, self._stream)
             return
-        for start in range(0, leaf.size_bytes, _CHUNK_BYTES):
-            size = min(_CHUNK_BYTES, leaf.size_bytes - start)
-            yield Memcpy(target.data_ptr() + start, tensor.data_ptr() + start, size)
+        start = 0
+        while start < leaf.size_bytes:  # no copy belongs to two chunks
+            size = min(_CHUNK_BYTES - (offset + start) % _CHUNK_BYTES, leaf.size_bytes - start)
+            source = tensor.data_ptr() + start
+            yield Memcpy(target.data_ptr() + start, source, size, offset + start + size)
+            start += size
 
 
 class _Chunks:
@@ -281,16 +348,15 @@ class _Chunks:
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
-        self._size = _CHUNK_BYTES
+        self._number = -1
 
     def add(self, copies: Iterable[Memcpy | TensorCopy], offset: int) -> None:
         for copy in copies:
             size = copy.size_bytes if isinstance(copy, Memcpy) else copy.target.nbytes
-            if self._size + size > _CHUNK_BYTES:
+            if offset // _CHUNK_BYTES != self._number:
                 self.chunks.append(Chunk([], offset))
-                self._size = 0
+                self._number = offset // _CHUNK_BYTES
             self.chunks[-1].copies.append(copy)
-            self._size += size
             offset += size
 
 
@@ -299,10 +365,11 @@ def _memory(size_bytes: int, *, pinned: bool) -> torch.Tensor:
     size_bytes = -(-size_bytes // _PAGE_BYTES) * _PAGE_BYTES
     if pinned:
         return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
-    memory = mmap.mmap(-1, size_bytes)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # not all kernels have them
-            memory.madvise(mmap.MADV_HUGEPAGE)
+    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if sys.platform == "linux":
+        for advice in (_HUGE, _EMPTY_AFTER_FORK):
+            with contextlib.suppress(OSError):  # not all kernels know them
+                memory.madvise(advice)
     return torch.frombuffer(memory, dtype=torch.uint8).zero_()
 
 

@@ -12,7 +12,13 @@ from torch import nn
 from spotguard.errors import UsageError
 from spotguard.runtime import buckets
 from spotguard.runtime.buckets import cut_into_buckets, flatten, unflatten
-from spotguard.runtime.gradients import GradientSync, _unsynchronised, evened_out, find_ddp
+from spotguard.runtime.gradients import (
+    GradientSync,
+    _unsynchronised,
+    evened_out,
+    find_ddp,
+    run_backward,
+)
 from spotguard.runtime.loader import Share
 from tests.runtime.simulated import SimulatedRank, Training, on_ranks, simulated_ranks
 
@@ -318,3 +324,33 @@ def test_shared_parameters_are_summed_once() -> None:
     )
 
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_weight_gives_the_bits_of_the_product(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """To begin backward with the weight is to multiply the loss by it, to the last bit."""
+    values = torch.linspace(-3, 5, 97, dtype=dtype)
+    gradients = []
+    for scaled in (True, False):
+        for weight in (1 / 3, 0.1, 1.0, 0.0):
+            parameter = values.clone().requires_grad_()
+            loss = (parameter.sin() * parameter).sum().reshape(shape)
+            if scaled:
+                run_backward(loss, weight)
+            else:
+                (loss * weight).backward()  # type: ignore[no-untyped-call]
+            gradients.append(parameter.grad)
+
+    for ours, product in zip(gradients[:4], gradients[4:], strict=True):
+        assert ours is not None
+        assert product is not None
+        assert torch.equal(ours, product)
+
+
+def test_a_loss_of_each_sample_is_refused() -> None:
+    """A loss that nobody reduced has no gradient, whatever its weight."""
+    loss = torch.ones(3, requires_grad=True) * 2
+
+    with pytest.raises(RuntimeError, match="scalar outputs"):
+        run_backward(loss, 0.5)

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import xxhash
 from torch import nn
 
 from spotguard.events.states import CheckpointKind
@@ -70,9 +73,9 @@ def slow_copy(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     go = threading.Event()
     copy_rest = staging.Staged.copy_rest
 
-    def held(staged: staging.Staged) -> None:
+    def held(staged: staging.Staged, *, hashing: bool = False) -> None:
         assert go.wait(10)
-        copy_rest(staged)
+        copy_rest(staged, hashing=hashing)
 
     monkeypatch.setattr(staging.Staged, "copy_rest", held)
     yield go
@@ -244,6 +247,85 @@ def test_the_buffer_holds_the_file_byte_by_byte() -> None:
 
     assert bytes(staged.data) == b"".join(map(bytes, live_views(tensors, plan)))
     assert len(staged.data) == sum(len(raw(leaf.tensor)) for leaf in tensors)
+
+
+def test_pieces_hashed_while_they_are_copied_are_those_of_the_file() -> None:
+    """What the copier hashes on its way is what anyone would find in the bytes of the file.
+
+    Also where a piece holds bytes that were copied at once, and at the shorter end of the data.
+    """
+    tensors = leaves((300_000,), (5,), (700_000,), (3, 7), (1_300_001,))
+    for leaf in tensors[::2]:
+        leaf.steady = True
+    plan = Plan.of(tensors, {}, None)
+    staged = StagingBuffer().stage(tensors, plan, overlap=True)
+    staged.copy_rest(hashing=True)
+    staged.wait_ready()
+
+    piece, size = plan.layout.piece_bytes, len(staged.data)
+    ends = {min(start + piece, size): start for start in range(0, size, piece)}
+    assert staged.hashes == {
+        end: xxhash.xxh3_128_hexdigest(staged.data[start:end]) for end, start in ends.items()
+    }
+
+
+def test_pieces_larger_than_what_is_copied_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States of more than 16 GB have them: no hash of a part may pass for that of the whole."""
+    monkeypatch.setattr(staging, "_CHUNK_BYTES", 1 << 19)
+    tensors = leaves((300_000,), (700_000,), (1_300_001,))
+    for leaf in tensors:
+        leaf.steady = True
+    plan = Plan.of(tensors, {}, None)
+    assert plan.layout.piece_bytes > 1 << 19
+    staged = StagingBuffer().stage(tensors, plan, overlap=True)
+    staged.copy_rest(hashing=True)
+    staged.wait_ready()
+
+    for end, found in staged.hashes.items():
+        piece = staged.data[(end - 1) // plan.layout.piece_bytes * plan.layout.piece_bytes : end]
+        assert found == xxhash.xxh3_128_hexdigest(piece)
+
+
+def test_nothing_is_hashed_beside_a_tensor_that_is_copied_as_one() -> None:
+    """A tensor that does not lie in one piece may end in a later chunk, copied by another."""
+    tensors = leaves((300_000,), (700_000,))
+    tensors.append(Leaf("turned", torch.randn(1300, 1000).t()))
+    for leaf in tensors:
+        leaf.steady = True
+    staged = StagingBuffer().stage(tensors, Plan.of(tensors, {}, None), overlap=True)
+    staged.copy_rest(hashing=True)
+
+    assert not staged.hashes
+
+
+def test_nothing_is_hashed_while_somebody_waits_for_the_copy() -> None:
+    """An optimizer that waits gets the copier's whole help; its hashes can be made later."""
+    tensors = leaves((300_000,), (700_000,), (2_000_000,))
+    for leaf in tensors:
+        leaf.steady = True
+    staged = StagingBuffer().stage(tensors, Plan.of(tensors, {}, None), overlap=True)
+    chunks = staged._left
+    staged._left = iter(())  # it comes too late to copy anything itself
+    staged.copy_rest()
+    staged._left = chunks
+    staged.copy_rest(hashing=True)
+
+    assert staged.copied.is_set()
+    assert not staged.hashes
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of fork beside torch's threads
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can leave memory out of a fork")
+def test_a_forked_worker_costs_the_buffer_nothing() -> None:
+    """A worker sees zeros in the buffer's place, so no page of it is ever kept twice."""
+    tensors = leaves((100_000,))
+    staged = StagingBuffer().stage(tensors, Plan.of(tensors, {}, None), overlap=False)
+    assert any(staged.data)
+    child = os.fork()
+    if not child:
+        os._exit(any(staged.data))
+
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_the_front_can_be_written_while_the_end_is_copied(
