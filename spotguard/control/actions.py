@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from spotguard.control.record import Allotment
+    from spotguard.events.group import Group
     from spotguard.events.states import EndReason, RunState
     from spotguard.launch.base import Offer
 
@@ -87,6 +88,15 @@ class Conclude:
     traceback: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class GoOn:
+    """Write down that the attempt ended and the next one began, in place, without us."""
+
+    group: Group
+    verdict: Conclude
+    allotment: Allotment
+
+
 @dataclass(frozen=True)
 class LoseContact:
     """Say that nothing is seen of the attempt; kill nothing."""
@@ -127,6 +137,7 @@ Action: TypeAlias = (
     | AskDown
     | SendDown
     | Conclude
+    | GoOn
     | LoseContact
     | RegainContact
     | Alert

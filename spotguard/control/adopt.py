@@ -31,6 +31,7 @@ from spotguard.errors import JournalDamaged, NotFound, UsageError
 from spotguard.events import keys
 from spotguard.events.states import Market, RunState
 from spotguard.launch.base import ClusterState
+from spotguard.launch.regroup import read_group
 from spotguard.spec.model import JobSpec
 from spotguard.storage import open_store
 from spotguard.units import from_iso
@@ -149,7 +150,7 @@ class _Rebuild:
 
     def _launch(self, number: int) -> tuple[str, float]:
         """Write down what was launched and what its job reported; return (cluster, last sign)."""
-        claim = read_claim(self._store, number)
+        claim, group = read_claim(self._store, number), read_group(self._store, number)
         known = self._read(keys.launch(number)) or (dict(claim.extra) if claim else {})
         events = list(self._news.events(number, all_of_them=True))
         beats = self._news.beats(number)
@@ -159,6 +160,7 @@ class _Rebuild:
         intent = {
             "cluster": text(known, "cluster") or cluster_name(self._run_id, number),
             "nodes": integer(known, "nodes") or 1,
+            "members": list(group.nodes) if group else None,
             "offer": {
                 **{name: known.get(name) for name in _PLACE_FIELDS},
                 "infra": text(known, "infra") or "unknown",
@@ -185,10 +187,12 @@ class _Rebuild:
                 return
             attempt = read_record(self._journal).attempts[-1]
             verdict = judge(attempt)
+            following = read_group(self._store, number + 1)
+            gone_at = following.at if following else view.gone_at
             end = {
                 **asdict(verdict),
                 "reason": verdict.reason.value,
-                "gone_at": last_at if view.gone_at is None else view.gone_at,
+                "gone_at": last_at if gone_at is None else gone_at,
                 "last_step": attempt.last_step,
                 "training_ended_at": attempt.job_end.at if attempt.job_end else last_at,
             }

@@ -29,6 +29,11 @@ class Policy:
     """For the other nodes to save and report after one was lost or failed."""
     exit_patience_s: float = 10.0
     """For the nodes to go by themselves after the job reported its end."""
+    regroup_patience_s: float = 20.0
+    """The same where the nodes that stay may go on in place."""
+    regrow_after_s: float = 1800.0
+    """An attempt in place on fewer nodes than the run may have is saved and launched anew, on as
+    many as can be had, after this long."""
     finish_patience_s: float = 300.0
     """The same after the last step: what follows the loop (an export, a last evaluation) is
     the user's work and is not cut short lightly."""

@@ -168,16 +168,23 @@ def logs(run_id: str, follow: bool = False) -> Iterator[LogLine]:
     while True:
         # The record is read before the logs, so that nothing printed before its end is missed.
         for attempt in record.attempts:
+            if attempt.in_place:
+                continue  # its nodes go on printing into the logs of the attempt before
             for node in range(attempt.nodes):
                 reader = readers.setdefault(
                     (attempt.number, node),
                     NodeLog(launcher, attempt.cluster, attempt=attempt.number, node=node),
                 )
-                yield from reader.lines(final=attempt.end is not None or not follow)
+                yield from reader.lines(final=not follow or _is_over(record, attempt.cluster))
         if not follow or record.settled is not None:
             return
         time.sleep(_LOG_POLL_S)
         record = _record(folder)
+
+
+def _is_over(record: RunRecord, cluster: str) -> bool:
+    """Return True once nothing more is printed on a cluster, by any attempt."""
+    return all(a.end is not None for a in record.attempts if a.cluster == cluster)
 
 
 # ---------------------------------------------------------------- steering

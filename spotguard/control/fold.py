@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from spotguard.control.fold_attempt import CHANGES_OF_ATTEMPT
+from spotguard.control.fold_attempt import CHANGES_OF_ATTEMPT, end_attempt
 from spotguard.control.journal import damaged
 from spotguard.control.record import (
     JOB_PREFIX,
@@ -100,10 +100,24 @@ def _intended(record: RunRecord, entry: Entry) -> RunRecord:
         offer=offer_from_json(data["offer"]),
         intended_at=entry.at,
         allotment=Allotment(**allotment),
+        members=tuple(data["members"]) if data.get("members") else None,
     )
     return replace(
         record, attempts=(*record.attempts, attempt), next_number=attempt.number + 1, retry_at=None
     )
+
+
+def _went_on(record: RunRecord, entry: Entry) -> RunRecord:
+    """Give the verdict on the attempt before, and begin this one: one event, or half is lost."""
+    data = entry.data
+    ended = replace(entry, attempt=data["after"], data=data["ended"])
+    attempts = tuple(
+        end_attempt(attempt, ended) if attempt.number == data["after"] else attempt
+        for attempt in record.attempts
+    )
+    record = _intended(replace(record, attempts=attempts), entry)
+    begun = replace(record.attempts[-1], intended_at=data["at"], launched=True)
+    return _launched(replace(record, attempts=(*record.attempts[:-1], begun)), entry)
 
 
 def _launched(record: RunRecord, _: Entry) -> RunRecord:
@@ -202,6 +216,7 @@ def _without(record: RunRecord, number: int) -> tuple[AttemptRecord, ...]:
 _ON_RUN: dict[str, Callable[[RunRecord, Entry], RunRecord]] = {
     Kind.INTENDED.value: _intended,
     Kind.LAUNCHED.value: _launched,
+    Kind.WENT_ON.value: _went_on,
     Kind.NO_CAPACITY.value: _no_capacity,
     Kind.DROPPED.value: _dropped,
     Kind.WAITING.value: _waiting,

@@ -96,7 +96,8 @@ def _down_failed(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
     return replace(attempt, down=attempt.down and replace(attempt.down, failed_at=entry.at))
 
 
-def _attempt_ended(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
+def end_attempt(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
+    """Return the attempt with the verdict on it."""
     data = entry.data
     end = AttemptEnd(
         at=entry.at,
@@ -189,7 +190,7 @@ CHANGES_OF_ATTEMPT: dict[str, Callable[[AttemptRecord, Entry], AttemptRecord]] =
     Kind.DOWN_ASKED.value: _down_asked,
     Kind.DOWN_SENT.value: _down_sent,
     Kind.DOWN_FAILED.value: _down_failed,
-    Kind.ATTEMPT_ENDED.value: _attempt_ended,
+    Kind.ATTEMPT_ENDED.value: end_attempt,
     Kind.PROGRESS.value: _progress,
     JOB_PREFIX + JobEvent.STARTED.value: _job_started,
     JOB_PREFIX + JobEvent.NOTICE.value: _job_notice,

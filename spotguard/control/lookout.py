@@ -13,6 +13,7 @@ from spotguard.control.news import JobNews
 from spotguard.control.record import Kind
 from spotguard.errors import SpotguardError, StoreError
 from spotguard.launch.base import ClusterState, NodeEnd
+from spotguard.launch.regroup import read_group
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from spotguard.control.ledger import Ledger
     from spotguard.control.record import AttemptRecord, Progress
     from spotguard.events.event import Heartbeat
+    from spotguard.events.group import Group
     from spotguard.events.states import Market
     from spotguard.launch.base import ClusterView, Launcher, Offer
     from spotguard.storage.base import ObjectStore
@@ -53,6 +55,7 @@ class Lookout:
         self._policy = policy
         self._market = market
         self._live_path = live_path
+        self._store = store
         self._news = JobNews(store, ledger.copied_keys())
         self._watched = _Watched(0, clock.monotonic())
 
@@ -80,6 +83,7 @@ class Lookout:
         beat_at = watched.beat_seen_at
         return Observation(
             cluster=cluster,
+            group=self._group(attempt),
             news_complete=complete,
             silence_s=None if beat_at is None else now - beat_at,
             unreachable_s=now - watched.reached_at,
@@ -111,7 +115,8 @@ class Lookout:
             return
         known = {node.node for node in attempt.node_ends}
         for node in cluster.nodes:
-            if node.end is not NodeEnd.RUNNING and node.index not in known:
+            mine = node.index in attempt.cluster_nodes
+            if mine and node.end is not NodeEnd.RUNNING and node.index not in known:
                 self._ledger.write(
                     Kind.NODE_ENDED,
                     {
@@ -124,6 +129,16 @@ class Lookout:
                 )
 
     # ------------------------------------------------------------ the run store
+
+    def _group(self, attempt: AttemptRecord) -> Group | None:
+        """Return who began the next attempt in place, once this one's job has ended."""
+        ended = self._ledger.record.current
+        if ended is None or ended.job_end is None:
+            return None
+        try:
+            return read_group(self._store, attempt.number + 1)
+        except StoreError:
+            return None  # it is read again, and the lost store is noted where events are read
 
     def _read_store(self, attempt: AttemptRecord, *, over: bool) -> bool:
         """Copy what the job wrote into the journal; return whether all of it could be read."""

@@ -8,7 +8,7 @@ act may be repeated, a controller that was killed anywhere just starts to ask ag
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from spotguard.control import meter
@@ -20,6 +20,7 @@ from spotguard.control.actions import (
     BackOff,
     Conclude,
     Drop,
+    GoOn,
     Intend,
     Launch,
     LoseContact,
@@ -37,11 +38,13 @@ from spotguard.errors import BudgetExhausted, DeadlineReached, EnvironmentFailur
 from spotguard.errors import NoCapacity as NoCapacityError
 from spotguard.events.states import EndReason, RunState
 from spotguard.launch.base import ClusterState, ClusterView, Offer
+from spotguard.launch.regroup import GO_ON_AFTER
 from spotguard.plan.ladder import node_ladder
 from spotguard.units import format_duration, format_usd
 
 if TYPE_CHECKING:
     from spotguard.control.record import AttemptRecord, RunRecord
+    from spotguard.events.group import Group
 
 ALERT_PERCENTS = (50, 80, 95)
 EXIT_UNFINISHED = 75
@@ -59,6 +62,8 @@ class Observation:
     """Seconds since the last heartbeat; None if there never was one."""
     unreachable_s: float = 0.0
     """Seconds since the launcher could last say anything of the cluster."""
+    group: Group | None = None
+    """The nodes that began the next attempt in place."""
     offers: tuple[Offer, ...] = ()
     """The places that could be asked, best first; only needed between attempts."""
 
@@ -258,13 +263,16 @@ def _living(
     now: float,
     policy: Policy,
 ) -> Action:
+    job = attempt.job_end
+    if seen.group is not None and job is not None and job.reason in GO_ON_AFTER:
+        return _go_on(record, attempt, seen.group, cluster, policy)
     if cluster.state in (ClusterState.GONE, ClusterState.ABSENT):
         return _conclude(attempt, cluster, now) if seen.news_complete else Wait()
     if attempt.down is not None:
         return _pursue_down(attempt, now, policy)
     return (
         _end_due(record, attempt, seen, cluster, now, policy)
-        or _stop_due(record, attempt, now)
+        or _stop_due(record, attempt, now, policy)
         or _contact(attempt, seen, cluster, policy)
         or Wait()
     )
@@ -290,8 +298,7 @@ def _end_due(
     if limit.down_at is not None and now >= limit.down_at:
         return AskDown(limit.down_reason, "the nodes were taken down at the hard limit")
     if job is not None:
-        finished = job.reason is EndReason.FINISHED
-        patience_s = policy.finish_patience_s if finished else policy.exit_patience_s
+        patience_s = _exit_patience_s(attempt, job.reason, policy)
         if cluster.job_over or now - job.seen_at >= patience_s:
             return AskDown(job.reason, job.message)
         return None
@@ -308,7 +315,40 @@ def _end_due(
     return None
 
 
-def _stop_due(record: RunRecord, attempt: AttemptRecord, now: float) -> Action | None:
+def _exit_patience_s(attempt: AttemptRecord, reason: EndReason, policy: Policy) -> float:
+    """Return how long nodes may stay after the job reported its end."""
+    if reason is EndReason.FINISHED:
+        return policy.finish_patience_s
+    return policy.regroup_patience_s if reason.retried else policy.exit_patience_s
+
+
+def _go_on(
+    record: RunRecord,
+    attempt: AttemptRecord,
+    group: Group,
+    cluster: ClusterView,
+    policy: Policy,
+) -> GoOn:
+    """Take note of an attempt in place; what it may spend follows from its own nodes."""
+    gone = _conclude(attempt, cluster, group.at)
+    verdict = replace(
+        gone, gone_at=group.at, training_ended_at=min(gone.training_ended_at, group.at)
+    )
+    allotted = allot(
+        record,
+        nodes=len(group.nodes),
+        price_usd_per_h=attempt.offer.price_usd_per_h,
+        now=group.at,
+        policy=policy,
+    )
+    # It is under way already: where nothing is left to spend, the old limits end it.
+    limits = attempt.allotment if isinstance(allotted, EndReason) else allotted
+    return GoOn(group=group, verdict=verdict, allotment=limits)
+
+
+def _stop_due(
+    record: RunRecord, attempt: AttemptRecord, now: float, policy: Policy
+) -> Action | None:
     """Return the request that the job save and stop, if it is time for it."""
     stop, limit = attempt.stop, attempt.allotment
     if stop is not None:
@@ -321,7 +361,16 @@ def _stop_due(record: RunRecord, attempt: AttemptRecord, now: float) -> Action |
         return AskToStop(EndReason.BUDGET)
     if limit.deadline_stop_at is not None and now >= limit.deadline_stop_at:
         return AskToStop(EndReason.DEADLINE)
+    if _regrow_due(record, attempt, now, policy):
+        return AskToStop(EndReason.RESIZED)
     return None
+
+
+def _regrow_due(record: RunRecord, attempt: AttemptRecord, now: float, policy: Policy) -> bool:
+    """Tell whether an attempt in place has made do with few nodes for long enough."""
+    if not attempt.in_place or attempt.nodes >= record.limits.nodes_max:
+        return False
+    return now - attempt.intended_at >= policy.regrow_after_s
 
 
 def _contact(

@@ -106,6 +106,7 @@ def _attempt_view(
         instance_type=offer.instance_type,
         market=offer.market.value,
         nodes=attempt.nodes,
+        in_place=attempt.in_place,
         price_usd_per_h=offer.price_usd_per_h,
         on_demand_usd_per_h=offer.on_demand_usd_per_h,
         started_at=attempt.intended_at,

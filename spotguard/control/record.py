@@ -39,6 +39,8 @@ class Kind(str, Enum):
     DOWN_SENT = "down_sent"
     DOWN_FAILED = "down_failed"
     ATTEMPT_ENDED = "attempt_ended"
+    WENT_ON = "went_on_in_place"
+    """An attempt ended, and the nodes that stayed had begun the next one by themselves."""
     PROGRESS = "progress"
     ALERT = "budget_alert"
     SETTLED = "settled"
@@ -183,6 +185,8 @@ class AttemptRecord:
     offer: Offer
     intended_at: float
     allotment: Allotment
+    members: tuple[int, ...] | None = None
+    """The nodes that it began on, if it began in place: on what was left of a cluster."""
     launched: bool = False
     launch_problem: str | None = None
     started_at: float | None = None
@@ -197,6 +201,16 @@ class AttemptRecord:
     down: DownAsked | None = None
     contact_lost_at: float | None = None
     end: AttemptEnd | None = None
+
+    @property
+    def in_place(self) -> bool:
+        """True if it began on what was left of the cluster of the attempt before."""
+        return self.members is not None
+
+    @property
+    def cluster_nodes(self) -> tuple[int, ...]:
+        """The indices of its nodes in the cluster."""
+        return tuple(range(self.nodes)) if self.members is None else self.members
 
     @property
     def last_save(self) -> Save | None:

@@ -125,6 +125,15 @@ def _attempt_ended(entry: Entry) -> tuple[str, str]:
     return _plain(f"attempt ended: {reason.label}{f' ({detail})' if detail else ''}", reason.colour)
 
 
+def _went_on(entry: Entry) -> tuple[str, str]:
+    reason = EndReason(entry.data["ended"]["reason"])
+    nodes = _nodes(entry.data["nodes"])
+    return _plain(
+        f"attempt {entry.data['after']} ended: {reason.label}; {nodes} that stayed go on in place",
+        "cyan",
+    )
+
+
 def _settled(entry: Entry) -> tuple[str, str]:
     state = RunState(entry.data["state"])
     return _plain(f"the run is {state.label}: {entry.data['detail']}", state.colour)
@@ -211,6 +220,7 @@ _TELLERS: dict[str, Callable[[Entry], tuple[str, str]]] = {
     Kind.DOWN_ASKED.value: _asked("taking the nodes down"),
     Kind.DOWN_FAILED.value: _of("the nodes could not be taken down yet: {problem}", "yellow"),
     Kind.ATTEMPT_ENDED.value: _attempt_ended,
+    Kind.WENT_ON.value: _went_on,
     Kind.ALERT.value: _of("{percent} % of the budget are spent", "yellow"),
     Kind.SETTLED.value: _settled,
     Kind.USER_STOP.value: _of("you asked to save and stop", "cyan"),

@@ -20,6 +20,7 @@ from spotguard.control.actions import (
     BackOff,
     Conclude,
     Drop,
+    GoOn,
     Intend,
     Launch,
     LoseContact,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
     from spotguard.control.allot import Policy
     from spotguard.control.journal import Journal
-    from spotguard.control.record import AttemptRecord, RunRecord
+    from spotguard.control.record import Allotment, AttemptRecord, RunRecord
     from spotguard.launch.base import Launcher
     from spotguard.storage.base import ObjectStore
     from spotguard.units import Clock
@@ -150,19 +151,42 @@ class Supervisor:
             case RegainContact():
                 self._ledger.write(Kind.CONTACT_BACK, attempt=number)
             case Conclude():
-                self._conclude(attempt, action)
+                self._ledger.write(
+                    Kind.ATTEMPT_ENDED, self._verdict(attempt, action), attempt=attempt.number
+                )
+            case GoOn():
+                self._go_on(attempt, action)
         return True
+
+    def _go_on(self, attempt: AttemptRecord, action: GoOn) -> None:
+        group = action.group
+        self._ledger.write(
+            Kind.WENT_ON,
+            {
+                "after": attempt.number,
+                "ended": self._verdict(attempt, action.verdict),
+                "at": group.at,
+                "cluster": attempt.cluster,
+                "members": list(group.nodes),
+                "nodes": len(group.nodes),
+                "offer": offer_to_json(attempt.offer),
+                "allotment": _allotment_to_json(action.allotment),
+            },
+            attempt=group.attempt,
+        )
+        begun = self._ledger.record.current
+        assert begun is not None
+        self._publish(keys.launch(begun.number), claim_data(begun))
 
     def _intend(self, action: Intend) -> None:
         number = self._ledger.record.next_number
-        allotment = {**asdict(action.allotment), "down_reason": action.allotment.down_reason.value}
         self._ledger.write(
             Kind.INTENDED,
             {
                 "cluster": cluster_name(self._ledger.record.run_id, number),
                 "nodes": action.nodes,
                 "offer": offer_to_json(action.offer),
-                "allotment": allotment,
+                "allotment": _allotment_to_json(action.allotment),
             },
             attempt=number,
         )
@@ -211,7 +235,8 @@ class Supervisor:
         else:
             self._ledger.write(Kind.DOWN_SENT, attempt=attempt.number)
 
-    def _conclude(self, attempt: AttemptRecord, action: Conclude) -> None:
+    def _verdict(self, attempt: AttemptRecord, action: Conclude) -> dict[str, Any]:
+        """Publish why an attempt ended, and return it as the journal keeps it."""
         traceback = action.traceback
         if action.reason is EndReason.FAILED and traceback is None:
             traceback = log_tail(self._launcher, attempt.cluster, _failed_node(attempt))
@@ -228,7 +253,7 @@ class Supervisor:
             # A job on a full store can neither save nor say why it leaves: it looks like a crash.
             detail = f"{problem.message}; the job could not report its end there"
             end |= {"reason": EndReason.STORE_FAILED.value, "detail": detail, "traceback": None}
-        self._ledger.write(Kind.ATTEMPT_ENDED, end, attempt=attempt.number)
+        return end
 
     def _publish(self, key: str, body: dict[str, Any] | None) -> StoreError | None:
         """Put into the run store (or with None: remove) what only the journal would know.
@@ -245,6 +270,10 @@ class Supervisor:
             log.warning("could not publish %s: %s", key, problem)
             return problem
         return None
+
+
+def _allotment_to_json(allotment: Allotment) -> dict[str, Any]:
+    return {**asdict(allotment), "down_reason": allotment.down_reason.value}
 
 
 def _failed_node(attempt: AttemptRecord) -> int:

@@ -24,6 +24,8 @@ class AttemptView:
     instance_type: str | None
     market: str
     nodes: int
+    in_place: bool
+    """True if it began on what was left of the cluster of the attempt before."""
     price_usd_per_h: float | None
     """Of one node."""
     on_demand_usd_per_h: float | None

@@ -27,8 +27,9 @@ class JobEvent(str, Enum):
     RESCALED  step, global_batch_size, global_batch_size_before, lr_factor, lr_factor_before (times
               the script's rate), lr_warmup_steps, message: the global batch follows the ranks
     WARNING   message
-    ENDED     reason (EndReason), step, saved_step, saved_at (ISO or null), checkpoint, train_s,
-              warned_at (ISO or null), deadline_at (ISO or null), message, traceback
+    ENDED     reason (EndReason), step, resumed_step, saved_step, saved_at (ISO or null),
+              checkpoint, train_s, warned_at (ISO or null), deadline_at (ISO or null), message,
+              traceback
     """
 
     STARTED = "started"

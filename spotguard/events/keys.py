@@ -51,6 +51,21 @@ def stop(number: int) -> str:
     return f"{attempt(number)}stop.json"
 
 
+def group(number: int) -> str:
+    """Return the key of the nodes that begin an attempt in place, on the cluster before it."""
+    return f"{attempt(number)}group.json"
+
+
+def joining(number: int) -> str:
+    """Return the prefix under which each node says whether it would begin an attempt in place."""
+    return f"{attempt(number)}joining/"
+
+
+def joining_node(number: int, node: int) -> str:
+    """Return the key of one node's word on that."""
+    return f"{joining(number)}{node:05d}.json"
+
+
 def heartbeat(number: int, node: int) -> str:
     """Return the key of a node's overwritten heartbeat."""
     return f"{attempt(number)}heartbeat/{node:05d}.json"

@@ -25,12 +25,13 @@ import torch.distributed as dist
 from spotguard.errors import Fenced, SpotguardError, StoreError
 from spotguard.events.event import Heartbeat, JobEvent
 from spotguard.events.states import EXIT_CODE_OF_JOB_TOLD_TO_STOP, EndReason
+from spotguard.net import address_towards
 from spotguard.runtime.coordination import Alone, Coordinator, Rendezvous
 from spotguard.runtime.identity import identify
 from spotguard.runtime.keeping import Keeper
 from spotguard.runtime.listening import Listener
 from spotguard.runtime.local_copy import LocalCopy
-from spotguard.runtime.peers import Peers, address_towards
+from spotguard.runtime.peers import Peers
 from spotguard.runtime.process import (
     Progress,
     device_of,
@@ -448,6 +449,7 @@ class Job:
             train_s=self.keeper.train_s,
             warned_at=warned_at and to_iso(warned_at),
             deadline_at=deadline_at and to_iso(deadline_at),
+            resumed_step=self.keeper.first_step,
             message=message,
             traceback=trace,
         )

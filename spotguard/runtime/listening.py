@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spotguard.events.event import JobEvent
@@ -136,11 +137,22 @@ class Listener:
                 known = found
             self._closed.wait(source.poll_s)
 
+    def _mark_leaving(self, *, leaving: bool) -> None:
+        """Tell whoever started this process whether its node is about to be taken."""
+        if self._settings.leaving_file is None:
+            return
+        with contextlib.suppress(OSError):
+            if leaving:
+                Path(self._settings.leaving_file).touch()
+            else:
+                Path(self._settings.leaving_file).unlink(missing_ok=True)
+
     def _changed(self, source: NoticeSource, notice: Notice | None) -> None:
         if notice is None:
             log.info("the %s notice was withdrawn", source.name)
             self._reporter.event(JobEvent.WITHDRAWN, source=source.name)
             self._noticed_until = None
+            self._mark_leaving(leaving=False)
             self._watch.withdraw(EndReason.PREEMPTED)
             return
         self._reporter.event(
@@ -157,6 +169,7 @@ class Listener:
         self._request_for(notice)
 
     def _request_for(self, notice: Notice) -> None:
+        self._mark_leaving(leaving=True)
         self._watch.request(
             StopRequest(
                 reason=EndReason.PREEMPTED,

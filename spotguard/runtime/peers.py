@@ -246,14 +246,6 @@ class Peers:
         self._on_lost(peer, why)
 
 
-def address_towards(host: str) -> str:
-    """Return this machine's own address on the way to `host`; nothing is sent."""
-    family, kind, protocol, _, where = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(where)
-        return str(probe.getsockname()[0])
-
-
 def _family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 

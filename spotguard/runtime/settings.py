@@ -80,6 +80,7 @@ class Settings:
     claim: dict[str, Any] = field(default_factory=dict)
     metadata: str = "none"
     notice_file: str | None = None
+    leaving_file: str | None = None
     local_copy: str | None = None
     grace_s: float = 30.0
     budget_stop_at: float | None = None
@@ -130,6 +131,7 @@ class Settings:
             claim=_claim(os.environ.get(env.CLAIM) or "{}"),
             metadata=os.environ.get(env.METADATA, "none"),
             notice_file=os.environ.get(env.NOTICE_FILE),
+            leaving_file=os.environ.get(env.LEAVING),
             local_copy=os.environ.get(env.LOCAL_COPY) or None,
             grace_s=_float(env.GRACE_S) or 30.0,
             budget_stop_at=_float(env.BUDGET_STOP_AT),

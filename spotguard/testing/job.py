@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from spotguard.events import env, keys
 from spotguard.events.event import Event, Heartbeat, JobEvent
+from spotguard.events.group import Group
 from spotguard.events.states import EndReason
 from spotguard.launch.base import NodeEnd
 from spotguard.units import to_iso
@@ -32,6 +34,8 @@ class Fate:
     - `exit`: the script ends with `exit_code` and says nothing;
     - `silence`: it trains on, but nothing more is written until `for_s` seconds have passed;
     - `stuck`: it hangs, heartbeats go on, and it hears no request to stop.
+
+    With `regroup_s`, the job of all but the first `nodes` nodes goes on in place so much later.
     """
 
     how: str
@@ -39,12 +43,16 @@ class Fate:
     nodes: int = 1
     exit_code: int = 1
     for_s: float = 60.0
+    regroup_s: float | None = None
 
 
 @dataclass
 class _Play:
     """Where one attempt's job is."""
 
+    attempt: int
+    nodes: tuple[int, ...]
+    begun_at: float
     at: float
     """When the next thing happens."""
     started: bool = False
@@ -84,10 +92,17 @@ class FakeJob:
 
     def play(self, cluster: FakeCluster, now: float) -> None:
         """Let the job on `cluster` live until `now`."""
-        play = self._plays.setdefault(
-            cluster.name, _Play(at=cluster.started_at + self.boot_s, saved_at=None)
+        first = _Play(
+            attempt=cluster.request.attempt,
+            nodes=tuple(range(cluster.request.nodes)),
+            begun_at=cluster.started_at,
+            at=cluster.started_at + self.boot_s,
         )
-        while play.at <= now and not play.over:
+        self._plays.setdefault(cluster.name, first)
+        while True:
+            play = self._plays[cluster.name]
+            if play.at > now or play.over:
+                break
             if not play.started:
                 self._start(cluster, play)
             elif not self._meets_fate(cluster, play) and not self._hears_stop(cluster, play):
@@ -103,8 +118,8 @@ class FakeJob:
             cluster,
             play,
             JobEvent.STARTED,
-            world_size=cluster.request.nodes,
-            nodes=cluster.request.nodes,
+            world_size=len(play.nodes),
+            nodes=len(play.nodes),
             resumed_from=keys.checkpoint(source[1], source[0]) if source else None,
             resumed_step=play.step,
             total_steps=self.total_steps,
@@ -115,7 +130,7 @@ class FakeJob:
     def _live(self, cluster: FakeCluster, play: _Play) -> None:
         if not play.hung:
             play.step += 1
-            self.trained.append((cluster.request.attempt, play.step))
+            self.trained.append((play.attempt, play.step))
         self._beat(cluster, play)
         if play.step >= self.total_steps:
             self._save(cluster, play, "final")
@@ -125,8 +140,8 @@ class FakeJob:
         play.at += self.step_s
 
     def _meets_fate(self, cluster: FakeCluster, play: _Play) -> bool:
-        fate = self.fates.get(cluster.request.attempt)
-        if fate is None or play.met_fate or play.at < cluster.started_at + fate.at_s:
+        fate = self.fates.get(play.attempt)
+        if fate is None or play.met_fate or play.at < play.begun_at + fate.at_s:
             return False
         play.met_fate = True
         if fate.how in ("notice", "term"):
@@ -173,10 +188,11 @@ class FakeJob:
             if stop_at is not None and play.at >= float(stop_at):
                 self._leave(cluster, play, reason)
                 return True
-        if self.store.head(keys.stop(cluster.request.attempt)) is not None:
-            self._leave(cluster, play, EndReason.STOPPED)
-            return True
-        return False
+        if self.store.head(keys.stop(play.attempt)) is None:
+            return False
+        body = json.loads(self.store.get(keys.stop(play.attempt)))
+        self._leave(cluster, play, EndReason(body["reason"]))
+        return True
 
     def _leave(self, cluster: FakeCluster, play: _Play, reason: EndReason) -> None:
         play.at += self.save_s
@@ -184,14 +200,14 @@ class FakeJob:
         self._end(cluster, play, reason, exit_code=1)
 
     def _save(self, cluster: FakeCluster, play: _Play, kind: str) -> None:
-        self.saves.append((cluster.request.attempt, play.step))
+        self.saves.append((play.attempt, play.step))
         play.saved_step, play.saved_at = play.step, play.at
         self._write(
             cluster,
             play,
             JobEvent.SAVED,
             step=play.step,
-            checkpoint=keys.checkpoint(play.step, cluster.request.attempt),
+            checkpoint=keys.checkpoint(play.step, play.attempt),
             checkpoint_kind=kind,
             size_bytes=1000,
             duration_s=self.save_s,
@@ -219,14 +235,30 @@ class FakeJob:
             traceback=traceback,
         )
         play.over = True
-        cluster.end_all(play.at, NodeEnd.EXITED, exit_code=exit_code)
+        fate = self.fates.get(play.attempt)
+        if fate is None or not play.met_fate or fate.regroup_s is None:
+            cluster.end_all(play.at, NodeEnd.EXITED, exit_code=exit_code)
+            return
+        for node in play.nodes[: fate.nodes]:
+            cluster.end(node, play.at, NodeEnd.EXITED, exit_code=exit_code)
+        self._regroup(cluster, play, play.nodes[fate.nodes :], play.at + fate.regroup_s)
+
+    def _regroup(
+        self, cluster: FakeCluster, play: _Play, nodes: tuple[int, ...], at: float
+    ) -> None:
+        """Let the nodes that stay begin the next attempt."""
+        group = Group(attempt=play.attempt + 1, nodes=nodes, host="here", port=1, at=at)
+        self.store.put(keys.group(group.attempt), group.to_json(), if_absent=True)
+        self._plays[cluster.name] = _Play(
+            attempt=group.attempt, nodes=nodes, begun_at=at, at=at + self.boot_s
+        )
 
     def _train_s(self, play: _Play) -> float:
         return (play.step - play.first_step) * self.step_s
 
     def _write(self, cluster: FakeCluster, play: _Play, kind: JobEvent, **data: Any) -> None:
         play.events += 1
-        number = cluster.request.attempt
+        number = play.attempt
         event = Event(kind=kind.value, at=play.at, attempt=number, data=data)
         key = keys.event(number, at=play.at, node=0, rank=0, count=play.events)
         self.store.put(key, event.to_json(), if_absent=True)
@@ -234,7 +266,7 @@ class FakeJob:
     def _beat(self, cluster: FakeCluster, play: _Play) -> None:
         if play.at < play.silent_until:
             return
-        number = cluster.request.attempt
+        number = play.attempt
         beat = Heartbeat(
             at=play.at,
             attempt=number,

@@ -21,6 +21,7 @@ def attempt(number: int = 1, **changes: Any) -> AttemptView:
         zone="us-east-2a",
         instance_type="p3.2xlarge",
         market="spot",
+        in_place=False,
         nodes=2,
         price_usd_per_h=0.918,
         on_demand_usd_per_h=3.06,

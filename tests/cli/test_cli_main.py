@@ -295,6 +295,7 @@ ATTEMPT_KEYS = {
     "instance_type",
     "market",
     "nodes",
+    "in_place",
     "price_usd_per_h",
     "on_demand_usd_per_h",
     "started_at",

@@ -87,6 +87,18 @@ def eventful(folder: Path) -> World:
     )
 
 
+def in_place(folder: Path) -> World:
+    """Return a run that goes on in place twice, then on a new cluster."""
+    fates = {
+        1: Fate(how="notice", at_s=4, regroup_s=1.0),
+        2: Fate(how="lose_and_tell", at_s=5, regroup_s=1.0),
+        3: Fate(how="notice", at_s=4),
+    }
+    return World(
+        folder, limits=Limits(nodes_min=1, nodes_max=3), total_steps=20, save_every=4, fates=fates
+    )
+
+
 def count_acts(folder: Path) -> int:
     """Return how many acts the undisturbed controller does."""
     saboteur = Saboteur()
@@ -169,3 +181,25 @@ def test_two_journals_open_at_once_agree(tmp_path: Path) -> None:
         command.append(Kind.USER_STOP.value, at=world.clock.now())
         supervisor.tick()
         assert supervisor.record.wish is Kind.USER_STOP
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_controller_killed_anywhere_sees_who_went_on(tmp_path: Path, after: bool) -> None:
+    """The attempts in place are neither lost nor begun a second time on another cluster."""
+    (tmp_path / "count").mkdir()
+    counting = Saboteur()
+    assert run_with(in_place(tmp_path / "count"), counting)
+    for nth in range(1, counting.acts + 1):
+        folder = tmp_path / str(nth)
+        folder.mkdir()
+        world = in_place(folder)
+        assert not run_with(world, Saboteur(nth=nth, after=after))
+        world.clock.advance(1.0)
+        record = world.run()
+
+        assert record.settled is not None, nth
+        assert record.settled.state is RunState.FINISHED, nth
+        assert [attempt.nodes for attempt in record.attempts] == [3, 2, 1, 3], nth
+        assert world.launcher.started == ["job-1-1", "job-1-4"], nth
+        assert world.launcher.living() == [], nth
+        assert {step for _, step in world.job.trained} == set(range(1, 21)), nth

@@ -100,11 +100,17 @@ CASES: dict[str, tuple[tuple[Line, ...], ClusterView, float, type[object], EndRe
         AskDown,
         EndReason.FINISHED,
     ),
-    "preempted, leaving": ((*ALIVE, said(10.0, "preempted")), UP, 19.0, actions.Wait, None),
+    "preempted, leaving, or going on in place": (
+        (*ALIVE, said(10.0, "preempted")),
+        UP,
+        29.0,
+        actions.Wait,
+        None,
+    ),
     "preempted, does not leave": (
         (*ALIVE, said(10.0, "preempted")),
         UP,
-        20.0,
+        30.0,
         AskDown,
         EndReason.PREEMPTED,
     ),
@@ -114,6 +120,14 @@ CASES: dict[str, tuple[tuple[Line, ...], ClusterView, float, type[object], EndRe
         11.0,
         AskDown,
         EndReason.PREEMPTED,
+    ),
+    "stopped, leaving": ((*ALIVE, said(10.0, "stopped")), UP, 19.0, actions.Wait, None),
+    "stopped, does not leave": (
+        (*ALIVE, said(10.0, "stopped")),
+        UP,
+        20.0,
+        AskDown,
+        EndReason.STOPPED,
     ),
     # nodes ended without a word
     "a node is lost, the others may save": (

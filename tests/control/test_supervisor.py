@@ -12,6 +12,7 @@ from spotguard.control.journal import Journal
 from spotguard.control.record import Kind, Limits
 from spotguard.events import keys
 from spotguard.events.event import Event, JobEvent
+from spotguard.events.group import Group
 from spotguard.events.states import EndReason, Market, RunState
 from spotguard.testing.job import Fate
 from spotguard.testing.launcher import FAKE_OFFER
@@ -72,6 +73,101 @@ def test_whatever_the_cloud_takes_the_run_goes_on(
     assert reasons(record) == [reason, reason, EndReason.FINISHED]
     assert {step for _, step in world.job.trained} == set(range(1, 21))
     check_books(world)
+
+
+def test_those_that_stay_go_on_in_place(tmp_path: Path) -> None:
+    """A node leaves, the others begin the next attempt by themselves: no new cluster, right bills.
+
+    What comes after, whatever it is, concerns the nodes that stayed.
+    """
+    fates = {
+        1: Fate(how="notice", at_s=9, regroup_s=4.0),
+        2: Fate(how="lose_and_tell", at_s=6, regroup_s=4.0),
+        3: Fate(how="notice", at_s=5, nodes=2),
+    }
+    world = World(tmp_path, limits=Limits(nodes_min=1, nodes_max=4), fates=fates)
+    record = world.run()
+
+    assert [(a.nodes, a.members, a.in_place) for a in record.attempts] == [
+        (4, None, False),
+        (3, (1, 2, 3), True),
+        (2, (2, 3), True),
+        (4, None, False),
+    ]
+    assert reasons(record) == [
+        EndReason.PREEMPTED,
+        EndReason.NODE_LOST,
+        EndReason.PREEMPTED,
+        EndReason.FINISHED,
+    ]
+    assert world.launcher.started == ["job-1-1", "job-1-4"]
+    assert [a.cluster for a in record.attempts] == ["job-1-1"] * 3 + ["job-1-4"]
+    for earlier, later in zip(record.attempts[:3], record.attempts[1:3], strict=False):
+        assert earlier.end is not None
+        assert later.intended_at == earlier.end.gone_at, "no second is billed twice, or never"
+    assert {step for _, step in world.job.trained} == set(range(1, 21))
+    assert world.launcher.living() == []
+
+
+def test_the_controller_may_be_dead_meanwhile(tmp_path: Path) -> None:
+    """Two attempts in place, and their end, without a controller: a new one tells them apart."""
+    fates = {
+        1: Fate(how="notice", at_s=5, regroup_s=2.0),
+        2: Fate(how="notice", at_s=6, regroup_s=2.0),
+        3: Fate(how="notice", at_s=5, nodes=2),
+    }
+    world = World(tmp_path, limits=Limits(nodes_min=1, nodes_max=4), fates=fates)
+    world.run_until(4.0)
+    world.clock.advance(100.0)
+    record = world.run()
+    assert [a.nodes for a in record.attempts] == [4, 3, 2, 4]
+    assert reasons(record)[:3] == [EndReason.PREEMPTED] * 3
+    assert record.settled is not None
+    assert record.settled.state is RunState.FINISHED
+    assert {step for _, step in world.job.trained} == set(range(1, 21))
+
+
+def test_few_nodes_in_place_are_not_for_ever(tmp_path: Path) -> None:
+    """After a while it is saved and launched anew, on as many nodes as can be had."""
+    world = World(
+        tmp_path,
+        limits=Limits(nodes_min=1, nodes_max=4),
+        policy=Policy(regrow_after_s=30.0),
+        fates={1: Fate(how="notice", at_s=5, nodes=3, regroup_s=2.0)},
+        total_steps=100,
+    )
+    record = world.run()
+    assert [a.nodes for a in record.attempts] == [4, 1, 4]
+    assert reasons(record) == [EndReason.PREEMPTED, EndReason.RESIZED, EndReason.FINISHED]
+    assert {step for _, step in world.job.trained} == set(range(1, 101))
+
+
+def test_fewer_nodes_may_spend_longer(tmp_path: Path) -> None:
+    """The budget buys one node three times as long as three; it is kept all the same."""
+    world = World(
+        tmp_path,
+        limits=Limits(nodes_min=1, nodes_max=3, budget_usd=0.12),
+        fates={1: Fate(how="notice", at_s=20, nodes=2, regroup_s=2.0)},
+        total_steps=1000,
+    )
+    record = world.run()
+    first, second = record.attempts[:2]
+    assert first.allotment.budget_stop_at is not None
+    assert second.allotment.budget_stop_at is not None
+    assert second.in_place
+    assert second.allotment.budget_stop_at > first.allotment.budget_stop_at + 60
+    assert world.spent_usd() <= 0.12
+
+
+def test_a_group_without_an_end_says_nothing(tmp_path: Path) -> None:
+    """The job's own word comes first: what is left of an older attempt cannot end this one."""
+    world = World(tmp_path, limits=Limits(nodes_min=2, nodes_max=2))
+    group = Group(attempt=2, nodes=(0,), host="here", port=1, at=world.clock.now())
+    world.store.put(keys.group(2), group.to_json())
+    record = world.run()
+    assert record.settled is not None
+    assert record.settled.state is RunState.FINISHED
+    assert len(world.launcher.started) == 1
 
 
 def test_the_next_cluster_waits_until_the_last_one_is_gone(tmp_path: Path) -> None:

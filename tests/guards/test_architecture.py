@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 PACKAGE = Path(__file__).parents[2] / "spotguard"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-FOUNDATION = {"errors", "units", "version", "batching"}
+FOUNDATION = {"errors", "units", "version", "batching", "net"}
 STATE = {"checkpoint", "storage", "events"} | FOUNDATION
 MAY_IMPORT = {
     "__init__": {"errors", "version"},
@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "units": set[str](),
     "version": set[str](),
     "batching": set[str](),
+    "net": set[str](),
     "events": FOUNDATION,
     "storage": {"events"} | FOUNDATION,
     "checkpoint": {"storage", "events"} | FOUNDATION,

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from spotguard.net import address_towards
 from spotguard.runtime import peers as module
-from spotguard.runtime.peers import Peers, address_towards
+from spotguard.runtime.peers import Peers
 from spotguard.testing import FakeRendezvous
 
 if TYPE_CHECKING:

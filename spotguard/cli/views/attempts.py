@@ -44,7 +44,7 @@ def _table(rows: Sequence[AttemptView]) -> Table:
         text, colour = words.why(row)
         table.add_row(
             str(row.attempt),
-            words.place(row),
+            words.cluster(row),
             str(row.nodes),
             words.steps_span(row),
             Text(text, style=colour),
@@ -66,7 +66,7 @@ def _paragraph(row: AttemptView) -> Text:
     return Text.assemble(
         (f"#{row.attempt} ", "bold"),
         (text, colour),
-        f"\n   {words.place(row)}, {row.nodes} {plural}, steps {words.steps_span(row)}",
+        f"\n   {words.cluster(row)}, {row.nodes} {plural}, steps {words.steps_span(row)}",
         f"\n   notice {words.seconds(row.notice_s)}, saved {words.seconds(row.saved_before_end_s)}"
         f" before the end,\n   steps lost {words.count(row.steps_lost)}, cost "
         f"{words.usd(row.cost_usd)}",

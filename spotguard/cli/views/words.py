@@ -28,6 +28,11 @@ def place(where: AttemptView | Candidate) -> str:
     return f"{where.infra} {nearest}".strip()
 
 
+def cluster(attempt: AttemptView) -> str:
+    """Return where an attempt ran, and whether on what was left of the cluster before."""
+    return f"{place(attempt)}, in place" if attempt.in_place else place(attempt)
+
+
 def machines(attempt: AttemptView) -> str:
     """Return what an attempt is made of: `2 nodes (p3.2xlarge), spot at $0.92/h each`."""
     nodes = f"{attempt.nodes} {'node' if attempt.nodes == 1 else 'nodes'}"

@@ -5,7 +5,7 @@ state.json       what became of it; once it is there, nothing is ever started he
 lock             held by the cloud process for as long as it lives
 down             its appearing asks for the end
 cloud.log        what the cloud did and when
-node-0/          home/, tmp/ (removed at the end), log, progress, notice
+node-0/          home/, tmp/ (removed at the end), log, progress, notice, leaving
 """
 
 from __future__ import annotations
@@ -99,6 +99,11 @@ class NodeFolder:
     def notice(self) -> Path:
         """Its appearing is a notice, where there is no metadata service."""
         return self.path / "notice"
+
+    @property
+    def leaving(self) -> Path:
+        """Its appearing says that the job knows that this node will be taken."""
+        return self.path / "leaving"
 
     def create(self) -> None:
         """Make the folder as a fresh node has it."""

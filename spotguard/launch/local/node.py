@@ -188,6 +188,7 @@ class Node:
             env.METADATA: source,
             env.PROGRESS: str(self.folder.progress),
             env.NOTICE_FILE: str(self.folder.notice),
+            env.LEAVING: str(self.folder.leaving),
             env.GRACE_S: f"{term_grace_s(self._order.options.speed_up):g}",
         }
 
@@ -199,13 +200,12 @@ def command_line(order: Order, node: int, port: int) -> list[str]:
         return [sys.executable, request.script, *request.args]
     return [
         sys.executable,
-        *("-m", "torch.distributed.run"),
-        f"--nnodes={request.nodes}",
-        f"--node-rank={node}",
-        f"--nproc-per-node={request.nproc_per_node}",
-        "--master-addr=127.0.0.1",
-        f"--master-port={port}",
-        "--max-restarts=0",
+        *("-m", "spotguard.launch.agent"),
+        f"--nodes={request.nodes}",
+        f"--node={node}",
+        f"--nproc={request.nproc_per_node}",
+        f"--master=127.0.0.1:{port}",
+        "--",
         request.script,
         *request.args,
     ]

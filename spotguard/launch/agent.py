@@ -1,0 +1,150 @@
+"""A node's part of an attempt, and of the next one in place: torchrun, and torchrun again.
+
+    python -m spotguard.launch.agent --nodes 3 --node 1 --nproc 8 --master HOST:PORT -- job.py ...
+
+runs on each node of a cluster. When the attempt ends because other nodes leave, the nodes that
+stay begin the next attempt by themselves, from the last save: no new cluster, no controller, and
+the processes are fresh. `regroup` is how they agree.
+
+torchrun's own elasticity is not used: it needs half a minute and more for this, dies with the
+node that hosts its rendezvous, starts a failed script anew, and asks nodes back that are being
+taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spotguard.errors import SpotguardError
+from spotguard.events import env
+from spotguard.launch.regroup import Part, next_part
+from spotguard.storage import PrefixedStore, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class Agent:
+    """Runs torchrun for as many attempts as this node has a part in. Blocks; main thread only."""
+
+    def __init__(self, part: Part, *, nproc: int, script: Sequence[str]) -> None:
+        self._first = part
+        self._nproc = nproc
+        self._script = script
+        self._leaving = os.environ.get(env.LEAVING)
+        self._told = False
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def run(self) -> int:
+        """Return the exit code of the last attempt's torchrun; negative for a signal."""
+        given, part = dict(os.environ), self._first
+        while True:
+            job = subprocess.Popen(command_line(part, self._nproc, self._script), env=given)
+            if self._told:  # in the moment before: it did not hear of it
+                job.terminate()
+            code = job.wait()
+            following = None if code == 0 else self._next(part, given)
+            if following is None or self._told:
+                return code
+            given = environment(given, part, following, time.time())
+            part = following
+            _say(f"goes on in place as attempt {part.attempt}, on {len(part.nodes)} node(s)")
+
+    def _next(self, part: Part, given: Mapping[str, str]) -> Part | None:
+        run_id, store_url = given.get(env.RUN_ID), given.get(env.STORE)
+        if not run_id or not store_url or env.NODES_MIN not in given:
+            return None
+        try:
+            store = PrefixedStore(open_store(store_url), run_id)
+            return next_part(
+                store,
+                part,
+                leaves=self._told or bool(self._leaving and Path(self._leaving).exists()),
+                nodes_min=int(given[env.NODES_MIN]),
+            )
+        except SpotguardError as problem:
+            _say(f"this node does not go on in place: {problem}")
+            return None
+
+    def _on_sigterm(self, *_: Any) -> None:
+        """Stay: the job saves first. Whoever ends a node tells its whole process group."""
+        self._told = True
+
+
+def command_line(part: Part, nproc: int, script: Sequence[str]) -> list[str]:
+    """Return what starts the job on a node."""
+    return [
+        sys.executable,
+        *("-m", "torch.distributed.run"),
+        f"--nnodes={len(part.nodes)}",
+        f"--node-rank={part.nodes.index(part.node)}",
+        f"--nproc-per-node={nproc}",
+        f"--master-addr={part.host}",
+        f"--master-port={part.port}",
+        "--max-restarts=0",
+        *script,
+    ]
+
+
+def environment(
+    given: Mapping[str, str], part: Part, following: Part, now: float
+) -> dict[str, str]:
+    """Return what the job is told in the attempt that follows: fewer nodes' money lasts longer."""
+    claim = json.loads(given.get(env.CLAIM) or "{}")
+    told = {
+        **given,
+        env.ATTEMPT: str(following.attempt),
+        env.CLAIM: json.dumps({**claim, "nodes": len(following.nodes), "intended_at": now}),
+    }
+    if env.BUDGET_STOP_AT in given:
+        left_s = float(given[env.BUDGET_STOP_AT]) - now
+        told[env.BUDGET_STOP_AT] = str(now + left_s * len(part.nodes) / len(following.nodes))
+    return told
+
+
+def _say(words: str) -> None:
+    sys.stderr.write(f"spotguard: {words}\n")
+    sys.stderr.flush()
+
+
+def _end_like(code: int) -> None:
+    """End as torchrun did, also by a signal: whoever looks at this process must see the same."""
+    if code >= 0:
+        sys.exit(code)
+    with contextlib.suppress(OSError):  # SIGKILL has no handler
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a node's part; exits as the last torchrun did."""
+    parser = argparse.ArgumentParser(prog="python -m spotguard.launch.agent")
+    parser.add_argument("--nodes", type=int, required=True)
+    parser.add_argument("--node", type=int, required=True)
+    parser.add_argument("--nproc", type=int, required=True)
+    parser.add_argument("--master", required=True, metavar="HOST:PORT")
+    parser.add_argument("script", nargs=argparse.REMAINDER)
+    given = parser.parse_args(arguments)
+    host, _, port = given.master.rpartition(":")
+    part = Part(
+        attempt=int(os.environ.get(env.ATTEMPT, "1")),
+        node=given.node,
+        nodes=tuple(range(given.nodes)),
+        host=host,
+        port=int(port),
+    )
+    script = given.script[1:] if given.script[:1] == ["--"] else given.script
+    _end_like(Agent(part, nproc=given.nproc, script=script).run())
+
+
+if __name__ == "__main__":
+    main()

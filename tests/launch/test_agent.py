@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from spotguard.events import env
+from spotguard.launch.agent import command_line, environment
+from spotguard.launch.regroup import Part
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FIRST = Part(attempt=3, node=2, nodes=(0, 1, 2), host="10.0.0.1", port=4000)
+NEXT = Part(attempt=4, node=2, nodes=(1, 2), host="10.0.0.2", port=5000)
+
+
+def test_torchrun_is_told_the_place_among_those_that_stay() -> None:
+    """The node rank is counted among the members, not in the cluster."""
+    command = command_line(NEXT, 8, ["job.py", "--lr", "1"])
+    assert command[1:] == [
+        *("-m", "torch.distributed.run", "--nnodes=2", "--node-rank=1", "--nproc-per-node=8"),
+        *("--master-addr=10.0.0.2", "--master-port=5000", "--max-restarts=0"),
+        *("job.py", "--lr", "1"),
+    ]
+
+
+def test_the_job_is_told_what_is_new() -> None:
+    """Its number fences the attempt before; money lasts longer on fewer nodes; the rest stays."""
+    claim = json.dumps({"nodes": 3, "zone": "here-a", "intended_at": 1.0})
+    given = {env.ATTEMPT: "3", env.CLAIM: claim, env.BUDGET_STOP_AT: "1600", "HOME": "/home"}
+    told = environment(given, FIRST, NEXT, 1000.0)
+
+    assert told[env.ATTEMPT] == "4"
+    assert json.loads(told[env.CLAIM]) == {"nodes": 2, "zone": "here-a", "intended_at": 1000.0}
+    assert float(told[env.BUDGET_STOP_AT]) == pytest.approx(1000 + 600 * 3 / 2)
+    assert told["HOME"] == "/home"
+    assert env.BUDGET_STOP_AT not in environment({}, FIRST, NEXT, 1000.0)
+
+
+@contextlib.contextmanager
+def agent(tmp_path: Path, script: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a node's agent with a torchrun that is the script."""
+    module = tmp_path / "torch" / "distributed"
+    module.mkdir(parents=True)
+    for folder in (tmp_path / "torch", module):
+        (folder / "__init__.py").touch()
+    (module / "run.py").write_text(script)
+    command = [sys.executable, "-m", "spotguard.launch.agent", "--nodes=1", "--node=0"]
+    process = subprocess.Popen(
+        [*command, "--nproc=1", "--master=127.0.0.1:1", "--", "job.py"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        env={k: v for k, v in os.environ.items() if not k.startswith("SPOTGUARD_")},
+    )
+    with process:
+        yield process
+
+
+@pytest.mark.parametrize("code", [0, 1, 75])
+def test_it_ends_as_torchrun_does(tmp_path: Path, code: int) -> None:
+    """Without a run store there is nothing to go on from: the exit code is passed on."""
+    with agent(tmp_path, f"raise SystemExit({code})") as process:
+        assert process.wait(30) == code
+
+
+def test_it_dies_as_torchrun_does(tmp_path: Path) -> None:
+    """Who looks at the node must see that it was killed, and by what."""
+    script = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    with agent(tmp_path, script) as process:
+        assert process.wait(30) == -signal.SIGKILL
+
+
+def test_sigterm_does_not_end_it_before_the_job(tmp_path: Path) -> None:
+    """The job saves and says how it ended; the agent waits for that."""
+    script = "import time\nprint('up', flush=True)\ntime.sleep(0.3)\nraise SystemExit(7)"
+    with agent(tmp_path, script) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        process.terminate()
+        assert process.wait(30) == 7
