@@ -38,6 +38,7 @@ from spotguard.runtime.process import (
     ensure_process_group,
     exit_now,
     exit_soon,
+    free_device,
     log_to_stderr,
     place_in_script,
     sentence,
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("spotguard")
 
 _EXIT_PATIENCE_S = 10.0
+_HUNG_SAVE_S = 60.0
 _SOLO_PATIENCE = 0.2  # of the time in which all should have left
 
 
@@ -314,6 +316,10 @@ class Job:
         if not self.keeper.freeze(self._left):
             return
         log.warning("step %d takes too long and is given up", self.keeper.finished + 1)
+        if request.solo:
+            free_device()
+            # Should the save hang all the same:
+            exit_soon(max(_HUNG_SAVE_S, 3 * self.keeper.emergency_s()))
         problem = self.keeper.save_for(
             request if self.keeper.needs_all_ranks else replace(request, solo=True),
             halfway=True,

@@ -114,6 +114,22 @@ def exit_now() -> None:
     os._exit(EXIT_CODE_OF_JOB_TOLD_TO_STOP)
 
 
+def free_device(patience_s: float = 5.0) -> None:
+    """End collectives that wait for a rank that is gone, on a GPU; blocks `patience_s` at most.
+
+    NCCL's kernels wait for ever, and with them all that is queued behind: also the copies of a
+    save. On CPUs nothing is queued.
+    """
+    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if not on_gpu or not dist.is_initialized():
+        return
+    abort = getattr(dist.distributed_c10d, "_abort_process_group", None)  # not in all versions
+    if abort is not None:
+        thread = threading.Thread(target=abort, name="spotguard-abort", daemon=True)
+        thread.start()
+        thread.join(patience_s)
+
+
 def sentence(problem: SpotguardError) -> str:
     """Return what went wrong and the way out, as one sentence."""
     return f"{problem.message} ({problem.hint})" if problem.hint else problem.message
