@@ -12,11 +12,11 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _Answer = TypeVar("_Answer")
 
 _CONNECT_S = 30.0
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.0005, 0.01
+"""How long after each other a word is looked for that is not there yet."""
 _PATIENCE_S = 3.0
 """Seconds that an answer may take; on a network it takes a millisecond."""
 
@@ -128,17 +130,17 @@ class Rendezvous:
 
     def get(self, key: str, timeout_s: float) -> str | None:
         """Return what stands under `key`, waiting for it up to `timeout_s`."""
-        store = self._store
-        timeout_s = max(timeout_s, 0.001)
-
-        def wait() -> str | None:
-            try:
-                store.wait([key], timedelta(seconds=timeout_s))
-            except dist.DistStoreError:  # not said in time
+        end = time.monotonic() + timeout_s
+        pause_s = _FIRST_LOOK_S
+        # Not `TCPStore.wait`: if its time is up in the moment in which the word comes, the client
+        # takes the late answer for that of the next call, and waits for ever (torch 2.13).
+        while (word := self.peek(key)) is None:
+            left_s = end - time.monotonic()
+            if left_s <= 0:
                 return None
-            return bytes(store.get(key)).decode()
-
-        return self._call(wait, timeout_s)
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, _LAST_LOOK_S)
+        return word
 
     def peek(self, key: str) -> str | None:
         """Return what stands under `key` now, or None."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 import time
@@ -95,6 +96,20 @@ def test_a_waiting_rank_hears_at_once(connect: Any) -> None:
     waiting.join(5)
 
     assert heard == ["now"]
+
+
+def test_a_word_that_comes_as_time_is_up_confuses_nobody() -> None:
+    """Heard now or at the next look: torch's own wait loses the thread there, in one of fifty."""
+    store = server()
+    listener, speaker = (Rendezvous("127.0.0.1", store.port, "test") for _ in range(2))
+    chance = random.Random(0)
+    for number in range(300):
+        later = threading.Timer(chance.uniform(0.002, 0.004), speaker.set, [f"{number}", "word"])
+        later.start()
+        end = time.monotonic() + 10
+        while listener.get(f"{number}", 0.003) is None:
+            assert time.monotonic() < end, "it was never heard"
+        later.join()
 
 
 def test_rounds_do_not_hear_each_other() -> None:
