@@ -153,7 +153,8 @@ class Peers:
                     selector.register(link.socket, selectors.EVENT_READ, link)
                 self._watch(selector)
         except (OSError, ValueError, KeyError) as problem:  # ConnectionError is an OSError
-            log.debug("rank %d has no ring of peers: %s", self._rank, problem)
+            if not self._closed:
+                log.warning("rank %d cannot look after its peers: %s", self._rank, problem)
         finally:
             self._server.close()
             for link in self._links:

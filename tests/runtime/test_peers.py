@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from spotguard import net
 from spotguard.net import address_towards
 from spotguard.runtime import peers as module
 from spotguard.runtime.peers import Peers
@@ -226,3 +227,21 @@ def test_the_address_is_the_one_on_the_way() -> None:
     """On one machine it is loopback: nobody else can connect."""
     assert address_towards("127.0.0.1") == "127.0.0.1"
     assert address_towards("localhost") in ("127.0.0.1", "::1")
+
+
+def test_a_name_of_its_own_is_no_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many machines know their own name as 127.0.1.1, where no other machine finds them."""
+    ways: dict[str, str] = {"127.0.1.1": "127.0.1.1", "192.0.2.1": "10.0.0.7"}
+
+    def own(_: int, towards: tuple[str, int]) -> str:
+        if towards[0] not in ways:
+            raise OSError(errno.ENETUNREACH, "Network is unreachable")
+        return ways[towards[0]]
+
+    entry = [(socket.AF_INET, socket.SOCK_DGRAM, 17, "", ("127.0.1.1", 9))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: entry)
+    monkeypatch.setattr(net, "_own_address", own)
+    assert address_towards("127.0.1.1") == "127.0.1.1"
+    assert address_towards("node-0") == "10.0.0.7"
+    del ways["192.0.2.1"]
+    assert address_towards("node-0") == "127.0.1.1", "without a network there are no others"
