@@ -65,8 +65,10 @@ def next_part(
     """
     clock = clock or SystemClock()
     number = part.attempt + 1
-    if not _may_go_on(store, part.attempt, clock):
-        return None
+    reasons = _why_go_on(store, part.attempt, clock)
+    all_needed = nodes_min >= len(part.nodes)
+    if not reasons or (all_needed and EndReason.NODE_LOST not in reasons):
+        return None  # a lost node may be a lost process: then all of them join
     mine = Joining(node=part.node, leaves=leaves, host=part.host, port=free_port())
     if part.node != part.nodes[0]:
         mine = replace(mine, host=address_towards(part.host))
@@ -118,8 +120,8 @@ def _part_in(group: Group, node: int) -> Part | None:
     )
 
 
-def _may_go_on(store: ObjectStore, attempt: int, clock: Clock) -> bool:
-    """Return True if the job says that it ended for lack of nodes, and had got further.
+def _why_go_on(store: ObjectStore, attempt: int, clock: Clock) -> set[EndReason]:
+    """Return for what lack of nodes the job says that it ended, if it had got further.
 
     What the script itself did wrong is never tried again blindly, nor is an attempt that did
     not get anywhere.
@@ -130,12 +132,13 @@ def _may_go_on(store: ObjectStore, attempt: int, clock: Clock) -> bool:
         if ends or clock.monotonic() >= give_up_at:
             break
         clock.sleep(_POLL_S)
-    reasons = {end.get("reason") for end in ends}
+    reasons = {str(end.get("reason")) for end in ends}
     allowed = {reason.value for reason in GO_ON_AFTER}
-    if not reasons or not reasons <= allowed:
-        return False
     steps = [(end.get("saved_step"), end.get("resumed_step")) for end in ends]
-    return any((saved or 0) > (resumed or 0) for saved, resumed in steps)
+    got_further = any((saved or 0) > (resumed or 0) for saved, resumed in steps)
+    return (
+        {EndReason(reason) for reason in reasons} if got_further and reasons <= allowed else set()
+    )
 
 
 def _ends(store: ObjectStore, attempt: int, clock: Clock) -> list[dict[str, Any]]:

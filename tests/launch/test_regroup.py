@@ -148,6 +148,20 @@ def test_too_few_nodes_give_up(clock: Patient) -> None:
     assert read_group(store, 2) is None
 
 
+def test_nobody_waits_for_what_cannot_be(clock: Patient) -> None:
+    """All nodes are needed and one leaves: at once, a new cluster. A dead one may have been a
+    process only, so that is waited for; if all are there, they go on, as many as they were."""
+    store = MemoryStore()
+    said(store, "preempted", clock=clock)
+    agree(store, part(0), part(1), nodes_min=3, clock=clock)
+    assert not list(store.list(keys.attempt(2)))
+    assert clock.slept == []
+
+    said(store, "node_lost", clock=clock)
+    found = agree(store, *map(part, range(3)), nodes_min=3, clock=clock)
+    assert {mine.nodes for mine in found.values()} == {(0, 1, 2)}
+
+
 def test_who_comes_late_has_no_part(clock: Patient) -> None:
     """The group is made once; a node that is not in it must not begin anything."""
     store = MemoryStore()
