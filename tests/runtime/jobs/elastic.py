@@ -1,12 +1,13 @@
 """Trains the GPT of the examples, smaller, and says each step's loss and a hash of the state.
 
-EXACT goes to `init`, WRAP is none or ddp.
+EXACT goes to `init`; WRAP is none, ddp or fsdp; WORKERS read ahead; PACE_S is added to each step.
 """
 
 import hashlib
 import importlib.util
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ def fingerprint(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     state = hashlib.sha256()
     moments = [list(kept.values()) for kept in optimizer.state_dict()["state"].values()]
     for tensor in [*model.parameters(), *(value for kept in moments for value in kept)]:
-        state.update(tensor.detach().contiguous().numpy().tobytes())
+        whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        state.update(whole.detach().contiguous().numpy().tobytes())
     return state.hexdigest()
 
 
@@ -46,9 +48,22 @@ def main() -> None:
     model: nn.Module = train_gpt.GPT(width=32, layers=2, length=32, dropout=0.1)
     if os.environ["WRAP"] == "ddp" and run.world_size > 1:
         model = nn.parallel.DistributedDataParallel(model)
+    elif os.environ["WRAP"] == "fsdp":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (run.world_size,))
+        for block in model.get_submodule("blocks").children():
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.1)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=STEPS)
-    loader = run.loader(train_gpt.Text(32, files=4), global_batch_size=21, micro_batch_size=4)
+    loader = run.loader(
+        train_gpt.Text(32, files=4),
+        global_batch_size=21,
+        micro_batch_size=4,
+        num_workers=int(os.environ.get("WORKERS", "0")),
+    )
     run.track(model=model, optimizer=optimizer, scheduler=scheduler)
     for step in run.steps(loader, total=STEPS):
         for x, y in step:
@@ -61,6 +76,8 @@ def main() -> None:
         loss = 0.0 if step.loss is None else step.loss.item()
         sys.stdout.write(f"loss {step.number} {loss!r}\n")
         sys.stdout.write(f"state {step.number} {fingerprint(model, optimizer)}\n")
+        sys.stdout.flush()
+        time.sleep(float(os.environ.get("PACE_S", "0")))
     sys.stdout.write(f"digest {fingerprint(model, optimizer)}\n")
     sys.stdout.flush()
 
