@@ -142,7 +142,10 @@ def test_a_dead_store_is_lost_contact() -> None:
 
 
 def test_a_frozen_store_is_lost_contact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its machine was cut off: no call hangs, and after the first one none waits any more."""
+    """Its machine was cut off: no call hangs, and after the first one none waits any more.
+
+    If it comes back, so does the contact: a process that stood still must not be deaf for ever.
+    """
     listening, told = os.pipe()
     host = os.fork()
     if not host:
@@ -163,11 +166,23 @@ def test_a_frozen_store_is_lost_contact(monkeypatch: pytest.MonkeyPatch) -> None
         for call in calls:
             with pytest.raises(ConnectionError, match="does not answer"):
                 call()
+        monkeypatch.setattr(coordination, "_PATIENCE_S", 10.0)
+        os.kill(host, signal.SIGCONT)
+        end = time.monotonic() + 10
+        while not _answers(rank):
+            assert time.monotonic() < end, "it is deaf for ever"
     finally:
         os.kill(host, signal.SIGKILL)
         os.waitpid(host, 0)
         os.close(listening)
         os.close(told)
+
+
+def _answers(rank: Rendezvous) -> bool:
+    try:
+        return rank.peek("key") is not None
+    except ConnectionError:
+        return False
 
 
 def test_the_fake_loses_contact_on_cue() -> None:
