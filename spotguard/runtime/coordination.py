@@ -27,8 +27,9 @@ _Answer = TypeVar("_Answer")
 _CONNECT_S = 30.0
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.0005, 0.01
 """How long after each other a word is looked for that is not there yet."""
-_PATIENCE_S = 3.0
-"""Seconds that an answer may take; on a network it takes a millisecond."""
+_PATIENCE_S = 30.0
+"""Seconds that an answer may take where nobody hurries. On a network it takes a millisecond, but
+torch's server looks up the name of each new client, all others waiting: 5 s without a DNS."""
 _SLICE_S = 0.25
 
 
@@ -53,6 +54,10 @@ class Coordinator(Protocol):
 
     def peek(self, key: str) -> str | None:
         """Return what stands under `key` now, or None."""
+        ...
+
+    def hurry(self, patience_s: float) -> None:
+        """From here on, take it for lost contact when an answer takes longer than this."""
         ...
 
 
@@ -89,12 +94,16 @@ class Alone:
         """Return the word that stands there now, or None."""
         return self._words.get(key)
 
+    def hurry(self, patience_s: float) -> None:
+        """Do nothing: answers take no time."""
+
 
 class Rendezvous:
     """The coordinator of several ranks: a client of the job's TCP store."""
 
     def __init__(self, host: str, port: int, prefix: str) -> None:
         self._address = (host, port, prefix)
+        self._patience_s = _PATIENCE_S
         self._unanswered: threading.Event | None = None
         """Set once the call is answered that was given up, if it ever is."""
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -104,8 +113,7 @@ class Rendezvous:
         ).start()
         timeout = timedelta(seconds=_CONNECT_S)
         client = self._call(
-            lambda: TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout),
-            _CONNECT_S,
+            lambda: TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
         )
         self._store = PrefixStore(prefix, client)
 
@@ -149,7 +157,11 @@ class Rendezvous:
         store = self._store
         return self._call(lambda: bytes(store.get(key)).decode() if store.check([key]) else None)
 
-    def _call(self, call: Callable[[], _Answer], extra_s: float = 0.0) -> _Answer:
+    def hurry(self, patience_s: float) -> None:
+        """From here on, take it for lost contact when an answer takes longer than this."""
+        self._patience_s = min(patience_s, self._patience_s)
+
+    def _call(self, call: Callable[[], _Answer]) -> _Answer:
         """Return the answer of the store, or its error; give it up when it is silent."""
         answers: list[_Answer] = []
         problems: list[RuntimeError] = []
@@ -165,7 +177,7 @@ class Rendezvous:
 
         if self._unanswered is None or self._unanswered.is_set():
             self._calls.put(make)
-            self._unanswered = None if _waited(done, _PATIENCE_S + extra_s) else done
+            self._unanswered = None if _waited(done, self._patience_s) else done
         if self._unanswered is not None:
             raise ConnectionError("the rendezvous store does not answer")
         for problem in problems:

@@ -382,6 +382,7 @@ class Job:
 
     def _someone_failed(self, words: Coordinator, timeout_s: float) -> bool:
         """Return True if another rank said that the script itself failed there."""
+        words.hurry(timeout_s)
         try:
             return words.get("failure", timeout_s) is not None
         except ConnectionError:

@@ -122,6 +122,7 @@ class Saver:
         self._packer = Packer()
         self._buffer = StagingBuffer()
         self._thread: threading.Thread | None = None
+        self._connection: Coordinator | None = None
         self._plan: Plan | None = None
         self._staged: Staged | None = None
         self._stall_s = 0.0
@@ -184,10 +185,11 @@ class Saver:
         staged = self._buffer.stage(capture.leaves, plan, overlap=overlap and self._may_overlap)
         self._staged = staged
         self._stall_s = time.monotonic() - started
-        connection = self._coordinator.connect()
+        if self._connection is None:  # of the background threads, of which one lives at a time
+            self._connection = self._coordinator.connect()
         self._thread = threading.Thread(
             target=self._save_quietly,
-            args=(capture, staged, plan, connection, started),
+            args=(capture, staged, plan, self._connection, started),
             name="spotguard-save",
             daemon=True,
         )

@@ -205,6 +205,7 @@ class StopWatch:
         mine = self._mine_due()
         try:
             if mine is not None:
+                coordinator.hurry(self._timeout_s(mine))
                 return StopRequest.from_json(coordinator.first(_REQUEST, mine.to_json()))
             word = coordinator.peek(_REQUEST) if self._world_size > 1 else None
             return StopRequest.from_json(word) if word else None

@@ -80,6 +80,9 @@ class FakeCoordinator:
         with self._words._said:
             self._words._say(self._rank, key, value)
 
+    def hurry(self, patience_s: float) -> None:
+        """Do nothing: what is lost here is lost at once."""
+
     def first(self, key: str, value: str) -> str:
         """Say `value` under `key` unless somebody was first; return what stands there."""
         self._words._begin(self._rank, "first", key)
