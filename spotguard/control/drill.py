@@ -155,6 +155,7 @@ class _Drill:
             "infra": "local",
             "name": f"drill-{name}",
             "nodes": nodes,
+            "in_place": False,  # on as many nodes as before, so that all bits can be compared
             "store": str(self._folder / "store"),
             "local.interrupt": [play.text for play in plays] or None,
         }

@@ -58,7 +58,7 @@ def _job_env(record: RunRecord, attempt: AttemptRecord, spec: JobSpec) -> dict[s
         env.KEEP_LAST: _unless_default(spec, "keep_last"),
         env.HEARTBEAT_S: spec.heartbeat_s,
         env.SEED: spec.seed,
-        env.NODES_MIN: record.limits.nodes_min,
+        env.NODES_MIN: record.limits.nodes_min if spec.in_place else None,
         env.BUDGET_STOP_AT: attempt.allotment.budget_stop_at,
         env.DEADLINE_STOP_AT: attempt.allotment.deadline_stop_at,
     }

@@ -277,6 +277,12 @@ class JobSpec(_Frozen):
     ] = None
     """Seed of the sample order and of the job's randomness. Default: the script's own, else 0."""
 
+    in_place: Annotated[
+        bool,
+        Setting(parse=switch, allowed="true or false", example="false"),
+    ] = True
+    """When nodes leave, those that stay go on without a new cluster, if `nodes` allows so few."""
+
     allow_unknown_price: Annotated[
         bool,
         Setting(
