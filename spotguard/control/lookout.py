@@ -132,8 +132,8 @@ class Lookout:
 
     def _group(self, attempt: AttemptRecord) -> Group | None:
         """Return who began the next attempt in place, once this one's job has ended."""
-        ended = self._ledger.record.current
-        if ended is None or ended.job_end is None:
+        current = self._ledger.record.current  # it may have ended by what was read just now
+        if current is None or current.job_end is None:
             return None
         try:
             return read_group(self._store, attempt.number + 1)

@@ -298,7 +298,7 @@ def _end_due(
     if limit.down_at is not None and now >= limit.down_at:
         return AskDown(limit.down_reason, "the nodes were taken down at the hard limit")
     if job is not None:
-        patience_s = _exit_patience_s(attempt, job.reason, policy)
+        patience_s = _exit_patience_s(job.reason, policy)
         if cluster.job_over or now - job.seen_at >= patience_s:
             return AskDown(job.reason, job.message)
         return None
@@ -315,7 +315,7 @@ def _end_due(
     return None
 
 
-def _exit_patience_s(attempt: AttemptRecord, reason: EndReason, policy: Policy) -> float:
+def _exit_patience_s(reason: EndReason, policy: Policy) -> float:
     """Return how long nodes may stay after the job reported its end."""
     if reason is EndReason.FINISHED:
         return policy.finish_patience_s

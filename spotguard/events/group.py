@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SCHEMA = 1
 
@@ -23,21 +27,17 @@ class Group:
 
     def to_json(self) -> bytes:
         """Return the group as the bytes the store keeps."""
-        return json.dumps({"schema": SCHEMA, **self.__dict__}, sort_keys=True).encode()
+        return _to_json(self.__dict__)
 
     @classmethod
     def from_json(cls, raw: bytes) -> Group:
         """Return the group that `to_json` wrote; ValueError if it is none."""
-        try:
-            body: dict[str, Any] = json.loads(raw)
-            if body.pop("schema") != SCHEMA:
-                raise ValueError("not a group of a schema this version reads")
+        with _refusing("a group"):
+            body = _from_json(raw, "a group")
             group = cls(**{**body, "nodes": tuple(map(int, body["nodes"]))})
             if not group.nodes or not isinstance(group.at, (int, float)):
-                raise ValueError("a group without nodes, or without a time")
+                raise ValueError("not a group with nodes and a time")
             return group
-        except (KeyError, TypeError, AttributeError, UnicodeDecodeError) as problem:
-            raise ValueError(f"not a group: {problem}") from problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,15 +51,30 @@ class Joining:
 
     def to_json(self) -> bytes:
         """Return the word as the bytes the store keeps."""
-        return json.dumps({"schema": SCHEMA, **self.__dict__}, sort_keys=True).encode()
+        return _to_json(self.__dict__)
 
     @classmethod
     def from_json(cls, raw: bytes) -> Joining:
         """Return the word that `to_json` wrote; ValueError if it is none."""
-        try:
-            body: dict[str, Any] = json.loads(raw)
-            if body.pop("schema") != SCHEMA:
-                raise ValueError("not a word of a schema this version reads")
-            return cls(**body)
-        except (KeyError, TypeError, AttributeError, UnicodeDecodeError) as problem:
-            raise ValueError(f"not a joining: {problem}") from problem
+        with _refusing("a joining"):
+            return cls(**_from_json(raw, "a joining"))
+
+
+def _to_json(fields: dict[str, Any]) -> bytes:
+    return json.dumps({"schema": SCHEMA, **fields}, sort_keys=True).encode()
+
+
+def _from_json(raw: bytes, what: str) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(raw)
+    if body.pop("schema") != SCHEMA:
+        raise ValueError(f"not {what} of a schema this version reads")
+    return body
+
+
+@contextlib.contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """Turn what is wrong with untrusted bytes into a ValueError."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, UnicodeDecodeError) as problem:
+        raise ValueError(f"not {what}: {problem}") from problem

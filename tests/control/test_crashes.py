@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from spotguard.control.record import RunRecord
+
 
 @dataclass
 class Saboteur:
@@ -99,6 +101,17 @@ def in_place(folder: Path) -> World:
     )
 
 
+def repaired(
+    make: Callable[[Path], World], folder: Path, saboteur: Saboteur
+) -> tuple[World, RunRecord]:
+    """Kill the controller of a new run, let the next one carry on; return the world it leaves."""
+    folder.mkdir()
+    world = make(folder)
+    assert not run_with(world, saboteur)
+    world.clock.advance(1.0)
+    return world, world.run()
+
+
 def count_acts(folder: Path) -> int:
     """Return how many acts the undisturbed controller does."""
     saboteur = Saboteur()
@@ -124,12 +137,7 @@ def test_a_controller_killed_anywhere_is_repaired(tmp_path: Path, start: int, af
     writes to the store. Between two of them a kill anywhere is the same as before the second.
     """
     for nth in ACTS[start::8]:
-        folder = tmp_path / str(nth)
-        folder.mkdir()
-        world = eventful(folder)
-        assert not run_with(world, Saboteur(nth=nth, after=after))
-        world.clock.advance(1.0)
-        record = world.run()
+        world, record = repaired(eventful, tmp_path / str(nth), Saboteur(nth=nth, after=after))
 
         assert record.settled is not None, nth
         assert record.settled.state is RunState.PAUSED, nth
@@ -190,12 +198,7 @@ def test_a_controller_killed_anywhere_sees_who_went_on(tmp_path: Path, after: bo
     counting = Saboteur()
     assert run_with(in_place(tmp_path / "count"), counting)
     for nth in range(1, counting.acts + 1):
-        folder = tmp_path / str(nth)
-        folder.mkdir()
-        world = in_place(folder)
-        assert not run_with(world, Saboteur(nth=nth, after=after))
-        world.clock.advance(1.0)
-        record = world.run()
+        world, record = repaired(in_place, tmp_path / str(nth), Saboteur(nth=nth, after=after))
 
         assert record.settled is not None, nth
         assert record.settled.state is RunState.FINISHED, nth

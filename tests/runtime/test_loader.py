@@ -51,21 +51,24 @@ class WhoAmI(Numbers):
         return torch.tensor([index, os.getpid()])
 
 
+PLAIN: dict[str, Any] = {
+    "global_batch_size": 4,
+    "micro_batch_size": 2,
+    "shuffle": True,
+    "drop_last": False,
+    "seed": 3,
+    "reseed": True,
+    "collate_fn": None,
+    "num_workers": 0,
+    "options": {},
+}
+"""A loader's arguments, where a test asks for nothing special."""
+
+
 def make(dataset: Any = None, *, size: int = 0, rank: int = 0, world: int = 1, **over: Any) -> Any:
     """Return a loader of rank `rank` of `world`."""
-    arguments: dict[str, Any] = {
-        "global_batch_size": 4,
-        "micro_batch_size": 2,
-        "shuffle": True,
-        "drop_last": False,
-        "seed": 3,
-        "reseed": True,
-        "collate_fn": None,
-        "num_workers": 0,
-        "options": {},
-    }
     dataset = Numbers(size) if dataset is None else dataset
-    return ElasticLoader(dataset, rank=rank, world_size=world, **(arguments | over))
+    return ElasticLoader(dataset, rank=rank, world_size=world, **(PLAIN | over))
 
 
 def ranks(world: int, size: int, **over: Any) -> list[ElasticLoader]:

@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 from spotguard.errors import StateMismatch, UsageError
-from tests.runtime.test_loader import Numbers, make, trained
+from tests.runtime.test_loader import Numbers, make, ranks, trained
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -240,22 +240,14 @@ def test_weighted_draws_do_not_depend_on_the_ranks(
 ) -> None:
     """The same draws over any sequence of numbers of ranks and interruptions; none of weight 0."""
 
-    def ranks(world: int) -> list[ElasticLoader]:
-        return [
-            make(
-                size=size,
-                rank=rank,
-                world=world,
-                weights=[float(i % 3 or i == 0) for i in range(size)],
-                global_batch_size=global_batch,
-                micro_batch_size=micro_batch,
-            )
-            for rank in range(world)
-        ]
+    def weighted(world: int) -> list[ElasticLoader]:
+        weights = [float(i % 3 or i == 0) for i in range(size)]
+        sizes = {"global_batch_size": global_batch, "micro_batch_size": micro_batch}
+        return ranks(world, size, weights=weights, **sizes)
 
-    total = 2 * ranks(1)[0].steps_per_epoch
-    read = read_through(lives, total, ranks)
-    assert read == read_through([], total, ranks)
+    total = 2 * weighted(1)[0].steps_per_epoch
+    read = read_through(lives, total, weighted)
+    assert read == read_through([], total, weighted)
     drawn = [i for step in read for i in step]
     assert len(drawn) == 2 * size
     assert all(i % 3 or i == 0 for i in drawn)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from spotguard.errors import UsageError
 from spotguard.runtime.scaling import LearningRateScale, ScaledElasticLoader, learning_rate_scale
 from spotguard.testing import read_sample_trace
-from tests.runtime.test_loader import Numbers, make, trained
+from tests.runtime.test_loader import PLAIN, Numbers, make, trained
 from tests.runtime.test_sampling import Learning
 
 if TYPE_CHECKING:
@@ -106,17 +106,7 @@ def scaled(world: int, *, size: int = 0, reference: int = 1, **over: Any) -> lis
     """Return the loaders of all ranks; by default each rank has two micro-batches of 2."""
     warmup = over.pop("warmup", 0)
     sampler = over.pop("sampler", lambda: None)
-    arguments: dict[str, Any] = {
-        "global_batch_size": 4 * reference,
-        "micro_batch_size": 2,
-        "shuffle": True,
-        "drop_last": False,
-        "seed": 3,
-        "reseed": True,
-        "collate_fn": None,
-        "num_workers": 0,
-        "options": {},
-    }
+    arguments = PLAIN | {"global_batch_size": 4 * reference} | over
     return [
         ScaledElasticLoader(
             Numbers(size),
@@ -124,7 +114,7 @@ def scaled(world: int, *, size: int = 0, reference: int = 1, **over: Any) -> lis
             rank=rank,
             world_size=world,
             sampler=sampler(),
-            **(arguments | over),
+            **arguments,
         )
         for rank in range(world)
     ]
