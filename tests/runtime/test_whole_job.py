@@ -390,6 +390,16 @@ def test_a_rank_that_freezes_is_found_by_its_silence(
     assert finished(jobs, of=of) == aim
 
 
+def test_a_death_after_the_last_step_loses_nothing(jobs: Jobs, undisturbed: dict[str, str]) -> None:
+    """All steps are done, and a rank dies before the final save: the other saves it by itself."""
+    aim = two_ranks(jobs, undisturbed)
+    ranks = jobs.start_ranks(2, each=lambda r: {"HURT": f"23:end:{KILL}"} if r else {})
+    assert codes(ranks) == [0, -9], ranks[0].said
+    assert digest(ranks[0].said) == aim
+    [end] = jobs.ends()
+    assert (end["reason"], end["saved_step"]) == ("finished", 24)
+
+
 def test_a_death_among_many_is_told_to_all(jobs: Jobs, undisturbed: dict[str, str]) -> None:
     """kill -9 of one of four, whose workers keep its connections open: three leave, saved once."""
     more: dict[str, Any] = {"WORKERS": 1}
