@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 import threading
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,11 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from spotguard.checkpoint.tensors import ShardInfo, TensorInfo
-    from spotguard.storage.base import ObjectStore
-
-_THREADS = max(4, min(8, os.cpu_count() or 4))
-"""However few the cores: from a disk four reads of 4 MB at once took three quarters of two of 2."""
-_READ_BYTES = 4 << 20
+    from spotguard.storage.base import ObjectStore, Reads
 
 
 class ShardReader:
@@ -45,6 +40,11 @@ class ShardReader:
         self._near = near
         self._key = checkpoint_prefix + info.file
         self.info = info
+
+    @property
+    def best_reads(self) -> Reads:
+        """How the shard is read fastest."""
+        return (self._near or self._store).best_reads
 
     def check_size(self) -> None:
         """Raise `DamagedCheckpoint` if the file is missing or has another size. Cheap."""
@@ -131,13 +131,14 @@ class Want(NamedTuple):
 def read_wanted(wanted: Iterable[tuple[ShardReader, Sequence[Want]]]) -> None:
     """Fill all targets: several threads read, prove and copy the pieces that are needed.
 
-    Blocks until all is there. Needs 4 MB, or one larger piece, for each thread.
+    Blocks until all is there. Each thread needs memory for one read of the store's best size.
 
     Raises:
         DamagedCheckpoint: a piece is not as its manifest says; some targets are filled already.
         StoreError: the store failed, which says nothing about the bytes.
     """
     tasks = [task for reader, wants in wanted for task in _tasks(reader, wants)]
+    most = max((task.reader.best_reads.threads for task in tasks), default=1)
     left = iter(tasks)  # a list's iterator: each `next` is one step of the interpreter
     problems: list[BaseException] = []
 
@@ -155,7 +156,7 @@ def read_wanted(wanted: Iterable[tuple[ShardReader, Sequence[Want]]]) -> None:
 
     threads = [
         threading.Thread(target=work, name="spotguard-read", daemon=True)
-        for _ in range(min(_THREADS, len(tasks)) - 1)
+        for _ in range(min(most, len(tasks)) - 1)
     ]
     for thread in threads:
         thread.start()
@@ -176,7 +177,7 @@ def proven_pieces(reader: ShardReader) -> Iterator[tuple[int, memoryview]]:
     """Yield (offset in the file, bytes) of all data, in order; each is valid until the next."""
     assert reader.tensors is not None  # proves the header
     scratch = memoryview(b"")
-    for pieces in _runs(reader.info, range(len(reader.info.piece_hashes))):
+    for pieces in _runs(reader, range(len(reader.info.piece_hashes))):
         start, end = reader.info.span(pieces)
         if len(scratch) < end - start:
             scratch = piece_memory(end - start)
@@ -227,7 +228,7 @@ def _tasks(reader: ShardReader, wants: Sequence[Want]) -> list[_Task]:
     needed: set[int] = set()
     for start, end, _ in ends:
         needed.update(range(info.piece_at(start), info.piece_at(end - 1) + 1))
-    tasks = [_Task(reader, pieces) for pieces in _runs(info, sorted(needed))]
+    tasks = [_Task(reader, pieces) for pieces in _runs(reader, sorted(needed))]
     of_piece = {index: task for task in tasks for index in task.pieces}
     for start, end, target in ends:
         at = start
@@ -240,9 +241,9 @@ def _tasks(reader: ShardReader, wants: Sequence[Want]) -> list[_Task]:
     return tasks
 
 
-def _runs(info: ShardInfo, needed: Sequence[int]) -> Iterator[range]:
+def _runs(reader: ShardReader, needed: Sequence[int]) -> Iterator[range]:
     """Yield the pieces in runs that are read in one go: adjacent ones, some megabytes at most."""
-    most = max(1, _READ_BYTES // info.piece_bytes)
+    most = max(1, reader.best_reads.size_bytes // reader.info.piece_bytes)
     first = 0
     for at in range(1, len(needed) + 1):
         if at == len(needed) or needed[at] != needed[at - 1] + 1 or at - first == most:

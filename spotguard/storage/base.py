@@ -19,6 +19,8 @@ class ObjectInfo:
     size_bytes: int
     etag: str
     """Opaque; changes when the content changes."""
+    modified_at: float | None = None
+    """Seconds since the epoch, by the server's clock; None if it does not say."""
 
 
 class Stream(Protocol):
@@ -43,6 +45,16 @@ Content: TypeAlias = "Buffer | list[Buffer] | tuple[Buffer, ...] | Stream"
 """What can be put: one buffer, several in a row, or a stream of them."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reads:
+    """How a store is read fastest."""
+
+    threads: int
+    """Reads under way at the same time."""
+    size_bytes: int
+    """Of each read."""
+
+
 class ObjectStore(Protocol):
     """A flat space of keys. Keys are str, not Path: `Path` mangles `gs://`.
 
@@ -54,6 +66,11 @@ class ObjectStore(Protocol):
     @property
     def url(self) -> str:
         """Where this store is, in the form `open_store` takes; holds no secret."""
+        ...
+
+    @property
+    def best_reads(self) -> Reads:
+        """How many reads of what size fill the way to the store."""
         ...
 
     def put(
@@ -99,4 +116,29 @@ class ObjectStore(Protocol):
 
     def delete(self, key: str) -> None:
         """Remove the object; nothing happens if there is none."""
+        ...
+
+    def copy(self, source: str, target: str, *, if_absent: bool = False) -> str:
+        """Make `target` an object with the bytes of `source`, as `put` would; return its etag.
+
+        The bytes do not pass through this machine where the store can copy. For small objects.
+        """
+        ...
+
+    def archive(self, key: str) -> None:
+        """Move the object to where keeping it is cheap, and reading it takes hours.
+
+        `UsageError` if this kind of store has no such place.
+        """
+        ...
+
+    def warm(self) -> None:
+        """Do beforehand what makes the first use slow: threads, connections, credentials.
+
+        Never raises: whoever uses the store next hears what is wrong with it.
+        """
+        ...
+
+    def clean_up(self, prefix: str = "", *, older_than_s: float) -> int:
+        """Free what writes below `prefix` left that broke off so long ago; return how many."""
         ...

@@ -10,7 +10,7 @@ from spotguard.storage.keys import check_folder
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from spotguard.storage.base import Content, ObjectInfo, ObjectStore, Target
+    from spotguard.storage.base import Content, ObjectInfo, ObjectStore, Reads, Target
 
 
 class PrefixedStore:
@@ -24,6 +24,11 @@ class PrefixedStore:
     def url(self) -> str:
         """Where this part of the store is, in the form `open_store` takes."""
         return f"{self._store.url.rstrip('/')}/{self._prefix.rstrip('/')}"
+
+    @property
+    def best_reads(self) -> Reads:
+        """The whole store's."""
+        return self._store.best_reads
 
     def put(
         self,
@@ -63,6 +68,22 @@ class PrefixedStore:
     def delete(self, key: str) -> None:
         """Remove the object; nothing happens if there is none."""
         self._store.delete(self._prefix + key)
+
+    def copy(self, source: str, target: str, *, if_absent: bool = False) -> str:
+        """Make `target` an object with the bytes of `source`; return its etag."""
+        return self._store.copy(self._prefix + source, self._prefix + target, if_absent=if_absent)
+
+    def archive(self, key: str) -> None:
+        """Move the object to where keeping it is cheap."""
+        self._store.archive(self._prefix + key)
+
+    def warm(self) -> None:
+        """Do beforehand what makes the first use slow."""
+        self._store.warm()
+
+    def clean_up(self, prefix: str = "", *, older_than_s: float) -> int:
+        """Free what writes below the prefix left that broke off so long ago."""
+        return self._store.clean_up(self._prefix + prefix, older_than_s=older_than_s)
 
     def _without_prefix(self, info: ObjectInfo) -> ObjectInfo:
         return replace(info, key=info.key.removeprefix(self._prefix))

@@ -4,7 +4,8 @@
     store = FaultyStore(MemoryStore()).crash_at(7, after=True)
 
 Faults are scripted by operation (`put`, `get`, `get_into`, `head`, `list`, `list_folders`,
-`delete`, or `*` for any), by which matching call, and by what the key contains.
+`copy`, `archive`, `clean_up`, `delete`, or `*` for any), by which matching call, and by what the
+key contains.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from spotguard.errors import AlreadyExists, NotFound, StoreError, StoreFull, StoreUnavailable
-from spotguard.storage.base import ObjectInfo
+from spotguard.storage.base import ObjectInfo, Reads
 from spotguard.storage.buffers import targets_of, views_of
 from spotguard.storage.keys import check_folder, check_key, check_prefix
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 Problem: TypeAlias = BaseException | type[BaseException]
 
-MUTATING = frozenset({"put", "delete"})
+MUTATING = frozenset({"put", "copy", "delete"})
 """The operations that `crash_at` counts."""
 
 
@@ -40,11 +41,18 @@ class MemoryStore:
         self._objects: dict[str, tuple[bytes, str]] = {}
         self._etags = itertools.count(1)
         self._lock = threading.Lock()
+        self.archived: set[str] = set()
+        """Keys of what was moved to the archive."""
 
     @property
     def url(self) -> str:
         """A name for messages; `open_store` cannot open it, for nothing is left to open."""
         return f"memory://{id(self):x}"
+
+    @property
+    def best_reads(self) -> Reads:
+        """As of a folder."""
+        return Reads(threads=4, size_bytes=4 << 20)
 
     def put(
         self,
@@ -103,6 +111,22 @@ class MemoryStore:
         """Remove the object; nothing happens if there is none."""
         with self._lock:
             self._objects.pop(check_key(key), None)
+
+    def copy(self, source: str, target: str, *, if_absent: bool = False) -> str:
+        """Make `target` an object with the bytes of `source`; return its etag."""
+        return self.put(target, self.get(source), if_absent=if_absent)
+
+    def archive(self, key: str) -> None:
+        """Remember that the object was archived; it stays as it is."""
+        self.get(key)
+        self.archived.add(key)
+
+    def warm(self) -> None:
+        """Do nothing."""
+
+    def clean_up(self, prefix: str = "", *, older_than_s: float) -> int:
+        """Return 0: nothing is ever broken off half-way."""
+        return 0
 
     def _list(self, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
         with self._lock:
@@ -252,6 +276,11 @@ class FaultyStore:
         """The inner store's."""
         return self.inner.url
 
+    @property
+    def best_reads(self) -> Reads:
+        """The inner store's."""
+        return self.inner.best_reads
+
     def put(
         self,
         key: str,
@@ -294,6 +323,29 @@ class FaultyStore:
     def delete(self, key: str) -> None:
         """Delete, unless scripted otherwise."""
         self._call("delete", key, lambda: self.inner.delete(key))
+
+    def copy(self, source: str, target: str, *, if_absent: bool = False) -> str:
+        """Copy, unless scripted otherwise."""
+
+        def effect() -> str:
+            return self.inner.copy(source, target, if_absent=if_absent)
+
+        return self._call("copy", target, effect)
+
+    def archive(self, key: str) -> None:
+        """Archive, unless scripted otherwise."""
+        self._call("archive", key, lambda: self.inner.archive(key))
+
+    def warm(self) -> None:
+        """Do nothing, so that the first use is as slow as it is."""
+
+    def clean_up(self, prefix: str = "", *, older_than_s: float) -> int:
+        """Clean up, unless scripted otherwise."""
+
+        def effect() -> int:
+            return self.inner.clean_up(prefix, older_than_s=older_than_s)
+
+        return self._call("clean_up", prefix, effect)
 
     def _call(
         self,

@@ -15,28 +15,24 @@ from spotguard.control.doctor_store import try_opened, try_store
 from spotguard.errors import StoreUnavailable, UsageError
 from spotguard.events.env import PROGRESS
 from spotguard.storage import open_store
+from spotguard.testing import FaultyStore
 from tests.cli import pictures
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from spotguard.storage.base import Content, ObjectInfo, ObjectStore, Target
+    from spotguard.storage.base import Content, ObjectInfo, ObjectStore
     from tests.cli.conftest import Cli
     from tests.cli.fake_control import FakeControl
 
 
-class Altered:
+class Altered(FaultyStore):
     """A store that breaks one promise."""
 
     def __init__(self, inner: ObjectStore, broken: str) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.broken = broken
-
-    @property
-    def url(self) -> str:
-        """Return the inner store's."""
-        return self.inner.url
 
     def put(
         self,
@@ -48,36 +44,24 @@ class Altered:
     ) -> str:
         """Store; forget the condition if that is the broken promise."""
         absent = if_absent and self.broken != "create-if-absent"
-        return self.inner.put(key, data, if_absent=absent, if_match=if_match)
+        return super().put(key, data, if_absent=absent, if_match=if_match)
 
     def get(self, key: str) -> bytes:
         """Return the bytes; flipped if that is the broken promise."""
-        data = self.inner.get(key)
+        data = super().get(key)
         return data[::-1] if self.broken == "reads back different" else data
-
-    def get_into(self, key: str, offset: int, into: Target) -> None:
-        """Fill."""
-        self.inner.get_into(key, offset, into)
-
-    def head(self, key: str) -> ObjectInfo | None:
-        """Look."""
-        return self.inner.head(key)
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
         """List; with a gap if that is the broken promise."""
-        found = self.inner.list(prefix, start_after=start_after)
+        found = super().list(prefix, start_after=start_after)
         if self.broken == "listing":
             next(found)
         return found
 
-    def list_folders(self, prefix: str) -> Sequence[str]:
-        """List."""
-        return self.inner.list_folders(prefix)
-
     def delete(self, key: str) -> None:
         """Delete, or not."""
         if self.broken != "still there":
-            self.inner.delete(key)
+            super().delete(key)
 
 
 def test_a_good_store_passes_and_is_left_as_it_was(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from spotguard.errors import AlreadyExists, NotFound, StoreError, UsageError
 from spotguard.storage import FileStore, PrefixedStore
+from spotguard.storage.remote import RemoteStore
+from spotguard.testing.bucket import MemoryBucket
 from spotguard.testing.stores import FaultyStore, MemoryStore
 
 if TYPE_CHECKING:
@@ -17,11 +19,13 @@ if TYPE_CHECKING:
     from spotguard.storage.base import ObjectStore
 
 
-@pytest.fixture(params=["file", "memory", "prefixed", "faulty"])
+@pytest.fixture(params=["file", "memory", "prefixed", "faulty", "remote"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     """Every kind of store, empty."""
     if request.param == "file":
         return FileStore(tmp_path / "store")
+    if request.param == "remote":
+        return RemoteStore(MemoryBucket(page_size=3))
     if request.param == "prefixed":
         return PrefixedStore(FileStore(tmp_path / "store"), "some/run")
     return FaultyStore(MemoryStore()) if request.param == "faulty" else MemoryStore()
