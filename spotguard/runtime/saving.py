@@ -35,6 +35,7 @@ from spotguard.runtime.process import without_collections
 from spotguard.runtime.randomness import capture_random_states
 from spotguard.runtime.staging import Plan, Staged, StagingBuffer, WeightsChanged, live_views
 from spotguard.runtime.state import Leaf, Packed, pack
+from spotguard.storage.deadline import give_up_after
 from spotguard.version import __version__
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ _COMMITTED = "ok"
 _GIVE_UP_PATIENCE_S = 2.0
 _LOOK_UP_S = 0.25
 _PEER_TIMEOUT_S = 120.0
+_BROKEN_OFF_AFTER_S = 86_400.0
 _ROOM_FOR_COPY = 4.0  # an emergency save's own time, so often, must be left for a local copy
 
 
@@ -196,12 +198,17 @@ class Saver:
         self._thread.start()
 
     def warm(self, objects: Mapping[str, Packs]) -> None:
-        """Make the buffer ready in the background, so that the first save need not wait for it."""
+        """Make buffer and store ready in the background, so that no save need wait for it."""
         leaves = self.capture(0, CheckpointKind.PERIODIC, objects, {}).leaves
         plan = self._plan_of(leaves)
-        self._thread = threading.Thread(
-            target=self._buffer.warm, args=(leaves, plan), name="spotguard-warm", daemon=True
-        )
+
+        def make_ready() -> None:
+            self._buffer.warm(leaves, plan)
+            self._store.warm()
+            if not self._rank:
+                self._clean_up()
+
+        self._thread = threading.Thread(target=make_ready, name="spotguard-warm", daemon=True)
         self._thread.start()
 
     def wait_copied(self) -> None:
@@ -318,8 +325,9 @@ class Saver:
         end = time.monotonic() + timeout_s
         word = f"save/{capture.step}/{capture.kind}"
         try:
-            mine = write(prefix)
-            saved = self._meet(capture, prefix, mine, connection, word, end, solo)
+            with give_up_after(timeout_s):
+                mine = write(prefix)
+                saved = self._meet(capture, prefix, mine, connection, word, end, solo)
         except AlreadyExists:  # a survivor beside us committed this very step
             saved = _saved(capture, prefix)
         except SpotguardError as problem:
@@ -340,6 +348,13 @@ class Saver:
             if capture.kind is not CheckpointKind.EMERGENCY:  # nothing else may cost grace
                 self._prune()
         return self.last
+
+    def _clean_up(self) -> None:
+        """Free what saves of dead ranks left half-written; a living one may still be at it."""
+        try:
+            self._store.clean_up(older_than_s=_BROKEN_OFF_AFTER_S)
+        except StoreError as problem:
+            log.warning("what broken-off saves left behind stays for now: %s", problem)
 
     def _prune(self) -> None:
         """Delete what retention does not keep; what cannot be deleted now goes next time."""

@@ -14,18 +14,23 @@ from spotguard.storage.prefixed import PrefixedStore
 
 if TYPE_CHECKING:
     from spotguard.storage.base import ObjectStore
+    from spotguard.storage.bucket import Bucket
 
 __all__ = ["FileStore", "open_store", "PrefixedStore"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_BUCKETS = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure Blob Storage"}
+_SCHEMES = ("file", "s3", "gs", "az")
+_OTHER_NAMES = {"gcs": "gs", "azure": "az", "abfs": "az", "abfss": "az", "r2": "s3", "s3a": "s3"}
 
 
 def open_store(url: str | os.PathLike[str]) -> ObjectStore:
-    """Return the store at `url`: a folder's path or `file://` URL. Nothing is touched yet.
+    """Return the store at `url`: a folder's path, `file://`, `s3://`, `gs://` or `az://` URL.
+
+    Nothing is touched yet.
 
     Raises:
-        UsageError: it names no store that this version can open.
+        UsageError: it names no store.
+        MissingExtra: the package for this kind of bucket is not installed.
     """
     text = os.fspath(url)
     scheme = _SCHEME.match(text)
@@ -33,7 +38,26 @@ def open_store(url: str | os.PathLike[str]) -> ObjectStore:
         return FileStore(_checked_path(text, text))
     if scheme[1].lower() == "file":
         return FileStore(_path_of_file_url(text))
-    raise _unsupported(scheme[1])
+    from spotguard.storage.remote import RemoteStore  # with tenacity: not for every job
+
+    return RemoteStore(_open_bucket(scheme[1].lower(), text))
+
+
+def _open_bucket(scheme: str, url: str) -> Bucket:
+    """Import one vendor's file: a run needs one, and each brings a large package."""
+    if scheme == "s3":
+        from spotguard.storage.s3 import open_s3
+
+        return open_s3(url)
+    if scheme == "gs":
+        from spotguard.storage.gcs import open_gcs
+
+        return open_gcs(url)
+    if scheme == "az":
+        from spotguard.storage.azure import open_azure
+
+        return open_azure(url)
+    raise _unknown(scheme)
 
 
 def _path_of_file_url(url: str) -> str:
@@ -55,15 +79,9 @@ def _checked_path(path: str, given: str) -> str:
     return path
 
 
-def _unsupported(scheme: str) -> UsageError:
-    known = _BUCKETS.get(scheme.lower())
-    if known:
-        return UsageError(
-            f"store: {scheme}:// ({known}) is not supported, this version stores in folders only",
-            hint="give a path or file:// URL; a mounted or shared folder works on several machines",
-        )
-    close = difflib.get_close_matches(scheme.lower(), ["file", *_BUCKETS], n=1, cutoff=0.4)
-    guess = f"did you mean {close[0]}://?" if close else "give a path or a file:// URL"
+def _unknown(scheme: str) -> UsageError:
+    close = difflib.get_close_matches(_OTHER_NAMES.get(scheme, scheme), _SCHEMES, n=1, cutoff=0.4)
     return UsageError(
-        f"store: unknown scheme {scheme}://, allowed are a path and file://", hint=guess
+        f"store: unknown scheme {scheme}://, allowed are a path, file://, s3://, gs:// and az://",
+        hint=f"did you mean {close[0]}://?" if close else "give a path or one of these URLs",
     )
