@@ -46,9 +46,9 @@ def open_store(url: str | os.PathLike[str]) -> ObjectStore:
 def _open_bucket(scheme: str, url: str) -> Bucket:
     """Import one vendor's file: a run needs one, and each brings a large package."""
     if scheme == "s3":
-        from spotguard.storage.s3 import open_s3
+        from spotguard.storage.s3 import S3Bucket
 
-        return open_s3(url)
+        return S3Bucket(url)
     if scheme == "gs":
         from spotguard.storage.gcs import open_gcs
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spotguard.storage.keys import check_folder
+from spotguard.storage.urls import below
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,7 +24,7 @@ class PrefixedStore:
     @property
     def url(self) -> str:
         """Where this part of the store is, in the form `open_store` takes."""
-        return f"{self._store.url.rstrip('/')}/{self._prefix.rstrip('/')}"
+        return below(self._store.url, self._prefix)
 
     @property
     def best_reads(self) -> Reads:

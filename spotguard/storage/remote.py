@@ -56,7 +56,7 @@ _SINGLE_BYTES = 8 * _MB
 _FIRST_PART_BYTES = 16 * _MB
 _LARGEST_PART_BYTES = 64 * _MB
 _PART_S = 2.0
-_READ_BYTES = 8 * _MB
+_READ_BYTES = 16 * _MB
 _THREADS = max(8, min(32, 4 * (os.cpu_count() or 2)))
 """One connection to S3 moves 50-90 MB/s (docs.aws.amazon.com/AmazonS3/latest/userguide,
 "Performance guidelines"); fewer would leave a fast line idle."""

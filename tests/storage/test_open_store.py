@@ -10,6 +10,7 @@ import pytest
 
 from spotguard.errors import UsageError
 from spotguard.storage import PrefixedStore, open_store
+from spotguard.storage.urls import below, split_last
 from spotguard.testing.stores import MemoryStore
 
 if TYPE_CHECKING:
@@ -38,12 +39,22 @@ def test_paths_and_file_urls_open_the_same_folder(
     assert url.startswith("file:///")
 
 
-@pytest.mark.parametrize("scheme", ["s3", "gs", "az", "S3"])
-def test_buckets_are_refused_with_the_way_out(scheme: str) -> None:
-    """This version stores in folders only, and says what to do instead."""
-    with pytest.raises(UsageError, match="folders only") as caught:
-        open_store(f"{scheme}://bucket/prefix")
-    assert "file://" in caught.value.hint
+@pytest.mark.parametrize(
+    ("url", "run"),
+    [
+        ("s3://bucket/some/prefix?endpoint=http://127.0.0.1:9&region=x", "run-1"),
+        ("s3://bucket", "run-1"),
+        ("gs://bucket/p", "r"),
+        ("/folder/with?mark", "r"),
+    ],
+)
+def test_a_run_stands_below_its_store_whatever_options_the_url_has(url: str, run: str) -> None:
+    """The options stay at the end, and the way back leads to the same store."""
+    if "://" in url:
+        assert split_last(below(url, run)) == (url, run)
+        assert below(url, run).partition("?")[0].endswith(f"/{run}")
+    else:
+        assert split_last(f"{url}/{run}") == (url, run)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,266 @@
+"""HTTP as large objects need it: from the caller's memory to the socket and back, no copy between.
+
+The vendors' own clients join bodies, read them twice, or copy what arrives two or three times, and
+each retries by rules of its own. A bucket makes one plain request a call, so this is all it needs:
+connections that stay open, one for each thread that asks at the same time, and time-outs that end
+at the caller's deadline.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import functools
+import http.client
+import os
+import select
+import socket
+import ssl
+import urllib.request
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from spotguard.errors import StoreError, StoreUnavailable
+from spotguard.storage.buffers import cut
+from spotguard.storage.deadline import remaining_s, timeout_s
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+_CONNECT_S = 10.0
+_SILENCE_S = 60.0
+"""How long nothing may move; servers of all three clouds answer or give up sooner."""
+_PIECE_BYTES = 4 << 20
+"""Between two pieces the deadline is looked at; a line of 70 KB/s moves one within the time-out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What the server said."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    body: bytes = field(default=b"", repr=False)
+    """Empty where the bytes went into the caller's memory."""
+    filled_bytes: int = 0
+    """How many bytes went into the caller's memory."""
+
+
+class Connections:
+    """Open connections to the server at `base_url` (scheme and host). Thread- and fork-safe."""
+
+    def __init__(self, base_url: str) -> None:
+        self._server = urlsplit(base_url)
+        self._idle: deque[http.client.HTTPConnection] = deque()
+        self._pid = os.getpid()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections that are idle; the next request opens a new one."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self._idle.pop().close()
+
+    @property
+    def host(self) -> str:
+        """Which server it is, for messages."""
+        return self._server.netloc.rpartition("@")[2]
+
+    def ask(
+        self,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        *,
+        body: Sequence[memoryview] = (),
+        into: Sequence[memoryview] = (),
+    ) -> Answer:
+        """Make one request and return its answer, whatever its status.
+
+        The views of `body` are sent one after the other. If the answer is a range its bytes go
+        into those of `into`, as far as they reach.
+
+        Raises:
+            StoreUnavailable: no answer came, or none before the caller's deadline.
+            StoreError: the server cannot prove that it is the one asked for.
+        """
+        try:
+            with contextlib.ExitStack() as stack:
+                connection = self._taken()
+                stack.callback(connection.close)
+                answer, reusable = _exchange(connection, method, target, headers, body, into)
+                if reusable:
+                    stack.pop_all()
+                    self._idle.append(connection)
+                return answer
+        except (OSError, http.client.HTTPException) as problem:
+            raise self._broken(problem) from problem
+
+    def _taken(self) -> http.client.HTTPConnection:
+        """Return an open connection: one that is idle and alive, or a new one."""
+        if self._pid != os.getpid():  # a forked child must not talk on its parent's connections
+            self._pid = os.getpid()
+            self.close()
+        with contextlib.suppress(IndexError):
+            while True:
+                connection = self._idle.pop()
+                if _is_alive(connection):
+                    return connection
+                connection.close()
+        connection = _connection_to(self._server)
+        connection.timeout = _time_left(_CONNECT_S)
+        connection.connect()
+        return connection
+
+    def _broken(self, problem: Exception) -> StoreError:
+        if isinstance(problem, ssl.SSLCertVerificationError):
+            return StoreError(
+                f"{self.host} shows a certificate that is not trusted: {problem.verify_message}",
+                hint="behind a proxy that looks into TLS, set SSL_CERT_FILE to its certificate",
+            )
+        if isinstance(problem, socket.gaierror):
+            return StoreUnavailable(
+                f"the name {self.host} is not known: {problem.strerror}",
+                hint="is the account or endpoint spelled right, and the network up?",
+            )
+        if isinstance(problem, TimeoutError):
+            return StoreUnavailable(f"{self.host} did not answer in time")
+        # Neither class nor errno says what was sent, as some messages of http.client do.
+        number = problem.errno if isinstance(problem, OSError) else None
+        word = os.strerror(number) if number else type(problem).__name__
+        return StoreUnavailable(f"the connection to {self.host} broke: {word}")
+
+
+def too_short(name: str, answer: Answer, end: int) -> StoreError:
+    """Return why there were fewer bytes than asked for: the object, or the answer, ended."""
+    total = answer.headers.get("content-range", "").rpartition("/")[2]
+    if answer.status == 416 or (total.isdigit() and int(total) < end):
+        return StoreError(f"{name} ends before byte {end}")
+    return StoreUnavailable(f"the connection broke while {name} was read")
+
+
+def _exchange(
+    connection: http.client.HTTPConnection,
+    method: str,
+    target: str,
+    headers: Mapping[str, str],
+    body: Sequence[memoryview],
+    into: Sequence[memoryview],
+) -> tuple[Answer, bool]:
+    """Return the answer, and whether the connection can take another request."""
+    _patience(connection)
+    connection.putrequest(method, target, skip_accept_encoding=True)
+    for name, value in headers.items():
+        connection.putheader(name, value)
+    if "Content-Length" not in headers and method in ("PUT", "POST"):
+        connection.putheader("Content-Length", str(sum(map(len, body))))
+    connection.endheaders()
+    sent = _send(connection, body)
+    _patience(connection)
+    response = connection.getresponse()
+    said = {name.lower(): response.getheader(name, "") for name in response.headers}
+    if into and _is_range(response.status, said):
+        filled = _fill(connection, response, into)
+        answer = Answer(status=response.status, headers=said, filled_bytes=filled)
+    else:
+        answer = Answer(status=response.status, headers=said, body=response.read())
+    return answer, sent and response.isclosed() and not response.will_close
+
+
+def _is_range(status: int, said: Mapping[str, str]) -> bool:
+    """Return whether the range that was asked for comes; rclone calls it 200."""
+    return status == http.client.PARTIAL_CONTENT or (
+        status == http.client.OK and "content-range" in said
+    )
+
+
+def _send(connection: http.client.HTTPConnection, body: Sequence[memoryview]) -> bool:
+    """Send the views; return False if the server stopped listening, for it may have said why."""
+    try:
+        for piece, _ in cut(body, _PIECE_BYTES):
+            _patience(connection)
+            connection.send(piece)
+    except (BrokenPipeError, ConnectionResetError):
+        return False
+    return True
+
+
+def _fill(
+    connection: http.client.HTTPConnection,
+    response: http.client.HTTPResponse,
+    into: Sequence[memoryview],
+) -> int:
+    """Fill the views from the socket; return how many bytes there were."""
+    filled = 0
+    for piece, _ in cut(into, _PIECE_BYTES):
+        rest = piece
+        while rest:
+            _patience(connection)
+            count = response.readinto(rest)
+            if not count:
+                return filled
+            filled, rest = filled + count, rest[count:]
+    return filled
+
+
+def _patience(connection: http.client.HTTPConnection) -> None:
+    # None once the server has said that it closes: then what is left is in the buffer.
+    if connection.sock is not None:
+        connection.sock.settimeout(_time_left(_SILENCE_S))
+
+
+def _time_left(usual_s: float) -> float:
+    """Return how long to wait for the next byte; TimeoutError if the deadline has passed."""
+    left_s = remaining_s()
+    if left_s is not None and left_s <= 0:
+        raise TimeoutError
+    return timeout_s(usual_s)
+
+
+def _is_alive(connection: http.client.HTTPConnection) -> bool:
+    """Return whether nothing has arrived: on an idle connection that can only be its end."""
+    if connection.sock is None:
+        return False
+    poll = select.poll()
+    poll.register(connection.sock, select.POLLIN)
+    return not poll.poll(0)
+
+
+def _connection_to(server: SplitResult) -> http.client.HTTPConnection:
+    host = server.hostname or ""
+    if server.scheme == "http":
+        return http.client.HTTPConnection(host, server.port)
+    proxy = _proxy_for(host)
+    if proxy is None:
+        return http.client.HTTPSConnection(host, server.port, context=_trust())
+    connection = http.client.HTTPSConnection(proxy.hostname or "", proxy.port, context=_trust())
+    connection.set_tunnel(host, server.port or 443, headers=dict(_proxy_login(proxy)))
+    return connection
+
+
+def _proxy_for(host: str) -> SplitResult | None:
+    url = urllib.request.getproxies().get("https")
+    if not url or urllib.request.proxy_bypass(host):
+        return None
+    return urlsplit(url if "://" in url else f"http://{url}")
+
+
+def _proxy_login(proxy: SplitResult) -> Iterator[tuple[str, str]]:
+    if proxy.username:
+        login = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+        yield "Proxy-Authorization", f"Basic {base64.b64encode(login.encode()).decode()}"
+
+
+@functools.cache
+def _trust() -> ssl.SSLContext:
+    """Return whom to trust: what `requests` trusts, for the token services are asked by it."""
+    import certifi
+
+    given = ("SSL_CERT_FILE", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+    chosen = next(filter(None, map(os.environ.get, given)), None)
+    return ssl.create_default_context(cafile=chosen or certifi.where())

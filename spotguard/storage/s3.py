@@ -1,0 +1,461 @@
+"""S3, and what speaks like it: MinIO, R2, Ceph, rclone and others, by boto3.
+
+boto3 finds the credentials, the region and the server, writes the requests, signs them and reads
+the answers. The bytes do not pass through it: its `before-send` event hands each signed request to
+`connections.Connections`, which sends from, and receives into, the caller's memory, and whose
+time-outs end at the caller's deadline. Each body has a CRC-32C that the server proves, so it is
+not hashed a second time for the signature (`UNSIGNED-PAYLOAD`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib.util
+import os
+import threading
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from spotguard.errors import MissingExtra, NotFound, StoreError, StoreUnavailable, UsageError
+from spotguard.storage.base import ObjectInfo
+from spotguard.storage.bucket import Page, PartRules, Upload
+from spotguard.storage.s3_errors import Asked, from_answer, from_botocore
+from spotguard.storage.s3_wire import Body, Wire, crc32c_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from boto3.session import Session
+    from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import HeadObjectOutputTypeDef, ObjectTypeDef
+
+    from spotguard.storage.bucket import Condition
+
+_MB = 1 << 20
+_WRITER = "spotguard-writer"
+_COLDEST: Literal["DEEP_ARCHIVE"] = "DEEP_ARCHIVE"
+_MAX_COPY_BYTES = 5 << 30
+"""More than this is copied in parts (docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject)."""
+_SETTINGS = ("endpoint", "region")
+
+
+class S3Bucket:
+    """A prefix in a bucket: `s3://bucket/prefix?endpoint=http://...&region=...`. Thread-safe.
+
+    Both settings may be left out: then botocore's own apply (AWS_ENDPOINT_URL_S3, the profile).
+    SPOTGUARD_S3_SSE and SPOTGUARD_S3_SSE_KMS_KEY_ID say how the server encrypts what is written.
+    """
+
+    part_rules = PartRules(min_bytes=5 * _MB, max_bytes=5 << 30, max_parts=10_000)
+
+    def __init__(self, url: str) -> None:
+        """Nothing is touched yet.
+
+        Raises:
+            UsageError: it is not such a URL.
+            MissingExtra: boto3 is not installed.
+        """
+        place, _, query = url.partition("?")
+        self._bucket, _, prefix = place.partition("://")[2].partition("/")
+        self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        self._settings = _checked_settings(dict(parse_qsl(query, keep_blank_values=True)), place)
+        if not self._bucket:
+            raise UsageError(f"store {place!r} names no bucket", hint="s3://BUCKET/PREFIX")
+        _need_boto3()
+        self._wire = Wire()
+        self._lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        """Where it is, in the form `open_store` takes; holds no secret."""
+        query = urlencode(self._settings, safe=":/")
+        return f"s3://{self._bucket}/{self._prefix}".rstrip("/") + (f"?{query}" if query else "")
+
+    @property
+    def heeds_conditions(self) -> bool | None:
+        """Whether conditions of writes are kept: by S3 itself, yes; others have to be tried."""
+        return True if _is_aws(self._client) else None
+
+    # ------------------------------------------------------------ writing
+
+    def put(
+        self, key: str, body: Sequence[memoryview], *, condition: Condition, writer: str
+    ) -> str:
+        """Store the views, one after the other, as one object; return its etag."""
+        with self._translated("s3:PutObject", key):
+            answer = self._client.put_object(
+                **self._at(key),
+                Body=Body(body),  # type: ignore[arg-type]
+                ChecksumCRC32C=crc32c_of(body),
+                Metadata={_WRITER: writer},
+                **_encryption(),
+                **_only_if(condition),
+            )
+        return _etag(answer)
+
+    def begin(self, key: str, *, writer: str) -> str:
+        """Begin a write in parts; return its id."""
+        return self._begin(key, Metadata={_WRITER: writer})
+
+    def put_part(self, key: str, upload_id: str, number: int, body: Sequence[memoryview]) -> str:
+        """Store part `number` (from 1); return its etag and checksum."""
+        checksum = crc32c_of(body)
+        with self._translated("s3:PutObject", key):
+            answer = self._client.upload_part(
+                **self._at(key),
+                UploadId=upload_id,
+                PartNumber=number,
+                Body=Body(body),  # type: ignore[arg-type]
+                ChecksumCRC32C=checksum,
+            )
+        return f"{_etag(answer)} {checksum}"
+
+    def finish(
+        self,
+        key: str,
+        upload_id: str,
+        parts: Sequence[str],
+        *,
+        condition: Condition,
+        writer: str,
+    ) -> str:
+        """Make the parts, in this order, the object; return its etag."""
+        named = []
+        for number, part in enumerate(parts, 1):
+            etag, checksum = part.split(" ")
+            named.append({"PartNumber": number, "ETag": f'"{etag}"', "ChecksumCRC32C": checksum})
+        return self._finish(key, upload_id, named, **_only_if(condition))
+
+    def abort(self, key: str, upload_id: str) -> None:
+        """Give a write in parts up and free its bytes; nothing happens if there is none."""
+        with (
+            contextlib.suppress(NotFound),
+            self._translated("s3:AbortMultipartUpload", key),
+        ):
+            self._client.abort_multipart_upload(**self._at(key), UploadId=upload_id)
+
+    def uploads(self, prefix: str) -> Sequence[Upload]:
+        """Return writes in parts below `prefix` that were begun and not ended."""
+        with self._translated("s3:ListBucketMultipartUploads", prefix):
+            pages = self._client.get_paginator("list_multipart_uploads").paginate(
+                Bucket=self._bucket, Prefix=self._prefix + prefix
+            )
+            return [
+                Upload(
+                    key=each["Key"].removeprefix(self._prefix),
+                    upload_id=each["UploadId"],
+                    started_at=each["Initiated"].timestamp() if "Initiated" in each else None,
+                )
+                for page in pages
+                for each in page.get("Uploads", [])
+            ]
+
+    def copy(self, source: str, target: str, *, condition: Condition, writer: str) -> str:
+        """Copy an object of at most 5 GiB on the server; return the new etag.
+
+        S3 itself keeps a condition of a copy, others read it over. So there the bytes are put.
+        """
+        if condition and not _is_aws(self._client):
+            body = [memoryview(self.get(source))]
+            return self.put(target, body, condition=condition, writer=writer)
+        with self._translated("s3:PutObject", target):
+            answer = self._client.copy_object(
+                **self._at(target),
+                CopySource=self._at(source),
+                MetadataDirective="REPLACE",
+                Metadata={_WRITER: writer},
+                **_encryption(),
+                **_only_if(condition),
+            )
+            return _etag(answer["CopyObjectResult"])
+
+    def delete(self, key: str) -> None:
+        """Remove the object; nothing happens if there is none."""
+        with contextlib.suppress(NotFound), self._translated("s3:DeleteObject", key):
+            self._client.delete_object(**self._at(key))
+
+    def archive(self, key: str) -> None:
+        """Move the object to Glacier Deep Archive; it is read again after hours only."""
+        found = self.head(key)
+        if found is None:
+            raise NotFound(f"there is no {self.url}/{key}")
+        if found.size_bytes > _MAX_COPY_BYTES:
+            self._archive_in_parts(key, found.size_bytes)
+            return
+        with self._translated("s3:PutObject", key):
+            self._client.copy_object(
+                **self._at(key),
+                CopySource=self._at(key),
+                StorageClass=_COLDEST,
+                MetadataDirective="COPY",
+                **_encryption(),
+            )
+
+    def _archive_in_parts(self, key: str, size_bytes: int) -> None:
+        writer = self.writer_of(key) or ""
+        upload_id = self._begin(key, Metadata={_WRITER: writer}, StorageClass=_COLDEST)
+        try:
+            parts = [
+                self._copy_part(key, upload_id, number, start, size_bytes)
+                for number, start in enumerate(range(0, size_bytes, _MAX_COPY_BYTES), 1)
+            ]
+            self._finish(key, upload_id, parts)
+        except BaseException:
+            with contextlib.suppress(StoreError):
+                self.abort(key, upload_id)
+            raise
+
+    def _copy_part(
+        self, key: str, upload_id: str, number: int, start: int, size_bytes: int
+    ) -> dict[str, Any]:
+        last = min(start + _MAX_COPY_BYTES, size_bytes) - 1
+        with self._translated("s3:PutObject", key):
+            answer = self._client.upload_part_copy(
+                **self._at(key),
+                UploadId=upload_id,
+                PartNumber=number,
+                CopySource=self._at(key),
+                CopySourceRange=f"bytes={start}-{last}",
+            )["CopyPartResult"]
+        told = {name: answer.get(name) for name in ("ETag", "ChecksumCRC32C")}
+        return {"PartNumber": number, **{name: value for name, value in told.items() if value}}
+
+    def _begin(self, key: str, **more: Any) -> str:
+        with self._translated("s3:PutObject", key):
+            answer = self._client.create_multipart_upload(
+                **self._at(key), ChecksumAlgorithm="CRC32C", **_encryption(), **more
+            )
+            return answer["UploadId"]
+
+    def _finish(self, key: str, upload_id: str, parts: Sequence[Any], **only_if: Any) -> str:
+        with self._translated("s3:PutObject", key):
+            answer = self._client.complete_multipart_upload(
+                **self._at(key), UploadId=upload_id, MultipartUpload={"Parts": parts}, **only_if
+            )
+        return _etag(answer)
+
+    # ------------------------------------------------------------ reading
+
+    def get(self, key: str) -> bytes:
+        """Return the whole object, proven by its checksum where the server keeps one."""
+        with self._translated("s3:GetObject", key):
+            answer = self._client.get_object(**self._at(key), ChecksumMode="ENABLED")
+            content = answer["Body"].read()
+        promised = answer.get("ChecksumCRC32C", "")
+        # Of an object made of parts it is a checksum of checksums, with the number of parts.
+        if promised and "-" not in promised and promised != crc32c_of([memoryview(content)]):
+            raise StoreUnavailable(f"the bytes of {key} were damaged on their way")
+        return content
+
+    def get_range(self, key: str, offset: int, into: Sequence[memoryview]) -> None:
+        """Fill the views, one after the other, from byte `offset` on, from the socket itself."""
+        wanted = sum(map(len, into))
+        if not wanted:
+            return
+        with self._wire.receiving(into) as received, self._translated("s3:GetObject", key):
+            answer = self._client.get_object(
+                **self._at(key), Range=f"bytes={offset}-{offset + wanted - 1}"
+            )
+        if "ContentRange" not in answer:
+            raise StoreError(f"{self.url} takes no ranges", hint="use another server")
+        if answer["ContentLength"] < wanted:
+            raise StoreError(f"{self.url}/{key} ends before byte {offset + wanted}")
+        if received() < wanted:
+            raise StoreUnavailable(f"the answer with {key} broke off")
+
+    def head(self, key: str) -> ObjectInfo | None:
+        """Return what a listing would say of `key`, or None."""
+        found = self._head(key)
+        if found is None:
+            return None
+        return ObjectInfo(
+            key,
+            found["ContentLength"],
+            _etag(found),
+            modified_at=found["LastModified"].timestamp(),
+        )
+
+    def writer_of(self, key: str) -> str | None:
+        """Return the `writer` that `key` was written by; None if there is no object or no word."""
+        found = self._head(key)
+        return None if found is None else found["Metadata"].get(_WRITER)
+
+    def page(
+        self, prefix: str, *, start_after: str = "", folders: bool = False, token: str | None = None
+    ) -> Page:
+        """Return a page of the objects whose key starts with `prefix`, sorted."""
+        options = {
+            "StartAfter": self._prefix + start_after if start_after else "",
+            "Delimiter": "/" if folders else "",
+            "ContinuationToken": token or "",
+        }
+        given: Any = {name: value for name, value in options.items() if value}
+        with self._translated("s3:ListBucket", prefix):
+            answer = self._client.list_objects_v2(
+                Bucket=self._bucket, Prefix=self._prefix + prefix, **given
+            )
+        return Page(
+            [self._info(each) for each in answer.get("Contents", [])],
+            [
+                each["Prefix"].removeprefix(self._prefix)
+                for each in answer.get("CommonPrefixes", [])
+            ],
+            answer.get("NextContinuationToken") if answer.get("IsTruncated") else None,
+        )
+
+    def _head(self, key: str) -> HeadObjectOutputTypeDef | None:
+        with contextlib.suppress(NotFound), self._translated("s3:GetObject", key):
+            return self._client.head_object(**self._at(key))
+        return None
+
+    def _info(self, found: ObjectTypeDef) -> ObjectInfo:
+        return ObjectInfo(
+            found["Key"].removeprefix(self._prefix),
+            found["Size"],
+            _etag(found),
+            modified_at=found["LastModified"].timestamp(),
+        )
+
+    # ------------------------------------------------------------ the client
+
+    @cached_property
+    def _client(self) -> S3Client:
+        with self._lock, self._translated("s3:GetObject", ""):  # a session makes one at a time
+            client = self._new_client("auto")
+            if not _is_aws(client):  # few other servers have a name for each bucket
+                client = self._new_client("path")
+        client.meta.events.register("before-send.s3", self._wire)  # type: ignore[arg-type]
+        return client
+
+    def _new_client(self, addressing: Literal["auto", "path"]) -> S3Client:
+        from botocore.config import Config
+
+        config = Config(
+            retries={"total_max_attempts": 1},
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            s3={"payload_signing_enabled": False, "addressing_style": addressing},
+        )
+        try:
+            return self._session.client(
+                "s3",
+                endpoint_url=self._settings.get("endpoint"),
+                region_name=self._region,
+                config=config,
+            )
+        except ValueError:  # botocore's word for it, which repeats it, a password in it too
+            raise StoreError(
+                f"the endpoint of {self.url} is no URL",
+                hint="set AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL to https://HOST, or to nothing",
+            ) from None
+
+    @property
+    def _region(self) -> str:
+        # A server of one's own rarely minds, but botocore must have one to sign for.
+        return self._settings.get("region") or self._session.region_name or "us-east-1"
+
+    @cached_property
+    def _session(self) -> Session:
+        import boto3
+
+        return boto3.session.Session()
+
+    def _secrets(self) -> tuple[str, ...]:
+        """Return what no message may repeat."""
+        from botocore.exceptions import BotoCoreError
+
+        with contextlib.suppress(BotoCoreError):
+            found = self._session.get_credentials()
+            if found is not None:
+                return tuple(filter(None, found.get_frozen_credentials()[:3]))
+        return ()
+
+    def _at(self, key: str) -> Any:
+        return {"Bucket": self._bucket, "Key": self._prefix + key}
+
+    @contextlib.contextmanager
+    def _translated(self, right: str, key: str) -> Iterator[None]:
+        """Turn what botocore raises into the store's own errors."""
+        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.parsers import ResponseParserError
+
+        asked = Asked(right=right, bucket=self._bucket, prefix=self._prefix, key=key)
+        try:
+            yield
+        except ClientError as problem:
+            # Not `from problem`: it repeats what the server said, which can be what it was sent.
+            secret = replace(asked, secrets=self._secrets())
+            raise from_answer(problem.response, secret) from None
+        except BotoCoreError as problem:
+            raise from_botocore(problem, asked) from None
+        except (ResponseParserError, KeyError):  # nothing to parse, or not what was asked for
+            raise StoreUnavailable(
+                f"what answers for {asked.where} does not speak S3",
+                hint="check the endpoint, and that no proxy answers for it",
+            ) from None
+
+
+def _is_aws(client: S3Client) -> bool:
+    host = urlsplit(client.meta.endpoint_url).hostname or ""
+    return host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
+
+
+def _etag(answer: Any) -> str:
+    # Some servers leave the quotes out, and not everywhere: ours never has them.
+    etag = str(answer.get("ETag", "")).strip('"')
+    if not etag:
+        raise StoreError("the store tells no etag, so no write could be told from another")
+    return etag
+
+
+def _only_if(condition: Condition) -> dict[str, Any]:
+    if condition.if_absent:
+        return {"IfNoneMatch": "*"}
+    return {"IfMatch": f'"{condition.if_match}"'} if condition.if_match is not None else {}
+
+
+def _encryption() -> dict[str, Any]:
+    how = os.environ.get("SPOTGUARD_S3_SSE", "")
+    key = os.environ.get("SPOTGUARD_S3_SSE_KMS_KEY_ID", "")
+    if key and not how:
+        how = "aws:kms"
+    given = {"ServerSideEncryption": how, "SSEKMSKeyId": key}
+    return {name: value for name, value in given.items() if value}
+
+
+def _checked_settings(given: dict[str, str], place: str) -> dict[str, str]:
+    for name, value in given.items():
+        if name not in _SETTINGS:
+            close = difflib.get_close_matches(name, _SETTINGS, n=1)
+            raise UsageError(
+                f"store {place!r} has no setting {name!r}",
+                hint=f"did you mean {close[0]}?" if close else f"it has {' and '.join(_SETTINGS)}",
+            )
+        if name == "endpoint":
+            _check_endpoint(value, place)
+    return given
+
+
+def _check_endpoint(endpoint: str, place: str) -> None:
+    parts = urlsplit(endpoint)
+    if parts.username or parts.password:
+        raise UsageError(
+            f"store {place!r}: the endpoint holds a login, and URLs are shown and kept",
+            hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead",
+        )
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(
+            f"store {place!r}: the endpoint {endpoint!r} is no http:// or https:// URL",
+            hint=f"s3://BUCKET/PREFIX?endpoint=https://{endpoint.rpartition('//')[2] or 'HOST'}",
+        )
+
+
+def _need_boto3() -> None:
+    if not all(map(importlib.util.find_spec, ("boto3", "crc32c"))):
+        raise MissingExtra(
+            "stores at s3:// need boto3 and crc32c, which are not installed",
+            hint="pip install 'spotguard[aws]'",
+        )

@@ -1,0 +1,6 @@
+"""The servers that several of these files need, each started once."""
+
+from tests.storage.lanes import lane, moto_small_parts
+from tests.storage.servers import azurite, gcs, moto, rclone
+
+__all__ = ["azurite", "gcs", "lane", "moto", "moto_small_parts", "rclone"]
