@@ -69,7 +69,13 @@ JOB_FLAGS = (
         metavar="N",
         help="Processes on each node, one per GPU.",
     ),
-    JobFlag(key="infra", option="--infra", metavar="PLACE", help="Where to run; default local."),
+    JobFlag(
+        key="infra",
+        option="--infra",
+        metavar="PLACE",
+        help="local, aws, gcp/us-central1, slurm/CLUSTER/PARTITION; several: gcp,aws.",
+    ),
+    JobFlag(key="gpus", option="--gpus", metavar="NAME:N", help="GPUs of each node: A100:8."),
     JobFlag(key="store", option="--store", metavar="URL", help="Where the run's state is kept."),
     JobFlag(key="name", option="--name", help="Name of the run; default: the script's."),
     JobFlag(
@@ -104,6 +110,13 @@ JOB_FLAGS = (
     ),
     JobFlag(
         key="market", option="--market", metavar="spot|on_demand", help="How to buy.", panel=_MONEY
+    ),
+    JobFlag(
+        key="on_demand",
+        option="--on-demand",
+        metavar="RULE",
+        help="never, deadline, or 'fallback-after 20m': when to buy on demand after all.",
+        panel=_MONEY,
     ),
     JobFlag(
         key="price",

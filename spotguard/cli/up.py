@@ -21,7 +21,9 @@ from spotguard.cli.output import confirm, console, note, print_json
 from spotguard.errors import UsageError
 
 if TYPE_CHECKING:
+    from spotguard.launch.base import Survey
     from spotguard.plan.job import JobPlan
+    from spotguard.spec.model import JobSpec
     from spotguard.spec.sources import Resolved
 
 ScriptArgument = Annotated[str, typer.Argument(help="The training script.", show_default=False)]
@@ -52,6 +54,12 @@ MicroBatchOption = Annotated[
 ]
 
 
+YamlOption = Annotated[
+    bool,
+    typer.Option("--yaml", help="Print the SkyPilot task that would be launched first."),
+]
+
+
 @takes_job_flags()
 def up(
     script: ScriptArgument,
@@ -74,7 +82,7 @@ def up(
     if as_json and not yes:
         raise UsageError("--json leaves no room for a question", hint="pass --yes as well")
     if not as_json:
-        _show_plan(_plan(resolved))
+        _show_plan(_plan(resolved, _survey(resolved.spec)))
     if not yes:
         confirm("Start?", refused="nothing was started")
     run_id = api.create_run(resolved.spec)
@@ -97,6 +105,7 @@ def plan(
     flags: dict[str, object],
     global_batch: GlobalBatchOption = None,
     micro_batch: MicroBatchOption = None,
+    as_yaml: YamlOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show where SCRIPT would run and what it would cost; start nothing.
@@ -105,7 +114,11 @@ def plan(
     """
     resolved = resolve_job(script, args or [], flags)
     batches = _batches(resolved.batches, global_batch, micro_batch)
-    planned = _plan(replace(resolved, batches=batches))
+    found = _survey(resolved.spec)
+    if as_yaml:
+        _print_task(resolved.spec, found)
+        return
+    planned = _plan(replace(resolved, batches=batches), found)
     if as_json:
         print_json(planned.to_json())
     else:
@@ -128,14 +141,38 @@ def _batches(
     return None
 
 
-def _plan(resolved: Resolved) -> JobPlan:
+def _survey(spec: JobSpec) -> Survey:
+    """Return where nodes can be had: this machine's launcher knows at once, clouds take a while."""
+    from spotguard.spec.infra import LOCAL
+
+    if spec.infra != LOCAL:
+        from spotguard.control.places import find_offers
+
+        return find_offers(spec)
     from spotguard.control import api
-    from spotguard.plan.job import plan_job
+    from spotguard.launch.base import Survey
     from spotguard.spec.home import spotguard_home
 
-    spec = resolved.spec
-    offers = api.launcher_for(spec, spotguard_home() / "runs").offers()
-    return plan_job(spec, offers, batches=resolved.batches)
+    return Survey(offers=tuple(api.launcher_for(spec, spotguard_home() / "runs").offers()))
+
+
+def _plan(resolved: Resolved, found: Survey) -> JobPlan:
+    from spotguard.plan.job import plan_job
+
+    return plan_job(
+        resolved.spec,
+        found.offers,
+        batches=resolved.batches,
+        skipped=found.skipped,
+        prices=found.sources,
+    )
+
+
+def _print_task(spec: JobSpec, found: Survey) -> None:
+    from spotguard.control.places import preview
+    from spotguard.launch.taskyaml import as_text
+
+    typer.echo(as_text(preview(spec, found.offers)), nl=False)
 
 
 def _show_plan(planned: JobPlan) -> None:

@@ -25,12 +25,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spotguard.errors import SpotguardError
-from spotguard.events import env
+from spotguard.events import env, keys
+from spotguard.events.event import Event, JobEvent
 from spotguard.launch.regroup import Part, next_part
 from spotguard.storage import PrefixedStore, open_store
+from spotguard.storage.deadline import give_up_after
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+
+_TELL_S = 10.0
 
 
 class Agent:
@@ -52,6 +57,7 @@ class Agent:
             if self._told:  # in the moment before: it did not hear of it
                 job.terminate()
             code = job.wait()
+            self._tell(part, code, given)
             following = None if code == 0 else self._next(part, given)
             if following is None or self._told:
                 return code
@@ -74,6 +80,26 @@ class Agent:
         except SpotguardError as problem:
             _say(f"this node does not go on in place: {problem}")
             return None
+
+    def _tell(self, part: Part, code: int, given: Mapping[str, str]) -> None:
+        """Write a bad end down: SkyPilot's word on the job is the same whoever is to blame."""
+        run_id, store_url = given.get(env.RUN_ID), given.get(env.STORE)
+        if code == 0 or env.CLUSTER not in given or not run_id or not store_url:
+            return
+        event = Event(
+            kind=JobEvent.NODE_EXITED.value,
+            at=time.time(),
+            attempt=part.attempt,
+            node=part.node,
+            rank=keys.AGENT_RANK,
+            data={"exit_code": code, "told": self._told},
+        )
+        key = keys.event(part.attempt, at=event.at, node=part.node, rank=keys.AGENT_RANK, count=1)
+        try:
+            with give_up_after(_TELL_S):
+                PrefixedStore(open_store(store_url), run_id).put(key, event.to_json())
+        except SpotguardError as problem:
+            _say(f"its end could not be written down: {problem}")
 
     def _on_sigterm(self, *_: Any) -> None:
         """Stay: the job saves first. Whoever ends a node tells its whole process group."""

@@ -30,6 +30,37 @@ class Offer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Skipped:
+    """A place that was asked for and cannot be tried, and why."""
+
+    place: str
+    """As a user writes it: `aws/us-east-1`."""
+    market: Market
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriceSource:
+    """Where prices come from, and how old they are."""
+
+    infra: str
+    source: str
+    """In words: `SkyPilot's catalogue`."""
+    read_at: float | None
+    """When they were last fetched or written (epoch seconds); None is unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """All that is known of where nodes can be had."""
+
+    offers: tuple[Offer, ...]
+    """Best first: the market's own, the cheapest first; without a price last."""
+    skipped: tuple[Skipped, ...] = ()
+    sources: tuple[PriceSource, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class LaunchRequest:
     """Everything needed to start one attempt's cluster and the job on it."""
 
@@ -59,6 +90,10 @@ class ClusterState(str, Enum):
     UP = "up"
     GONE = "gone"
     """Positive evidence that no node of it is left and nothing is billed any more."""
+    REFUSED = "refused"
+    """The nodes were not to be had: nothing is left of it, and nothing is billed."""
+    FAILED = "failed"
+    """It could not be started for another reason: nothing is left of it."""
     UNREACHABLE = "unreachable"
     """It could not be asked; says nothing about life or death."""
 
@@ -90,6 +125,8 @@ class ClusterView:
 
     state: ClusterState
     nodes: tuple[NodeView, ...] = ()
+    up_at: float | None = None
+    """When its nodes began to cost, if the launcher knows it better than when it was asked."""
     gone_at: float | None = None
     """When the last node was confirmed gone, if the launcher knows it better than 'now'."""
     last_step: int | None = None
@@ -126,7 +163,8 @@ class Launcher(Protocol):
     def launch(self, request: LaunchRequest) -> None:
         """Start `request.cluster` and its job; return when it is accepted (not when it trains).
 
-        Idempotent: if a cluster of that name exists or existed, nothing is started.
+        Idempotent: if a cluster of that name exists or existed, nothing is started. Whether the
+        nodes are to be had may be known at once, or be for `observe` to say later.
 
         Raises:
             NoCapacity: the nodes are not to be had; nothing was started, nothing is billed.

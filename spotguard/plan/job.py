@@ -6,16 +6,26 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from spotguard.batching import BatchPlan, split_micro_batches
+from spotguard.events.states import Market
+from spotguard.hazard import expected_interruptions
 from spotguard.plan.ladder import node_ladder
-from spotguard.plan.money import hours_bought, rate_usd_per_h, saved_pct
+from spotguard.plan.money import cost_usd, hours_bought, rate_usd_per_h, saved_pct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from spotguard.launch.base import Offer
+    from spotguard.launch.base import Offer, PriceSource, Skipped
     from spotguard.spec.model import JobSpec
 
 SCHEMA = 1
+
+CLOUDS_THAT_TAKE = frozenset({"aws", "gcp", "azure"})
+"""Where the recorded hazard holds; elsewhere nobody knows how often nodes are taken."""
+SPAN_H = 24.0
+"""What interruptions are told for when neither budget nor deadline ends the run."""
+LOST_S = 600.0
+"""Paid time without progress for each interruption: some minutes for new nodes and their set-up,
+a restore, and half an interval between saves. A guess until a run has measured its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +49,10 @@ class Candidate:
     """How long the budget lasts; None also without a budget."""
     accumulation: int | None
     """Micro-batches that the busiest rank accumulates; None when the script does not say."""
+    interruptions: float | None = None
+    """To be expected in `JobPlan.span_h`, or while the budget lasts if that is less."""
+    interruptions_usd: float | None = None
+    """What these cost: nodes that are paid for and make no progress."""
 
     @property
     def place(self) -> str:
@@ -86,6 +100,14 @@ class JobPlan:
     candidates: tuple[Candidate, ...]
     rungs: tuple[Rung, ...] = ()
     """A step on each number of nodes; none when nobody says the batch sizes."""
+    span_h: float = SPAN_H
+    """For how long interruptions are told: until the deadline, else a day."""
+    on_demand: str = "never"
+    """When nodes may be bought on demand; those candidates come last."""
+    skipped: tuple[Skipped, ...] = ()
+    """Places that cannot be tried, and why."""
+    prices: tuple[PriceSource, ...] = ()
+    """Where prices come from."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the schema-versioned object of `plan --json`."""
@@ -93,15 +115,24 @@ class JobPlan:
 
 
 def plan_job(
-    spec: JobSpec, offers: Sequence[Offer], *, batches: tuple[int, int] | None = None
+    spec: JobSpec,
+    offers: Sequence[Offer],
+    *,
+    batches: tuple[int, int] | None = None,
+    skipped: Sequence[Skipped] = (),
+    prices: Sequence[PriceSource] = (),
 ) -> JobPlan:
     """Return the plan for `spec` with these offers.
 
     Args:
         spec: what to run.
-        offers: the places, best first; those of another market than the spec's are left out.
+        offers: the places, best first. Those of another market than the spec's are left out, but
+            on-demand ones come last where the spec allows them.
         batches: global batch and micro-batch, if the script or the command line says them.
+        skipped: places that have no offer.
+        prices: where the offers' prices come from.
     """
+    markets = planned_markets(spec)
     ladder = node_ladder(spec.nodes.min, spec.nodes.max)
     return JobPlan(
         name=spec.name,
@@ -119,12 +150,37 @@ def plan_job(
         micro_batch=batches and batches[1],
         candidates=tuple(
             _candidate(spec, offer, nodes, batches)
+            for market in markets
             for nodes in ladder
             for offer in offers
-            if offer.market is spec.market
+            if offer.market is market
         ),
         rungs=tuple(_rung(nodes, spec.nproc_per_node, batches) for nodes in ladder if batches),
+        span_h=_span_h(spec),
+        on_demand=spec.on_demand,
+        skipped=tuple(place for place in skipped if place.market in markets),
+        prices=tuple(prices),
     )
+
+
+def planned_markets(spec: JobSpec) -> tuple[Market, ...]:
+    """Return the markets in which nodes may be bought, the preferred one first."""
+    if spec.market is Market.SPOT and spec.on_demand != "never":
+        return (Market.SPOT, Market.ON_DEMAND)
+    return (spec.market,)
+
+
+def _span_h(spec: JobSpec) -> float:
+    return SPAN_H if spec.deadline_s is None else spec.deadline_s / 3600
+
+
+def _interruptions(spec: JobSpec, offer: Offer, hours: float | None) -> float | None:
+    if offer.market is Market.ON_DEMAND:
+        return 0.0
+    if offer.infra not in CLOUDS_THAT_TAKE:
+        return None
+    span_h = _span_h(spec)
+    return expected_interruptions(span_h if hours is None else min(span_h, hours))
 
 
 def _candidate(
@@ -132,6 +188,8 @@ def _candidate(
 ) -> Candidate:
     rate = rate_usd_per_h(offer.price_usd_per_h, nodes)
     on_demand_rate = rate_usd_per_h(offer.on_demand_usd_per_h, nodes)
+    hours = hours_bought(spec.budget_usd, rate)
+    interruptions = _interruptions(spec, offer, hours)
     return Candidate(
         infra=offer.infra,
         region=offer.region,
@@ -143,8 +201,10 @@ def _candidate(
         rate_usd_per_h=rate,
         on_demand_rate_usd_per_h=on_demand_rate,
         saved_pct=saved_pct(rate, on_demand_rate),
-        hours_bought=hours_bought(spec.budget_usd, rate),
+        hours_bought=hours,
         accumulation=batches and _rung(nodes, spec.nproc_per_node, batches).accumulation,
+        interruptions=interruptions,
+        interruptions_usd=cost_usd(rate, None if interruptions is None else interruptions * LOST_S),
     )
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from spotguard.hazard import hazard_per_h
+
 if TYPE_CHECKING:
     from spotguard.runtime.coordination import Coordinator
     from spotguard.runtime.settings import SaveEvery
@@ -17,21 +19,6 @@ _LEAD_STEPS = 3
 _WORD_TIMEOUT_S = 60.0
 _SHORTEST_S = 1.0
 _LONGEST_S = 1800.0
-
-
-def hazard_per_h(age_s: float) -> float:
-    """Return the expected interruptions per hour of an attempt of this age.
-
-    Recorded spot availability (AWS V100 2023, GCP H100 2025) shows about 1.7 per hour in the first
-    half hour and 0.2 after four hours; in between it falls evenly on a logarithmic scale of time.
-    """
-    early_s, late_s, early, late = 1800.0, 14400.0, 1.7, 0.2
-    if age_s <= early_s:
-        return early
-    if age_s >= late_s:
-        return late
-    share = math.log(age_s / early_s) / math.log(late_s / early_s)
-    return float(early * (late / early) ** share)
 
 
 def best_interval_s(cost_s: float, age_s: float) -> float:

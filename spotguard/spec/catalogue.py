@@ -13,7 +13,7 @@ from pydantic_core import PydanticUndefined
 from spotguard.events.env import JOB_VARIABLES
 from spotguard.spec.complaint import setting_of
 from spotguard.spec.home import HOME_VARIABLE
-from spotguard.spec.model import JobSpec, LocalSpec
+from spotguard.spec.model import JobSpec, LocalSpec, NodeSpec
 from spotguard.spec.setting import Setting, seconds_text
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-TABLES = ("local", "env")
+TABLES = ("local", "node", "env")
 """Keys that hold a table in a file; all others are plain."""
 PREFIX = "SPOTGUARD_"
 DEBUG_VARIABLE = "SPOTGUARD_DEBUG"
@@ -47,7 +47,10 @@ class ConfigField:
         """The environment variable that sets it; the table `env` has none."""
         if self.key == "env":
             return None
-        return self.setting.variable or PREFIX + self.key.removeprefix("local.").upper()
+        return (
+            self.setting.variable
+            or PREFIX + self.key.removeprefix("local.").replace(".", "_").upper()
+        )
 
     @property
     def flag(self) -> str | None:
@@ -68,7 +71,11 @@ class ConfigField:
 @lru_cache(maxsize=1)
 def catalogue() -> Mapping[str, ConfigField]:
     """Return all settings by their key, in the order of the model."""
-    fields = [*_fields_of(JobSpec, ()), *_fields_of(LocalSpec, ("local",))]
+    fields = [
+        *_fields_of(JobSpec, ()),
+        *_fields_of(LocalSpec, ("local",)),
+        *_fields_of(NodeSpec, ("node",)),
+    ]
     return MappingProxyType({field.key: field for field in fields})
 
 

@@ -54,6 +54,10 @@ _HEADINGS = {
         "## The local cloud\n\n"
         'These stand below `[local]` in a file, and matter only with `infra = "local"`.'
     ),
+    "node": (
+        "## Nodes from SkyPilot\n\n"
+        "These stand below `[node]` in a file. All are optional: `infra` and `gpus` say enough."
+    ),
 }
 
 
@@ -62,8 +66,9 @@ def configuration_page() -> str:
     parts = [_INTRO, "## The job"]
     table = ""
     for field in catalogue().values():
-        if "." in field.key and not table:
-            table = field.key.partition(".")[0]
+        above = field.key.rpartition(".")[0]
+        if above != table:
+            table = above
             parts.append(_HEADINGS[table])
         parts.append(_section(field))
     parts.append(_other_variables())

@@ -83,20 +83,54 @@ def variable_layer(environ: Mapping[str, str], cwd: Path) -> Layer:
 
 def block_layer(script: Path, source: str) -> Layer:
     """Return what the script's own `# /// script` block says under `[tool.spotguard]`."""
-    blocks = list(_BLOCK.finditer(source))
-    if not blocks:
-        return {}
-    if len(blocks) > 1:
-        raise SpecError(script.name, "has more than one `# /// script` block; PEP 723 allows one")
-    # Empty lines in front, so that TOML's line numbers are the script's.
-    above = source.count("\n", 0, blocks[0].start(1))
-    toml = "\n" * above + re.sub(r"(?m)^# ?", "", blocks[0][1])
+    toml = _block(script.name, source)
     table: Any = _parsed(toml, script.name)
     for name in ("tool", "spotguard"):
         table = table.get(name, {})
         if not isinstance(table, dict):
             raise SpecError(script.name, f"given {table!r} as {name}; allowed: a table")
     return _table_layer(table, toml, script.name, script.parent, "tool.spotguard")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a script says that it needs, in its PEP 723 block."""
+
+    dependencies: tuple[str, ...] = ()
+    """Requirements, as pip takes them."""
+    python: str | None = None
+    """Versions of Python, such as `>=3.11`."""
+
+
+def script_needs(script: Path, source: str) -> Needs:
+    """Return the `dependencies` and `requires-python` of the script's own block.
+
+    Raises:
+        SpecError: the block is no TOML, or one of the two is not what PEP 723 says.
+    """
+    table: Any = _parsed(_block(script.name, source), script.name)
+    dependencies, python = table.get("dependencies", []), table.get("requires-python")
+    if not isinstance(dependencies, list) or not all(map(_is_line, dependencies)):
+        raise SpecError(script.name, "given other `dependencies` than a list of requirements")
+    if python is not None and not _is_line(python):
+        raise SpecError(script.name, "given another `requires-python` than a text")
+    return Needs(dependencies=tuple(dependencies), python=python)
+
+
+def _is_line(value: object) -> bool:
+    # A requirement that begins with '-' would be an option of pip's.
+    return isinstance(value, str) and value.isprintable() and value.strip()[:1] not in ("", "-")
+
+
+def _block(name: str, source: str) -> str:
+    """Return the TOML in a script's block, its line numbers being the script's; "" without one."""
+    blocks = list(_BLOCK.finditer(source))
+    if not blocks:
+        return ""
+    if len(blocks) > 1:
+        raise SpecError(name, "has more than one `# /// script` block; PEP 723 allows one")
+    above = source.count("\n", 0, blocks[0].start(1))
+    return "\n" * above + re.sub(r"(?m)^# ?", "", blocks[0][1])
 
 
 def file_layer(path: Path, label: str) -> Layer:
@@ -144,10 +178,8 @@ def _parsed(toml: str, label: str) -> dict[str, object]:
 def _refuse_unknown(key: str, label: str) -> None:
     if key in catalogue() or key.startswith("env."):
         return
-    if f"local.{key}" in catalogue():
-        hint = f"{key} belongs below [local]"
-    else:
-        hint = did_you_mean(key, catalogue())
+    table = next((table for table in TABLES if f"{table}.{key}" in catalogue()), None)
+    hint = f"{key} belongs below [{table}]" if table else did_you_mean(key, catalogue())
     raise SpecError(key, f"given by {label}, but there is no such setting", hint=hint)
 
 

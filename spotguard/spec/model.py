@@ -15,6 +15,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from spotguard.errors import SpecError
 from spotguard.events.states import Market
 from spotguard.spec.complaint import spec_error
+from spotguard.spec.infra import (
+    CLOUDS,
+    DEADLINE,
+    FALLBACK,
+    NEVER,
+    PLACES,
+    at_least,
+    gpu_name,
+    image_name,
+    machine_name,
+    on_demand_rule,
+    places,
+)
 from spotguard.spec.nodes import MAX_NODES, NodeRange
 from spotguard.spec.setting import (
     MAX_NAME_CHARS,
@@ -44,7 +57,6 @@ LOCAL_ON_DEMAND_USD_PER_H = 3.06
 
 _DURATION = 'a duration above 0, such as 90, "90s", "1h30m" or "2d"'
 _USD_PER_H = "a price in USD per node and hour above 0, such as 0.918"
-_CLOUDS = ("aws", "gcp", "azure")
 _PUBLIC_NAMES = "env_names"
 
 
@@ -58,13 +70,13 @@ class LocalSpec(_Frozen):
     metadata: Annotated[
         str,
         Setting(
-            parse=choice(*_CLOUDS),
+            parse=choice(*CLOUDS),
             allowed="aws, gcp or azure",
             example='"gcp"',
             flag="--metadata",
             # SPOTGUARD_METADATA is what a launcher tells a job, with an address in it.
             variable="SPOTGUARD_LOCAL_METADATA",
-            choices=_CLOUDS,
+            choices=CLOUDS,
         ),
     ] = "aws"
     """Whose metadata service the local nodes have: its protocol and its grace times."""
@@ -119,6 +131,70 @@ class LocalSpec(_Frozen):
     """How much faster than in reality traces run and grace times pass."""
 
 
+class NodeSpec(_Frozen):
+    """What a node from SkyPilot is, and how it is made ready. All but `gpus` is rarely needed."""
+
+    instance_type: Annotated[
+        str | None,
+        Setting(
+            parse=optional(machine_name),
+            allowed="the name of an instance type of the cloud",
+            example='"p4d.24xlarge"',
+        ),
+    ] = None
+    """The machine, by its cloud's own name. Default: the cheapest that has what is asked for."""
+
+    cpus: Annotated[
+        str | None,
+        Setting(parse=optional(at_least), allowed="a number, or one with '+'", example='"8+"'),
+    ] = None
+    """Virtual CPUs of a node: so many, or with '+' at least. Default: the template's."""
+
+    memory: Annotated[
+        str | None,
+        Setting(parse=optional(at_least), allowed="a number, or one with '+'", example='"32+"'),
+    ] = None
+    """Main memory of a node in GiB: so much, or with '+' at least."""
+
+    disk_gb: Annotated[
+        int | None,
+        Setting(
+            parse=optional(whole(10, 65536)),
+            allowed="a whole number from 10 to 65536",
+            example="256",
+        ),
+    ] = None
+    """Size of a node's disk in GB. Default: the template's."""
+
+    image: Annotated[
+        str | None,
+        Setting(
+            parse=optional(image_name),
+            allowed="an image of the cloud, or docker:NAME",
+            example='"docker:pytorch/pytorch:latest"',
+        ),
+    ] = None
+    """The image that nodes start from. Default: SkyPilot's own. Its torch is used, if any."""
+
+    setup: Annotated[
+        tuple[str, ...],
+        Setting(parse=texts, allowed="shell commands", example='["sudo apt-get install -y jq"]'),
+    ] = ()
+    """Commands of yours that make a node ready, before Python's packages are installed. They are
+    kept in the run store: no secrets; variables from `env` are set while they run."""
+
+    requirements: Annotated[
+        str | None,
+        Setting(
+            parse=optional(text),
+            allowed="the path of a requirements file below the workdir",
+            example='"requirements.txt"',
+            is_path=True,
+        ),
+    ] = None
+    """What to install on nodes. Default: the `dependencies` of the script's own PEP 723 block."""
+
+
 class JobSpec(_Frozen):
     """What to run, where, and within which limits."""
 
@@ -148,14 +224,39 @@ class JobSpec(_Frozen):
     infra: Annotated[
         str,
         Setting(
-            parse=choice("local"),
-            allowed="local, the only one in this version",
-            example='"local"',
+            parse=places,
+            allowed="local, or clouds such as aws, aws/us-east-1 or gcp,aws, or kubernetes, or "
+            "slurm/CLUSTER/PARTITION",
+            example='"gcp,aws/us-east-1"',
             flag="--infra",
-            choices=("local",),
+            choices=PLACES,
         ),
     ] = "local"
-    """Where nodes come from. `local`: processes of this machine that play a cloud."""
+    """Where nodes come from: clouds, with region and zone if need be, a Kubernetes context, or
+    partitions of a Slurm cluster; of several, the cheapest is tried first. `local`: processes of
+    this machine that play a cloud."""
+
+    on_demand_infra: Annotated[
+        str | None,
+        Setting(
+            parse=optional(places),
+            allowed="as for infra",
+            example='"slurm/mycluster/gpu"',
+        ),
+    ] = None
+    """Where nodes that nobody takes away come from, if elsewhere: on Slurm, the market is a
+    partition. Default: on clouds the same places, on Kubernetes and Slurm none."""
+
+    gpus: Annotated[
+        str | None,
+        Setting(
+            parse=optional(gpu_name),
+            allowed="a kind of GPU, and how many if more than one, such as A100:8",
+            example='"A100:8"',
+            flag="--gpus",
+        ),
+    ] = None
+    """GPUs of each node, by SkyPilot's names. Without it, nodes have CPUs only."""
 
     store: Annotated[
         str,
@@ -189,7 +290,7 @@ class JobSpec(_Frozen):
             flag="--nproc-per-node",
         ),
     ] = 1
-    """Processes on each node, usually one for each GPU."""
+    """Processes on each node. Default: one for each of `gpus`, or one."""
 
     budget_usd: Annotated[
         float | None,
@@ -227,6 +328,19 @@ class JobSpec(_Frozen):
         ),
     ] = Market.SPOT
     """How nodes are bought."""
+
+    on_demand: Annotated[
+        str,
+        Setting(
+            parse=on_demand_rule,
+            allowed='never, deadline, or "fallback-after 20m"',
+            example='"fallback-after 20m"',
+            flag="--on-demand",
+            choices=(NEVER, DEADLINE, FALLBACK),
+        ),
+    ] = NEVER
+    """When nodes may be bought on demand though `market` is spot: never, once no spot node was to
+    be had for some time, or only if the deadline cannot be kept otherwise."""
 
     template: Annotated[
         str,
@@ -327,6 +441,9 @@ class JobSpec(_Frozen):
 
     local: LocalSpec = LocalSpec()
     """What the local cloud does to the run."""
+
+    node: NodeSpec = NodeSpec()
+    """What a node from SkyPilot is."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the whole spec, for the private journal: it holds the values of `env`."""

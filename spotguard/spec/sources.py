@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spotguard.errors import SpecError
-from spotguard.spec.catalogue import ConfigField, catalogue
+from spotguard.spec.catalogue import TABLES, ConfigField, catalogue
 from spotguard.spec.home import spotguard_home
+from spotguard.spec.infra import gpu_count
 from spotguard.spec.layers import (
     Given,
     Layer,
@@ -122,14 +123,17 @@ def _dependent_defaults(job: Script, cwd: Path, home: Path) -> Layer:
 
 
 def _spec(job: Script, args: Sequence[str], given: Mapping[str, Given]) -> JobSpec:
-    values: dict[str, Any] = {"script": str(job.path), "args": tuple(args), "local": {}, "env": {}}
+    values: dict[str, Any] = {"script": str(job.path), "args": tuple(args)}
+    values.update({table: {} for table in TABLES})
     for key, found in given.items():
         if key.startswith("env."):
             values["env"][key.removeprefix("env.")] = found.value
         else:
-            path = catalogue()[key].path
-            (values["local"] if len(path) > 1 else values)[path[-1]] = found.value
+            *above, name = catalogue()[key].path
+            (values[above[0]] if above else values)[name] = found.value
     spec = build_spec(values, {key: found.origin for key, found in given.items()})
+    if "nproc_per_node" not in given and spec.gpus:
+        spec = spec.replace(nproc_per_node=gpu_count(spec.gpus))
     if not Path(spec.workdir).is_dir():
         origin = given["workdir"].origin
         raise SpecError(

@@ -12,6 +12,9 @@ import spotguard
 from spotguard.errors import EnvironmentFailure, SpecError
 from spotguard.spec.nearest import did_you_mean
 
+BASE = "base"
+"""The template that all others are put on top of."""
+
 
 @lru_cache(maxsize=1)
 def _folder() -> Path:
@@ -33,7 +36,7 @@ def template_names() -> tuple[str, ...]:
 
 
 def load_template(name: str) -> dict[str, Any]:
-    """Return a template as SkyPilot's task configuration, fresh on every call.
+    """Return a template as a whole SkyPilot task, fresh on every call: `base` with it on top.
 
     Raises:
         SpecError: there is no such template; names the nearest.
@@ -44,6 +47,22 @@ def load_template(name: str) -> dict[str, Any]:
             f"given {name!r}; allowed: one of {', '.join(template_names())}",
             hint=did_you_mean(name, template_names()),
         )
+    base = _read(BASE)
+    return base if name == BASE else merged(base, _read(name))
+
+
+def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Return two task configurations as one: tables are merged, anything else is replaced."""
+    both = dict(below)
+    for key, value in above.items():
+        old = both.get(key)
+        both[key] = (
+            merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        )
+    return both
+
+
+def _read(name: str) -> dict[str, Any]:
     loaded = yaml.safe_load((_folder() / f"{name}.yaml").read_text(encoding="utf-8"))
     assert isinstance(loaded, dict)
     return loaded

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
 from spotguard.cli.views import words
+from spotguard.control import places
 from spotguard.errors import BudgetExhausted, JournalDamaged, StoreUnavailable
-from spotguard.events.states import RunState
+from spotguard.events.states import Market, RunState
+from spotguard.launch.base import Offer, PriceSource, Skipped, Survey
 from tests.cli import pictures
 from tests.cli.fake_control import Line
 
@@ -247,6 +251,78 @@ def test_plan_json(cli: Cli, control: FakeControl, script: str) -> None:
     assert body["schema"] == 1
     assert body["candidates"][0]["price_usd_per_h"] == 0.918
     assert body["candidates"][0]["hours_bought"] is None
+
+
+@pytest.fixture
+def clouds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answer for SkyPilot: nine zones on AWS, and one that has no spot nodes."""
+    zones = [
+        Offer(
+            infra="aws",
+            region="us-east-1",
+            zone=f"us-east-1{letter}",
+            instance_type="g6.xlarge",
+            market=market,
+            price_usd_per_h=price,
+            on_demand_usd_per_h=0.8,
+        )
+        for letter in "abcdefghi"
+        for market, price in ((Market.SPOT, 0.25), (Market.ON_DEMAND, 0.8))
+    ]
+    found = Survey(
+        offers=tuple(zones),
+        skipped=(Skipped(place="aws/eu-west-1", market=Market.SPOT, why="has no spot price"),),
+        sources=(PriceSource(infra="aws", source="SkyPilot's catalogue", read_at=time.time()),),
+    )
+    monkeypatch.setattr(places, "find_offers", lambda spec: found)
+
+
+@pytest.mark.usefixtures("clouds")
+def test_plan_of_a_cloud_tells_prices_skips_and_interruptions(cli: Cli, script: str) -> None:
+    """What fits on a screen: some places, how many more, who was skipped and why, whose prices."""
+    job = ("plan", script, "--infra", "aws", "--gpus", "L4", "--nodes", "1:2", "--budget", "10")
+    said = cli(*job, "--on-demand", "fallback-after 20m")
+    assert said.code == 0
+    rows = [line for line in said.out.splitlines() if line.startswith("aws us-east-1")]
+    assert len([row for row in rows if " spot " in row]) == 7  # six on 2 nodes, the first on 1
+    assert len([row for row in rows if " on-demand " in row]) == 7
+    assert "and 22 more; --json lists all" in said.out
+    assert "skipped aws/eu-west-1 (spot): has no spot price" in said.out
+    assert "prices of aws: SkyPilot's catalogue, 0" in said.out
+    assert "lost to spot: interruptions in 1 d 0 h" in said.out
+    assert max(map(len, said.out.splitlines())) <= 80
+
+    body = json.loads(cli(*job, "--json").out)
+    assert len(body["candidates"]) == 18
+    assert body["candidates"][0]["interruptions"] > 1
+    assert body["skipped"][0]["why"] == "has no spot price"
+
+
+@pytest.mark.usefixtures("clouds")
+def test_plan_yaml_is_the_task_and_holds_no_secret(cli: Cli, script: str) -> None:
+    """It can be given to `sky launch` but for the values of the user's variables."""
+    flags = ("--infra", "aws", "--gpus", "L4:2", "--nodes", "1:3", "--store", "s3://b/runs")
+    said = cli("plan", script, "--yaml", *flags, "--env", "TOKEN=hunter2", "--", "--lr", "1")
+    assert said.code == 0
+    task = yaml.safe_load(said.out)
+    assert task["num_nodes"] == 3
+    assert len(task["resources"]["ordered"]) == 9
+    assert task["envs"]["JOB_NPROC_PER_NODE"] == "2"
+    assert task["secrets"] == {"TOKEN": "***"}
+    assert "hunter2" not in said.out
+    (wheel,) = task["file_mounts"].values()
+    assert Path(wheel).is_file()
+
+
+@pytest.mark.usefixtures("clouds")
+def test_plan_yaml_says_what_stands_in_its_way(cli: Cli, control: FakeControl, script: str) -> None:
+    """No task without SkyPilot, and none whose nodes could not reach the store."""
+    local = cli("plan", script, "--yaml")
+    assert (local.code, local.out) == (2, "")
+    assert "no SkyPilot task" in local.err
+    far = cli("plan", script, "--yaml", "--infra", "aws")
+    assert (far.code, far.out) == (2, "")
+    assert "cannot reach" in far.err
 
 
 def test_plan_shows_a_step_on_each_number_of_nodes(

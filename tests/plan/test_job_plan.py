@@ -5,8 +5,9 @@ import json
 import pytest
 
 from spotguard.events.states import Market
-from spotguard.launch.base import Offer
-from spotguard.plan.job import plan_job
+from spotguard.hazard import expected_interruptions
+from spotguard.launch.base import Offer, Skipped
+from spotguard.plan.job import LOST_S, plan_job
 from spotguard.spec.model import JobSpec
 from spotguard.spec.nodes import NodeRange
 
@@ -81,3 +82,42 @@ def test_the_json_is_plain_and_versioned() -> None:
     assert body["nodes"] == "1:3"
     assert body["candidates"][0]["price_usd_per_h"] is None
     assert body["candidates"][0]["market"] == "spot"
+
+
+def test_a_plan_tells_what_interruptions_cost() -> None:
+    """On clouds' spot nodes by the recorded rate, for as long as the money lasts; else a day."""
+    day = plan_job(spec(), [offer()]).candidates[0]
+    assert day.interruptions == pytest.approx(expected_interruptions(24.0))
+    assert day.interruptions_usd == pytest.approx(expected_interruptions(24.0) * 3 * LOST_S / 3600)
+    short = plan_job(spec(budget_usd=6, deadline_s=3600 * 9), [offer()]).candidates[0]
+    assert short.interruptions == pytest.approx(expected_interruptions(2.0))
+    until = plan_job(spec(deadline_s=3600 * 9), [offer()])
+    assert until.span_h == 9.0
+    assert until.candidates[0].interruptions == pytest.approx(expected_interruptions(9.0))
+    rich = plan_job(spec(deadline_s=3600 * 9, budget_usd=900), [offer()]).candidates[0]
+    assert rich.interruptions == pytest.approx(expected_interruptions(9.0))
+
+
+def test_interruptions_are_told_only_where_they_are_known() -> None:
+    """Nobody takes on-demand nodes; of a Slurm cluster and unknown prices nothing is made up."""
+    bought = plan_job(spec(market="on_demand"), [offer(market=Market.ON_DEMAND)]).candidates[0]
+    assert (bought.interruptions, bought.interruptions_usd) == (0.0, 0.0)
+    queued = plan_job(spec(), [offer(infra="slurm")]).candidates[0]
+    assert (queued.interruptions, queued.interruptions_usd) == (None, None)
+    unpriced = plan_job(spec(), [offer(price_usd_per_h=None)]).candidates[0]
+    assert unpriced.interruptions is not None
+    assert unpriced.interruptions_usd is None
+
+
+def test_on_demand_comes_last_and_only_where_it_is_allowed() -> None:
+    """All spot places on all numbers of nodes first; who is skipped is told for these markets."""
+    offers = [offer(zone="b", market=Market.ON_DEMAND), offer(zone="a")]
+    skipped = [Skipped(place="aws/x", market=market, why="no") for market in Market]
+    plan = plan_job(spec(on_demand="deadline"), offers, skipped=skipped)
+    assert [(c.market, c.nodes) for c in plan.candidates] == [
+        (market, nodes) for market in ("spot", "on_demand") for nodes in (3, 2, 1)
+    ]
+    assert plan.skipped == tuple(skipped)
+    never = plan_job(spec(), offers, skipped=skipped)
+    assert {c.market for c in never.candidates} == {"spot"}
+    assert [place.market for place in never.skipped] == [Market.SPOT]

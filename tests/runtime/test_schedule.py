@@ -9,7 +9,8 @@ import pytest
 
 from spotguard.errors import UsageError
 from spotguard.runtime.coordination import Alone
-from spotguard.runtime.schedule import SaveSchedule, best_interval_s, hazard_per_h
+from spotguard.hazard import hazard_per_h
+from spotguard.runtime.schedule import SaveSchedule, best_interval_s
 from spotguard.runtime.settings import SaveEvery
 from spotguard.testing import FakeRendezvous
 

@@ -4,6 +4,7 @@ import base64
 import os
 import shutil
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,14 +13,13 @@ import spotguard
 from spotguard.errors import EnvironmentFailure, SpecError
 from spotguard.events.env import JOB_VARIABLES
 from spotguard.spec import templates
-from spotguard.spec.templates import load_template, template_names
+from spotguard.spec.templates import load_template, merged, template_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 TASK_KEYS = {"name", "resources", "num_nodes", "workdir", "envs", "setup", "run", "config"}
-RESOURCE_KEYS = {"infra", "accelerators", "cpus", "use_spot", "disk_size"}
+RESOURCE_KEYS = {"infra", "cpus", "use_spot", "disk_size", "autostop"}
 HOSTILE = ["--name", "two words", "$(touch pwned)", "`x`", "a'b\"c", "new\nline", "*", "", "-n"]
 
 
@@ -52,12 +52,21 @@ def test_a_template_is_a_skypilot_task(name: str) -> None:
 def test_the_market_is_named_only_where_skypilot_takes_it() -> None:
     """SkyPilot refuses `use_spot` on Slurm, and on Kubernetes a node pool decides."""
     spot = {name for name in template_names() if load_template(name)["resources"].get("use_spot")}
-    assert spot == {"base", "aws", "gcp", "azure"}
+    assert spot == {"aws", "gcp", "azure"}
 
 
 def test_all_templates_start_a_job_the_same_way() -> None:
-    """The run block exists once for each template, and must not drift apart."""
-    assert len({load_template(name)["run"] for name in template_names()}) == 1
+    """Set-up and run exist once, whatever the kind of cluster, and each begins with the base."""
+    for part in ("setup", "run"):
+        assert len({load_template(name)[part] for name in template_names()}) == 1
+    assert load_template("slurm")["resources"]["autostop"] == {"idle_minutes": 5, "down": True}
+
+
+def test_tables_are_merged_and_the_rest_is_replaced() -> None:
+    """Merging changes neither of the two."""
+    below = {"a": {"x": 1, "y": 2}, "b": [1]}
+    assert merged(below, {"a": {"y": 3}, "b": [2]}) == {"a": {"x": 1, "y": 3}, "b": [2]}
+    assert below == {"a": {"x": 1, "y": 2}, "b": [1]}
 
 
 def test_a_template_is_fresh_on_every_call() -> None:
@@ -92,25 +101,30 @@ def test_templates_are_found_in_a_wheel(tmp_path: Path, monkeypatch: pytest.Monk
 
 def _run(tmp_path: Path, **environ: str) -> list[str]:
     """Run the templates' run block as SkyPilot would; return what python was called with."""
-    python = tmp_path / "bin" / "python"
-    python.parent.mkdir()
-    python.write_text('#!/bin/sh\nprintf "%s\\0" "node=$SPOTGUARD_NODE" "$@"\n')
-    python.chmod(0o755)
     task: dict[str, Any] = load_template("base")
+    envs = {**task["envs"], "SPOTGUARD_CLUSTER": f"test-{tmp_path.name}"}
+    place = Path(f"/tmp/spotguard-{os.getuid()}") / envs["SPOTGUARD_CLUSTER"]
+    python = place / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\nprintf "%s\\0" "$SPOTGUARD_NODE $SPOTGUARD_METADATA" "$@"\n')
+    python.chmod(0o755)
     node = {
-        "PATH": f"{python.parent}:{os.environ['PATH']}",
+        "PATH": os.environ["PATH"],
         "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2",
         "SKYPILOT_NUM_NODES": "2",
         "SKYPILOT_NODE_RANK": "1",
         "SKYPILOT_NUM_GPUS_PER_NODE": "0",
     }
-    done = subprocess.run(
-        ["bash", "-c", task["run"]],
-        env={**task["envs"], **node, **environ},
-        cwd=tmp_path,
-        capture_output=True,
-        check=True,
-    )
+    try:
+        done = subprocess.run(
+            ["bash", "-c", task["run"]],
+            env={**envs, **node, **environ},
+            cwd=tmp_path,
+            capture_output=True,
+            check=True,
+        )
+    finally:
+        shutil.rmtree(place)
     assert done.stderr == b""
     return done.stdout.decode().split("\0")[:-1]
 
@@ -124,6 +138,21 @@ def test_arguments_reach_the_script_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("info", "cloud"),
+    [
+        ('{"cluster_name": "c", "cloud": "AWS", "region": "r"}', "aws"),
+        ('{"cluster_name": "c", "cloud": "GCP", "region": "r"}', "gcp"),
+        ('{"cluster_name": "c", "cloud": "Azure", "region": "r"}', "azure"),
+        ('{"cluster_name": "c", "cloud": "Slurm", "region": "r"}', "none"),
+        ("", "none"),
+    ],
+)
+def test_skypilot_says_whose_notices_count(tmp_path: Path, info: str, cloud: str) -> None:
+    """A task with candidates on several clouds listens to the one that it came to lie on."""
+    assert _run(tmp_path, SKYPILOT_CLUSTER_INFO=info)[0] == f"1 {cloud}"
+
+
+@pytest.mark.parametrize(
     ("gpus", "asked", "processes"), [("0", "", "1"), ("8", "", "8"), ("8", "2", "2")]
 )
 def test_ranks_meet_at_the_first_node(
@@ -131,14 +160,13 @@ def test_ranks_meet_at_the_first_node(
 ) -> None:
     """Every node joins the first one's address under its own rank, one process for each GPU."""
     argv = _run(tmp_path, SKYPILOT_NUM_GPUS_PER_NODE=gpus, JOB_NPROC_PER_NODE=asked)
-    options = dict(zip(argv[3:-1:2], argv[4:-1:2], strict=True))
-    assert argv[:3] == ["node=1", "-m", "torch.distributed.run"]
+    split = argv.index("--")
+    options = dict(zip(argv[3:split:2], argv[4:split:2], strict=True))
+    assert argv[:3] == ["1 none", "-m", "spotguard.launch.agent"]
     assert options == {
-        "--nnodes": "2",
-        "--node-rank": "1",
-        "--master-addr": "10.0.0.1",
-        "--master-port": "29500",
-        "--nproc-per-node": processes,
-        "--max-restarts": "0",
+        "--nodes": "2",
+        "--node": "1",
+        "--nproc": processes,
+        "--master": "10.0.0.1:29500",
     }
-    assert argv[-1] == "train.py"
+    assert argv[split + 1 :] == ["train.py"]

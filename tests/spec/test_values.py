@@ -59,7 +59,7 @@ def test_nonsense_is_refused_by_name(resolve_job: Resolve, key: str, raw: object
         ("seed", 2**63, "given 9223372036854775808"),
         ("budget", 10**400, "; allowed: "),
         ("deadline", 10**400, "; allowed: "),
-        ("infra", "aws", "allowed: local, the only one in this version"),
+        ("infra", "mars", "allowed: local, or clouds such as aws, aws/us-east-1 or gcp,aws"),
         ("name", "My Run", "allowed: 1 to 40 of a-z"),
         ("name", "a" * 41, "allowed: 1 to 40 of a-z"),
         ("name", "-a", "allowed: 1 to 40 of a-z"),

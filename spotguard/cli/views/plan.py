@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import shlex
+import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -20,13 +22,18 @@ if TYPE_CHECKING:
     from spotguard.plan.job import Candidate, JobPlan, Rung
 
 
+_MOST_PLACES = 6
+_MOST_SKIPPED = 5
+
+
 def plan_screen(plan: JobPlan, *, width: int) -> RenderableType:
     """Return the plan: what would run, then one row for each place, in the order of trying."""
     if not plan.candidates:
         market = plan.market.replace("_", "-")
-        return Group(_what(plan, width), Text(f"no place offers {market} nodes", style="yellow"))
+        nowhere = Text(f"no place offers {market} nodes", style="yellow")
+        return Group(_what(plan, width), nowhere, *_notes(plan))
     steps: list[RenderableType] = [_steps(plan), Text("")] if plan.rungs else []
-    return Group(_what(plan, width), _places(plan), Text(""), *steps)
+    return Group(_what(plan, width), _places(plan), *_notes(plan), Text(""), *steps)
 
 
 def _what(plan: JobPlan, width: int) -> Panel:
@@ -79,11 +86,26 @@ def _places(plan: JobPlan) -> Table:
     numbers = ["nodes", "a\nnode", "all\nnodes", "on\ndemand"]
     if plan.budget_usd is not None:
         numbers.append("budget\nbuys")
+    if _tells_interruptions(plan):
+        numbers.append("lost to\nspot")
     for name in numbers:
         table.add_column(name, justify="right", no_wrap=True)
-    for candidate in plan.candidates:
+    for candidate in _shown(plan):
         table.add_row(*_row(plan, candidate))
     return table
+
+
+def _shown(plan: JobPlan) -> list[Candidate]:
+    """Return the first candidates of each market on the most nodes, and the first on fewer."""
+    seen: Counter[tuple[str, int]] = Counter()
+    most = max((candidate.nodes for candidate in plan.candidates), default=0)
+    shown = []
+    for candidate in plan.candidates:
+        kind = (candidate.market, candidate.nodes)
+        seen[kind] += 1
+        if seen[kind] <= (_MOST_PLACES if candidate.nodes == most else 1):
+            shown.append(candidate)
+    return shown
 
 
 def _row(plan: JobPlan, candidate: Candidate) -> list[str]:
@@ -99,7 +121,44 @@ def _row(plan: JobPlan, candidate: Candidate) -> list[str]:
     if plan.budget_usd is not None:
         hours = candidate.hours_bought
         row.append("unknown" if hours is None else format_duration(hours * 3600))
+    if _tells_interruptions(plan):
+        row.append(_interruptions(candidate))
     return row
+
+
+def _tells_interruptions(plan: JobPlan) -> bool:
+    return any(candidate.interruptions for candidate in plan.candidates)
+
+
+def _interruptions(candidate: Candidate) -> str:
+    if candidate.interruptions is None:
+        return "unknown"
+    lost = candidate.interruptions_usd
+    times = f"{candidate.interruptions:.0f}\u00d7"
+    return times if lost is None else f"{times} {format_usd(lost)}"
+
+
+def _notes(plan: JobPlan) -> list[Text]:
+    """Return what the table leaves open: more places, those without offers, the prices' age."""
+    lines = []
+    if more := len(plan.candidates) - len(_shown(plan)):
+        lines.append(f"and {more} more; --json lists all")
+    if _tells_interruptions(plan):
+        span = format_duration(plan.span_h * 3600)
+        lines.append(f"lost to spot: interruptions in {span}, or while the money lasts, at the")
+        lines.append("rate of recorded ones, and what the nodes cost meanwhile")
+    lines += [
+        f"skipped {clean(place.place)} ({place.market.value.replace('_', '-')}): {clean(place.why)}"
+        for place in plan.skipped[:_MOST_SKIPPED]
+    ]
+    if len(plan.skipped) > _MOST_SKIPPED:
+        lines.append(f"and {len(plan.skipped) - _MOST_SKIPPED} more skipped")
+    lines += [f"prices of {p.infra}: {p.source}{_age(p.read_at)}" for p in plan.prices]
+    return [Text(line, style="dim") for line in lines]
+
+
+def _age(read_at: float | None) -> str:
+    return "" if read_at is None else f", {format_duration(max(0.0, time.time() - read_at))} old"
 
 
 def _steps(plan: JobPlan) -> Table:

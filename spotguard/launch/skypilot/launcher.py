@@ -1,0 +1,237 @@
+"""Clusters of any cloud, of Kubernetes and of Slurm, by SkyPilot.
+
+SkyPilot takes seconds to say anything, so a thread of the launcher's own asks it again and again
+about the one cluster that matters, and `observe` returns the last answer at once. What the job
+wrote to the run store is known long before SkyPilot knows that something is wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from typing import TYPE_CHECKING
+
+from spotguard.errors import SpotguardError
+from spotguard.launch.base import ClusterState, ClusterView, LogChunk, NodeEnd, NodeView
+from spotguard.launch.skypilot.sdk import JobPhase, Phase, Unreachable
+from spotguard.units import SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from spotguard.launch.base import LaunchRequest, Offer
+    from spotguard.launch.skypilot.sdk import ClusterFacts, Sdk
+    from spotguard.units import Clock
+
+log = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 2.0
+"""While something is about to change: a launch, an end."""
+_WATCH_EVERY_S = 8.0
+"""While the job trains: what ends it writes to the run store first."""
+_LOG_FRESH_S = 5.0
+_OFFERS_FRESH_S = 300.0
+_COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
+_MARK = re.compile(rb"\((?:setup|[\w-]+, rank=(\d+)|task)[^)]*\) ?")
+_GONE_TWICE = 2
+"""A cluster that SkyPilot has no word of must be missing so often before it counts as gone."""
+
+
+class SkyPilotLauncher:
+    """A `Launcher` on SkyPilot's public SDK."""
+
+    name = "skypilot"
+
+    def __init__(
+        self,
+        sdk: Sdk,
+        *,
+        offers: Callable[[], list[Offer]],
+        task: Callable[[LaunchRequest], dict[str, Any]],
+        clock: Clock | None = None,
+        in_background: bool = True,
+    ) -> None:
+        """`task` makes the YAML of an attempt, `offers` the places to try, best first.
+
+        Without `in_background` each `observe` asks SkyPilot itself: for tests, and for commands
+        that look once.
+        """
+        self._sdk = sdk
+        self._offers = offers
+        self._task = task
+        self._clock = clock or SystemClock()
+        self._in_background = in_background
+        self._watch: _Watch | None = None
+        self._known: tuple[float, list[Offer]] | None = None
+        self._log: tuple[str, float, dict[int, bytes]] | None = None
+
+    def offers(self) -> list[Offer]:
+        """Return the places that could be asked now, best first; looked up every five minutes."""
+        now = self._clock.monotonic()
+        if self._known is None or now - self._known[0] > _OFFERS_FRESH_S:
+            self._known = (now, self._offers())
+        return self._known[1]
+
+    def launch(self, request: LaunchRequest) -> None:
+        """Ask SkyPilot for the cluster; whether the nodes are to be had, `observe` says later."""
+        if look(self._sdk, request.cluster, self._clock).state is not ClusterState.ABSENT:
+            return
+        self._sdk.submit(self._task(request), request.cluster)
+        self._refresh(request.cluster, ClusterView(state=ClusterState.STARTING))
+
+    def observe(self, cluster: str) -> ClusterView:
+        """Return what SkyPilot last said; the first time it is asked, which takes seconds."""
+        if not self._in_background:
+            return look(self._sdk, cluster, self._clock)
+        if self._watch is None or self._watch.cluster != cluster:
+            self._refresh(cluster, look(self._sdk, cluster, self._clock))
+        assert self._watch is not None
+        return self._watch.view
+
+    def down(self, cluster: str) -> None:
+        """Ask for the end of all nodes; those of a launch under way too."""
+        self._sdk.down(cluster)
+        if self._watch is not None and self._watch.cluster == cluster:
+            self._watch.hurry()
+
+    def read_log(self, cluster: str, node: int, offset: int) -> LogChunk:
+        """Return what a node printed, as long as its cluster lives."""
+        now = self._clock.monotonic()
+        if self._log is None or self._log[0] != cluster or now - self._log[1] > _LOG_FRESH_S:
+            self._log = (cluster, now, by_node(self._sdk.log(cluster)))
+        return LogChunk(node=node, offset=offset, data=self._log[2].get(node, b"")[offset:])
+
+    def close(self) -> None:
+        """Stop asking; what runs goes on."""
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+
+    def _refresh(self, cluster: str, view: ClusterView) -> None:
+        self.close()
+        self._watch = _Watch(self._sdk, cluster, view, self._clock)
+        if self._in_background:
+            self._watch.start()
+
+
+def by_node(log: bytes) -> dict[int, bytes]:
+    """Return SkyPilot's one stream as each node's own: it marks lines `(worker1, rank=1, …)`.
+
+    What belongs to no node (the set-up, SkyPilot's own words) counts as node 0's.
+    """
+    streams: dict[int, bytearray] = {}
+    for line in _COLOUR.sub(b"", log).splitlines(keepends=True):
+        mark = _MARK.match(line)
+        node = int(mark[1]) if mark and mark[1] else 0
+        streams.setdefault(node, bytearray()).extend(line[mark.end() :] if mark else line)
+    return {node: bytes(stream) for node, stream in streams.items()}
+
+
+class _Watch(threading.Thread):
+    """Looks at one cluster until it is gone. A daemon: SkyPilot's calls cannot be broken off."""
+
+    def __init__(self, sdk: Sdk, cluster: str, view: ClusterView, clock: Clock) -> None:
+        super().__init__(name="spotguard-sky", daemon=True)
+        self.cluster = cluster
+        self.view = view
+        self._sdk = sdk
+        self._clock = clock
+        self._stopped = threading.Event()
+        self._wake = threading.Event()
+        self._hurried = False
+
+    def hurry(self) -> None:
+        """Look now, and often from here on."""
+        self._hurried = True
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._stopped.set()
+        self._wake.set()
+
+    def run(self) -> None:
+        missing = 0
+        while not self._stopped.is_set() and self.view.state is not ClusterState.GONE:
+            self._wake.wait(self._pause_s())
+            self._wake.clear()
+            view = look(self._sdk, self.cluster, self._clock)
+            missing = missing + 1 if view.state is ClusterState.ABSENT else 0
+            if missing < _GONE_TWICE and view.state is ClusterState.ABSENT:
+                continue  # a request that was taken a moment ago may not be in the books yet
+            self.view = view
+
+    def _pause_s(self) -> float:
+        busy = self.view.state is ClusterState.UP and not self.view.job_over
+        return _WATCH_EVERY_S if busy and not self._hurried else _LOOK_EVERY_S
+
+
+def look(sdk: Sdk, cluster: str, clock: Clock) -> ClusterView:
+    """Return how a cluster is, by all that SkyPilot can say. Never raises for one out of reach."""
+    try:
+        return _look(sdk, cluster, clock)
+    except SpotguardError as problem:
+        if not isinstance(problem, Unreachable):
+            log.warning("%s: %s", cluster, problem)
+        return ClusterView(state=ClusterState.UNREACHABLE, detail=problem.message)
+
+
+def _look(sdk: Sdk, cluster: str, clock: Clock) -> ClusterView:
+    launch = sdk.launch_of(cluster)
+    if launch is not None and launch.phase is Phase.UNDER_WAY:
+        return ClusterView(state=ClusterState.STARTING)
+    facts = sdk.cluster(cluster)
+    if facts is None:
+        if launch is not None and launch.phase is Phase.NO_CAPACITY:
+            return ClusterView(state=ClusterState.REFUSED, detail=launch.problem)
+        if launch is not None and launch.phase is Phase.FAILED:
+            return ClusterView(state=ClusterState.FAILED, detail=launch.problem)
+        return _gone(sdk, cluster, known=launch is not None, clock=clock)
+    if launch is not None and launch.phase in (Phase.NO_CAPACITY, Phase.FAILED):
+        # Something of it may be left, and cost money: it has to be taken down.
+        return ClusterView(
+            state=ClusterState.UP,
+            nodes=_all_nodes(facts, NodeEnd.LOST, f"the launch failed: {launch.problem}"),
+            up_at=facts.launched_at,
+            detail=launch.problem,
+        )
+    return ClusterView(
+        state=ClusterState.UP,
+        nodes=_nodes(sdk, cluster, facts),
+        up_at=facts.launched_at,
+        detail=facts.detail,
+    )
+
+
+def _gone(sdk: Sdk, cluster: str, *, known: bool, clock: Clock) -> ClusterView:
+    ended_at = sdk.ended_at(cluster)
+    if ended_at is None:
+        state = ClusterState.GONE if known else ClusterState.ABSENT
+        return ClusterView(state=state)
+    return ClusterView(state=ClusterState.GONE, gone_at=min(ended_at, clock.now()))
+
+
+def _nodes(sdk: Sdk, cluster: str, facts: ClusterFacts) -> tuple[NodeView, ...]:
+    if facts.unhealthy:
+        return _all_nodes(facts, NodeEnd.LOST, facts.detail or "a node of the cluster is gone")
+    match sdk.job(cluster):
+        case JobPhase.SUCCEEDED:
+            return _all_nodes(facts, NodeEnd.EXITED, "", exit_code=0)
+        case JobPhase.FAILED_SETUP:
+            return _all_nodes(facts, NodeEnd.EXITED, "its set-up failed", exit_code=1)
+        case JobPhase.FAILED:
+            # A node that was taken looks the same; what the nodes wrote themselves comes first.
+            return _all_nodes(facts, NodeEnd.LOST, "SkyPilot says that the job failed")
+        case _:
+            return _all_nodes(facts, NodeEnd.RUNNING, "")
+
+
+def _all_nodes(
+    facts: ClusterFacts, end: NodeEnd, detail: str, *, exit_code: int | None = None
+) -> tuple[NodeView, ...]:
+    return tuple(
+        NodeView(index=index, end=end, exit_code=exit_code, detail=detail)
+        for index in range(facts.nodes)
+    )

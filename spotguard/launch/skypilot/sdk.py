@@ -1,0 +1,256 @@
+"""What is asked of SkyPilot's public SDK, as plain data and errors of ours.
+
+Calls go to SkyPilot's API server, which does the work in the background: a launch is a request
+that outlives its caller. Importing `sky` takes two seconds, so it happens at the first call.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import re
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol
+
+from spotguard.errors import LauncherFailure, NoCapacity
+from spotguard.launch.skypilot.vendor import load_sky
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PROBLEM_CHARS = 600
+_HISTORY_DAYS = 30
+
+
+class Unreachable(LauncherFailure):
+    """SkyPilot's API server does not answer; says nothing about any cluster."""
+
+
+class Phase(str, Enum):
+    """How far a launch is."""
+
+    UNDER_WAY = "under way"
+    DONE = "done"
+    """The job was handed to the cluster."""
+    NO_CAPACITY = "no capacity"
+    """No place had the nodes."""
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchFacts:
+    """What became of the request to launch a cluster."""
+
+    phase: Phase
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterFacts:
+    """A cluster that SkyPilot has in its books."""
+
+    up: bool
+    unhealthy: bool
+    """It was up, and a node of it is gone or does not answer."""
+    launched_at: float
+    nodes: int
+    detail: str = ""
+
+
+class JobPhase(str, Enum):
+    """How far the job on a cluster is."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    FAILED_SETUP = "failed setup"
+
+
+class Sdk(Protocol):
+    """All that the launcher asks of SkyPilot. Every call blocks, up to some seconds.
+
+    Raises `Unreachable` if the API server does not answer, `NoCapacity`, and `LauncherFailure`
+    for anything else.
+    """
+
+    def submit(self, task: dict[str, Any], cluster: str) -> None:
+        """Ask for a new cluster and for the task on it; return once the request is taken."""
+        ...
+
+    def launch_of(self, cluster: str) -> LaunchFacts | None:
+        """Return what became of the last request to launch `cluster`; None if there is none."""
+        ...
+
+    def cluster(self, cluster: str) -> ClusterFacts | None:
+        """Ask the cloud how the cluster is; None if SkyPilot has none of this name."""
+        ...
+
+    def ended_at(self, cluster: str) -> float | None:
+        """Return when SkyPilot saw the last of a cluster that it had; None if it never had it."""
+        ...
+
+    def job(self, cluster: str) -> JobPhase | None:
+        """Return how far the cluster's job is; None if nobody can tell."""
+        ...
+
+    def down(self, cluster: str) -> None:
+        """Ask for the end of the cluster; return once the request is taken."""
+        ...
+
+    def log(self, cluster: str) -> bytes:
+        """Return all that the job has printed, of all nodes, lines marked with their node."""
+        ...
+
+    def names(self) -> list[str]:
+        """Return the names of all clusters that SkyPilot has in its books."""
+        ...
+
+
+class SkySdk:
+    """SkyPilot itself."""
+
+    def submit(self, task: dict[str, Any], cluster: str) -> None:
+        """Ask for a new cluster, which takes itself down when it is idle."""
+        sky = load_sky()
+        with _translated():
+            made = sky.Task.from_yaml_config(copy.deepcopy(task))  # which takes it apart
+            sky.launch(
+                made, cluster_name=cluster, idle_minutes_to_autostop=_idle_minutes(task), down=True
+            )
+
+    def launch_of(self, cluster: str) -> LaunchFacts | None:
+        """Look among the API server's requests."""
+        sky = load_sky()
+        with _translated():
+            requests = sky.api_status(all_status=True, cluster_name=cluster)
+        launches = [each for each in requests if each.name.rpartition(".")[2] == "launch"]
+        if not launches:
+            return None
+        last = max(launches, key=lambda each: each.created_at)
+        if last.status in ("PENDING", "RUNNING"):
+            return LaunchFacts(phase=Phase.UNDER_WAY)
+        if last.status == "SUCCEEDED":
+            return LaunchFacts(phase=Phase.DONE)
+        return self._why_failed(last.request_id)
+
+    def cluster(self, cluster: str) -> ClusterFacts | None:
+        """Let SkyPilot ask the cloud."""
+        sky = load_sky()
+        with _translated():
+            request = sky.status(cluster_names=[cluster], refresh=sky.StatusRefreshMode.FORCE)
+            found = sky.get(request)
+        if not found:
+            return None
+        status = found[0]
+        is_up = status["status"] == sky.ClusterStatus.UP
+        return ClusterFacts(
+            up=is_up,
+            unhealthy=not is_up and status.get("init_kind") != "launching",
+            launched_at=float(status["launched_at"]),
+            nodes=int(status["nodes"]),
+            detail=_short(status.get("init_status_reason") or ""),
+        )
+
+    def ended_at(self, cluster: str) -> float | None:
+        """Look among the clusters that SkyPilot has billed."""
+        sky = load_sky()
+        with _translated():
+            report = sky.get(sky.cost_report(days=_HISTORY_DAYS))
+        for entry in report:
+            if entry["name"] == cluster:
+                return float(entry["launched_at"]) + float(entry["duration"])
+        return None
+
+    def job(self, cluster: str) -> JobPhase | None:
+        """Ask the cluster itself."""
+        sky = load_sky()
+        try:
+            with _translated():
+                phases = sky.get(sky.job_status(cluster))
+        except Unreachable:
+            raise
+        except LauncherFailure:
+            return None  # not up (any more): what that means, the cluster's own state says
+        status = next(iter(phases.values()), None)
+        return None if status is None else _JOB_PHASES.get(status.value, JobPhase.FAILED)
+
+    def down(self, cluster: str) -> None:
+        """Ask SkyPilot to terminate it; one that is gone already is no problem."""
+        sky = load_sky()
+        with _translated():
+            sky.down(cluster)
+
+    def log(self, cluster: str) -> bytes:
+        """Fetch what SkyPilot has of the job's output."""
+        sky = load_sky()
+        output = io.StringIO()
+        with _translated():
+            sky.tail_logs(cluster, job_id=None, follow=False, output_stream=output)
+        return output.getvalue().encode()
+
+    def names(self) -> list[str]:
+        """Return what SkyPilot knows without asking the clouds."""
+        sky = load_sky()
+        with _translated():
+            return [entry["name"] for entry in sky.get(sky.status())]
+
+    def _why_failed(self, request_id: str) -> LaunchFacts:
+        sky = load_sky()
+        try:
+            with _translated():
+                sky.get(request_id)
+        except Unreachable:
+            raise
+        except NoCapacity as problem:
+            return LaunchFacts(phase=Phase.NO_CAPACITY, problem=problem.message)
+        except LauncherFailure as problem:
+            return LaunchFacts(phase=Phase.FAILED, problem=problem.message)
+        return LaunchFacts(phase=Phase.DONE)
+
+
+_JOB_PHASES = {
+    "INIT": JobPhase.STARTING,
+    "PENDING": JobPhase.STARTING,
+    "SETTING_UP": JobPhase.STARTING,
+    "RUNNING": JobPhase.RUNNING,
+    "SUCCEEDED": JobPhase.SUCCEEDED,
+    "FAILED_SETUP": JobPhase.FAILED_SETUP,
+}
+"""SkyPilot's words for a job; all others are ways to fail."""
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Turn what SkyPilot raises into an error of ours."""
+    import requests
+
+    exceptions = load_sky().exceptions
+    away = (
+        exceptions.ApiServerConnectionError,
+        exceptions.ServerTemporarilyUnavailableError,
+        exceptions.ClusterStatusFetchingError,
+        exceptions.RequestInterruptedError,
+        requests.RequestException,
+    )
+    try:
+        yield
+    except away as problem:
+        raise Unreachable(f"SkyPilot does not answer: {_short(str(problem))}") from problem
+    except exceptions.ResourcesUnavailableError as problem:
+        raise NoCapacity(_short(str(problem))) from problem
+    except Exception as problem:  # the server sends whatever it met, to be raised again here
+        raise LauncherFailure(f"SkyPilot: {_short(str(problem))}") from problem
+
+
+def _idle_minutes(task: dict[str, Any]) -> int:
+    """Return after how many idle minutes the cluster takes itself down."""
+    return int(task["resources"]["autostop"]["idle_minutes"])
+
+
+def _short(text: str) -> str:
+    """Return the first lines of a vendor's message, without its colours."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text).strip()
+    return " ".join(plain.split())[:_PROBLEM_CHARS]

@@ -1,0 +1,242 @@
+"""One attempt as a SkyPilot task: a template, merged as data with what is asked for. Pure.
+
+Nothing of the user's becomes part of a script. Paths, arguments, requirements and commands go to
+the node in variables (arguments and commands in base64), which SkyPilot quotes; the scripts are
+the template's own.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spotguard.errors import SpecError
+from spotguard.events import env
+from spotguard.events.states import Market
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from spotguard.launch.base import LaunchRequest, Offer
+
+BUYS_SPOT = frozenset({"aws", "gcp", "azure"})
+"""Where SkyPilot takes `use_spot`; elsewhere the place itself is the market."""
+SHARED_DISK = frozenset({"slurm"})
+"""Where a folder of this machine may be one of the nodes' too."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_RESERVED = re.compile(r"(?!SKYPILOT_DOCKER_)(?:SKYPILOT|SKY|JOB|SPOTGUARD)_")
+_EXTRAS = {"s3": "[aws]", "gs": "[gcp]", "az": "[azure]"}
+_PLACE_KEYS = ("infra", "use_spot", "instance_type", "accelerators", "any_of", "ordered")
+_WHEELS = "~/.spotguard/wheels"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What each node shall be, and what is to be installed on it."""
+
+    gpus: str | None = None
+    """`A100:8`."""
+    instance_type: str | None = None
+    cpus: str | None = None
+    """`8`, or `8+`: at least so many."""
+    memory: str | None = None
+    """In GiB, like `cpus`."""
+    disk_gb: int | None = None
+    image: str | None = None
+    setup: tuple[str, ...] = ()
+    """Shell commands of the user's, run before packages are installed."""
+    requirements: tuple[str, ...] = ()
+    """As pip takes them."""
+    requirements_file: str | None = None
+    """Absolute path, below the workdir; instead of `requirements`."""
+    python: str | None = None
+    """Such as `>=3.11`."""
+
+
+def task_yaml(
+    request: LaunchRequest,
+    machine: Machine,
+    template: Mapping[str, Any],
+    *,
+    offers: Sequence[Offer] = (),
+    wheel: Path | None = None,
+) -> dict[str, Any]:
+    """Return the task for `request`, ready for `sky.Task.from_yaml_config` or a YAML file.
+
+    Args:
+        request: the attempt.
+        machine: what its nodes are.
+        template: a whole SkyPilot task (`spec.templates.load_template`).
+        offers: the places to try, in this order; the request's own unless given.
+        wheel: spotguard for the nodes (`wheel.build_wheel`); without it they ask PyPI.
+
+    Raises:
+        SpecError: something cannot be carried to the nodes; names the setting.
+    """
+    places = tuple(offers) or (request.offer,)
+    _check_store(request, places)
+    task = dict(template)  # its tables are replaced below, never changed
+    task["name"] = _task_name(request.cluster)
+    task["num_nodes"] = request.nodes
+    task["workdir"] = _workdir(request.workdir)
+    task["resources"] = _resources(task.get("resources", {}), machine, places)
+    task["envs"] = {**task.get("envs", {}), **_variables(request, machine, wheel)}
+    task.update(_secrets(request.env))
+    if wheel is not None:
+        target = f"{_WHEELS}/{wheel.parent.name}/{wheel.name}"
+        task["file_mounts"] = {**task.get("file_mounts", {}), target: str(wheel)}
+    return task
+
+
+def secrets_hidden(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the task as it may be shown."""
+    shown = dict(task)
+    if "secrets" in shown:
+        shown["secrets"] = dict.fromkeys(shown["secrets"], "***")
+    return shown
+
+
+def as_text(task: Mapping[str, Any]) -> str:
+    """Return the task as YAML that a person can read: scripts as they are, keys in their order."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        style = "|" if "\n" in value else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+    Dumper.add_representer(str, text)
+    return str(yaml.dump(dict(task), Dumper=Dumper, sort_keys=False, width=100, allow_unicode=True))
+
+
+def infra_of(offer: Offer) -> str:
+    """Return a place as SkyPilot writes it: `aws/us-east-1/us-east-1a`."""
+    return "/".join(part for part in (offer.infra, offer.region, offer.zone) if part)
+
+
+# ---------------------------------------------------------------- resources
+
+
+def _resources(
+    template: Mapping[str, Any], machine: Machine, places: Sequence[Offer]
+) -> dict[str, Any]:
+    common = {key: value for key, value in template.items() if key not in _PLACE_KEYS}
+    wanted = {
+        "cpus": machine.cpus,
+        "memory": machine.memory,
+        "disk_size": machine.disk_gb,
+        "image_id": machine.image,
+    }
+    if machine.gpus:  # the template's CPUs are for nodes that have nothing else
+        common.pop("cpus", None)
+    common |= {key: value for key, value in wanted.items() if value is not None}
+    candidates = [_candidate(offer, machine) for offer in places]
+    if all("instance_type" in candidate for candidate in candidates):
+        common = {key: value for key, value in common.items() if key not in ("cpus", "memory")}
+    if len(candidates) == 1:
+        return {**common, **candidates[0]}
+    return {**common, "ordered": candidates}
+
+
+def _candidate(offer: Offer, machine: Machine) -> dict[str, Any]:
+    candidate: dict[str, Any] = {"infra": infra_of(offer)}
+    if offer.infra in BUYS_SPOT:
+        candidate["use_spot"] = offer.market is Market.SPOT
+        if offer.instance_type:
+            candidate["instance_type"] = offer.instance_type
+    if machine.gpus:
+        candidate["accelerators"] = machine.gpus
+    return candidate
+
+
+# ---------------------------------------------------------------- variables
+
+
+def _variables(request: LaunchRequest, machine: Machine, wheel: Path | None) -> dict[str, str]:
+    lifetime_s = request.max_lifetime_s
+    requirements = () if machine.requirements_file else machine.requirements
+    return {
+        **{k: v for k, v in request.env.items() if k in env.JOB_VARIABLES},
+        env.CLUSTER: request.cluster,
+        "JOB_SCRIPT": _below("script", request.script, request.workdir),
+        "JOB_ARGS": _packed(request.args, "\0"),
+        "JOB_NPROC_PER_NODE": str(request.nproc_per_node),
+        "JOB_LIFETIME_S": "0" if lifetime_s is None else str(max(1, int(lifetime_s))),
+        "JOB_SETUP": _packed(machine.setup, "\n"),
+        "JOB_REQUIREMENTS": _packed(requirements, "\n"),
+        "JOB_REQUIREMENTS_FILE": _requirements_file(machine, request.workdir),
+        "JOB_PYTHON": machine.python or "",
+        "JOB_WHEEL": "" if wheel is None else wheel.parent.name,
+        "JOB_EXTRAS": _EXTRAS.get(request.env.get(env.STORE, "").partition("://")[0].lower(), ""),
+    }
+
+
+def _packed(texts: Iterable[str], end: str) -> str:
+    """Return texts in base64, each ended by `end`: letters, digits and `+/=` only."""
+    joined = "".join(f"{text}{end}" for text in texts)
+    return base64.b64encode(joined.encode("utf-8", "surrogateescape")).decode()
+
+
+def _secrets(given: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return the user's own variables, as SkyPilot's secrets: it shows them nowhere."""
+    secrets = {name: value for name, value in given.items() if name not in env.JOB_VARIABLES}
+    for name, value in secrets.items():
+        if not _NAME.fullmatch(name) or _RESERVED.match(name):
+            raise SpecError("env", f"given {name!r}, a name that is not free on the nodes")
+        if "\0" in value:
+            raise SpecError("env", f"the value of {name} holds a zero byte")
+    return {"secrets": secrets} if secrets else {}
+
+
+# ---------------------------------------------------------------- folders
+
+
+def _task_name(cluster: str) -> str:
+    return re.sub("-{3,}", "--", cluster)  # SkyPilot takes two at most
+
+
+def _workdir(path: str) -> str:
+    if "$" in path:
+        raise SpecError(
+            "workdir",
+            f"given {path!r}, but SkyPilot would take what follows '$' for a variable",
+            hint="rename the folder, or reach it by a symbolic link",
+        )
+    return path
+
+
+def _below(setting: str, path: str, workdir: str) -> str:
+    """Return `path` as seen from `workdir`, which is all that is copied to the nodes."""
+    relative = os.path.relpath(path, workdir)
+    if relative.startswith(os.pardir):
+        raise SpecError(
+            setting,
+            f"{path} is not below {workdir}, the folder that is copied to the nodes",
+            hint="start where both are below you, or set workdir to a folder above both",
+        )
+    return Path(relative).as_posix()
+
+
+def _requirements_file(machine: Machine, workdir: str) -> str:
+    if machine.requirements_file is None:
+        return ""
+    # With `./` in front it cannot be an option of pip's.
+    return f"./{_below('node.requirements', machine.requirements_file, workdir)}"
+
+
+def _check_store(request: LaunchRequest, places: Sequence[Offer]) -> None:
+    store = request.env.get(env.STORE, "")
+    far = [offer.infra for offer in places if offer.infra not in SHARED_DISK]
+    if far and (not store or "://" not in store or store.startswith("file://")):
+        raise SpecError(
+            "store",
+            f"given {store!r}, a folder of this machine, which nodes on {far[0]} cannot reach",
+            hint="use a bucket: --store s3://BUCKET/PREFIX, gs://… or az://…",
+        )

@@ -1,0 +1,107 @@
+"""How places and machines are written: `aws/us-east-1`, `slurm/CLUSTER/PARTITION`, `A100:8`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from spotguard.spec.setting import duration, seconds_text, text
+
+LOCAL = "local"
+CLOUDS = ("aws", "gcp", "azure")
+PLACES = (LOCAL, *CLOUDS, "kubernetes", "slurm")
+NEVER, DEADLINE, FALLBACK = "never", "deadline", "fallback-after"
+
+_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_CONTEXT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]*")
+_GPUS = re.compile(r"([A-Za-z][A-Za-z0-9._-]*)(?::([1-9][0-9]{0,2}))?")
+_AT_LEAST = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,3})?)(\+?)")
+_MACHINE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*")
+
+
+def places(raw: Any) -> str:
+    """Return one or several places, best first: `gcp,aws/us-east-1`.
+
+    Clouds can stand beside each other; the local machine, Kubernetes and Slurm stand alone with
+    their like, because nodes and stores are prepared differently there.
+    """
+    parts = raw.split(",") if isinstance(raw, str) else raw
+    if not isinstance(parts, (list, tuple)) or not parts:
+        raise ValueError("no place")
+    found = [_place(text(part)) for part in parts]
+    kinds = {"cloud" if cloud in CLOUDS else cloud for cloud, _ in found}
+    if len(kinds) > 1 or (LOCAL in kinds and len(found) > 1):
+        raise ValueError("places of different kinds")
+    if len({spelt for _, spelt in found}) < len(found):
+        raise ValueError("a place is named twice")
+    return ",".join(spelt for _, spelt in found)
+
+
+def _place(raw: str) -> tuple[str, str]:
+    cloud, slash, below = raw.partition("/")
+    cloud = {"k8s": "kubernetes"}.get(cloud.lower(), cloud.lower())
+    if cloud not in PLACES or (slash and not below):
+        raise ValueError("no such place")
+    if not below:
+        if cloud == "slurm":
+            raise ValueError("which partition?")
+        return cloud, cloud
+    parts = [below] if cloud == "kubernetes" else below.split("/")
+    most, least = {LOCAL: (0, 0), "kubernetes": (1, 0), "azure": (1, 0), "slurm": (2, 2)}.get(
+        cloud, (2, 0)
+    )
+    pattern = _CONTEXT if cloud == "kubernetes" else _PART
+    if not least <= len(parts) <= most or not all(map(pattern.fullmatch, parts)):
+        raise ValueError("no such place")
+    return cloud, f"{cloud}/{'/'.join(parts)}"
+
+
+def gpu_name(raw: Any) -> str:
+    """Return the GPUs of one node as `NAME:COUNT`; without a count it is one."""
+    match = _GPUS.fullmatch(text(raw))
+    if not match:
+        raise ValueError("no GPU")
+    return f"{match[1]}:{match[2] or 1}"
+
+
+def gpu_count(canonical: str | None) -> int:
+    """Return how many GPUs a node has."""
+    return int(canonical.rpartition(":")[2]) if canonical else 0
+
+
+def at_least(raw: Any) -> str:
+    """Return `4` or `4+` (that many or more) as SkyPilot takes it."""
+    if isinstance(raw, bool):
+        raise ValueError("not a number")
+    match = _AT_LEAST.fullmatch(str(raw) if isinstance(raw, (int, float)) else text(raw))
+    if not match or float(match[1]) <= 0:
+        raise ValueError("not a number above 0")
+    return match[0]
+
+
+def machine_name(raw: Any) -> str:
+    """Return the name of an instance type."""
+    return _matching(_MACHINE, raw)
+
+
+def image_name(raw: Any) -> str:
+    """Return an image: `ami-…`, `projects/…`, `docker:ghcr.io/me/train:1`."""
+    return _matching(_IMAGE, raw)
+
+
+def on_demand_rule(raw: Any) -> str:
+    """Return when to buy on demand: `never`, `deadline`, or `fallback-after <seconds>s`."""
+    words = text(raw).lower().replace("_", "-").split()
+    if words in ([NEVER], [DEADLINE]):
+        return words[0]
+    if len(words) != 2 or words[0] != FALLBACK:
+        raise ValueError("not a rule")
+    return f"{FALLBACK} {seconds_text(duration(words[1]))}"
+
+
+def _matching(pattern: re.Pattern[str], raw: Any) -> str:
+    word = text(raw)
+    if not pattern.fullmatch(word):
+        raise ValueError("not such a name")
+    return word
