@@ -21,7 +21,9 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from spotguard.checkpoint import strict_json
@@ -34,7 +36,7 @@ from spotguard.checkpoint.manifest import (
     check_shards_present,
     load_manifest,
 )
-from spotguard.errors import AlreadyExists, DamagedCheckpoint, Fenced, UsageError
+from spotguard.errors import AlreadyExists, DamagedCheckpoint, Fenced, NotFound, UsageError
 from spotguard.events import keys
 from spotguard.units import SystemClock, to_iso
 
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from spotguard.units import Clock
 
 SCHEMA = 1
+_READS = 16
+"""Claims that are read side by side."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,10 +166,12 @@ def read_claim(store: ObjectStore, attempt: int) -> Claim | None:
         DamagedCheckpoint: there is one, but it cannot be read; the run's history is unknown.
     """
     key = keys.claim(attempt)
-    if store.head(key) is None:
+    try:
+        raw = store.get(key)
+    except NotFound:
         return None
     try:
-        claim = Claim.from_json(store.get(key), what=key)
+        claim = Claim.from_json(raw, what=key)
         if claim.attempt != attempt:
             raise DamagedCheckpoint(f"{key} is of attempt {claim.attempt}")
     except DamagedCheckpoint as problem:
@@ -188,12 +194,70 @@ def check_not_fenced(store: ObjectStore, attempt: int) -> None:
             raise Fenced(f"attempt {attempt} is fenced: attempt {number} has claimed the run")
 
 
-def restorable(store: ObjectStore) -> Iterator[CheckpointRef]:
-    """Yield the committed checkpoints of the run's history, newest first, shards unseen."""
-    claim = highest_claim(store)
+@dataclass(frozen=True)
+class Listing:
+    """What stands in the store, without a request for each checkpoint."""
+
+    refs: tuple[CheckpointRef, ...]
+    """Every folder of a checkpoint, oldest first, committed or not."""
+    committed: frozenset[CheckpointRef]
+    pinned: frozenset[CheckpointRef]
+    claims: Mapping[int, Claim | DamagedCheckpoint]
+    """By attempt, without those that have none."""
+
+    def claim(self, attempt: int) -> Claim | None:
+        """Return what `read_claim` would."""
+        found = self.claims.get(attempt)
+        if isinstance(found, DamagedCheckpoint):
+            raise found
+        return found
+
+
+def list_all(store: ObjectStore) -> Listing:
+    """Return what stands in the store: a request for each thousand files, and for each claim."""
+    refs: dict[CheckpointRef, None] = {}
+    committed, pinned = set(), set()
+    ref: CheckpointRef | None = None
+    for info in store.list(keys.CHECKPOINTS):
+        if ref is None or not info.key.startswith(ref.prefix):
+            ref = CheckpointRef.of(info.key)
+            if ref is None:
+                continue
+            refs[ref] = None
+        if info.key == keys.manifest(ref.prefix):
+            committed.add(ref)
+        elif info.key == keys.pinned(ref.prefix):
+            pinned.add(ref)
+    return Listing(tuple(refs), frozenset(committed), frozenset(pinned), _all_claims(store))
+
+
+def _all_claims(store: ObjectStore) -> dict[int, Claim | DamagedCheckpoint]:
+    def read(attempt: int) -> Claim | DamagedCheckpoint | None:
+        try:
+            return read_claim(store, attempt)
+        except DamagedCheckpoint as problem:
+            return problem
+
+    attempts = _attempts(store)
+    with ThreadPoolExecutor(_READS, thread_name_prefix="spotguard-claims") as crew:
+        found = zip(attempts, crew.map(read, attempts), strict=True)
+        return {attempt: claim for attempt, claim in found if claim is not None}
+
+
+def restorable(store: ObjectStore, listing: Listing | None = None) -> Iterator[CheckpointRef]:
+    """Yield the committed checkpoints of the run's history, newest first, shards unseen.
+
+    Without a `listing`, the folders are listed and each is asked for its manifest when its turn
+    comes: what is cheapest for the first few. With one, the store is not asked.
+    """
+    claim_of: Callable[[int], Claim | None]
+    if listing is None:
+        claim, claim_of = highest_claim(store), partial(read_claim, store)
+    else:
+        claim, claim_of = listing.claim(max(listing.claims, default=0)), listing.claim
     if claim is None:
         return
-    committed = _Committed(store)
+    committed = _Committed(store, listing)
     attempt, newest = claim.attempt, MAX_STEP
     while claim is not None:
         yield from committed.of(attempt, oldest=claim.resumed_step, newest=newest)
@@ -201,7 +265,7 @@ def restorable(store: ObjectStore) -> Iterator[CheckpointRef]:
         if source is None:
             return
         attempt, newest = source.attempt, source.step
-        claim = read_claim(store, attempt)
+        claim = claim_of(attempt)
     # The attempt that was gone on from lost its claim: its own history is all that is known.
     yield from committed.of(attempt, oldest=0, newest=newest)
 
@@ -234,18 +298,30 @@ def latest_valid(
 
 
 class _Committed:
-    """The checkpoints of a store: listed once, each asked for its manifest when it is needed."""
+    """The checkpoints of a store, by attempt: listed once, looked at when they are needed."""
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: ObjectStore, listing: Listing | None) -> None:
         self._store = store
-        found = map(CheckpointRef.of, store.list_folders(keys.CHECKPOINTS))
-        self._refs = [ref for ref in found if ref is not None]
+        self._listing = listing
+        self._by_attempt: dict[int, list[CheckpointRef]] = {}
+        for ref in listing.refs if listing else folders(store):
+            self._by_attempt.setdefault(ref.attempt, []).append(ref)
 
     def of(self, attempt: int, *, oldest: int, newest: int) -> Iterator[CheckpointRef]:
-        for ref in reversed(self._refs):
-            in_range = ref.attempt == attempt and oldest <= ref.step <= newest
-            if in_range and self._store.head(keys.manifest(ref.prefix)) is not None:
+        for ref in reversed(self._by_attempt.get(attempt, [])):
+            if oldest <= ref.step <= newest and self._has_manifest(ref):
                 yield ref
+
+    def _has_manifest(self, ref: CheckpointRef) -> bool:
+        if self._listing is not None:
+            return ref in self._listing.committed
+        return self._store.head(keys.manifest(ref.prefix)) is not None
+
+
+def folders(store: ObjectStore) -> list[CheckpointRef]:
+    """Return every folder of a checkpoint, oldest first, committed or not."""
+    found = map(CheckpointRef.of, store.list_folders(keys.CHECKPOINTS))
+    return [ref for ref in found if ref is not None]
 
 
 def _attempts(store: ObjectStore) -> list[int]:

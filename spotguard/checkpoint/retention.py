@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from spotguard.checkpoint import strict_json
-from spotguard.checkpoint.lineage import CheckpointRef, check_not_fenced, restorable
+from spotguard.checkpoint.lineage import check_not_fenced, list_all, restorable
 from spotguard.checkpoint.manifest import check_shards_present, load_manifest
 from spotguard.errors import AlreadyExists, DamagedCheckpoint, NotFound
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
+    from spotguard.checkpoint.lineage import CheckpointRef, Listing
     from spotguard.checkpoint.manifest import Manifest
     from spotguard.storage.base import ObjectStore
 
 LEAST_KEPT = 2
 """However little is asked for: the newest may prove damaged when it is needed."""
+_LOOKED_AT = 4
+"""Of so many of the newest it is looked whether their shards are there. Those before count as
+whole when they are committed: a run that keeps thousands would ask for all of them at each save."""
+_AT_ONCE = 4
+"""So many checkpoints at most are deleted after a save, which the next save has to wait for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +57,7 @@ def prune(
     *,
     attempt: int,
     load: Callable[[ObjectStore, str], Manifest] = load_manifest,
+    at_most: int | None = _AT_ONCE,
 ) -> list[str]:
     """Delete what `retention` does not keep; return the prefixes deleted, oldest first.
 
@@ -61,13 +69,14 @@ def prune(
     What a dead save left behind (shards, no manifest) goes if it is of an older attempt, or of
     this one and older than its newest commit. Later attempts' objects are never touched.
 
-    `load` may remember manifests: a committed one never changes.
+    `load` may remember manifests: a committed one never changes. Of a long backlog `at_most`
+    checkpoints go, and the next call goes on; None deletes all of it.
 
     Raises:
         Fenced: a later attempt has claimed the run; nothing was deleted.
         StoreError: the store failed; what remains is whole, and the next call goes on.
     """
-    doomed = to_prune(store, retention, attempt=attempt, load=load)
+    doomed = to_prune(store, retention, attempt=attempt, load=load, at_most=at_most)
     for prefix in doomed:
         _delete(store, prefix)
     return doomed
@@ -79,13 +88,14 @@ def to_prune(
     *,
     attempt: int,
     load: Callable[[ObjectStore, str], Manifest] = load_manifest,
+    at_most: int | None = None,
 ) -> list[str]:
     """Return the prefixes that `prune` would delete now, oldest first; raises as it does."""
     check_not_fenced(store, attempt)
-    history = list(restorable(store))
-    superseded, enough = _superseded(store, history, retention, load)
-    outside = _outside(store, history, attempt, committed_too=enough)
-    return sorted(ref.prefix for ref in (*superseded, *outside))
+    listing = list_all(store)
+    history = _History(store, list(restorable(store, listing)), listing, retention, load)
+    doomed = chain(history.superseded(), _outside(listing, history, attempt))
+    return sorted(ref.prefix for ref in islice(doomed, at_most))
 
 
 def discard_uncommitted(store: ObjectStore, prefix: str) -> None:
@@ -113,61 +123,73 @@ def unpin(store: ObjectStore, prefix: str) -> None:
     store.delete(keys.pinned(prefix))
 
 
-def _superseded(
-    store: ObjectStore,
-    history: Sequence[CheckpointRef],
-    retention: Retention,
-    load: Callable[[ObjectStore, str], Manifest],
-) -> tuple[list[CheckpointRef], bool]:
-    """Return what may go of the history, and whether `keep_last` whole checkpoints stay."""
-    doomed = []
-    whole = 0
-    best_seen = False
-    for ref in history:  # newest first
-        kind, is_whole = _look(store, ref, load)
-        special = kind is CheckpointKind.FINAL or (kind is CheckpointKind.BEST and not best_seen)
-        best_seen |= kind is CheckpointKind.BEST
-        if whole >= retention.keep_last and not special and not _stays(store, ref, retention):
-            doomed.append(ref)
-        whole += is_whole
-    return doomed, whole >= retention.keep_last
+class _History:
+    """The run's history as retention sees it."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        refs: list[CheckpointRef],
+        listing: Listing,
+        retention: Retention,
+        load: Callable[[ObjectStore, str], Manifest],
+    ) -> None:
+        """`refs` are newest first."""
+        self.refs = refs
+        self._store = store
+        self._listing = listing
+        self._retention = retention
+        self._load = load
+        self.enough = False
+        """Whether `keep_last` whole ones stay; known once `superseded` is through with those."""
+
+    def superseded(self) -> Iterator[CheckpointRef]:
+        """Yield what may go, newest first."""
+        whole = looked_at = 0
+        best_seen = False
+        for ref in self.refs:
+            kept_as_newest = whole < self._retention.keep_last
+            if self._stays(ref) and not kept_as_newest:
+                continue
+            if kept_as_newest and looked_at == _LOOKED_AT:
+                whole += 1
+            else:
+                kind, is_whole = self._look(ref, kept_as_newest)
+                special = kind is CheckpointKind.FINAL
+                special |= kind is CheckpointKind.BEST and not best_seen
+                best_seen |= kind is CheckpointKind.BEST
+                whole += is_whole
+                looked_at += 1
+                if not (kept_as_newest or special):
+                    yield ref
+            self.enough = whole >= self._retention.keep_last
+
+    def _look(self, ref: CheckpointRef, closely: bool) -> tuple[CheckpointKind | None, bool]:
+        """Return a checkpoint's kind, None if unreadable, and if `closely`, whether it is whole."""
+        kind = None
+        try:
+            manifest = self._load(self._store, ref.prefix)
+            kind = manifest.kind
+            if closely:
+                check_shards_present(self._store, manifest)
+        except DamagedCheckpoint:
+            return kind, False
+        return kind, closely
+
+    def _stays(self, ref: CheckpointRef) -> bool:
+        every = self._retention.keep_every_steps
+        return (every is not None and ref.step % every == 0) or ref in self._listing.pinned
 
 
-def _look(
-    store: ObjectStore, ref: CheckpointRef, load: Callable[[ObjectStore, str], Manifest]
-) -> tuple[CheckpointKind | None, bool]:
-    """Return a checkpoint's kind, None if unreadable, and whether all of it is there."""
-    kind = None
-    try:
-        manifest = load(store, ref.prefix)
-        kind = manifest.kind
-        check_shards_present(store, manifest)
-    except DamagedCheckpoint:
-        return kind, False
-    return kind, True
-
-
-def _stays(store: ObjectStore, ref: CheckpointRef, retention: Retention) -> bool:
-    every = retention.keep_every_steps
-    return (every is not None and ref.step % every == 0) or _pinned(store, ref)
-
-
-def _pinned(store: ObjectStore, ref: CheckpointRef) -> bool:
-    return store.head(keys.pinned(ref.prefix)) is not None
-
-
-def _outside(
-    store: ObjectStore, history: Sequence[CheckpointRef], attempt: int, *, committed_too: bool
-) -> Iterator[CheckpointRef]:
+def _outside(listing: Listing, history: _History, attempt: int) -> Iterator[CheckpointRef]:
     """Yield what may go of the folders that are not in the history."""
-    inside = set(history)
-    own_step = max((ref.step for ref in history if ref.attempt == attempt), default=0)
-    for folder in store.list_folders(keys.CHECKPOINTS):
-        ref = CheckpointRef.of(folder)
-        if ref is None or ref in inside:
+    inside = set(history.refs)
+    own_step = max((ref.step for ref in history.refs if ref.attempt == attempt), default=0)
+    for ref in listing.refs:
+        if ref in inside:
             continue
-        if store.head(keys.manifest(ref.prefix)) is not None:
-            may_go = committed_too and ref.attempt < attempt and not _pinned(store, ref)
+        if ref in listing.committed:
+            may_go = history.enough and ref.attempt < attempt and ref not in listing.pinned
         else:
             may_go = (ref.attempt, ref.step) < (attempt, own_step)
         if may_go:

@@ -37,6 +37,20 @@ class NoteLaunched:
 
 
 @dataclass(frozen=True)
+class NoteUp:
+    """Write down when the nodes began to cost."""
+
+    at: float
+
+
+@dataclass(frozen=True)
+class NoteRefused:
+    """The launch was taken, and then the nodes were not to be had: try the next place."""
+
+    problem: str
+
+
+@dataclass(frozen=True)
 class Drop:
     """Forget an intent that provably started nothing and is too old to follow."""
 
@@ -130,6 +144,8 @@ Action: TypeAlias = (
     | Intend
     | Launch
     | NoteLaunched
+    | NoteUp
+    | NoteRefused
     | Drop
     | BackOff
     | AskToStop

@@ -24,6 +24,7 @@ from spotguard.errors import (
 from spotguard.events import keys
 from spotguard.events.states import RunState
 from spotguard.plan.money import check_budget
+from spotguard.spec.infra import LOCAL
 from spotguard.spec.model import JobSpec
 from spotguard.spec.nodes import NodeRange
 from spotguard.storage import open_store
@@ -59,7 +60,12 @@ def create_run(spec: JobSpec) -> str:
         nodes_max=spec.nodes.max,
         allow_unknown_price=spec.allow_unknown_price,
     )
-    _check_budget(limits, _offers(spec, final.path), spent_usd=0.0)
+    offers = _offers(spec, final.path)
+    _check_budget(limits, offers, spent_usd=0.0)
+    if spec.infra != LOCAL:
+        from spotguard.control.places import preview
+
+        preview(spec, offers)  # raises where something cannot be carried to the nodes
     store_root = open_store(spec.store).url
     # Built aside and renamed: a run that is half made is never seen.
     draft = _make_folder(runs_folder() / f".new-{run_id}")

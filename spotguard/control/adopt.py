@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import asdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from spotguard.checkpoint.lineage import read_claim
@@ -20,10 +22,11 @@ from spotguard.control.fold import read_record
 from spotguard.control.folder import RunFolder, runs_folder
 from spotguard.control.journal import Journal
 from spotguard.control.machine import EXIT_UNFINISHED, Observation, decide
-from spotguard.control.news import JobNews, journal_data
+from spotguard.control.news import journal_data, read_beats, recall
 from spotguard.control.process import launcher_for, run_store
 from spotguard.control.record import JOB_PREFIX, Allotment, Kind
 from spotguard.control.request import cluster_name
+from spotguard.control.snapshot import keep_snapshot
 from spotguard.control.untrusted import integer, text
 from spotguard.control.untrusted import number as number_in
 from spotguard.control.verdict import judge
@@ -34,12 +37,18 @@ from spotguard.launch.base import ClusterState
 from spotguard.launch.regroup import read_group
 from spotguard.spec.model import JobSpec
 from spotguard.storage import open_store
+from spotguard.storage.urls import split_last
 from spotguard.units import from_iso
 
 if TYPE_CHECKING:
+    from spotguard.checkpoint.lineage import Claim
+    from spotguard.events.event import Event, Heartbeat
+    from spotguard.events.group import Group
     from spotguard.launch.base import Launcher
     from spotguard.storage.base import ObjectStore
 
+_READS = 16
+"""Attempts that are read side by side."""
 _PLACE_FIELDS = (
     "infra",
     "region",
@@ -58,7 +67,7 @@ def adopt_run(url: str) -> RunFolder:
     Raises:
         UsageError: there is no run at `url`, or this machine has a whole journal of it.
     """
-    store_url, _, run_id = url.rstrip("/").rpartition("/")
+    store_url, run_id = split_last(url)
     if not store_url or not keys.RUN_ID_PATTERN.fullmatch(run_id):
         raise UsageError(f"{url!r} does not name a run.", hint="give it as STORE/RUN_ID")
     store_root = open_store(store_url).url
@@ -84,10 +93,14 @@ def adopt_run(url: str) -> RunFolder:
                 "limits": body["limits"],
                 "spec": spec.to_json(),
             }
-            journal.append(Kind.CREATED.value, at=body["created_at"], data=created)
-            _Rebuild(journal, store, launcher_for(spec, folder.path), run_id).attempts()
-            journal.append(Kind.ADOPTED.value, at=time.time(), data={"store": store_root})
-            _settle(journal)
+            with journal.all_or_nothing():  # a thousand events are not a thousand waits for disk
+                journal.append(Kind.CREATED.value, at=body["created_at"], data=created)
+                rebuild = Rebuild(journal, launcher_for(spec, folder.path), run_id)
+                rebuild.attempts(store)
+                told = {"store": store_root, "chunks_left": rebuild.chunks_left}
+                journal.append(Kind.ADOPTED.value, at=time.time(), data=told)
+                keep_snapshot(journal, read_record(journal), None, now=time.time())
+                _settle(journal)
         draft.rename(folder.journal_path)
     return folder
 
@@ -128,39 +141,75 @@ def _move_aside(folder: RunFolder) -> None:
     )
 
 
-class _Rebuild:
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """What the store has of one attempt."""
+
+    number: int
+    claim: Claim | None
+    group: Group | None
+    following: Group | None
+    """Who began the next attempt in place; not asked for if `end` is known."""
+    launch: dict[str, Any]
+    end: dict[str, Any] | None
+    events: list[tuple[str, Event]]
+    chunks: list[str]
+    chunks_left: int
+    """How many of them were not read."""
+    beats: list[Heartbeat]
+
+    @classmethod
+    def of(cls, store: ObjectStore, number: int) -> _Found:
+        claim = read_claim(store, number)
+        past = recall(store, number)
+        end = _read(store, keys.end(number))
+        return cls(
+            number=number,
+            claim=claim,
+            group=read_group(store, number),
+            following=None if end else read_group(store, number + 1),
+            launch=_read(store, keys.launch(number)) or (dict(claim.extra) if claim else {}),
+            end=end,
+            events=past.events,
+            chunks=past.chunks,
+            chunks_left=past.left,
+            beats=read_beats(store, number),
+        )
+
+    @property
+    def signs(self) -> list[float]:
+        """When something was heard of it."""
+        signs = [event.at for _, event in self.events] + [beat.at for beat in self.beats]
+        return [*signs, self.claim.claimed_at] if self.claim else signs
+
+
+class Rebuild:
     """Writes each attempt of a run into a new journal."""
 
-    def __init__(
-        self, journal: Journal, store: ObjectStore, launcher: Launcher, run_id: str
-    ) -> None:
+    def __init__(self, journal: Journal, launcher: Launcher, run_id: str) -> None:
         self._journal = journal
-        self._store = store
         self._launcher = launcher
         self._run_id = run_id
-        self._news = JobNews(store, set())
+        self.chunks_left = 0
+        """How many chunks of old events were not copied."""
 
-    def attempts(self) -> None:
+    def attempts(self, store: ObjectStore) -> None:
         """Rebuild all attempts, oldest first; only the newest one may still live."""
-        found = [keys.parse_attempt(prefix) for prefix in self._store.list_folders(keys.ATTEMPTS)]
-        numbers = [number for number in found if number is not None]
-        for number in numbers:
-            cluster, last_at = self._launch(number)
-            self._end(number, cluster, last_at, newest=number == numbers[-1])
+        listed = [keys.parse_attempt(prefix) for prefix in store.list_folders(keys.ATTEMPTS)]
+        numbers = [number for number in listed if number is not None]
+        with ThreadPoolExecutor(_READS, thread_name_prefix="spotguard-adopt") as crew:
+            for found in crew.map(partial(_Found.of, store), numbers):
+                cluster, last_at = self._launch(found)
+                self._end(found, cluster, last_at, newest=found.number == numbers[-1])
 
-    def _launch(self, number: int) -> tuple[str, float]:
+    def _launch(self, found: _Found) -> tuple[str, float]:
         """Write down what was launched and what its job reported; return (cluster, last sign)."""
-        claim, group = read_claim(self._store, number), read_group(self._store, number)
-        known = self._read(keys.launch(number)) or (dict(claim.extra) if claim else {})
-        events = list(self._news.events(number, all_of_them=True))
-        beats = self._news.beats(number)
-        signs = [event.at for _, event in events] + [beat.at for beat in beats]
-        signs += [claim.claimed_at] if claim else []
-        at = number_in(known, "intended_at") or min(signs, default=time.time())
+        known, number = found.launch, found.number
+        at = number_in(known, "intended_at") or min(found.signs, default=time.time())
         intent = {
             "cluster": text(known, "cluster") or cluster_name(self._run_id, number),
             "nodes": integer(known, "nodes") or 1,
-            "members": list(group.nodes) if group else None,
+            "members": list(found.group.nodes) if found.group else None,
             "offer": {
                 **{name: known.get(name) for name in _PLACE_FIELDS},
                 "infra": text(known, "infra") or "unknown",
@@ -170,25 +219,32 @@ class _Rebuild:
         }
         self._journal.append(Kind.INTENDED.value, at=at, attempt=number, data=intent)
         self._journal.append(Kind.LAUNCHED.value, at=at, attempt=number)
-        for key, event in events:
+        self._copy(found)
+        return str(intent["cluster"]), max(found.signs, default=at)
+
+    def _copy(self, found: _Found) -> None:
+        number = found.number
+        for key, event in found.events:
             data = journal_data(key, event, seen_at=event.at)
             self._journal.append(JOB_PREFIX + event.kind, at=event.at, attempt=number, data=data)
-        for beat in beats:
+        unfinished = found.chunks if found.end is None else []
+        for key in unfinished:  # also those left: a controller need not read them either
+            data = {"key": key}
+            self._journal.append(Kind.CHUNK_READ.value, at=time.time(), attempt=number, data=data)
+        self.chunks_left += found.chunks_left
+        for beat in found.beats:
             self._journal.append(Kind.PROGRESS.value, at=beat.at, attempt=number, data=asdict(beat))
-        return str(intent["cluster"]), max(signs, default=at)
 
-    def _end(self, number: int, cluster: str, last_at: float, *, newest: bool) -> None:
+    def _end(self, found: _Found, cluster: str, last_at: float, *, newest: bool) -> None:
         """Give the verdict, unless the launcher still knows living nodes of the newest attempt."""
-        view = self._launcher.observe(cluster)
-        gone = view.state in (ClusterState.GONE, ClusterState.ABSENT)
-        end = self._read(keys.end(number))
+        end = found.end
         if end is None:
-            if newest and not gone:
+            view = self._launcher.observe(cluster)
+            if newest and view.state not in (ClusterState.GONE, ClusterState.ABSENT):
                 return
             attempt = read_record(self._journal).attempts[-1]
             verdict = judge(attempt)
-            following = read_group(self._store, number + 1)
-            gone_at = following.at if following else view.gone_at
+            gone_at = found.following.at if found.following else view.gone_at
             end = {
                 **asdict(verdict),
                 "reason": verdict.reason.value,
@@ -197,23 +253,24 @@ class _Rebuild:
                 "training_ended_at": attempt.job_end.at if attempt.job_end else last_at,
             }
         self._journal.append(
-            Kind.ATTEMPT_ENDED.value, at=float(end["gone_at"]), attempt=number, data=end
+            Kind.ATTEMPT_ENDED.value, at=float(end["gone_at"]), attempt=found.number, data=end
         )
 
-    def _read(self, key: str) -> dict[str, Any] | None:
-        try:
-            body = json.loads(self._store.get(key))
-        except (NotFound, ValueError):
-            return None
-        return body if isinstance(body, dict) else None
+
+def _read(store: ObjectStore, key: str) -> dict[str, Any] | None:
+    try:
+        body = json.loads(store.get(key))
+    except (NotFound, ValueError):
+        return None
+    return body if isinstance(body, dict) else None
 
 
 def _settle(journal: Journal) -> None:
     """Bring a run to rest that has no living nodes: the user decides whether it goes on."""
-    if read_record(journal).current is not None:
+    record, now = read_record(journal), time.time()
+    if record.current is not None:
         return
-    now = time.time()
-    action = decide(read_record(journal), Observation(), now, Policy())
+    action = decide(record, Observation(), now, Policy())
     while isinstance(action, Alert):
         journal.append(Kind.ALERT.value, at=now, data={"percent": action.percent})
         action = decide(read_record(journal), Observation(), now, Policy())

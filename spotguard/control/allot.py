@@ -19,6 +19,7 @@ from spotguard.plan import money
 
 if TYPE_CHECKING:
     from spotguard.control.record import RunRecord
+    from spotguard.events.states import Market
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,19 @@ class Policy:
     regrow_after_s: float = 1800.0
     """An attempt in place on fewer nodes than the run may have is saved and launched anew, on as
     many as can be had, after this long."""
+    regrow_startups: float | None = None
+    """Any attempt on fewer nodes than the run may have is launched anew after so many times its
+    own start-up, if that pays. None: only those that went on in place."""
+    market: Market | None = None
+    """What nodes are bought as; None is whatever is offered."""
+    on_demand_after_s: float | None = None
+    """Spot nodes that were not to be had for so long may be on-demand ones. None: never."""
+    on_demand_for_deadline: bool = False
+    """Nodes are bought on demand where the deadline could not be kept otherwise."""
+    back_to_spot_after_s: float = 3600.0
+    """An attempt that had to buy on demand is saved and launched anew after this."""
+    avoid_lost_place_s: float = 1800.0
+    """A place that took nodes is asked last for this long."""
     finish_patience_s: float = 300.0
     """The same after the last step: what follows the loop (an export, a last evaluation) is
     the user's work and is not cut short lightly."""

@@ -20,6 +20,7 @@ from spotguard.control.story import history_lines
 from spotguard.control.view import HistoryLine, RunSummary, RunView
 from spotguard.errors import Detached, JournalDamaged
 from spotguard.events.states import RunState
+from spotguard.storage.urls import below
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,7 +116,7 @@ def view(run_id: str) -> RunView:
         live=_live(folder, record),
         now=time.time(),
         controller_alive=controller_alive,
-        store_url=f"{record.store_root.rstrip('/')}/{run_id}",
+        store_url=below(record.store_root, run_id),
     )
 
 

@@ -11,16 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spotguard.checkpoint.lineage import CheckpointRef, restorable
+from spotguard.checkpoint.lineage import folders, list_all, restorable
 from spotguard.control.fold import read_record
 from spotguard.control.folder import find_run, folder_of
 from spotguard.errors import UsageError
 from spotguard.events import keys
 from spotguard.storage import PrefixedStore, open_store
+from spotguard.storage.urls import split_last
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from spotguard.checkpoint.lineage import CheckpointRef
     from spotguard.storage.base import ObjectStore
 
 _WHICH = re.compile(r"(?:checkpoints/)?(\d{1,12})(?:-(\d{1,6}))?/?")
@@ -80,21 +82,24 @@ def find_checkpoint(store: ObjectStore, text: str | None = None) -> CheckpointRe
             hint=_LIST,
         )
     step, attempt = int(match[1]), int(match[2]) if match[2] else None
-    known = list(committed(store))
-    found = [ref for ref in known if ref.step == step and attempt in (None, ref.attempt)]
+    meant = [
+        ref
+        for ref in reversed(folders(store))
+        if ref.step == step and attempt in (None, ref.attempt)
+    ]
+    found = [ref for ref in meant if store.head(keys.manifest(ref.prefix)) is not None]
     if len(found) > 1:  # the run's history has at most one of a step
         inside = set(restorable(store))
         found = [ref for ref in found if ref in inside] or found
     if len(found) != 1:
-        raise _not_one(short_name(step, attempt), step, found, known)
+        raise _not_one(short_name(step, attempt), step, found, list(committed(store)))
     return found[0]
 
 
 def committed(store: ObjectStore) -> Iterator[CheckpointRef]:
     """Yield all committed checkpoints, newest first, also those outside the run's history."""
-    for ref in folders(store):
-        if store.head(keys.manifest(ref.prefix)) is not None:
-            yield ref
+    listing = list_all(store)
+    yield from (ref for ref in reversed(listing.refs) if ref in listing.committed)
 
 
 def short_name(step: int, attempt: int | None) -> str:
@@ -103,8 +108,8 @@ def short_name(step: int, attempt: int | None) -> str:
 
 
 def _open_by_place(text: str) -> OpenedRun:
-    url = text.rstrip("/") if _SCHEME.match(text) else str(Path(text).expanduser().resolve())
-    root, _, run_id = url.rpartition("/")
+    url = text if _SCHEME.match(text) else str(Path(text).expanduser().resolve())
+    root, run_id = split_last(url)
     if not root or not keys.RUN_ID_PATTERN.fullmatch(run_id):
         raise UsageError(f"{text!r} does not name a run.", hint="give it as STORE/RUN_ID")
     store = PrefixedStore(open_store(root), run_id)
@@ -115,12 +120,6 @@ def _open_by_place(text: str) -> OpenedRun:
             hint="give the run's own place, as in `store` of `spotguard status --json`",
         )
     return OpenedRun(run_id=run_id, store=store, at_rest=None)
-
-
-def folders(store: ObjectStore) -> list[CheckpointRef]:
-    """Return every folder of a checkpoint, newest first, committed or not."""
-    found = map(CheckpointRef.of, store.list_folders(keys.CHECKPOINTS))
-    return [ref for ref in found if ref is not None][::-1]
 
 
 def _not_one(

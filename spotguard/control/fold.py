@@ -14,9 +14,11 @@ from spotguard.control.record import (
     Kind,
     Limits,
     RunRecord,
+    Search,
     Settled,
     offer_from_json,
 )
+from spotguard.control.snapshot import newest_snapshot
 from spotguard.control.untrusted import integer
 from spotguard.events.event import JobEvent
 from spotguard.events.states import EndReason, RunState
@@ -29,13 +31,14 @@ if TYPE_CHECKING:
 _MAX_WARNINGS = 20
 
 
-def fold(entries: Iterable[Entry]) -> RunRecord:
+def fold(entries: Iterable[Entry], record: RunRecord | None = None) -> RunRecord:
     """Return what the whole journal says; it must begin with `run_created`.
+
+    With a `record`, that is what all entries before these say.
 
     Raises:
         ValueError: it does not.
     """
-    record: RunRecord | None = None
     for entry in entries:
         if record is not None:
             record = apply(record, entry)
@@ -51,7 +54,8 @@ def fold(entries: Iterable[Entry]) -> RunRecord:
 def read_record(journal: Journal) -> RunRecord:
     """Return what an open journal says; `JournalDamaged` if it makes no sense."""
     try:
-        return fold(journal.events())
+        record = newest_snapshot(journal)
+        return fold(journal.read(record.seq if record else 0), record)
     except (ValueError, KeyError, TypeError) as problem:
         raise damaged(journal.path, f"its events make no sense ({problem})") from problem
 
@@ -121,15 +125,25 @@ def _went_on(record: RunRecord, entry: Entry) -> RunRecord:
 
 
 def _launched(record: RunRecord, _: Entry) -> RunRecord:
-    return replace(record, tried=(), rounds=0, waiting_since=None, retry_at=None)
+    search = Search(tried=record.tried, rounds=record.rounds, waiting_since=record.waiting_since)
+    return replace(record, tried=(), rounds=0, waiting_since=None, retry_at=None, search=search)
 
 
 def _no_capacity(record: RunRecord, entry: Entry) -> RunRecord:
     number = int(entry.attempt or 0)
+    if entry.data.get("late") and record.search is not None:  # it had counted as launched
+        search = record.search
+        record = replace(
+            record,
+            tried=search.tried,
+            rounds=search.rounds,
+            waiting_since=search.waiting_since,
+        )
     return replace(
         record,
         attempts=_without(record, number),
         next_number=number,
+        refused=record.refused + 1,
         tried=(*record.tried, (entry.data["nodes"], entry.data["place"])),
         waiting_since=entry.at if record.waiting_since is None else record.waiting_since,
     )

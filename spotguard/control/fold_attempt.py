@@ -17,6 +17,7 @@ from spotguard.control.record import (
     Progress,
     Save,
     StopAsked,
+    thinned,
 )
 from spotguard.control.untrusted import instant, integer, number, text
 from spotguard.events.event import JobEvent
@@ -84,7 +85,12 @@ def _stop_written(attempt: AttemptRecord, _: Entry) -> AttemptRecord:
 
 def _down_asked(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
     data = entry.data
-    asked = DownAsked(at=entry.at, reason=EndReason(data["reason"]), detail=data["detail"])
+    asked = DownAsked(
+        at=entry.at,
+        reason=EndReason(data["reason"]),
+        detail=data["detail"],
+        log=data.get("log"),
+    )
     return replace(attempt, down=attempt.down or asked)
 
 
@@ -148,7 +154,23 @@ def _job_saved(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
         kind=text(data, "checkpoint_kind") or "periodic",
         duration_s=number(data, "duration_s"),
     )
-    return replace(attempt, saves=(*attempt.saves, save))
+    return replace(attempt, saves=thinned((*attempt.saves, save)))
+
+
+def _node_exited(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
+    """Take a node's own word for its end; the first word counts, whoever says it."""
+    node, code = integer(entry.data, "node"), integer(entry.data, "exit_code")
+    if node is None or code is None or any(each.node == node for each in attempt.node_ends):
+        return attempt
+    told = bool(entry.data.get("told"))
+    ended = NodeEnded(
+        at=entry.at,
+        node=node,
+        end=NodeEnd.LOST if told else NodeEnd.EXITED,
+        exit_code=code,
+        detail="it was told to leave" if told else "",
+    )
+    return replace(attempt, node_ends=(*attempt.node_ends, ended))
 
 
 def _job_ended(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
@@ -182,6 +204,7 @@ CHANGES_OF_ATTEMPT: dict[str, Callable[[AttemptRecord, Entry], AttemptRecord]] =
     Kind.LAUNCH_FAILED.value: lambda attempt, entry: replace(
         attempt, launch_problem=entry.data["problem"]
     ),
+    Kind.CLUSTER_UP.value: lambda attempt, entry: replace(attempt, up_at=entry.data["at"]),
     Kind.NODE_ENDED.value: _node_ended,
     Kind.CONTACT_LOST.value: lambda attempt, entry: replace(attempt, contact_lost_at=entry.at),
     Kind.CONTACT_BACK.value: lambda attempt, _: replace(attempt, contact_lost_at=None),
@@ -196,5 +219,6 @@ CHANGES_OF_ATTEMPT: dict[str, Callable[[AttemptRecord, Entry], AttemptRecord]] =
     JOB_PREFIX + JobEvent.NOTICE.value: _job_notice,
     JOB_PREFIX + JobEvent.WITHDRAWN.value: lambda attempt, _: replace(attempt, notice=None),
     JOB_PREFIX + JobEvent.SAVED.value: _job_saved,
+    JOB_PREFIX + JobEvent.NODE_EXITED.value: _node_exited,
     JOB_PREFIX + JobEvent.ENDED.value: _job_ended,
 }

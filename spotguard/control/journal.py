@@ -24,7 +24,14 @@ SCHEMA = 1
 _APPLICATION_ID = 0x53474A31  # "SGJ1": tells our files from any other SQLite database
 _MAGIC = b"SQLite format 3\0"
 _LOCK_PATIENCE_S = 20.0
+_CHECKED_BYTES = 16 << 20
+"""A larger file is not looked through when it is opened: that takes seconds for a million events.
+SQLite still checks each page that it reads."""
 
+_INDEX = """
+CREATE INDEX IF NOT EXISTS events_by_key ON events (json_extract(data, '$.key'))
+WHERE json_extract(data, '$.key') IS NOT NULL
+"""
 _TABLES = f"""
 PRAGMA application_id = {_APPLICATION_ID};
 PRAGMA user_version = {SCHEMA};
@@ -35,6 +42,7 @@ CREATE TABLE events (
     attempt INTEGER,
     data TEXT NOT NULL
 );
+{_INDEX};
 CREATE TRIGGER events_keep_what_was_written BEFORE UPDATE ON events
 BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END;
 CREATE TRIGGER events_keep_everything BEFORE DELETE ON events
@@ -103,7 +111,7 @@ class Journal:
             connection = _connect(path)
             with _closed_on_error(connection):
                 connection.execute("PRAGMA synchronous = FULL")
-                if connection.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
+                if not _fits_together(path, connection):
                     raise damaged(path, "its pages do not fit together")
             return cls(path, connection)
 
@@ -126,17 +134,49 @@ class Journal:
 
     def events(self, after_seq: int = 0) -> list[Entry]:
         """Return the events after number `after_seq`, in order."""
+        return list(self.read(after_seq))
+
+    def read(self, after_seq: int = 0) -> Iterator[Entry]:
+        """Yield the same one by one, in little memory however many there are."""
         with _translated(self.path):
-            rows = self._connection.execute(
-                "SELECT seq, at, kind, attempt, data FROM events WHERE seq > ? ORDER BY seq",
-                (after_seq,),
-            ).fetchall()
-            return [
-                Entry(
-                    seq=seq, at=float(at), kind=kind, attempt=attempt, data=dict(json.loads(data))
-                )
-                for seq, at, kind, attempt, data in rows
-            ]
+            yield from map(
+                _entry,
+                self._connection.execute(f"{_SELECT} WHERE seq > ? ORDER BY seq", (after_seq,)),
+            )
+
+    def newest(self, kind: str) -> Entry | None:
+        """Return the last event of a kind; None if there is none. Looks from the end."""
+        with _translated(self.path):
+            row = self._connection.execute(
+                f"{_SELECT} WHERE kind = ? ORDER BY seq DESC LIMIT 1", (kind,)
+            ).fetchone()
+            return None if row is None else _entry(row)
+
+    def knows(self, key: str) -> bool:
+        """Tell whether an event has this `key` in its data. Fast after `index_keys`."""
+        with _translated(self.path):
+            row = self._connection.execute(
+                "SELECT 1 FROM events WHERE json_extract(data, '$.key') = ? LIMIT 1", (key,)
+            ).fetchone()
+        return row is not None
+
+    def index_keys(self) -> None:
+        """Make the index of `knows`, if an older spotguard made this file without one."""
+        with _translated(self.path):
+            self._connection.execute(_INDEX)
+
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """Write all events of the block at once, at its end: much faster than one by one."""
+        with _translated(self.path):
+            self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._connection.execute("ROLLBACK")
+            raise
+        with _translated(self.path):
+            self._connection.execute("COMMIT")
 
     def close(self) -> None:
         """Let go of the file."""
@@ -147,6 +187,20 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+_SELECT = "SELECT seq, at, kind, attempt, data FROM events"
+
+
+def _entry(row: tuple[Any, ...]) -> Entry:
+    seq, at, kind, attempt, data = row
+    return Entry(seq=seq, at=float(at), kind=kind, attempt=attempt, data=dict(json.loads(data)))
+
+
+def _fits_together(path: Path, connection: sqlite3.Connection) -> bool:
+    if path.stat().st_size > _CHECKED_BYTES:
+        return True
+    return bool(connection.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok")
 
 
 def damaged(path: Path, problem: str) -> JournalDamaged:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from spotguard.control.fold import apply, read_record
 from spotguard.control.news import journal_data
-from spotguard.control.record import JOB_PREFIX
+from spotguard.control.record import JOB_PREFIX, Kind
+from spotguard.control.snapshot import keep_snapshot
 
 if TYPE_CHECKING:
-    from spotguard.control.journal import Journal
-    from spotguard.control.record import Kind, RunRecord
+    from spotguard.control.journal import Entry, Journal
+    from spotguard.control.record import RunRecord
     from spotguard.events.event import Event
     from spotguard.units import Clock
 
@@ -24,7 +25,10 @@ class Ledger:
     def __init__(self, journal: Journal, clock: Clock) -> None:
         self._journal = journal
         self._clock = clock
+        journal.index_keys()
         self.record: RunRecord = read_record(journal)
+        self._last_snapshot: Entry | None = None
+        self._keep_snapshot()
 
     def write(
         self, kind: Kind, data: dict[str, Any] | None = None, *, attempt: int | None = None
@@ -44,7 +48,17 @@ class Ledger:
         """Fold in what was written since, by us or by a command of the user."""
         for entry in self._journal.events(self.record.seq):
             self.record = apply(self.record, entry)
+        self._keep_snapshot()
 
-    def copied_keys(self) -> set[str]:
-        """Return the store keys of all job events in the journal."""
-        return {entry.data["key"] for entry in self._journal.events() if "key" in entry.data}
+    def knows(self, key: str) -> bool:
+        """Tell whether the job event or the chunk of this store key is in the journal."""
+        return self._journal.knows(key)
+
+    def note_chunk(self, attempt: int, key: str) -> None:
+        """Write down that all events of a chunk are in the journal."""
+        self.write(Kind.CHUNK_READ, {"key": key}, attempt=attempt)
+
+    def _keep_snapshot(self) -> None:
+        self._last_snapshot = keep_snapshot(
+            self._journal, self.record, self._last_snapshot, now=self._clock.now()
+        )

@@ -46,17 +46,17 @@ class Lookout:
         store: ObjectStore,
         clock: Clock,
         policy: Policy,
-        market: Market,
+        markets: frozenset[Market],
         live_path: Path,
     ) -> None:
         self._ledger = ledger
         self._launcher = launcher
         self._clock = clock
         self._policy = policy
-        self._market = market
+        self._markets = markets
         self._live_path = live_path
         self._store = store
-        self._news = JobNews(store, ledger.copied_keys())
+        self._news = JobNews(store, ledger)
         self._watched = _Watched(0, clock.monotonic())
 
     @property
@@ -76,10 +76,10 @@ class Lookout:
         if cluster.state is not ClusterState.UNREACHABLE:
             watched.reached_at = now
         watched.step = max(watched.step, cluster.last_step or 0)
-        self._note_node_ends(attempt, cluster)
         # The cluster was looked at first: what its job wrote before its end is now in the store.
         over = cluster.job_over or cluster.state is ClusterState.ABSENT
         complete = self._read_store(attempt, over=over)
+        self._note_node_ends(attempt, cluster)
         beat_at = watched.beat_seen_at
         return Observation(
             cluster=cluster,
@@ -98,7 +98,7 @@ class Lookout:
             self._ledger.write(Kind.PROGRESS, _told(progress), attempt=attempt.number)
 
     def _offers(self) -> list[Offer]:
-        """Return the places of the market that the user chose, unless it is no time to ask."""
+        """Return the places of the markets that the user allows, unless it is no time to ask."""
         retry_at = self._ledger.record.retry_at
         if retry_at is not None and self._clock.now() < retry_at:
             return []
@@ -107,13 +107,14 @@ class Lookout:
         except SpotguardError as problem:
             log.warning("no offers: %s", problem)
             return []
-        return [offer for offer in offers if offer.market is self._market]
+        return [offer for offer in offers if offer.market in self._markets]
 
     def _note_node_ends(self, attempt: AttemptRecord, cluster: ClusterView) -> None:
         """Write down which nodes ended by something else than our own order."""
         if attempt.down is not None or not attempt.launched:
             return
-        known = {node.node for node in attempt.node_ends}
+        current = self._ledger.record.current  # with what the nodes themselves wrote
+        known = {node.node for node in current.node_ends} if current else set[int]()
         for node in cluster.nodes:
             mine = node.index in attempt.cluster_nodes
             if mine and node.end is not NodeEnd.RUNNING and node.index not in known:

@@ -25,6 +25,8 @@ from spotguard.control.actions import (
     Launch,
     LoseContact,
     NoteLaunched,
+    NoteRefused,
+    NoteUp,
     RegainContact,
     SendDown,
     Settle,
@@ -32,6 +34,7 @@ from spotguard.control.actions import (
     WriteStop,
 )
 from spotguard.control.allot import Policy, allot
+from spotguard.control.market import back_to_spot_due, offers_now, regrow_due
 from spotguard.control.record import Kind, place_key
 from spotguard.control.verdict import judge, judge_nodes, words_of_patience
 from spotguard.errors import BudgetExhausted, DeadlineReached, EnvironmentFailure, JobFailed
@@ -161,7 +164,7 @@ def _next_launch(
     """Take the largest number of nodes that can be paid and was not refused in this round."""
     refusals: list[EndReason] = []
     for nodes in node_ladder(record.limits.nodes_min, record.limits.nodes_max):
-        for offer in offers:
+        for offer in offers_now(record, offers, now, policy):
             if (nodes, place_key(offer)) in record.tried:
                 continue
             if _price_forbids(record, offer):
@@ -266,8 +269,12 @@ def _living(
     job = attempt.job_end
     if seen.group is not None and job is not None and job.reason in GO_ON_AFTER:
         return _go_on(record, attempt, seen.group, cluster, policy)
+    if cluster.state in (ClusterState.REFUSED, ClusterState.FAILED):
+        return _never_came(attempt, cluster, now)
     if cluster.state in (ClusterState.GONE, ClusterState.ABSENT):
         return _conclude(attempt, cluster, now) if seen.news_complete else Wait()
+    if cluster.up_at is not None and attempt.up_at is None:
+        return NoteUp(cluster.up_at)
     if attempt.down is not None:
         return _pursue_down(attempt, now, policy)
     return (
@@ -275,6 +282,20 @@ def _living(
         or _stop_due(record, attempt, now, policy)
         or _contact(attempt, seen, cluster, policy)
         or Wait()
+    )
+
+
+def _never_came(attempt: AttemptRecord, cluster: ClusterView, now: float) -> Action:
+    """Its launch was taken, and nothing came of it: nothing was billed."""
+    if attempt.down is not None:
+        return _conclude(attempt, replace(cluster, gone_at=now), now)
+    if cluster.state is ClusterState.REFUSED:
+        return NoteRefused(cluster.detail)
+    return Conclude(
+        reason=EndReason.LAUNCH_FAILED,
+        detail=cluster.detail,
+        gone_at=attempt.intended_at,
+        training_ended_at=attempt.intended_at,
     )
 
 
@@ -361,16 +382,9 @@ def _stop_due(
         return AskToStop(EndReason.BUDGET)
     if limit.deadline_stop_at is not None and now >= limit.deadline_stop_at:
         return AskToStop(EndReason.DEADLINE)
-    if _regrow_due(record, attempt, now, policy):
+    if regrow_due(record, attempt, now, policy) or back_to_spot_due(record, attempt, now, policy):
         return AskToStop(EndReason.RESIZED)
     return None
-
-
-def _regrow_due(record: RunRecord, attempt: AttemptRecord, now: float, policy: Policy) -> bool:
-    """Tell whether an attempt in place has made do with few nodes for long enough."""
-    if not attempt.in_place or attempt.nodes >= record.limits.nodes_max:
-        return False
-    return now - attempt.intended_at >= policy.regrow_after_s
 
 
 def _contact(

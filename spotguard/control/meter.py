@@ -1,7 +1,8 @@
 """The spend meter: what a run cost, what it would have cost on demand, what of it counts.
 
-Pure functions over the record. An attempt is billed from the moment at which its launch was
-written down until the launcher confirmed its last node gone. Unknown stays unknown (None).
+Pure functions over the record. An attempt is billed from the moment at which its nodes
+began to cost (where the launcher cannot tell: at which its launch was written down) until the
+launcher confirmed its last node gone. Unknown stays unknown (None).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 def billed_s(attempt: AttemptRecord, now: float) -> float:
     """Return for how many seconds the attempt's nodes have been paid."""
     until = now if attempt.end is None else attempt.end.gone_at
-    return max(0.0, until - attempt.intended_at)
+    return max(0.0, until - attempt.billed_from)
 
 
 def cost_usd(attempt: AttemptRecord, now: float) -> float | None:

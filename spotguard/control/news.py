@@ -1,16 +1,24 @@
-"""What the job wrote into the run store, as far as the controller has not read it yet."""
+"""What the job wrote into the run store, as far as the controller has not read it yet.
+
+Old events stand merged in chunks (`events.chunk`). While they are merged, an event can be found
+alone and in one or two chunks, or be gone between a listing and its reading: each one is told by
+its key, and what is gone is looked for again.
+"""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from spotguard.errors import NotFound
 from spotguard.events import keys
-from spotguard.events.event import Event, Heartbeat
+from spotguard.events.chunk import unpack
+from spotguard.events.event import Event, Heartbeat, JobEvent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from spotguard.storage.base import ObjectStore
 
@@ -19,59 +27,162 @@ log = logging.getLogger(__name__)
 _LOOK_BACK_S = 60.0
 """Events are listed by the time in their key, but a slow store or another node's clock can make
 an older key appear after a newer one. Whatever comes later still than this is read at the end."""
+_READS = 16
+"""Objects that are read side by side when many are wanted at once."""
+
+
+class Memory(Protocol):
+    """What has been read, by keys: outlives the controller, and takes no memory of its process."""
+
+    def knows(self, key: str) -> bool:
+        """Tell whether this event, or all of this chunk, has been read."""
+        ...
+
+    def note_chunk(self, attempt: int, key: str) -> None:
+        """Remember that all events of the chunk have been read."""
+        ...
 
 
 class JobNews:
     """Reads each event of an attempt once. Methods block and raise `StoreError`."""
 
-    def __init__(self, store: ObjectStore, seen_keys: set[str]) -> None:
-        """`seen_keys` are the events that an earlier controller has read; it is added to."""
+    def __init__(self, store: ObjectStore, memory: Memory) -> None:
+        """`memory` must know each event by the time at which the next one is asked for."""
         self._store = store
-        self._seen = seen_keys
+        self._memory = memory
+        self._foreign: set[str] = set()
+        """Keys of what is no event."""
         self._newest_at: dict[int, float] = {}
 
     def events(self, attempt: int, *, all_of_them: bool) -> Iterator[tuple[str, Event]]:
-        """Yield (key, event) of the events not yielded before, by time.
+        """Yield (key, event) of the events not read before, by time, merged ones together.
 
         Args:
             attempt: its number.
             all_of_them: look at every key instead of the recent ones; for the end of an attempt.
         """
-        for info in self._store.list(
-            keys.events(attempt), start_after="" if all_of_them else self._start_after(attempt)
-        ):
-            if info.key in self._seen:
-                continue
-            try:
-                event = Event.from_json(self._store.get(info.key))
-            except ValueError as problem:
-                log.warning("passed over %s: %s", info.key, problem)
-                self._seen.add(info.key)
-                continue
-            yield info.key, event
-            self._seen.add(info.key)
+        start_after = "" if all_of_them else self._start_after(attempt)
+        gone = True
+        while gone:
+            gone = False
+            for info in self._store.list(keys.events(attempt), start_after=start_after):
+                if info.key in self._foreign or self._memory.knows(info.key):
+                    continue
+                try:
+                    raw = self._store.get(info.key)
+                except NotFound:  # merged a moment ago
+                    gone = True
+                    continue
+                yield from self._new_in(attempt, info.key, raw)
+
+    def _new_in(self, attempt: int, stored: str, raw: bytes) -> Iterator[tuple[str, Event]]:
+        """Yield what an object holds and was not read before; then remember the object."""
+        is_chunk, told = keys.is_chunk(stored), False
+        for key, event in _events_of(stored, raw):
+            if not (is_chunk and self._memory.knows(key)):
+                yield key, event
+            told = True
             self._newest_at[attempt] = max(self._newest_at.get(attempt, 0.0), event.at)
+        if is_chunk:
+            self._memory.note_chunk(attempt, stored)
+        elif not told:
+            self._foreign.add(stored)
 
     def beats(self, attempt: int) -> list[Heartbeat]:
         """Return the last sign of life of each node."""
-        beats = []
-        for info in self._store.list(keys.heartbeats(attempt)):
-            try:
-                beat = Heartbeat.from_json(self._store.get(info.key))
-            except NotFound:
-                continue
-            except ValueError as problem:
-                log.warning("passed over %s: %s", info.key, problem)
-                continue
-            if isinstance(beat.step, int) and isinstance(beat.at, (int, float)):
-                beats.append(beat)
-        return beats
+        return read_beats(self._store, attempt)
 
     def _start_after(self, attempt: int) -> str:
         newest_at = self._newest_at.get(attempt)
         if newest_at is None:
             return ""
         return keys.event(attempt, at=max(0.0, newest_at - _LOOK_BACK_S), node=0, rank=0, count=0)
+
+
+def read_beats(store: ObjectStore, attempt: int) -> list[Heartbeat]:
+    """Return the last sign of life of each node of an attempt."""
+    beats = []
+    for info in store.list(keys.heartbeats(attempt)):
+        try:
+            beat = Heartbeat.from_json(store.get(info.key))
+        except NotFound:
+            continue
+        except ValueError as problem:
+            log.warning("passed over %s: %s", info.key, problem)
+            continue
+        if isinstance(beat.step, int) and isinstance(beat.at, (int, float)):
+            beats.append(beat)
+    return beats
+
+
+def newest_events(store: ObjectStore, attempt: int) -> list[Event]:
+    """Return the events that are not merged, by time: of each writer at least the last 16."""
+    found = [info.key for info in store.list(keys.events(attempt)) if not keys.is_chunk(info.key)]
+    return [event for _, event in _read(store, found)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Past:
+    """What an attempt's events tell to somebody who has read none of them."""
+
+    events: list[tuple[str, Event]]
+    """(key, event), by time."""
+    chunks: list[str]
+    """Keys of all chunks."""
+    left: int
+    """How many of the chunks were not read."""
+
+
+def recall(store: ObjectStore, attempt: int) -> Past:
+    """Return an attempt's events: all of a short one's.
+
+    Of a writer with many chunks the first is read, which has its start, and the last, unless a
+    save stands alone. In between are saves that newer ones made obsolete.
+    """
+    found = [info.key for info in store.list(keys.events(attempt))]
+    chunks = [key for key in found if keys.is_chunk(key)]
+    events = dict(_read(store, [key for key in found if not keys.is_chunk(key)]))
+    saved = JobEvent.SAVED.value
+    with_save = {keys.writer_of(key) for key, event in events.items() if event.kind == saved}
+    first = {keys.writer_of(key): key for key in reversed(chunks)}
+    last = {keys.writer_of(key): key for key in chunks if keys.writer_of(key) not in with_save}
+    wanted = sorted({*first.values(), *last.values()})
+    events |= dict(_read(store, wanted))
+    return Past(
+        events=sorted(events.items(), key=lambda pair: pair[1].at),
+        chunks=chunks,
+        left=len(chunks) - len(wanted),
+    )
+
+
+def _read(store: ObjectStore, stored: Sequence[str]) -> Iterator[tuple[str, Event]]:
+    """Yield (key, event) of all that these objects hold; what is gone stands elsewhere."""
+
+    def get(key: str) -> bytes | None:
+        try:
+            return store.get(key)
+        except NotFound:
+            return None
+
+    with ThreadPoolExecutor(_READS, thread_name_prefix="spotguard-news") as crew:
+        for key, raw in zip(stored, crew.map(get, stored), strict=True):
+            if raw is not None:
+                yield from _events_of(key, raw)
+
+
+def _events_of(stored: str, raw: bytes) -> Iterator[tuple[str, Event]]:
+    """Yield (key, event) of what an object holds; what makes no sense is logged."""
+    if not keys.is_chunk(stored):
+        try:
+            yield stored, Event.from_json(raw)
+        except ValueError as problem:
+            log.warning("passed over %s: %s", stored, problem)
+        return
+    for key, event in unpack(raw):
+        if isinstance(event, Event):
+            yield key, event
+        else:
+            log.warning("passed over %s in %s: %s", key, stored, event)
 
 
 def journal_data(key: str, event: Event, *, seen_at: float) -> dict[str, Any]:

@@ -7,16 +7,18 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spotguard.control.allot import Policy
 from spotguard.control.fold import read_record
 from spotguard.control.supervisor import Supervisor
-from spotguard.errors import EnvironmentFailure, SpecError
+from spotguard.errors import EnvironmentFailure
 from spotguard.launch.local import LocalLauncher, LocalOptions
+from spotguard.spec.infra import DEADLINE, FALLBACK, LOCAL
 from spotguard.spec.model import JobSpec
 from spotguard.storage import PrefixedStore, open_store
-from spotguard.units import SystemClock
+from spotguard.units import SystemClock, parse_duration_s
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,6 +33,20 @@ _START_PATIENCE_S = 60.0
 _PREDECESSOR_PATIENCE_S = 10.0
 _POLL_S = 0.02
 _LOCAL_CAPACITY_PATIENCE_S = 60.0
+SKY_POLICY = Policy(
+    down_patience_s=180.0,
+    down_retry_s=15.0,
+    intent_valid_s=180.0,
+    capacity_patience_s=86_400.0,
+    capacity_backoff_s=10.0,
+    capacity_backoff_max_s=300.0,
+    contact_patience_s=60.0,
+    save_s=10.0,
+    teardown_s=60.0,
+    useful_s=60.0,
+    regrow_startups=3.0,
+)
+"""Where nodes are real, all takes longer: SkyPilot needs half a minute and more for a cluster."""
 _LOCAL_BARREN_ATTEMPTS = 10
 """More than elsewhere: a local node costs nothing, and may be interrupted as often as you like."""
 _BEATS_MISSED = 10
@@ -94,8 +110,8 @@ def control(folder: RunFolder) -> None:
 
 def launcher_for(spec: JobSpec, run_dir: Path) -> Launcher:
     """Return the launcher that the job asks for; it may keep its own files below `run_dir`."""
-    if spec.infra != "local":
-        raise SpecError("infra", f"given {spec.infra!r}; allowed: local, the only one so far")
+    if spec.infra != LOCAL:
+        return _sky_launcher(spec)
     local = spec.local
     options = LocalOptions(
         metadata=local.metadata,
@@ -111,8 +127,30 @@ def launcher_for(spec: JobSpec, run_dir: Path) -> Launcher:
     return LocalLauncher(run_dir, options)
 
 
+def _sky_launcher(spec: JobSpec) -> Launcher:
+    from spotguard.control.places import find_offers, task_for
+    from spotguard.launch.skypilot.launcher import SkyPilotLauncher
+    from spotguard.launch.skypilot.sdk import SkySdk
+
+    return SkyPilotLauncher(
+        SkySdk(),
+        offers=lambda: list(find_offers(spec).offers),
+        task=lambda request: task_for(spec, request),
+    )
+
+
 def policy_for(spec: JobSpec) -> Policy:
     """Return the controller's patience for such a job."""
+    if spec.infra != LOCAL:
+        beats_s = _BEATS_MISSED * spec.heartbeat_s
+        rule, _, after = spec.on_demand.partition(" ")
+        return replace(
+            SKY_POLICY,
+            contact_patience_s=max(beats_s, SKY_POLICY.contact_patience_s),
+            market=spec.market,
+            on_demand_after_s=parse_duration_s(after) if rule == FALLBACK else None,
+            on_demand_for_deadline=rule == DEADLINE,
+        )
     return Policy(
         capacity_patience_s=_LOCAL_CAPACITY_PATIENCE_S,
         barren_attempts=_LOCAL_BARREN_ATTEMPTS,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from spotguard.events.states import EndReason, Market, RunState
+from spotguard.events.states import CheckpointKind, EndReason, Market, RunState
 from spotguard.launch.base import NodeEnd, Offer
 
 
@@ -24,6 +24,8 @@ class Kind(str, Enum):
     CONTROLLER_REPAIRED = "controller_repaired"
     INTENDED = "launch_intended"
     LAUNCHED = "launched"
+    CLUSTER_UP = "cluster_up"
+    """The nodes began to cost, at an instant that the launcher knows."""
     NO_CAPACITY = "no_capacity"
     LAUNCH_FAILED = "launch_failed"
     DROPPED = "launch_dropped"
@@ -47,9 +49,15 @@ class Kind(str, Enum):
     USER_STOP = "user_stop"
     USER_DOWN = "user_down"
     RESUMED = "resumed"
+    CHUNK_READ = "chunk_read"
+    """All events of a chunk of the run store are in the journal."""
+    SNAPSHOT = "snapshot"
+    """What all entries before said, so that a reader can begin here; changes nothing."""
 
 
 JOB_PREFIX = "job_"
+KEPT_SAVES = 32
+"""Saves that an attempt's record keeps: see `thinned`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +166,8 @@ class DownAsked:
     at: float
     reason: EndReason
     detail: str
+    log: str | None = None
+    """The last lines of the job's output, if it failed: a cloud forgets them with the cluster."""
     sent_at: float | None = None
     failed_at: float | None = None
 
@@ -188,6 +198,8 @@ class AttemptRecord:
     members: tuple[int, ...] | None = None
     """The nodes that it began on, if it began in place: on what was left of a cluster."""
     launched: bool = False
+    up_at: float | None = None
+    """When its nodes began to cost, where the launcher can tell."""
     launch_problem: str | None = None
     started_at: float | None = None
     resumed_from: str | None = None
@@ -201,6 +213,11 @@ class AttemptRecord:
     down: DownAsked | None = None
     contact_lost_at: float | None = None
     end: AttemptEnd | None = None
+
+    @property
+    def billed_from(self) -> float:
+        """When its nodes began to cost, or at the earliest can have."""
+        return self.intended_at if self.up_at is None else max(self.up_at, self.intended_at)
 
     @property
     def in_place(self) -> bool:
@@ -249,6 +266,15 @@ class Settled:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Search:
+    """How far a search for capacity is."""
+
+    tried: tuple[tuple[int, str], ...]
+    rounds: int
+    waiting_since: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """All that is known of a run."""
 
@@ -268,6 +294,10 @@ class RunRecord:
     """Rounds of launching without any capacity, since the last launch."""
     waiting_since: float | None = None
     retry_at: float | None = None
+    search: Search | None = None
+    """How far the search for capacity was when the last launch was taken; it may yet be refused."""
+    refused: int = 0
+    """Launches that were refused; no cluster's name is used again."""
     wish: Kind | None = None
     """USER_STOP or USER_DOWN while the user wants the run to end."""
     resumed_after: int = 0
@@ -292,6 +322,24 @@ class RunRecord:
         """The newest attempt whose end is confirmed."""
         ended = [attempt for attempt in self.attempts if attempt.end is not None]
         return ended[-1] if ended else None
+
+
+def thinned(saves: tuple[Save, ...]) -> tuple[Save, ...]:
+    """Return at most `KEPT_SAVES` of them: all of the newest, fewer the older they are.
+
+    The slowest and every final one stay. A run that goes on from a save that is left out counts
+    the one kept before it, as if it had not been reported.
+    """
+    if len(saves) <= KEPT_SAVES:
+        return saves
+    older, newer = saves[: KEPT_SAVES // 2], saves[KEPT_SAVES // 2 :]
+    slowest = max(saves, key=lambda save: save.duration_s or 0.0)
+    kept = tuple(
+        save
+        for index, save in enumerate(older)
+        if index % 2 == 0 or save is slowest or save.kind == CheckpointKind.FINAL.value
+    )
+    return kept + newer
 
 
 def place_key(offer: Offer) -> str:

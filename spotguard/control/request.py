@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from spotguard.spec.model import JobSpec
 
 
-def cluster_name(run_id: str, attempt: int) -> str:
-    """Return the name of an attempt's cluster; never reused."""
-    return f"{run_id}-{attempt}"
+def cluster_name(run_id: str, attempt: int, refused: int = 0) -> str:
+    """Return the name of an attempt's cluster; never reused, also not after so many refusals."""
+    return f"{run_id}-{attempt}r{refused}" if refused else f"{run_id}-{attempt}"
 
 
 def launch_request(record: RunRecord, attempt: AttemptRecord, spec: JobSpec) -> LaunchRequest:

@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
 _SILENT = frozenset(
     # The second halves of acts whose first half is told, and what `status` shows better.
-    {Kind.PROGRESS.value, Kind.STOP_WRITTEN.value, Kind.DOWN_SENT.value}
+    {
+        Kind.PROGRESS.value,
+        Kind.STOP_WRITTEN.value,
+        Kind.DOWN_SENT.value,
+        Kind.CHUNK_READ.value,
+        Kind.SNAPSHOT.value,
+    }
 )
 
 
@@ -65,6 +71,12 @@ def _public(entry: Entry) -> dict[str, Any]:
 
 def _plain(text: str, colour: str = "default") -> tuple[str, str]:
     return text, colour
+
+
+def _adopted(entry: Entry) -> tuple[str, str]:
+    left = integer(entry.data, "chunks_left")
+    words = f"; {left} bundles of old events were left there" if left else ""
+    return _plain(f"the journal was rebuilt from the run's store{words}")
 
 
 def _created(entry: Entry) -> tuple[str, str]:
@@ -188,6 +200,8 @@ def _of(text: str, colour: str = "default") -> Callable[[Entry], tuple[str, str]
 
     def tell(entry: Entry) -> tuple[str, str]:
         known = {
+            "node": None,
+            "exit_code": None,
             "step": None,
             "stop_step": None,
             "problem": "",
@@ -202,11 +216,12 @@ def _of(text: str, colour: str = "default") -> Callable[[Entry], tuple[str, str]
 
 _TELLERS: dict[str, Callable[[Entry], tuple[str, str]]] = {
     Kind.CREATED.value: _created,
-    Kind.ADOPTED.value: _of("the journal was rebuilt from the run's store"),
+    Kind.ADOPTED.value: _adopted,
     Kind.CONTROLLER_STARTED.value: _of("the controller started (process {pid})"),
     Kind.CONTROLLER_REPAIRED.value: _of("the controller was gone and is started again", "yellow"),
     Kind.INTENDED.value: _intended,
     Kind.LAUNCHED.value: _launched,
+    Kind.CLUSTER_UP.value: _of("the nodes are up, and cost from here on"),
     Kind.NO_CAPACITY.value: _of("no capacity for {nodes} node(s): {problem}", "yellow"),
     Kind.LAUNCH_FAILED.value: _of("the launch failed: {problem}", "red"),
     Kind.DROPPED.value: _of("the launch was given up: {why}"),
@@ -228,6 +243,7 @@ _TELLERS: dict[str, Callable[[Entry], tuple[str, str]]] = {
     Kind.RESUMED.value: _resumed,
     JOB_PREFIX + JobEvent.STARTED.value: _started,
     JOB_PREFIX + JobEvent.NOTICE.value: _notice,
+    JOB_PREFIX + JobEvent.NODE_EXITED.value: _of("node {node} left with exit code {exit_code}"),
     JOB_PREFIX + JobEvent.WITHDRAWN.value: _of("the notice was withdrawn ({source})", "green"),
     JOB_PREFIX + JobEvent.AGREED.value: _of("all ranks stop after step {stop_step} ({reason})"),
     JOB_PREFIX + JobEvent.SAVED.value: _saved,

@@ -25,6 +25,8 @@ from spotguard.control.actions import (
     Launch,
     LoseContact,
     NoteLaunched,
+    NoteRefused,
+    NoteUp,
     RegainContact,
     SendDown,
     Settle,
@@ -40,6 +42,7 @@ from spotguard.control.request import claim_data, cluster_name, launch_request
 from spotguard.errors import AlreadyExists, NoCapacity, SpotguardError, StoreError
 from spotguard.events import keys
 from spotguard.events.states import EndReason
+from spotguard.plan.job import planned_markets
 from spotguard.spec.model import JobSpec
 
 if TYPE_CHECKING:
@@ -86,7 +89,7 @@ class Supervisor:
             store=store,
             clock=clock,
             policy=policy,
-            market=self._spec.market,
+            markets=frozenset(planned_markets(self._spec)),
             live_path=live_path,
         )
 
@@ -137,12 +140,18 @@ class Supervisor:
             case Drop():
                 self._publish(keys.launch(attempt.number), None)
                 self._ledger.write(Kind.DROPPED, {"why": action.why}, attempt=number)
+            case NoteUp():
+                self._ledger.write(Kind.CLUSTER_UP, {"at": action.at}, attempt=number)
+            case NoteRefused():
+                self._note_refusal(attempt, action.problem, late=True)
             case AskToStop():
                 self._ledger.write(Kind.STOP_ASKED, {"reason": action.reason.value}, attempt=number)
             case WriteStop():
                 return self._write_stop(attempt, action.reason)
             case AskDown():
-                data = {"reason": action.reason.value, "detail": action.detail}
+                data: dict[str, Any] = {"reason": action.reason.value, "detail": action.detail}
+                if action.reason is EndReason.FAILED:  # a cloud forgets the log with the cluster
+                    data["log"] = log_tail(self._launcher, attempt.cluster, _failed_node(attempt))
                 self._ledger.write(Kind.DOWN_ASKED, data, attempt=number)
             case SendDown():
                 self._send_down(attempt)
@@ -183,7 +192,9 @@ class Supervisor:
         self._ledger.write(
             Kind.INTENDED,
             {
-                "cluster": cluster_name(self._ledger.record.run_id, number),
+                "cluster": cluster_name(
+                    self._ledger.record.run_id, number, self._ledger.record.refused
+                ),
                 "nodes": action.nodes,
                 "offer": offer_to_json(action.offer),
                 "allotment": _allotment_to_json(action.allotment),
@@ -196,22 +207,23 @@ class Supervisor:
         try:
             self._launcher.launch(launch_request(self._ledger.record, attempt, self._spec))
         except NoCapacity as problem:
-            self._ledger.write(
-                Kind.NO_CAPACITY,
-                {
-                    "nodes": attempt.nodes,
-                    "place": place_key(attempt.offer),
-                    "problem": problem.message,
-                },
-                attempt=attempt.number,
-            )
-            self._publish(keys.launch(attempt.number), None)
+            self._note_refusal(attempt, problem.message, late=False)
         except SpotguardError as problem:
             self._ledger.write(
                 Kind.LAUNCH_FAILED, {"problem": problem.message}, attempt=attempt.number
             )
         else:
             self._ledger.write(Kind.LAUNCHED, attempt=attempt.number)
+
+    def _note_refusal(self, attempt: AttemptRecord, problem: str, *, late: bool) -> None:
+        data = {
+            "nodes": attempt.nodes,
+            "place": place_key(attempt.offer),
+            "problem": problem,
+            "late": late,
+        }
+        self._ledger.write(Kind.NO_CAPACITY, data, attempt=attempt.number)
+        self._publish(keys.launch(attempt.number), None)
 
     def _write_stop(self, attempt: AttemptRecord, reason: EndReason) -> bool:
         body = json.dumps({"reason": reason.value, "message": f"asked to stop: {reason.label}"})
@@ -239,7 +251,8 @@ class Supervisor:
         """Publish why an attempt ended, and return it as the journal keeps it."""
         traceback = action.traceback
         if action.reason is EndReason.FAILED and traceback is None:
-            traceback = log_tail(self._launcher, attempt.cluster, _failed_node(attempt))
+            kept = attempt.down and attempt.down.log
+            traceback = kept or log_tail(self._launcher, attempt.cluster, _failed_node(attempt))
         self._lookout.note_progress(attempt)
         steps = [step for step in (attempt.last_step, self._lookout.step) if step is not None]
         known = attempt.started_at is not None or self._lookout.step > 0

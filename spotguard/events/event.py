@@ -24,6 +24,8 @@ class JobEvent(str, Enum):
     SAVE_FAILED  step, problem
     FITS      emergency_s, grace_s, fits, message: does an emergency save fit the cloud's notice
     PEER_LOST problem, step
+    NODE_EXITED  exit_code (negative: a signal), told: the node was told to leave; written by the
+              node's agent, for launchers that do not see exit codes
     RESCALED  step, global_batch_size, global_batch_size_before, lr_factor, lr_factor_before (times
               the script's rate), lr_warmup_steps, message: the global batch follows the ranks
     WARNING   message
@@ -40,6 +42,7 @@ class JobEvent(str, Enum):
     SAVE_FAILED = "save_failed"
     FITS = "emergency_fit"
     PEER_LOST = "peer_lost"
+    NODE_EXITED = "node_exited"
     RESCALED = "rescaled"
     WARNING = "warning"
     ENDED = "ended"
@@ -78,7 +81,14 @@ class Event:
             ValueError: it is not an event of a schema this version reads.
         """
         try:
-            body = json.loads(raw)
+            return cls.from_body(json.loads(raw))
+        except UnicodeDecodeError as problem:
+            raise ValueError(f"not an event: {problem}") from problem
+
+    @classmethod
+    def from_body(cls, body: Any) -> Event:
+        """Return the event of a parsed JSON object; ValueError as `from_json`."""
+        try:
             if body["schema"] != SCHEMA:
                 raise ValueError(f"event schema {body['schema']!r} is not {SCHEMA}")
             return cls(
@@ -89,7 +99,7 @@ class Event:
                 rank=int(body["rank"]),
                 data=dict(body["data"]),
             )
-        except (KeyError, TypeError, AttributeError, UnicodeDecodeError) as problem:
+        except (KeyError, TypeError, AttributeError) as problem:
             raise ValueError(f"not an event: {problem}") from problem
 
 

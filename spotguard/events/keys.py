@@ -6,7 +6,8 @@ attempts/000001/end.json                              by the controller: when it
 attempts/000001/claim.json                            create-if-absent, by the job's first rank
 attempts/000001/stop.json                             create-if-absent, by the controller
 attempts/000001/heartbeat/00000.json                  overwritten, one for each node
-attempts/000001/events/<ms>-<node>-<n>.json           append-only
+attempts/000001/events/<ms>-<node>-<rank>-<n>.json    append-only
+attempts/000001/events/<ms>-<node>-<rank>-<n>.jsonl   older ones merged: that event, and before it
 checkpoints/<step>-<attempt>/<shard>.safetensors      data
 checkpoints/<step>-<attempt>/manifest.json            create-if-absent: this is the commit
 checkpoints/<step>-<attempt>/pinned.json              optional: retention leaves it alone
@@ -21,6 +22,7 @@ ATTEMPTS = "attempts/"
 CHECKPOINTS = "checkpoints/"
 
 _CHECKPOINT = re.compile(r"checkpoints/(\d{12})-(\d{6})/")
+_WRITER = re.compile(r"attempts/\d{6}/events/\d+-(\d+-\d+)-\d+\.jsonl?")
 _ATTEMPT = re.compile(r"attempts/(\d{6})/")
 RUN_ID_PATTERN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 """A run id is also a cluster name and a folder: lower case, digits, dashes, at most 63."""
@@ -84,6 +86,29 @@ def events(number: int) -> str:
 def event(number: int, *, at: float, node: int, rank: int, count: int) -> str:
     """Return the key of one event; keys sort by time."""
     return f"{events(number)}{int(at * 1000):013d}-{node:05d}-{rank:05d}-{count:06d}.json"
+
+
+AGENT_RANK = 99_999
+"""Stands for a node's agent, which is no rank, in the key of an event."""
+
+
+def chunk(last_event: str) -> str:
+    """Return the key of a chunk: merged events of one writer, of which this is the last.
+
+    It sorts right behind that event, so a listing of what came after an instant has it, too.
+    """
+    return f"{last_event}l"
+
+
+def is_chunk(key: str) -> bool:
+    """Tell whether a key below `events` is one of merged events."""
+    return key.endswith(".jsonl")
+
+
+def writer_of(key: str) -> str:
+    """Return which node and rank wrote an event or a chunk; empty if the key is foreign."""
+    match = _WRITER.fullmatch(key)
+    return match[1] if match else ""
 
 
 def checkpoint(step: int, number: int) -> str:

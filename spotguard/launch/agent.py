@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from spotguard.errors import SpotguardError
 from spotguard.events import env, keys
 from spotguard.events.event import Event, JobEvent
+from spotguard.launch.metadata import DETECT, detect
 from spotguard.launch.regroup import Part, next_part
 from spotguard.storage import PrefixedStore, open_store
 from spotguard.storage.deadline import give_up_after
@@ -168,6 +169,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         host=host,
         port=int(port),
     )
+    if os.environ.get(env.METADATA) == DETECT:
+        os.environ[env.METADATA] = detect()
     script = given.script[1:] if given.script[:1] == ["--"] else given.script
     _end_like(Agent(part, nproc=given.nproc, script=script).run())
 

@@ -30,6 +30,7 @@ log = logging.getLogger("spotguard")
 
 _SILENT_AFTER = 5
 _SLOW_POLL_S = 5.0
+_OUTLIVED_S = 30.0
 _ASK_S = 0.3  # a metadata service answers within milliseconds, and SIGTERM leaves 15 s or more
 
 
@@ -42,6 +43,7 @@ class Listener:
         self._reporter = reporter
         self._closed = threading.Event()
         self._noticed_until: float | None = None
+        self._began_at = time.time()
         self._signals: SignalWatch | None = None
         if threading.current_thread() is threading.main_thread():
             self._signals = SignalWatch(self._on_sigterm)
@@ -106,7 +108,7 @@ class Listener:
 
         def ask() -> None:
             with contextlib.suppress(Exception):  # no answer is an answer
-                found = source.check()
+                found = self._heeded(source.check())
                 if found is not None and not found.advisory:
                     answers.append(found)
 
@@ -115,13 +117,22 @@ class Listener:
         thread.join(_ASK_S)
         return answers[0] if answers else None
 
+    def _heeded(self, notice: Notice | None) -> Notice | None:
+        """Return the notice, unless its time had come before this process began.
+
+        The machine has outlived it: the notice is of an earlier life of it, or of its hibernation.
+        """
+        if notice is None or notice.deadline_at is None:
+            return notice
+        return None if notice.deadline_at < self._began_at - _OUTLIVED_S else notice
+
     def _poll(self, source: NoticeSource) -> None:
         """Ask `source` until the process ends; report the first notice and its withdrawal."""
         known: Notice | None = None
         failures = 0
         while not self._closed.is_set():
             try:
-                found = source.check()
+                found = self._heeded(source.check())
                 failures = 0
             except Exception as problem:  # noqa: BLE001 - no answer may end the watch
                 failures += 1

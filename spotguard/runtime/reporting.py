@@ -16,6 +16,7 @@ from spotguard.errors import StoreError
 from spotguard.events import keys
 from spotguard.events.event import Event, Heartbeat, JobEvent
 from spotguard.events.states import EndReason
+from spotguard.runtime.event_log import EventLog
 from spotguard.runtime.stopping import StopRequest
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from spotguard.storage.base import ObjectStore
 
 log = logging.getLogger("spotguard")
+
+_HURRIED = frozenset({JobEvent.NOTICE.value, JobEvent.AGREED.value, JobEvent.ENDED.value})
+"""After these the next event must not wait for anything that can be done another time."""
+_CALM = frozenset({JobEvent.WITHDRAWN.value})
 
 
 class Reporter:
@@ -48,7 +53,8 @@ class Reporter:
         self._heartbeat = heartbeat
         self._on_stop = on_stop
         self._heard_stop = False
-        self._count = 0
+        self._log = EventLog(store, attempt=attempt, node=node, rank=rank)
+        self._calm = True
         self._events: queue.SimpleQueue[Event | threading.Event | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="spotguard-report", daemon=True)
 
@@ -99,12 +105,11 @@ class Reporter:
                 self._write(item)
 
     def _write(self, event: Event) -> None:
-        self._count += 1
-        key = keys.event(
-            self._attempt, at=event.at, node=self._node, rank=self._rank, count=self._count
-        )
+        self._calm = event.kind not in _HURRIED and (self._calm or event.kind in _CALM)
         try:
-            self._store.put(key, event.to_json(), if_absent=True)
+            self._log.write(event)
+            if self._calm:
+                self._log.tidy(self._events.empty)
         except StoreError as problem:
             log.warning("could not report %s: %s", event.kind, problem)
 

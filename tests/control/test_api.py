@@ -83,7 +83,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception]]] = {
     "trace": ({"local": {"trace": "/no/such/trace.json"}}, SpecError),
     "budget": ({"budget_usd": 0.0001}, BudgetExhausted),
     "store": ({"store": "/proc/nowhere"}, StoreError),
-    "scheme": ({"store": "s3://bucket/x"}, UsageError),
+    "scheme": ({"store": "s33://bucket/x"}, UsageError),
 }
 
 

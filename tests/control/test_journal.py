@@ -147,3 +147,22 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
         with pytest.raises(EnvironmentFailure, match="full"):
             journal.append("big", at=1.0, data={"blob": "x" * 100_000})
         assert len(journal.events()) == 3
+
+
+def test_a_large_journal_opens_at_once_and_damage_is_found_where_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of a million events is not looked through at each command."""
+    path = filled(tmp_path, 600)
+    raw = bytearray(path.read_bytes())
+    page = len(raw) // 4096 // 2 * 4096
+    raw[page : page + 4096] = bytes(4096)
+    path.write_bytes(raw)
+    with pytest.raises(JournalDamaged):
+        Journal.open(path)
+
+    monkeypatch.setattr("spotguard.control.journal._CHECKED_BYTES", 0)
+    with Journal.open(path) as journal:
+        assert journal.newest("thing") is not None
+        with pytest.raises(JournalDamaged):
+            journal.events()

@@ -309,3 +309,15 @@ def test_sigterm_does_not_wait_for_a_silent_cloud(
 def test_a_file_that_is_not_there_is_quiet(tmp_path: Path) -> None:
     """No file, no notice, no failure."""
     assert FileNotices(str(tmp_path / "none")).check() is None
+
+
+@pytest.mark.parametrize(("age_s", "requests"), [(300, 0), (3, 1)])
+def test_a_notice_that_the_machine_outlived_is_not_heeded(
+    listen: Any, age_s: float, requests: int
+) -> None:
+    """One whose time came long before this process is of an earlier life; a late one counts."""
+    listener, heard = listen()
+    notice = Notice(source="aws", action="terminate", deadline_at=time.time() - age_s)
+    poll(listener, Script([notice, notice]))
+    assert len(heard.requests) == requests
+    assert len(heard.kinds()) >= requests

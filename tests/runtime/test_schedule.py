@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from spotguard.errors import UsageError
-from spotguard.runtime.coordination import Alone
 from spotguard.hazard import hazard_per_h
+from spotguard.runtime.coordination import Alone
 from spotguard.runtime.schedule import SaveSchedule, best_interval_s
 from spotguard.runtime.settings import SaveEvery
 from spotguard.testing import FakeRendezvous

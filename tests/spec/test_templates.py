@@ -143,8 +143,9 @@ def test_arguments_reach_the_script_as_they_are(tmp_path: Path) -> None:
         ('{"cluster_name": "c", "cloud": "AWS", "region": "r"}', "aws"),
         ('{"cluster_name": "c", "cloud": "GCP", "region": "r"}', "gcp"),
         ('{"cluster_name": "c", "cloud": "Azure", "region": "r"}', "azure"),
-        ('{"cluster_name": "c", "cloud": "Slurm", "region": "r"}', "none"),
-        ("", "none"),
+        ('{"cluster_name": "c", "cloud": "Slurm", "region": "r"}', "detect"),
+        ('{"cluster_name": "c", "cloud": "Kubernetes", "region": "r"}', "none"),
+        ("", "detect"),
     ],
 )
 def test_skypilot_says_whose_notices_count(tmp_path: Path, info: str, cloud: str) -> None:
@@ -162,7 +163,7 @@ def test_ranks_meet_at_the_first_node(
     argv = _run(tmp_path, SKYPILOT_NUM_GPUS_PER_NODE=gpus, JOB_NPROC_PER_NODE=asked)
     split = argv.index("--")
     options = dict(zip(argv[3:split:2], argv[4:split:2], strict=True))
-    assert argv[:3] == ["1 none", "-m", "spotguard.launch.agent"]
+    assert argv[:3] == ["1 detect", "-m", "spotguard.launch.agent"]
     assert options == {
         "--nodes": "2",
         "--node": "1",

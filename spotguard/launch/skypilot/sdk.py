@@ -240,7 +240,7 @@ def _translated() -> Iterator[None]:
     except away as problem:
         raise Unreachable(f"SkyPilot does not answer: {_short(str(problem))}") from problem
     except exceptions.ResourcesUnavailableError as problem:
-        raise NoCapacity(_short(str(problem))) from problem
+        raise NoCapacity(_why_refused(str(problem))) from problem
     except Exception as problem:  # the server sends whatever it met, to be raised again here
         raise LauncherFailure(f"SkyPilot: {_short(str(problem))}") from problem
 
@@ -248,6 +248,12 @@ def _translated() -> Iterator[None]:
 def _idle_minutes(task: dict[str, Any]) -> int:
     """Return after how many idle minutes the cluster takes itself down."""
     return int(task["resources"]["autostop"]["idle_minutes"])
+
+
+def _why_refused(text: str) -> str:
+    """Return what each place said, from SkyPilot's long word on a failed launch."""
+    reasons = _short(text).partition("Provision failures")[2].partition(") ")[2]
+    return reasons.lstrip(": ✗").strip() or _short(text)
 
 
 def _short(text: str) -> str:

@@ -1,0 +1,114 @@
+"""Spot or on demand, and where: which of the offers may be asked now, in which order. Pure.
+
+Spot whenever there is some. With none, wait as long as the deadline leaves slack for it; on demand
+when the user's rule says so, and only on demand when nothing else keeps the deadline. A place that
+took nodes a while ago is asked last.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spotguard.control import meter
+from spotguard.control.record import place_key
+from spotguard.events.states import EndReason, Market
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from spotguard.control.allot import Policy
+    from spotguard.control.record import AttemptRecord, RunRecord
+    from spotguard.launch.base import Offer
+
+_SLACK = 0.1
+"""Of the work that is left, kept for interruptions before the deadline decides the market."""
+_MOST_DOUBLINGS = 5
+_TAKEN = frozenset(
+    {EndReason.PREEMPTED, EndReason.TERMINATED, EndReason.NODE_LOST, EndReason.VANISHED}
+)
+
+
+def offers_now(
+    record: RunRecord, offers: Iterable[Offer], now: float, policy: Policy
+) -> list[Offer]:
+    """Return the offers that may be asked, those that took nodes a short while ago last."""
+    markets = markets_now(record, now, policy)
+    allowed = [offer for offer in offers if offer.market in markets]
+    lost = {
+        place_key(attempt.offer)
+        for attempt in record.attempts
+        if attempt.end is not None
+        and attempt.end.reason in _TAKEN
+        and now - attempt.end.at < policy.avoid_lost_place_s
+    }
+    return sorted(
+        allowed, key=lambda offer: (offer.market is not Market.SPOT, place_key(offer) in lost)
+    )
+
+
+def markets_now(record: RunRecord, now: float, policy: Policy) -> frozenset[Market]:
+    """Return the markets in which nodes may be bought now."""
+    if policy.market is None:
+        return frozenset(Market)
+    if policy.market is Market.ON_DEMAND:
+        return frozenset({Market.ON_DEMAND})
+    if policy.on_demand_for_deadline and _deadline_presses(record, now):
+        return frozenset({Market.ON_DEMAND})
+    waited_s = 0.0 if record.waiting_since is None else now - record.waiting_since
+    if policy.on_demand_after_s is not None and waited_s >= policy.on_demand_after_s:
+        return frozenset({Market.SPOT, Market.ON_DEMAND})
+    return frozenset({Market.SPOT})
+
+
+def back_to_spot_due(record: RunRecord, attempt: AttemptRecord, now: float, policy: Policy) -> bool:
+    """Tell whether an attempt that made do with on-demand nodes shall look for spot again."""
+    if policy.market is not Market.SPOT or attempt.offer.market is Market.SPOT:
+        return False
+    if policy.on_demand_for_deadline and _deadline_presses(record, now):
+        return False
+    return now - attempt.intended_at >= policy.back_to_spot_after_s
+
+
+def regrow_due(record: RunRecord, attempt: AttemptRecord, now: float, policy: Policy) -> bool:
+    """Tell whether an attempt on few nodes shall be saved and launched anew on as many as may be.
+
+    The gain, should all of them be had, must be worth twice the start that it costs; each refusal
+    in this run doubles the time until the next try.
+    """
+    if attempt.nodes >= record.limits.nodes_max or attempt.started_at is None:
+        return False
+    age_s = now - attempt.intended_at
+    if policy.regrow_startups is None:  # only what went on in place can have left nodes behind
+        return attempt.in_place and age_s >= policy.regrow_after_s
+    start_s = meter.startup_s(attempt, now)
+    refusals = min(record.refused, _MOST_DOUBLINGS)
+    if age_s < policy.regrow_startups * start_s * 2**refusals:
+        return False
+    left_s = work_left_s(record, attempt.nodes)
+    if left_s is None:
+        return False
+    return left_s * (1 - attempt.nodes / record.limits.nodes_max) > 2 * start_s
+
+
+def work_left_s(record: RunRecord, nodes: int) -> float | None:
+    """Return how long the steps that are left take on so many nodes; None if nobody can tell."""
+    steps = [attempt.last_step for attempt in record.attempts if attempt.last_step is not None]
+    paces = [
+        attempt.progress.step_s * attempt.nodes
+        for attempt in record.attempts
+        if attempt.progress is not None and attempt.progress.step_s
+    ]
+    if record.total_steps is None or not paces:
+        return None
+    return max(0, record.total_steps - max(steps, default=0)) * min(paces) / nodes
+
+
+def _deadline_presses(record: RunRecord, now: float) -> bool:
+    """Tell whether waiting for spot nodes, or losing some, would miss the deadline."""
+    deadline_at = record.limits.deadline_at
+    left_s = work_left_s(record, record.limits.nodes_max)
+    if deadline_at is None or left_s is None:
+        return False
+    starts = [meter.startup_s(each, now) for each in record.attempts if each.started_at is not None]
+    slack_s = deadline_at - now - left_s - min(starts, default=0.0)
+    return slack_s < _SLACK * left_s

@@ -1,0 +1,44 @@
+"""Chunks: many old events of one writer in one object, so that a long run stays short to list.
+
+A chunk is made of JSON Lines, `{"key": ..., "event": {...}}`, where the key is the one under which
+the event was stored alone before. By it readers know an event that they have seen: while events
+are merged, some stand in two objects for a moment, or for ever if the writer dies.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from spotguard.events.event import Event
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+MERGED_AT_ONCE = 16
+"""Twice as many stand alone before the older half is merged; so the newest always stand alone."""
+LARGEST_CHUNK = 256
+"""A chunk of so many events is left as it is, and the next one begun. The first chunk, which tells
+how the attempt began, stays small: who rebuilds a journal reads it of every attempt."""
+
+
+def pack(events: Iterable[tuple[str, bytes]]) -> bytes:
+    """Return the chunk of events that were stored under these keys, as `Event.to_json` wrote them.
+
+    They are merged as they are, one on each line.
+    """
+    return b"".join(
+        b'{"key": %s, "event": %s}\n' % (json.dumps(key).encode(), raw) for key, raw in events
+    )
+
+
+def unpack(raw: bytes) -> Iterator[tuple[str, Event | ValueError]]:
+    """Yield (key, event) of each line; of a damaged one (its beginning, what is wrong)."""
+    for line in raw.splitlines():
+        try:
+            body = json.loads(line)
+            key, event = str(body["key"]), Event.from_body(body["event"])
+        except (KeyError, TypeError, ValueError) as problem:
+            yield repr(line[:80]), ValueError(str(problem))
+        else:
+            yield key, event
