@@ -21,6 +21,7 @@ from spotguard.control.allot import Policy
 from spotguard.control.fold import read_record
 from spotguard.control.folder import RunFolder, runs_folder
 from spotguard.control.journal import Journal
+from spotguard.control.lease import check_free, machine_id
 from spotguard.control.machine import EXIT_UNFINISHED, Observation, decide
 from spotguard.control.news import journal_data, read_beats, recall
 from spotguard.control.process import launcher_for, run_store
@@ -35,6 +36,7 @@ from spotguard.events import keys
 from spotguard.events.states import Market, RunState
 from spotguard.launch.base import ClusterState
 from spotguard.launch.regroup import read_group
+from spotguard.spec.home import spotguard_home
 from spotguard.spec.model import JobSpec
 from spotguard.storage import open_store
 from spotguard.storage.urls import split_last
@@ -74,6 +76,7 @@ def adopt_run(url: str) -> RunFolder:
     store = run_store(store_root, run_id)
     body = _run_json(store, url)
     spec = JobSpec.from_json(body["spec"])
+    check_free(store, machine_id(spotguard_home()), time.time())
     folder = RunFolder(runs_folder() / run_id)
     folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
     with folder.control(patience_s=1.0) as alone:

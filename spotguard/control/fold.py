@@ -16,6 +16,7 @@ from spotguard.control.record import (
     RunRecord,
     Search,
     Settled,
+    Tiding,
     offer_from_json,
 )
 from spotguard.control.snapshot import newest_snapshot
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from spotguard.control.journal import Entry, Journal
 
 _MAX_WARNINGS = 20
+_MAX_UNTOLD = 20
 
 
 def fold(entries: Iterable[Entry], record: RunRecord | None = None) -> RunRecord:
@@ -165,7 +167,8 @@ def _settled(record: RunRecord, entry: Entry) -> RunRecord:
         detail=data["detail"],
         exit_code=data["exit_code"],
     )
-    return replace(record, settled=settled)
+    words = f"the run is {settled.state.value}: {settled.detail}"
+    return _untold(replace(record, settled=settled), entry, words)
 
 
 def _wished(record: RunRecord, entry: Entry) -> RunRecord:
@@ -189,7 +192,19 @@ def _resumed(record: RunRecord, entry: Entry) -> RunRecord:
 
 
 def _alerted(record: RunRecord, entry: Entry) -> RunRecord:
-    return replace(record, alerted=(*record.alerted, entry.data["percent"]))
+    percent = entry.data["percent"]
+    record = replace(record, alerted=(*record.alerted, percent))
+    return _untold(record, entry, f"{percent} % of the budget are spent")
+
+
+def _untold(record: RunRecord, entry: Entry, words: str) -> RunRecord:
+    tiding = Tiding(seq=entry.seq, kind=entry.kind, text=words)
+    return replace(record, untold=(*record.untold, tiding)[-_MAX_UNTOLD:])
+
+
+def _told(record: RunRecord, entry: Entry) -> RunRecord:
+    left = tuple(each for each in record.untold if each.seq != entry.data["seq"])
+    return replace(record, untold=left)
 
 
 def _total_steps(record: RunRecord, entry: Entry) -> RunRecord:
@@ -239,6 +254,7 @@ _ON_RUN: dict[str, Callable[[RunRecord, Entry], RunRecord]] = {
     Kind.USER_DOWN.value: _wished,
     Kind.RESUMED.value: _resumed,
     Kind.ALERT.value: _alerted,
+    Kind.TOLD.value: _told,
     Kind.STORE_LOST.value: lambda record, _: replace(record, store_lost=True),
     Kind.STORE_BACK.value: lambda record, _: replace(record, store_lost=False),
     Kind.PROGRESS.value: _total_steps,

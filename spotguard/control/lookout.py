@@ -14,6 +14,7 @@ from spotguard.control.record import Kind
 from spotguard.errors import SpotguardError, StoreError
 from spotguard.launch.base import ClusterState, NodeEnd
 from spotguard.launch.regroup import read_group
+from spotguard.storage.urls import is_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 
 _NEWS_EVERY_S = 0.2
 _BEATS_EVERY_S = 0.5
+_BUCKET_PACE = 10.0
+"""Buckets are asked less often by this factor: each question costs money, 0.2 USD a day so."""
 _PROGRESS_EVERY_S = 10.0
 
 
@@ -56,6 +59,7 @@ class Lookout:
         self._markets = markets
         self._live_path = live_path
         self._store = store
+        self._pace = 1.0 if is_folder(store.url) else _BUCKET_PACE
         self._news = JobNews(store, ledger)
         self._watched = _Watched(0, clock.monotonic())
 
@@ -145,11 +149,11 @@ class Lookout:
         """Copy what the job wrote into the journal; return whether all of it could be read."""
         watched, now = self._watched, self._clock.monotonic()
         try:
-            if over or now - watched.news_at >= _NEWS_EVERY_S:
+            if over or now - watched.news_at >= self._pace * _NEWS_EVERY_S:
                 for key, event in self._news.events(attempt.number, all_of_them=over):
                     self._ledger.copy(key, event)
                 watched.news_at = now
-            if over or now - watched.beats_at >= _BEATS_EVERY_S:
+            if over or now - watched.beats_at >= self._pace * _BEATS_EVERY_S:
                 self._note_beats(attempt, self._news.beats(attempt.number))
                 watched.beats_at = now
         except StoreError as problem:

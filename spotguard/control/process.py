@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING
 
 from spotguard.control.allot import Policy
 from spotguard.control.fold import read_record
+from spotguard.control.lease import Lease, machine_id
+from spotguard.control.request import heartbeat_s
 from spotguard.control.supervisor import Supervisor
 from spotguard.errors import EnvironmentFailure
 from spotguard.launch.local import LocalLauncher, LocalOptions
+from spotguard.spec.home import spotguard_home
 from spotguard.spec.infra import DEADLINE, FALLBACK, LOCAL
 from spotguard.spec.model import JobSpec
 from spotguard.storage import PrefixedStore, open_store
@@ -98,14 +101,19 @@ def control(folder: RunFolder) -> None:
         with folder.journal() as journal:
             record = read_record(journal)
             spec = JobSpec.from_json(record.spec)
+            store = run_store(record.store_root, record.run_id)
+            lease = Lease(store, SystemClock(), machine_id(spotguard_home()))
+            lease.take()
             Supervisor(
                 journal=journal,
                 launcher=launcher_for(spec, folder.path),
-                store=run_store(record.store_root, record.run_id),
+                store=store,
                 clock=SystemClock(),
                 policy=policy_for(spec),
                 live_path=folder.live_path,
+                lease=lease,
             ).run()
+            lease.release()
 
 
 def launcher_for(spec: JobSpec, run_dir: Path) -> Launcher:
@@ -142,7 +150,7 @@ def _sky_launcher(spec: JobSpec) -> Launcher:
 def policy_for(spec: JobSpec) -> Policy:
     """Return the controller's patience for such a job."""
     if spec.infra != LOCAL:
-        beats_s = _BEATS_MISSED * spec.heartbeat_s
+        beats_s = _BEATS_MISSED * heartbeat_s(spec)
         rule, _, after = spec.on_demand.partition(" ")
         return replace(
             SKY_POLICY,
@@ -154,7 +162,7 @@ def policy_for(spec: JobSpec) -> Policy:
     return Policy(
         capacity_patience_s=_LOCAL_CAPACITY_PATIENCE_S,
         barren_attempts=_LOCAL_BARREN_ATTEMPTS,
-        contact_patience_s=max(_BEATS_MISSED * spec.heartbeat_s, Policy().contact_patience_s),
+        contact_patience_s=max(_BEATS_MISSED * heartbeat_s(spec), Policy().contact_patience_s),
     )
 
 

@@ -21,6 +21,7 @@ class Kind(str, Enum):
     CREATED = "run_created"
     ADOPTED = "adopted"
     CONTROLLER_STARTED = "controller_started"
+    TAKEN_OVER = "taken_over"
     CONTROLLER_REPAIRED = "controller_repaired"
     INTENDED = "launch_intended"
     LAUNCHED = "launched"
@@ -45,6 +46,8 @@ class Kind(str, Enum):
     """An attempt ended, and the nodes that stayed had begun the next one by themselves."""
     PROGRESS = "progress"
     ALERT = "budget_alert"
+    TOLD = "told"
+    """The user's webhooks have heard of an event, or were given up."""
     SETTLED = "settled"
     USER_STOP = "user_stop"
     USER_DOWN = "user_down"
@@ -275,6 +278,16 @@ class Search:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tiding:
+    """An event that people want to hear of."""
+
+    seq: int
+    """Number of the journal's event."""
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """All that is known of a run."""
 
@@ -302,6 +315,8 @@ class RunRecord:
     """USER_STOP or USER_DOWN while the user wants the run to end."""
     resumed_after: int = 0
     """Number of the last attempt before the last `resume`; its end no longer settles the run."""
+    untold: tuple[Tiding, ...] = ()
+    """What the user's webhooks have not been told yet."""
     alerted: tuple[int, ...] = ()
     """Shares of the budget (percent) that have been reported."""
     total_steps: int | None = None

@@ -26,6 +26,7 @@ _SILENT = frozenset(
         Kind.STOP_WRITTEN.value,
         Kind.DOWN_SENT.value,
         Kind.CHUNK_READ.value,
+        Kind.TOLD.value,
         Kind.SNAPSHOT.value,
     }
 )
@@ -219,6 +220,7 @@ _TELLERS: dict[str, Callable[[Entry], tuple[str, str]]] = {
     Kind.ADOPTED.value: _adopted,
     Kind.CONTROLLER_STARTED.value: _of("the controller started (process {pid})"),
     Kind.CONTROLLER_REPAIRED.value: _of("the controller was gone and is started again", "yellow"),
+    Kind.TAKEN_OVER.value: _of("the run was taken over by {by}", "yellow"),
     Kind.INTENDED.value: _intended,
     Kind.LAUNCHED.value: _launched,
     Kind.CLUSTER_UP.value: _of("the nodes are up, and cost from here on"),

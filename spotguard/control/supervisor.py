@@ -37,6 +37,7 @@ from spotguard.control.ledger import Ledger
 from spotguard.control.logs import log_tail
 from spotguard.control.lookout import Lookout
 from spotguard.control.machine import decide
+from spotguard.control.notify import Notifier
 from spotguard.control.record import Kind, offer_to_json, place_key
 from spotguard.control.request import claim_data, cluster_name, launch_request
 from spotguard.errors import AlreadyExists, NoCapacity, SpotguardError, StoreError
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
     from spotguard.control.allot import Policy
     from spotguard.control.journal import Journal
+    from spotguard.control.lease import Lease
     from spotguard.control.record import Allotment, AttemptRecord, RunRecord
     from spotguard.launch.base import Launcher
     from spotguard.storage.base import ObjectStore
@@ -74,8 +76,10 @@ class Supervisor:
         policy: Policy,
         live_path: Path,
         tick_s: float = TICK_S,
+        lease: Lease | None = None,
     ) -> None:
         """`store` is the run's own, below its run id; `live_path` gets the newest progress."""
+        self._lease = lease
         self._launcher = launcher
         self._store = store
         self._clock = clock
@@ -83,6 +87,7 @@ class Supervisor:
         self._tick_s = tick_s
         self._ledger = Ledger(journal, clock)
         self._spec = JobSpec.from_json(self._ledger.record.spec)
+        self._notifier = Notifier(self._spec.notify, self._ledger, clock)
         self._lookout = Lookout(
             self._ledger,
             launcher=launcher,
@@ -102,10 +107,21 @@ class Supervisor:
         """Drive the run until it settles; return its last record."""
         self._ledger.write(Kind.CONTROLLER_STARTED, {"pid": os.getpid()})
         while self.record.settled is None:
+            if not self._may_act():
+                if self._lease is not None and self._lease.lost_to:
+                    self._ledger.write(Kind.TAKEN_OVER, {"by": self._lease.lost_to})
+                    return self.record
+                self._clock.sleep(self._tick_s)
+                continue
             self.tick()
+            self._notifier.tell(last=self.record.settled is not None)
             if self.record.settled is None:
                 self._clock.sleep(self._tick_s)
         return self.record
+
+    def _may_act(self) -> bool:
+        """Tell whether no other machine can have taken the run over."""
+        return self._lease is None or self._lease.keep()
 
     def tick(self) -> None:
         """Look and act until there is nothing more to do now."""

@@ -18,6 +18,8 @@ from __future__ import annotations
 import re
 
 RUN = "run.json"
+LEASE = "controller.json"
+"""Overwritten: which machine's controller holds the run."""
 ATTEMPTS = "attempts/"
 CHECKPOINTS = "checkpoints/"
 

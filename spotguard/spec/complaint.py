@@ -63,7 +63,7 @@ def _place(model: type[BaseModel], path: list[str]) -> tuple[tuple[str, ...], ty
 
 
 def _shown(field: str, error: Mapping[str, Any]) -> str:
-    if field == "env":  # the values may be secrets; the parser's own words hold none
+    if field in ("env", "notify"):  # secrets, maybe; the parser's own words hold none
         return str(error["msg"]).removeprefix("Value error, ")
     shown = repr(error["input"])
     return shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST - 3]}..."

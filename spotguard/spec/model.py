@@ -34,6 +34,7 @@ from spotguard.spec.setting import (
     Setting,
     choice,
     duration,
+    hooks,
     number,
     optional,
     run_name,
@@ -368,6 +369,17 @@ class JobSpec(_Frozen):
     Left alone, it leaves the choice to the script's own `init(save_every=...)`.
     """
 
+    notify: Annotated[
+        tuple[str, ...],
+        Setting(
+            parse=hooks,
+            allowed="http:// or https:// URLs",
+            example='["https://hooks.example.com/services/..."]',
+        ),
+    ] = ()
+    """Webhooks that are told when 50, 80 and 95 % of the budget are spent and when the run comes
+    to rest: a JSON body by POST, whose `text` Slack and its like show. Kept as a secret."""
+
     keep_last: Annotated[
         int,
         Setting(parse=whole(2), allowed="a whole number from 2", example="3"),
@@ -383,7 +395,8 @@ class JobSpec(_Frozen):
             parse=duration, allowed=_DURATION, example='"1s"', key="heartbeat", is_duration=True
         ),
     ] = 1.0
-    """Time between two signs of life of each node."""
+    """Time between two signs of life of each node. Left alone it is 10 s where the store is a bucket,
+    since each one costs money there."""
 
     seed: Annotated[
         int | None,
@@ -450,8 +463,9 @@ class JobSpec(_Frozen):
         return {"schema": SCHEMA, **self.model_dump(mode="json")}
 
     def public_json(self) -> dict[str, Any]:
-        """Return the spec for the run store: of `env` only the names."""
+        """Return the spec for the run store: of `env` only the names, and no `notify`."""
         body = self.to_json()
+        body.pop("notify")
         body[_PUBLIC_NAMES] = list(body.pop("env"))
         return body
 

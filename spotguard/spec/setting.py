@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from pydantic_core import CoreSchema, core_schema
 
@@ -149,6 +150,16 @@ def texts(raw: Any) -> tuple[str, ...]:
     if not isinstance(raw, Sequence):
         raise ValueError("not a list of texts")
     return tuple(text(item) for item in raw)
+
+
+def hooks(raw: Any) -> tuple[str, ...]:
+    """Return URLs to POST to; no error says what was given, for such a URL is a secret."""
+    urls = texts(raw)
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("given something else")
+    return urls
 
 
 def run_name(raw: Any) -> str:

@@ -38,7 +38,7 @@ SCHEMA = 1
 PROJECT_FILE = "spotguard.toml"
 USER_FILE = "config.toml"
 HIDDEN = "***"
-"""Stands for each value of the job's variables."""
+"""Stands for each value of the job's variables, and for webhooks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +149,8 @@ def _values(spec: JobSpec, given: Mapping[str, Given]) -> list[ConfigValue]:
             continue
         origin = given[field.key].origin if field.key in given else "default"
         value = field.written(_value_at(spec, field))
+        if field.key == "notify" and value:
+            value = HIDDEN
         rows.append(ConfigValue(field=field.key, value=value, origin=origin))
     hidden = {f"env.{name}": given[f"env.{name}"].origin for name in spec.env}
     return rows + [ConfigValue(field=k, value=HIDDEN, origin=o) for k, o in hidden.items()]

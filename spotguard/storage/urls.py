@@ -14,3 +14,8 @@ def split_last(url: str) -> tuple[str, str]:
     place, mark, options = url.partition("?") if "://" in url else (url, "", "")
     above, _, name = place.rstrip("/").rpartition("/")
     return f"{above}{mark}{options}" if above else "", name
+
+
+def is_folder(url: str) -> bool:
+    """Return whether a store is a folder, or memory: whether asking it costs nothing."""
+    return not url.startswith(("s3://", "gs://", "az://", "https://"))

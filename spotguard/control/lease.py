@@ -1,0 +1,183 @@
+"""One controller for a run, also when two machines want to be it: a lease in the run store.
+
+On one machine a lock on the run's folder decides, and is free the moment its owner dies. Between
+machines there is only the store: the controller writes who it is, and again before that is old.
+Another machine may take over once nothing was written for a while. At most one write of two wins
+(if-match), and who finds that it lost does nothing more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spotguard.errors import AlreadyExists, NotFound, StoreError, UsageError
+from spotguard.events import keys
+from spotguard.units import format_duration, from_iso, to_iso
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spotguard.storage.base import ObjectStore
+    from spotguard.units import Clock
+
+RENEW_S = 20.0
+VALID_S = 90.0
+"""A lease that was not renewed for so long may be taken over: four renewals were missed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """Who holds a run."""
+
+    machine: str
+    """Made once for each `SPOTGUARD_HOME`: its own lock tells apart who shares it."""
+    host: str
+    pid: int
+    renewed_at: float
+
+    def words(self, now: float) -> str:
+        """Return who it is and how fresh its word is, for people."""
+        age = format_duration(max(0.0, now - self.renewed_at))
+        return f"a controller on {self.host} (process {self.pid}), which showed itself {age} ago"
+
+
+class Lease:
+    """This process's hold on one run. Not thread-safe."""
+
+    def __init__(self, store: ObjectStore, clock: Clock, machine: str) -> None:
+        self._store = store
+        self._clock = clock
+        self._machine = machine
+        self._etag: str | None = None
+        self._renewed = float("-inf")
+        self.lost_to = ""
+        """Who took the run over, in words; empty as long as nobody did."""
+
+    def take(self) -> None:
+        """Become the run's controller.
+
+        Raises:
+            UsageError: another machine's controller is alive; says which.
+            StoreError: the store cannot be read or written.
+        """
+        etag = check_free(self._store, self._machine, self._clock.now())
+        try:
+            self._write(etag)
+        except AlreadyExists:
+            raise UsageError(
+                "Another controller took the run at the same moment.",
+                hint="look where it runs: try again, and its name is told",
+            ) from None
+
+    def keep(self) -> bool:
+        """Renew the lease if it is time; return whether acts are safe now.
+
+        They are not while the store has been out of reach for so long that another machine may
+        have taken over, nor after one did (`lost_to`).
+        """
+        if self.lost_to:
+            return False
+        age_s = self._clock.monotonic() - self._renewed
+        if age_s < RENEW_S:
+            return True
+        try:
+            self._write(self._etag)
+        except AlreadyExists:
+            self._look_who()
+            return False
+        except StoreError:
+            return age_s < VALID_S - RENEW_S
+        return True
+
+    def release(self) -> None:
+        """Let the run go; what cannot be deleted now is old soon."""
+        if self.lost_to or self._etag is None:
+            return
+        try:
+            self._store.delete(keys.LEASE)
+        except StoreError:
+            return
+
+    def _look_who(self) -> None:
+        """After a lost write: was it another machine, or our own answer that was lost?"""
+        found = read_holder(self._store)
+        if found is None or found[0].machine == self._machine:
+            with contextlib.suppress(AlreadyExists):  # then it is looked at again
+                self._write(None if found is None else found[1])
+            return
+        self.lost_to = found[0].words(self._clock.now())
+
+    def _write(self, etag: str | None) -> None:
+        body = {
+            "machine": self._machine,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "renewed_at": to_iso(self._clock.now()),
+        }
+        raw = json.dumps(body, sort_keys=True).encode()
+        self._etag = self._store.put(keys.LEASE, raw, if_absent=etag is None, if_match=etag)
+        self._renewed = self._clock.monotonic()
+
+
+def check_free(store: ObjectStore, machine: str, now: float) -> str | None:
+    """Return the etag of a lease that `machine` may take over; None if there is none.
+
+    Raises:
+        UsageError: another machine's controller is alive; says which.
+    """
+    found = read_holder(store)
+    if found is None:
+        return None
+    holder, etag = found
+    if holder.machine != machine and now - holder.renewed_at < VALID_S:
+        raise UsageError(
+            f"The run is in the hands of {holder.words(now)}.",
+            hint=f"stop it there, or try again {format_duration(VALID_S)} after its end",
+        )
+    return etag
+
+
+def read_holder(store: ObjectStore) -> tuple[Holder, str] | None:
+    """Return who holds a run and the etag of that word; None if nobody does."""
+    found = store.head(keys.LEASE)
+    if found is None:
+        return None
+    try:
+        body = json.loads(store.get(keys.LEASE))
+        return (
+            Holder(
+                machine=str(body["machine"]),
+                host=str(body["host"]),
+                pid=int(body["pid"]),
+                renewed_at=from_iso(body["renewed_at"]),
+            ),
+            found.etag,
+        )
+    except NotFound:
+        return None
+    except (ValueError, KeyError, TypeError):  # not one of ours: it holds nothing
+        return Holder(machine="", host="unknown", pid=0, renewed_at=0.0), found.etag
+
+
+def machine_id(home: Path) -> str:
+    """Return the name of this `SPOTGUARD_HOME`; made at the first call."""
+    path = home / "machine-id"
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fresh = path.with_suffix(f".{os.getpid()}")
+    fresh.write_text(secrets.token_hex(16))
+    try:
+        path.hardlink_to(fresh)
+    except FileExistsError:
+        pass  # another process was first
+    finally:
+        fresh.unlink()
+    return path.read_text().strip()

@@ -1,0 +1,38 @@
+"""What a job is told of its run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from spotguard.control.request import BUCKET_HEARTBEAT_S, cluster_name, heartbeat_s
+from spotguard.spec.model import build_spec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    ("store", "given", "expected"),
+    [
+        ("s3://bucket/x", {}, BUCKET_HEARTBEAT_S),
+        ("az://box@account/x", {}, BUCKET_HEARTBEAT_S),
+        ("s3://bucket/x", {"heartbeat_s": 3}, 3.0),
+        ("./runs", {}, 1.0),
+    ],
+)
+def test_a_bucket_hears_less_often_unless_asked_to(
+    tmp_path: Path, store: str, given: dict[str, float], expected: float
+) -> None:
+    """Each sign of life costs money there; what the user says counts."""
+    script = tmp_path / "job.py"
+    script.write_text("")
+    fields = {"name": "n", "script": str(script), "workdir": str(tmp_path), "store": store}
+    assert heartbeat_s(build_spec({**fields, **given})) == expected
+
+
+def test_a_clusters_name_is_not_used_again_after_a_refusal() -> None:
+    """SkyPilot would take the old request's answer for the new one's."""
+    names = {cluster_name("r", 2), cluster_name("r", 2, 1), cluster_name("r", 2, 2)}
+    assert len(names) == 3
