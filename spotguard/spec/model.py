@@ -395,8 +395,8 @@ class JobSpec(_Frozen):
             parse=duration, allowed=_DURATION, example='"1s"', key="heartbeat", is_duration=True
         ),
     ] = 1.0
-    """Time between two signs of life of each node. Left alone it is 10 s where the store is a bucket,
-    since each one costs money there."""
+    """Time between two signs of life of each node. Left alone, it is 10 s where the store is a
+    bucket, since each one costs money there."""
 
     seed: Annotated[
         int | None,
