@@ -21,6 +21,10 @@ class ObjectInfo:
     """Opaque; changes when the content changes."""
     modified_at: float | None = None
     """Seconds since the epoch, by the server's clock; None if it does not say."""
+    archived: bool = False
+    """In the service's coldest class."""
+    readable: bool = True
+    """False: it was archived where it has to be brought back first, which takes hours."""
 
 
 class Stream(Protocol):

@@ -12,6 +12,7 @@ import base64
 import contextlib
 import functools
 import http.client
+import io
 import os
 import select
 import socket
@@ -19,7 +20,7 @@ import ssl
 import urllib.request
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from spotguard.errors import StoreError, StoreUnavailable
@@ -153,7 +154,7 @@ def _exchange(
     into: Sequence[memoryview],
 ) -> tuple[Answer, bool]:
     """Return the answer, and whether the connection can take another request."""
-    _patience(connection)
+    connection.sock.settimeout(_time_left(_SILENCE_S))
     connection.putrequest(method, target, skip_accept_encoding=True)
     for name, value in headers.items():
         connection.putheader(name, value)
@@ -161,7 +162,6 @@ def _exchange(
         connection.putheader("Content-Length", str(sum(map(len, body))))
     connection.endheaders()
     sent = _send(connection, body)
-    _patience(connection)
     response = connection.getresponse()
     said = {name.lower(): response.getheader(name, "") for name in response.headers}
     if into and _is_range(response.status, said):
@@ -183,7 +183,7 @@ def _send(connection: http.client.HTTPConnection, body: Sequence[memoryview]) ->
     """Send the views; return False if the server stopped listening, for it may have said why."""
     try:
         for piece, _ in cut(body, _PIECE_BYTES):
-            _patience(connection)
+            connection.sock.settimeout(_time_left(_SILENCE_S))
             connection.send(piece)
     except (BrokenPipeError, ConnectionResetError):
         return False
@@ -200,7 +200,6 @@ def _fill(
     for piece, _ in cut(into, _PIECE_BYTES):
         rest = piece
         while rest:
-            _patience(connection)
             count = response.readinto(rest)
             if not count:
                 return filled
@@ -208,10 +207,34 @@ def _fill(
     return filled
 
 
-def _patience(connection: http.client.HTTPConnection) -> None:
-    # None once the server has said that it closes: then what is left is in the buffer.
-    if connection.sock is not None:
-        connection.sock.settimeout(_time_left(_SILENCE_S))
+class _Stream(io.RawIOBase):
+    """What arrives at a socket. Each time before it waits, it looks at the deadline.
+
+    A time-out alone would begin anew with every byte, and a slow line has no end.
+    """
+
+    def __init__(self, sock: socket.socket, raw: io.RawIOBase) -> None:
+        super().__init__()
+        self._sock, self._raw = sock, raw
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._sock.settimeout(_time_left(_SILENCE_S))
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Response(http.client.HTTPResponse):
+    """An answer that is read from a `_Stream`."""
+
+    def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
+        super().__init__(sock, *args, **options)
+        self.fp = io.BufferedReader(_Stream(sock, self.fp.detach()))
 
 
 def _time_left(usual_s: float) -> float:
@@ -232,6 +255,12 @@ def _is_alive(connection: http.client.HTTPConnection) -> bool:
 
 
 def _connection_to(server: SplitResult) -> http.client.HTTPConnection:
+    connection = _unopened(server)
+    connection.response_class = _Response
+    return connection
+
+
+def _unopened(server: SplitResult) -> http.client.HTTPConnection:
     host = server.hostname or ""
     if server.scheme == "http":
         return http.client.HTTPConnection(host, server.port)

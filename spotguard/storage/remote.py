@@ -19,7 +19,7 @@ import secrets
 import time
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextvars import copy_context
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, wait_random_exponential
@@ -90,6 +90,14 @@ class RemoteStore:
     def best_reads(self) -> Reads:
         """As many reads as there are connections."""
         return Reads(threads=self._threads, size_bytes=_READ_BYTES)
+
+    @property
+    def heeds_conditions(self) -> bool:
+        """Whether the server keeps conditions of writes; where it does not, bids take their place.
+
+        A server whose kind does not say is tried once, by a small write.
+        """
+        return not isinstance(self._exact, BiddingBucket)
 
     # ------------------------------------------------------------ writing
 
@@ -281,11 +289,11 @@ class RemoteStore:
         uploads = self._tried(lambda: self._bucket.uploads(prefix))
         old = [each for each in uploads if each.started_at is None or each.started_at < before]
         for each in old:
-            self._bucket.abort(each.key, each.upload_id)
+            self._tried(partial(self._bucket.abort, each.key, each.upload_id))
         for page in self._pages(f"{BIDS}{prefix}", "", folders=False):
             for bid in page.objects:
                 if bid.modified_at is not None and bid.modified_at < before:
-                    self._bucket.delete(bid.key)
+                    self._tried(partial(self._bucket.delete, bid.key))
         return len(old)
 
     # ------------------------------------------------------------ trying
@@ -312,18 +320,14 @@ class RemoteStore:
         """Return the etag of a write that may be tried more than once, and takes effect once."""
         bucket = self._exact if condition else self._bucket
         mine = writer or _new_writer()
-        answer_lost = False
 
         def once() -> str:
-            nonlocal answer_lost
             try:
                 return write(bucket, mine)
-            except StoreUnavailable:
-                answer_lost = True
-                raise
             except (AlreadyExists, NotFound):
-                # Taken, or the upload is no more: by our own earlier try, as it may turn out.
-                if answer_lost and self._bucket.writer_of(key) == mine:
+                # Taken, or the upload is no more: by our own earlier try, as it may turn out, or
+                # by this one, which a network or a proxy can deliver twice.
+                if self._bucket.writer_of(key) == mine:
                     found = self._bucket.head(key)
                     if found is not None:
                         return found.etag

@@ -22,7 +22,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from spotguard.errors import MissingExtra, NotFound, StoreError, StoreUnavailable, UsageError
 from spotguard.storage.base import ObjectInfo
 from spotguard.storage.bucket import Page, PartRules, Upload
-from spotguard.storage.s3_errors import Asked, from_answer, from_botocore
+from spotguard.storage.s3_errors import Asked, from_answer, from_botocore, is_about_credentials
 from spotguard.storage.s3_wire import Body, Wire, crc32c_of
 
 if TYPE_CHECKING:
@@ -30,13 +30,18 @@ if TYPE_CHECKING:
 
     from boto3.session import Session
     from mypy_boto3_s3 import S3Client
-    from mypy_boto3_s3.type_defs import HeadObjectOutputTypeDef, ObjectTypeDef
+    from mypy_boto3_s3.type_defs import (
+        GetObjectOutputTypeDef,
+        HeadObjectOutputTypeDef,
+        ObjectTypeDef,
+    )
 
     from spotguard.storage.bucket import Condition
 
 _MB = 1 << 20
 _WRITER = "spotguard-writer"
 _COLDEST: Literal["DEEP_ARCHIVE"] = "DEEP_ARCHIVE"
+_ARCHIVES = ("GLACIER", "DEEP_ARCHIVE")
 _MAX_COPY_BYTES = 5 << 30
 """More than this is copied in parts (docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject)."""
 _SETTINGS = ("endpoint", "region")
@@ -60,13 +65,20 @@ class S3Bucket:
         """
         place, _, query = url.partition("?")
         self._bucket, _, prefix = place.partition("://")[2].partition("/")
+        if "@" in self._bucket:
+            raise UsageError(
+                f"store s3://...@{self._bucket.rpartition('@')[2]} holds a login, and URLs are "
+                "shown and kept",
+                hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead",
+            )
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._settings = _checked_settings(dict(parse_qsl(query, keep_blank_values=True)), place)
         if not self._bucket:
             raise UsageError(f"store {place!r} names no bucket", hint="s3://BUCKET/PREFIX")
         _need_boto3()
         self._wire = Wire()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._renewals = 0
 
     @property
     def url(self) -> str:
@@ -85,10 +97,11 @@ class S3Bucket:
         self, key: str, body: Sequence[memoryview], *, condition: Condition, writer: str
     ) -> str:
         """Store the views, one after the other, as one object; return its etag."""
-        with self._translated("s3:PutObject", key):
+        with self._translated("s3:PutObject", key, if_match=condition.if_match is not None):
             answer = self._client.put_object(
                 **self._at(key),
                 Body=Body(body),  # type: ignore[arg-type]
+                ChecksumAlgorithm="CRC32C",  # some servers keep the value only if this is said
                 ChecksumCRC32C=crc32c_of(body),
                 Metadata={_WRITER: writer},
                 **_encryption(),
@@ -182,6 +195,8 @@ class S3Bucket:
         found = self.head(key)
         if found is None:
             raise NotFound(f"there is no {self.url}/{key}")
+        if found.archived:
+            return  # it cannot be copied, should the answer to an earlier try have been lost
         if found.size_bytes > _MAX_COPY_BYTES:
             self._archive_in_parts(key, found.size_bytes)
             return
@@ -231,7 +246,7 @@ class S3Bucket:
             return answer["UploadId"]
 
     def _finish(self, key: str, upload_id: str, parts: Sequence[Any], **only_if: Any) -> str:
-        with self._translated("s3:PutObject", key):
+        with self._translated("s3:PutObject", key, if_match="IfMatch" in only_if):
             answer = self._client.complete_multipart_upload(
                 **self._at(key), UploadId=upload_id, MultipartUpload={"Parts": parts}, **only_if
             )
@@ -261,7 +276,7 @@ class S3Bucket:
             )
         if "ContentRange" not in answer:
             raise StoreError(f"{self.url} takes no ranges", hint="use another server")
-        if answer["ContentLength"] < wanted:
+        if answer["ContentLength"] < wanted and _ends_before(answer, offset + wanted):
             raise StoreError(f"{self.url}/{key} ends before byte {offset + wanted}")
         if received() < wanted:
             raise StoreUnavailable(f"the answer with {key} broke off")
@@ -276,6 +291,9 @@ class S3Bucket:
             found["ContentLength"],
             _etag(found),
             modified_at=found["LastModified"].timestamp(),
+            archived=_is_archived(found),
+            readable=not _is_archived(found)
+            or 'ongoing-request="false"' in str(found.get("Restore")),
         )
 
     def writer_of(self, key: str) -> str | None:
@@ -317,6 +335,8 @@ class S3Bucket:
             found["Size"],
             _etag(found),
             modified_at=found["LastModified"].timestamp(),
+            archived=_is_archived(found),
+            readable=not _is_archived(found),  # whether it was brought back, only `head` says
         )
 
     # ------------------------------------------------------------ the client
@@ -373,22 +393,42 @@ class S3Bucket:
                 return tuple(filter(None, found.get_frozen_credentials()[:3]))
         return ()
 
+    def _renewed(self, seen: int) -> bool:
+        """Look for credentials again; return whether there are others than `seen` renewals ago.
+
+        botocore reads a file only once, and renews by its own clock, not by what S3 says.
+        """
+        with self._lock:
+            if self._renewals == seen:
+                before = self._secrets()
+                self.__dict__.pop("_session", None)
+                if self._secrets() == before:
+                    return False
+                self.__dict__.pop("_client", None)
+                self._renewals += 1
+            return True
+
     def _at(self, key: str) -> Any:
         return {"Bucket": self._bucket, "Key": self._prefix + key}
 
     @contextlib.contextmanager
-    def _translated(self, right: str, key: str) -> Iterator[None]:
+    def _translated(self, right: str, key: str, *, if_match: bool = False) -> Iterator[None]:
         """Turn what botocore raises into the store's own errors."""
         from botocore.exceptions import BotoCoreError, ClientError
         from botocore.parsers import ResponseParserError
 
-        asked = Asked(right=right, bucket=self._bucket, prefix=self._prefix, key=key)
+        asked = Asked(
+            right=right, bucket=self._bucket, prefix=self._prefix, key=key, if_match=if_match
+        )
+        renewals = self._renewals
         try:
             yield
         except ClientError as problem:
             # Not `from problem`: it repeats what the server said, which can be what it was sent.
-            secret = replace(asked, secrets=self._secrets())
-            raise from_answer(problem.response, secret) from None
+            refused = from_answer(problem.response, replace(asked, secrets=self._secrets()))
+            if is_about_credentials(problem.response) and self._renewed(renewals):
+                refused = StoreUnavailable(refused.message, hint=refused.hint)
+            raise refused from None
         except BotoCoreError as problem:
             raise from_botocore(problem, asked) from None
         except (ResponseParserError, KeyError):  # nothing to parse, or not what was asked for
@@ -406,9 +446,20 @@ def _is_aws(client: S3Client) -> bool:
 def _etag(answer: Any) -> str:
     # Some servers leave the quotes out, and not everywhere: ours never has them.
     etag = str(answer.get("ETag", "")).strip('"')
-    if not etag:
-        raise StoreError("the store tells no etag, so no write could be told from another")
+    if not etag:  # rclone's, where another writer is at the same key
+        raise StoreUnavailable("the store tells no etag, so no write could be told from another")
     return etag
+
+
+def _is_archived(found: Any) -> bool:
+    """Return whether an object was moved, by us or by a rule, to where it is not read at once."""
+    return found.get("StorageClass") in _ARCHIVES or bool(found.get("ArchiveStatus"))
+
+
+def _ends_before(answer: GetObjectOutputTypeDef, end: int) -> bool:
+    """Return whether the object has no more; else only this answer is too short."""
+    total = answer["ContentRange"].rpartition("/")[2]
+    return not total.isdigit() or int(total) < end
 
 
 def _only_if(condition: Condition) -> dict[str, Any]:

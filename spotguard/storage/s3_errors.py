@@ -25,6 +25,8 @@ class Asked:
     bucket: str
     prefix: str
     key: str = ""
+    if_match: bool = False
+    """Whether it was to replace one version: then none at all is another one, too."""
     secrets: Iterable[str] = ()
     """What must not be repeated, should the server say it."""
 
@@ -135,6 +137,7 @@ _CODES: dict[str, _Meaning] = {
     "RequestTimeTooSkewed": _CLOCK,
     "RequestExpired": _CLOCK,
     "InvalidObjectState": _ARCHIVED,
+    "ObjectNotInActiveTierError": _ARCHIVED,
 }
 
 _NO_CREDENTIALS = _Meaning(
@@ -224,6 +227,15 @@ def is_known(kind: type[BaseException]) -> bool:
     return kind.__name__ in _CLASSES
 
 
+def is_about_credentials(answer: Any) -> bool:
+    """Return whether other credentials may be all that is missing.
+
+    The answer to a HEAD has no body to say so: it is a 400, as for every expired token.
+    """
+    code = str(answer.get("Error", {}).get("Code", ""))
+    return code == "400" or _CODES.get(code) in (_EXPIRED, _WRONG_ID)
+
+
 def from_answer(answer: Any, asked: Asked) -> StoreError:
     """Return the error for a refusal, from what `botocore`'s `ClientError.response` holds."""
     error, meta = answer.get("Error", {}), answer.get("ResponseMetadata", {})
@@ -232,6 +244,8 @@ def from_answer(answer: Any, asked: Asked) -> StoreError:
     meaning = _CODES.get(code)  # an answer without a body has its status as the code
     if meaning is _REGION and not region:
         meaning = None
+    if meaning is _GONE and asked.if_match:
+        meaning = _TAKEN
     if meaning is None and (status >= 500 or status == 429):
         meaning = _BUSY
     if meaning is None:

@@ -1,0 +1,6 @@
+"""The servers that some of these files need, each started once."""
+
+from tests.storage.lanes import lane, moto_small_parts
+from tests.storage.servers import azurite
+
+__all__ = ["azurite", "lane", "moto_small_parts"]
