@@ -14,6 +14,7 @@
     │   └── LauncherFailure           3
     ├── CheckpointError              10
     │   ├── DamagedCheckpoint        10
+    │   │   └── ArchivedCheckpoint   10
     │   ├── StateMismatch            10
     │   ├── UnsupportedState         10
     │   └── Fenced                   10
@@ -103,6 +104,10 @@ class CheckpointError(SpotguardError):
 
 class DamagedCheckpoint(CheckpointError):
     """A checkpoint's bytes are not those its manifest promises."""
+
+
+class ArchivedCheckpoint(DamagedCheckpoint):
+    """A checkpoint's shards are in the store's archive: whole, and not to be read for hours."""
 
 
 class StateMismatch(CheckpointError):

@@ -204,6 +204,8 @@ class Listing:
     pinned: frozenset[CheckpointRef]
     claims: Mapping[int, Claim | DamagedCheckpoint]
     """By attempt, without those that have none."""
+    archived: frozenset[CheckpointRef] = frozenset()
+    """Those with a file in the store's coldest class."""
 
     def claim(self, attempt: int) -> Claim | None:
         """Return what `read_claim` would."""
@@ -216,7 +218,7 @@ class Listing:
 def list_all(store: ObjectStore) -> Listing:
     """Return what stands in the store: a request for each thousand files, and for each claim."""
     refs: dict[CheckpointRef, None] = {}
-    committed, pinned = set(), set()
+    committed, pinned, archived = set(), set(), set()
     ref: CheckpointRef | None = None
     for info in store.list(keys.CHECKPOINTS):
         if ref is None or not info.key.startswith(ref.prefix):
@@ -224,11 +226,19 @@ def list_all(store: ObjectStore) -> Listing:
             if ref is None:
                 continue
             refs[ref] = None
+        if info.archived:
+            archived.add(ref)
         if info.key == keys.manifest(ref.prefix):
             committed.add(ref)
         elif info.key == keys.pinned(ref.prefix):
             pinned.add(ref)
-    return Listing(tuple(refs), frozenset(committed), frozenset(pinned), _all_claims(store))
+    return Listing(
+        tuple(refs),
+        frozenset(committed),
+        frozenset(pinned),
+        _all_claims(store),
+        frozenset(archived),
+    )
 
 
 def _all_claims(store: ObjectStore) -> dict[int, Claim | DamagedCheckpoint]:

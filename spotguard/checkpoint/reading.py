@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import xxhash
 
 from spotguard.checkpoint.header import parse_header
-from spotguard.errors import DamagedCheckpoint, NotFound, StoreError
+from spotguard.errors import ArchivedCheckpoint, DamagedCheckpoint, NotFound, StoreError
 from spotguard.storage.buffers import copy_bytes, cut
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class ShardReader:
         return (self._near or self._store).best_reads
 
     def check_size(self) -> None:
-        """Raise `DamagedCheckpoint` if the file is missing or has another size. Cheap."""
+        """Raise `DamagedCheckpoint` if the file is missing, archived or of another size. Cheap."""
         found = self._store.head(self._key)
         if found is None:
             raise DamagedCheckpoint(f"{self._key} is missing")
@@ -55,6 +55,11 @@ class ShardReader:
             raise DamagedCheckpoint(
                 f"{self._key} has {found.size_bytes} bytes, its manifest says "
                 f"{self.info.size_bytes}"
+            )
+        if not found.readable:
+            raise ArchivedCheckpoint(
+                f"{self._key} is archived; bringing it back takes hours",
+                hint="docs/stores.md says how, for each cloud",
             )
 
     @cached_property

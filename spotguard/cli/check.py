@@ -1,13 +1,17 @@
 """`drill` and `doctor`: proof before trust."""
 
 # No postponed annotations: typer reads them, and ruff would move their imports away.
+import contextlib
+import time
+from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import typer
 
 from spotguard.cli.common import JsonOption
 from spotguard.cli.flags import takes_job_flags, with_variables
-from spotguard.cli.output import console, note, print_json
+from spotguard.cli.output import clean, console, note, print_json
+from spotguard.cli.progress import QUIET_S
 from spotguard.cli.up import JobArguments, ScriptArgument
 from spotguard.errors import EnvironmentFailure, JobFailed
 
@@ -52,17 +56,36 @@ def doctor(
     *,
     as_json: JsonOption = False,
 ) -> None:
-    """Check this machine and a store: what works, what is missing.
+    """Check this machine and a store: what works, what is missing, how fast it is.
 
-    Exits with 3 when something that is required does not work.
+    Tells how long an emergency save would take from here. What is written to try the store is
+    deleted again. Exits with 3 when something that is required does not work.
     """
     from spotguard.cli.views.lists import doctor_screen
     from spotguard.control.doctor import examine
 
-    report = examine(store)
+    with _telling() as tell:
+        report = examine(store, tell)
     if as_json:
         print_json(report.to_json())
     else:
         console().print(doctor_screen(report))
     if not report.ok:
         raise typer.Exit(EnvironmentFailure.exit_code)
+
+
+@contextlib.contextmanager
+def _telling() -> Iterator[Callable[[str], None]]:
+    """Yield what is to be told what is done now: a line that is wiped, or lines in a log."""
+    screen = console(stderr=True)
+    if screen.is_terminal:
+        with screen.status("") as line:
+            yield lambda doing: line.update(clean(doing))
+        return
+    began_at = time.monotonic()
+
+    def tell(doing: str) -> None:
+        if time.monotonic() - began_at >= QUIET_S:
+            note(f"{doing} ...")
+
+    yield tell

@@ -1,4 +1,4 @@
-"""`checkpoints ls|show|verify|prune|pin|unpin|export`: what is saved, and getting it out."""
+"""`checkpoints ls|show|verify|prune|archive|pin|unpin|export`: looking after what is saved."""
 
 # No postponed annotations: typer reads them, and ruff would move their imports away.
 from pathlib import Path
@@ -10,7 +10,7 @@ from spotguard.cli.common import JsonOption, YesOption
 from spotguard.cli.output import confirm, console, note, print_json, say
 from spotguard.cli.progress import bytes_progress
 from spotguard.errors import CheckpointError, UsageError
-from spotguard.units import format_bytes
+from spotguard.units import format_bytes, parse_duration_s
 
 if TYPE_CHECKING:
     from spotguard.checkpoint.lineage import CheckpointRef
@@ -88,7 +88,8 @@ def verify(
     refs = list(committed(opened.store)) if everything else [find_checkpoint(opened.store, step)]
     with bytes_progress("verifying") as tell:
         results = checkpoints.verify(opened.store, refs, tell)
-    intact = all(item.condition is checkpoints.Condition.WHOLE for item in results)
+    broken = (checkpoints.Condition.DAMAGED, checkpoints.Condition.NEWER)
+    intact = not any(item.condition in broken for item in results)  # what is archived is unread
     if as_json:
         listed = [item.to_json() for item in results]
         body = {"schema": SCHEMA, "run_id": opened.run_id, "ok": intact, "checkpoints": listed}
@@ -144,6 +145,62 @@ def prune(
         confirm(f"Delete these {count} ({size})?", refused="nothing was deleted")
     gone = checkpoints.prune(opened, policy)
     say(f"{len(gone.checkpoints)} deleted, {format_bytes(gone.size_bytes)} freed")
+
+
+def archive(
+    run: RunOrPlace = None,
+    *,
+    older_than: Annotated[
+        str, typer.Option("--older-than", metavar="TIME", help="What is older: 90d, 12h.")
+    ],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only tell what would be moved.")
+    ] = False,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Move old checkpoints of a run that is at rest to the store's coldest class.
+
+    Keeping them is cheap there, and reading them takes hours: a resume passes over them. The last
+    two, every `best` and `final`, and what is pinned stay where they are.
+    """
+    from spotguard.cli.views.checkpoints import archivable_table
+    from spotguard.control import archive as control
+    from spotguard.control.checkpoint_find import open_run
+
+    age_s = _age_s(older_than)
+    opened = open_run(run)
+    planned = control.plan_archive(opened, older_than_s=age_s)
+    size, count = format_bytes(sum(item.size_bytes for item in planned)), len(planned)
+    if planned and not as_json:
+        console().print(archivable_table(planned))
+    if planned and not dry_run:
+        if not yes:
+            confirm(f"Archive these {count} ({size})?", refused="nothing was moved")
+        with bytes_progress("archiving") as tell:
+            planned = control.archive(opened.store, planned, tell)
+    if as_json:
+        listed = [item.to_json() for item in planned]
+        done = {"archived": not dry_run, "checkpoints": listed}
+        print_json({"schema": SCHEMA, "run_id": opened.run_id, **done})
+    elif not planned:
+        say(
+            "nothing to archive" if not count else "nothing was archived: all were pinned or pruned"
+        )
+    elif dry_run:
+        say(f"{count} would be archived, {size}; nothing was")
+    else:
+        moved = format_bytes(sum(item.size_bytes for item in planned))
+        say(f"{len(planned)} archived, {moved}; reading them again takes hours")
+
+
+def _age_s(text: str) -> float:
+    try:
+        return parse_duration_s(text)
+    except ValueError:
+        raise UsageError(
+            f"--older-than: {text!r} is no length of time", hint="give it like 90d or 12h"
+        ) from None
 
 
 def pin(

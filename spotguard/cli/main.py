@@ -61,6 +61,7 @@ for _command in (
     checkpoints.show,
     checkpoints.verify,
     checkpoints.prune,
+    checkpoints.archive,
     checkpoints.pin,
     checkpoints.unpin,
     checkpoints.export,

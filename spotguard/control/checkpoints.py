@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from spotguard.checkpoint import retention
-from spotguard.checkpoint.lineage import highest_claim, restorable
+from spotguard.checkpoint.lineage import highest_claim, list_all, restorable
 from spotguard.checkpoint.manifest import check_shards_present, load_manifest
 from spotguard.checkpoint.reading import ShardReader, proven_pieces
-from spotguard.control.checkpoint_find import folders
-from spotguard.control.news import JobNews
-from spotguard.errors import DamagedCheckpoint, StateMismatch, UsageError
+from spotguard.control.news import newest_events
+from spotguard.errors import ArchivedCheckpoint, DamagedCheckpoint, StateMismatch, UsageError
 from spotguard.events import keys
 from spotguard.events.event import JobEvent
 from spotguard.units import to_iso
@@ -20,7 +20,7 @@ from spotguard.units import to_iso
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from spotguard.checkpoint.lineage import CheckpointRef
+    from spotguard.checkpoint.lineage import CheckpointRef, Listing
     from spotguard.checkpoint.manifest import Manifest
     from spotguard.checkpoint.retention import Retention
     from spotguard.control.checkpoint_find import OpenedRun
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
     Progress = Callable[[int, int], None]
     """Told (bytes done, bytes in all) as a long task goes on."""
+
+
+_LOOKS = 16
+"""Checkpoints that are looked at side by side: each takes some requests, one after the other."""
 
 
 class Condition(str, Enum):
@@ -42,6 +46,8 @@ class Condition(str, Enum):
     """A later version of spotguard wrote it."""
     UNCOMMITTED = ("uncommitted", "dim")
     """A save that is under way, or what a dead one left behind."""
+    ARCHIVED = ("archived", "blue")
+    """Its shards are in the store's archive, and have to be brought back before they are read."""
 
     def __new__(cls, value: str, colour: str) -> Condition:
         """Make a member that carries its colour."""
@@ -76,6 +82,8 @@ class CheckpointRow:
     is_next: bool
     """Whether the next start goes on from it, as far as can be told without reading all data."""
     pinned: bool
+    archived: bool = False
+    """In the store's coldest class; where that can be read at once, it is whole all the same."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `--json` prints."""
@@ -117,15 +125,28 @@ class Pruned:
 # ---------------------------------------------------------------- looking
 
 
-def list_checkpoints(store: ObjectStore) -> list[CheckpointRow]:
-    """Return all checkpoints and remains of saves, newest first; no tensor's data is read."""
+def list_checkpoints(store: ObjectStore, newest: int | None = None) -> list[CheckpointRow]:
+    """Return checkpoints and remains of saves, newest first; no tensor's data is read.
+
+    Args:
+        store: the run's own.
+        newest: how many at most; None is all. Each one costs some requests.
+    """
+    listing = list_all(store)
     try:
-        history: list[CheckpointRef] | None = list(restorable(store))
+        history: set[CheckpointRef] | None = set(restorable(store, listing))
     except DamagedCheckpoint:
         history = None
-    rows = [row for ref in folders(store) if (row := _row(store, ref, history))]
-    # A newer format stops a resume; a damaged checkpoint only makes it fall back.
-    usable = (row for row in rows if row.in_history and row.condition is not Condition.DAMAGED)
+
+    def row_of(ref: CheckpointRef) -> CheckpointRow | None:
+        return _row(store, ref, history, listing)
+
+    with ThreadPoolExecutor(_LOOKS, thread_name_prefix="spotguard-look") as crew:
+        found = list(crew.map(row_of, listing.refs[::-1][:newest]))
+    rows = [row for row in found if row is not None]
+    # A newer format stops a resume; what is damaged or archived only makes it fall back.
+    passed_over = (Condition.DAMAGED, Condition.ARCHIVED)
+    usable = (row for row in rows if row.in_history and row.condition not in passed_over)
     first = next(usable, None)
     return [replace(row, is_next=row is first and row.condition is Condition.WHOLE) for row in rows]
 
@@ -138,6 +159,8 @@ def look(store: ObjectStore, ref: CheckpointRef) -> tuple[Manifest | None, Condi
         check_shards_present(store, manifest)
     except StateMismatch as problem:
         return None, Condition.NEWER, problem.message
+    except ArchivedCheckpoint:
+        return manifest, Condition.ARCHIVED, ""
     except DamagedCheckpoint as problem:
         if store.head(keys.manifest(ref.prefix)) is None:  # never there, or pruned meanwhile
             return None, Condition.UNCOMMITTED, ""
@@ -150,7 +173,8 @@ def verify(
 ) -> list[Verified]:
     """Read every byte of the checkpoints and return what is wrong with each.
 
-    Needs little memory, whatever their size. What retention deletes meanwhile is left out.
+    Needs little memory, whatever their size. What retention deletes meanwhile is left out. Of what
+    is archived, nothing is read.
 
     Raises:
         StoreError: the store failed, which says nothing about the checkpoints.
@@ -161,7 +185,7 @@ def verify(
     results = []
     for (ref, manifest, condition, problem), size in zip(looks, sizes, strict=True):
         problems = [("manifest.json", problem)] if manifest is None and problem else []
-        for shard in manifest.shards if manifest else ():
+        for shard in manifest.shards if manifest and condition is not Condition.ARCHIVED else ():
             end = done + shard.size_bytes
             try:
                 done += shard.header_bytes
@@ -176,7 +200,7 @@ def verify(
                 on_progress(done, total)
         if store.head(keys.manifest(ref.prefix)) is None:
             continue
-        if condition is not Condition.NEWER:
+        if condition not in (Condition.NEWER, Condition.ARCHIVED):
             condition = Condition.DAMAGED if problems else Condition.WHOLE
         results.append(
             Verified(
@@ -216,7 +240,7 @@ def prune(run: OpenedRun, policy: Retention) -> Pruned:
     planned = plan_prune(run, policy)
     claim = highest_claim(run.store)
     if claim is not None and planned.checkpoints:
-        retention.prune(run.store, policy, attempt=claim.attempt)
+        retention.prune(run.store, policy, attempt=claim.attempt, at_most=None)
     return planned
 
 
@@ -249,7 +273,10 @@ def unpin(store: ObjectStore, ref: CheckpointRef) -> bool:
 
 
 def _row(
-    store: ObjectStore, ref: CheckpointRef, history: list[CheckpointRef] | None
+    store: ObjectStore,
+    ref: CheckpointRef,
+    history: set[CheckpointRef] | None,
+    listing: Listing,
 ) -> CheckpointRow | None:
     """Return what a list says of a checkpoint; None if it is gone by now."""
     manifest, condition, problem = look(store, ref)
@@ -271,7 +298,8 @@ def _row(
         problem=problem,
         in_history=None if history is None else ref in history,
         is_next=False,
-        pinned=_is_pinned(store, ref),
+        pinned=ref in listing.pinned,
+        archived=ref in listing.archived,
     )
 
 
@@ -285,5 +313,4 @@ def _newest_attempt_is_over(store: ObjectStore) -> bool:
     newest = max((number for number in found if number is not None), default=None)
     if newest is None or store.head(keys.end(newest)) is not None:
         return True
-    events = JobNews(store, set()).events(newest, all_of_them=True)
-    return any(event.kind == JobEvent.ENDED.value for _, event in events)
+    return any(event.kind == JobEvent.ENDED.value for event in newest_events(store, newest))

@@ -14,9 +14,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spotguard.control.doctor_store import StoreTrial, try_store
+from spotguard.control.doctor_store import try_store
+from spotguard.control.store_trial import MAX_SKEW_S, StoreTrial
 from spotguard.errors import SpotguardError
 from spotguard.spec.home import spotguard_home
+from spotguard.storage.whoami import who_am_i
 from spotguard.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -72,6 +74,8 @@ class DoctorReport:
     """All findings."""
 
     checks: tuple[Check, ...]
+    store: StoreTrial | None = None
+    """What was measured of the store; None if it could not be tried."""
 
     @property
     def ok(self) -> bool:
@@ -84,20 +88,26 @@ class DoctorReport:
             {"name": c.name, "status": c.status.value, "detail": c.detail, "hint": c.hint}
             for c in self.checks
         ]
-        return {"schema": SCHEMA, "ok": self.ok, "checks": checks}
+        store = self.store.to_json() if self.store else None
+        return {"schema": SCHEMA, "ok": self.ok, "checks": checks, "store": store}
 
 
-def examine(store: str | None = None) -> DoctorReport:
+def examine(
+    store: str | None = None, tell: Callable[[str], None] = lambda doing: None
+) -> DoctorReport:
     """Return what works here and what does not; leaves nothing behind but spotguard's home.
 
     Args:
         store: the store to try; the default store of this machine unless given.
+        tell: is told what is done now, before anything that can take seconds.
     """
     home = spotguard_home()
+    tell("importing torch")
     checks = [check_python(), check_torch(), check_home(home), check_clock()]
-    checks += check_store(store or str(home / "store"))
-    checks += [check_disk(home), *check_extras(), *check_runs()]
-    return DoctorReport(checks=tuple(checks))
+    found, trial = check_store(store or str(home / "store"), tell)
+    tell("looking at this machine's runs")
+    checks += [*found, check_disk(home), *check_extras(), *check_runs()]
+    return DoctorReport(checks=tuple(checks), store=trial)
 
 
 def check_python() -> Check:
@@ -185,25 +195,59 @@ def _written_at() -> float:
         return Path(file.name).stat().st_mtime
 
 
-def check_store(url: str) -> list[Check]:
-    """Find whether a store keeps what runs rely on, and how fast it is."""
+def check_store(
+    url: str, tell: Callable[[str], None] = lambda doing: None
+) -> tuple[list[Check], StoreTrial | None]:
+    """Find who we are to a store, what we may do there, how fast it is, and what its clock says."""
+    tell(f"looking for the credentials of {url}")
     try:
-        trial = try_store(url)
+        identity = who_am_i(url)
+        trial = try_store(url, tell=tell)
     except SpotguardError as problem:
-        return [
-            Check(name="store", status=Status.FAILED, detail=problem.message, hint=problem.hint)
-        ]
-    works = Check(
-        name="store",
-        status=Status.FAILED if trial.problem else Status.OK,
-        detail=trial.problem or f"{trial.url}: writes, reads, lists, deletes, refuses to overwrite",
-        hint="this store cannot hold runs safely; choose another" if trial.problem else "",
-    )
-    return [works] if trial.problem else [works, _speed(trial)]
+        failed = Check(
+            name="store", status=Status.FAILED, detail=problem.message, hint=problem.hint
+        )
+        return [failed], None
+    checks = list(_missing_rights(trial)) or [_all_rights(trial)]
+    if identity is not None:
+        checks.insert(0, Check(name="store login", status=Status.OK, detail=str(identity)))
+    return [*checks, *_measured(trial)], trial
 
 
-def _speed(trial: StoreTrial) -> Check:
-    latency = f"{1000 * trial.latency_s:.1f} ms for a small write"
+def _all_rights(trial: StoreTrial) -> Check:
+    can = "writes, reads, lists, deletes, refuses to overwrite"
+    return Check(name="store", status=Status.OK, detail=f"{trial.url}: {can}")
+
+
+def _missing_rights(trial: StoreTrial) -> Iterator[Check]:
+    for same in trial.reasons():
+        rights = ", ".join(finding.right for finding in same)
+        yield Check(
+            name="store",
+            status=Status.FAILED,
+            detail=f"{trial.url}: {rights}: {same[0].detail}",
+            hint=same[0].hint,
+        )
+
+
+def _measured(trial: StoreTrial) -> Iterator[Check]:
+    if trial.heeds_conditions is False:
+        yield Check(
+            name="store conditions",
+            status=Status.NOTED,
+            detail="this server overwrites where it is asked to create only, so spotguard finds "
+            "out by bids who is first",
+            hint="as safe, but each commit takes three seconds more; docs/stores.md says which "
+            "servers do better",
+        )
+    if trial.latency_s is not None:
+        yield _speed(trial, trial.latency_s)
+    if trial.clock_skew_s is not None:
+        yield _store_clock(trial.clock_skew_s)
+
+
+def _speed(trial: StoreTrial, latency_s: float) -> Check:
+    latency = f"{1000 * latency_s:.1f} ms for a small write"
     if trial.write_bytes_per_s is None or trial.read_bytes_per_s is None:
         return Check(name="store speed", status=Status.NOTED, detail=latency, hint=trial.no_speed)
     rates = (
@@ -211,6 +255,18 @@ def _speed(trial: StoreTrial) -> Check:
         f"reads {format_bytes(trial.read_bytes_per_s)}/s"
     )
     return Check(name="store speed", status=Status.OK, detail=f"{latency}, {rates}")
+
+
+def _store_clock(skew_s: float) -> Check:
+    if abs(skew_s) <= MAX_SKEW_S:
+        return Check(name="store clock", status=Status.OK, detail="agrees with this machine's")
+    side = "behind" if skew_s > 0 else "ahead of"
+    return Check(
+        name="store clock",
+        status=Status.NOTED,
+        detail=f"this machine's is {format_duration(abs(skew_s))} {side} the store's",
+        hint="set it (timedatectl set-ntp true): budgets, deadlines and signatures depend on it",
+    )
 
 
 def check_disk(folder: Path, free_bytes: int | None = None) -> Check:

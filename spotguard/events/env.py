@@ -54,6 +54,14 @@ MAX_STEPS: Final = "SPOTGUARD_MAX_STEPS"
 """Cap on the steps of the loop, below the script's own total; set by `spotguard drill`."""
 HOLD: Final = "SPOTGUARD_HOLD"
 """`STEP:SECONDS,...`: steps before which the loop waits to be stopped; set by `spotguard drill`."""
+S3_SSE: Final = "SPOTGUARD_S3_SSE"
+"""How S3 encrypts what is written: `AES256`, `aws:kms` or `aws:kms:dsse`."""
+S3_SSE_KMS_KEY_ID: Final = "SPOTGUARD_S3_SSE_KMS_KEY_ID"
+"""The KMS key for it."""
+GCS_KMS_KEY: Final = "SPOTGUARD_GCS_KMS_KEY"
+"""The key by which Google Cloud Storage encrypts what is written."""
+AZURE_ENCRYPTION_SCOPE: Final = "SPOTGUARD_AZURE_ENCRYPTION_SCOPE"
+"""The encryption scope of what is written to Azure Blob Storage."""
 
 JOB_VARIABLES: Final = frozenset(
     value for name, value in list(globals().items()) if name.isupper() and isinstance(value, str)

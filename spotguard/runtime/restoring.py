@@ -44,7 +44,7 @@ class Restored:
     manifest: Manifest | None = None
     """None on a fresh start."""
     skipped: list[tuple[str, str]] = field(default_factory=list)
-    """(prefix, problem) of the damaged checkpoints that were passed over; the same on all ranks."""
+    """(prefix, problem) of what was passed over, damaged or archived; the same on all ranks."""
     steps_back: int = 0
     """How many steps the newest, damaged checkpoint was further."""
     differences: list[str] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Restored:
     def tell(self, log: logging.Logger) -> None:
         """Say what was restored, and what was not, and why."""
         for prefix, problem in self.skipped:
-            log.warning("passed over the damaged %s: %s", prefix, problem)
+            log.warning("passed over %s: %s", prefix, problem)
         for difference in self.differences:
             log.warning("restored in part: %s", difference)
         if self.manifest is not None:

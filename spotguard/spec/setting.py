@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from pydantic_core import CoreSchema, core_schema
 
+from spotguard.events import env
 from spotguard.events.env import HOLD, JOB_VARIABLES, MAX_STEPS, PROBE, TRACE_SAMPLES
 from spotguard.units import parse_duration_s
 
@@ -31,7 +32,10 @@ _NAME = re.compile(rf"[a-z0-9](?:[a-z0-9-]{{0,{MAX_NAME_CHARS - 2}}}[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _STEPS = re.compile(r"(\d+) ?steps?")
 
-VARIABLES_FOR_USERS = frozenset({TRACE_SAMPLES, PROBE, MAX_STEPS, HOLD})
+_ENCRYPTION = frozenset(
+    {env.S3_SSE, env.S3_SSE_KMS_KEY_ID, env.GCS_KMS_KEY, env.AZURE_ENCRYPTION_SCOPE}
+)
+VARIABLES_FOR_USERS = frozenset({TRACE_SAMPLES, PROBE, MAX_STEPS, HOLD}) | _ENCRYPTION
 """The job's variables that a user may set; the controller owns all others."""
 
 

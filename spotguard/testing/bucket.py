@@ -175,13 +175,13 @@ class MemoryBucket:
 
     def get(self, key: str) -> bytes:
         """Return the whole object."""
-        return self._call("get", lambda: self._found(key).content)
+        return self._call("get", lambda: self._readable(key).content)
 
     def get_range(self, key: str, offset: int, into: Sequence[memoryview]) -> None:
         """Fill the views from byte `offset` on."""
 
         def effect() -> None:
-            rest = memoryview(self._found(key).content)[offset:]
+            rest = memoryview(self._readable(key).content)[offset:]
             if len(rest) < sum(map(len, into)):
                 raise StoreError(f"{key} is too short")
             for view in into:
@@ -209,7 +209,12 @@ class MemoryBucket:
 
     def delete(self, key: str) -> None:
         """Remove the object; nothing happens if there is none."""
-        self._call("delete", lambda: self.objects.pop(key, None))
+
+        def effect() -> None:
+            self.objects.pop(key, None)
+            self.archived.discard(key)
+
+        self._call("delete", effect)
 
     def copy(self, source: str, target: str, *, condition: Condition, writer: str) -> str:
         """Copy an object; return the new etag."""
@@ -220,7 +225,7 @@ class MemoryBucket:
         return self._call("copy", effect)
 
     def archive(self, key: str) -> None:
-        """Remember that the object was archived."""
+        """Remember that the object was archived; until it is put again, it cannot be read."""
         self._call("archive", lambda: self.archived.add(self._info(key).key))
 
     def _page(self, prefix: str, after: str, folders: bool) -> Page:
@@ -248,6 +253,7 @@ class MemoryBucket:
             ):
                 raise AlreadyExists(f"{key} was changed by another writer")
         etag = str(next(self._numbers))
+        self.archived.discard(key)
         self.objects[key] = _Stored(content, etag, writer, self._clock.now())
         return etag
 
@@ -256,6 +262,12 @@ class MemoryBucket:
             raise NotFound(f"there is no {key}")
         return self.objects[key]
 
+    def _readable(self, key: str) -> _Stored:
+        found = self._found(key)
+        if key in self.archived:
+            raise StoreError(f"{key} is archived")
+        return found
+
     def _parts_of(self, upload_id: str) -> _Parts:
         if upload_id not in self.parts:
             raise NotFound(f"there is no {upload_id}")
@@ -263,7 +275,14 @@ class MemoryBucket:
 
     def _info(self, key: str) -> ObjectInfo:
         found = self._found(key)
-        return ObjectInfo(key, len(found.content), found.etag, modified_at=float(int(found.at)))
+        return ObjectInfo(
+            key,
+            len(found.content),
+            found.etag,
+            modified_at=float(int(found.at)),
+            archived=key in self.archived,
+            readable=key not in self.archived,
+        )
 
     def _call(self, op: str, effect: Callable[[], Result]) -> Result:
         with self._lock:

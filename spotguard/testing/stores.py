@@ -73,14 +73,14 @@ class MemoryStore:
                 raise AlreadyExists(f"{key} was changed by another writer")
             etag = str(next(self._etags))
             self._objects[key] = (content, etag)
+            self.archived.discard(key)
             return etag
 
     def get(self, key: str) -> bytes:
         """Return the whole object; `NotFound` if there is none."""
-        try:
-            return self._objects[check_key(key)][0]
-        except KeyError:
-            raise NotFound(f"there is no {key}") from None
+        if self._found(key).archived:
+            raise StoreError(f"{key} is archived")
+        return self._objects[key][0]
 
     def get_into(self, key: str, offset: int, into: Target) -> None:
         """Fill `into` with the object's bytes from `offset`."""
@@ -92,8 +92,7 @@ class MemoryStore:
 
     def head(self, key: str) -> ObjectInfo | None:
         """Return what a listing would say of `key`, or None."""
-        found = self._objects.get(check_key(key))
-        return ObjectInfo(key, len(found[0]), found[1]) if found else None
+        return self._info(key) if check_key(key) in self._objects else None
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Yield the matching objects, sorted, as they were when the iteration began."""
@@ -111,15 +110,15 @@ class MemoryStore:
         """Remove the object; nothing happens if there is none."""
         with self._lock:
             self._objects.pop(check_key(key), None)
+            self.archived.discard(key)
 
     def copy(self, source: str, target: str, *, if_absent: bool = False) -> str:
         """Make `target` an object with the bytes of `source`; return its etag."""
         return self.put(target, self.get(source), if_absent=if_absent)
 
     def archive(self, key: str) -> None:
-        """Remember that the object was archived; it stays as it is."""
-        self.get(key)
-        self.archived.add(key)
+        """Remember that the object was archived; until it is put again, it cannot be read."""
+        self.archived.add(self._found(key).key)
 
     def warm(self) -> None:
         """Do nothing."""
@@ -130,13 +129,23 @@ class MemoryStore:
 
     def _list(self, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
         with self._lock:
-            found = sorted(
-                (key, len(content), etag)
-                for key, (content, etag) in self._objects.items()
+            found = [
+                self._info(key)
+                for key in sorted(self._objects)
                 if key.startswith(prefix) and key > start_after
-            )
-        for key, size_bytes, etag in found:
-            yield ObjectInfo(key, size_bytes, etag)
+            ]
+        yield from found
+
+    def _found(self, key: str) -> ObjectInfo:
+        found = self.head(key)
+        if found is None:
+            raise NotFound(f"there is no {key}")
+        return found
+
+    def _info(self, key: str) -> ObjectInfo:
+        content, etag = self._objects[key]
+        archived = key in self.archived
+        return ObjectInfo(key, len(content), etag, archived=archived, readable=not archived)
 
 
 class SimulatedCrash(BaseException):

@@ -42,6 +42,7 @@ LISTED_KEYS = {
     "in_history",
     "is_next",
     "pinned",
+    "archived",
 }
 
 

@@ -80,7 +80,7 @@ COMMANDS = {
 }
 GROUPS = {
     "config": {"show"},
-    "checkpoints": {"ls", "show", "verify", "prune", "pin", "unpin", "export"},
+    "checkpoints": {"ls", "show", "verify", "prune", "archive", "pin", "unpin", "export"},
 }
 
 
@@ -340,7 +340,7 @@ def test_the_keys_of_status_json_are_frozen(cli: Cli, control: FakeControl) -> N
         ),
         (
             "doctor",
-            {"schema", "ok", "checks"},
+            {"schema", "ok", "checks", "store"},
             "checks",
             {"name", "status", "detail", "hint"},
         ),

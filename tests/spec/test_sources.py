@@ -99,6 +99,20 @@ def test_a_wish_to_trace_samples_reaches_the_job(resolve_job: Resolve) -> None:
     assert spec.env == {"SPOTGUARD_TRACE_SAMPLES": "/x"}
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SPOTGUARD_S3_SSE",
+        "SPOTGUARD_S3_SSE_KMS_KEY_ID",
+        "SPOTGUARD_GCS_KMS_KEY",
+        "SPOTGUARD_AZURE_ENCRYPTION_SCOPE",
+    ],
+)
+def test_a_key_for_the_store_reaches_the_job(resolve_job: Resolve, name: str) -> None:
+    """The nodes encrypt as the shell does from which the run was started."""
+    assert resolve_job(environ={name: "mine"}).spec.env == {name: "mine"}
+
+
 def test_relative_paths_are_seen_from_where_they_stand(
     resolve_job: Resolve, tmp_path: Path
 ) -> None:

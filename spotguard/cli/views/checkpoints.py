@@ -14,6 +14,7 @@ from spotguard.cli.output import clean
 from spotguard.cli.views import words
 from spotguard.cli.views.lists import plain_table
 from spotguard.control.checkpoint_find import short_name
+from spotguard.control.checkpoints import Condition
 from spotguard.units import format_bytes
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from rich.table import Column
 
+    from spotguard.control.archive import Archivable
     from spotguard.control.checkpoint_detail import CheckpointDetail, TensorRow
     from spotguard.control.checkpoints import CheckpointRow, Pruned, Verified
 
@@ -35,7 +37,6 @@ def checkpoints_screen(rows: Sequence[CheckpointRow]) -> RenderableType:
     table = plain_table("checkpoint", "kind", "created", "size", "ranks", "counts", "state")
     _right(table.columns[3], table.columns[4])
     for row in rows:
-        state = f"{row.condition.label}{', pinned' if row.pinned else ''}"
         table.add_row(
             short_name(row.step, row.attempt),
             words.DASH if row.kind is None else row.kind.label,
@@ -43,7 +44,7 @@ def checkpoints_screen(rows: Sequence[CheckpointRow]) -> RenderableType:
             format_bytes(row.size_bytes),
             words.count(row.world_size),
             _counts(row),
-            Text(state, style=row.condition.colour),
+            _state(row),
         )
     notes = [
         Text(f"{short_name(row.step, row.attempt)}: {clean(row.problem)}", style="red")
@@ -63,9 +64,8 @@ def detail_screen(detail: CheckpointDetail, run_id: str) -> RenderableType:
     facts = Table.grid(padding=(0, 2, 0, 0))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column(overflow="fold")
-    state = f"{row.condition.label}{', pinned' if row.pinned else ''}"
     facts.add_row("checkpoint", f"{short_name(row.step, row.attempt)} of {run_id}")
-    facts.add_row("state", Text(state, style=row.condition.colour))
+    facts.add_row("state", _state(row))
     if row.problem:
         facts.add_row("problem", Text(clean(row.problem), style="red"))
     facts.add_row("counts", _counts(row))
@@ -120,6 +120,26 @@ def pruned_lines(planned: Pruned) -> Iterator[str]:
         ref = CheckpointRef.of(prefix)
         assert ref is not None
         yield f"delete {short_name(ref.step, ref.attempt)}"
+
+
+def archivable_table(planned: Sequence[Archivable]) -> RenderableType:
+    """Return the checkpoints that are archived, one in a row."""
+    table = plain_table("checkpoint", "created", "shards", "size")
+    _right(table.columns[2], table.columns[3])
+    for item in planned:
+        table.add_row(
+            short_name(item.step, item.attempt),
+            _created(item.created_at),
+            str(len(item.shards)),
+            format_bytes(item.size_bytes),
+        )
+    return table
+
+
+def _state(row: CheckpointRow) -> Text:
+    more = {", archived": row.archived and row.condition is Condition.WHOLE, ", pinned": row.pinned}
+    said = "".join(word for word, holds in more.items() if holds)
+    return Text(f"{row.condition.label}{said}", style=row.condition.colour)
 
 
 def _counts(row: CheckpointRow) -> str:

@@ -10,13 +10,15 @@ from rich.text import Text
 
 from spotguard.cli.output import clean
 from spotguard.cli.views import words
-from spotguard.units import to_iso
+from spotguard.control.store_trial import NOTICES_S
+from spotguard.units import format_bytes, format_duration, to_iso
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from spotguard.control.doctor import DoctorReport
     from spotguard.control.drill_report import DrillReport
+    from spotguard.control.store_trial import Save
     from spotguard.control.view import RunSummary
     from spotguard.spec.sources import ConfigValue
 
@@ -82,7 +84,33 @@ def doctor_screen(report: DoctorReport) -> RenderableType:
     verdict = Text("all that is required works", style="green")
     if not report.ok:
         verdict = Text("something that is required does not work", style="red")
-    return Group(grid, Text(""), verdict)
+    table = _saves_table(report.store.saves) if report.store else ()
+    return Group(grid, Text(""), *table, verdict)
+
+
+def _saves_table(saves: Sequence[Save]) -> Iterator[RenderableType]:
+    """Yield how long emergency saves would take, and whether each cloud's notice is enough."""
+    if not saves:
+        return
+    clouds = [f"{cloud} {format_duration(notice)}" for cloud, notice in NOTICES_S.items()]
+    table = plain_table("emergency save", "from here", *clouds)
+    for column in table.columns[:2]:
+        column.justify = "right"
+        column.no_wrap = True
+    for save in saves:
+        table.add_row(
+            format_bytes(save.size_bytes),
+            format_duration(save.seconds),
+            *(_fit(fits) for fits in save.fits.values()),
+        )
+    yield table
+    note = "of one node at this speed, with a fifth and a second kept free; nodes save side by side"
+    yield Text(note, style="dim")
+    yield Text("")
+
+
+def _fit(fits: bool) -> Text:
+    return Text("fits", style="green") if fits else Text("too long", style="yellow")
 
 
 def drill_screen(report: DrillReport) -> RenderableType:
