@@ -4,13 +4,15 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SPOTGUARD := $(BIN)/spotguard
 
-.PHONY: help demo check lint types test unit e2e clean
+.PHONY: help demo check lint types test unit e2e lab lab-tests lab-down clean
 
 help:
 	@echo "make demo    train a small GPT on two local nodes through three interruptions"
 	@echo "make check   lint, types and all tests: what CI runs"
 	@echo "make unit    the quick tests only"
 	@echo "make e2e     the whole-job tests only"
+	@echo "make lab     a Slurm cluster of three virtual spot nodes (root, Debian 12); lab-down ends it"
+	@echo "make lab-tests  whole runs through SkyPilot on that cluster"
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -39,10 +41,26 @@ types: $(VENV)/.installed-dev
 unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 -m "not e2e and not cloud"
 
-e2e: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -m "e2e and not cloud"
+# Servers of object storage, each worker's own, and real faults between them and us.
+emulators: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q -n 2 -m "e2e and not cloud" tests/storage tests/checkpoint
 
-test: unit e2e
+e2e: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q -m "e2e and not cloud" --ignore=tests/storage --ignore=tests/checkpoint
+
+LAB := SPOTLAB_PYTHON=$(abspath $(BIN))/python infra/lab/slurm_lab.sh
+
+lab: $(VENV)/.installed-dev
+	$(LAB) up 3
+	@echo 'now: eval "$$(infra/lab/slurm_lab.sh env)"; see docs/launching.md'
+
+lab-tests: lab
+	SPOTLAB_DIR=$${SPOTLAB_DIR:-/tmp/spotlab} $(BIN)/python -m pytest -q tests/e2e/test_slurm_lab.py
+
+lab-down:
+	$(LAB) down purge
+
+test: unit emulators e2e
 
 check: lint types test
 

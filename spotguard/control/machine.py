@@ -286,9 +286,10 @@ def _living(
 
 
 def _never_came(attempt: AttemptRecord, cluster: ClusterView, now: float) -> Action:
-    """Its launch was taken, and nothing came of it: nothing was billed."""
+    """Its launch was taken, and nothing came of it: unless nodes were up, nothing was billed."""
     if attempt.down is not None:
-        return _conclude(attempt, replace(cluster, gone_at=now), now)
+        gone_at = attempt.intended_at if attempt.up_at is None else now
+        return _conclude(attempt, replace(cluster, gone_at=gone_at), now)
     if cluster.state is ClusterState.REFUSED:
         return NoteRefused(cluster.detail)
     return Conclude(

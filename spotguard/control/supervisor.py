@@ -43,6 +43,7 @@ from spotguard.control.request import claim_data, cluster_name, launch_request
 from spotguard.errors import AlreadyExists, NoCapacity, SpotguardError, StoreError
 from spotguard.events import keys
 from spotguard.events.states import EndReason
+from spotguard.launch.base import Unreachable
 from spotguard.plan.job import planned_markets
 from spotguard.spec.model import JobSpec
 
@@ -150,7 +151,7 @@ class Supervisor:
             case _ if attempt is None:
                 raise AssertionError(f"{action} without an attempt")
             case Launch():
-                self._launch(attempt)
+                return self._launch(attempt)
             case NoteLaunched():
                 self._ledger.write(Kind.LAUNCHED, {"found": True}, attempt=number)
             case Drop():
@@ -218,18 +219,22 @@ class Supervisor:
             attempt=number,
         )
 
-    def _launch(self, attempt: AttemptRecord) -> None:
+    def _launch(self, attempt: AttemptRecord) -> bool:
         self._publish(keys.launch(attempt.number), claim_data(attempt))
         try:
             self._launcher.launch(launch_request(self._ledger.record, attempt, self._spec))
         except NoCapacity as problem:
             self._note_refusal(attempt, problem.message, late=False)
+        except Unreachable as problem:  # it may have been taken all the same: ask again
+            log.warning("launch of attempt %s: %s", attempt.number, problem)
+            return False
         except SpotguardError as problem:
             self._ledger.write(
                 Kind.LAUNCH_FAILED, {"problem": problem.message}, attempt=attempt.number
             )
         else:
             self._ledger.write(Kind.LAUNCHED, attempt=attempt.number)
+        return True
 
     def _note_refusal(self, attempt: AttemptRecord, problem: str, *, late: bool) -> None:
         data = {

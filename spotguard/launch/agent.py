@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 
 _TELL_S = 10.0
+_SKYPILOTS = "SKYPILOT_TASK_ID"
+"""Is set in SkyPilot's tasks only; the local launcher sees exit codes itself."""
 
 
 class Agent:
@@ -85,7 +87,7 @@ class Agent:
     def _tell(self, part: Part, code: int, given: Mapping[str, str]) -> None:
         """Write a bad end down: SkyPilot's word on the job is the same whoever is to blame."""
         run_id, store_url = given.get(env.RUN_ID), given.get(env.STORE)
-        if code == 0 or env.CLUSTER not in given or not run_id or not store_url:
+        if code == 0 or _SKYPILOTS not in given or not run_id or not store_url:
             return
         event = Event(
             kind=JobEvent.NODE_EXITED.value,

@@ -10,8 +10,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
+from spotguard.errors import LauncherFailure
+
 if TYPE_CHECKING:
     from spotguard.events.states import Market
+
+
+class Unreachable(LauncherFailure):
+    """Nobody who knows can be asked; says nothing about any cluster. Ask again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +174,7 @@ class Launcher(Protocol):
 
         Raises:
             NoCapacity: the nodes are not to be had; nothing was started, nothing is billed.
+            Unreachable: whether it was accepted is unknown; to be asked again.
             LauncherFailure: anything else; whether nodes exist is for `observe` to say.
         """
         ...

@@ -85,7 +85,8 @@ class FakeCluster:
 class FakeLauncher:
     """Implements `spotguard.launch.base.Launcher`; nothing runs, `job` plays what would.
 
-    Script it: set `capacity`, `outage_until` or `teardown_s`, call `fail_launch` or `fail_down`.
+    Script it: set `capacity`, `outage_until` or `teardown_s`, call `fail_launch`, `refuse_late`,
+    `fail_late` or `fail_down`.
     Ask it afterwards: `started`, `living`, `billed_usd`.
     """
 
@@ -116,6 +117,8 @@ class FakeLauncher:
         self._clock = clock
         self._job = job
         self._launch_problems: list[LauncherFailure] = []
+        self._late: list[tuple[float, ClusterState, str]] = []
+        self._never_come: dict[str, tuple[float, ClusterState, str]] = {}
         self._down_problems: list[LauncherFailure] = []
 
     # ------------------------------------------------------------ scripting
@@ -123,6 +126,16 @@ class FakeLauncher:
     def fail_launch(self, problem: str, *, times: int = 1) -> FakeLauncher:
         """Let the next launches fail for another reason than capacity; nothing is started."""
         self._launch_problems += [LauncherFailure(problem)] * times
+        return self
+
+    def refuse_late(self, problem: str, *, after_s: float = 3.0, times: int = 1) -> FakeLauncher:
+        """Let the next launches be taken, and turn out to have no capacity some seconds later."""
+        self._late += [(after_s, ClusterState.REFUSED, problem)] * times
+        return self
+
+    def fail_late(self, problem: str, *, after_s: float = 3.0, times: int = 1) -> FakeLauncher:
+        """Let the next launches be taken, and fail for another reason some seconds later."""
+        self._late += [(after_s, ClusterState.FAILED, problem)] * times
         return self
 
     def fail_down(self, problem: str, *, times: int = 1) -> FakeLauncher:
@@ -154,11 +167,16 @@ class FakeLauncher:
 
     def launch(self, request: LaunchRequest) -> None:
         """Start the cluster, unless one of its name exists or existed."""
-        if request.cluster in self.clusters:
+        if request.cluster in self.clusters or request.cluster in self._never_come:
             return
         if self._launch_problems:
             raise self._launch_problems.pop(0)
         now = self._clock.now()
+        if self._late:
+            after_s, state, problem = self._late.pop(0)
+            self.started.append(request.cluster)
+            self._never_come[request.cluster] = (now + after_s, state, problem)
+            return
         capacity = self.capacity(now) if callable(self.capacity) else self.capacity
         if request.nodes > capacity:
             self.refused.append(request.nodes)
@@ -173,8 +191,9 @@ class FakeLauncher:
         if self._clock.now() < self.outage_until:
             return ClusterView(state=ClusterState.UNREACHABLE, detail="scripted outage")
         state = self._state(cluster)
-        if state is ClusterState.ABSENT:
-            return ClusterView(state=state)
+        if cluster not in self.clusters:
+            problem = self._never_come[cluster][2] if cluster in self._never_come else ""
+            return ClusterView(state=state, detail=problem)
         known = self.clusters[cluster]
         nodes = tuple(
             known.ends.get(index, NodeView(index=index, end=NodeEnd.RUNNING))
@@ -202,9 +221,10 @@ class FakeLauncher:
     def _state(self, name: str) -> ClusterState:
         """Let the cluster live up to now; return its state."""
         cluster = self.clusters.get(name)
-        if cluster is None:
-            return ClusterState.ABSENT
         now = self._clock.now()
+        if cluster is None:
+            at, end, _ = self._never_come.get(name, (now, ClusterState.ABSENT, ""))
+            return end if now >= at else ClusterState.STARTING
         lifetime_s = cluster.request.max_lifetime_s
         guard_at = None if lifetime_s is None else cluster.started_at + lifetime_s
         if cluster.down_at is None:

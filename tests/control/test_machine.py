@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -513,3 +514,97 @@ STATES: dict[RunState, tuple[Line, ...]] = {
 def test_the_state_is_what_the_journal_says(state: RunState) -> None:
     """Each stage of a run shows as its state."""
     assert state_of(made(*STATES[state])) is state
+
+
+# ---------------------------------------------------------------- clouds that take their time
+
+REFUSED = ClusterView(state=ClusterState.REFUSED, detail="none left")
+FAILED = ClusterView(state=ClusterState.FAILED, detail="no such image")
+UP_SINCE = replace(UP, up_at=7.0)
+
+
+def came_up(at: float) -> Line:
+    """The nodes began to cost."""
+    return ("cluster_up", at, 1, {"at": at})
+
+
+LATE: dict[str, tuple[tuple[Line, ...], ClusterView, actions.Action | type[object]]] = {
+    "refused": (launched(), REFUSED, actions.NoteRefused("none left")),
+    "refused, and the controller had died": ((intended(),), REFUSED, actions.NoteLaunched()),
+    "failed, and the controller had died": ((intended(),), FAILED, actions.NoteLaunched()),
+    "up": (launched(), UP_SINCE, actions.NoteUp(7.0)),
+    "up, noted": ((*launched(), came_up(7.0)), UP_SINCE, actions.Wait()),
+    "up, nobody says since when": (launched(), UP, actions.Wait()),
+    "up, to be taken down": ((*launched(), down_asked(8.0, "stopped")), UP_SINCE, actions.NoteUp),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_what_is_said_long_after_the_launch(name: str) -> None:
+    """A launch that was taken may come to nodes, to nothing, or to a problem."""
+    lines, cluster, wanted = LATE[name]
+    action = answer(lines, cluster, 10.0)
+    assert action == wanted or type(action) is wanted
+
+
+@pytest.mark.parametrize(
+    ("lines", "cluster", "reason", "gone_at"),
+    [
+        (launched(1.0), FAILED, EndReason.LAUNCH_FAILED, 1.0),
+        ((*launched(1.0), down_asked(8.0, "stopped")), REFUSED, EndReason.STOPPED, 1.0),
+        ((*launched(1.0), down_asked(8.0, "stopped")), FAILED, EndReason.STOPPED, 1.0),
+        (
+            (*launched(1.0), came_up(5.0), down_asked(8.0, "launch_failed")),
+            FAILED,
+            EndReason.LAUNCH_FAILED,
+            10.0,
+        ),
+    ],
+)
+def test_what_never_came_costs_nothing_and_what_came_does(
+    lines: tuple[Line, ...], cluster: ClusterView, reason: EndReason, gone_at: float
+) -> None:
+    """Only nodes that were up are billed, until nothing is left of them."""
+    action = answer(lines, cluster, 10.0)
+    assert isinstance(action, Conclude)
+    assert (action.reason, action.gone_at) == (reason, gone_at)
+
+
+def late_refusal(at: float, nodes: int) -> tuple[Line, ...]:
+    """A launch was taken, and refused some seconds later."""
+    refusal = {"nodes": nodes, "place": "fake/here/here-a/thought/spot", "problem": "none"}
+    taken = launched(at, nodes=nodes)
+    return (*taken, ("no_capacity", at + 3.0, 1, {**refusal, "late": True}))
+
+
+def test_a_late_refusal_leaves_the_search_where_it_was() -> None:
+    """The next rung, the next round and the patience are those of a refusal at once."""
+    limits = Limits(nodes_min=2, nodes_max=4)
+    lines: tuple[Line, ...] = ()
+    for round_begins in (0.0, 20.0):
+        for rung, nodes in enumerate((4, 3, 2)):
+            action = answer(lines, None, round_begins + 4 * rung, limits)
+            assert isinstance(action, Intend)
+            assert action.nodes == nodes
+            lines += late_refusal(round_begins + 4 * rung, nodes)
+        now = round_begins + 12.0
+        action = answer(lines, None, now, limits)
+        assert isinstance(action, actions.BackOff)
+        assert action.retry_at - now == (1.0 if round_begins == 0 else 2.0)
+        lines += (("waiting", now, None, {"retry_at": action.retry_at}),)
+    record = made(*lines)
+    assert (record.waiting_since, record.rounds, record.refused) == (3.0, 2, 6)
+    assert record.attempts == ()
+    assert (record.next_number, record.retry_at) == (1, 34.0)
+
+
+def test_an_attempt_on_few_nodes_is_saved_and_launched_anew_when_that_pays() -> None:
+    """Where a start is dear, it is asked to stop once it has lived for some of them."""
+    progress = {"step": 10, "total_steps": 1000, "step_s": 10.0}
+    lines = (*launched(nodes=2), training(60.0), ("progress", 100.0, 1, progress))
+    record = made(*lines, limits=Limits(nodes_min=1, nodes_max=4))
+    policy = Policy(regrow_startups=3.0)
+    seen = Observation(cluster=UP)
+    assert decide(record, seen, 179.0, policy) == actions.Wait()
+    assert decide(record, seen, 180.0, policy) == AskToStop(EndReason.RESIZED)
+    assert decide(record, seen, 180.0, Policy()) == actions.Wait()

@@ -168,3 +168,43 @@ def test_a_summary_says_the_same_as_the_picture() -> None:
     record = made(*TWO_ATTEMPTS, limits=Limits(budget_usd=2.0))
     summary, view = run_summary(record, now=5000.0), picture(record)
     assert (summary.state, summary.spent_usd) == (view.state, view.spent_usd)
+
+
+def test_nodes_are_paid_from_when_they_came_up() -> None:
+    """Where the launcher can tell: not while they are looked for; until it tells, to be safe."""
+    waiting = made(*launched(10.0, nodes=2))
+    assert meter.spent_usd(waiting, 70.0) == pytest.approx(2 * 60 / H)
+    up = made(*launched(10.0, nodes=2), ("cluster_up", 75.0, 1, {"at": 50.0}))
+    assert meter.spent_usd(up, 110.0) == pytest.approx(2 * 60 / H)
+    ended_too = made(
+        *launched(10.0, nodes=2), ("cluster_up", 75.0, 1, {"at": 50.0}), ended(150.0, "vanished")
+    )
+    assert meter.spent_usd(ended_too, 9e9) == pytest.approx(2 * 100 / H)
+
+
+def test_a_clock_behind_ours_bills_nothing_twice() -> None:
+    """Nodes cannot have cost before they were asked for; ended before they were up is nothing."""
+    early = made(*launched(10.0, nodes=1), ("cluster_up", 20.0, 1, {"at": 3.0}))
+    assert meter.spent_usd(early, 110.0) == pytest.approx(100 / H)
+    never = made(
+        *launched(10.0, nodes=1), ("cluster_up", 20.0, 1, {"at": 90.0}), ended(60.0, "vanished")
+    )
+    assert meter.spent_usd(never, 110.0) == 0.0
+
+
+def test_who_goes_on_in_place_is_paid_from_then_on() -> None:
+    """The cluster has been up for long: its earlier seconds are the attempt's before."""
+    went_on = {
+        **intended(0.0, 2, nodes=1)[3],
+        "after": 1,
+        "ended": ended(100.0, "preempted")[3],
+        "at": 100.0,
+        "members": [1],
+    }
+    record = made(
+        *launched(10.0, nodes=2),
+        ("cluster_up", 20.0, 1, {"at": 20.0}),
+        ("went_on_in_place", 101.0, 2, went_on),
+        ("cluster_up", 102.0, 2, {"at": 20.0}),
+    )
+    assert meter.spent_usd(record, 200.0) == pytest.approx((2 * 80 + 100) / H)

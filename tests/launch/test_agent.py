@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spotguard.events import env
+from spotguard.events.event import Event, JobEvent
 from spotguard.launch.agent import command_line, environment
 from spotguard.launch.regroup import Part
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FIRST = Part(attempt=3, node=2, nodes=(0, 1, 2), host="10.0.0.1", port=4000)
+OTHERS = ("SPOTGUARD_", "SKYPILOT_")
 NEXT = Part(attempt=4, node=2, nodes=(1, 2), host="10.0.0.2", port=5000)
 
 
@@ -46,8 +48,8 @@ def test_the_job_is_told_what_is_new() -> None:
 
 
 @contextlib.contextmanager
-def agent(tmp_path: Path, script: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a node's agent with a torchrun that is the script."""
+def agent(tmp_path: Path, script: str, **told: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a node's agent with a torchrun that is the script; `told` are variables of its job."""
     module = tmp_path / "torch" / "distributed"
     module.mkdir(parents=True)
     for folder in (tmp_path / "torch", module):
@@ -58,7 +60,8 @@ def agent(tmp_path: Path, script: str) -> Iterator[subprocess.Popen[bytes]]:
         [*command, "--nproc=1", "--master=127.0.0.1:1", "--", "job.py"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
-        env={k: v for k, v in os.environ.items() if not k.startswith("SPOTGUARD_")},
+        stderr=subprocess.PIPE,
+        env={**{k: v for k, v in os.environ.items() if not k.startswith(OTHERS)}, **told},
     )
     with process:
         yield process
@@ -85,4 +88,66 @@ def test_sigterm_does_not_end_it_before_the_job(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
         process.terminate()
+        assert process.wait(30) == 7
+
+
+def run_variables(store: Path) -> dict[str, str]:
+    """Return what the agent of a SkyPilot cluster is told of its run."""
+    return {
+        env.RUN_ID: "job-1",
+        env.STORE: str(store),
+        env.ATTEMPT: "4",
+        "SKYPILOT_TASK_ID": "sky-2026_job",
+    }
+
+
+def node_exits(store: Path) -> list[Event]:
+    """Return what nodes wrote down of their own ends."""
+    files = sorted((store / "job-1" / "attempts" / "000004" / "events").glob("*"))
+    events = [Event.from_json(file.read_bytes()) for file in files]
+    return [event for event in events if event.kind == JobEvent.NODE_EXITED.value]
+
+
+@pytest.mark.parametrize("code", [1, 75])
+def test_a_bad_end_is_written_down(tmp_path: Path, code: int) -> None:
+    """SkyPilot says `failed` of a job and of a lost node: the node itself says which it was."""
+    store = tmp_path / "store"
+    with agent(tmp_path, f"raise SystemExit({code})", **run_variables(store)) as process:
+        assert process.wait(30) == code
+    (event,) = node_exits(store)
+    assert (event.attempt, event.node) == (4, 0)
+    assert event.data == {"exit_code": code, "told": False}
+
+
+def test_that_it_was_told_to_leave_is_written_down_with_it(tmp_path: Path) -> None:
+    """A job that ends badly after a SIGTERM was taken: that is not the script's fault."""
+    script = "import time\nprint('up', flush=True)\ntime.sleep(0.3)\nraise SystemExit(1)"
+    store = tmp_path / "store"
+    with agent(tmp_path, script, **run_variables(store)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        process.terminate()
+        assert process.wait(30) == 1
+    (event,) = node_exits(store)
+    assert event.data == {"exit_code": 1, "told": True}
+
+
+@pytest.mark.parametrize("left_out", ["SKYPILOT_TASK_ID", env.STORE, env.RUN_ID, "code"])
+def test_only_bad_ends_in_skypilots_tasks_are_written_down(tmp_path: Path, left_out: str) -> None:
+    """A good end needs no word; local nodes are seen by their launcher."""
+    store = tmp_path / "store"
+    told = {name: value for name, value in run_variables(store).items() if name != left_out}
+    code = 0 if left_out == "code" else 1
+    with agent(tmp_path, f"raise SystemExit({code})", **told) as process:
+        assert process.wait(30) == code
+    assert node_exits(store) == []
+
+
+def test_a_store_that_fails_changes_nothing(tmp_path: Path) -> None:
+    """The exit code is passed on, and the reason why nothing was written is said."""
+    store = tmp_path / "store"
+    store.write_text("not a folder")
+    with agent(tmp_path, "raise SystemExit(7)", **run_variables(store)) as process:
+        assert process.stderr is not None
+        assert b"could not be written down" in process.stderr.read()
         assert process.wait(30) == 7

@@ -13,9 +13,16 @@ import threading
 from typing import TYPE_CHECKING
 
 from spotguard.errors import SpotguardError
-from spotguard.launch.base import ClusterState, ClusterView, LogChunk, NodeEnd, NodeView
-from spotguard.launch.skypilot.sdk import JobPhase, Phase, Unreachable
-from spotguard.units import SystemClock
+from spotguard.launch.base import (
+    ClusterState,
+    ClusterView,
+    LogChunk,
+    NodeEnd,
+    NodeView,
+    Unreachable,
+)
+from spotguard.launch.skypilot.sdk import JobPhase, Phase
+from spotguard.units import SystemClock, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +38,8 @@ _LOOK_EVERY_S = 2.0
 """While something is about to change: a launch, an end."""
 _WATCH_EVERY_S = 8.0
 """While the job trains: what ends it writes to the run store first."""
+_ANSWER_VALID_S = 45.0
+"""SkyPilot needs up to 20 s for a look where it is busy; one that hangs must not look calm."""
 _LOG_FRESH_S = 5.0
 _OFFERS_FRESH_S = 300.0
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
@@ -76,7 +85,10 @@ class SkyPilotLauncher:
 
     def launch(self, request: LaunchRequest) -> None:
         """Ask SkyPilot for the cluster; whether the nodes are to be had, `observe` says later."""
-        if look(self._sdk, request.cluster, self._clock).state is not ClusterState.ABSENT:
+        view = look(self._sdk, request.cluster, self._clock)
+        if view.state is ClusterState.UNREACHABLE:
+            raise Unreachable(view.detail)
+        if view.state is not ClusterState.ABSENT:
             return
         self._sdk.submit(self._task(request), request.cluster)
         self._refresh(request.cluster, ClusterView(state=ClusterState.STARTING))
@@ -88,7 +100,7 @@ class SkyPilotLauncher:
         if self._watch is None or self._watch.cluster != cluster:
             self._refresh(cluster, look(self._sdk, cluster, self._clock))
         assert self._watch is not None
-        return self._watch.view
+        return self._watch.answer()
 
     def down(self, cluster: str) -> None:
         """Ask for the end of all nodes; those of a launch under way too."""
@@ -136,11 +148,20 @@ class _Watch(threading.Thread):
         super().__init__(name="spotguard-sky", daemon=True)
         self.cluster = cluster
         self.view = view
+        self._looked_at = clock.monotonic()
         self._sdk = sdk
         self._clock = clock
         self._stopped = threading.Event()
         self._wake = threading.Event()
         self._hurried = False
+
+    def answer(self) -> ClusterView:
+        """Return what was seen last, unless that is too old to say anything."""
+        age_s = self._clock.monotonic() - self._looked_at
+        if age_s < _ANSWER_VALID_S or self.view.state is ClusterState.GONE:
+            return self.view
+        words = f"SkyPilot has not answered for {format_duration(age_s)}"
+        return ClusterView(state=ClusterState.UNREACHABLE, detail=words)
 
     def hurry(self) -> None:
         """Look now, and often from here on."""
@@ -158,6 +179,7 @@ class _Watch(threading.Thread):
             self._wake.wait(self._pause_s())
             self._wake.clear()
             view = look(self._sdk, self.cluster, self._clock)
+            self._looked_at = self._clock.monotonic()
             missing = missing + 1 if view.state is ClusterState.ABSENT else 0
             if missing < _GONE_TWICE and view.state is ClusterState.ABSENT:
                 continue  # a request that was taken a moment ago may not be in the books yet

@@ -15,6 +15,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from spotguard.errors import LauncherFailure, NoCapacity
+from spotguard.launch.base import Unreachable
 from spotguard.launch.skypilot.vendor import load_sky
 
 if TYPE_CHECKING:
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
 
 _PROBLEM_CHARS = 600
 _HISTORY_DAYS = 30
-
-
-class Unreachable(LauncherFailure):
-    """SkyPilot's API server does not answer; says nothing about any cluster."""
 
 
 class Phase(str, Enum):
@@ -112,6 +109,9 @@ class Sdk(Protocol):
 class SkySdk:
     """SkyPilot itself."""
 
+    def __init__(self) -> None:
+        self._billed_from: dict[str, float] = {}
+
     def submit(self, task: dict[str, Any], cluster: str) -> None:
         """Ask for a new cluster, which takes itself down when it is idle."""
         sky = load_sky()
@@ -149,20 +149,15 @@ class SkySdk:
         return ClusterFacts(
             up=is_up,
             unhealthy=not is_up and status.get("init_kind") != "launching",
-            launched_at=float(status["launched_at"]),
+            launched_at=self._begin_of_bill(cluster) or float(status["launched_at"]),
             nodes=int(status["nodes"]),
             detail=_short(status.get("init_status_reason") or ""),
         )
 
     def ended_at(self, cluster: str) -> float | None:
         """Look among the clusters that SkyPilot has billed."""
-        sky = load_sky()
-        with _translated():
-            report = sky.get(sky.cost_report(days=_HISTORY_DAYS))
-        for entry in report:
-            if entry["name"] == cluster:
-                return float(entry["launched_at"]) + float(entry["duration"])
-        return None
+        bill = _bill(cluster)
+        return None if bill is None else float(bill["launched_at"]) + float(bill["duration"])
 
     def job(self, cluster: str) -> JobPhase | None:
         """Ask the cluster itself."""
@@ -196,6 +191,15 @@ class SkySdk:
         sky = load_sky()
         with _translated():
             return [entry["name"] for entry in sky.get(sky.status())]
+
+    def _begin_of_bill(self, cluster: str) -> float | None:
+        """Return when SkyPilot asked for the nodes: `launched_at` of its status moves later."""
+        if cluster not in self._billed_from:
+            bill = _bill(cluster)
+            if bill is None:
+                return None
+            self._billed_from[cluster] = float(bill["launched_at"])
+        return self._billed_from[cluster]
 
     def _why_failed(self, request_id: str) -> LaunchFacts:
         sky = load_sky()
@@ -245,6 +249,14 @@ def _translated() -> Iterator[None]:
         raise LauncherFailure(f"SkyPilot: {_short(str(problem))}") from problem
 
 
+def _bill(cluster: str) -> dict[str, Any] | None:
+    """Return what SkyPilot's list of costs has of a cluster, living or gone."""
+    sky = load_sky()
+    with _translated():
+        report: list[dict[str, Any]] = sky.get(sky.cost_report(days=_HISTORY_DAYS))
+    return next((entry for entry in report if entry["name"] == cluster), None)
+
+
 def _idle_minutes(task: dict[str, Any]) -> int:
     """Return after how many idle minutes the cluster takes itself down."""
     return int(task["resources"]["autostop"]["idle_minutes"])
@@ -252,11 +264,14 @@ def _idle_minutes(task: dict[str, Any]) -> int:
 
 def _why_refused(text: str) -> str:
     """Return what each place said, from SkyPilot's long word on a failed launch."""
-    reasons = _short(text).partition("Provision failures")[2].partition(") ")[2]
-    return reasons.lstrip(": ✗").strip() or _short(text)
+    reasons = _plain(text).partition("Provision failures")[2].partition("✗")[2]
+    return _short(reasons) or _short(text)
 
 
 def _short(text: str) -> str:
     """Return the first lines of a vendor's message, without its colours."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", text).strip()
-    return " ".join(plain.split())[:_PROBLEM_CHARS]
+    return _plain(text)[:_PROBLEM_CHARS]
+
+
+def _plain(text: str) -> str:
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", text).split())

@@ -1,0 +1,106 @@
+"""A SkyPilot in memory: what it says is set by the test, what it was asked is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from spotguard.errors import LauncherFailure
+from spotguard.launch.base import Unreachable
+from spotguard.launch.skypilot.sdk import ClusterFacts, JobPhase, LaunchFacts, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass
+class FakeSdk:
+    """Implements `Sdk`. A submitted launch is under way until the test says otherwise."""
+
+    launches: dict[str, LaunchFacts] = field(default_factory=dict)
+    clusters: dict[str, ClusterFacts] = field(default_factory=dict)
+    ends: dict[str, float] = field(default_factory=dict)
+    jobs: dict[str, JobPhase] = field(default_factory=dict)
+    printed: bytes = b""
+    submitted: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    downed: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    """The name of each call, in order."""
+    away: bool = False
+    """SkyPilot's API server does not answer."""
+    broken: str = ""
+    """What SkyPilot raises at each call."""
+    before_submit: Callable[[], None] | None = None
+    after_submit: Callable[[], None] | None = None
+    before_look: Callable[[], None] | None = None
+    """Called when a look at a cluster begins."""
+
+    def comes_up(self, cluster: str, *, nodes: int = 2, job: JobPhase = JobPhase.RUNNING) -> None:
+        """Let the launch be done, and the job be on its nodes."""
+        self.launches[cluster] = LaunchFacts(phase=Phase.DONE)
+        self.clusters[cluster] = up(nodes)
+        self.jobs[cluster] = job
+
+    def submit(self, task: dict[str, Any], cluster: str) -> None:
+        """Take a launch."""
+        self._ask("submit")
+        if self.before_submit is not None:
+            self.before_submit()
+        self.submitted.append((cluster, task))
+        self.launches[cluster] = LaunchFacts(phase=Phase.UNDER_WAY)
+        if self.after_submit is not None:
+            self.after_submit()
+
+    def launch_of(self, cluster: str) -> LaunchFacts | None:
+        """Return what the test set."""
+        if self.before_look is not None:
+            self.before_look()
+        self._ask("launch_of")
+        return self.launches.get(cluster)
+
+    def cluster(self, cluster: str) -> ClusterFacts | None:
+        """Return what the test set."""
+        self._ask("cluster")
+        return self.clusters.get(cluster)
+
+    def ended_at(self, cluster: str) -> float | None:
+        """Return what the test set."""
+        self._ask("ended_at")
+        return self.ends.get(cluster)
+
+    def job(self, cluster: str) -> JobPhase | None:
+        """Return what the test set."""
+        self._ask("job")
+        return self.jobs.get(cluster)
+
+    def down(self, cluster: str) -> None:
+        """Take the order."""
+        self._ask("down")
+        self.downed.append(cluster)
+
+    def log(self, cluster: str) -> bytes:
+        """Return what the test set."""
+        self._ask("log")
+        return self.printed if cluster in self.clusters else b""
+
+    def names(self) -> list[str]:
+        """Return the names of the clusters that live."""
+        self._ask("names")
+        return list(self.clusters)
+
+    def _ask(self, call: str) -> None:
+        self.asked.append(call)
+        if self.away:
+            raise Unreachable("SkyPilot does not answer: connection refused")
+        if self.broken:
+            raise LauncherFailure(f"SkyPilot: {self.broken}")
+
+
+def up(nodes: int = 2, *, launched_at: float = 50.0) -> ClusterFacts:
+    """Return a healthy cluster."""
+    return ClusterFacts(up=True, unhealthy=False, launched_at=launched_at, nodes=nodes)
+
+
+def unhealthy(nodes: int = 2, detail: str = "") -> ClusterFacts:
+    """Return a cluster of which a node is gone."""
+    return ClusterFacts(up=False, unhealthy=True, launched_at=50.0, nodes=nodes, detail=detail)

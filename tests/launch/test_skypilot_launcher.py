@@ -1,0 +1,468 @@
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from spotguard.errors import LauncherFailure
+from spotguard.launch.base import ClusterState, ClusterView, LaunchRequest, NodeEnd, Unreachable
+from spotguard.launch.skypilot import launcher as launcher_module
+from spotguard.launch.skypilot import sdk as sdk_module
+from spotguard.launch.skypilot.launcher import SkyPilotLauncher, by_node, look
+from spotguard.launch.skypilot.sdk import JobPhase, LaunchFacts, Phase
+from spotguard.testing.clock import FakeClock
+from spotguard.testing.launcher import FAKE_OFFER
+from tests.launch.fake_sdk import FakeSdk, unhealthy, up
+
+NAME = "job-1-1"
+REQUEST = LaunchRequest(
+    cluster=NAME,
+    run_id="job-1",
+    attempt=1,
+    nodes=2,
+    nproc_per_node=1,
+    script="/job.py",
+    args=(),
+    workdir="/",
+    env={},
+    offer=FAKE_OFFER,
+    max_lifetime_s=None,
+)
+UNDER_WAY = LaunchFacts(phase=Phase.UNDER_WAY)
+DONE = LaunchFacts(phase=Phase.DONE)
+REFUSED = LaunchFacts(phase=Phase.NO_CAPACITY, problem="spot: none left")
+FAILED = LaunchFacts(phase=Phase.FAILED, problem="no such image")
+
+
+class Killed(BaseException):
+    """The controller dies here."""
+
+
+def launcher(sdk: FakeSdk, clock: FakeClock | None = None, **more: Any) -> SkyPilotLauncher:
+    """Return a launcher that asks the fake itself, whenever it is asked."""
+    given: dict[str, Any] = {"offers": lambda: [FAKE_OFFER], "in_background": False, **more}
+    return SkyPilotLauncher(
+        sdk, task=lambda request: {"nodes": request.nodes}, clock=clock or FakeClock(), **given
+    )
+
+
+def seen(sdk: FakeSdk) -> ClusterView:
+    """Return what the launcher says of the cluster."""
+    return launcher(sdk, FakeClock(now=500.0)).observe(NAME)
+
+
+# ---------------------------------------------------------------- launching
+
+
+def test_a_launch_is_handed_over_once_however_often_it_is_asked_for() -> None:
+    """While it is under way, once it is up, and after its end, the name starts nothing again."""
+    sdk = FakeSdk()
+    launcher(sdk).launch(REQUEST)
+    launcher(sdk).launch(REQUEST)
+    sdk.comes_up(NAME)
+    launcher(sdk).launch(REQUEST)
+    del sdk.clusters[NAME]
+    sdk.ends[NAME] = 400.0
+    launcher(sdk).launch(REQUEST)
+    assert sdk.submitted == [(NAME, {"nodes": 2})]
+
+
+def test_what_skypilot_forgot_but_billed_is_not_launched_again() -> None:
+    """Its requests are kept for a while only; its list of costs still knows the name."""
+    sdk = FakeSdk(ends={NAME: 400.0})
+    launcher(sdk).launch(REQUEST)
+    assert sdk.submitted == []
+
+
+@pytest.mark.parametrize("moment", ["before_submit", "after_submit"])
+def test_killed_around_the_hand_over_it_is_launched_exactly_once(moment: str) -> None:
+    """The next controller asks SkyPilot what there is, and launches only what is not."""
+
+    def die() -> None:
+        raise Killed
+
+    sdk = FakeSdk()
+    setattr(sdk, moment, die)
+    with pytest.raises(Killed):
+        launcher(sdk).launch(REQUEST)
+    setattr(sdk, moment, None)
+
+    following = launcher(sdk)
+    if following.observe(NAME).state is ClusterState.ABSENT:
+        following.launch(REQUEST)
+    assert [name for name, _ in sdk.submitted] == [NAME]
+    assert following.observe(NAME).state is ClusterState.STARTING
+
+
+def test_nothing_is_handed_over_to_a_skypilot_that_does_not_answer() -> None:
+    """Whether the cluster exists is unknown: that is told, and never taken for a launch."""
+    sdk = FakeSdk(away=True)
+    with pytest.raises(Unreachable, match="does not answer"):
+        launcher(sdk).launch(REQUEST)
+    assert sdk.submitted == []
+
+
+# ---------------------------------------------------------------- states
+
+STATES: dict[str, tuple[FakeSdk, ClusterState, NodeEnd | None]] = {
+    "never heard of it": (FakeSdk(), ClusterState.ABSENT, None),
+    "the launch is under way": (
+        FakeSdk(launches={NAME: UNDER_WAY}),
+        ClusterState.STARTING,
+        None,
+    ),
+    "under way, nodes are there": (
+        FakeSdk(launches={NAME: UNDER_WAY}, clusters={NAME: up()}),
+        ClusterState.STARTING,
+        None,
+    ),
+    "no capacity, nothing left": (
+        FakeSdk(launches={NAME: REFUSED}),
+        ClusterState.REFUSED,
+        None,
+    ),
+    "no capacity, something left": (
+        FakeSdk(launches={NAME: REFUSED}, clusters={NAME: unhealthy()}),
+        ClusterState.UP,
+        NodeEnd.LOST,
+    ),
+    "failed, nothing left": (FakeSdk(launches={NAME: FAILED}), ClusterState.FAILED, None),
+    "failed, something left": (
+        FakeSdk(launches={NAME: FAILED}, clusters={NAME: up()}),
+        ClusterState.UP,
+        NodeEnd.LOST,
+    ),
+    "up, the job is not there yet": (
+        FakeSdk(launches={NAME: DONE}, clusters={NAME: up()}),
+        ClusterState.UP,
+        NodeEnd.RUNNING,
+    ),
+    "up, setting up": (
+        FakeSdk(launches={NAME: DONE}, clusters={NAME: up()}, jobs={NAME: JobPhase.STARTING}),
+        ClusterState.UP,
+        NodeEnd.RUNNING,
+    ),
+    "up, running": (
+        FakeSdk(launches={NAME: DONE}, clusters={NAME: up()}, jobs={NAME: JobPhase.RUNNING}),
+        ClusterState.UP,
+        NodeEnd.RUNNING,
+    ),
+    "up, running, the launch is forgotten": (
+        FakeSdk(clusters={NAME: up()}, jobs={NAME: JobPhase.RUNNING}),
+        ClusterState.UP,
+        NodeEnd.RUNNING,
+    ),
+    "up, done": (
+        FakeSdk(launches={NAME: DONE}, clusters={NAME: up()}, jobs={NAME: JobPhase.SUCCEEDED}),
+        ClusterState.UP,
+        NodeEnd.EXITED,
+    ),
+    "up, the set-up failed": (
+        FakeSdk(launches={NAME: DONE}, clusters={NAME: up()}, jobs={NAME: JobPhase.FAILED_SETUP}),
+        ClusterState.UP,
+        NodeEnd.EXITED,
+    ),
+    "up, the job failed": (
+        FakeSdk(launches={NAME: DONE}, clusters={NAME: up()}, jobs={NAME: JobPhase.FAILED}),
+        ClusterState.UP,
+        NodeEnd.LOST,
+    ),
+    "a node is gone": (
+        FakeSdk(launches={NAME: DONE}, clusters={NAME: unhealthy()}, jobs={NAME: JobPhase.RUNNING}),
+        ClusterState.UP,
+        NodeEnd.LOST,
+    ),
+    "gone, billed": (
+        FakeSdk(launches={NAME: DONE}, ends={NAME: 400.0}),
+        ClusterState.GONE,
+        None,
+    ),
+    "gone, no bill": (FakeSdk(launches={NAME: DONE}), ClusterState.GONE, None),
+    "gone, only the bill is left": (FakeSdk(ends={NAME: 400.0}), ClusterState.GONE, None),
+    "nobody answers": (
+        FakeSdk(launches={NAME: DONE}, clusters={NAME: up()}, away=True),
+        ClusterState.UNREACHABLE,
+        None,
+    ),
+    "it answers nonsense": (FakeSdk(broken="KeyError: 'x'"), ClusterState.UNREACHABLE, None),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_each_word_of_skypilots_has_one_meaning(name: str) -> None:
+    """The whole table of what is made of its answers."""
+    sdk, state, end = STATES[name]
+    view = seen(sdk)
+    assert view.state is state
+    assert {node.end for node in view.nodes} == ({end} if end else set())
+    assert len(view.nodes) == (2 if end else 0)
+
+
+def test_what_is_told_besides_the_state() -> None:
+    """When it began and ceased to cost, how the job left, and in whose words."""
+    assert seen(STATES["up, running"][0]).up_at == 50.0
+    assert seen(STATES["failed, something left"][0]).up_at == 50.0
+    assert seen(STATES["gone, billed"][0]).gone_at == 400.0
+    assert seen(STATES["gone, no bill"][0]).gone_at is None
+    assert seen(FakeSdk(ends={NAME: 900.0})).gone_at == 500.0, "never in the future"
+    assert [node.exit_code for node in seen(STATES["up, done"][0]).nodes] == [0, 0]
+    assert [node.exit_code for node in seen(STATES["up, the set-up failed"][0]).nodes] == [1, 1]
+    assert seen(STATES["no capacity, nothing left"][0]).detail == "spot: none left"
+    assert seen(STATES["failed, nothing left"][0]).detail == "no such image"
+    lost = seen(FakeSdk(launches={NAME: DONE}, clusters={NAME: unhealthy(detail="node 1 died")}))
+    assert {node.detail for node in lost.nodes} == {"node 1 died"}
+    assert "does not answer" in seen(STATES["nobody answers"][0]).detail
+
+
+def test_a_job_that_nobody_can_tell_of_is_not_over() -> None:
+    """A failed question about the job is no verdict, as long as the cluster is well."""
+    assert not seen(STATES["up, the job is not there yet"][0]).job_over
+
+
+# ---------------------------------------------------------------- in the background
+
+
+def history(sdk: FakeSdk, *changes: Any) -> list[ClusterState]:
+    """Let a watch look until its cluster is gone; each change happens before one look."""
+    views: list[ClusterState] = []
+    watch = launcher_module._Watch(
+        sdk, NAME, ClusterView(state=ClusterState.STARTING), FakeClock(now=500.0)
+    )
+    left = list(changes)
+
+    def next_change() -> None:
+        views.append(watch.view.state)
+        watch.hurry()  # looks again without waiting
+        if left:
+            left.pop(0)()
+        else:
+            watch.stop()
+
+    sdk.before_look = next_change
+    watch.hurry()
+    watch.run()
+    return [*views, watch.view.state]
+
+
+def test_the_watch_follows_a_cluster_to_its_end_and_stops() -> None:
+    """Its last view is that the cluster is gone; it asks no more after that."""
+    sdk = FakeSdk(launches={NAME: UNDER_WAY})
+
+    def goes() -> None:
+        sdk.clusters.clear()
+        sdk.ends[NAME] = 400.0
+
+    states = history(sdk, lambda: None, lambda: sdk.comes_up(NAME), goes, lambda: None)
+    assert states == [
+        ClusterState.STARTING,
+        ClusterState.STARTING,
+        ClusterState.UP,
+        ClusterState.GONE,
+    ]
+
+
+def test_a_request_taken_a_moment_ago_may_not_be_in_the_books_yet() -> None:
+    """Once missing says nothing; twice in a row does."""
+    sdk = FakeSdk()
+    states = history(sdk, lambda: None, lambda: None, lambda: None)
+    assert states[:2] == [ClusterState.STARTING] * 2
+    assert states[2] is ClusterState.ABSENT
+    sdk = FakeSdk(launches={NAME: UNDER_WAY})
+    states = history(
+        sdk,
+        sdk.launches.clear,
+        lambda: sdk.launches.update({NAME: UNDER_WAY}),
+        sdk.launches.clear,
+        lambda: sdk.launches.update({NAME: UNDER_WAY}),
+    )
+    assert ClusterState.ABSENT not in states
+
+
+def test_an_observer_never_waits_for_skypilot() -> None:
+    """After the launch the last answer is given at once; a new launcher asks a first time."""
+    sdk = FakeSdk()
+    subject = launcher(sdk, in_background=True)
+    try:
+        subject.launch(REQUEST)
+        asked = len(sdk.asked)
+        assert subject.observe(NAME).state is ClusterState.STARTING
+        assert len(sdk.asked) == asked
+    finally:
+        subject.close()
+    sdk.comes_up(NAME)
+    following = launcher(sdk, in_background=True)
+    try:
+        assert following.observe(NAME).state is ClusterState.UP
+    finally:
+        following.close()
+
+
+def test_an_old_answer_is_no_answer() -> None:
+    """A SkyPilot that hangs for minutes, or a watch that died, is not taken for a calm cluster."""
+    sdk, clock = FakeSdk(), FakeClock()
+    sdk.comes_up(NAME)
+    subject = launcher(sdk, clock, in_background=True)
+    try:
+        assert subject.observe(NAME).state is ClusterState.UP
+        clock.advance(launcher_module._ANSWER_VALID_S + 1.0)
+        view = subject.observe(NAME)
+        assert view.state is ClusterState.UNREACHABLE
+        assert "has not answered for" in view.detail
+    finally:
+        subject.close()
+
+
+# ---------------------------------------------------------------- the rest
+
+
+def test_places_are_looked_up_every_five_minutes() -> None:
+    """The catalogue is not read at each tick of the controller."""
+    clock, times = FakeClock(), []
+
+    def survey() -> list[Any]:
+        times.append(clock.monotonic())
+        return [FAKE_OFFER]
+
+    subject = launcher(FakeSdk(), clock, offers=survey)
+    for _ in range(301):
+        assert subject.offers() == [FAKE_OFFER]
+        clock.advance(1.0)
+    subject.offers()
+    assert len(times) == 2
+
+
+def test_down_is_asked_for_and_may_fail() -> None:
+    """The order goes to SkyPilot; that it does not answer is for the caller to know."""
+    sdk = FakeSdk()
+    launcher(sdk).down(NAME)
+    assert sdk.downed == [NAME]
+    sdk.away = True
+    with pytest.raises(Unreachable):
+        launcher(sdk).down(NAME)
+
+
+LOG = (
+    b"\x1b[36m(setup pid=12)\x1b[0m installing\n"
+    b"(job, rank=0, pid=20) step 1\n"
+    b"(worker1, rank=1, pid=21, ip=10.0.0.2) step 1 of node 1\n"
+    b"(head, rank=0, pid=20) step 2\n"
+    b"Shared connection closed.\n"
+    b"(worker1, rank=1, pid=21, ip=10.0.0.2) (not, a mark) end"
+)
+
+
+def test_one_stream_becomes_each_nodes_own() -> None:
+    """Marks and colours are taken off; what belongs to nobody counts as node 0's."""
+    streams = by_node(LOG)
+    assert streams == {
+        0: b"installing\nstep 1\nstep 2\nShared connection closed.\n",
+        1: b"step 1 of node 1\n(not, a mark) end",
+    }
+    assert by_node(b"") == {}
+
+
+def test_logs_are_read_from_an_offset_and_fetched_seldom() -> None:
+    """Reading on costs nothing; the whole of it comes anew every few seconds."""
+    sdk, clock = FakeSdk(printed=LOG), FakeClock()
+    sdk.comes_up(NAME)
+    subject = launcher(sdk, clock)
+    assert subject.read_log(NAME, 1, 0).data == b"step 1 of node 1\n(not, a mark) end"
+    assert subject.read_log(NAME, 1, 17).data == b"(not, a mark) end"
+    assert subject.read_log(NAME, 7, 0).data == b""
+    assert sdk.asked.count("log") == 1
+    clock.advance(6.0)
+    subject.read_log(NAME, 0, 0)
+    assert sdk.asked.count("log") == 2
+
+
+REFUSAL = """\x1b[91mFailed to provision all possible launchable resources. Relax the task's \
+resource requirements: 3x Slurm(cpus=1+)
+To keep retrying until the cluster is up, use the `--retry-until-up` flag.
+Reasons for provision failures (for details, please check the log above):
+Provision failures (tried 1 infra):
+  \x1b[0m✗ Slurm (spotlab) — (cpus=1, mem=1, ...)
+    Failed to acquire resources in spot for {Slurm(cpus=1+)}."""
+
+
+def test_a_refusal_is_told_in_few_words() -> None:
+    """Of SkyPilot's long word only what each place said is kept; a short one stays."""
+    assert sdk_module._why_refused(REFUSAL) == (
+        "Slurm (spotlab) — (cpus=1, mem=1, ...) "
+        "Failed to acquire resources in spot for {Slurm(cpus=1+)}."
+    )
+    assert sdk_module._why_refused("no spot nodes") == "no spot nodes"
+    assert len(sdk_module._why_refused("x" * 5000)) <= 600
+    assert sdk_module._why_refused("many words " * 200 + REFUSAL).startswith("Slurm (spotlab)")
+
+
+# ---------------------------------------------------------------- SkyPilot itself
+
+CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "launch": (("task",), {"cluster_name": "c", "idle_minutes_to_autostop": 5, "down": True}),
+    "api_status": ((), {"all_status": True, "cluster_name": "c"}),
+    "status": ((), {"cluster_names": ["c"], "refresh": None}),
+    "get": (("request",), {}),
+    "cost_report": ((), {"days": 30}),
+    "job_status": (("c",), {}),
+    "down": (("c",), {}),
+    "tail_logs": (("c",), {"job_id": None, "follow": False, "output_stream": None}),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_installed_skypilot_takes_our_calls(name: str) -> None:
+    """The public SDK has each function that is used, with the arguments that it is given."""
+    sky = pytest.importorskip("sky")
+    arguments, named = CALLS[name]
+    inspect.signature(getattr(sky, name)).bind(*arguments, **named)
+
+
+def test_the_installed_skypilot_has_our_words() -> None:
+    """The states, errors and fields by which its answers are told apart are there."""
+    sky = pytest.importorskip("sky")
+    from sky.schemas.api import responses
+    from sky.server.requests import payloads
+    from sky.server.requests.requests import RequestStatus
+
+    words = {status.value for status in sky.JobStatus}
+    assert set(sdk_module._JOB_PHASES) <= words
+    assert words - set(sdk_module._JOB_PHASES) <= {
+        *("FAILED", "FAILED_DRIVER", "CANCELLED"),
+    }, "a new word would count as a failure: look at it"
+    assert {"PENDING", "RUNNING", "SUCCEEDED"} <= {status.value for status in RequestStatus}
+    assert {"status", "launched_at", "nodes", "name"} <= set(responses.StatusResponse.model_fields)
+    assert {"request_id", "name", "status", "created_at"} <= set(
+        payloads.RequestPayload.model_fields
+    )
+    for error in (
+        *("ApiServerConnectionError", "ServerTemporarilyUnavailableError"),
+        *("ClusterStatusFetchingError", "RequestInterruptedError", "ResourcesUnavailableError"),
+    ):
+        assert issubclass(getattr(sky.exceptions, error), Exception)
+    assert sky.StatusRefreshMode.FORCE
+    assert sky.ClusterStatus.UP
+
+
+def test_errors_of_skypilots_become_ours() -> None:
+    """Whatever its server raises again here has one of three meanings."""
+    sky = pytest.importorskip("sky")
+    from spotguard.errors import NoCapacity
+
+    for problem, ours in (
+        (sky.exceptions.ResourcesUnavailableError(REFUSAL), NoCapacity),
+        (sky.exceptions.RequestInterruptedError("x"), Unreachable),
+        (KeyError("x"), LauncherFailure),
+        (ConnectionError("x"), LauncherFailure),
+    ):
+        with pytest.raises(ours) as caught, sdk_module._translated():
+            raise problem
+        assert caught.value.__cause__ is problem
+
+
+def test_looking_survives_any_problem_of_ours() -> None:
+    """A look tells of a problem, it never raises one: the watch must not die of it."""
+    for sdk in (FakeSdk(away=True), FakeSdk(broken="boom")):
+        view = look(sdk, NAME, FakeClock())
+        assert view.state is ClusterState.UNREACHABLE
+        assert view.detail
