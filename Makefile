@@ -47,7 +47,7 @@ emulators: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 -m "e2e and not cloud" tests/storage tests/checkpoint
 
 e2e: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -m "e2e and not cloud" --ignore=tests/storage --ignore=tests/checkpoint
+	$(BIN)/python -m pytest -q -m "e2e and not lab and not cloud" --ignore=tests/storage --ignore=tests/checkpoint
 
 LAB := SPOTLAB_PYTHON=$(abspath $(BIN))/python infra/lab/slurm_lab.sh
 

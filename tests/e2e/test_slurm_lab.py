@@ -84,6 +84,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Wei
     return run
 
 
+@pytest.mark.lab
 def test_preempted_twice_shrunk_killed_and_grown_again(
     beside: Beside, slurm: SlurmLab, undisturbed: Callable[[int], Weights]
 ) -> None:
@@ -147,6 +148,7 @@ def test_a_dead_controller_is_replaced_and_launches_nothing_twice(
     check_money(status, books, slurm)
 
 
+@pytest.mark.lab
 def test_without_a_controller_the_budget_is_kept_all_the_same(
     beside: Beside, slurm: SlurmLab
 ) -> None:
@@ -169,6 +171,7 @@ def test_without_a_controller_the_budget_is_kept_all_the_same(
     assert status["spent_usd"] <= budget_usd + _IDLE_S * 1.0 / 3600.0
 
 
+@pytest.mark.lab
 def test_a_cluster_out_of_reach_is_left_alone(
     beside: Beside, slurm: SlurmLab, undisturbed: Callable[[int], Weights]
 ) -> None:
