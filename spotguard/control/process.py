@@ -45,7 +45,7 @@ SKY_POLICY = Policy(
     capacity_backoff_max_s=300.0,
     contact_patience_s=60.0,
     save_s=10.0,
-    teardown_s=60.0,
+    teardown_s=165.0,  # SkyPilot took 155 s to end an idle cluster by itself
     useful_s=60.0,
     regrow_startups=3.0,
 )

@@ -68,7 +68,7 @@ def test_a_task_is_its_templates_scripts_and_data(case: Case) -> None:
         pytest.skip("no place has such nodes")
     template = load_template("base")
     assert (made["setup"], made["run"]) == (template["setup"], template["run"])
-    assert made["resources"]["autostop"] == {"idle_minutes": 5, "down": True}
+    assert made["resources"]["autostop"] == {"idle_minutes": 1, "down": True}
     assert "use_spot" not in str(made["resources"]) or case.where not in ("slurm", "kubernetes")
 
 
@@ -149,7 +149,7 @@ def test_a_machine_by_name_needs_no_size() -> None:
     place = offer(instance_type="p4d.24xlarge", region="us-east-1")
     made = task(Machine(cpus="8+", memory="32+", disk_gb=500, image="docker:x/y:1"), place=place)
     assert made["resources"] == {
-        "autostop": {"idle_minutes": 5, "down": True},
+        "autostop": {"idle_minutes": 1, "down": True},
         "disk_size": 500,
         "image_id": "docker:x/y:1",
         "infra": "aws/us-east-1",

@@ -59,7 +59,7 @@ def test_all_templates_start_a_job_the_same_way() -> None:
     """Set-up and run exist once, whatever the kind of cluster, and each begins with the base."""
     for part in ("setup", "run"):
         assert len({load_template(name)[part] for name in template_names()}) == 1
-    assert load_template("slurm")["resources"]["autostop"] == {"idle_minutes": 5, "down": True}
+    assert load_template("slurm")["resources"]["autostop"] == {"idle_minutes": 1, "down": True}
 
 
 def test_tables_are_merged_and_the_rest_is_replaced() -> None:
