@@ -17,7 +17,6 @@ import importlib.util
 import logging
 import os
 import secrets
-from base64 import b64encode
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
@@ -25,6 +24,7 @@ from urllib.parse import urlsplit
 from spotguard.errors import MissingExtra, NotFound, StoreError, StoreUnavailable, UsageError
 from spotguard.storage.base import ObjectInfo
 from spotguard.storage.bucket import ALWAYS, Page, PartRules, Upload
+from spotguard.storage.checksums import crc32c_of
 from spotguard.storage.deadline import timeout_s
 from spotguard.storage.gcs_errors import lost, problem_of
 from spotguard.storage.keys import RESERVED
@@ -136,7 +136,7 @@ class GcsBucket:
         """Store the views as one object, joined: only small ones are not put in parts."""
         with self._asking(key, condition) as (blob, options):
             blob.metadata = {_WRITER: writer}
-            blob.crc32c = _crc32c_of(body)
+            blob.crc32c = crc32c_of(body)
             blob.upload_from_string(b"".join(body), content_type=_BYTES, checksum=None, **options)
             return str(blob.generation)
 
@@ -153,7 +153,7 @@ class GcsBucket:
         with self._asking(f"{_folder(key, upload_id)}{name}") as (blob, options):
             # Deleting from a colder class than this within weeks costs as if it had stayed.
             blob.storage_class = "STANDARD"
-            blob.crc32c = _crc32c_of(body)
+            blob.crc32c = crc32c_of(body)
             session_url = blob.create_resumable_upload_session(
                 content_type=_BYTES, size=len(outgoing), checksum=None, **options
             )
@@ -251,7 +251,7 @@ class GcsBucket:
         """Return the whole object, proven by its crc32c."""
         with self._asking(key) as (blob, options):
             body: bytes = blob.download_as_bytes(raw_download=True, checksum=None, **options)
-        if blob.crc32c and blob.crc32c != _crc32c_of([memoryview(body)]):
+        if blob.crc32c and blob.crc32c != crc32c_of([memoryview(body)]):
             raise StoreUnavailable(f"{self._named(key)} arrived damaged")
         return body
 
@@ -399,14 +399,3 @@ def _connected(place: Place, credentials: Credentials | None) -> _Link:
 
 def _folder(key: str, upload_id: str) -> str:
     return f"{PARTS}{key}/{upload_id}/"
-
-
-def _crc32c_of(body: Sequence[memoryview]) -> str:
-    """Return the views' crc32c as the service writes it."""
-    # Not google_crc32c: it takes no memoryview, and holds the interpreter's lock.
-    from crc32c import crc32c
-
-    value = 0
-    for view in body:
-        value = crc32c(view, value)
-    return b64encode(value.to_bytes(4, "big")).decode()

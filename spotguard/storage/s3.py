@@ -22,8 +22,9 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from spotguard.errors import MissingExtra, NotFound, StoreError, StoreUnavailable, UsageError
 from spotguard.storage.base import ObjectInfo
 from spotguard.storage.bucket import Page, PartRules, Upload
+from spotguard.storage.checksums import crc32c_of
 from spotguard.storage.s3_errors import Asked, from_answer, from_botocore, is_about_credentials
-from spotguard.storage.s3_wire import Body, Wire, crc32c_of
+from spotguard.storage.s3_wire import Body, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import io
 import threading
@@ -107,13 +106,3 @@ def _views(body: object) -> Sequence[memoryview]:
         return [memoryview(body)] if body else []
     assert body is None, f"botocore sends a {type(body).__name__}"
     return []
-
-
-def crc32c_of(views: Sequence[memoryview]) -> str:
-    """Return the CRC-32C of the views in a row, as S3 writes it."""
-    from crc32c import crc32c
-
-    value = 0
-    for view in views:
-        value = crc32c(view, value)  # 22 GB/s; google-crc32c: 6, and it copies what is writable
-    return base64.b64encode(value.to_bytes(4, "big")).decode()

@@ -9,15 +9,9 @@ import ssl
 import threading
 import tracemalloc
 import warnings
-from datetime import datetime, timedelta, timezone
-from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 import spotguard.storage.connections as connections_module
 from spotguard.errors import StoreError, StoreUnavailable
@@ -26,6 +20,7 @@ from spotguard.storage.connections import Connections
 from spotguard.storage.deadline import give_up_after
 from spotguard.testing import FakeClock
 from tests.storage.canned import Canned, Reply
+from tests.storage.certificates import make_certificate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -195,27 +190,8 @@ def test_a_forked_child_opens_connections_of_its_own() -> None:
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
     """A certificate for 127.0.0.1 that signs itself, with its key in the same file."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "spotguard tests")])
-    now = datetime.now(timezone.utc)
-    address = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(address, critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    coded = serialization.Encoding.PEM
-    plain = serialization.PrivateFormat.PKCS8
     path = tmp_path / "tls.pem"
-    path.write_bytes(
-        made.public_bytes(coded) + key.private_bytes(coded, plain, serialization.NoEncryption())
-    )
+    make_certificate(path)
     return path
 
 
