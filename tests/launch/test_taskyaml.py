@@ -129,10 +129,10 @@ def test_nodes_get_what_their_store_needs(store: str, extras: str) -> None:
 def test_only_what_is_below_the_workdir_reaches_the_nodes() -> None:
     """A script or requirements file elsewhere is refused by name, not missed after the launch."""
     assert task(script="/home/me/a/../b/job.py")["envs"]["JOB_SCRIPT"] == "b/job.py"
-    with pytest.raises(SpecError, match=r"^script: /home/me/job.py is not below /work"):
+    with pytest.raises(SpecError, match=r"^script: /home/me/job.py is not below /home/me"):
         task(script="/home/me/job.py")
     with pytest.raises(SpecError, match=r"^node.requirements: "):
-        task(Machine(requirements_file="/workshop/r.txt"))
+        task(Machine(requirements_file="/home/menu/r.txt"))
     made = task(Machine(requirements_file="/home/me/-r.txt", requirements=("numpy",)))
     assert made["envs"]["JOB_REQUIREMENTS_FILE"] == "./-r.txt"
     assert made["envs"]["JOB_REQUIREMENTS"] == ""
