@@ -77,7 +77,7 @@ def test_what_users_write_never_reaches_a_script() -> None:
     machine = Machine(setup=tuple(HOSTILE), requirements=("pwned-package",), python=">=3.11")
     made = task(
         machine,
-        script="/home/me/$(touch pwned).py",
+        script="/code/$(touch pwned).py",
         args=tuple(HOSTILE),
         env={env.STORE: STORE, "TOKEN": "hunter2; touch pwned"},
     )
@@ -128,12 +128,12 @@ def test_nodes_get_what_their_store_needs(store: str, extras: str) -> None:
 
 def test_only_what_is_below_the_workdir_reaches_the_nodes() -> None:
     """A script or requirements file elsewhere is refused by name, not missed after the launch."""
-    assert task(script="/home/me/a/../b/job.py")["envs"]["JOB_SCRIPT"] == "b/job.py"
-    with pytest.raises(SpecError, match=r"^script: /home/me/job.py is not below /home/me"):
+    assert task(script="/code/a/../b/job.py")["envs"]["JOB_SCRIPT"] == "b/job.py"
+    with pytest.raises(SpecError, match=r"^script: /home/me/job.py is not below /code"):
         task(script="/home/me/job.py")
     with pytest.raises(SpecError, match=r"^node.requirements: "):
-        task(Machine(requirements_file="/home/menu/r.txt"))
-    made = task(Machine(requirements_file="/home/me/-r.txt", requirements=("numpy",)))
+        task(Machine(requirements_file="/coders/r.txt"))
+    made = task(Machine(requirements_file="/code/-r.txt", requirements=("numpy",)))
     assert made["envs"]["JOB_REQUIREMENTS_FILE"] == "./-r.txt"
     assert made["envs"]["JOB_REQUIREMENTS"] == ""
 
@@ -141,7 +141,7 @@ def test_only_what_is_below_the_workdir_reaches_the_nodes() -> None:
 def test_a_workdir_that_skypilot_would_rewrite_is_refused() -> None:
     """SkyPilot replaces `$NAME` in paths by variables: another folder would be copied."""
     with pytest.raises(SpecError, match="workdir"):
-        task(workdir="/home/me/$SPOTGUARD_STORE", script="/home/me/$SPOTGUARD_STORE/job.py")
+        task(workdir="/code/$SPOTGUARD_STORE", script="/code/$SPOTGUARD_STORE/job.py")
 
 
 def test_a_machine_by_name_needs_no_size() -> None:
@@ -249,7 +249,7 @@ def test_setup_makes_everything_anew_with_uv(tmp_path: Path, tools: Path) -> Non
 
 def test_setup_keeps_a_machines_own_torch(tmp_path: Path, tools: Path) -> None:
     """An image or a cluster that brings torch: only what is missing is added, without uv."""
-    made = task(Machine(requirements_file="/home/me/r.txt"))
+    made = task(Machine(requirements_file="/code/r.txt"))
     calls = _set_up(tmp_path, tools, made, HAS_TORCH="0")
     assert all(call[0] == "python3" for call in calls)
     (install,) = [call for call in calls if "install" in call]
