@@ -25,6 +25,9 @@ RunOrPlace = Annotated[
         help="The run's id, its unique beginning, or STORE/RUN_ID; default: the newest.",
     ),
 ]
+_NEWEST = 100
+"""Each one that is listed is looked at, which takes a bucket some requests."""
+AllOption = Annotated[bool, typer.Option("--all", help="List more than the 100 newest.")]
 StepOption = Annotated[
     str | None,
     typer.Option(
@@ -37,19 +40,24 @@ StepOption = Annotated[
 ]
 
 
-def ls(run: RunOrPlace = None, *, as_json: JsonOption = False) -> None:
+def ls(run: RunOrPlace = None, *, every: AllOption = False, as_json: JsonOption = False) -> None:
     """List a run's checkpoints, newest first: what counts, what is damaged, what is pinned."""
     from spotguard.cli.views.checkpoints import checkpoints_screen
     from spotguard.control.checkpoint_find import open_run
     from spotguard.control.checkpoints import list_checkpoints
 
     opened = open_run(run)
-    rows = list_checkpoints(opened.store)
+    rows = list_checkpoints(opened.store, newest=None if every else _NEWEST + 1)
+    more = not every and len(rows) > _NEWEST
+    rows = rows[:_NEWEST] if more else rows
     if as_json:
         listed = [row.to_json() for row in rows]
-        print_json({"schema": SCHEMA, "run_id": opened.run_id, "checkpoints": listed})
+        body = {"schema": SCHEMA, "run_id": opened.run_id, "checkpoints": listed, "more": more}
+        print_json(body)
     elif rows:
         console().print(checkpoints_screen(rows))
+        if more:
+            say(f"these are the {_NEWEST} newest; --all lists the others, too")
     else:
         say(f"{opened.run_id} has no checkpoint yet")
 

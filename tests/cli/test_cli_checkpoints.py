@@ -81,10 +81,25 @@ def test_ls_shows_what_counts(cli: Cli, store: ObjectStore) -> None:
     assert max(map(len, said.out.splitlines())) <= 80
 
 
+def test_ls_of_many_shows_the_newest_and_says_so(
+    cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of months has thousands, each of which costs some requests; --all asks for all."""
+    monkeypatch.setattr("spotguard.cli.checkpoints._NEWEST", 2)
+    body = json.loads(cli("checkpoints", "ls", RUN, "--json").out)
+    every = json.loads(cli("checkpoints", "ls", RUN, "--json", "--all").out)
+    assert (len(body["checkpoints"]), body["more"]) == (2, True)
+    assert body["checkpoints"] == every["checkpoints"][:2]
+    assert (len(every["checkpoints"]), every["more"]) == (5, False)
+    said = cli("checkpoints", "ls", RUN)
+    assert "--all" in said.out + said.err
+
+
 def test_ls_json_is_frozen(cli: Cli, store: ObjectStore) -> None:
     """Programs rely on the keys: a change needs a new schema number."""
     body = json.loads(cli("checkpoints", "ls", RUN, "--json").out)
-    assert set(body) == {"schema", "run_id", "checkpoints"}
+    assert set(body) == {"schema", "run_id", "checkpoints", "more"}
+    assert body["more"] is False
     assert (body["schema"], body["run_id"], len(body["checkpoints"])) == (1, RUN, 5)
     assert set(body["checkpoints"][0]) == LISTED_KEYS
     assert body["checkpoints"][0]["is_next"] is True
