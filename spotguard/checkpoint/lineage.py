@@ -21,7 +21,6 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -38,6 +37,7 @@ from spotguard.checkpoint.manifest import (
 )
 from spotguard.errors import AlreadyExists, DamagedCheckpoint, Fenced, NotFound, UsageError
 from spotguard.events import keys
+from spotguard.storage.crew import Crew
 from spotguard.units import SystemClock, to_iso
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def _all_claims(store: ObjectStore) -> dict[int, Claim | DamagedCheckpoint]:
             return problem
 
     attempts = _attempts(store)
-    with ThreadPoolExecutor(_READS, thread_name_prefix="spotguard-claims") as crew:
+    with Crew(_READS, "spotguard-claims") as crew:  # a last save at the process's end prunes, too
         found = zip(attempts, crew.map(read, attempts), strict=True)
         return {attempt: claim for attempt, claim in found if claim is not None}
 

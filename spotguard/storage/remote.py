@@ -17,8 +17,7 @@ import contextlib
 import os
 import secrets
 import time
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextvars import copy_context
+from concurrent.futures import FIRST_EXCEPTION, wait
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -29,6 +28,7 @@ from spotguard.storage.base import Reads
 from spotguard.storage.bids import BIDS, BiddingBucket, heeds_conditions
 from spotguard.storage.bucket import Condition
 from spotguard.storage.buffers import cut, size_of, targets_of, views_of
+from spotguard.storage.crew import Crew
 from spotguard.storage.deadline import remaining_s
 from spotguard.storage.keys import check_folder, check_key, check_prefix, is_part
 from spotguard.units import SystemClock
@@ -178,7 +178,7 @@ class RemoteStore:
             for number, body in enumerate(_bodies(views_of(data), part_bytes), 1):
                 if failed():
                     break
-                sent.append(self._crew.submit(copy_context().run, send, number, body))
+                sent.append(self._crew.submit(send, number, body))
             return _results(sent)
         finally:
             _stand_still(sent)  # nobody may read the caller's memory after this returns
@@ -222,9 +222,7 @@ class RemoteStore:
             for start, body in reads:
                 read(start, body)
             return
-        under_way = [
-            self._crew.submit(copy_context().run, read, start, body) for start, body in reads
-        ]
+        under_way = [self._crew.submit(read, start, body) for start, body in reads]
         try:
             _results(under_way)
         finally:
@@ -280,7 +278,7 @@ class RemoteStore:
             with contextlib.suppress(StoreError):
                 self._bucket.head(name)
 
-        _stand_still([self._crew.submit(copy_context().run, look) for _ in range(self._threads)])
+        _stand_still([self._crew.submit(look) for _ in range(self._threads)])
 
     def clean_up(self, prefix: str = "", *, older_than_s: float) -> int:
         """Abort writes in parts that were broken off so long ago; return how many."""
@@ -299,8 +297,8 @@ class RemoteStore:
     # ------------------------------------------------------------ trying
 
     @cached_property
-    def _crew(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self._threads, thread_name_prefix="spotguard-store")
+    def _crew(self) -> Crew:
+        return Crew(self._threads, "spotguard-store")
 
     @cached_property
     def _exact(self) -> Writes | BiddingBucket:
