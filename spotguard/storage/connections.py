@@ -137,14 +137,6 @@ class Connections:
         return StoreUnavailable(f"the connection to {self.host} broke: {word}")
 
 
-def too_short(name: str, answer: Answer, end: int) -> StoreError:
-    """Return why there were fewer bytes than asked for: the object, or the answer, ended."""
-    total = answer.headers.get("content-range", "").rpartition("/")[2]
-    if answer.status == 416 or (total.isdigit() and int(total) < end):
-        return StoreError(f"{name} ends before byte {end}")
-    return StoreUnavailable(f"the connection broke while {name} was read")
-
-
 def _exchange(
     connection: http.client.HTTPConnection,
     method: str,

@@ -83,11 +83,6 @@ class FakeSdk:
         self._ask("log")
         return self.printed if cluster in self.clusters else b""
 
-    def names(self) -> list[str]:
-        """Return the names of the clusters that live."""
-        self._ask("names")
-        return list(self.clusters)
-
     def _ask(self, call: str) -> None:
         self.asked.append(call)
         if self.away:

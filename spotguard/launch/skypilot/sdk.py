@@ -101,10 +101,6 @@ class Sdk(Protocol):
         """Return all that the job has printed, of all nodes, lines marked with their node."""
         ...
 
-    def names(self) -> list[str]:
-        """Return the names of all clusters that SkyPilot has in its books."""
-        ...
-
 
 class SkySdk:
     """SkyPilot itself."""
@@ -185,12 +181,6 @@ class SkySdk:
         with _translated():
             sky.tail_logs(cluster, job_id=None, follow=False, output_stream=output)
         return output.getvalue().encode()
-
-    def names(self) -> list[str]:
-        """Return what SkyPilot knows without asking the clouds."""
-        sky = load_sky()
-        with _translated():
-            return [entry["name"] for entry in sky.get(sky.status())]
 
     def _begin_of_bill(self, cluster: str) -> float | None:
         """Return when SkyPilot asked for the nodes: `launched_at` of its status moves later."""
