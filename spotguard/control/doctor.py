@@ -18,6 +18,7 @@ from spotguard.control.doctor_store import try_store
 from spotguard.control.store_trial import MAX_SKEW_S, StoreTrial
 from spotguard.errors import SpotguardError
 from spotguard.spec.home import spotguard_home
+from spotguard.storage import open_store
 from spotguard.storage.whoami import who_am_i
 from spotguard.units import format_bytes, format_duration
 
@@ -199,8 +200,9 @@ def check_store(
     url: str, tell: Callable[[str], None] = lambda doing: None
 ) -> tuple[list[Check], StoreTrial | None]:
     """Find who we are to a store, what we may do there, how fast it is, and what its clock says."""
-    tell(f"looking for the credentials of {url}")
     try:
+        url = open_store(url).url  # which takes none with a login in it, before it is told
+        tell(f"looking for the credentials of {url}")
         identity = who_am_i(url)
         trial = try_store(url, tell=tell)
     except SpotguardError as problem:

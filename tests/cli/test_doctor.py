@@ -359,3 +359,12 @@ def test_doctor_prints_a_mark_for_each_finding_and_exits_with_3_when_needed(
     assert bad.code == 3
     assert "✗ store" in bad.out
     assert max(map(len, bad.out.splitlines())) <= 80
+
+
+def test_a_login_in_a_url_is_not_told() -> None:
+    """It is refused with the way out, and what was given is not repeated."""
+    told: list[str] = []
+    (check,), _ = doctor.check_store("s3://KEYID:hunter2@bucket/x", told.append)
+    assert check.status is Status.FAILED
+    assert "hunter2" not in f"{check}{told}"
+    assert "holds a login" in check.detail
