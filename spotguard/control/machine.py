@@ -36,6 +36,7 @@ from spotguard.control.actions import (
 from spotguard.control.allot import Policy, allot
 from spotguard.control.market import back_to_spot_due, offers_now, regrow_due
 from spotguard.control.record import Kind, place_key
+from spotguard.control.request import may_go_on_in_place
 from spotguard.control.verdict import judge, judge_nodes, words_of_patience
 from spotguard.errors import BudgetExhausted, DeadlineReached, EnvironmentFailure, JobFailed
 from spotguard.errors import NoCapacity as NoCapacityError
@@ -320,8 +321,9 @@ def _end_due(
     if limit.down_at is not None and now >= limit.down_at:
         return AskDown(limit.down_reason, "the nodes were taken down at the hard limit")
     if job is not None:
-        patience_s = _exit_patience_s(job.reason, policy)
-        if cluster.job_over or now - job.seen_at >= patience_s:
+        regroups = job.reason.retried and may_go_on_in_place(record, attempt)
+        left = cluster.job_over or (_all_left(attempt) and not regroups)
+        if left or now - job.seen_at >= _exit_patience_s(job.reason, policy, regroups=regroups):
             return AskDown(job.reason, job.message)
         return None
     if cluster.job_over:
@@ -337,11 +339,16 @@ def _end_due(
     return None
 
 
-def _exit_patience_s(reason: EndReason, policy: Policy) -> float:
+def _all_left(attempt: AttemptRecord) -> bool:
+    """Tell whether each node's end is known: SkyPilot says so ten seconds later."""
+    return {node.node for node in attempt.node_ends} >= set(attempt.cluster_nodes)
+
+
+def _exit_patience_s(reason: EndReason, policy: Policy, *, regroups: bool) -> float:
     """Return how long nodes may stay after the job reported its end."""
     if reason is EndReason.FINISHED:
         return policy.finish_patience_s
-    return policy.regroup_patience_s if reason.retried else policy.exit_patience_s
+    return policy.regroup_patience_s if regroups else policy.exit_patience_s
 
 
 def _go_on(

@@ -20,6 +20,16 @@ BUCKET_HEARTBEAT_S = 10.0
 """4 US cents a day and node; every second it would be 43 (S3's price of a PUT, 2026)."""
 
 
+_ENDS_WITH_ANY_NODE = frozenset({"slurm"})
+"""Where clusters come and go as a whole: Slurm ends SkyPilot's allocation with its first node."""
+
+
+def may_go_on_in_place(record: RunRecord, attempt: AttemptRecord) -> bool:
+    """Tell whether nodes that stay may begin the next attempt themselves when others leave."""
+    wanted = record.spec.get("in_place", True) and attempt.offer.infra not in _ENDS_WITH_ANY_NODE
+    return bool(wanted) and attempt.nodes > record.limits.nodes_min
+
+
 def cluster_name(run_id: str, attempt: int, refused: int = 0) -> str:
     """Return the name of an attempt's cluster; never reused, also not after so many refusals."""
     return f"{run_id}-{attempt}r{refused}" if refused else f"{run_id}-{attempt}"
@@ -63,7 +73,7 @@ def _job_env(record: RunRecord, attempt: AttemptRecord, spec: JobSpec) -> dict[s
         env.KEEP_LAST: _unless_default(spec, "keep_last"),
         env.HEARTBEAT_S: heartbeat_s(spec),
         env.SEED: spec.seed,
-        env.NODES_MIN: record.limits.nodes_min if spec.in_place else None,
+        env.NODES_MIN: record.limits.nodes_min if may_go_on_in_place(record, attempt) else None,
         env.BUDGET_STOP_AT: attempt.allotment.budget_stop_at,
         env.DEADLINE_STOP_AT: attempt.allotment.deadline_stop_at,
     }

@@ -28,7 +28,13 @@ def made(*lines: Line, limits: Limits | None = None) -> RunRecord:
 
 
 def intended(
-    at: float = 0.0, attempt: int = 1, *, nodes: int = 2, price: float | None = 1.0, **limit: Any
+    at: float = 0.0,
+    attempt: int = 1,
+    *,
+    nodes: int = 2,
+    price: float | None = 1.0,
+    infra: str = FAKE_OFFER.infra,
+    **limit: Any,
 ) -> Line:
     """An attempt is to be launched; `limit` are fields of its `Allotment`."""
     allotment = asdict(Allotment(**limit))
@@ -36,7 +42,7 @@ def intended(
     data = {
         "cluster": f"job-1-{attempt}",
         "nodes": nodes,
-        "offer": {**offer_to_json(FAKE_OFFER), "price_usd_per_h": price},
+        "offer": {**offer_to_json(FAKE_OFFER), "price_usd_per_h": price, "infra": infra},
         "allotment": allotment,
     }
     return ("launch_intended", at, attempt, data)

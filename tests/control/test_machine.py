@@ -54,6 +54,8 @@ def answer(
 
 
 ALIVE = (*launched(), training())
+ON_SLURM = (*launched(infra="slurm"), training())
+BOTH_LEFT = (node_ended(11.0, code=1), node_ended(11.0, node=1, code=1))
 DOWN = (*ALIVE, down_asked(10.0, "node_lost"))
 SENT = (*DOWN, ("down_sent", 11.0, 1))
 STOP = (*ALIVE, ("stop_asked", 10.0, 1, {"reason": "stopped"}))
@@ -119,6 +121,34 @@ CASES: dict[str, tuple[tuple[Line, ...], ClusterView, float, type[object], EndRe
         (*ALIVE, said(10.0, "preempted")),
         OVER,
         11.0,
+        AskDown,
+        EndReason.PREEMPTED,
+    ),
+    "preempted, all left by their own word, and may go on in place": (
+        (*ALIVE, said(10.0, "preempted"), *BOTH_LEFT),
+        UP,
+        29.0,
+        actions.Wait,
+        None,
+    ),
+    "preempted on Slurm, does not leave": (
+        (*ON_SLURM, said(10.0, "preempted")),
+        UP,
+        20.0,
+        AskDown,
+        EndReason.PREEMPTED,
+    ),
+    "preempted on Slurm, one left": (
+        (*ON_SLURM, said(10.0, "preempted"), BOTH_LEFT[0]),
+        UP,
+        19.0,
+        actions.Wait,
+        None,
+    ),
+    "preempted on Slurm, all left by their own word": (
+        (*ON_SLURM, said(10.0, "preempted"), *BOTH_LEFT),
+        UP,
+        12.0,
         AskDown,
         EndReason.PREEMPTED,
     ),

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from spotguard.control.request import BUCKET_HEARTBEAT_S, cluster_name, heartbeat_s
+from spotguard.control.record import Limits
+from spotguard.control.request import (
+    BUCKET_HEARTBEAT_S,
+    cluster_name,
+    heartbeat_s,
+    may_go_on_in_place,
+)
 from spotguard.spec.model import build_spec
+from tests.control.made import launched, made
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,6 +38,20 @@ def test_a_bucket_hears_less_often_unless_asked_to(
     script.write_text("")
     fields = {"name": "n", "script": str(script), "workdir": str(tmp_path), "store": store}
     assert heartbeat_s(build_spec({**fields, **given})) == expected
+
+
+@pytest.mark.parametrize(
+    ("infra", "nodes", "expected"),
+    [("aws", 2, True), ("kubernetes", 3, True), ("aws", 1, False), ("slurm", 2, False)],
+)
+def test_nodes_go_on_in_place_where_they_outlive_each_other(
+    infra: str, nodes: int, expected: bool
+) -> None:
+    """Slurm ends a cluster of SkyPilot's with its first node: to wait there is to pay for it."""
+    record = made(*launched(infra=infra, nodes=nodes), limits=Limits(nodes_min=1, nodes_max=3))
+    assert may_go_on_in_place(record, record.attempts[0]) is expected
+    unwanted = replace(record, spec={"in_place": False})
+    assert not may_go_on_in_place(unwanted, record.attempts[0])
 
 
 def test_a_clusters_name_is_not_used_again_after_a_refusal() -> None:
