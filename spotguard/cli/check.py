@@ -2,18 +2,24 @@
 
 # No postponed annotations: typer reads them, and ruff would move their imports away.
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spotguard.cli.common import JsonOption
+from spotguard.cli.common import JsonOption, YesOption
 from spotguard.cli.flags import takes_job_flags, with_variables
-from spotguard.cli.output import clean, console, note, print_json
+from spotguard.cli.output import clean, confirm, console, note, print_json
 from spotguard.cli.progress import QUIET_S
 from spotguard.cli.up import JobArguments, ScriptArgument
 from spotguard.errors import EnvironmentFailure, JobFailed
+
+if TYPE_CHECKING:
+    from spotguard.control.leftovers import Findings
+    from spotguard.control.orphans import Books
 
 
 @takes_job_flags(only=("nproc_per_node", "save_every", "env", "local.metadata", "local.speed_up"))
@@ -54,24 +60,55 @@ def doctor(
         typer.Argument(metavar="[STORE]", help="The store to try; default: the local one."),
     ] = None,
     *,
+    end_orphans: Annotated[
+        bool,
+        typer.Option("--end-orphans", help="End the clusters that nobody wants, after asking."),
+    ] = False,
+    yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check this machine and a store: what works, what is missing, how fast it is.
 
-    Tells how long an emergency save would take from here. What is written to try the store is
-    deleted again. Exits with 3 when something that is required does not work.
+    Tells how long an emergency save would take from here, and of clusters that cost money though
+    nobody wants them. What is written to try the store is deleted again. Exits with 3 when
+    something that is required does not work, or such a cluster is left.
     """
     from spotguard.cli.views.lists import doctor_screen
     from spotguard.control.doctor import examine
+    from spotguard.control.orphans import skypilot_books
 
-    with _telling() as tell:
-        report = examine(store, tell)
+    books = skypilot_books()
+    with _telling() as tell, _stdout_kept():
+        report = examine(store, tell, books)
+    if not as_json:
+        console().print(doctor_screen(report))
+    if end_orphans and books is not None and report.clusters.orphans:
+        report = replace(report, clusters=_ended(report.clusters, books, yes=yes))
     if as_json:
         print_json(report.to_json())
-    else:
-        console().print(doctor_screen(report))
     if not report.ok:
         raise typer.Exit(EnvironmentFailure.exit_code)
+
+
+def _ended(found: "Findings", books: "Books", *, yes: bool) -> "Findings":
+    from spotguard.control.orphans import end_orphans
+
+    if not yes:
+        training = sum(each.training_at_step is not None for each in found.orphans)
+        confirm(
+            f"{found.words()}. End them{f', though {training} of them train' if training else ''}?",
+            refused="nothing was ended",
+        )
+    with _telling() as tell, _stdout_kept():
+        ended = end_orphans(found, books, tell)
+    for each in filter(lambda each: each.is_orphan, ended.leftovers):
+        note(f"{each.cluster.name}: {'ended' if each.ended else each.problem}")
+    return ended
+
+
+def _stdout_kept() -> contextlib.AbstractContextManager[object]:
+    """Send to stderr what SkyPilot prints, such as that it starts its server: JSON stays JSON."""
+    return contextlib.redirect_stdout(sys.stderr)
 
 
 @contextlib.contextmanager

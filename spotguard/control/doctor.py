@@ -8,13 +8,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spotguard.control.doctor_store import try_store
+from spotguard.control.leftovers import Findings
+from spotguard.control.orphans import find_leftovers
 from spotguard.control.store_trial import MAX_SKEW_S, StoreTrial
 from spotguard.errors import SpotguardError
 from spotguard.spec.home import spotguard_home
@@ -24,6 +26,9 @@ from spotguard.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from spotguard.control.leftovers import Leftover
+    from spotguard.control.orphans import Books
 
 SCHEMA = 1
 NEEDED_FREE_BYTES = 500_000_000
@@ -77,11 +82,28 @@ class DoctorReport:
     checks: tuple[Check, ...]
     store: StoreTrial | None = None
     """What was measured of the store; None if it could not be tried."""
+    clusters: Findings = field(default_factory=Findings)
+    """What SkyPilot's books have of spotguard's."""
+
+    @property
+    def works(self) -> bool:
+        """True when nothing that is required failed."""
+        return all(check.status is not Status.FAILED for check in self.checks)
 
     @property
     def ok(self) -> bool:
-        """True when nothing that is required failed."""
-        return all(check.status is not Status.FAILED for check in self.checks)
+        """True when all that is required works, and no cluster costs money for nobody."""
+        return self.works and not self.clusters.orphans
+
+    @property
+    def verdict(self) -> str:
+        """All of it in one sentence."""
+        works, however = "all that is required works", "but"
+        if not self.works:
+            works, however = "something that is required does not work", "and"
+        if not self.clusters.orphans:
+            return works
+        return f"{works}, {however} {self.clusters.words()}: spotguard doctor --end-orphans"
 
     def to_json(self) -> dict[str, Any]:
         """Return the object of `doctor --json`."""
@@ -90,17 +112,26 @@ class DoctorReport:
             for c in self.checks
         ]
         store = self.store.to_json() if self.store else None
-        return {"schema": SCHEMA, "ok": self.ok, "checks": checks, "store": store}
+        return {
+            "schema": SCHEMA,
+            "ok": self.ok,
+            "checks": checks,
+            "store": store,
+            "clusters": self.clusters.to_json(),
+        }
 
 
 def examine(
-    store: str | None = None, tell: Callable[[str], None] = lambda doing: None
+    store: str | None = None,
+    tell: Callable[[str], None] = lambda doing: None,
+    books: Books | None = None,
 ) -> DoctorReport:
     """Return what works here and what does not; leaves nothing behind but spotguard's home.
 
     Args:
         store: the store to try; the default store of this machine unless given.
         tell: is told what is done now, before anything that can take seconds.
+        books: SkyPilot's, to look for clusters that nobody wants.
     """
     home = spotguard_home()
     tell("importing torch")
@@ -108,7 +139,12 @@ def examine(
     found, trial = check_store(store or str(home / "store"), tell)
     tell("looking at this machine's runs")
     checks += [*found, check_disk(home), *check_extras(), *check_runs()]
-    return DoctorReport(checks=tuple(checks), store=trial)
+    clusters = Findings()
+    if books is not None:
+        tell("asking SkyPilot for clusters that nobody wants")
+        clusters = find_leftovers(books)
+    checks += check_clusters(clusters)
+    return DoctorReport(checks=tuple(checks), store=trial, clusters=clusters)
 
 
 def check_python() -> Check:
@@ -299,6 +335,27 @@ def check_extras() -> Iterator[Check]:
             )
         else:
             yield Check(name=f"extra {extra}", status=Status.OK, detail=f"{package} {version}")
+
+
+def check_clusters(found: Findings) -> list[Check]:
+    """Tell of clusters that cost money and that no living controller looks after."""
+    if not found.asked:
+        return []
+    if found.problem:
+        hint = "clusters that nobody wants would not be found; try: sky status --refresh"
+        return [Check(name="clusters", status=Status.NOTED, detail=found.problem, hint=hint)]
+    if not found.leftovers:
+        detail = f"{found.wanted} of spotguard's at SkyPilot, none that nobody wants"
+        return [Check(name="clusters", status=Status.OK, detail=detail)]
+    return [_leftover(each) for each in found.leftovers]
+
+
+def _leftover(leftover: Leftover) -> Check:
+    ways = f"end it: {leftover.end_with}"
+    if leftover.keep_with:
+        ways += f"; go on with its run: {leftover.keep_with}"
+    name = "orphan" if leftover.is_orphan else "cluster"
+    return Check(name=name, status=Status.NOTED, detail=leftover.words(), hint=ways)
 
 
 def check_runs() -> list[Check]:

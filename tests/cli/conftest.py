@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+_OF_TERMINALS = ("FORCE_COLOR", "COLUMNS", "LINES")
+
+
 @dataclass(frozen=True)
 class Said:
     """What a command printed and returned."""
@@ -35,9 +38,10 @@ Cli = Callable[..., Said]
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Redirect spotguard's home, drop its variables, stand in an empty folder."""
     for name in list(os.environ):
-        if name.startswith("SPOTGUARD_") or name in ("FORCE_COLOR", "COLUMNS", "LINES"):
+        if name.startswith(("SPOTGUARD_", "SKYPILOT_")) or name in _OF_TERMINALS:
             monkeypatch.delenv(name)
     monkeypatch.setenv("SPOTGUARD_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("SKY_RUNTIME_DIR", str(tmp_path))  # a SkyPilot that was never used
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     return tmp_path / "home"

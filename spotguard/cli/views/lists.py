@@ -81,9 +81,7 @@ def doctor_screen(report: DoctorReport) -> RenderableType:
         if check.hint:
             said.append(f"\n{check.hint}", style="dim")
         grid.add_row(Text(check.status.mark, style=check.status.colour), check.name, said)
-    verdict = Text("all that is required works", style="green")
-    if not report.ok:
-        verdict = Text("something that is required does not work", style="red")
+    verdict = Text(report.verdict, style="green" if report.ok else "red")
     table = _saves_table(report.store.saves) if report.store else ()
     return Group(grid, Text(""), *table, verdict)
 

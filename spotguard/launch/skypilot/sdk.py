@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from spotguard.errors import LauncherFailure, NoCapacity
 from spotguard.launch.base import Unreachable
+from spotguard.launch.skypilot.books import our_clusters
 from spotguard.launch.skypilot.vendor import load_sky
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from spotguard.launch.skypilot.books import OurCluster
 
 _PROBLEM_CHARS = 600
 _HISTORY_DAYS = 30
@@ -181,6 +184,27 @@ class SkySdk:
         with _translated():
             sky.tail_logs(cluster, job_id=None, follow=False, output_stream=output)
         return output.getvalue().encode()
+
+    def ours(self, names: Sequence[str] | None = None, *, fresh: bool = False) -> list[OurCluster]:
+        """Return spotguard's clusters of this user, as SkyPilot last saw them.
+
+        Args:
+            names: of these clusters only.
+            fresh: ask the clouds anew, which takes seconds: what is gone is left out then.
+        """
+        sky = load_sky()
+        mode = sky.StatusRefreshMode.FORCE if fresh else sky.StatusRefreshMode.NONE
+        with _translated():
+            asked = None if names is None else list(names)
+            living = sky.get(sky.status(cluster_names=asked, refresh=mode))
+            bills = sky.get(sky.cost_report(days=_HISTORY_DAYS)) if living else []
+        return our_clusters(living, bills)
+
+    def end(self, cluster: str) -> None:
+        """Have a cluster terminated; return when SkyPilot says that it is."""
+        sky = load_sky()
+        with _translated():
+            sky.get(sky.down(cluster))
 
     def _begin_of_bill(self, cluster: str) -> float | None:
         """Return when SkyPilot asked for the nodes: `launched_at` of its status moves later."""

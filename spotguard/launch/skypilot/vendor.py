@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spotguard.errors import MissingExtra
@@ -27,3 +30,15 @@ def load_sky() -> ModuleType:
         ) from problem
     module: ModuleType = sky
     return module
+
+
+def in_use() -> bool:
+    """Return whether SkyPilot is installed and was ever used or set up here. Imports nothing.
+
+    Asking a SkyPilot that never was would start its API server, and tell nothing.
+    """
+    if find_spec("sky") is None:
+        return False
+    folder = Path(os.environ.get("SKY_RUNTIME_DIR", "~")).expanduser() / ".sky"
+    traces = (folder / "state.db", folder / "config.yaml")
+    return "SKYPILOT_API_SERVER_ENDPOINT" in os.environ or any(map(Path.exists, traces))

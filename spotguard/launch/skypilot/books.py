@@ -1,0 +1,112 @@
+"""SkyPilot's books: which of its clusters are spotguard's, whose run they serve, what they cost.
+
+SkyPilot keeps the task that made a cluster, and ours names the run, its store and the price in
+its variables. So a cluster tells whose it is without any file of this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spotguard.events import env, keys
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+@dataclass(frozen=True, kw_only=True)
+class OurCluster:
+    """A cluster of spotguard's that SkyPilot has in its books. None is unknown, never zero."""
+
+    name: str
+    run_id: str
+    store: str
+    """URL of the store; the run lives below it."""
+    place: str
+    """As a user writes it: `aws/us-east-1/us-east-1a`."""
+    instance_type: str | None
+    market: str | None
+    nodes: int
+    since: float
+    """Epoch seconds from which its nodes cost."""
+    price_usd_per_h: float | None
+    """Of one node, when it was launched."""
+    sky_usd: float | None
+    """What SkyPilot says that it has cost, at the prices of its catalogue."""
+    status: str
+    """SkyPilot's own word: `UP`, `INIT`, `STOPPED`."""
+
+
+def our_clusters(living: Iterable[Any], bills: Iterable[Mapping[str, Any]]) -> list[OurCluster]:
+    """Return spotguard's clusters among `sky.status()`, with what `sky.cost_report()` says of them.
+
+    A cluster counts as ours only if the task that made it says so and names this very cluster.
+    """
+    billed = {bill["name"]: bill for bill in bills}
+    found = (_read(status, billed.get(status["name"], {})) for status in living)
+    return [cluster for cluster in found if cluster is not None]
+
+
+def _read(status: Any, bill: Mapping[str, Any]) -> OurCluster | None:
+    name = status["name"]
+    told = _variables(status.get("last_creation_yaml"))
+    run_id = told.get(env.RUN_ID, "")
+    if told.get(env.CLUSTER) != name or not keys.RUN_ID_PATTERN.fullmatch(run_id):
+        return None
+    claim = _claim(told)
+    begun = bill.get("launched_at") or status["launched_at"]
+    return OurCluster(
+        name=name,
+        run_id=run_id,
+        store=told.get(env.STORE, ""),
+        place=_place(claim, status),
+        instance_type=_text(claim, "instance_type"),
+        market=_text(claim, "market"),
+        nodes=int(status["nodes"]),
+        since=max(float(begun), _amount(claim.get("intended_at")) or 0.0),
+        price_usd_per_h=_amount(claim.get("price_usd_per_h")),
+        sky_usd=_amount(bill.get("total_cost")) or None,  # SkyPilot takes unknown for zero
+        status=status["status"].value,
+    )
+
+
+def _variables(task: str | None) -> dict[str, str]:
+    """Return spotguard's variables in a task, and nothing else of it: the rest is the user's."""
+    if not task or env.CLUSTER not in task:
+        return {}
+    import yaml
+
+    try:
+        variables = yaml.safe_load(task)["envs"]
+        return {k: str(v) for k, v in variables.items() if k in env.JOB_VARIABLES}
+    except (yaml.YAMLError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def _claim(told: Mapping[str, str]) -> dict[str, Any]:
+    try:
+        claim = json.loads(told.get(env.CLAIM, ""))
+    except ValueError:
+        return {}
+    return claim if isinstance(claim, dict) else {}
+
+
+def _place(claim: Mapping[str, Any], status: Any) -> str:
+    parts = [_text(claim, name) for name in ("infra", "region", "zone")]
+    if parts[0] is None:
+        parts = [(status.get("cloud") or "unknown").lower(), status.get("region")]
+    return "/".join(part for part in parts if part)
+
+
+def _text(claim: Mapping[str, Any], name: str) -> str | None:
+    value = claim.get(name)
+    return value if isinstance(value, str) else None
+
+
+def _amount(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if math.isfinite(value) and value >= 0 else None
