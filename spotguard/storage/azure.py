@@ -20,16 +20,9 @@ from spotguard.storage.azure_access import connect, find_place, need_packages
 from spotguard.storage.azure_errors import problem_of
 from spotguard.storage.base import ObjectInfo
 from spotguard.storage.bucket import ALWAYS, Page, PartRules
+from spotguard.storage.connections import CONNECT_S, SILENCE_S
 from spotguard.storage.deadline import timeout_s
-from spotguard.storage.vendor_http import (
-    CONNECT_S,
-    SILENCE_S,
-    Incoming,
-    Outgoing,
-    PerProcess,
-    adapter,
-    be_quiet,
-)
+from spotguard.storage.vendor_http import Incoming, Outgoing, PerProcess, be_quiet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -275,6 +268,8 @@ class AzureBucket:
         }
         try:
             yield options
+        except StoreError as problem:  # of the login; the client hangs the server's words on it
+            raise problem from None
         except (AzureError, OSError, ValueError) as problem:
             raise problem_of(problem, self._named(key), condition, self._place) from None
 
@@ -289,11 +284,11 @@ def _connected(place: Place, login: TokenCredential | None) -> ContainerClient:
     import requests
     from azure.core.pipeline.transport import RequestsTransport
 
+    from spotguard.storage.vendor_pools import keep_to_deadline
+
     be_quiet("urllib3.connectionpool", logging.INFO)  # below, it tells URLs with their SAS
     be_quiet("azure", logging.ERROR)  # it tells a page for each request, and what servers say
-    session = requests.Session()
-    session.mount("https://", adapter())
-    session.mount("http://", adapter())
+    session = keep_to_deadline(requests.Session())
     return connect(
         place,
         login,

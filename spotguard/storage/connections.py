@@ -25,13 +25,13 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from spotguard.errors import StoreError, StoreUnavailable
 from spotguard.storage.buffers import cut
-from spotguard.storage.deadline import remaining_s, timeout_s
+from spotguard.storage.deadline import time_left_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-_CONNECT_S = 10.0
-_SILENCE_S = 60.0
+CONNECT_S = 10.0
+SILENCE_S = 60.0
 """How long nothing may move; servers of all three clouds answer or give up sooner."""
 _PIECE_BYTES = 4 << 20
 """Between two pieces the deadline is looked at; a line of 70 KB/s moves one within the time-out."""
@@ -114,7 +114,7 @@ class Connections:
                     return connection
                 connection.close()
         connection = _connection_to(self._server)
-        connection.timeout = _time_left(_CONNECT_S)
+        connection.timeout = time_left_s(CONNECT_S)
         connection.connect()
         return connection
 
@@ -146,7 +146,7 @@ def _exchange(
     into: Sequence[memoryview],
 ) -> tuple[Answer, bool]:
     """Return the answer, and whether the connection can take another request."""
-    connection.sock.settimeout(_time_left(_SILENCE_S))
+    connection.sock.settimeout(time_left_s(SILENCE_S))
     connection.putrequest(method, target, skip_accept_encoding=True)
     for name, value in headers.items():
         connection.putheader(name, value)
@@ -175,7 +175,7 @@ def _send(connection: http.client.HTTPConnection, body: Sequence[memoryview]) ->
     """Send the views; return False if the server stopped listening, for it may have said why."""
     try:
         for piece, _ in cut(body, _PIECE_BYTES):
-            connection.sock.settimeout(_time_left(_SILENCE_S))
+            connection.sock.settimeout(time_left_s(SILENCE_S))
             connection.send(piece)
     except (BrokenPipeError, ConnectionResetError):
         return False
@@ -213,7 +213,7 @@ class _Stream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        self._sock.settimeout(_time_left(_SILENCE_S))
+        self._sock.settimeout(time_left_s(SILENCE_S))
         return self._raw.readinto(buffer)
 
     def close(self) -> None:
@@ -221,20 +221,12 @@ class _Stream(io.RawIOBase):
         super().close()
 
 
-class _Response(http.client.HTTPResponse):
-    """An answer that is read from a `_Stream`."""
+class TimedResponse(http.client.HTTPResponse):
+    """An answer each wait for which ends at the caller's deadline, the one for its head too."""
 
     def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
         super().__init__(sock, *args, **options)
         self.fp = io.BufferedReader(_Stream(sock, self.fp.detach()))
-
-
-def _time_left(usual_s: float) -> float:
-    """Return how long to wait for the next byte; TimeoutError if the deadline has passed."""
-    left_s = remaining_s()
-    if left_s is not None and left_s <= 0:
-        raise TimeoutError
-    return timeout_s(usual_s)
 
 
 def _is_alive(connection: http.client.HTTPConnection) -> bool:
@@ -248,7 +240,7 @@ def _is_alive(connection: http.client.HTTPConnection) -> bool:
 
 def _connection_to(server: SplitResult) -> http.client.HTTPConnection:
     connection = _unopened(server)
-    connection.response_class = _Response
+    connection.response_class = TimedResponse
     return connection
 
 

@@ -48,3 +48,11 @@ def timeout_s(usual_s: float) -> float:
     """Return how long a request may take: as usual, but never past the deadline."""
     left_s = remaining_s()
     return usual_s if left_s is None else max(min(usual_s, left_s), _LEAST_TIMEOUT_S)
+
+
+def time_left_s(usual_s: float) -> float:
+    """Return how long to wait for the next bytes; TimeoutError if the deadline has passed."""
+    left_s = remaining_s()
+    if left_s is not None and left_s <= 0:
+        raise TimeoutError
+    return timeout_s(usual_s)

@@ -17,6 +17,7 @@ import importlib.util
 import logging
 import os
 import secrets
+import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
@@ -25,18 +26,11 @@ from spotguard.errors import MissingExtra, NotFound, StoreError, StoreUnavailabl
 from spotguard.storage.base import ObjectInfo
 from spotguard.storage.bucket import ALWAYS, Page, PartRules, Upload
 from spotguard.storage.checksums import crc32c_of
+from spotguard.storage.connections import CONNECT_S, SILENCE_S
 from spotguard.storage.deadline import timeout_s
 from spotguard.storage.gcs_errors import lost, problem_of
 from spotguard.storage.keys import RESERVED
-from spotguard.storage.vendor_http import (
-    CONNECT_S,
-    SILENCE_S,
-    Incoming,
-    Outgoing,
-    PerProcess,
-    adapter,
-    be_quiet,
-)
+from spotguard.storage.vendor_http import Incoming, Outgoing, PerProcess, be_quiet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -353,7 +347,10 @@ class GcsBucket:
         try:
             yield self._blob(key), options
         except (GoogleAPIError, GoogleAuthError, HTTPError, OSError, ValueError) as problem:
-            raise problem_of(problem, self._named(key), condition, self._place.bucket) from None
+            told = problem_of(problem, self._named(key), condition, self._place.bucket)
+            # Where there is no new token, the client leaves the refusal unread, connection and all.
+            traceback.clear_frames(problem.__traceback__)
+            raise told from None
 
     def _blob(self, key: str) -> Any:
         return self._link().bucket.blob(self._place.prefix + key, kms_key_name=self._kms_key)
@@ -377,6 +374,8 @@ def _connected(place: Place, credentials: Credentials | None) -> _Link:
     from google.auth.transport.requests import AuthorizedSession
     from google.cloud.storage import Client
 
+    from spotguard.storage.vendor_pools import keep_to_deadline
+
     be_quiet("urllib3.connectionpool", logging.INFO)  # below, it tells URLs that need no login
     # Else the client asks, in a thread of its own, what the bucket is, to name it in traces.
     os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
@@ -385,8 +384,7 @@ def _connected(place: Place, credentials: Credentials | None) -> _Link:
     elif credentials is None:
         credentials, _project = google.auth.default(scopes=[_SCOPE])
     session: Any = AuthorizedSession(credentials, refresh_timeout=SILENCE_S)  # type: ignore[no-untyped-call]
-    session.mount("https://", adapter())
-    session.mount("http://", adapter())
+    keep_to_deadline(session)
     session.configure_mtls_channel()
     client = Client(
         project=None,

@@ -81,8 +81,9 @@ def _refusal(
         return NotFound(f"there is no {name}")
     if status == 416:
         return StoreError(f"{name} ends before what was asked for")
-    damaged = status == 400 and "crc32c" in message.lower()
-    if status in (408, 429) or status >= 500 or reason in _PASSING or damaged:
+    if status == 400 and "crc32c" in message.lower():
+        return StoreUnavailable(f"the bytes of {name} were damaged on their way")
+    if status in (408, 429) or status >= 500 or reason in _PASSING:
         return StoreUnavailable(said)
     permission = re.search(r"\bstorage\.[a-z]+\.[a-zA-Z]+\b", message)
     said += f" (missing {permission[0]})" if status == 403 and permission else ""

@@ -43,8 +43,6 @@ _MB = 1 << 20
 _WRITER = "spotguard-writer"
 _COLDEST: Literal["DEEP_ARCHIVE"] = "DEEP_ARCHIVE"
 _ARCHIVES = ("GLACIER", "DEEP_ARCHIVE")
-_MAX_COPY_BYTES = 5 << 30
-"""More than this is copied in parts (docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject)."""
 _SETTINGS = ("endpoint", "region")
 
 
@@ -198,8 +196,10 @@ class S3Bucket:
             raise NotFound(f"there is no {self.url}/{key}")
         if found.archived:
             return  # it cannot be copied, should the answer to an earlier try have been lost
-        if found.size_bytes > _MAX_COPY_BYTES:
-            self._archive_in_parts(key, found.size_bytes)
+        # One request copies as much as a part may hold, 5 GiB:
+        # docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject
+        if found.size_bytes > self.part_rules.max_bytes:
+            self._archive_in_parts(found)
             return
         with self._translated("s3:PutObject", key):
             self._client.copy_object(
@@ -210,31 +210,38 @@ class S3Bucket:
                 **_encryption(),
             )
 
-    def _archive_in_parts(self, key: str, size_bytes: int) -> None:
+    def _archive_in_parts(self, found: ObjectInfo) -> None:
+        key, same = found.key, f'"{found.etag}"'  # what was replaced or pruned since stays so
         writer = self.writer_of(key) or ""
         upload_id = self._begin(key, Metadata={_WRITER: writer}, StorageClass=_COLDEST)
         try:
             parts = [
-                self._copy_part(key, upload_id, number, start, size_bytes)
-                for number, start in enumerate(range(0, size_bytes, _MAX_COPY_BYTES), 1)
+                self._copy_part(key, upload_id, number, piece, CopySourceIfMatch=same)
+                for number, piece in enumerate(self._pieces(found.size_bytes), 1)
             ]
-            self._finish(key, upload_id, parts)
+            self._finish(key, upload_id, parts, IfMatch=same)
         except BaseException:
             with contextlib.suppress(StoreError):
                 self.abort(key, upload_id)
             raise
 
+    def _pieces(self, size_bytes: int) -> list[str]:
+        """Return the ranges, first and last byte of each, that are copied by one request."""
+        most = self.part_rules.max_bytes
+        starts = range(0, size_bytes, most)
+        return [f"bytes={start}-{min(start + most, size_bytes) - 1}" for start in starts]
+
     def _copy_part(
-        self, key: str, upload_id: str, number: int, start: int, size_bytes: int
+        self, key: str, upload_id: str, number: int, piece: str, **only_if: Any
     ) -> dict[str, Any]:
-        last = min(start + _MAX_COPY_BYTES, size_bytes) - 1
         with self._translated("s3:PutObject", key):
             answer = self._client.upload_part_copy(
                 **self._at(key),
                 UploadId=upload_id,
                 PartNumber=number,
                 CopySource=self._at(key),
-                CopySourceRange=f"bytes={start}-{last}",
+                CopySourceRange=piece,
+                **only_if,
             )["CopyPartResult"]
         told = {name: answer.get(name) for name in ("ETag", "ChecksumCRC32C")}
         return {"PartNumber": number, **{name: value for name, value in told.items() if value}}

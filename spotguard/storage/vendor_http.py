@@ -1,4 +1,4 @@
-"""What the vendors' clients are given: the caller's memory as a body, connections, a time limit.
+"""What the vendors' clients are given: the caller's memory as a body, a client for each process.
 
 Both are built on `requests`, which sends whatever is sized and iterable piece by piece, from where
 it is, and hands on what arrives in pieces too.
@@ -14,21 +14,14 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from spotguard.errors import StoreError, StoreUnavailable
 from spotguard.storage.buffers import cut
-from spotguard.storage.deadline import remaining_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from requests.adapters import HTTPAdapter
-
 Client = TypeVar("Client")
 
-CONNECT_S = 10.0
-SILENCE_S = 60.0
-"""How long nothing may move; the servers answer or give up sooner."""
 _PIECE_BYTES = 256 << 10
-"""What has to move within a time-out; between two of them the deadline is looked at."""
-_CONNECTIONS = 32
+"""What has to move within a time-out; before each the deadline is looked at."""
 
 
 class Outgoing:
@@ -42,7 +35,6 @@ class Outgoing:
 
     def __iter__(self) -> Iterator[memoryview]:
         for piece, _ in cut(self._views, _PIECE_BYTES):
-            _keep_to_deadline()
             yield piece
 
 
@@ -55,7 +47,6 @@ class Incoming:
 
     def write(self, content: bytes) -> int:
         """Put `content` where the last write ended; ValueError if there is no room left."""
-        _keep_to_deadline()
         if len(content) > self.missing_bytes:
             raise ValueError("more bytes arrived than were asked for")
         new = memoryview(content)
@@ -86,13 +77,6 @@ class PerProcess(Generic[Client]):
     def pop(self) -> Client | None:
         """Return this process's client if there is one; the next use makes another."""
         return self._made.pop(os.getpid(), None)
-
-
-def adapter() -> HTTPAdapter:
-    """Return connections for all threads of a store; the usual ten would be opened anew."""
-    from requests.adapters import HTTPAdapter
-
-    return HTTPAdapter(pool_maxsize=_CONNECTIONS)
 
 
 def be_quiet(name: str, level: int) -> None:
@@ -134,9 +118,3 @@ def _causes(problem: BaseException | None) -> Iterator[BaseException]:
         kept = (getattr(problem, "inner_exception", None), getattr(problem, "reason", None))
         inner = (each for each in kept if isinstance(each, BaseException))
         problem = next(inner, None) or problem.__cause__ or problem.__context__
-
-
-def _keep_to_deadline() -> None:
-    left_s = remaining_s()
-    if left_s is not None and left_s <= 0:
-        raise TimeoutError

@@ -1,4 +1,4 @@
-"""Death, and the network's worst, at every request of whole saves to S3 and Azure.
+"""Death, and the network's worst, at every request of whole saves to S3, Azure and Google.
 
 The state is large enough to go up in parts. Saves of all kinds, claims and pruning are lived
 through again and again, each time with another request being the last, or the one that fails.
@@ -15,10 +15,12 @@ import pytest
 import torch
 
 from spotguard.checkpoint.lineage import latest_valid
-from spotguard.checkpoint.manifest import check_shards_intact
-from spotguard.errors import SpotguardError
+from spotguard.checkpoint.manifest import check_shards_intact, commit
+from spotguard.errors import AlreadyExists, SpotguardError
+from spotguard.events import keys
 from spotguard.testing import FakeClock
 from spotguard.testing.stores import SimulatedCrash
+from tests.checkpoint.savings import make_manifest
 from tests.runtime import deaths
 from tests.storage import fault_proxy as faults
 from tests.storage.lanes import be_impatient
@@ -175,3 +177,16 @@ def live_as_long_as_it_goes(lane: Lane, told: list[int]) -> None:
     """Live an attempt on a store that gives up soon."""
     with contextlib.suppress(SpotguardError):
         deaths.live(lane.store(clock=FakeClock(), patience_s=1.0), tell=told.append)
+
+
+def test_of_two_commits_the_first_stays(lane: Lane) -> None:
+    """A step that two writers commit is the first one's, also when its answer was lost."""
+    store = quick(lane)
+    first, second = (make_manifest(created_at=at) for at in (1.0, 2.0))
+    lane.proxy.on(faults.lose_answer(), path="manifest")
+    commit(store, first)
+    with pytest.raises(AlreadyExists):
+        commit(quick(lane), second)
+
+    assert store.get(keys.manifest(first.prefix)) == first.to_json()
+    assert lane.proxy.struck == 1

@@ -100,7 +100,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         size_bytes = rest = int(headers.get("content-length", 0))
         scratch = memoryview(bytearray(1 << 16))
         while rest:
-            rest -= self.rfile.readinto(scratch[:rest])
+            count = self.rfile.readinto(scratch[:rest])
+            if not count:  # the client has gone
+                self.close_connection = True
+                return
+            rest -= count
         canned.heard.append(Heard(self.command, self.path, headers, size_bytes))
         reply = canned.next_reply()
         self.send_response_only(reply.status)

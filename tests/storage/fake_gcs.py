@@ -18,7 +18,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from crc32c import crc32c
 
@@ -106,9 +106,14 @@ class FakeGcs:
         self._server.server_close()
 
     @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._server.server_address[1])
+
+    @property
     def endpoint(self) -> str:
         """What STORAGE_EMULATOR_HOST shall be."""
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        return f"http://127.0.0.1:{self.port}"
 
     def answer(self, asked: Asked) -> tuple[int, dict[str, str], bytes]:
         """Return status, headers and body."""
@@ -148,9 +153,12 @@ class FakeGcs:
 
     def _insert(self, asked: Asked) -> tuple[int, dict[str, str], bytes]:
         if asked.query["uploadType"] == "resumable":
-            upload_id = f"session-{len(self._sessions)}"
-            self._sessions[upload_id] = asked
-            where = f"{self.endpoint}{asked.path}?uploadType=resumable&upload_id={upload_id}"
+            name = json.loads(asked.body)["name"]
+            upload_id = quote(f"session-{len(self._sessions)}-of-{name}", safe="")
+            self._sessions[unquote(upload_id)] = asked
+            # By the name that the client knows it by: it may be reached through a proxy.
+            host = f"http://{asked.headers['host']}"
+            where = f"{host}{asked.path}?uploadType=resumable&upload_id={upload_id}"
             return 200, {"Location": where}, b""
         return self._proven(asked, *_related(asked))
 

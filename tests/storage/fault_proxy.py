@@ -18,12 +18,14 @@ import struct
 import threading
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from crc32c import crc32c
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
+    from io import BufferedReader
     from types import TracebackType
 
 _LINGER_NOT = struct.pack("ii", 1, 0)
@@ -61,7 +63,7 @@ class Exchange:
         upstream = http.client.HTTPConnection("127.0.0.1", self._handler.server.upstream_port)
         with contextlib.closing(upstream):
             upstream.putrequest(self.method, self.target, skip_host=True, skip_accept_encoding=True)
-            for name, value in self._handler.headers.items():
+            for name, value in self.headers.items():
                 upstream.putheader(name, value)
             upstream.endheaders(body)
             said = upstream.getresponse()
@@ -227,21 +229,26 @@ def trickle(bytes_per_s: float) -> Fault:
 def damage_request() -> Fault:
     """Flip a bit of a body that has a checksum; the server proves it as S3 does.
 
-    moto believes any, so the proxy looks at those of S3 in its place; azurite does itself, but
-    for lists of blocks.
+    moto believes any, so the proxy looks at those of S3 in its place. Azurite does itself, but for
+    lists of blocks, and the fake of Google's.
     """
 
     def act(exchange: Exchange) -> None:
-        if "comp=blocklist" in exchange.target:
-            exchange.pass_on()
-        elif "content-md5" in exchange.headers:
-            exchange.answer(exchange.forward(_flipped(exchange.receive())))
-        elif "x-amz-checksum-crc32c" not in exchange.headers:
-            exchange.pass_on()
-        else:
+        if "x-amz-checksum-crc32c" in exchange.headers:
             exchange.answer(_refused_by_s3(exchange))
+        elif _is_proven(exchange):
+            exchange.answer(exchange.forward(_flipped(exchange.receive())))
+        else:
+            exchange.pass_on()
 
     return act
+
+
+def _is_proven(exchange: Exchange) -> bool:
+    if "content-md5" in exchange.headers:
+        return "comp=blocklist" not in exchange.target
+    google = ("uploadType=multipart", "upload_id=")
+    return any(word in exchange.target for word in google)
 
 
 def _refused_by_s3(exchange: Exchange) -> Answer:
@@ -273,9 +280,9 @@ class _Rule:
     times: int | None
     seen: int = 0
 
-    def due(self, method: str, target: str) -> bool:
+    def due(self, method: str, about: str) -> bool:
         """Count the request if it matches; return whether it is this one."""
-        if self.method not in ("", method) or self.path not in target:
+        if self.method not in ("", method) or self.path not in about:
             return False
         self.seen += 1
         return self.seen >= self.nth and (self.times is None or self.seen < self.nth + self.times)
@@ -284,7 +291,7 @@ class _Rule:
 class FaultProxy:
     """A proxy on loopback for the server at `upstream_port`. Thread-safe."""
 
-    def __init__(self, upstream_port: int) -> None:
+    def __init__(self, upstream_port: int, *, tls: ssl.SSLContext | None = None) -> None:
         self.heard: list[str] = []
         """Method and target of each request, in the order they came."""
         self.struck = 0
@@ -293,6 +300,11 @@ class FaultProxy:
         self._lock = threading.Lock()
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.upstream_port = upstream_port
+        self._scheme = "https" if tls else "http"
+        if tls:
+            self._server.socket = tls.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
         self._server.proxy = self
         self._server.over = threading.Event()
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
@@ -318,9 +330,14 @@ class FaultProxy:
         return int(self._server.server_address[1])
 
     @property
+    def upstream_port(self) -> int:
+        """Where the server behind it listens."""
+        return self._server.upstream_port
+
+    @property
     def endpoint(self) -> str:
         """Where it listens, as a URL."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self._scheme}://127.0.0.1:{self.port}"
 
     def on(
         self,
@@ -342,11 +359,12 @@ class FaultProxy:
             self._rules.clear()
         return self
 
-    def fault_for(self, method: str, target: str) -> Fault:
+    def fault_for(self, method: str, target: str, beginning: str) -> Fault:
         """Note the request; return what is to be done with it."""
+        about = f"{target} {beginning}"
         with self._lock:
             self.heard.append(f"{method} {target}")
-            due = [rule.fault for rule in self._rules if rule.due(method, target)]
+            due = [rule.fault for rule in self._rules if rule.due(method, about)]
             self.struck += bool(due)
         return due[0] if due else Exchange.pass_on
 
@@ -371,9 +389,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """Keep quiet."""
 
+    def _beginning(self) -> str:
+        """Return how the body of a POST begins: there Google's client names the object."""
+        size_bytes = int(self.headers.get("content-length", 0))
+        if self.command != "POST" or not size_bytes:
+            return ""
+        begins = cast("BufferedReader", self.rfile).peek()
+        return begins[:size_bytes].decode("latin-1")
+
     def _serve(self) -> None:
-        fault = self.server.proxy.fault_for(self.command, self.path)
         try:
+            fault = self.server.proxy.fault_for(self.command, self.path, self._beginning())
             fault(Exchange(self))
         except (OSError, http.client.HTTPException):  # one of the two sides has gone
             self.close_connection = True
@@ -387,5 +413,7 @@ def _beginning(said: Answer, share: float) -> Answer:
 
 
 def _flipped(body: bytes) -> bytes:
-    middle = len(body) // 2
-    return body[:middle] + bytes([body[middle] ^ 1]) + body[middle + 1 :] if body else body
+    """Flip a bit in the middle; of several parts, at the end of the last one."""
+    border = body.rfind(b"\r\n--") if body.startswith(b"--") else -1
+    at = len(body) // 2 if border < 0 else border - 1
+    return body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :] if body else body

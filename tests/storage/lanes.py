@@ -1,8 +1,8 @@
-"""Buckets on emulators, each reached through a proxy that can fail, and new for each test."""
+"""Buckets on emulators or a fake, each reached through a proxy that can fail, new for each test."""
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 import os
 import secrets
 from dataclasses import dataclass, field
@@ -13,18 +13,19 @@ import requests
 
 from spotguard.storage.bucket import PartRules
 from spotguard.storage.remote import RemoteStore
+from tests.storage.fake_gcs import FakeGcs
 from tests.storage.fault_proxy import FaultProxy
-from tests.storage.servers import CannotRun, moto_server
+from tests.storage.servers import CannotRun, Server, moto_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from spotguard.storage.bucket import Bucket
     from spotguard.units import Clock
-    from tests.storage.servers import Server
 
 SMALL_PARTS = PartRules(min_bytes=1 << 16, max_bytes=1 << 20, max_parts=10_000)
 """With these a state of a few MB goes up in parts; `moto_small_parts` takes them."""
+SCHEMES = {"s3": "s3", "azure": "az", "gcs": "gs"}
 _FOREIGN = ("AWS_", "AZURE_STORAGE_", "STORAGE_EMULATOR_HOST", "GOOGLE_", "SPOTGUARD_S3_")
 
 
@@ -73,22 +74,30 @@ def moto_small_parts() -> Iterator[Server]:
     starting.__exit__(None, None, None)
 
 
-@pytest.fixture(params=["s3", "azure"])
+@pytest.fixture(params=["s3", "azure", "gcs"])
 def lane(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lane]:
-    """Return a way to an empty place in S3 by moto, and one in Azure by azurite."""
+    """Return a way to an empty place in S3 by moto, Azure by azurite, or Google's by our fake."""
     forget_accounts(monkeypatch)
-    name = "moto_small_parts" if request.param == "s3" else "azurite"
-    server: Server = request.getfixturevalue(name)
-    with FaultProxy(server.port) as proxy:
+    container = f"box-{secrets.token_hex(8)}"
+    with _server(request, container) as server, FaultProxy(server.port) as proxy:
         for variable, value in server.env.items():
             monkeypatch.setenv(variable, value.replace(server.endpoint, proxy.endpoint))
-        container = f"box-{secrets.token_hex(8)}"
-        make_container(request.param, container)
-        scheme = "s3" if request.param == "s3" else "az"
-        lane = Lane(request.param, f"{scheme}://{container}/some/runs", proxy)
+        if request.param != "gcs":
+            make_container(request.param, container)
+        lane = Lane(request.param, f"{SCHEMES[request.param]}://{container}/some/runs", proxy)
         yield lane
         for bucket in lane.opened:
             close(bucket)
+
+
+@contextlib.contextmanager
+def _server(request: pytest.FixtureRequest, container: str) -> Iterator[Server]:
+    if request.param == "gcs":
+        with FakeGcs(container) as fake:
+            env = {"STORAGE_EMULATOR_HOST": fake.endpoint}
+            yield Server(port=fake.port, pid=os.getpid(), env=env)
+    else:
+        yield request.getfixturevalue("moto_small_parts" if request.param == "s3" else "azurite")
 
 
 def open_bucket(url: str) -> Bucket:
@@ -115,11 +124,8 @@ def close(bucket: Bucket) -> None:
 
 def be_impatient(monkeypatch: pytest.MonkeyPatch, silence_s: float) -> None:
     """Let a server that says nothing be given up after so long, by every kind of bucket."""
-    for module in ("connections", "azure", "gcs"):
-        found = importlib.import_module(f"spotguard.storage.{module}")
-        for name in ("SILENCE_S", "_SILENCE_S"):
-            if hasattr(found, name):
-                monkeypatch.setattr(found, name, silence_s)
+    for module in ("connections", "vendor_pools", "azure", "gcs"):
+        monkeypatch.setattr(f"spotguard.storage.{module}.SILENCE_S", silence_s)
 
 
 def forget_accounts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,6 +108,7 @@ def assert_unsaid(secrets: list[str], told: str) -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.parametrize("lane", ["s3", "azure"], indirect=True)
 def test_a_run_keeps_no_secret(
     lane: Lane, planted: list[str], told: io.StringIO, tmp_path: Path
 ) -> None:
@@ -142,6 +143,7 @@ PLANTED_ID = PLANTED["AWS_SECRET_ACCESS_KEY"]
 
 
 @pytest.mark.e2e
+@pytest.mark.parametrize("lane", ["s3", "azure"], indirect=True)
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 500, 503])
 def test_a_server_that_repeats_secrets_is_not_repeated(
     lane: Lane, planted: list[str], told: io.StringIO, status: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import requests
@@ -14,7 +14,12 @@ from spotguard.errors import StoreError, StoreUnavailable
 from spotguard.net import free_port
 from spotguard.storage.deadline import give_up_after
 from spotguard.storage.vendor_http import Incoming, Outgoing, PerProcess, broken
-from tests.storage.canned import Canned
+from spotguard.storage.vendor_pools import keep_to_deadline
+from spotguard.testing import FakeClock
+from tests.storage.canned import Canned, Reply
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def test_a_body_can_be_sent_twice() -> None:
@@ -50,13 +55,47 @@ def test_what_arrives_fills_the_views_in_order() -> None:
         incoming.write(b"9a")
 
 
-def test_nothing_moves_after_the_deadline() -> None:
-    """Both ways, the next piece is refused once the caller's time is up."""
-    with give_up_after(-1.0):
-        with pytest.raises(TimeoutError):
-            next(iter(Outgoing([memoryview(b"1")])))
-        with pytest.raises(TimeoutError):
-            Incoming([memoryview(bytearray(1))]).write(b"1")
+def test_nothing_is_sent_after_the_deadline() -> None:
+    """Once the caller's time is up, the rest of a body stays here."""
+    clock = FakeClock()
+
+    def body() -> Iterator[bytes]:
+        yield b"first"
+        clock.advance(6.0)
+        yield b"second"
+
+    with (
+        Canned() as server,
+        keep_to_deadline(requests.Session()) as session,
+        give_up_after(5.0, clock),
+        pytest.raises(requests.ConnectionError, match="TimeoutError"),
+    ):
+        session.put(server.endpoint, data=body(), headers={"Content-Length": "11"}, timeout=10)
+
+
+def test_nothing_is_received_after_the_deadline() -> None:
+    """What has not arrived when the caller's time is up is not waited for."""
+    clock = FakeClock()
+    with (
+        Canned(Reply(body=bytes(1 << 20))) as server,
+        keep_to_deadline(requests.Session()) as session,
+        give_up_after(5.0, clock),
+        session.get(server.endpoint, stream=True, timeout=10) as answer,
+    ):
+        clock.advance(6.0)
+        with pytest.raises(requests.ConnectionError, match="timed out"):
+            answer.content  # noqa: B018 - it is read by being looked at
+
+
+def test_proxies_are_timed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a company's proxy the same holds: after the deadline, it is not asked either."""
+    with Canned() as proxy, keep_to_deadline(requests.Session()) as session:
+        monkeypatch.setenv("HTTPS_PROXY", proxy.endpoint)
+        with (
+            give_up_after(-1.0),
+            pytest.raises(requests.RequestException, match=r"TimeoutError|timed out"),
+        ):
+            session.get("https://account.invalid", timeout=10)
 
 
 def test_a_forked_child_makes_a_client_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
