@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import os
 import re
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED = re.compile(r"(?!SKYPILOT_DOCKER_)(?:SKYPILOT|SKY|JOB|SPOTGUARD)_")
 _EXTRAS = {"s3": "[aws]", "gs": "[gcp]", "az": "[azure]"}
 _PLACE_KEYS = ("infra", "use_spot", "instance_type", "accelerators", "any_of", "ordered")
+_FIRST_PORT, _PORTS = 20_000, 10_000
+"""Below those that Linux gives to outgoing connections."""
 _WHEELS = "~/.spotguard/wheels"
 
 
@@ -159,6 +162,11 @@ def _candidate(offer: Offer, machine: Machine) -> dict[str, Any]:
 # ---------------------------------------------------------------- variables
 
 
+def rendezvous_port(cluster: str) -> int:
+    """Return the port at which the ranks of a cluster meet: on Slurm, two may share a machine."""
+    return _FIRST_PORT + zlib.crc32(cluster.encode()) % _PORTS
+
+
 def _variables(request: LaunchRequest, machine: Machine, wheel: Path | None) -> dict[str, str]:
     lifetime_s = request.max_lifetime_s
     requirements = () if machine.requirements_file else machine.requirements
@@ -168,6 +176,7 @@ def _variables(request: LaunchRequest, machine: Machine, wheel: Path | None) -> 
         "JOB_SCRIPT": _below("script", request.script, request.workdir),
         "JOB_ARGS": _packed(request.args, "\0"),
         "JOB_NPROC_PER_NODE": str(request.nproc_per_node),
+        "JOB_PORT": str(rendezvous_port(request.cluster)),
         "JOB_LIFETIME_S": "0" if lifetime_s is None else str(max(1, int(lifetime_s))),
         "JOB_SETUP": _packed(machine.setup, "\n"),
         "JOB_REQUIREMENTS": _packed(requirements, "\n"),

@@ -13,7 +13,7 @@ from spotguard.errors import SpecError
 from spotguard.events import env
 from spotguard.events.states import Market
 from spotguard.launch.base import Offer
-from spotguard.launch.taskyaml import Machine, as_text, secrets_hidden, task_yaml
+from spotguard.launch.taskyaml import Machine, as_text, rendezvous_port, secrets_hidden, task_yaml
 from spotguard.spec.templates import load_template
 from tests.launch.task_cases import CASES, GOLDEN, golden_tasks, request_for, task_of
 
@@ -164,6 +164,14 @@ def test_the_lifetime_is_a_deadman_on_the_node() -> None:
     assert task(max_lifetime_s=3600.7)["envs"]["JOB_LIFETIME_S"] == "3600"
     assert task(max_lifetime_s=0.2)["envs"]["JOB_LIFETIME_S"] == "1"
     assert task()["envs"]["JOB_LIFETIME_S"] == "0"
+
+
+def test_two_clusters_on_one_machine_meet_at_different_ports() -> None:
+    """On Slurm, attempts of two runs may share a node: the same port would fail the second."""
+    ports = {rendezvous_port(f"job-{number}") for number in range(20)}
+    assert len(ports) == 20
+    assert all(1024 < port < 32_768 for port in ports)
+    assert task()["envs"]["JOB_PORT"] == str(rendezvous_port(task()["envs"]["SPOTGUARD_CLUSTER"]))
 
 
 def test_a_template_is_not_changed() -> None:

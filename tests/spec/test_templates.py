@@ -99,15 +99,19 @@ def test_templates_are_found_in_a_wheel(tmp_path: Path, monkeypatch: pytest.Monk
     assert load_template("aws")["resources"]["infra"] == "aws"
 
 
-def _run(tmp_path: Path, **environ: str) -> list[str]:
+def _run(tmp_path: Path, *, set_up_at: float | None = None, **environ: str) -> list[str]:
     """Run the templates' run block as SkyPilot would; return what python was called with."""
     task: dict[str, Any] = load_template("base")
     envs = {**task["envs"], "SPOTGUARD_CLUSTER": f"test-{tmp_path.name}"}
     place = Path(f"/tmp/spotguard-{os.getuid()}") / envs["SPOTGUARD_CLUSTER"]
     python = place / "venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
-    python.write_text('#!/bin/sh\nprintf "%s\\0" "$SPOTGUARD_NODE $SPOTGUARD_METADATA" "$@"\n')
+    told = "$SPOTGUARD_NODE $SPOTGUARD_METADATA${SPOTGUARD_NODE_UP_AT+ up at $SPOTGUARD_NODE_UP_AT}"
+    python.write_text(f'#!/bin/sh\nprintf "%s\\0" "{told}" "$@"\n')
     python.chmod(0o755)
+    if set_up_at is not None:
+        (place / "setup.sh").touch()
+        os.utime(place / "setup.sh", (set_up_at, set_up_at))
     node = {
         "PATH": os.environ["PATH"],
         "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2",
@@ -151,6 +155,11 @@ def test_arguments_reach_the_script_as_they_are(tmp_path: Path) -> None:
 def test_skypilot_says_whose_notices_count(tmp_path: Path, info: str, cloud: str) -> None:
     """A task with candidates on several clouds listens to the one that it came to lie on."""
     assert _run(tmp_path, SKYPILOT_CLUSTER_INFO=info)[0] == f"1 {cloud}"
+
+
+def test_the_job_is_told_since_when_the_node_is_up(tmp_path: Path) -> None:
+    """From the beginning of its set-up: what recoveries count as provisioned."""
+    assert _run(tmp_path, set_up_at=1234.5)[0] == "1 detect up at 1234.500000000"
 
 
 @pytest.mark.parametrize(
