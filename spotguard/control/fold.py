@@ -11,6 +11,7 @@ from spotguard.control.record import (
     JOB_PREFIX,
     Allotment,
     AttemptRecord,
+    Course,
     Kind,
     Limits,
     RunRecord,
@@ -96,7 +97,7 @@ def _created(entry: Entry) -> RunRecord:
 
 
 def _intended(record: RunRecord, entry: Entry) -> RunRecord:
-    data = entry.data
+    data, before = entry.data, record.attempts
     allotment = dict(data["allotment"])
     allotment["down_reason"] = EndReason(allotment["down_reason"])
     attempt = AttemptRecord(
@@ -107,9 +108,13 @@ def _intended(record: RunRecord, entry: Entry) -> RunRecord:
         intended_at=entry.at,
         allotment=Allotment(**allotment),
         members=tuple(data["members"]) if data.get("members") else None,
+        course=Course(
+            waiting_since=record.waiting_since,
+            after_resume=bool(before) and before[-1].number == record.resumed_after,
+        ),
     )
     return replace(
-        record, attempts=(*record.attempts, attempt), next_number=attempt.number + 1, retry_at=None
+        record, attempts=(*before, attempt), next_number=attempt.number + 1, retry_at=None
     )
 
 

@@ -62,6 +62,13 @@ def progress_of(data: dict[str, Any], at: float) -> Progress | None:
     )
 
 
+def _end_seen(attempt: AttemptRecord, at: float) -> AttemptRecord:
+    """Note that the controller knows of its end; the first time counts."""
+    if attempt.course.end_seen_at is not None:
+        return attempt
+    return replace(attempt, course=replace(attempt.course, end_seen_at=at))
+
+
 def _node_ended(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
     data = entry.data
     node = NodeEnded(
@@ -71,7 +78,7 @@ def _node_ended(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
         exit_code=data["exit_code"],
         detail=data["detail"],
     )
-    return replace(attempt, node_ends=(*attempt.node_ends, node))
+    return _end_seen(replace(attempt, node_ends=(*attempt.node_ends, node)), entry.at)
 
 
 def _stop_asked(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
@@ -91,7 +98,7 @@ def _down_asked(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
         detail=data["detail"],
         log=data.get("log"),
     )
-    return replace(attempt, down=attempt.down or asked)
+    return _end_seen(replace(attempt, down=attempt.down or asked), entry.at)
 
 
 def _down_sent(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
@@ -113,8 +120,9 @@ def end_attempt(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
         last_step=data["last_step"],
         training_ended_at=data["training_ended_at"],
         traceback=data["traceback"],
+        last_beat_at=number(data, "last_beat_at"),
     )
-    return replace(attempt, end=end, contact_lost_at=None)
+    return _end_seen(replace(attempt, end=end, contact_lost_at=None), entry.at)
 
 
 def _progress(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
@@ -124,12 +132,20 @@ def _progress(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
 
 def _job_started(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
     data = entry.data
+    course = replace(
+        attempt.course, node_up_at=instant(data, "node_up_at"), init_at=instant(data, "init_at")
+    )
     return replace(
         attempt,
         started_at=entry.at if attempt.started_at is None else attempt.started_at,
         resumed_from=text(data, "resumed_from"),
         resumed_step=integer(data, "resumed_step") or 0,
+        course=course,
     )
+
+
+def _first_step(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
+    return replace(attempt, course=replace(attempt.course, first_step_at=entry.at))
 
 
 def _job_notice(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
@@ -170,7 +186,13 @@ def _node_exited(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
         exit_code=code,
         detail="it was told to leave" if told else "",
     )
-    return replace(attempt, node_ends=(*attempt.node_ends, ended))
+    attempt = replace(attempt, node_ends=(*attempt.node_ends, ended))
+    return _end_seen(attempt, _seen_at(entry))
+
+
+def _seen_at(entry: Entry) -> float:
+    """Return when the controller read what the job wrote at `entry.at`."""
+    return number(entry.data, "seen_at") or entry.at
 
 
 def _job_ended(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
@@ -181,7 +203,7 @@ def _job_ended(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
         return attempt
     end = JobEnd(
         at=entry.at,
-        seen_at=number(data, "seen_at") or entry.at,
+        seen_at=_seen_at(entry),
         reason=reason,
         step=integer(data, "step"),
         saved_step=integer(data, "saved_step"),
@@ -192,7 +214,7 @@ def _job_ended(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
     )
     if attempt.job_end is not None and _weight(attempt.job_end.reason) <= _weight(reason):
         return attempt
-    return replace(attempt, job_end=end)
+    return _end_seen(replace(attempt, job_end=end), end.seen_at)
 
 
 def _weight(reason: EndReason) -> int:
@@ -216,6 +238,7 @@ CHANGES_OF_ATTEMPT: dict[str, Callable[[AttemptRecord, Entry], AttemptRecord]] =
     Kind.ATTEMPT_ENDED.value: end_attempt,
     Kind.PROGRESS.value: _progress,
     JOB_PREFIX + JobEvent.STARTED.value: _job_started,
+    JOB_PREFIX + JobEvent.FIRST_STEP.value: _first_step,
     JOB_PREFIX + JobEvent.NOTICE.value: _job_notice,
     JOB_PREFIX + JobEvent.WITHDRAWN.value: lambda attempt, _: replace(attempt, notice=None),
     JOB_PREFIX + JobEvent.SAVED.value: _job_saved,

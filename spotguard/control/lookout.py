@@ -68,6 +68,11 @@ class Lookout:
         """The most finished steps that were seen of the current attempt; 0 if none were."""
         return self._watched.step
 
+    @property
+    def beat_at(self) -> float | None:
+        """When the current attempt last gave a sign of life, by its node's clock."""
+        return self._watched.beat_at
+
     def look(self) -> Observation:
         """Look once, and write down which nodes ended and what the job reported."""
         attempt = self._ledger.record.current

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from spotguard.control import meter
 from spotguard.control.machine import state_of
+from spotguard.control.recovery import recoveries
 from spotguard.control.view import AttemptView, RunSummary, RunView
 from spotguard.events.states import EndReason, RunState
 from spotguard.plan.money import saved_pct
@@ -62,6 +63,7 @@ def run_view(
         traceback=last.end.traceback if failed and last and last.end else None,
         controller_alive=controller_alive,
         attempts=tuple(_attempt_view(record, attempt, live, until) for attempt in record.attempts),
+        recoveries=recoveries(record),
     )
 
 

@@ -186,6 +186,25 @@ class AttemptEnd:
     last_step: int | None
     training_ended_at: float | None
     traceback: str | None
+    last_beat_at: float | None = None
+    """By the node's clock: its last sign of life."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """When an attempt came how far: what `control.recovery` is made of. None is unknown."""
+
+    waiting_since: float | None = None
+    """By the controller's clock: from here on capacity was waited for. None: it was not."""
+    node_up_at: float | None = None
+    """By the node's clock, as the two below: the first command of ours ran there."""
+    init_at: float | None = None
+    """The script called `spotguard.init`; it had restored its state at `started_at`."""
+    first_step_at: float | None = None
+    end_seen_at: float | None = None
+    """By the controller's clock: it first knew that the attempt ends."""
+    after_resume: bool = False
+    """The run had come to rest before, and the user let it go on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,6 +235,7 @@ class AttemptRecord:
     down: DownAsked | None = None
     contact_lost_at: float | None = None
     end: AttemptEnd | None = None
+    course: Course = Course()
 
     @property
     def billed_from(self) -> float:

@@ -281,6 +281,7 @@ class Supervisor:
             **asdict(replace(action, traceback=traceback)),
             "reason": action.reason.value,
             "last_step": max(steps) if known else None,
+            "last_beat_at": self._lookout.beat_at,
         }
         problem = self._publish(keys.end(attempt.number), end)
         if problem is not None and action.reason is EndReason.FAILED and attempt.job_end is None:

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 from spotguard.units import to_iso
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from spotguard.control.recovery import Recovery
     from spotguard.events.states import EndReason, RunState
 
 SCHEMA = 1
@@ -85,6 +88,7 @@ class RunView:
     """Of the job's own failure."""
     controller_alive: bool
     attempts: tuple[AttemptView, ...]
+    recoveries: tuple[Recovery, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the schema-versioned object of `status --json`; instants are ISO 8601 UTC."""
@@ -95,6 +99,9 @@ class RunView:
             for name in ("started_at", "ended_at"):
                 attempt[name] = None if attempt[name] is None else to_iso(attempt[name])
             attempt["end_reason"] = attempt["end_reason"] and str(attempt["end_reason"])
+        for recovery in body["recoveries"]:
+            recovery["ended_at"] = recovery["ended_at"] and to_iso(recovery["ended_at"])
+            recovery["reason"] = str(recovery["reason"])
         body["state"] = str(self.state)
         return {"schema": SCHEMA, **body}
 
@@ -120,6 +127,28 @@ class HistoryLine:
         body["at"] = to_iso(self.at)
         del body["colour"]
         return body
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What somebody sees who looks at a run again and again."""
+
+    view: RunView
+    """How it stands."""
+    news: tuple[HistoryLine, ...]
+    """What happened since the last look, by time; at the first one, the newest."""
+    earlier: int = 0
+    """How many happenings before them are not told: at the first look of a long run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Story:
+    """What happened to a run."""
+
+    lines: Iterable[HistoryLine]
+    """By time. Can be gone through once."""
+    earlier: int
+    """How many lines before these are left out."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,9 @@ class JobEvent(str, Enum):
     """What a job can report into the run store, and the keys of each event's `data`.
 
     STARTED   world_size, nodes, resumed_from (checkpoint prefix or null), resumed_step,
-              total_steps, notice_source, skipped: [{checkpoint, problem}]
+              total_steps, notice_source, skipped: [{checkpoint, problem}],
+              node_up_at (ISO or null): the first command ran on the node, init_at (ISO)
+    FIRST_STEP  step: the first one that this attempt finished
     NOTICE    source, action, deadline_at (ISO or null), detail
     WITHDRAWN source
     AGREED    reason, stop_step, by_rank
@@ -35,6 +37,7 @@ class JobEvent(str, Enum):
     """
 
     STARTED = "started"
+    FIRST_STEP = "first_step"
     NOTICE = "notice"
     WITHDRAWN = "notice_withdrawn"
     AGREED = "stop_agreed"

@@ -134,6 +134,7 @@ def environment(
         env.ATTEMPT: str(following.attempt),
         env.CLAIM: json.dumps({**claim, "nodes": len(following.nodes), "intended_at": now}),
     }
+    told.pop(env.NODE_UP_AT, None)  # that was for the attempt before
     if env.BUDGET_STOP_AT in given:
         left_s = float(given[env.BUDGET_STOP_AT]) - now
         told[env.BUDGET_STOP_AT] = str(now + left_s * len(part.nodes) / len(following.nodes))
@@ -173,6 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     if os.environ.get(env.METADATA) == DETECT:
         os.environ[env.METADATA] = detect()
+    os.environ.setdefault(env.NODE_UP_AT, str(time.time()))
     script = given.script[1:] if given.script[:1] == ["--"] else given.script
     _end_like(Agent(part, nproc=given.nproc, script=script).run())
 

@@ -75,6 +75,7 @@ class Job:
     """This rank of this attempt."""
 
     def __init__(self, settings: Settings, *, backend: str | None, save_random: bool) -> None:
+        self._init_at = time.time()
         log_to_stderr()
         self.settings = settings
         self.rank = settings.rank
@@ -160,6 +161,8 @@ class Job:
             resumed_step=restored.manifest.step if restored.manifest else 0,
             total_steps=total,
             notice_source=self.settings.metadata.partition("=")[0],
+            node_up_at=self.settings.node_up_at and to_iso(self.settings.node_up_at),
+            init_at=to_iso(self._init_at),
             skipped=[{"checkpoint": p, "problem": w} for p, w in restored.skipped],
         )
 
@@ -177,6 +180,8 @@ class Job:
         """Take note of a finished step: from here on it is the state to save."""
         self.keeper.finished_step(finished, seconds, step)
         self._progress.write(finished, self.keeper.total or 0)
+        if finished == self.keeper.first_step + 1 and self.rank == 0:
+            self.reporter.event(JobEvent.FIRST_STEP, step=finished)
 
     def hold(self, finished: int) -> None:
         """Wait where a drill says so, until told to stop; not where this attempt began."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from spotguard.control.recovery import Recovery
 from spotguard.control.view import AttemptView, HistoryLine, RunView
 from spotguard.events.states import EndReason, RunState
 
@@ -36,6 +37,26 @@ def attempt(number: int = 1, **changes: Any) -> AttemptView:
         last_step=140,
         cost_usd=0.0312,
         train_s=61.0,
+    )
+    return replace(plain, **changes)
+
+
+def recovery(number: int = 1, **changes: Any) -> Recovery:
+    """Return the recovery of attempt `number`, with `changes`."""
+    plain = Recovery(
+        ended=number,
+        attempt=number + 1,
+        reason=EndReason.PREEMPTED,
+        in_place=False,
+        ended_at=NOW - 100,
+        detect_s=1.2,
+        release_s=9.0,
+        waiting_s=0.0,
+        provision_s=31.0,
+        setup_s=7.4,
+        restore_s=0.3,
+        first_step_s=0.1,
+        total_s=49.0,
     )
     return replace(plain, **changes)
 

@@ -10,6 +10,7 @@ from rich.console import Console, RenderableType
 from spotguard.cli.views import words
 from spotguard.cli.views.attempts import attempts
 from spotguard.cli.views.happenings import by_day, happening
+from spotguard.cli.views.recoveries import recoveries
 from spotguard.cli.views.run import live, status
 from spotguard.events.states import EndReason, RunState
 from tests.cli import pictures
@@ -162,6 +163,33 @@ def test_hidden_attempts_are_counted() -> None:
     """What the live view leaves out it says."""
     rows = [pictures.attempt(i + 1) for i in range(10)]
     assert "(7 earlier attempts not shown)" in plain(attempts(rows, width=80, newest=3))
+
+
+@pytest.mark.parametrize("width", [50, 60, 76, 80, 100])
+def test_where_the_time_of_a_recovery_went_is_shown_at_any_width(width: int) -> None:
+    """Each part in its own words; long ones are not cut, unknown ones are a dash."""
+    long = {"release_s": 61.0, "waiting_s": 3605.0, "provision_s": 187.0, "total_s": 86_400.0}
+    row = pictures.recovery(10, **long, restore_s=None)
+    shown = plain(recoveries([row], width=width), width)
+    flat = re.sub(r"\s+", "", shown)
+    for part in ("#10→#11", "1.2s", words.DASH, "7.4s", "0.1s", "provision", "setup"):
+        assert part in flat
+    assert "0.0s" not in flat
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= width
+
+
+def test_only_the_newest_recoveries_are_shown() -> None:
+    """What is left out is counted; `status` shows the table only if there was a recovery."""
+    rows = [pictures.recovery(number) for number in range(1, 9)]
+    shown = plain(recoveries(rows, width=80))
+    assert "(3 earlier recoveries not shown)" in shown
+    assert "#3→#4" not in shown
+    assert "#8→#9" in shown
+    view = pictures.run()
+    told = status(pictures.run(recoveries=tuple(rows[:1])), now=pictures.NOW, width=80)
+    assert "detect" in plain(told)
+    assert "detect" not in plain(status(view, now=pictures.NOW, width=80))
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,11 @@ def test_the_first_node_dies_and_the_others_go_on(
         (1, True),
     ]
     assert clusters(lab, run) == [f"{run}-1"]
+    for recovery in status["recoveries"]:
+        parts = [value for name, value in recovery.items() if name.endswith("_s")]
+        assert recovery["in_place"]
+        assert recovery["release_s"] == recovery["provision_s"] == 0.0
+        assert sum(parts) == pytest.approx(2 * recovery["total_s"], abs=0.01)
     steps = read_sample_trace(trace)
     assert [step.step for step in steps] == list(range(STEADY_STEPS))
     assert {step.world_size for step in steps} == {1, 2, 3}

@@ -70,6 +70,10 @@ def test_three_interruptions_cost_nothing_but_time(lab: Lab, calm: Callable[[int
         assert 0.0 <= attempt["saved_before_end_s"] < 5.0
         lived_s = _at(attempt["ended_at"]) - _at(attempt["started_at"])
         assert attempt["cost_usd"] == pytest.approx(2 * 0.918 * lived_s / 3600, rel=0.01)
+    assert [each["reason"] for each in status["recoveries"]] == reasons(status)[:3]
+    for recovery in status["recoveries"]:
+        parts = [value for name, value in recovery.items() if name.endswith("_s")]
+        assert sum(parts) == pytest.approx(2 * recovery["total_s"], abs=0.01)
     for attempt in (noticed, terminated, finished):
         assert attempt["steps_lost"] == 0
     assert lost["steps_lost"] <= 5

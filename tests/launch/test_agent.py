@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -89,6 +90,20 @@ def test_sigterm_does_not_end_it_before_the_job(tmp_path: Path) -> None:
         assert process.stdout.readline() == b"up\n"
         process.terminate()
         assert process.wait(30) == 7
+
+
+@pytest.mark.parametrize(("told", "known"), [({}, False), ({env.NODE_UP_AT: "12.5"}, True)])
+def test_the_job_knows_since_when_its_node_is_up(
+    tmp_path: Path, told: dict[str, str], *, known: bool
+) -> None:
+    """From whoever set the node up; else since the agent runs. In place, it was up before."""
+    began_at = time.time()
+    script = f"import os\nprint(os.environ[{env.NODE_UP_AT!r}], flush=True)"
+    with agent(tmp_path, script, **told) as process:
+        assert process.stdout is not None
+        up_at = float(process.stdout.readline())
+    assert up_at == 12.5 if known else began_at <= up_at <= time.time()
+    assert env.NODE_UP_AT not in environment({env.NODE_UP_AT: "12.5"}, FIRST, NEXT, 20.0)
 
 
 def run_variables(store: Path) -> dict[str, str]:

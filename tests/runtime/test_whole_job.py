@@ -4,12 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from spotguard.errors import DamagedCheckpoint
 from spotguard.storage import open_store
+from spotguard.units import from_iso
 from tests.runtime.processes import TINY, alive, digest, wait_until
 
 if TYPE_CHECKING:
@@ -437,6 +439,20 @@ def test_ddp_and_another_number_of_ranks(jobs: Jobs) -> None:
     started = [event.data for event in jobs.events() if event.kind == "started"]
     assert [data["world_size"] for data in started] == [2, 1, 2]
     assert started[2]["resumed_step"] == 19
+
+
+def test_how_long_a_start_took_is_told(jobs: Jobs) -> None:
+    """When the node was up, `init` called, the state restored, the first step done: in order."""
+    up_at = time.time()
+    env: dict[str, Any] = {"SPOTGUARD_NODE_UP_AT": str(up_at), "HURT": f"13:batch:{TERM}"}
+    ranks = jobs.start_ranks(2, DDP=1, **env)
+    assert codes(ranks) == [75, 75], ranks[0].said
+    (started,) = [event for event in jobs.events() if event.kind == "started"]
+    (first,) = [event for event in jobs.events() if event.kind == "first_step"]
+
+    assert from_iso(started.data["node_up_at"]) == pytest.approx(up_at, abs=0.001)
+    assert up_at <= from_iso(started.data["init_at"]) <= started.at <= first.at
+    assert first.data == {"step": 1}
 
 
 BUSY_AT_THE_END = """

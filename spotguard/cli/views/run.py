@@ -15,6 +15,7 @@ from spotguard.cli.output import clean
 from spotguard.cli.views import words
 from spotguard.cli.views.attempts import attempts
 from spotguard.cli.views.happenings import happenings_table
+from spotguard.cli.views.recoveries import recoveries
 from spotguard.events.states import RunState
 from spotguard.units import format_usd
 
@@ -39,6 +40,8 @@ def status(view: RunView, *, now: float, width: int) -> RenderableType:
     parts: list[RenderableType] = [summary(view, now=now, width=width)]
     if view.attempts:
         parts += [attempts(view.attempts, width=width), Text("")]
+    if view.recoveries:
+        parts += [recoveries(view.recoveries, width=width), Text("")]
     parts += [_warning(text) for text in view.warnings]
     if view.traceback and view.state is RunState.FAILED:
         parts += _traceback(view.traceback)
