@@ -101,7 +101,7 @@ class LongRun:
         block = Block(name="weight", dtype="F32", shape=(4,), data=bytes(16))
         shard = write_shard(memory, "checkpoints/a/", shard_file(0, 1), [block], metadata={})
         content = memory.get(f"checkpoints/a/{shard.file}")
-        every = self.events // self.checkpoints
+        every, parent = self.events // self.checkpoints, None
         for number in range(self.checkpoints):
             step = (number + 1) * every
             attempt = min(self.attempts, -(-step * self.attempts // self.events))
@@ -111,7 +111,7 @@ class LongRun:
                 step=step,
                 kind=CheckpointKind.PERIODIC,
                 created_at=_BEGAN_AT + step * _EVENT_S,
-                parent=None,
+                parent=parent,
                 world_size=1,
                 shards=(shard,),
                 state={},
@@ -121,6 +121,7 @@ class LongRun:
             )
             put(f"{manifest.prefix}{shard.file}", content)
             put(keys.manifest(manifest.prefix), manifest.to_json())
+            parent = manifest.prefix
 
     # ------------------------------------------------------------ the journal
 

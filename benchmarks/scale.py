@@ -19,19 +19,24 @@ import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from benchmarks.long_run import RUN_ID, LongRun, created
-from spotguard.checkpoint.lineage import claim_attempt, latest_valid
+from spotguard.checkpoint.lineage import claim_attempt, latest_valid, list_all
 from spotguard.checkpoint.retention import Retention, prune
 from spotguard.control.adopt import Rebuild
+from spotguard.control.checkpoint_detail import describe
+from spotguard.control.checkpoint_find import find_checkpoint
 from spotguard.control.checkpoints import list_checkpoints
+from spotguard.control.folder import RunFolder
 from spotguard.control.journal import Journal
 from spotguard.control.ledger import Ledger
 from spotguard.control.news import JobNews
 from spotguard.control.record import Kind
+from spotguard.control.watch import Watch
 from spotguard.events import keys
 from spotguard.launch.local import LocalLauncher
 from spotguard.launch.local.options import LocalOptions
@@ -120,11 +125,16 @@ def actions(run: LongRun, journal_path: Path) -> Iterator[tuple[str, Action]]:
         claim_attempt(store, newest + 1, manifest.prefix)
         store.delete(keys.claim(newest + 1))
 
+    def show(store: ObjectStore) -> None:
+        listing = list_all(store)
+        describe(store, find_checkpoint(store, None, listing), listing)
+
     keep_all, keep_few = Retention(keep_last=2 * run.checkpoints), Retention(keep_last=3)
     yield "controller restarts", restart_controller
     yield "adopt", adopt
     yield "job resumes: finds the newest, claims", resume
     yield f"checkpoints ls, {_SHOWN} newest", lambda store: list_checkpoints(store, _SHOWN)
+    yield "checkpoints show", show
     yield "prune after a save", lambda store: prune(store, keep_all, attempt=newest)
     yield "prune, of a backlog", lambda store: prune(store, keep_few, attempt=newest)
 
@@ -139,7 +149,7 @@ def on_bucket(run: LongRun, spec: JobSpec, journal_path: Path, request_s: float)
     run.fill(put, spec)
     bucket.request_s = request_s
     return [
-        _measured(name, act, RemoteStore(bucket), bucket)
+        _measured(name, partial(act, RemoteStore(bucket)), bucket=bucket)
         for name, act in actions(run, journal_path)
     ]
 
@@ -147,19 +157,34 @@ def on_bucket(run: LongRun, spec: JobSpec, journal_path: Path, request_s: float)
 def on_folder(run: LongRun, root: Path, journal_path: Path) -> list[Row]:
     """Measure every action on the run in a folder, in this process."""
     store = PrefixedStore(open_store(str(root)), RUN_ID)
-    return [_measured(name, act, store, None) for name, act in actions(run, journal_path)]
+    return [_measured(name, partial(act, store)) for name, act in actions(run, journal_path)]
 
 
-def _measured(name: str, act: Action, store: ObjectStore, bucket: MemoryBucket | None) -> Row:
+def on_journal(home: Path) -> list[Row]:
+    """Measure the looks of somebody who follows the run, in this process."""
+    looks = Watch(RunFolder(home / "runs" / RUN_ID))
+    return [
+        _measured("status --watch, first look", looks.look, where="journal"),
+        _measured("status --watch, each later look", looks.look, where="journal"),
+    ]
+
+
+def _measured(
+    name: str,
+    act: Callable[[], object],
+    *,
+    where: str = "folder",
+    bucket: MemoryBucket | None = None,
+) -> Row:
     if bucket is not None:
         bucket.calls.clear()
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak
     before_mb = _status_mb("VmRSS") if bucket else 0.0
     began = time.monotonic()
-    act(store)
+    act()
     return Row(
         what=name,
-        where="bucket" if bucket else "folder",
+        where="bucket" if bucket else where,
         wall_s=time.monotonic() - began,
         requests=bucket.calls.total() if bucket else None,
         peak_mb=_status_mb("VmHWM") - before_mb,
@@ -178,6 +203,8 @@ def on_command_line(home: Path, store_root: Path) -> Iterator[Row]:
     """Measure commands as a user has them: a process each, with all of its start."""
     yield _command("status", home, "status", RUN_ID)
     yield _command("status --json", home, "status", RUN_ID, "--json")
+    yield _command("history", home, "history", RUN_ID)
+    yield _command("history --json", home, "history", RUN_ID, "--json")
     elsewhere = home.with_name("elsewhere")
     yield _command("adopt", elsewhere, "adopt", str(store_root / RUN_ID))
     yield _command("status, once adopted", elsewhere, "status", RUN_ID)
@@ -214,6 +241,7 @@ def measure(run: LongRun, folder: Path, request_s: float) -> list[Row]:
     run.write_journal(journal_path, str(store_root))
     rows = list(on_command_line(home, store_root))
     for act, given in (
+        (on_journal, (home,)),
         (on_folder, (run, store_root, journal_path)),
         (on_bucket, (run, spec, journal_path, request_s)),
     ):

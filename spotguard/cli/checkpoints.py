@@ -27,6 +27,8 @@ RunOrPlace = Annotated[
 ]
 _NEWEST = 100
 """Each one that is listed is looked at, which takes a bucket some requests."""
+_MOST_ROWS = 100
+"""Of each table that `show` prints; `--json` has all of them."""
 AllOption = Annotated[bool, typer.Option("--all", help="List more than the 100 newest.")]
 StepOption = Annotated[
     str | None,
@@ -62,17 +64,27 @@ def ls(run: RunOrPlace = None, *, every: AllOption = False, as_json: JsonOption 
         say(f"{opened.run_id} has no checkpoint yet")
 
 
-def show(run: RunOrPlace = None, *, step: StepOption = None, as_json: JsonOption = False) -> None:
+def show(
+    run: RunOrPlace = None,
+    *,
+    step: StepOption = None,
+    every: Annotated[bool, typer.Option("--all", help="Show more than 100 tensors.")] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Tell what a checkpoint holds: tensors and where they are, counters, versions, parents."""
+    from spotguard.checkpoint.lineage import list_all
     from spotguard.cli.views.checkpoints import detail_screen
     from spotguard.control.checkpoint_detail import describe
+    from spotguard.control.checkpoint_find import find_checkpoint, open_run
 
-    opened, ref = _opened(run, step)
-    detail = describe(opened.store, ref)
+    opened = open_run(run)
+    listing = list_all(opened.store)
+    ref = find_checkpoint(opened.store, step, listing)
+    detail = describe(opened.store, ref, listing)
     if as_json:
         print_json({"schema": SCHEMA, "run_id": opened.run_id, **detail.to_json()})
     else:
-        console().print(detail_screen(detail, opened.run_id))
+        console().print(detail_screen(detail, opened.run_id, most=None if every else _MOST_ROWS))
 
 
 def verify(

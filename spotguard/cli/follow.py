@@ -13,17 +13,19 @@ from spotguard.events.states import RunState
 from spotguard.units import Clock, SystemClock, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from rich.console import Console
 
-    from spotguard.control.view import HistoryLine, RunView
+    from spotguard.control.view import HistoryLine, Look, RunView
 
 POLL_S = 0.5
 REPAIR_EVERY_S = 5.0
 """How often the follower makes sure that the run still has a controller."""
 PROGRESS_EVERY_S = 30.0
 """How often a log without a terminal gets a line although nothing happened."""
+_RECENT = 20
+"""Happenings that the live view remembers: more than it ever shows."""
 DEFAULT_PATIENCE_S = 600.0
 """How long contact may be lost before the follower gives up; the run is left alone."""
 
@@ -31,12 +33,8 @@ DEFAULT_PATIENCE_S = 600.0
 class Source(Protocol):
     """Where pictures of one run come from."""
 
-    def view(self) -> RunView:
-        """Return how the run stands."""
-        ...
-
-    def history(self) -> list[HistoryLine]:
-        """Return all that happened, oldest first."""
+    def look(self) -> Look:
+        """Return how the run stands, and what happened since the last look."""
         ...
 
     def repair(self) -> None:
@@ -47,8 +45,8 @@ class Source(Protocol):
 class Screen(Protocol):
     """Where pictures go."""
 
-    def show(self, view: RunView, history: Sequence[HistoryLine], now: float) -> None:
-        """Show the newest picture."""
+    def show(self, look: Look, now: float) -> None:
+        """Show the newest picture, and what happened since the one before."""
         ...
 
     def close(self) -> None:
@@ -77,8 +75,9 @@ def follow(
             if interrupted():
                 raise KeyboardInterrupt
             began_at = ticker.monotonic()
-            view = source.view()
-            screen.show(view, source.history(), ticker.now())
+            look = source.look()
+            view = look.view
+            screen.show(look, ticker.now())
             if view.state.settled:
                 return view
             at = ticker.monotonic()
@@ -89,7 +88,7 @@ def follow(
             if at - repaired_at >= REPAIR_EVERY_S:
                 source.repair()
                 repaired_at = at
-            # A long story on a busy machine: looking must not take more than a tenth of a core.
+            # On a busy machine: looking must not take more than a tenth of a core.
             ticker.sleep(max(POLL_S, 9 * (ticker.monotonic() - began_at)))
 
 
@@ -128,19 +127,14 @@ class RunSource:
     """One run of this machine, by its id."""
 
     def __init__(self, run_id: str) -> None:
+        from spotguard.control import api
+
         self.run_id = run_id
+        self._watch = api.watch(run_id)
 
-    def view(self) -> RunView:
-        """Return how the run stands."""
-        from spotguard.control import api
-
-        return api.view(self.run_id)
-
-    def history(self) -> list[HistoryLine]:
-        """Return all that happened, oldest first."""
-        from spotguard.control import api
-
-        return api.history(self.run_id)
+    def look(self) -> Look:
+        """Return how the run stands, and what happened since the last look."""
+        return self._watch.look()
 
     def repair(self) -> None:
         """Restart the run's controller if it is gone; the journal gets a line about it."""
@@ -156,17 +150,19 @@ class LiveScreen:
         from rich.live import Live
 
         self._console = console
+        self._recent: list[HistoryLine] = []
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._live.start()
 
-    def show(self, view: RunView, history: Sequence[HistoryLine], now: float) -> None:
+    def show(self, look: Look, now: float) -> None:
         """Redraw."""
         from spotguard.cli.views.run import live
 
+        told = sorted([*self._recent, *look.news], key=lambda line: line.at)
+        self._recent = told[-_RECENT:]
         size = self._console.size
-        self._live.update(
-            live(view, history, now=now, width=size.width, height=size.height), refresh=True
-        )
+        picture = live(look.view, self._recent, now=now, width=size.width, height=size.height)
+        self._live.update(picture, refresh=True)
 
     def close(self) -> None:
         """Wipe the picture and give the cursor back."""
@@ -178,19 +174,19 @@ class LineScreen:
 
     def __init__(self, *, since_at: float = 0.0) -> None:
         self._since_at = since_at
-        self._seen: set[tuple[float, int | None, str]] = set()
         self._progress_at: float | None = None
         self._progress_step: int | None = None
 
-    def show(self, view: RunView, history: Sequence[HistoryLine], now: float) -> None:
-        """Print what is new; it may be in the middle, when it was learned late."""
+    def show(self, look: Look, now: float) -> None:
+        """Print what is new, also what was learned late, but nothing from before `since_at`."""
         from spotguard.cli.views.happenings import happening, progress
 
-        for line in history:
-            key = (line.at, line.attempt, line.text)
-            if line.at >= self._since_at and key not in self._seen:
-                self._seen.add(key)
+        if look.earlier and not self._since_at:
+            say(f"({look.earlier} earlier happenings are not shown: spotguard history --all)")
+        for line in look.news:
+            if line.at >= self._since_at:
                 say(happening(line))
+        view = look.view
         if self._progress_at is None:
             self._progress_at = now
         if now - self._progress_at >= PROGRESS_EVERY_S and view.step != self._progress_step:
@@ -204,7 +200,7 @@ class LineScreen:
 class SilentScreen:
     """Shows nothing: for `--json`, whose only output is the document at the end."""
 
-    def show(self, view: RunView, history: Sequence[HistoryLine], now: float) -> None:
+    def show(self, look: Look, now: float) -> None:
         """Show nothing."""
 
     def close(self) -> None:

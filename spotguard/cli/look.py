@@ -26,13 +26,18 @@ from spotguard.cli.output import (
     console,
     print_json,
     print_json_line,
+    print_json_list,
     say,
 )
 from spotguard.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from spotguard.control.view import HistoryLine
 
+_NEWEST = 100
+"""Happenings that `history` tells unless it is asked for all."""
 SCHEMA = 1
 """Version of the JSON documents made here; `status --json` has its own, in `control.view`."""
 
@@ -63,20 +68,29 @@ def status(
     show_status(api.view(run_id))
 
 
-def history(run: RunArgument = None, *, as_json: JsonOption = False) -> None:
-    """Tell all that happened to a run, and what it had cost by then."""
+def history(
+    run: RunArgument = None,
+    *,
+    every: Annotated[
+        bool, typer.Option("--all", help="Tell more than the 100 newest happenings.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell what happened to a run, and what it had cost by then."""
     from spotguard.control import api
 
     run_id = named_run(run)
-    lines = api.history(run_id)
+    story = api.history(run_id, newest=None if every else _NEWEST)
     if as_json:
-        told = [line.to_json() for line in lines]
-        print_json({"schema": SCHEMA, "run_id": run_id, "history": told})
-    else:
-        _show_history(lines)
+        body = {"schema": SCHEMA, "run_id": run_id, "earlier": story.earlier}
+        print_json_list(body, "history", (line.to_json() for line in story.lines))
+        return
+    _show_history(story.lines)
+    if story.earlier:
+        say(f"{story.earlier} earlier happenings are not shown; --all tells them, too")
 
 
-def _show_history(lines: list[HistoryLine]) -> None:
+def _show_history(lines: Iterable[HistoryLine]) -> None:
     from spotguard.cli.views.happenings import HEADER, by_day, happening, happenings_table
 
     terminal = console()

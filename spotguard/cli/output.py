@@ -6,11 +6,14 @@ import json
 import math
 import re
 import sys
+from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 from spotguard.errors import SpotguardError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rich.console import Console
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
@@ -48,6 +51,19 @@ def note(text: str) -> None:
 def print_json(body: dict[str, Any]) -> None:
     """Print one JSON document to stdout, indented. What is not finite becomes null."""
     sys.stdout.write(json.dumps(_finite(body), indent=2, allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def print_json_list(body: dict[str, Any], name: str, items: Iterable[dict[str, Any]]) -> None:
+    """Print the same with a list as its last member, item by item: it may be a very long one."""
+    head = json.dumps(_finite(body), indent=2, allow_nan=False).removesuffix("\n}")
+    sys.stdout.write(f'{head},\n  "{name}": [')
+    comma = ""
+    for item in items:
+        text = json.dumps(_finite(item), indent=2, allow_nan=False)
+        sys.stdout.write(f"{comma}\n{indent(text, '    ')}")
+        comma = ","
+    sys.stdout.write("\n  ]\n}\n" if comma else "]\n}\n")
     sys.stdout.flush()
 
 

@@ -7,26 +7,27 @@ store nor a cloud.
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING
 
-from spotguard.control.fold import read_record
+from spotguard.control.fold import fold, read_record
 from spotguard.control.folder import RunFolder, find_run, folder_of, known_runs, runs_folder
+from spotguard.control.journal import making_sense
 from spotguard.control.logs import LogLine, NodeLog
-from spotguard.control.picture import run_summary, run_view
-from spotguard.control.record import Kind, Progress
-from spotguard.control.story import history_lines
-from spotguard.control.view import HistoryLine, RunSummary, RunView
+from spotguard.control.picture import run_summary
+from spotguard.control.record import Kind
+from spotguard.control.story import SILENT, history_lines, newest_lines
+from spotguard.control.view import RunSummary, RunView, Story
+from spotguard.control.watch import Watch, picture
 from spotguard.errors import Detached, JournalDamaged
 from spotguard.events.states import RunState
-from spotguard.storage.urls import below
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from spotguard.control.record import RunRecord
+    from spotguard.control.view import HistoryLine
     from spotguard.launch.base import Launcher
     from spotguard.spec.model import JobSpec
     from spotguard.spec.nodes import NodeRange
@@ -48,6 +49,7 @@ __all__ = [
     "settled",
     "start_controller",
     "view",
+    "watch",
 ]
 
 _LOG_POLL_S = 0.2
@@ -109,21 +111,33 @@ def launcher_for(spec: JobSpec, run_dir: Path) -> Launcher:
 def view(run_id: str) -> RunView:
     """Return the picture of a run as it is now."""
     folder = folder_of(run_id)
-    controller_alive = folder.controller_pid() is not None
-    record = _record(folder)
-    return run_view(
-        record,
-        live=_live(folder, record),
-        now=time.time(),
-        controller_alive=controller_alive,
-        store_url=below(record.store_root, run_id),
-    )
+    controlled = folder.controller_pid() is not None
+    return picture(folder, _record(folder), controlled=controlled)
 
 
-def history(run_id: str) -> list[HistoryLine]:
-    """Return all that happened to a run, oldest first, each with its reason and cost by then."""
-    with folder_of(run_id).journal() as journal:
-        return history_lines(journal.events())
+def watch(run_id: str) -> Watch:
+    """Return what looks at a run again and again, each time at the price of what is new."""
+    return Watch(folder_of(run_id))
+
+
+def history(run_id: str, *, newest: int | None = None) -> Story:
+    """Return what happened to a run, oldest first, each line with its reason and cost by then.
+
+    Args:
+        run_id: the run.
+        newest: how many lines at most. None is all of them, read as they are asked for.
+    """
+    folder = folder_of(run_id)
+    if newest is None:
+        return Story(lines=_whole_story(folder), earlier=0)
+    with folder.journal() as journal, making_sense(journal.path):
+        lines, earlier = newest_lines(journal, newest)
+    return Story(lines=lines, earlier=earlier)
+
+
+def _whole_story(folder: RunFolder) -> Iterator[HistoryLine]:
+    with folder.journal() as journal, making_sense(journal.path):
+        yield from history_lines(journal.read(without=SILENT))
 
 
 def list_runs() -> list[RunSummary]:
@@ -180,7 +194,7 @@ def logs(run_id: str, follow: bool = False) -> Iterator[LogLine]:
         if not follow or record.settled is not None:
             return
         time.sleep(_LOG_POLL_S)
-        record = _record(folder)
+        record = _caught_up(folder, record)
 
 
 def _is_over(record: RunRecord, cluster: str) -> bool:
@@ -251,22 +265,16 @@ def _record(folder: RunFolder) -> RunRecord:
         return read_record(journal)
 
 
+def _caught_up(folder: RunFolder, record: RunRecord) -> RunRecord:
+    """Return the record with what is new in the journal, at the price of that."""
+    with folder.journal(again=True) as journal, making_sense(journal.path):
+        return fold(journal.read(record.seq), record)
+
+
 def _spec_of(record: RunRecord) -> JobSpec:
     from spotguard.spec.model import JobSpec
 
     return JobSpec.from_json(record.spec)
-
-
-def _live(folder: RunFolder, record: RunRecord) -> Progress | None:
-    """Return the newest progress of the current attempt, if the controller left it."""
-    current = record.current
-    try:
-        body = json.loads(folder.live_path.read_text())
-        attempt = body.pop("attempt")
-        live = Progress(**body)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
-    return live if current is not None and attempt == current.number else None
 
 
 def _wish(run_id: str, kind: Kind) -> bool:

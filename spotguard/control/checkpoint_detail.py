@@ -5,19 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from spotguard.checkpoint.lineage import list_all
 from spotguard.checkpoint.manifest import load_manifest, shard_readers
-from spotguard.control.checkpoints import CheckpointRow, list_checkpoints
+from spotguard.control.checkpoints import CheckpointRow, find_row
 from spotguard.control.module_state import is_module, tensor_names
 from spotguard.errors import CheckpointError, DamagedCheckpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from spotguard.checkpoint.lineage import CheckpointRef
+    from spotguard.checkpoint.lineage import CheckpointRef, Listing
     from spotguard.checkpoint.manifest import Manifest
     from spotguard.checkpoint.reading import ShardReader
     from spotguard.checkpoint.tensors import ShardInfo, TensorInfo
     from spotguard.storage.base import ObjectStore
+
+
+_MOST_PARENTS = 10
+"""Each takes a request of its own, one after the other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +68,9 @@ class CheckpointDetail:
 
     row: CheckpointRow
     parents: tuple[str, ...]
-    """Prefixes of the checkpoints it descends from that still exist, the nearest first."""
+    """Prefixes of the checkpoints it descends from that still exist, the nearest first; few."""
+    more_parents: bool
+    """Whether there may be more of them."""
     lost_parent: str | None
     """The first ancestor that is gone (retention) or cannot be read; None back to the start."""
     files: tuple[tuple[str, int], ...]
@@ -78,6 +85,7 @@ class CheckpointDetail:
         return {
             **self.row.to_json(),
             "parents": list(self.parents),
+            "more_parents": self.more_parents,
             "lost_parent": self.lost_parent,
             "files": [{"file": file, "size_bytes": size} for file, size in self.files],
             "objects": [item.__dict__ for item in self.objects],
@@ -90,21 +98,29 @@ class CheckpointDetail:
         }
 
 
-def describe(store: ObjectStore, ref: CheckpointRef) -> CheckpointDetail:
+def describe(
+    store: ObjectStore, ref: CheckpointRef, listing: Listing | None = None
+) -> CheckpointDetail:
     """Return all that the manifest and the shards' headers say; no tensor's data is read.
+
+    Args:
+        store: the run's own.
+        ref: the checkpoint.
+        listing: of the store, if the caller has one.
 
     Raises:
         DamagedCheckpoint: the manifest, or a shard's header, cannot be read.
         StateMismatch: a newer spotguard wrote it.
     """
     manifest = load_manifest(store, ref.prefix)
-    row = next((row for row in list_checkpoints(store) if row.checkpoint == ref.prefix), None)
+    row = find_row(store, ref, listing or list_all(store))
     if row is None:
         raise DamagedCheckpoint(f"{ref.prefix} vanished while it was read")
-    parents, lost = _ancestors(store, manifest)
+    parents, lost, more = _ancestors(store, manifest)
     return CheckpointDetail(
         row=row,
         parents=parents,
+        more_parents=more,
         lost_parent=lost,
         files=tuple((shard.file, shard.size_bytes) for shard in manifest.shards),
         objects=tuple(_objects(manifest)),
@@ -114,18 +130,20 @@ def describe(store: ObjectStore, ref: CheckpointRef) -> CheckpointDetail:
     )
 
 
-def _ancestors(store: ObjectStore, manifest: Manifest) -> tuple[tuple[str, ...], str | None]:
-    """Return the chain of parents, and where it breaks off."""
+def _ancestors(store: ObjectStore, manifest: Manifest) -> tuple[tuple[str, ...], str | None, bool]:
+    """Return the chain of the nearest parents, where it breaks off, and whether it goes on."""
     found: list[str] = []
     parent = manifest.parent
     while parent is not None and parent not in found:
+        if len(found) == _MOST_PARENTS:
+            return tuple(found), None, True
         try:
             before = load_manifest(store, parent)
         except CheckpointError:
-            return tuple(found), parent
+            return tuple(found), parent, False
         found.append(parent)
         parent = before.parent
-    return tuple(found), None
+    return tuple(found), None, False
 
 
 def _objects(manifest: Manifest) -> Iterator[ObjectRow]:

@@ -22,7 +22,7 @@ from spotguard.storage.urls import split_last
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from spotguard.checkpoint.lineage import CheckpointRef
+    from spotguard.checkpoint.lineage import CheckpointRef, Listing
     from spotguard.storage.base import ObjectStore
 
 _WHICH = re.compile(r"(?:checkpoints/)?(\d{1,12})(?:-(\d{1,6}))?/?")
@@ -58,19 +58,22 @@ def open_run(text: str | None) -> OpenedRun:
     )
 
 
-def find_checkpoint(store: ObjectStore, text: str | None = None) -> CheckpointRef:
+def find_checkpoint(
+    store: ObjectStore, text: str | None = None, listing: Listing | None = None
+) -> CheckpointRef:
     """Return the committed checkpoint that the user means.
 
     Args:
         store: the run's own.
         text: a step (`40`), a step and attempt (`40-2`), a prefix, or `latest`; None is `latest`,
             the newest in the run's history.
+        listing: of the store, by a caller that has one; it is not asked then.
 
     Raises:
         UsageError: there is none, or several attempts have one of that step.
     """
     if text in (None, "latest"):
-        newest = next(restorable(store), None)
+        newest = next(restorable(store, listing), None)
         if newest is None:
             raise UsageError("The run has no checkpoint to go on from yet.", hint=_LIST)
         return newest
@@ -84,7 +87,7 @@ def find_checkpoint(store: ObjectStore, text: str | None = None) -> CheckpointRe
     step, attempt = int(match[1]), int(match[2]) if match[2] else None
     meant = [
         ref
-        for ref in reversed(folders(store))
+        for ref in reversed(listing.refs if listing else folders(store))
         if ref.step == step and attempt in (None, ref.attempt)
     ]
     found = [ref for ref in meant if store.head(keys.manifest(ref.prefix)) is not None]

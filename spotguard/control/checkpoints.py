@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from spotguard.checkpoint import retention
@@ -60,6 +61,10 @@ class Condition(str, Enum):
     def label(self) -> str:
         """Return it in words."""
         return str(self.value).replace("_", " ")
+
+
+_PASSED = (Condition.DAMAGED, Condition.ARCHIVED)
+"""A resume goes on to the one before these. A newer format stops it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,10 +138,7 @@ def list_checkpoints(store: ObjectStore, newest: int | None = None) -> list[Chec
         newest: how many at most; None is all. Each one costs some requests.
     """
     listing = list_all(store)
-    try:
-        history: set[CheckpointRef] | None = set(restorable(store, listing))
-    except DamagedCheckpoint:
-        history = None
+    history = _history(store, listing)
 
     def row_of(ref: CheckpointRef) -> CheckpointRow | None:
         return _row(store, ref, history, listing)
@@ -144,11 +146,25 @@ def list_checkpoints(store: ObjectStore, newest: int | None = None) -> list[Chec
     with ThreadPoolExecutor(_LOOKS, thread_name_prefix="spotguard-look") as crew:
         found = list(crew.map(row_of, listing.refs[::-1][:newest]))
     rows = [row for row in found if row is not None]
-    # A newer format stops a resume; what is damaged or archived only makes it fall back.
-    passed_over = (Condition.DAMAGED, Condition.ARCHIVED)
-    usable = (row for row in rows if row.in_history and row.condition not in passed_over)
-    first = next(usable, None)
+    first = next((row for row in rows if row.in_history and row.condition not in _PASSED), None)
     return [replace(row, is_next=row is first and row.condition is Condition.WHOLE) for row in rows]
+
+
+def find_row(store: ObjectStore, ref: CheckpointRef, listing: Listing) -> CheckpointRow | None:
+    """Return what a list says of one checkpoint; None if it is gone by now."""
+    history = _history(store, listing)
+    row = _row(store, ref, history, listing)
+    if row is None or row.condition is not Condition.WHOLE or ref not in (history or ()):
+        return row
+    newer = takewhile(lambda each: each != ref, restorable(store, listing))
+    return replace(row, is_next=all(look(store, each)[1] in _PASSED for each in newer))
+
+
+def _history(store: ObjectStore, listing: Listing) -> set[CheckpointRef] | None:
+    try:
+        return set(restorable(store, listing))
+    except DamagedCheckpoint:
+        return None
 
 
 def look(store: ObjectStore, ref: CheckpointRef) -> tuple[Manifest | None, Condition, str]:

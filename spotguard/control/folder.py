@@ -62,9 +62,16 @@ class RunFolder:
         """The newest progress, for watchers; a cache, lost without harm."""
         return self.path / "live.json"
 
-    def journal(self) -> Journal:
-        """Open the run's journal."""
-        return Journal.open(self.journal_path)
+    def journal(self, *, again: bool = False) -> Journal:
+        """Open the run's journal; `again` as in `Journal.open`."""
+        return Journal.open(self.journal_path, again=again)
+
+    def identity(self) -> int | None:
+        """Return what tells the journal's file from one that takes its place; None if none is."""
+        try:
+            return self.journal_path.stat().st_ino
+        except OSError:
+            return None
 
     def controller_pid(self) -> int | None:
         """Return the process id of the living controller; None if there is none."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from spotguard.errors import AlreadyExists, EnvironmentFailure, JournalDamaged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 SCHEMA = 1
@@ -28,6 +28,7 @@ _CHECKED_BYTES = 16 << 20
 """A larger file is not looked through when it is opened: that takes seconds for a million events.
 SQLite still checks each page that it reads."""
 
+_AFTER_ALL = 1 << 62
 _INDEX = """
 CREATE INDEX IF NOT EXISTS events_by_key ON events (json_extract(data, '$.key'))
 WHERE json_extract(data, '$.key') IS NOT NULL
@@ -99,8 +100,12 @@ class Journal:
             return cls(path, connection)
 
     @classmethod
-    def open(cls, path: Path) -> Journal:
+    def open(cls, path: Path, *, again: bool = False) -> Journal:
         """Open an existing journal.
+
+        Args:
+            path: its file.
+            again: it was looked through a moment ago, so that is not done once more.
 
         Raises:
             JournalDamaged: the file is missing, damaged, of something else or of a newer
@@ -111,7 +116,7 @@ class Journal:
             connection = _connect(path)
             with _closed_on_error(connection):
                 connection.execute("PRAGMA synchronous = FULL")
-                if not _fits_together(path, connection):
+                if not again and not _fits_together(path, connection):
                     raise damaged(path, "its pages do not fit together")
             return cls(path, connection)
 
@@ -136,21 +141,43 @@ class Journal:
         """Return the events after number `after_seq`, in order."""
         return list(self.read(after_seq))
 
-    def read(self, after_seq: int = 0) -> Iterator[Entry]:
-        """Yield the same one by one, in little memory however many there are."""
+    def read(self, after_seq: int = 0, *, without: Sequence[str] = ()) -> Iterator[Entry]:
+        """Yield the same one by one, in little memory however many; leave out some kinds."""
         with _translated(self.path):
             yield from map(
                 _entry,
-                self._connection.execute(f"{_SELECT} WHERE seq > ? ORDER BY seq", (after_seq,)),
+                self._connection.execute(
+                    f"{_SELECT} WHERE seq > ? AND {_not_in(without)} ORDER BY seq",
+                    (after_seq, *without),
+                ),
             )
 
-    def newest(self, kind: str) -> Entry | None:
-        """Return the last event of a kind; None if there is none. Looks from the end."""
+    def newest(self, kind: str, *, before: int = _AFTER_ALL) -> Entry | None:
+        """Return the last event of a kind before a number, or None. Looks from the end."""
         with _translated(self.path):
             row = self._connection.execute(
-                f"{_SELECT} WHERE kind = ? ORDER BY seq DESC LIMIT 1", (kind,)
+                f"{_SELECT} WHERE kind = ? AND seq < ? ORDER BY seq DESC LIMIT 1", (kind, before)
             ).fetchone()
             return None if row is None else _entry(row)
+
+    def start_of_newest(self, count: int, *, without: Sequence[str] = ()) -> int:
+        """Return the number of the first of the newest `count` events; 0 if there are fewer."""
+        with _translated(self.path):
+            row = self._connection.execute(
+                f"SELECT seq FROM events WHERE {_not_in(without)} "
+                "ORDER BY seq DESC LIMIT 1 OFFSET ?",
+                (*without, count - 1),
+            ).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def count(self, *, before: int, without: Sequence[str] = ()) -> int:
+        """Return how many events there are before a number: 0.2 s for a million."""
+        with _translated(self.path):
+            row = self._connection.execute(
+                f"SELECT count(*) FROM events WHERE seq < ? AND {_not_in(without)}",
+                (before, *without),
+            ).fetchone()
+        return int(row[0])
 
     def knows(self, key: str) -> bool:
         """Tell whether an event has this `key` in its data. Fast after `index_keys`."""
@@ -192,6 +219,10 @@ class Journal:
 _SELECT = "SELECT seq, at, kind, attempt, data FROM events"
 
 
+def _not_in(kinds: Sequence[str]) -> str:
+    return f"kind NOT IN ({', '.join('?' * len(kinds))})"
+
+
 def _entry(row: tuple[Any, ...]) -> Entry:
     seq, at, kind, attempt, data = row
     return Entry(seq=seq, at=float(at), kind=kind, attempt=attempt, data=dict(json.loads(data)))
@@ -211,6 +242,15 @@ def damaged(path: Path, problem: str) -> JournalDamaged:
         "Nothing was changed, and the run's store still has its state.",
         hint=f"Rebuild it from the store: spotguard adopt STORE/{run_id}",
     )
+
+
+@contextmanager
+def making_sense(path: Path) -> Iterator[None]:
+    """Turn what events raise that make no sense into `JournalDamaged`."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError) as problem:
+        raise damaged(path, f"its events make no sense ({problem})") from problem
 
 
 def _connect(path: Path) -> sqlite3.Connection:

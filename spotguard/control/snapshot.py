@@ -47,7 +47,15 @@ def keep_snapshot(
 
 def newest_snapshot(journal: Journal) -> RunRecord | None:
     """Return the record of the newest snapshot; None if there is none that can be used."""
-    entry = journal.newest(Kind.SNAPSHOT.value)
+    return _record_in(journal.newest(Kind.SNAPSHOT.value))
+
+
+def snapshot_before(journal: Journal, number: int) -> RunRecord | None:
+    """Return the same of the newest one before an event."""
+    return _record_in(journal.newest(Kind.SNAPSHOT.value, before=number))
+
+
+def _record_in(entry: Entry | None) -> RunRecord | None:
     if entry is None or entry.data.get("fold") != fingerprint():
         return None
     body = entry.data.get("record")

@@ -1,12 +1,17 @@
-"""The run's story: each journal event as one sentence for `spotguard history`. Pure."""
+"""The run's story: each journal event as one sentence for `spotguard history`."""
 
 from __future__ import annotations
 
+from collections import deque
+from heapq import heappop, heappush
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from spotguard.control import meter
-from spotguard.control.fold import apply, fold
+from spotguard.control.fold import fold
 from spotguard.control.record import JOB_PREFIX, Kind
+from spotguard.control.recovery import recoveries
+from spotguard.control.snapshot import snapshot_before
 from spotguard.control.untrusted import instant, integer, number
 from spotguard.control.view import HistoryLine
 from spotguard.events.event import JobEvent
@@ -14,48 +19,103 @@ from spotguard.events.states import EndReason, RunState
 from spotguard.units import format_bytes, format_duration, format_usd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
-    from spotguard.control.journal import Entry
+    from spotguard.control.journal import Entry, Journal
     from spotguard.control.record import RunRecord
 
-_SILENT = frozenset(
-    # The second halves of acts whose first half is told, and what `status` shows better.
-    {
-        Kind.PROGRESS.value,
-        Kind.STOP_WRITTEN.value,
-        Kind.DOWN_SENT.value,
-        Kind.CHUNK_READ.value,
-        Kind.TOLD.value,
-        Kind.SNAPSHOT.value,
-    }
+SILENT = (
+    # The second halves of acts whose first half is told, and what `status` shows better. Nothing
+    # of it changes what the run costs, so a story can be told without reading them.
+    Kind.PROGRESS.value,
+    Kind.STOP_WRITTEN.value,
+    Kind.DOWN_SENT.value,
+    Kind.CHUNK_READ.value,
+    Kind.TOLD.value,
+    Kind.SNAPSHOT.value,
 )
+_FIRST_STEP = JOB_PREFIX + JobEvent.FIRST_STEP.value
+_LATE = 10_000
+"""Lines that are held back to put them in order: the job's events are journaled a moment after they
+happened, and hardly ever later than so many others."""
 
 
-def history_lines(entries: Sequence[Entry]) -> list[HistoryLine]:
-    """Return the story told by the whole journal, by time, with the cost by then."""
-    if not entries:
-        return []
-    record: RunRecord | None = None
-    lines = []
-    for entry in entries:
-        record = fold([entry]) if record is None else apply(record, entry)
-        if entry.kind in _SILENT:
-            continue
-        sentence, colour = _tell(entry)
-        lines.append(
-            HistoryLine(
-                at=entry.at,
-                attempt=entry.attempt,
-                kind=entry.kind.removeprefix(JOB_PREFIX),
-                text=sentence,
-                colour=colour,
-                cost_usd=meter.spent_usd(record, entry.at),
-                data=_public(entry),
-            )
+class Teller:
+    """Tells events one after the other, each with what the run had cost by then."""
+
+    def __init__(self, record: RunRecord | None = None) -> None:
+        """`record` is what all events before the first one say."""
+        self.record = record
+
+    def tell(self, entry: Entry) -> HistoryLine | None:
+        """Take in the next event, and return its line; None if it is not told."""
+        self.record = fold([entry], self.record)
+        if entry.kind in SILENT:
+            return None
+        sentence, colour = _trains_again(self.record, entry) or _tell(entry)
+        return HistoryLine(
+            at=entry.at,
+            attempt=entry.attempt,
+            kind=entry.kind.removeprefix(JOB_PREFIX),
+            text=sentence,
+            colour=colour,
+            cost_usd=meter.spent_usd(self.record, entry.at),
+            data=_public(entry),
         )
-    # The job's events are journaled a moment after they happened.
+
+    def tell_all(self, entries: Iterable[Entry]) -> Iterator[HistoryLine]:
+        """Take in the next events, and yield the lines of those that are told."""
+        for entry in entries:
+            line = self.tell(entry)
+            if line is not None:
+                yield line
+
+
+def history_lines(entries: Iterable[Entry]) -> Iterator[HistoryLine]:
+    """Yield the story of a whole journal by time, in little memory however long it is."""
+    held: list[tuple[float, int, HistoryLine]] = []
+    for order, line in enumerate(Teller().tell_all(entries)):
+        heappush(held, (line.at, order, line))
+        if len(held) > _LATE:
+            yield heappop(held)[-1]
+    while held:
+        yield heappop(held)[-1]
+
+
+def newest_lines(
+    journal: Journal, count: int, *, until: int | None = None
+) -> tuple[list[HistoryLine], int]:
+    """Return the last lines by time, and how many there are before them.
+
+    Costs what these lines do, not what the journal does.
+
+    Args:
+        journal: where they are.
+        count: how many lines at most.
+        until: number of the last event that is looked at.
+    """
+    last = journal.start_of_newest(1) if until is None else until
+    teller = Teller(snapshot_before(journal, journal.start_of_newest(count, without=SILENT)))
+    entries = journal.read(teller.record.seq if teller.record else 0, without=SILENT)
+    told = teller.tell_all(takewhile(lambda entry: entry.seq <= last, entries))
+    lines = deque(told, maxlen=count)
+    return by_time(lines), journal.count(before=last + 1, without=SILENT) - len(lines)
+
+
+def by_time(lines: Iterable[HistoryLine]) -> list[HistoryLine]:
+    """Return the lines in order."""
     return sorted(lines, key=lambda line: line.at)
+
+
+def _trains_again(record: RunRecord, entry: Entry) -> tuple[str, str] | None:
+    """Return how long the recovery took that ends with this event, if it is one and known."""
+    if entry.kind != _FIRST_STEP:
+        return None
+    for recovery in recoveries(record):
+        if recovery.attempt == entry.attempt and recovery.total_s is not None:
+            took = format_duration(recovery.total_s)
+            return _plain(f"trains again, {took} after attempt {recovery.ended} had ended", "green")
+    return None
 
 
 def _tell(entry: Entry) -> tuple[str, str]:
@@ -244,6 +304,7 @@ _TELLERS: dict[str, Callable[[Entry], tuple[str, str]]] = {
     Kind.USER_DOWN.value: _of("you asked to release the nodes at once", "cyan"),
     Kind.RESUMED.value: _resumed,
     JOB_PREFIX + JobEvent.STARTED.value: _started,
+    _FIRST_STEP: _of("the first step is done", "green"),
     JOB_PREFIX + JobEvent.NOTICE.value: _notice,
     JOB_PREFIX + JobEvent.NODE_EXITED.value: _of("node {node} left with exit code {exit_code}"),
     JOB_PREFIX + JobEvent.WITHDRAWN.value: _of("the notice was withdrawn ({source})", "green"),

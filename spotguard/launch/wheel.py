@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import fcntl
 import hashlib
 import os
 import tempfile
+import time
 import zipfile
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import spotguard
 from spotguard.errors import EnvironmentFailure
 
 _WHEEL = "Wheel-Version: 1.0\nGenerator: spotguard\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 _TEMPLATES = "task_templates"
+_KEPT_S = 86_400.0
+"""A launch that was given a wheel has long carried it to its nodes by then."""
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def build_wheel(folder: Path) -> Path:
     """Return a wheel of this installation in a folder of `folder` named by its content.
 
     Costs a few file reads; what is there already is not written again. Any number of processes
-    may do it at the same time.
+    may do it at the same time. Wheels that no launch can need any more are deleted.
 
     Raises:
         EnvironmentFailure: the installation is broken, or `folder` cannot be written.
@@ -31,8 +40,13 @@ def build_wheel(folder: Path) -> Path:
         members = _members(distribution)
         name = f"spotguard-{distribution.version}-py3-none-any.whl"
         final = folder / _digest(members) / name
-        if not final.exists():
-            _write(final, members)
+        with _alone_in(folder):
+            try:
+                os.utime(final)  # from now on it is young
+            except FileNotFoundError:
+                _write(final, members)
+            with contextlib.suppress(OSError):  # it is no launch's business
+                _tidy(folder)
     except (OSError, metadata.PackageNotFoundError) as problem:
         raise EnvironmentFailure(
             f"spotguard cannot be packed for the nodes: {problem}",
@@ -87,3 +101,30 @@ def _write(final: Path, members: dict[str, bytes]) -> None:
     except BaseException:
         Path(draft).unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keep other processes from taking, writing or deleting a wheel inside the block."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _tidy(folder: Path) -> None:
+    """Delete old wheels but the newest of each version, and what builds that died have left."""
+    wheels = sorted(folder.glob("*/*.whl"), key=_taken_at)
+    newest = {path.name: path for path in wheels}
+    for path in [*wheels, *folder.glob("*.new")]:
+        if path != newest.get(path.name) and time.time() - _taken_at(path) > _KEPT_S:
+            path.unlink()
+            with contextlib.suppress(OSError):  # there may be more in it
+                path.parent.rmdir()
+
+
+def _taken_at(path: Path) -> float:
+    return path.stat().st_mtime

@@ -19,13 +19,13 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
+from spotguard.errors import SpotguardError
 from spotguard.events.states import EXIT_CODE_OF_JOB_TOLD_TO_STOP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
-    from spotguard.errors import SpotguardError
     from spotguard.runtime.settings import Settings
 
 log = logging.getLogger("spotguard")
@@ -97,6 +97,25 @@ def log_to_stderr() -> None:
         log.addHandler(handler)
         log.setLevel(logging.INFO)
         log.propagate = False
+
+
+def tell_uncaught_in_a_sentence() -> None:
+    """Let an error of ours that nobody catches end the script in one sentence, with its exit code.
+
+    As a `Job` does once there is one. Other errors are left to Python.
+    """
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(error, SpotguardError):
+            before(kind, error, trace)
+            return
+        log_to_stderr()
+        log.error("%s%s", place_in_script(trace), sentence(error))
+        if not hasattr(sys, "ps1"):  # who types at a prompt wants to go on
+            raise SystemExit(error.exit_code)
+
+    sys.excepthook = hook
 
 
 def exit_soon(seconds: float) -> None:

@@ -15,7 +15,13 @@ import torch
 
 from spotguard.checkpoint.lineage import restorable
 from spotguard.checkpoint.manifest import check_shards_present, load_manifest
-from spotguard.errors import CheckpointError, DamagedCheckpoint, SpotguardError, StateMismatch
+from spotguard.errors import (
+    ArchivedCheckpoint,
+    CheckpointError,
+    DamagedCheckpoint,
+    SpotguardError,
+    StateMismatch,
+)
 from spotguard.runtime.process import without_collections
 from spotguard.runtime.randomness import restore_random_states
 from spotguard.runtime.reading import StoredTensors
@@ -89,6 +95,7 @@ def restore(
         StateMismatch: the script tracks other objects than the checkpoint holds, or their names
             or shapes differ; nothing was changed.
         DamagedCheckpoint: there are checkpoints, but none of them is whole.
+        ArchivedCheckpoint: and some have to be brought back from the store's archive.
         StoreError: the store failed, which says nothing about the checkpoints.
         CheckpointError: another rank failed for such a reason.
     """
@@ -116,12 +123,25 @@ def restore(
             restored.steps_back = choices.newest_step - manifest.step
             return restored
     if choices.skipped:
-        raise DamagedCheckpoint(
-            f"all {len(choices.skipped)} checkpoints of this run are damaged; "
-            f"the newest: {choices.skipped[0][1]}",
+        raise _none_left(choices)
+    return restored
+
+
+def _none_left(choices: _Choices) -> DamagedCheckpoint:
+    """Return the error for a run whose checkpoints are all passed over."""
+    count, archived = len(choices.skipped), choices.archived
+    if not archived:
+        return DamagedCheckpoint(
+            f"all {count} checkpoints of this run are damaged; the newest: {choices.skipped[0][1]}",
             hint="restore the store from a backup, or start a new run",
         )
-    return restored
+    damaged = f", {count - len(archived)} damaged" if len(archived) < count else ""
+    return ArchivedCheckpoint(
+        f"no checkpoint of this run can be read now: {len(archived)} archived{damaged}; "
+        f"the newest archived one is {archived[0]}",
+        hint="bring its shards back (S3: aws s3api restore-object; Azure: az storage blob set-tier "
+        "--tier Hot), which takes hours, then start again; docs/stores.md has the whole commands",
+    )
 
 
 class _Choices:
@@ -139,6 +159,8 @@ class _Choices:
         self._chosen: str | None = None
         self._manifest: Manifest | None = None
         self.skipped: list[tuple[str, str]] = []
+        self.archived: list[str] = []
+        """Those of the skipped that are whole, but have to be brought back."""
         self.newest_step = 0
 
     def next(self) -> str | None:
@@ -151,10 +173,11 @@ class _Choices:
             except SpotguardError as problem:
                 self._coordinator.set(word, f"{_GIVEN_UP}{problem.message}")
                 raise
-            told = [self._chosen, self.newest_step, self.skipped]
+            told = [self._chosen, self.newest_step, self.skipped, self.archived]
             self._coordinator.set(word, json.dumps(told))
         else:
-            self._chosen, self.newest_step, skipped = json.loads(self._hear(word, 0))
+            heard = json.loads(self._hear(word, 0))
+            self._chosen, self.newest_step, skipped, self.archived = heard
             self.skipped = [(prefix, problem) for prefix, problem in skipped]
         return self._chosen
 
@@ -205,6 +228,8 @@ class _Choices:
                 check_shards_present(self._store, self._manifest)
             except DamagedCheckpoint as problem:
                 self.skipped.append((ref.prefix, problem.message))
+                if isinstance(problem, ArchivedCheckpoint):
+                    self.archived.append(ref.prefix)
             else:
                 return ref.prefix
         return None

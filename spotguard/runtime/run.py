@@ -20,6 +20,7 @@ from spotguard.runtime.collectives import ProcessGroup
 from spotguard.runtime.gradients import GradientSync, broadcast_initial, evened_out
 from spotguard.runtime.job import Job, Phase
 from spotguard.runtime.loader import ElasticLoader, Loader, Share
+from spotguard.runtime.process import tell_uncaught_in_a_sentence
 from spotguard.runtime.randomness import BOUNDARY, mix, seed_everything
 from spotguard.runtime.scaling import ScaledElasticLoader, learning_rate_scale
 from spotguard.runtime.schedule import SaveSchedule
@@ -85,16 +86,20 @@ def init(
     global _current
     if _current is not None:
         raise UsageError("spotguard.init() was called twice in one process")
-    _check_exact(exact, reseed=reseed)
-    settings = Settings.from_environment(
-        run_id=run_id,
-        store=store,
-        seed=seed,
-        save_every=save_every,
-        keep_last=keep_last,
-        peer_timeout=peer_timeout,
-    )
-    job = Job(settings, backend=backend, save_random=not reseed)
+    try:
+        _check_exact(exact, reseed=reseed)
+        settings = Settings.from_environment(
+            run_id=run_id,
+            store=store,
+            seed=seed,
+            save_every=save_every,
+            keep_last=keep_last,
+            peer_timeout=peer_timeout,
+        )
+        job = Job(settings, backend=backend, save_random=not reseed)
+    except SpotguardError:
+        tell_uncaught_in_a_sentence()
+        raise
     _current = Run(job, reseed=reseed, bitwise=exact is not None)
     return _current
 

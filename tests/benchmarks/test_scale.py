@@ -28,7 +28,7 @@ def test_the_command_measures_folder_bucket_and_commands(tmp_path: Path) -> None
     run_module("benchmarks.scale", *size, "--json", str(out))
     rows = json.loads(out.read_text(encoding="utf-8"))["results"]
 
-    assert {row["where"] for row in rows} == {"command", "folder", "bucket"}
+    assert {row["where"] for row in rows} == {"command", "journal", "folder", "bucket"}
     restart = next(row for row in rows if row["what"] == "controller restarts" and row["requests"])
     assert restart["requests"] <= 3
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from spotguard.control.view import HistoryLine, RunSummary, RunView
+from spotguard.control.view import HistoryLine, Look, RunSummary, RunView, Story
 from spotguard.errors import SpotguardError, UsageError
 from spotguard.events.states import Market, RunState
 from spotguard.launch.base import Offer
@@ -48,6 +48,22 @@ class FakeLauncher:
 
 
 @dataclass
+class FakeWatch:
+    """Sees the next picture at each look, and the story at the first."""
+
+    control: FakeControl
+    run_id: str
+    told: int = 0
+
+    def look(self) -> Look:
+        """Return what is new."""
+        view = self.control.view(self.run_id)
+        news = tuple(self.control.lines[self.told :])
+        self.told += len(news)
+        return Look(view=view, news=news)
+
+
+@dataclass
 class FakeControl:
     """Answers as the controller's interface does, and notes what it was asked."""
 
@@ -87,9 +103,14 @@ class FakeControl:
             raise KeyboardInterrupt
         return self.views.pop(0) if len(self.views) > 1 else self.views[0]
 
-    def history(self, run_id: str) -> list[HistoryLine]:
+    def history(self, run_id: str, *, newest: int | None = None) -> Story:
         """Return the story."""
-        return self.lines
+        lines = self.lines if newest is None else self.lines[-newest:]
+        return Story(lines=iter(lines), earlier=len(self.lines) - len(lines))
+
+    def watch(self, run_id: str) -> FakeWatch:
+        """Return what looks again and again."""
+        return FakeWatch(self, run_id)
 
     def list_runs(self) -> list[RunSummary]:
         """Return the one run."""

@@ -166,6 +166,24 @@ def test_show_tells_everything_and_hides_control_characters(cli: Cli, store: Obj
     assert [part["offsets"] for part in body["tensors"][0]["parts"]] == [[0, 0], [1, 0]]
 
 
+def test_show_of_a_large_one_is_short_and_says_so(
+    cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model has thousands of tensors; JSON has them all, and so has --all."""
+    monkeypatch.setattr("spotguard.cli.checkpoints._MOST_ROWS", 3)
+    model = torch.nn.Module()
+    for number in range(9):
+        model.register_buffer(f"t{number}", torch.zeros(2))
+    save_objects(store, 60, 2, world_size=2, model=model)
+    said = cli("checkpoints", "show").out
+    assert said.count("F32") == 3
+    assert "(6 more tensors are not shown; --all shows them)" in said
+    assert "more shards" not in said
+    whole = cli("checkpoints", "show", "--all").out
+    assert (whole.count("F32"), "not shown" in whole) == (9, False)
+    assert len(json.loads(cli("checkpoints", "show", "--json").out)["tensors"]) == 9
+
+
 def test_verify_returns_0_for_whole_and_10_for_damaged(cli: Cli, store: ObjectStore) -> None:
     """The file is named, in words and as JSON; other checkpoints stay whole."""
     said = cli("checkpoints", "verify", "--all")

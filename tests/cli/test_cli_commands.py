@@ -414,6 +414,24 @@ def test_history_is_ordered_dated_and_greppable(cli: Cli, control: FakeControl) 
     )
 
 
+def test_a_long_history_shows_the_newest_and_says_so(
+    cli: Cli, control: FakeControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of months has a million happenings; --all tells them, one by one."""
+    whole = json.loads(cli("history", "--json").out)
+    assert (len(whole["history"]), whole["earlier"]) == (5, 0)
+    assert "not shown" not in cli("history").out
+    monkeypatch.setattr("spotguard.cli.look._NEWEST", 2)
+    said = cli("history")
+    assert said.out.endswith("3 earlier happenings are not shown; --all tells them, too\n")
+    assert len(said.out.splitlines()) == 5
+    body = json.loads(cli("history", "--json").out)
+    assert (body["history"], body["earlier"]) == (whole["history"][3:], 3)
+    assert json.loads(cli("history", "--json", "--all").out) == whole
+    control.lines = []
+    assert json.loads(cli("history", "--json").out)["history"] == []
+
+
 def test_logs_are_one_stream_without_terminal_tricks(cli: Cli, control: FakeControl) -> None:
     """Each line says whose it is; progress bars and escapes come out as their last state."""
     control.log = [Line(1, 0, "10 %\r50 %\r100 %\n"), Line(2, 1, "\x1b[2Jloss [1.5]\n")]

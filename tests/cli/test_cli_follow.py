@@ -12,15 +12,19 @@ import pytest
 from rich.console import Console
 
 from spotguard.cli.follow import LineScreen, LiveScreen, SilentScreen, follow
+from spotguard.control.view import Look
 from spotguard.errors import ContactLost
 from spotguard.events.states import RunState
 from spotguard.testing import FakeClock
 from tests.cli import pictures
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from spotguard.control.view import HistoryLine, RunView
+
+
+def seen(view: RunView, *news: HistoryLine, earlier: int = 0) -> Look:
+    """Return what a look shows."""
+    return Look(view=view, news=news, earlier=earlier)
 
 
 @dataclass
@@ -28,16 +32,11 @@ class FakeSource:
     """Shows pictures one after the other; the last one stays."""
 
     views: list[RunView]
-    lines: list[HistoryLine] = field(default_factory=list)
     repairs: int = 0
 
-    def view(self) -> RunView:
+    def look(self) -> Look:
         """Return the next picture."""
-        return self.views.pop(0) if len(self.views) > 1 else self.views[0]
-
-    def history(self) -> list[HistoryLine]:
-        """Return the story."""
-        return self.lines
+        return seen(self.views.pop(0) if len(self.views) > 1 else self.views[0])
 
     def repair(self) -> None:
         """Count."""
@@ -51,9 +50,9 @@ class FakeScreen:
     shown: list[RunState] = field(default_factory=list)
     closed: bool = False
 
-    def show(self, view: RunView, history: Sequence[HistoryLine], now: float) -> None:
+    def show(self, look: Look, now: float) -> None:
         """Remember."""
-        self.shown.append(view.state)
+        self.shown.append(look.view.state)
 
     def close(self) -> None:
         """Remember."""
@@ -104,7 +103,7 @@ def test_a_screen_is_closed_when_the_user_leaves() -> None:
     """Ctrl-C must not leave the terminal without its cursor."""
 
     class Impatient(FakeSource):
-        def view(self) -> RunView:
+        def look(self) -> Look:
             raise KeyboardInterrupt
 
     screen = FakeScreen()
@@ -113,25 +112,26 @@ def test_a_screen_is_closed_when_the_user_leaves() -> None:
     assert screen.closed
 
 
-def test_lines_are_printed_once_each(capsys: pytest.CaptureFixture[str]) -> None:
-    """A log without a terminal has one line for each happening, whatever the polling."""
+def test_each_happening_is_one_line_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
+    """A log without a terminal has what each look brings, also what was learned late."""
     screen, lines = LineScreen(), pictures.history()
-    for count in (1, 1, 3, 5, 5):
-        screen.show(pictures.run(), lines[:count], pictures.NOW)
-    said = capsys.readouterr().out.splitlines()
-    assert len(said) == 5
-    assert "node 1 got a notice" in said[1]
-
-
-def test_a_happening_that_is_learned_late_is_still_printed(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """The story is sorted by time, so news may appear in its middle; each line comes once."""
-    screen, lines = LineScreen(), pictures.history()
-    screen.show(pictures.run(), [lines[0], lines[4]], pictures.NOW)
-    screen.show(pictures.run(), lines, pictures.NOW)
+    for news in ((lines[0], lines[4]), (), (lines[1],), (lines[2], lines[3]), ()):
+        screen.show(seen(pictures.run(), *news), pictures.NOW)
     said = capsys.readouterr().out.splitlines()
     assert len(said) == len(set(said)) == 5
+    assert "node 1 got a notice" in said[2]
+
+
+@pytest.mark.parametrize(("since_at", "told"), [(0.0, True), (pictures.NOW, False)])
+def test_a_log_that_begins_in_the_middle_says_so(
+    capsys: pytest.CaptureFixture[str], since_at: float, told: bool
+) -> None:
+    """How much went before is said, unless the log is only about what comes."""
+    screen = LineScreen(since_at=since_at)
+    screen.show(seen(pictures.run(), *pictures.history(), earlier=7), pictures.NOW)
+    assert (
+        "(7 earlier happenings are not shown: spotguard history --all)" in capsys.readouterr().out
+    ) is told
 
 
 def test_a_quiet_log_still_tells_progress(capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,7 +139,7 @@ def test_a_quiet_log_still_tells_progress(capsys: pytest.CaptureFixture[str]) ->
     screen = LineScreen(since_at=pictures.NOW)
     for tick in range(200):
         view = pictures.run(step=100 + min(tick, 120))
-        screen.show(view, pictures.history(), pictures.NOW + tick)
+        screen.show(seen(view, *pictures.history()), pictures.NOW + tick)
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 4
     assert "130 of 600 steps · 3.1 steps/s" in said[0]
@@ -150,10 +150,12 @@ def test_the_live_screen_draws_in_place_and_gives_the_cursor_back() -> None:
     """What was drawn is wiped, the cursor is visible again."""
     stream = io.StringIO()
     screen = LiveScreen(Console(file=stream, force_terminal=True, width=80, height=30))
-    screen.show(pictures.run(), pictures.history(), pictures.NOW)
-    screen.show(replace(pictures.run(), step=413), pictures.history(), pictures.NOW)
+    screen.show(seen(pictures.run(), *pictures.history()), pictures.NOW)
+    began = stream.tell()
+    screen.show(seen(replace(pictures.run(), step=413)), pictures.NOW)
     screen.close()
     drawn = stream.getvalue()
+    assert "attempt 2 starts on 2 nodes" in drawn[began:]  # told by the look before
     assert "413 of 600" in drawn
     assert drawn.rfind("\x1b[?25h") > drawn.rfind("\x1b[?25l") >= 0
 
@@ -161,7 +163,7 @@ def test_the_live_screen_draws_in_place_and_gives_the_cursor_back() -> None:
 def test_a_silent_screen_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """`--json` has one document on stdout and nothing else."""
     screen = SilentScreen()
-    screen.show(pictures.run(), pictures.history(), pictures.NOW)
+    screen.show(seen(pictures.run(), *pictures.history()), pictures.NOW)
     screen.close()
     assert capsys.readouterr() == ("", "")
 
@@ -171,9 +173,9 @@ def test_a_slow_look_is_not_repeated_at_once() -> None:
     clock = FakeClock()
 
     class Slow(FakeSource):
-        def view(self) -> RunView:
+        def look(self) -> Look:
             clock.advance(2.0)
-            return super().view()
+            return super().look()
 
     began_at = clock.monotonic()
     follow(Slow([pictures.run()] * 3 + [pictures.finished()]), SilentScreen(), clock=clock)
@@ -185,10 +187,10 @@ def test_ctrl_c_counts_where_python_swallows_it() -> None:
     handler is back."""
 
     class Unlucky(FakeSource):
-        def view(self) -> RunView:
+        def look(self) -> Look:
             with contextlib.suppress(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
-            return super().view()
+            return super().look()
 
     before = signal.getsignal(signal.SIGINT)
     screen = FakeScreen()

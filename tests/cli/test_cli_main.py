@@ -288,6 +288,7 @@ STATUS_KEYS = {
     "traceback",
     "controller_alive",
     "attempts",
+    "recoveries",
 }
 ATTEMPT_KEYS = {
     "attempt",
@@ -328,7 +329,7 @@ def test_the_keys_of_status_json_are_frozen(cli: Cli, control: FakeControl) -> N
     [
         (
             "history",
-            {"schema", "run_id", "history"},
+            {"schema", "run_id", "earlier", "history"},
             "history",
             {"at", "attempt", "kind", "text", "cost_usd", "data"},
         ),
@@ -340,7 +341,7 @@ def test_the_keys_of_status_json_are_frozen(cli: Cli, control: FakeControl) -> N
         ),
         (
             "doctor",
-            {"schema", "ok", "checks", "store"},
+            {"schema", "ok", "checks", "store", "clusters"},
             "checks",
             {"name", "status", "detail", "hint"},
         ),

@@ -260,7 +260,7 @@ def test_a_killed_controller_is_repaired_and_its_journal_rebuilt(home: Path) -> 
     destroyed, and the run is adopted from its store with its costs."""
     run_id = api.create_run(a_spec(home, "import time\ntime.sleep(600)\n"))
     api.start_controller(run_id)
-    wait_for(lambda: "launched" in [line.kind for line in api.history(run_id)])
+    wait_for(lambda: "launched" in [line.kind for line in api.history(run_id).lines])
     pid = folder_of(run_id).controller_pid()
     assert pid
     os.kill(pid, signal.SIGKILL)
@@ -269,7 +269,7 @@ def test_a_killed_controller_is_repaired_and_its_journal_rebuilt(home: Path) -> 
     assert api.ensure_controlled(run_id) is False
     api.request_down(run_id)
     finish(run_id)
-    kinds = [line.kind for line in api.history(run_id)]
+    kinds = [line.kind for line in api.history(run_id).lines]
     assert kinds.count("launched") == 1
     assert "controller_repaired" in kinds
     view = api.view(run_id)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spotguard.checkpoint.lineage import CheckpointRef
+from spotguard.checkpoint.lineage import CheckpointRef, list_all
 from spotguard.checkpoint.retention import Retention
 from spotguard.checkpoint.shard import shard_file, write_shard
 from spotguard.control import checkpoints
@@ -158,6 +158,7 @@ def test_a_checkpoint_is_found_by_what_users_type(text: str | None, found: str) 
     """The history is preferred; a zombie's is there for whoever asks for it."""
     meant = find_checkpoint(a_history(), text)
     assert f"{meant.step}-{meant.attempt}" == found
+    assert find_checkpoint(a_history(), text, list_all(a_history())) == meant
 
 
 def test_what_cannot_be_found_is_refused_with_the_nearest() -> None:
@@ -202,6 +203,42 @@ def test_a_run_is_opened_by_id_by_place_and_by_default(home: Path) -> None:
 
 
 # ---------------------------------------------------------------- describing
+
+
+@pytest.mark.parametrize("harm", ["none", "newest", "two", "newer format", "claim", "gone"])
+def test_one_row_is_as_in_the_list(harm: str) -> None:
+    """Also whether the next start goes on from it; only as many are looked at as that takes."""
+    store = a_history()
+    match harm:
+        case "newest" | "two":
+            store.delete(keys.checkpoint(40, 2) + shard_file(1, 2))
+            if harm == "two":
+                store.delete(keys.checkpoint(30, 2) + shard_file(1, 2))
+        case "newer format":
+            store.put(keys.manifest(keys.checkpoint(40, 2)), sealed({"schema": 9}))
+        case "claim":
+            flip(store, keys.claim(2), 8)
+        case "gone":
+            store.delete(keys.checkpoint(50, 2) + shard_file(0, 2))
+    rows = checkpoints.list_checkpoints(store)
+    refs = [ref(*at) for at in ((50, 2), (40, 2), (30, 2), (30, 1), (20, 1), (10, 1))]
+    listing = list_all(store)
+    one_by_one = [checkpoints.find_row(store, each, listing) for each in refs]
+    assert [row for row in one_by_one if row is not None] == rows
+
+
+def test_describing_looks_at_few_others() -> None:
+    """One checkpoint of ten thousand, each with the one before as its parent, costs no more."""
+    store = MemoryStore()
+    claim(store, 1)
+    for step in range(1, 200):
+        save(store, step, parent=keys.checkpoint(step - 1, 1) if step > 1 else None)
+    counting = FaultyStore(store)
+    detail = describe(counting, ref(199))
+    assert counting.calls["get"] < 20
+    assert (len(detail.parents), detail.more_parents, detail.lost_parent) == (10, True, None)
+    assert detail.row.is_next
+    assert not describe(store, ref(11)).more_parents
 
 
 def test_the_description_has_tensors_parts_ancestors_and_counters() -> None:

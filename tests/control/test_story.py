@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from spotguard.control import story
 from spotguard.control.record import JOB_PREFIX, Kind, Limits
 from spotguard.control.story import history_lines
 from spotguard.events.event import JobEvent
@@ -9,7 +10,12 @@ from spotguard.testing.job import Fate
 from tests.control.world import World
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+    import pytest
+
+    from spotguard.control.journal import Entry
 
 _EXPECTED = {
     Kind.INTENDED.value,
@@ -31,7 +37,7 @@ def test_every_act_is_a_sentence_with_time_and_cost(tmp_path: Path) -> None:
     world = World(tmp_path, limits=Limits(budget_usd=9.0, nodes_min=2, nodes_max=2), fates=fates)
     world.run()
     with world.journal() as journal:
-        lines = history_lines(journal.events())
+        lines = list(history_lines(journal.events()))
 
     assert {line.kind for line in lines} >= _EXPECTED
     assert all(line.text and "{" not in line.text for line in lines)
@@ -48,7 +54,7 @@ def test_the_story_never_shows_values_of_variables(tmp_path: Path) -> None:
     """The journal holds the job's variables; the story does not."""
     world = World(tmp_path)
     with world.journal() as journal:
-        lines = history_lines(journal.events())
+        lines = list(history_lines(journal.events()))
     assert "spec" not in (lines[0].data or {})
 
 
@@ -58,7 +64,7 @@ def test_events_with_missing_data_are_still_told(tmp_path: Path) -> None:
     with world.journal() as journal:
         for kind in [*(kind.value for kind in JobEvent), "something_new"]:
             journal.append(JOB_PREFIX + kind, at=world.clock.now(), attempt=1, data={})
-        lines = history_lines(journal.events())
+        lines = list(history_lines(journal.events()))
     assert len(lines) == 1 + len(JobEvent) + 1
     assert lines[-1].text == "something new"
 
@@ -70,10 +76,37 @@ def test_a_batch_that_follows_the_ranks_is_told(tmp_path: Path) -> None:
     with world.journal() as journal:
         rescaled = JOB_PREFIX + JobEvent.RESCALED.value
         journal.append(rescaled, at=world.clock.now(), attempt=2, data=told)
-        line = history_lines(journal.events())[-1].to_json()
+        line = list(history_lines(journal.events()))[-1].to_json()
     assert (line["kind"], line["text"], line["data"]) == ("rescaled", told["message"], told)
+
+
+def test_the_story_is_by_time_though_news_arrive_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In little memory: only so many lines are held back as may be overtaken."""
+    monkeypatch.setattr(story, "_LATE", 4)
+    world = World(tmp_path)
+    with world.journal() as journal:
+        for number in range(50):
+            late_s = 2.5 if number % 5 else 0.0
+            at = world.clock.now() + 10 + number - late_s
+            journal.append(JOB_PREFIX + "warning", at=at, attempt=1, data={"message": str(number)})
+        read = 0
+
+        def entries() -> Iterator[Entry]:
+            nonlocal read
+            for entry in journal.read():
+                read += 1
+                yield entry
+
+        lines = history_lines(entries())
+        first = next(lines)
+        assert read == 5
+        told = [first, *lines]
+    assert len(told) == 51
+    assert [line.at for line in told] == sorted(line.at for line in told)
 
 
 def test_an_empty_journal_has_no_story() -> None:
     """Nothing happened, nothing is told."""
-    assert history_lines([]) == []
+    assert list(history_lines([])) == []

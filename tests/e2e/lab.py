@@ -114,8 +114,8 @@ class Lab:
         return self.status(run)
 
     def history(self, run: str) -> list[dict[str, Any]]:
-        """Return what `history --json` lists."""
-        said = self.spotguard("history", run, "--json")
+        """Return what `history --json --all` lists."""
+        said = self.spotguard("history", run, "--json", "--all")
         assert said.code == 0, said.err
         lines: list[dict[str, Any]] = said.json["history"]
         return lines

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from spotguard.checkpoint.lineage import claim_attempt
 from spotguard.checkpoint.manifest import Manifest, commit
 from spotguard.checkpoint.shard import Block, shard_file, write_shard
-from spotguard.errors import CheckpointError, DamagedCheckpoint, StateMismatch, StoreUnavailable
+from spotguard.errors import (
+    ArchivedCheckpoint,
+    CheckpointError,
+    DamagedCheckpoint,
+    StateMismatch,
+    StoreUnavailable,
+)
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
 from spotguard.runtime.reading import StoredTensors, _Box
@@ -394,6 +400,25 @@ def test_when_all_are_damaged_nothing_starts_from_scratch() -> None:
     assert "start a new run" in problem.value.hint
 
 
+@pytest.mark.parametrize("damaged", [False, True])
+def test_when_all_are_archived_the_way_back_is_said(damaged: bool) -> None:
+    """They are whole, only out of reach for hours: nobody should look for a backup."""
+    store = history(10, 20, 30)
+    for step in (10, 20, 30):
+        store.archive(shard_of(step))
+    if damaged:
+        store.delete(shard_of(30))
+    with pytest.raises(ArchivedCheckpoint) as problem:
+        next_attempt(store, s={})
+
+    count, newest = (2, 20) if damaged else (3, 30)
+    assert f"can be read now: {count} archived" in problem.value.message
+    assert (", 1 damaged" in problem.value.message) is damaged
+    assert keys.checkpoint(newest, 1) in problem.value.message
+    assert "aws s3api restore-object" in problem.value.hint
+    assert "backup" not in problem.value.hint
+
+
 def test_a_store_that_fails_is_not_a_damaged_checkpoint() -> None:
     """Not being able to read says nothing about the bytes: no fallback, no lost work."""
     store = FaultyStore(history(10, 20)).fail("get_into")
@@ -580,6 +605,18 @@ def test_nothing_but_tensors_changes_before_all_ranks_agree() -> None:
     assert len(restored[1].skipped) == 2
     assert len(pair.seen) > 10
     assert all(seen == {"step": -1} for seen in pair.seen)
+
+
+def test_all_ranks_say_that_all_are_archived() -> None:
+    """The first one found it out; the others have the same sentence."""
+    store = rows(10, 20)
+    for step in (10, 20):
+        store.archive(keys.checkpoint(step, 1) + shard_file(1, 2))
+    first, second = Pair(store).restore()
+
+    assert isinstance(first, ArchivedCheckpoint)
+    assert isinstance(second, ArchivedCheckpoint)
+    assert (first.message, first.hint) == (second.message, second.hint)
 
 
 def test_when_none_is_whole_for_all_no_rank_starts_from_scratch() -> None:

@@ -58,8 +58,36 @@ def checkpoints_screen(rows: Sequence[CheckpointRow]) -> RenderableType:
     return Group(table, *notes)
 
 
-def detail_screen(detail: CheckpointDetail, run_id: str) -> RenderableType:
-    """Return all that is known of one checkpoint."""
+def detail_screen(
+    detail: CheckpointDetail, run_id: str, *, most: int | None = None
+) -> RenderableType:
+    """Return what is known of one checkpoint; of each table `most` rows, and how many are left."""
+    numbers = {file: number for number, (file, _) in enumerate(detail.files)}
+    objects = plain_table("object", "tensors", "")
+    _right(objects.columns[1])
+    files = plain_table("shard", "file", "size")
+    _right(files.columns[0], files.columns[2])
+    tensors = plain_table("tensor", "dtype", "shape", "size", "in shard")
+    _right(tensors.columns[3])
+    for item in detail.objects[:most]:
+        objects.add_row(clean(item.name), str(item.tensors), "module" if item.is_module else "")
+    for number, (file, size_bytes) in enumerate(detail.files[:most]):
+        files.add_row(str(number), clean(file), format_bytes(size_bytes))
+    for tensor in detail.tensors[:most]:
+        tensors.add_row(*_tensor_cells(tensor, numbers))
+    gap = Text("")
+    return Group(
+        _facts(detail, run_id),
+        gap,
+        Group(objects, *_left_out("objects", len(detail.objects), most)),
+        gap,
+        Group(files, *_left_out("shards", len(detail.files), most)),
+        gap,
+        Group(tensors, *_left_out("tensors", len(detail.tensors), most)),
+    )
+
+
+def _facts(detail: CheckpointDetail, run_id: str) -> Table:
     row = detail.row
     facts = Table.grid(padding=(0, 2, 0, 0))
     facts.add_column(style="dim", no_wrap=True)
@@ -75,27 +103,23 @@ def detail_screen(detail: CheckpointDetail, run_id: str) -> RenderableType:
     facts.add_row("parents", _parents(detail))
     facts.add_row("counters", _pairs({k: json.dumps(v) for k, v in detail.counters.items()}))
     facts.add_row("written by", _pairs(detail.versions))
-    objects = plain_table("object", "tensors", "")
-    _right(objects.columns[1])
-    for item in detail.objects:
-        objects.add_row(clean(item.name), str(item.tensors), "module" if item.is_module else "")
-    files = plain_table("shard", "file", "size")
-    _right(files.columns[0], files.columns[2])
-    for number, (file, size_bytes) in enumerate(detail.files):
-        files.add_row(str(number), clean(file), format_bytes(size_bytes))
-    numbers = {file: number for number, (file, _) in enumerate(detail.files)}
-    tensors = plain_table("tensor", "dtype", "shape", "size", "in shard")
-    _right(tensors.columns[3])
-    for tensor in detail.tensors:
-        tensors.add_row(
-            clean(tensor.name),
-            tensor.dtype,
-            _shape(tensor.shape),
-            format_bytes(tensor.size_bytes),
-            "  ".join(_places(tensor, numbers)),
-        )
-    gap = Text("")
-    return Group(facts, gap, objects, gap, files, gap, tensors)
+    return facts
+
+
+def _tensor_cells(tensor: TensorRow, numbers: dict[str, int]) -> tuple[str, str, str, str, str]:
+    return (
+        clean(tensor.name),
+        tensor.dtype,
+        _shape(tensor.shape),
+        format_bytes(tensor.size_bytes),
+        "  ".join(_places(tensor, numbers)),
+    )
+
+
+def _left_out(what: str, count: int, most: int | None) -> Iterator[Text]:
+    """Yield a line if a table has not all of its rows."""
+    if most is not None and count > most:
+        yield Text(f"({count - most} more {what} are not shown; --all shows them)", style="dim")
 
 
 def verified_screen(results: Sequence[Verified]) -> RenderableType:
@@ -162,6 +186,8 @@ def _parents(detail: CheckpointDetail) -> str:
     names = [_short(prefix) for prefix in detail.parents]
     if detail.lost_parent is not None:
         names.append(f"{_short(detail.lost_parent)} (deleted or unreadable)")
+    if detail.more_parents:
+        names.append("...")
     return " ← ".join(names) or "nothing: the first"
 
 

@@ -11,7 +11,7 @@ from spotguard.cli.output import clean
 from spotguard.cli.views import words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from spotguard.control.view import HistoryLine, RunView
 
@@ -51,7 +51,7 @@ def progress(view: RunView, now: float) -> str:
     return _COLUMNS.format(words.clock_time(now), _attempt(number), _cost(view.spent_usd), said)
 
 
-def by_day(lines: Sequence[HistoryLine]) -> Iterator[tuple[str, list[HistoryLine]]]:
+def by_day(lines: Iterable[HistoryLine]) -> Iterator[tuple[str, list[HistoryLine]]]:
     """Yield each local day with its lines, in order."""
     day = ""
     held: list[HistoryLine] = []
