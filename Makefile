@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SPOTGUARD := $(BIN)/spotguard
 
-.PHONY: help demo check lint types test unit emulators e2e lab lab-tests lab-down clean
+.PHONY: help demo check lint types test quick unit emulators e2e lab lab-tests lab-down cloud-tests clean
 
 help:
 	@echo "make demo    train a small GPT on two local nodes through three interruptions"
@@ -13,16 +13,20 @@ help:
 	@echo "make emulators  object stores on emulators, with faults in between (needs npm)"
 	@echo "make e2e     the whole-job tests only"
 	@echo "make lab     a Slurm cluster of three virtual spot nodes (root, Debian 12); lab-down ends it"
-	@echo "make lab-tests  whole runs through SkyPilot on that cluster"
+	@echo "make cloud-tests  a few cents' worth of real nodes, in SPOTGUARD_CLOUD: docs/cloud-tests.md"
+	@echo "make lab-tests  whole runs through SkyPilot on such a cluster (brings up its own)"
 
 $(BIN)/python:
+	@echo "setting up $(VENV) (first time only, some 30 s)"
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing spotguard and torch"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing spotguard, torch, and what development needs"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $(VENV)/.installed $@
 
@@ -55,13 +59,22 @@ lab: $(VENV)/.installed-dev
 	$(LAB) up 3
 	@echo 'now: eval "$$(infra/lab/slurm_lab.sh env)"; see docs/launching.md'
 
-lab-tests: lab
-	SPOTLAB_DIR=$${SPOTLAB_DIR:-/tmp/spotlab} $(BIN)/python -m pytest -q tests/e2e/test_slurm_lab.py
+lab-tests: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q -rs -m lab tests/e2e
 
 lab-down:
 	$(LAB) down purge
 
-test: unit emulators e2e
+cloud-tests: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q -rs -m cloud tests/cloud
+
+# Runs on the lab wait most of their time, so the quick tests go on beside them.
+test: $(VENV)/.installed-dev
+	$(MAKE) -j 2 --output-sync=target lab-tests quick
+	$(MAKE) e2e
+
+quick:
+	$(MAKE) -j 1 unit emulators
 
 check: lint types test
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 SCRIPT = Path(__file__).parents[2] / "infra" / "lab" / "slurm_lab.sh"
+_MORTAL = Path(__file__).with_name("mortal")
 NODES = 3
 _BOOKS_EVERY_S = 3.0
 _SKY_CONFIG = """\
@@ -123,17 +124,12 @@ class SlurmLab:
 
     def clusters(self) -> list[str]:
         """Return the names of the clusters that Slurm has not ended."""
-        return [name for name, over in self._jobs() if not over]
-
-    def _jobs(self) -> list[tuple[str, bool]]:
-        lines = self.slurm("squeue", "-h", "-t", "all", "-o", "%T %j").splitlines()
-        jobs = [(line.split()[1], line.split()[0]) for line in lines]
-        living = ("RUNNING", "PENDING", "COMPLETING", "CONFIGURING", "STAGE_OUT", "SIGNALING")
-        return [(name, state not in living) for name, state in jobs if name != "spotlab-hold"]
+        lines = self.slurm("squeue", "-h", "-o", "%j").splitlines()  # of those that live
+        return [line.strip() for line in lines if line.strip() != "spotlab-hold"]
 
     def slurm(self, *words: str) -> str:
-        """Run one of Slurm's commands."""
-        return _output(words, self.environ, 60.0)
+        """Run one of Slurm's commands in the lab, which can also be done when it is cut off."""
+        return self.verb("exec", "login", *words)
 
     def _knobs(self) -> dict[str, str]:
         return {
@@ -170,11 +166,7 @@ class Books(threading.Thread):
         self._copy()
 
     def _copy(self) -> None:
-        try:
-            lines = self._slurm.slurm("scontrol", "show", "job", "-o").splitlines()
-        except AssertionError:  # the lab is cut off
-            return
-        for line in lines:
+        for line in self._slurm.slurm("scontrol", "show", "job", "-o").splitlines():
             job = dict(word.split("=", 1) for word in line.split() if "=" in word)
             begin_at = _instant(job.get("StartTime", ""))
             if job.get("JobName") == "spotlab-hold" or begin_at is None or begin_at < self._since:
@@ -196,6 +188,8 @@ class Beside(Lab):
     def __init__(self, folder: Path, slurm: SlurmLab, job: Path) -> None:
         super().__init__(folder)
         self.slurm = slurm
+        self.mortal: Path | None = None
+        """Where controllers that die at each of their outside acts leave their marks."""
         self.script = self.work / job.name
         self.store = slurm.folder / "shared" / f"{folder.name}-{time.time():.0f}"
         shutil.copy(job, self.script)
@@ -203,6 +197,10 @@ class Beside(Lab):
     def environ(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the environment of a shell that uses the lab."""
         given = {**self.slurm.environ, "SPOTGUARD_STORE": str(self.store)}
+        if self.mortal is not None:
+            path = given["PYTHONPATH"]
+            given["PYTHONPATH"] = f"{_MORTAL}{os.pathsep}{path}"
+            given["CONTROLLERS_DEATHS"] = str(self.mortal)
         return {**given, "SPOTGUARD_HOME": str(self.home), **(more or {})}
 
     def begin(self, *flags: str, args: tuple[str, ...]) -> str:

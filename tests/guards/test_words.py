@@ -67,7 +67,7 @@ def _words(line: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_shown_commands_exist(page: Path) -> None:
     """Every `spotguard` and `make` command in a console block is one that works."""
-    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for line in _console_lines(page):
         words = _words(line)
         if words[:1] == ["make"]:
