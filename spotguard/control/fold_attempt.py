@@ -243,5 +243,8 @@ CHANGES_OF_ATTEMPT: dict[str, Callable[[AttemptRecord, Entry], AttemptRecord]] =
     JOB_PREFIX + JobEvent.WITHDRAWN.value: lambda attempt, _: replace(attempt, notice=None),
     JOB_PREFIX + JobEvent.SAVED.value: _job_saved,
     JOB_PREFIX + JobEvent.NODE_EXITED.value: _node_exited,
+    JOB_PREFIX + JobEvent.GIVEN_BACK.value: lambda attempt, entry: replace(
+        attempt, given_back_at=entry.at
+    ),
     JOB_PREFIX + JobEvent.ENDED.value: _job_ended,
 }

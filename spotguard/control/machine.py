@@ -322,11 +322,11 @@ def _end_due(
         return AskDown(limit.down_reason, "the nodes were taken down at the hard limit")
     if job is not None:
         regroups = job.reason.retried and may_go_on_in_place(record, attempt)
-        left = cluster.job_over or (_all_left(attempt) and not regroups)
-        if left or now - job.seen_at >= _exit_patience_s(job.reason, policy, regroups=regroups):
+        over = cluster.job_over or (_all_left(attempt) and not regroups)
+        if over or now - job.seen_at >= _exit_patience_s(job.reason, policy, regroups=regroups):
             return AskDown(job.reason, job.message)
         return None
-    if cluster.job_over:
+    if cluster.job_over or _all_left(attempt):
         verdict = judge_nodes(attempt)
         return AskDown(verdict.reason, verdict.detail) if seen.news_complete else None
     ended = [*attempt.lost_nodes, *attempt.failed_nodes]
@@ -340,7 +340,7 @@ def _end_due(
 
 
 def _all_left(attempt: AttemptRecord) -> bool:
-    """Tell whether each node's end is known: SkyPilot says so ten seconds later."""
+    """Tell whether each node's end is known, which SkyPilot says up to a minute later."""
     return {node.node for node in attempt.node_ends} >= set(attempt.cluster_nodes)
 
 
@@ -427,6 +427,8 @@ def _conclude(attempt: AttemptRecord, cluster: ClusterView, now: float) -> Concl
     if cluster.state is ClusterState.ABSENT:
         # A launcher that forgot the cluster (the run was adopted elsewhere): what was seen last.
         gone_at = _last_sign_at(attempt)
+    if attempt.gone_by is not None:  # SkyPilot may have been asked hours later
+        gone_at = min(gone_at, attempt.gone_by)
     ends = [node.at for node in attempt.node_ends]
     ended_at = attempt.job_end.at if attempt.job_end else min(ends, default=gone_at)
     return Conclude(

@@ -190,6 +190,10 @@ class AttemptEnd:
     """By the node's clock: its last sign of life."""
 
 
+_KILL_WAIT_S = 30.0
+"""How long Slurm lets processes live after `scancel`, if nobody changed its `KillWait`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Course:
     """When an attempt came how far: what `control.recovery` is made of. None is unknown."""
@@ -234,6 +238,8 @@ class AttemptRecord:
     stop: StopAsked | None = None
     down: DownAsked | None = None
     contact_lost_at: float | None = None
+    given_back_at: float | None = None
+    """A node of it had its whole allocation cancelled, by the node's clock."""
     end: AttemptEnd | None = None
     course: Course = Course()
 
@@ -241,6 +247,11 @@ class AttemptRecord:
     def billed_from(self) -> float:
         """When its nodes began to cost, or at the earliest can have."""
         return self.intended_at if self.up_at is None else max(self.up_at, self.intended_at)
+
+    @property
+    def gone_by(self) -> float | None:
+        """When it is gone at the latest, as one of its own nodes says; None if none does."""
+        return None if self.given_back_at is None else self.given_back_at + _KILL_WAIT_S
 
     @property
     def in_place(self) -> bool:

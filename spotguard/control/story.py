@@ -307,6 +307,7 @@ _TELLERS: dict[str, Callable[[Entry], tuple[str, str]]] = {
     _FIRST_STEP: _of("the first step is done", "green"),
     JOB_PREFIX + JobEvent.NOTICE.value: _notice,
     JOB_PREFIX + JobEvent.NODE_EXITED.value: _of("node {node} left with exit code {exit_code}"),
+    JOB_PREFIX + JobEvent.GIVEN_BACK.value: _of("its node had Slurm end the whole allocation"),
     JOB_PREFIX + JobEvent.WITHDRAWN.value: _of("the notice was withdrawn ({source})", "green"),
     JOB_PREFIX + JobEvent.AGREED.value: _of("all ranks stop after step {stop_step} ({reason})"),
     JOB_PREFIX + JobEvent.SAVED.value: _saved,

@@ -28,6 +28,7 @@ class JobEvent(str, Enum):
     PEER_LOST problem, step
     NODE_EXITED  exit_code (negative: a signal), told: the node was told to leave; written by the
               node's agent, for launchers that do not see exit codes
+    GIVEN_BACK  allocation: its node had Slurm cancel it
     RESCALED  step, global_batch_size, global_batch_size_before, lr_factor, lr_factor_before (times
               the script's rate), lr_warmup_steps, message: the global batch follows the ranks
     WARNING   message
@@ -46,6 +47,7 @@ class JobEvent(str, Enum):
     FITS = "emergency_fit"
     PEER_LOST = "peer_lost"
     NODE_EXITED = "node_exited"
+    GIVEN_BACK = "given_back"
     RESCALED = "rescaled"
     WARNING = "warning"
     ENDED = "ended"

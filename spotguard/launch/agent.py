@@ -27,10 +27,12 @@ from typing import TYPE_CHECKING, Any
 from spotguard.errors import SpotguardError
 from spotguard.events import env, keys
 from spotguard.events.event import Event, JobEvent
+from spotguard.launch.allocation import give_back
 from spotguard.launch.metadata import DETECT, detect
 from spotguard.launch.regroup import Part, next_part
 from spotguard.storage import PrefixedStore, open_store
 from spotguard.storage.deadline import give_up_after
+from spotguard.units import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,29 +46,45 @@ _SKYPILOTS = "SKYPILOT_TASK_ID"
 class Agent:
     """Runs torchrun for as many attempts as this node has a part in. Blocks; main thread only."""
 
-    def __init__(self, part: Part, *, nproc: int, script: Sequence[str]) -> None:
-        self._first = part
+    def __init__(
+        self, part: Part, *, nproc: int, script: Sequence[str], lifetime_s: float | None = None
+    ) -> None:
+        """After `lifetime_s` this process is told to leave by who started it, come what may."""
+        self._clock = SystemClock()
+        self._over_at = None if lifetime_s is None else self._clock.monotonic() + lifetime_s
+        self._part = part
         self._nproc = nproc
         self._script = script
+        self._written = 0
         self._leaving = os.environ.get(env.LEAVING)
         self._told = False
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def run(self) -> int:
         """Return the exit code of the last attempt's torchrun; negative for a signal."""
-        given, part = dict(os.environ), self._first
+        given = dict(os.environ)
         while True:
+            part = self._part
             job = subprocess.Popen(command_line(part, self._nproc, self._script), env=given)
             if self._told:  # in the moment before: it did not hear of it
                 job.terminate()
             code = job.wait()
-            self._tell(part, code, given)
+            # SkyPilot says it later, and the same whoever is to blame.
+            self._write(JobEvent.NODE_EXITED, {"exit_code": code, "told": self._told})
             following = None if code == 0 else self._next(part, given)
             if following is None or self._told:
                 return code
             given = environment(given, part, following, time.time())
-            part = following
-            _say(f"goes on in place as attempt {part.attempt}, on {len(part.nodes)} node(s)")
+            self._part = following
+            _say(f"goes on in place: attempt {following.attempt}, {len(following.nodes)} node(s)")
+
+    def leave(self) -> None:
+        """Do what is to be done when this node's part is over. Blocks, on Slurm for a minute."""
+        allocation = os.environ.get(env.ALLOCATION)
+        if allocation and give_back(
+            allocation, told=lambda: self._told, over_at=self._over_at, clock=self._clock
+        ):
+            self._write(JobEvent.GIVEN_BACK, {"allocation": allocation})
 
     def _next(self, part: Part, given: Mapping[str, str]) -> Part | None:
         run_id, store_url = given.get(env.RUN_ID), given.get(env.STORE)
@@ -84,25 +102,28 @@ class Agent:
             _say(f"this node does not go on in place: {problem}")
             return None
 
-    def _tell(self, part: Part, code: int, given: Mapping[str, str]) -> None:
-        """Write a bad end down: SkyPilot's word on the job is the same whoever is to blame."""
-        run_id, store_url = given.get(env.RUN_ID), given.get(env.STORE)
-        if code == 0 or _SKYPILOTS not in given or not run_id or not store_url:
+    def _write(self, kind: JobEvent, data: dict[str, Any]) -> None:
+        """Write down what only this node knows; in SkyPilot's tasks, others are seen anyway."""
+        run_id, store_url = os.environ.get(env.RUN_ID), os.environ.get(env.STORE)
+        if _SKYPILOTS not in os.environ or not run_id or not store_url:
             return
+        self._written += 1
         event = Event(
-            kind=JobEvent.NODE_EXITED.value,
+            kind=kind.value,
             at=time.time(),
-            attempt=part.attempt,
-            node=part.node,
+            attempt=self._part.attempt,
+            node=self._part.node,
             rank=keys.AGENT_RANK,
-            data={"exit_code": code, "told": self._told},
+            data=data,
         )
-        key = keys.event(part.attempt, at=event.at, node=part.node, rank=keys.AGENT_RANK, count=1)
+        key = keys.event(
+            event.attempt, at=event.at, node=event.node, rank=event.rank, count=self._written
+        )
         try:
             with give_up_after(_TELL_S):
                 PrefixedStore(open_store(store_url), run_id).put(key, event.to_json())
         except SpotguardError as problem:
-            _say(f"its end could not be written down: {problem}")
+            _say(f"{kind.value} could not be written down: {problem}")
 
     def _on_sigterm(self, *_: Any) -> None:
         """Stay: the job saves first. Whoever ends a node tells its whole process group."""
@@ -162,6 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--node", type=int, required=True)
     parser.add_argument("--nproc", type=int, required=True)
     parser.add_argument("--master", required=True, metavar="HOST:PORT")
+    parser.add_argument("--lifetime", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("script", nargs=argparse.REMAINDER)
     given = parser.parse_args(arguments)
     host, _, port = given.master.rpartition(":")
@@ -176,7 +198,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.environ[env.METADATA] = detect()
     os.environ.setdefault(env.NODE_UP_AT, str(time.time()))
     script = given.script[1:] if given.script[:1] == ["--"] else given.script
-    _end_like(Agent(part, nproc=given.nproc, script=script).run())
+    agent = Agent(part, nproc=given.nproc, script=script, lifetime_s=given.lifetime or None)
+    code = agent.run()
+    agent.leave()
+    _end_like(code)
 
 
 if __name__ == "__main__":

@@ -196,6 +196,27 @@ CASES: dict[str, tuple[tuple[Line, ...], ClusterView, float, type[object], EndRe
         AskDown,
         EndReason.FAILED,
     ),
+    "all failed by their own word": (
+        (*ALIVE, *BOTH_LEFT),
+        UP,
+        11.0,
+        AskDown,
+        EndReason.FAILED,
+    ),
+    "finished, all left by their own word": (
+        (*ALIVE, said(10.0, "finished"), node_ended(11.0, code=0), node_ended(11.0, 1, code=0)),
+        UP,
+        11.0,
+        AskDown,
+        EndReason.FINISHED,
+    ),
+    "finished, one left": (
+        (*ALIVE, said(10.0, "finished"), node_ended(11.0, code=0)),
+        UP,
+        60.0,
+        actions.Wait,
+        None,
+    ),
     # orders
     "down is to be sent": (DOWN, UP, 10.0, actions.SendDown, None),
     "down was sent": (SENT, UP, 40.0, actions.Wait, None),

@@ -6,10 +6,24 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spotguard.control import meter
+from spotguard.control.actions import Conclude
+from spotguard.control.allot import Policy
+from spotguard.control.machine import Observation, decide
 from spotguard.control.picture import newest_save, run_summary, run_view
 from spotguard.control.record import Limits, Progress, RunRecord
 from spotguard.events.states import RunState
-from tests.control.made import Line, ended, intended, launched, made, node_ended, saved, training
+from spotguard.launch.base import ClusterState, ClusterView
+from tests.control.made import (
+    Line,
+    ended,
+    intended,
+    launched,
+    made,
+    node_ended,
+    said,
+    saved,
+    training,
+)
 
 if TYPE_CHECKING:
     from spotguard.control.view import RunView
@@ -190,6 +204,18 @@ def test_a_clock_behind_ours_bills_nothing_twice() -> None:
         *launched(10.0, nodes=1), ("cluster_up", 20.0, 1, {"at": 90.0}), ended(60.0, "vanished")
     )
     assert meter.spent_usd(never, 110.0) == 0.0
+
+
+def test_an_allocation_that_was_given_back_costs_no_more() -> None:
+    """The node's own word bounds the bill, also while SkyPilot cannot be asked, or asks late."""
+    given_back = ("job_given_back", 100.0, 1, {"allocation": "52"})
+    record = made(*launched(), training(), said(40.0, "budget"), given_back)
+    assert meter.billed_s(record.attempts[0], 110.0) == 110.0
+    assert meter.billed_s(record.attempts[0], 9000.0) == 130.0
+    gone = ClusterView(state=ClusterState.GONE, gone_at=8000.0)
+    action = decide(record, Observation(cluster=gone), 9000.0, Policy())
+    assert isinstance(action, Conclude)
+    assert action.gone_at == 130.0
 
 
 def test_who_goes_on_in_place_is_paid_from_then_on() -> None:

@@ -49,7 +49,9 @@ def test_the_job_is_told_what_is_new() -> None:
 
 
 @contextlib.contextmanager
-def agent(tmp_path: Path, script: str, **told: str) -> Iterator[subprocess.Popen[bytes]]:
+def agent(
+    tmp_path: Path, script: str, *flags: str, **told: str
+) -> Iterator[subprocess.Popen[bytes]]:
     """Start a node's agent with a torchrun that is the script; `told` are variables of its job."""
     module = tmp_path / "torch" / "distributed"
     module.mkdir(parents=True)
@@ -58,7 +60,7 @@ def agent(tmp_path: Path, script: str, **told: str) -> Iterator[subprocess.Popen
     (module / "run.py").write_text(script)
     command = [sys.executable, "-m", "spotguard.launch.agent", "--nodes=1", "--node=0"]
     process = subprocess.Popen(
-        [*command, "--nproc=1", "--master=127.0.0.1:1", "--", "job.py"],
+        [*command, "--nproc=1", "--master=127.0.0.1:1", *flags, "--", "job.py"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -116,20 +118,20 @@ def run_variables(store: Path) -> dict[str, str]:
     }
 
 
-def node_exits(store: Path) -> list[Event]:
-    """Return what nodes wrote down of their own ends."""
+def events_of(store: Path, kind: JobEvent) -> list[Event]:
+    """Return what nodes wrote down of one kind."""
     files = sorted((store / "job-1" / "attempts" / "000004" / "events").glob("*"))
     events = [Event.from_json(file.read_bytes()) for file in files]
-    return [event for event in events if event.kind == JobEvent.NODE_EXITED.value]
+    return [event for event in events if event.kind == kind.value]
 
 
-@pytest.mark.parametrize("code", [1, 75])
-def test_a_bad_end_is_written_down(tmp_path: Path, code: int) -> None:
+@pytest.mark.parametrize("code", [0, 1, 75])
+def test_its_end_is_written_down(tmp_path: Path, code: int) -> None:
     """SkyPilot says `failed` of a job and of a lost node: the node itself says which it was."""
     store = tmp_path / "store"
     with agent(tmp_path, f"raise SystemExit({code})", **run_variables(store)) as process:
         assert process.wait(30) == code
-    (event,) = node_exits(store)
+    (event,) = events_of(store, JobEvent.NODE_EXITED)
     assert (event.attempt, event.node) == (4, 0)
     assert event.data == {"exit_code": code, "told": False}
 
@@ -143,19 +145,18 @@ def test_that_it_was_told_to_leave_is_written_down_with_it(tmp_path: Path) -> No
         assert process.stdout.readline() == b"up\n"
         process.terminate()
         assert process.wait(30) == 1
-    (event,) = node_exits(store)
+    (event,) = events_of(store, JobEvent.NODE_EXITED)
     assert event.data == {"exit_code": 1, "told": True}
 
 
-@pytest.mark.parametrize("left_out", ["SKYPILOT_TASK_ID", env.STORE, env.RUN_ID, "code"])
-def test_only_bad_ends_in_skypilots_tasks_are_written_down(tmp_path: Path, left_out: str) -> None:
-    """A good end needs no word; local nodes are seen by their launcher."""
+@pytest.mark.parametrize("left_out", ["SKYPILOT_TASK_ID", env.STORE, env.RUN_ID])
+def test_only_ends_in_skypilots_tasks_are_written_down(tmp_path: Path, left_out: str) -> None:
+    """Local nodes are seen by their launcher."""
     store = tmp_path / "store"
     told = {name: value for name, value in run_variables(store).items() if name != left_out}
-    code = 0 if left_out == "code" else 1
-    with agent(tmp_path, f"raise SystemExit({code})", **told) as process:
-        assert process.wait(30) == code
-    assert node_exits(store) == []
+    with agent(tmp_path, "raise SystemExit(1)", **told) as process:
+        assert process.wait(30) == 1
+    assert events_of(store, JobEvent.NODE_EXITED) == []
 
 
 def test_a_store_that_fails_changes_nothing(tmp_path: Path) -> None:

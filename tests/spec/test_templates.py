@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import shutil
 import subprocess
@@ -107,6 +108,7 @@ def _run(tmp_path: Path, *, set_up_at: float | None = None, **environ: str) -> l
     python = place / "venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     told = "$SPOTGUARD_NODE $SPOTGUARD_METADATA${SPOTGUARD_NODE_UP_AT+ up at $SPOTGUARD_NODE_UP_AT}"
+    told += "${SPOTGUARD_ALLOCATION:+ of $SPOTGUARD_ALLOCATION}"
     python.write_text(f'#!/bin/sh\nprintf "%s\\0" "{told}" "$@"\n')
     python.chmod(0o755)
     if set_up_at is not None:
@@ -131,6 +133,14 @@ def _run(tmp_path: Path, *, set_up_at: float | None = None, **environ: str) -> l
         shutil.rmtree(place)
     assert done.stderr == b""
     return done.stdout.decode().split("\0")[:-1]
+
+
+def test_only_a_node_of_slurm_knows_its_allocation(tmp_path: Path) -> None:
+    """It cancels that at its end; one of another cloud may carry the variable by accident."""
+    told = {"cloud": "Slurm"}, {"cloud": "AWS"}
+    for info in told:
+        argv = _run(tmp_path, SKYPILOT_CLUSTER_INFO=json.dumps(info), SLURM_JOB_ID="52")
+        assert (" of 52" in argv[0]) == (info["cloud"] == "Slurm")
 
 
 def test_arguments_reach_the_script_as_they_are(tmp_path: Path) -> None:
@@ -178,5 +188,6 @@ def test_ranks_meet_at_the_first_node(
         "--node": "1",
         "--nproc": processes,
         "--master": "10.0.0.1:29500",
+        "--lifetime": "0",
     }
     assert argv[split + 1 :] == ["train.py"]
