@@ -34,8 +34,8 @@ def give_back(
     """Have the allocation that this node is part of cancelled; blocks up to a minute for that.
 
     Nothing is done once `told` says that somebody else ends the node: others of the allocation may
-    still be saving, in a longer grace than `scancel` would leave them. From `over_at` on (monotonic)
-    it is the leak guard that tells, because nobody did.
+    still be saving, in a longer grace than `scancel` would leave them. From `over_at` (monotonic)
+    on it is the leak guard that tells, because nobody did.
 
     Returns:
         Whether it was cancelled.
