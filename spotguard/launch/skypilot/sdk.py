@@ -93,7 +93,7 @@ class Sdk(Protocol):
         ...
 
     def job(self, cluster: str) -> JobPhase | None:
-        """Return how far the cluster's job is; None if nobody can tell."""
+        """Return how far the cluster's job is; None if it has none yet."""
         ...
 
     def down(self, cluster: str) -> None:
@@ -164,10 +164,10 @@ class SkySdk:
         try:
             with _translated():
                 phases = sky.get(sky.job_status(cluster))
-        except Unreachable:
-            raise
-        except LauncherFailure:
-            return None  # not up (any more): what that means, the cluster's own state says
+        except LauncherFailure as problem:
+            # Not up any more, which its own state will say; or SkyPilot cannot reach it, and for
+            # minutes still calls it up.
+            raise Unreachable(f"the cluster does not answer: {problem.message}") from problem
         status = next(iter(phases.values()), None)
         return None if status is None else _JOB_PHASES.get(status.value, JobPhase.FAILED)
 
