@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SPOTGUARD := $(BIN)/spotguard
 
-.PHONY: help demo check lint types test quick unit emulators e2e lab lab-tests lab-down cloud-tests clean
+.PHONY: help demo check lint types test other-tests unit emulators e2e lab lab-tests lab-down cloud-tests clean
 
 help:
 	@echo "make demo    train a small GPT on two local nodes through three interruptions"
@@ -68,13 +68,12 @@ lab-down:
 cloud-tests: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -rs -m cloud tests/cloud
 
-# Runs on the lab wait most of their time, so the quick tests go on beside them.
+# Runs on the lab wait most of their time, so the other tests go on beside them.
 test: $(VENV)/.installed-dev
-	$(MAKE) -j 2 --output-sync=target lab-tests quick
-	$(MAKE) e2e
+	$(MAKE) -j 2 --output-sync=target lab-tests other-tests
 
-quick:
-	$(MAKE) -j 1 unit emulators
+other-tests:
+	$(MAKE) -j 1 unit emulators e2e
 
 check: lint types test
 

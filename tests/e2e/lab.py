@@ -136,7 +136,10 @@ class Lab:
     def controller_pid(self, run: str) -> int | None:
         """Return the process id of a run's controller."""
         for process in self.processes():
-            words = process.cmdline()
+            try:
+                words = process.cmdline()
+            except psutil.Error:  # it has died this moment
+                continue
             if "spotguard.control" in words and run in words:
                 return int(process.pid)
         return None
