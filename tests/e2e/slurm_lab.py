@@ -22,6 +22,8 @@ SCRIPT = Path(__file__).parents[2] / "infra" / "lab" / "slurm_lab.sh"
 _MORTAL = Path(__file__).with_name("mortal")
 NODES = 3
 _BOOKS_EVERY_S = 3.0
+_NO_CLUSTERS = ("spotlab-hold", "bash")
+"""What preempts in the lab, and SkyPilot's look at what Slurm is like."""
 _SKY_CONFIG = """\
 slurm:
   provision_timeout: 25
@@ -125,7 +127,7 @@ class SlurmLab:
     def clusters(self) -> list[str]:
         """Return the names of the clusters that Slurm has not ended."""
         lines = self.slurm("squeue", "-h", "-o", "%j").splitlines()  # of those that live
-        return [line.strip() for line in lines if line.strip() != "spotlab-hold"]
+        return [line.strip() for line in lines if line.strip() not in _NO_CLUSTERS]
 
     def slurm(self, *words: str) -> str:
         """Run one of Slurm's commands in the lab, which can also be done when it is cut off."""
@@ -169,9 +171,9 @@ class Books(threading.Thread):
         for line in self._slurm.slurm("scontrol", "show", "job", "-o").splitlines():
             job = dict(word.split("=", 1) for word in line.split() if "=" in word)
             begin_at = _instant(job.get("StartTime", ""))
-            if job.get("JobName") == "spotlab-hold" or begin_at is None or begin_at < self._since:
+            if begin_at is None or begin_at < self._since or job["JobState"] == "PENDING":
                 continue
-            if job["JobState"] == "PENDING":
+            if job["JobName"] in _NO_CLUSTERS:
                 continue
             over = job["JobState"] not in ("RUNNING", "COMPLETING")
             self.entries[job["JobId"]] = Allocation(
