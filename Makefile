@@ -46,9 +46,9 @@ types: $(VENV)/.installed-dev
 unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 -m "not e2e and not cloud"
 
-# Servers of object storage, each worker's own, and real faults between them and us.
+# Servers of object storage, each worker's own, and real faults between them and us: much of it waits.
 emulators: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -n 2 -m "e2e and not cloud" tests/storage tests/checkpoint
+	$(BIN)/python -m pytest -q -n 3 -m "e2e and not cloud" tests/storage tests/checkpoint
 
 e2e: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -m "e2e and not lab and not cloud" --ignore=tests/storage --ignore=tests/checkpoint

@@ -82,6 +82,8 @@ def doctor(
         report = examine(store, tell, books)
     if not as_json:
         console().print(doctor_screen(report))
+    if end_orphans and books is None:
+        note("no cluster to end: SkyPilot was never used here")
     if end_orphans and books is not None and report.clusters.orphans:
         report = replace(report, clusters=_ended(report.clusters, books, yes=yes))
     if as_json:

@@ -110,3 +110,10 @@ def test_without_skypilot_there_is_nothing_to_end(cli: Cli, control: FakeControl
     said = cli("doctor", "--end-orphans", "--json")
     assert said.code == 0
     assert json.loads(said.out)["clusters"]["asked"] is False
+
+
+def test_where_skypilot_was_never_used_that_is_said(cli: Cli, home: Path) -> None:
+    """Who asks for the end of clusters must not be left to guess whether any was looked for."""
+    said = cli("doctor", "--end-orphans")
+    assert said.code == 0
+    assert "no cluster to end: SkyPilot was never used here" in said.err
