@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SPOTGUARD := $(BIN)/spotguard
 
-.PHONY: help demo check lint types test other-tests unit emulators e2e lab lab-tests lab-down cloud-tests clean
+.PHONY: help demo check lint types test first-half second-half unit emulators e2e aside lab lab-tests lab-down cloud-tests clean
 
 help:
 	@echo "make demo    train a small GPT on two local nodes through three interruptions"
@@ -50,8 +50,15 @@ unit: $(VENV)/.installed-dev
 emulators: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 3 -m "e2e and not cloud" tests/storage tests/checkpoint
 
+# Commands whose tests take minutes, but nobody's time counts: they may run beside others.
+ASIDE := tests/benchmarks tests/cloud
+ELSEWHERE := tests/storage tests/checkpoint $(ASIDE)
+
 e2e: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -m "e2e and not lab and not cloud" --ignore=tests/storage --ignore=tests/checkpoint
+	$(BIN)/python -m pytest -q -m "e2e and not lab and not cloud" $(ELSEWHERE:%=--ignore=%)
+
+aside: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q -m "e2e and not cloud" $(ASIDE)
 
 LAB := SPOTLAB_PYTHON=$(abspath $(BIN))/python infra/lab/slurm_lab.sh
 
@@ -70,9 +77,12 @@ cloud-tests: $(VENV)/.installed-dev
 
 # Runs on the lab wait most of their time, so the other tests go on beside them.
 test: $(VENV)/.installed-dev
-	$(MAKE) -j 2 --output-sync=target lab-tests other-tests
+	$(MAKE) -j 2 --output-sync=target first-half second-half
 
-other-tests:
+first-half:
+	$(MAKE) -j 1 lab-tests aside
+
+second-half:
 	$(MAKE) -j 1 unit emulators e2e
 
 check: lint types test

@@ -75,8 +75,8 @@ class Agent:
             if following is None or self._told:
                 return code
             given = environment(given, part, following, time.time())
-            self._part = following
-            _say(f"goes on in place: attempt {following.attempt}, {len(following.nodes)} node(s)")
+            self._part = part = following
+            _say(f"goes on in place as attempt {part.attempt}, on {len(part.nodes)} node(s)")
 
     def leave(self) -> None:
         """Do what is to be done when this node's part is over. Blocks, on Slurm for a minute."""
