@@ -26,9 +26,14 @@ def attempts(
     hidden = 0 if newest is None else max(0, len(rows) - newest)
     shown = list(rows)[hidden:]
     body: RenderableType = _table(shown) if width >= NARROW else _paragraphs(shown)
+    return with_word_on_hidden(body, hidden, "attempt", "attempts")
+
+
+def with_word_on_hidden(body: RenderableType, hidden: int, one: str, many: str) -> RenderableType:
+    """Return the newest rows, below how many are hidden, if any are."""
     if not hidden:
         return body
-    word = "attempt" if hidden == 1 else "attempts"
+    word = one if hidden == 1 else many
     return Group(Text(f"({hidden} earlier {word} not shown)", style="dim"), body)
 
 

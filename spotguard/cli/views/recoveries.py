@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spotguard.cli.views import words
-from spotguard.cli.views.attempts import NARROW
+from spotguard.cli.views.attempts import NARROW, with_word_on_hidden
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,10 +34,7 @@ def recoveries(rows: Sequence[Recovery], *, width: int) -> RenderableType:
     """Return the newest recoveries, with a word on the others."""
     hidden, shown = max(0, len(rows) - NEWEST), rows[-NEWEST:]
     body: RenderableType = _table(shown) if width >= NARROW else _paragraphs(shown)
-    if not hidden:
-        return body
-    word = "recovery" if hidden == 1 else "recoveries"
-    return Group(Text(f"({hidden} earlier {word} not shown)", style="dim"), body)
+    return with_word_on_hidden(body, hidden, "recovery", "recoveries")
 
 
 def _table(rows: Sequence[Recovery]) -> Table:
