@@ -199,13 +199,16 @@ class Job:
         if why and self.rank == 0:
             log.info("finished at step %d: %s", self.keeper.finished, why)
 
-    def leave(self) -> None:
-        """Save at the agreed step and leave the process, by SystemExit with code 75."""
+    def leave(self, *, halfway: bool = False) -> None:
+        """Save at the agreed step and leave the process, by SystemExit with code 75.
+
+        `halfway`: called from the loop's body, which may have drawn and counted since the boundary.
+        """
         while self.watch.agreed is None:  # the gate closes a moment before the word is there
             time.sleep(0.001)
         request = self.watch.agreed
         self._left.set()
-        problem = self.keeper.save_for(request)
+        problem = self.keeper.save_for(request, halfway=halfway)
         self._write_ended(request, problem)
         exit_soon(_EXIT_PATIENCE_S)
         raise SystemExit(EXIT_CODE_OF_JOB_TOLD_TO_STOP)

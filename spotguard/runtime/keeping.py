@@ -115,7 +115,9 @@ class Keeper:
         manifest = restored.manifest
         self._loader = loader
         self.saver.parent = restored.prefix
-        self.best = Best(manifest.counters.get("best") if manifest else None)
+        counters = manifest.counters if manifest else {}
+        # An emergency save may have come before the save of the best state, at the same step.
+        self.best = Best(counters.get("best"), is_new=counters.get("best_is_new", False))
 
     def begin(self, first: int, total: int) -> None:
         """Take `first` of `total` steps done as the first boundary."""
@@ -126,6 +128,7 @@ class Keeper:
         )
         self.finished = self.first_step = first
         self.total = total
+        self.best.take()
         self._shadow.take()
 
     def finished_step(self, finished: int, seconds: float, step: Step) -> None:
@@ -134,6 +137,7 @@ class Keeper:
         self.step_s = seconds if not self.step_s else 0.8 * self.step_s + 0.2 * seconds
         self.epoch = step.epoch
         self.step = step
+        self.best.take()
         self._shadow.take()
         with self.lock:
             self.finished = finished
@@ -195,7 +199,7 @@ class Keeper:
         started = time.monotonic()
         kind = CheckpointKind.BEST if self.best.is_new else CheckpointKind.PERIODIC
         self.saver.save_in_background(self._capture(kind), overlap=True)
-        self.best.is_new = False
+        self.best.is_being_saved()
         self._stall_s = time.monotonic() - started
 
     def save_final(self) -> None:
@@ -235,13 +239,15 @@ class Keeper:
         self, kind: CheckpointKind, *, solo: bool = False, halfway: bool = False
     ) -> Capture:
         """Return the state to save; `halfway` through a step, that of the boundary before it."""
+        best, best_is_new = self.best.at_boundary if halfway else self.best.now
         counters = {
             "train_s": self.train_s,
             "epoch": self.epoch,
             "total_steps": self.total,
             "loader": self._loader.identity(),
             "place": self._loader.shared,
-            "best": self.best.value,
+            "best": best,
+            "best_is_new": best_is_new and kind is not CheckpointKind.BEST,
         }
         return self.saver.capture(
             self.finished,

@@ -348,7 +348,7 @@ class Run:
             )
         for number, batch in enumerate(batches):
             if not job.gate.enter_evaluation(job.keeper.finished, number):
-                job.leave()
+                job.leave(halfway=True)
             yield batch
 
     def steps(

@@ -45,7 +45,7 @@ class Step:
     def __iter__(self) -> Iterator[Any]:
         run = self._run
         if not run._job.gate.enter(self.number):
-            run._job.leave()
+            run._job.leave(halfway=True)
         while not self._complete:
             self._refuse_unused_batch()
             share, batch = run._next_batch()

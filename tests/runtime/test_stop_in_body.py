@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.runtime.processes import digest
+from tests.runtime.test_best import kinds
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.runtime.processes import Jobs
+
+pytestmark = pytest.mark.e2e
+
+SCRIPT = """
+import hashlib, os, random, signal, time, torch
+import spotguard.runtime as spotguard
+
+run = spotguard.init(save_every="100 steps")
+torch.manual_seed(1)
+data = torch.utils.data.TensorDataset(torch.randn(24, 3), torch.randn(24, 1))
+model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+dice, seen, meter = random.Random(5), {"bodies": 0}, {"losses": torch.zeros(10)}
+run.track(model=model, optimizer=optimizer, dice=dice, seen=seen, meter=meter)
+place = os.environ.get("TOLD_IN", "nowhere")
+
+
+def told_to_stop(where):
+    if where != place or step.number != 5:
+        return
+    os.kill(os.getpid(), signal.SIGTERM)
+    while run._job.watch.agreed is None:
+        time.sleep(0.001)
+
+
+for step in run.steps(run.loader(data, global_batch_size=4), total=10):
+    noise = dice.gauss(0.0, 1.0)
+    seen["bodies"] += 1
+    meter["losses"][step.number] += 1
+    model(torch.full((2, 3), noise))  # moves BatchNorm's statistics
+    if run.best([9, 9, 9, 9, 9, 1, 4, 4, 4, 4][step.number]) and step.number == 5:
+        print("best", flush=True)
+    told_to_stop("body")
+    for batch in run.evaluate(range(3)):
+        dice.random()
+        told_to_stop("evaluation")
+    for x, y in step:
+        step.backward(torch.nn.functional.mse_loss(model(x + noise), y))
+    optimizer.step()
+    optimizer.zero_grad()
+    told_to_stop("end")
+state = [*model.state_dict().values(), torch.tensor(seen["bodies"]), meter["losses"]]
+whole = b"".join(v.detach().numpy().tobytes() for v in state) + repr(dice.getstate()).encode()
+print("digest", hashlib.sha256(whole).hexdigest())
+"""
+
+
+@pytest.mark.parametrize("place", ["body", "evaluation", "end"])
+def test_a_stop_that_comes_in_the_body_leaves_no_trace(
+    jobs: Jobs, tmp_path: Path, place: str
+) -> None:
+    """What the body drew and counted before its step is saved as it was at the boundary.
+
+    The stop is agreed after the loop handed out the step and before its first micro-batch.
+    """
+    script = tmp_path / "job.py"
+    script.write_text(SCRIPT)
+    undisturbed = digest(jobs.run(script, SPOTGUARD_RUN_ID="calm"))
+
+    stopped = jobs.run(script, code=75, TOLD_IN=place)
+    resumed = jobs.run(script, SPOTGUARD_ATTEMPT=2)
+
+    assert digest(resumed) == undisturbed
+    assert jobs.ends()[0]["saved_step"] == (6 if place == "end" else 5)
+    told = ["best" in said.splitlines() for said in (stopped, resumed)]
+    assert told == [True, place != "end"], "a value of a step that was given up counts anew"
+    assert kinds(jobs)[6] == "best"
