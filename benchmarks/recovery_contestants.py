@@ -62,7 +62,7 @@ class Ours:
     name = "spotguard"
 
     def __init__(self, slurm: SlurmLab, folder: Path) -> None:
-        self.beside = Beside(folder / "ours", slurm, _JOB)
+        self.beside = Beside(folder / "ours", slurm)
         (self.beside.work / "spotguard.toml").write_text(f'[node]\ncpus = "{CPUS}"\n')
         self.trace = slurm.folder / "shared" / f"{folder.name}-ours.jsonl"
         self.run = ""
@@ -71,7 +71,7 @@ class Ours:
         """Launch it in the background."""
         place = ("--infra", "slurm/spotlab/spot", "--nodes", "1")
         flags = (*place, "--save-every", f"{SAVE_EVERY} steps")
-        self.run = self.beside.start(self.beside.script, *flags, args=(str(self.trace),))
+        self.run = self.beside.start(self.beside.copy(_JOB), *flags, args=(str(self.trace),))
 
     def check(self) -> None:
         """Raise `Failed` if the run came to rest."""

@@ -14,6 +14,7 @@ spotguard up examples/train_gpt.py --nodes 2 --yes      # two nodes that may van
 import argparse
 import math
 import sysconfig
+import time
 from pathlib import Path
 
 import torch
@@ -82,9 +83,13 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--bitwise", action="store_true", help="the same bits on 1 node and on 7")
+    parser.add_argument(
+        "--pause", type=float, default=0.0, help="more seconds per micro-batch, to interrupt"
+    )
     options = parser.parse_args()
 
-    run = spotguard.init(seed=1)
+    run = spotguard.init(seed=1, exact="bitwise" if options.bitwise else None)
     torch.manual_seed(1)
     model = GPT(options.width, options.layers, options.length, options.dropout).to(run.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.1)
@@ -102,6 +107,7 @@ def main() -> None:
         for x_BT, y_BT in step:
             logits = model(x_BT.to(run.device))
             step.backward(F.cross_entropy(logits.flatten(0, 1), y_BT.to(run.device).flatten()))
+            time.sleep(options.pause)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         scheduler.step()

@@ -187,14 +187,12 @@ class Books(threading.Thread):
 class Beside(Lab):
     """A user's machine that can reach the lab; its runs keep their state on the lab's disk."""
 
-    def __init__(self, folder: Path, slurm: SlurmLab, job: Path) -> None:
+    def __init__(self, folder: Path, slurm: SlurmLab) -> None:
         super().__init__(folder)
         self.slurm = slurm
         self.mortal: Path | None = None
         """Where controllers that die at each of their outside acts leave their marks."""
-        self.script = self.work / job.name
         self.store = slurm.folder / "shared" / f"{folder.name}-{time.time():.0f}"
-        shutil.copy(job, self.script)
 
     def environ(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the environment of a shell that uses the lab."""
@@ -205,10 +203,14 @@ class Beside(Lab):
             given["CONTROLLERS_DEATHS"] = str(self.mortal)
         return {**given, "SPOTGUARD_HOME": str(self.home), **(more or {})}
 
-    def begin(self, *flags: str, args: tuple[str, ...]) -> str:
+    def copy(self, job: Path) -> Path:
+        """Return a copy of a script in the folder that goes to the nodes."""
+        return Path(shutil.copy(job, self.work))
+
+    def begin(self, job: Path, *flags: str, args: tuple[str, ...]) -> str:
         """Start a run on Slurm's spot nodes and return its id."""
         place = ("--infra", "slurm/spotlab/spot", "--save-every", "5 steps")
-        return self.start(self.script, *place, *flags, args=args)
+        return self.start(self.copy(job), *place, *flags, args=args)
 
     def trains(self, run: str, *, attempt: int, more_steps: int = 10) -> Status:
         """Return the status once `attempt`, or a later one, has done some steps."""
@@ -228,7 +230,7 @@ class Beside(Lab):
         wait_until(reached, f"attempt {attempt} trains", timeout_s=300.0)
         return status
 
-    def ended(self, run: str, *, attempt: int) -> Status:
+    def ended(self, run: str, *, attempt: int, within_s: float = 180.0) -> Status:
         """Return the status once `attempt` has ended."""
         status: Status = {}
 
@@ -238,7 +240,7 @@ class Beside(Lab):
             ends = {each["attempt"]: each["end_reason"] for each in status["attempts"]}
             return ends.get(attempt) is not None
 
-        wait_until(over, f"attempt {attempt} has ended", timeout_s=180.0)
+        wait_until(over, f"attempt {attempt} has ended", timeout_s=within_s)
         return status
 
     def settled(self, run: str) -> Status:

@@ -256,11 +256,19 @@ def test_setup_makes_everything_anew_with_uv(tmp_path: Path, tools: Path) -> Non
 
 
 def test_setup_keeps_a_machines_own_torch(tmp_path: Path, tools: Path) -> None:
-    """An image or a cluster that brings torch: only what is missing is added, without uv."""
-    made = task(Machine(requirements_file="/code/r.txt"))
+    """An image or a cluster that brings torch: only what is missing is added, without uv.
+
+    The launcher's spotguard is there before pip looks, which takes the machine's own else.
+    """
+    wheel = tmp_path / ".spotguard" / "wheels" / "abc" / "spotguard-1-py3-none-any.whl"
+    wheel.parent.mkdir(parents=True)
+    wheel.touch()
+    machine = Machine(requirements_file="/code/r.txt")
+    made = task_yaml(request_for(offer()), machine, load_template("aws"), wheel=wheel)
     calls = _set_up(tmp_path, tools, made, HAS_TORCH="0")
     assert all(call[0] == "python3" for call in calls)
-    (install,) = [call for call in calls if "install" in call]
+    unpack, install = [call for call in calls if "install" in call or "zipfile" in call]
+    assert unpack == ["python3", "-m", "zipfile", "-e", str(wheel), str(tmp_path)]
     assert install[install.index("install") + 3 :] == ["-r", "./r.txt", "spotguard[aws]", "--quiet"]
     assert (tmp_path / "machine.pth").exists()
 
