@@ -12,7 +12,7 @@ from spotguard.control.machine import Observation
 from spotguard.control.news import JobNews
 from spotguard.control.record import Kind
 from spotguard.errors import SpotguardError, StoreError
-from spotguard.launch.base import ClusterState, NodeEnd
+from spotguard.launch.base import ClusterState, ClusterView, NodeEnd
 from spotguard.launch.regroup import read_group
 from spotguard.storage.urls import is_folder
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from spotguard.events.event import Heartbeat
     from spotguard.events.group import Group
     from spotguard.events.states import Market
-    from spotguard.launch.base import ClusterView, Launcher, Offer
+    from spotguard.launch.base import Launcher, Offer
     from spotguard.storage.base import ObjectStore
     from spotguard.units import Clock
 
@@ -73,15 +73,21 @@ class Lookout:
         """When the current attempt last gave a sign of life, by its node's clock."""
         return self._watched.beat_at
 
-    def look(self) -> Observation:
-        """Look once, and write down which nodes ended and what the job reported."""
+    def look(self, *, unasked: str | None = None) -> Observation:
+        """Look once, and write down which nodes ended and what the job reported.
+
+        `unasked` is a cluster that nobody can have asked for yet: it is known not to be there.
+        """
         attempt = self._ledger.record.current
         if attempt is None:
             return Observation(offers=tuple(self._offers()))
         if attempt.number != self._watched.attempt:
             self._watched = _Watched(attempt.number, self._clock.monotonic())
         watched, now = self._watched, self._clock.monotonic()
-        cluster = self._launcher.observe(attempt.cluster)
+        if attempt.cluster == unasked:
+            cluster = ClusterView(state=ClusterState.ABSENT)
+        else:
+            cluster = self._launcher.observe(attempt.cluster)
         if cluster.state is not ClusterState.UNREACHABLE:
             watched.reached_at = now
         watched.step = max(watched.step, cluster.last_step or 0)

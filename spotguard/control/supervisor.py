@@ -88,6 +88,8 @@ class Supervisor:
         self._tick_s = tick_s
         self._ledger = Ledger(journal, clock)
         self._spec = JobSpec.from_json(self._ledger.record.spec)
+        self._unasked: str | None = None
+        """The cluster of an intent of this very process, until it is asked for: no other can be."""
         self._notifier = Notifier(self._spec.notify, self._ledger, clock)
         self._lookout = Lookout(
             self._ledger,
@@ -128,7 +130,7 @@ class Supervisor:
         """Look and act until there is nothing more to do now."""
         for _ in range(_ACTS_PER_TICK):
             self._ledger.catch_up()
-            seen = self._lookout.look()  # which adds to the record
+            seen = self._lookout.look(unasked=self._unasked)  # which adds to the record
             action = decide(self.record, seen, self._clock.now(), self._policy)
             if isinstance(action, Wait) or not self._act(action):
                 return
@@ -206,23 +208,25 @@ class Supervisor:
 
     def _intend(self, action: Intend) -> None:
         number = self._ledger.record.next_number
+        name = cluster_name(self._ledger.record.run_id, number, self._ledger.record.refused)
         self._ledger.write(
             Kind.INTENDED,
             {
-                "cluster": cluster_name(
-                    self._ledger.record.run_id, number, self._ledger.record.refused
-                ),
+                "cluster": name,
                 "nodes": action.nodes,
                 "offer": offer_to_json(action.offer),
                 "allotment": _allotment_to_json(action.allotment),
             },
             attempt=number,
         )
+        self._unasked = name
 
     def _launch(self, attempt: AttemptRecord) -> bool:
         self._publish(keys.launch(attempt.number), claim_data(attempt))
+        request = launch_request(self._ledger.record, attempt, self._spec)
+        is_new, self._unasked = attempt.cluster == self._unasked, None
         try:
-            self._launcher.launch(launch_request(self._ledger.record, attempt, self._spec))
+            self._launcher.launch(replace(request, is_new=is_new))
         except NoCapacity as problem:
             self._note_refusal(attempt, problem.message, late=False)
         except Unreachable as problem:  # it may have been taken all the same: ask again

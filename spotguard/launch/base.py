@@ -85,6 +85,8 @@ class LaunchRequest:
     offer: Offer
     max_lifetime_s: float | None
     """The leak guard: after this the cluster goes away even if the controller is dead."""
+    is_new: bool = False
+    """Nobody can have asked for this cluster before: there is no need to look for one."""
 
 
 class ClusterState(str, Enum):

@@ -15,6 +15,7 @@ from spotguard.launch.base import (
     NodeEnd,
     NodeView,
     Offer,
+    Unreachable,
 )
 
 if TYPE_CHECKING:
@@ -167,7 +168,10 @@ class FakeLauncher:
 
     def launch(self, request: LaunchRequest) -> None:
         """Start the cluster, unless one of its name exists or existed."""
+        if self._clock.now() < self.outage_until:
+            raise Unreachable("scripted outage")
         if request.cluster in self.clusters or request.cluster in self._never_come:
+            assert not request.is_new, f"{request.cluster} was asked for before"
             return
         if self._launch_problems:
             raise self._launch_problems.pop(0)

@@ -16,13 +16,14 @@ from spotguard.events.group import Group
 from spotguard.events.states import EndReason, Market, RunState
 from spotguard.testing.job import Fate
 from spotguard.testing.launcher import FAKE_OFFER
-from spotguard.testing.stores import FaultyStore
+from spotguard.testing.stores import FaultyStore, SimulatedCrash
 from tests.control.world import RUN_ID, World
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from spotguard.control.record import RunRecord
+    from spotguard.launch.base import ClusterView, LaunchRequest
 
 
 def reasons(record: RunRecord) -> list[EndReason | None]:
@@ -274,6 +275,34 @@ def test_silence_is_said_and_nothing_is_killed(tmp_path: Path) -> None:
     kinds = world.kinds()
     assert kinds.index("contact_lost") < kinds.index("contact_back")
     assert len(world.launcher.started) == 1
+
+
+def test_only_a_launch_that_may_have_happened_is_looked_for(tmp_path: Path) -> None:
+    """An intent of one's own is launched at once; what a dead controller intended is looked for."""
+    world = World(tmp_path, total_steps=30)
+    looked: list[str] = []
+    asked: list[bool] = []
+    observe, launch = world.launcher.observe, world.launcher.launch
+
+    def noted_observe(cluster: str) -> ClusterView:
+        looked.append(cluster)
+        return observe(cluster)
+
+    def noted_launch(request: LaunchRequest) -> None:
+        asked.append(request.is_new)
+        assert bool(looked) is not request.is_new
+        if len(asked) == 1:
+            raise SimulatedCrash
+        launch(request)
+
+    world.launcher.observe = noted_observe  # type: ignore[method-assign]
+    world.launcher.launch = noted_launch  # type: ignore[method-assign]
+    with pytest.raises(SimulatedCrash):
+        world.run_until(1.0)
+    record = world.run()
+    assert reasons(record) == [EndReason.FINISHED]
+    assert asked == [True, False]
+    assert world.launcher.started == ["job-1-1"]
 
 
 def test_an_outage_of_the_clouds_api_kills_nothing(tmp_path: Path) -> None:

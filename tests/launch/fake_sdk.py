@@ -24,6 +24,8 @@ class FakeSdk:
     printed: bytes = b""
     submitted: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     downed: list[str] = field(default_factory=list)
+    downs_under_way: int = 0
+    """How often it will be said that a cluster is still being taken down."""
     asked: list[str] = field(default_factory=list)
     """The name of each call, in order."""
     away: bool = False
@@ -57,6 +59,12 @@ class FakeSdk:
             self.before_look()
         self._ask("launch_of")
         return self.launches.get(cluster)
+
+    def is_going_down(self, cluster: str) -> bool:
+        """Return True as often as the test set."""
+        self._ask("is_going_down")
+        self.downs_under_way -= 1
+        return self.downs_under_way >= 0
 
     def cluster(self, cluster: str) -> ClusterFacts | None:
         """Return what the test set."""

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import inspect
+import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -73,6 +75,13 @@ def test_what_skypilot_forgot_but_billed_is_not_launched_again() -> None:
     sdk = FakeSdk(ends={NAME: 400.0})
     launcher(sdk).launch(REQUEST)
     assert sdk.submitted == []
+
+
+def test_for_a_cluster_that_is_surely_new_nobody_looks() -> None:
+    """A look costs seconds, in which nothing trains."""
+    sdk = FakeSdk()
+    launcher(sdk).launch(replace(REQUEST, is_new=True))
+    assert sdk.asked == ["submit"]
 
 
 @pytest.mark.parametrize("moment", ["before_submit", "after_submit"])
@@ -233,14 +242,14 @@ def history(sdk: FakeSdk, *changes: Any) -> list[ClusterState]:
 
     def next_change() -> None:
         views.append(watch.view.state)
-        watch.hurry()  # looks again without waiting
+        watch.goes_down()  # looks again without waiting
         if left:
             left.pop(0)()
         else:
             watch.stop()
 
     sdk.before_look = next_change
-    watch.hurry()
+    watch.goes_down()
     watch.run()
     return [*views, watch.view.state]
 
@@ -260,6 +269,27 @@ def test_the_watch_follows_a_cluster_to_its_end_and_stops() -> None:
         ClusterState.UP,
         ClusterState.GONE,
     ]
+
+
+def test_while_a_cluster_is_taken_down_nobody_looks_at_it() -> None:
+    """The look would wait for the cluster's lock; its end is seen once the request is done."""
+    sdk = FakeSdk(launches={NAME: DONE}, ends={NAME: 400.0}, downs_under_way=3)
+    watch = launcher_module._Watch(
+        sdk, NAME, ClusterView(state=ClusterState.UP), FakeClock(now=500.0)
+    )
+    watch._wake = Unhurried()
+    watch.goes_down()
+    watch.run()
+    assert watch.view.state is ClusterState.GONE
+    assert sdk.asked == ["is_going_down"] * 4 + ["launch_of", "cluster", "ended_at"]
+
+
+class Unhurried(threading.Event):
+    """Never lets anybody wait."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Return at once."""
+        return timeout is not None
 
 
 def test_a_request_taken_a_moment_ago_may_not_be_in_the_books_yet() -> None:

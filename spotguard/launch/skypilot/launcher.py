@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 2.0
 """While something is about to change: a launch, an end."""
+_GOING_DOWN_EVERY_S = 0.5
+"""While a cluster is being taken down: only the API server is asked whether it is done."""
 _WATCH_EVERY_S = 8.0
 """While the job trains: what ends it writes to the run store first."""
 _ANSWER_VALID_S = 45.0
@@ -85,11 +87,12 @@ class SkyPilotLauncher:
 
     def launch(self, request: LaunchRequest) -> None:
         """Ask SkyPilot for the cluster; whether the nodes are to be had, `observe` says later."""
-        view = look(self._sdk, request.cluster, self._clock)
-        if view.state is ClusterState.UNREACHABLE:
-            raise Unreachable(view.detail)
-        if view.state is not ClusterState.ABSENT:
-            return
+        if not request.is_new:
+            view = look(self._sdk, request.cluster, self._clock)
+            if view.state is ClusterState.UNREACHABLE:
+                raise Unreachable(view.detail)
+            if view.state is not ClusterState.ABSENT:
+                return
         self._sdk.submit(self._task(request), request.cluster)
         self._refresh(request.cluster, ClusterView(state=ClusterState.STARTING))
 
@@ -106,7 +109,7 @@ class SkyPilotLauncher:
         """Ask for the end of all nodes; those of a launch under way too."""
         self._sdk.down(cluster)
         if self._watch is not None and self._watch.cluster == cluster:
-            self._watch.hurry()
+            self._watch.goes_down()
 
     def read_log(self, cluster: str, node: int, offset: int) -> LogChunk:
         """Return what a node printed, as long as its cluster lives."""
@@ -153,7 +156,7 @@ class _Watch(threading.Thread):
         self._clock = clock
         self._stopped = threading.Event()
         self._wake = threading.Event()
-        self._hurried = False
+        self._going_down = False
 
     def answer(self) -> ClusterView:
         """Return what was seen last, unless that is too old to say anything."""
@@ -163,9 +166,9 @@ class _Watch(threading.Thread):
         words = f"SkyPilot has not answered for {format_duration(age_s)}"
         return ClusterView(state=ClusterState.UNREACHABLE, detail=words)
 
-    def hurry(self) -> None:
-        """Look now, and often from here on."""
-        self._hurried = True
+    def goes_down(self) -> None:
+        """Look for the end of the cluster from here on, which somebody has asked for."""
+        self._going_down = True
         self._wake.set()
 
     def stop(self) -> None:
@@ -178,6 +181,9 @@ class _Watch(threading.Thread):
         while not self._stopped.is_set() and self.view.state is not ClusterState.GONE:
             self._wake.wait(self._pause_s())
             self._wake.clear()
+            if self._going_down and self._is_being_taken_down():
+                self._looked_at = self._clock.monotonic()
+                continue
             view = look(self._sdk, self.cluster, self._clock)
             self._looked_at = self._clock.monotonic()
             missing = missing + 1 if view.state is ClusterState.ABSENT else 0
@@ -185,9 +191,18 @@ class _Watch(threading.Thread):
                 continue  # a request that was taken a moment ago may not be in the books yet
             self.view = view
 
+    def _is_being_taken_down(self) -> bool:
+        """Tell whether it is too early to look: a look would wait for the cluster's own lock."""
+        try:
+            return self._sdk.is_going_down(self.cluster)
+        except SpotguardError:
+            return False  # the look will say what is wrong
+
     def _pause_s(self) -> float:
+        if self._going_down:
+            return _GOING_DOWN_EVERY_S
         busy = self.view.state is ClusterState.UP and not self.view.job_over
-        return _WATCH_EVERY_S if busy and not self._hurried else _LOOK_EVERY_S
+        return _WATCH_EVERY_S if busy else _LOOK_EVERY_S
 
 
 def look(sdk: Sdk, cluster: str, clock: Clock) -> ClusterView:

@@ -84,6 +84,10 @@ class Sdk(Protocol):
         """Return what became of the last request to launch `cluster`; None if there is none."""
         ...
 
+    def is_going_down(self, cluster: str) -> bool:
+        """Tell whether a request to end the cluster is under way."""
+        ...
+
     def cluster(self, cluster: str) -> ClusterFacts | None:
         """Ask the cloud how the cluster is; None if SkyPilot has none of this name."""
         ...
@@ -122,18 +126,19 @@ class SkySdk:
 
     def launch_of(self, cluster: str) -> LaunchFacts | None:
         """Look among the API server's requests."""
-        sky = load_sky()
-        with _translated():
-            requests = sky.api_status(all_status=True, cluster_name=cluster)
-        launches = [each for each in requests if each.name.rpartition(".")[2] == "launch"]
+        launches = _requests(cluster, "launch")
         if not launches:
             return None
         last = max(launches, key=lambda each: each.created_at)
-        if last.status in ("PENDING", "RUNNING"):
+        if last.status in _UNDER_WAY:
             return LaunchFacts(phase=Phase.UNDER_WAY)
         if last.status == "SUCCEEDED":
             return LaunchFacts(phase=Phase.DONE)
         return self._why_failed(last.request_id)
+
+    def is_going_down(self, cluster: str) -> bool:
+        """Look among the API server's requests."""
+        return any(each.status in _UNDER_WAY for each in _requests(cluster, "down"))
 
     def cluster(self, cluster: str) -> ClusterFacts | None:
         """Let SkyPilot ask the cloud."""
@@ -238,6 +243,17 @@ _JOB_PHASES = {
     "FAILED_SETUP": JobPhase.FAILED_SETUP,
 }
 """SkyPilot's words for a job; all others are ways to fail."""
+
+
+_UNDER_WAY = ("PENDING", "RUNNING")
+
+
+def _requests(cluster: str, kind: str) -> list[Any]:
+    """Return the API server's requests of one kind about a cluster."""
+    sky = load_sky()
+    with _translated():
+        requests = sky.api_status(all_status=True, cluster_name=cluster)
+    return [each for each in requests if each.name.rpartition(".")[2] == kind]
 
 
 @contextmanager
