@@ -66,9 +66,9 @@ class FakeSdk:
         self.downs_under_way -= 1
         return self.downs_under_way >= 0
 
-    def cluster(self, cluster: str) -> ClusterFacts | None:
+    def cluster(self, cluster: str, *, fresh: bool = True) -> ClusterFacts | None:
         """Return what the test set."""
-        self._ask("cluster")
+        self._ask("cluster" if fresh else "books")
         return self.clusters.get(cluster)
 
     def ended_at(self, cluster: str) -> float | None:

@@ -284,6 +284,25 @@ def test_while_a_cluster_is_taken_down_nobody_looks_at_it() -> None:
     assert sdk.asked == ["is_going_down"] * 4 + ["launch_of", "cluster", "ended_at"]
 
 
+def test_the_first_look_at_a_new_cluster_is_a_cheap_one() -> None:
+    """SkyPilot saw it a moment ago; from the next look on, the cloud and the job are asked."""
+    sdk = FakeSdk(launches={NAME: UNDER_WAY})
+    asked: list[list[str]] = []
+
+    def noted() -> None:
+        asked.append(sdk.asked[:])
+        sdk.asked.clear()
+
+    def comes_up() -> None:
+        noted()
+        sdk.comes_up(NAME)
+
+    states = history(sdk, noted, comes_up, noted, noted)
+    assert states[2:] == [ClusterState.UP] * 4
+    assert asked[2] == ["launch_of", "books", "is_going_down"]
+    assert asked[3] == ["launch_of", "cluster", "job", "is_going_down"]
+
+
 class Unhurried(threading.Event):
     """Never lets anybody wait."""
 

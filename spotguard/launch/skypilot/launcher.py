@@ -184,7 +184,8 @@ class _Watch(threading.Thread):
             if self._going_down and self._is_being_taken_down():
                 self._looked_at = self._clock.monotonic()
                 continue
-            view = look(self._sdk, self.cluster, self._clock)
+            was_starting = self.view.state is ClusterState.STARTING
+            view = look(self._sdk, self.cluster, self._clock, was_starting=was_starting)
             self._looked_at = self._clock.monotonic()
             missing = missing + 1 if view.state is ClusterState.ABSENT else 0
             if missing < _GONE_TWICE and view.state is ClusterState.ABSENT:
@@ -205,21 +206,26 @@ class _Watch(threading.Thread):
         return _WATCH_EVERY_S if busy else _LOOK_EVERY_S
 
 
-def look(sdk: Sdk, cluster: str, clock: Clock) -> ClusterView:
-    """Return how a cluster is, by all that SkyPilot can say. Never raises for one out of reach."""
+def look(sdk: Sdk, cluster: str, clock: Clock, *, was_starting: bool = False) -> ClusterView:
+    """Return how a cluster is, by all that SkyPilot can say. Never raises for one out of reach.
+
+    A cluster that `was_starting` at the last look and is up now was seen by SkyPilot just then:
+    the nodes, the job and this machine have better things to do than to answer once more.
+    """
     try:
-        return _look(sdk, cluster, clock)
+        return _look(sdk, cluster, clock, was_starting=was_starting)
     except SpotguardError as problem:
         if not isinstance(problem, Unreachable):
             log.warning("%s: %s", cluster, problem)
         return ClusterView(state=ClusterState.UNREACHABLE, detail=problem.message)
 
 
-def _look(sdk: Sdk, cluster: str, clock: Clock) -> ClusterView:
+def _look(sdk: Sdk, cluster: str, clock: Clock, *, was_starting: bool) -> ClusterView:
     launch = sdk.launch_of(cluster)
     if launch is not None and launch.phase is Phase.UNDER_WAY:
         return ClusterView(state=ClusterState.STARTING)
-    facts = sdk.cluster(cluster)
+    just_up = was_starting and launch is not None and launch.phase is Phase.DONE
+    facts = sdk.cluster(cluster, fresh=not just_up)
     if facts is None:
         if launch is not None and launch.phase is Phase.NO_CAPACITY:
             return ClusterView(state=ClusterState.REFUSED, detail=launch.problem)
@@ -236,7 +242,7 @@ def _look(sdk: Sdk, cluster: str, clock: Clock) -> ClusterView:
         )
     return ClusterView(
         state=ClusterState.UP,
-        nodes=_nodes(sdk, cluster, facts),
+        nodes=_all_nodes(facts, NodeEnd.RUNNING, "") if just_up else _nodes(sdk, cluster, facts),
         up_at=facts.launched_at,
         detail=facts.detail,
     )

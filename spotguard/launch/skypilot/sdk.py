@@ -88,8 +88,11 @@ class Sdk(Protocol):
         """Tell whether a request to end the cluster is under way."""
         ...
 
-    def cluster(self, cluster: str) -> ClusterFacts | None:
-        """Ask the cloud how the cluster is; None if SkyPilot has none of this name."""
+    def cluster(self, cluster: str, *, fresh: bool = True) -> ClusterFacts | None:
+        """Ask the cloud how the cluster is; None if SkyPilot has none of this name.
+
+        Without `fresh` return what SkyPilot last saw, which costs next to nothing.
+        """
         ...
 
     def ended_at(self, cluster: str) -> float | None:
@@ -140,12 +143,12 @@ class SkySdk:
         """Look among the API server's requests."""
         return any(each.status in _UNDER_WAY for each in _requests(cluster, "down"))
 
-    def cluster(self, cluster: str) -> ClusterFacts | None:
-        """Let SkyPilot ask the cloud."""
+    def cluster(self, cluster: str, *, fresh: bool = True) -> ClusterFacts | None:
+        """Let SkyPilot ask the cloud, or say what it last saw."""
         sky = load_sky()
+        mode = sky.StatusRefreshMode.FORCE if fresh else sky.StatusRefreshMode.NONE
         with _translated():
-            request = sky.status(cluster_names=[cluster], refresh=sky.StatusRefreshMode.FORCE)
-            found = sky.get(request)
+            found = sky.get(sky.status(cluster_names=[cluster], refresh=mode))
         if not found:
             return None
         status = found[0]
