@@ -211,6 +211,7 @@ def _job_ended(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
         message=text(data, "message") or "",
         traceback=text(data, "traceback"),
         warned=data.get("warned_at") is not None,
+        solo=data.get("solo") is True,
     )
     if attempt.job_end is not None and _weight(attempt.job_end.reason) <= _weight(reason):
         return attempt

@@ -140,6 +140,8 @@ class JobEnd:
     traceback: str | None
     warned: bool = False
     """True if it had been told to stop, whether or not that is why it ended."""
+    solo: bool = False
+    """True if another rank was gone: who wrote this left without its answer."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,6 +42,10 @@ def judge(attempt: AttemptRecord) -> Verdict:
         return _failed(attempt, job)
     if down is not None and down.reason in _OVERRIDING:
         return Verdict(reason=down.reason, detail=_with_save(attempt, down.detail))
+    if job is not None and job.solo and job.reason is EndReason.TERMINATED:
+        # Slurm ends the rest of an allocation when a node of it dies: the signal is not the cause.
+        detail = f"{job.message}, and another node gave no answer"
+        return Verdict(reason=EndReason.NODE_LOST, detail=_with_save(attempt, detail))
     if job is not None:
         return Verdict(reason=job.reason, detail=job.message)
     if down is not None:

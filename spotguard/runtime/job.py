@@ -465,6 +465,7 @@ class Job:
             warned_at=warned_at and to_iso(warned_at),
             deadline_at=deadline_at and to_iso(deadline_at),
             resumed_step=self.keeper.first_step,
+            solo=request.solo if request else False,
             message=message,
             traceback=trace,
         )

@@ -310,6 +310,14 @@ VERDICTS: dict[str, tuple[tuple[Line, ...], EndReason]] = {
         EndReason.PREEMPTED,
     ),
     "said terminated": ((said(9.0, "terminated"),), EndReason.TERMINATED),
+    "said terminated, without another's answer": (
+        (said(9.0, "terminated", solo=True),),
+        EndReason.NODE_LOST,
+    ),
+    "said preempted, without another's answer": (
+        (said(9.0, "preempted", solo=True),),
+        EndReason.PREEMPTED,
+    ),
     "said node lost": ((said(9.0, "node_lost"),), EndReason.NODE_LOST),
     "said fenced": ((said(9.0, "fenced"),), EndReason.FENCED),
     "said store failed": ((said(9.0, "store_failed"),), EndReason.STORE_FAILED),

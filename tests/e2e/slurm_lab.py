@@ -243,9 +243,9 @@ class Beside(Lab):
         wait_until(over, f"attempt {attempt} has ended", timeout_s=within_s)
         return status
 
-    def settled(self, run: str) -> Status:
+    def settled(self, run: str, *, within_s: float = 420.0) -> Status:
         """Wait until the run settles and return its status."""
-        said = self.spotguard("status", run, "--watch", timeout_s=420.0)
+        said = self.spotguard("status", run, "--watch", timeout_s=within_s)
         assert said.code == 0, said.err
         return self.status(run)
 

@@ -393,6 +393,21 @@ def test_a_rank_that_freezes_is_found_by_its_silence(
     assert finished(jobs, of=of) == aim
 
 
+def test_told_to_stop_beside_a_frozen_rank_it_says_that_it_left_alone(jobs: Jobs) -> None:
+    """The signal may be all that is heard of a node's death: the end says who did not answer."""
+    ranks = jobs.start_ranks(
+        2,
+        each=lambda r: {"HURT": "13:begin:SIGSTOP"} if r else {},
+        SPOTGUARD_PEER_TIMEOUT="30s",
+    )
+    ranks[1].wait_for("hurt at 13")
+    ranks[0].kill(signal.SIGTERM)
+    assert ranks[0].wait() == 75, ranks[0].said
+    ranks[1].kill(signal.SIGKILL)
+    [end] = jobs.ends()
+    assert (end["reason"], end["solo"], end["saved_step"]) == ("terminated", True, 13)
+
+
 def test_a_death_after_the_last_step_loses_nothing(jobs: Jobs, undisturbed: dict[str, str]) -> None:
     """All steps are done, and a rank dies before the final save: the other saves it by itself."""
     aim = two_ranks(jobs, undisturbed)
