@@ -114,7 +114,7 @@ class Settings:
 
         So the command line can change what a script has built in, without an edit.
         """
-        world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        rank, world_size = _rank_of_world()
         chosen_id = os.environ.get(env.RUN_ID) or run_id
         if chosen_id is not None and not keys.RUN_ID_PATTERN.fullmatch(chosen_id):
             raise UsageError(
@@ -124,10 +124,10 @@ class Settings:
             run_id=chosen_id,
             attempt=_int(env.ATTEMPT),
             store_url=os.environ.get(env.STORE) or store or str(Path.cwd() / "spotguard-runs"),
-            rank=int(os.environ.get("RANK", "0")),
+            rank=rank,
             world_size=world_size,
-            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
-            node=_int(env.NODE) or int(os.environ.get("GROUP_RANK", "0")),
+            local_rank=_int("LOCAL_RANK") or 0,
+            node=_int(env.NODE) or _int("GROUP_RANK") or 0,
             launched=env.ATTEMPT in os.environ,
             claim=_claim(os.environ.get(env.CLAIM) or "{}"),
             metadata=os.environ.get(env.METADATA, "none"),
@@ -158,6 +158,25 @@ def fresh_run_id() -> str:
     script = Path(sys.argv[0] or "job").stem.lower()
     name = re.sub(r"[^a-z0-9]+", "-", script).strip("-")[:30] or "job"
     return f"{name}-{time.strftime('%y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
+
+
+def _rank_of_world() -> tuple[int, int]:
+    """Return this process's rank and the number of ranks, as torchrun or the like set them."""
+    given = _int("WORLD_SIZE")
+    world_size, rank = 1 if given is None else given, _int("RANK") or 0
+    hint = "start several ranks with torchrun or spotguard up, one with plain python"
+    if world_size < 1:
+        raise UsageError(f"WORLD_SIZE: given {world_size}, but there is 1 rank at least", hint=hint)
+    if not 0 <= rank < world_size:
+        raise UsageError(
+            f"RANK: given {rank}, but must be below WORLD_SIZE, {world_size}", hint=hint
+        )
+    for name in ("MASTER_ADDR", "MASTER_PORT") if world_size > 1 else ():
+        if not os.environ.get(name):
+            raise UsageError(f"{name}: not set, but WORLD_SIZE is {world_size}", hint=hint)
+    if world_size > 1:
+        _int("MASTER_PORT")
+    return rank, world_size
 
 
 def _holds(text: str) -> dict[int, float]:

@@ -13,7 +13,8 @@ from spotguard.runtime.settings import SaveEvery, Settings, fresh_run_id
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     """An environment without a launcher."""
-    for name in (*env.JOB_VARIABLES, "RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK"):
+    torchs = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+    for name in (*env.JOB_VARIABLES, *torchs):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -72,6 +73,12 @@ def test_peers_can_be_left_alone() -> None:
         (env.HOLD, "3", "SPOTGUARD_HOLD: given '3'"),
         (env.HOLD, "a:b", "SPOTGUARD_HOLD: given 'a:b'"),
         (env.CLAIM, "{", "SPOTGUARD_CLAIM: "),
+        ("WORLD_SIZE", "many", "WORLD_SIZE: given 'many', but must be a whole number"),
+        ("WORLD_SIZE", "0", "WORLD_SIZE: given 0, but there is 1 rank at least"),
+        ("WORLD_SIZE", "2", "MASTER_ADDR: not set, but WORLD_SIZE is 2"),
+        ("RANK", "1", "RANK: given 1, but must be below WORLD_SIZE, 1"),
+        ("RANK", "-1", "RANK: given -1"),
+        ("LOCAL_RANK", "x", "LOCAL_RANK: given 'x'"),
     ],
 )
 def test_nonsense_is_refused_by_name(
