@@ -192,9 +192,11 @@ class Job:
         while self.watch.agreed is None and time.monotonic() < end:
             time.sleep(0.01)
 
-    def finish_loop(self, why: str | None) -> None:
+    def finish_loop(self, why: str | None, *, left_early: bool = False) -> None:
         """Save the final state; the script may go on after its loop."""
-        self.keeper.save_final()
+        if left_early:
+            self.keeper.left_early()
+        self.keeper.save_final(halfway=left_early)
         self.phase = Phase.AFTER
         if why and self.rank == 0:
             log.info("finished at step %d: %s", self.keeper.finished, why)
@@ -408,7 +410,7 @@ class Job:
         if not self._ended and self._failure is None and self.phase is not Phase.SETUP:
             if self.phase is Phase.TRAINING:  # `break`: the loop was left early, on purpose
                 try:
-                    self.finish_loop("the loop was left early")
+                    self.finish_loop("the loop was left early", left_early=True)
                 except SpotguardError as problem:
                     log.error("%s", problem)
                     self._end(EndReason.STORE_FAILED, message=str(problem))

@@ -70,6 +70,8 @@ class Keeper:
         self.best = Best()
         self.step: Step | None = None
         """The last finished one."""
+        self.current: Step | None = None
+        """The one that the loop was given last."""
         self.lock = threading.Lock()
         """Held while the state changes from one boundary to the next."""
         self.changing = False
@@ -202,17 +204,24 @@ class Keeper:
         self.best.is_being_saved()
         self._stall_s = time.monotonic() - started
 
-    def save_final(self) -> None:
+    def left_early(self) -> None:
+        """Take note that the loop was left by `break`: a step that changed the weights is done."""
+        if self.changing and self.current is not None:
+            self._loader.keep(self.finished + 1)
+            self.finished_step(self.finished + 1, 0.0, self.current)
+
+    def save_final(self, *, halfway: bool = False) -> None:
         """Save the state after the last step, unless it is what this attempt began with."""
         self.saver.wait()
         if self.finished == self.first_step and self.saver.parent is not None:
             return
+        final = CheckpointKind.FINAL
         try:
-            self.saver.save_now(self._capture(CheckpointKind.FINAL))
+            self.saver.save_now(self._capture(final, halfway=halfway))
         except SpotguardError:
             if not self._can_save_alone:
                 raise
-            self.saver.save_now(self._capture(CheckpointKind.FINAL, solo=True), solo=True)
+            self.saver.save_now(self._capture(final, solo=True, halfway=halfway), solo=True)
 
     def save_for(self, request: StopRequest, *, halfway: bool = False) -> SpotguardError | None:
         """Make the emergency save that `request` leaves time for; return what went wrong."""

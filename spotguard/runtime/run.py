@@ -410,6 +410,7 @@ class Run:
                 )
             self._seed_boundary(finished, after=False)
             step = self._step = Step(self, finished, self._loader.epoch_of(finished))
+            job.keeper.current = step
             started = time.perf_counter()
             yield step
             if not step._complete:

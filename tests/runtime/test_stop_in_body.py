@@ -78,3 +78,21 @@ def test_a_stop_that_comes_in_the_body_leaves_no_trace(
     told = ["best" in said.splitlines() for said in (stopped, resumed)]
     assert told == [True, place != "end"], "a value of a step that was given up counts anew"
     assert kinds(jobs)[6] == "best"
+
+
+@pytest.mark.parametrize("place", ["body", "end"])
+def test_a_loop_that_is_left_by_break_can_be_taken_up_again(
+    jobs: Jobs, tmp_path: Path, place: str
+) -> None:
+    """The final save is of a boundary: of the one before, or of a step whose weights changed."""
+    script = tmp_path / "job.py"
+    script.write_text(SCRIPT)
+    undisturbed = digest(jobs.run(script, SPOTGUARD_RUN_ID="calm"))
+    leaves = f'if place == "{place}" and step.number == 5: break'
+    script.write_text(SCRIPT.replace(f'told_to_stop("{place}")', leaves))
+
+    jobs.run(script, TOLD_IN=place)
+    resumed = jobs.run(script, SPOTGUARD_ATTEMPT=2)
+
+    assert jobs.ends()[0]["saved_step"] == (6 if place == "end" else 5)
+    assert digest(resumed) == undisturbed
