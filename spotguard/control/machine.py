@@ -47,7 +47,7 @@ from spotguard.plan.ladder import node_ladder
 from spotguard.units import format_duration, format_usd
 
 if TYPE_CHECKING:
-    from spotguard.control.record import AttemptRecord, RunRecord
+    from spotguard.control.record import AttemptRecord, JobEnd, RunRecord
     from spotguard.events.group import Group
 
 ALERT_PERCENTS = (50, 80, 95)
@@ -323,7 +323,7 @@ def _end_due(
     if job is not None:
         regroups = job.reason.retried and may_go_on_in_place(record, attempt)
         over = cluster.job_over or (_all_left(attempt) and not regroups)
-        if over or now - job.seen_at >= _exit_patience_s(job.reason, policy, regroups=regroups):
+        if over or now - job.seen_at >= _exit_patience_s(job, policy, regroups=regroups):
             return AskDown(job.reason, job.message)
         return None
     if cluster.job_over or _all_left(attempt):
@@ -344,11 +344,14 @@ def _all_left(attempt: AttemptRecord) -> bool:
     return {node.node for node in attempt.node_ends} >= set(attempt.cluster_nodes)
 
 
-def _exit_patience_s(reason: EndReason, policy: Policy, *, regroups: bool) -> float:
+def _exit_patience_s(job: JobEnd, policy: Policy, *, regroups: bool) -> float:
     """Return how long nodes may stay after the job reported its end."""
-    if reason is EndReason.FINISHED:
+    if job.reason is EndReason.FINISHED:
         return policy.finish_patience_s
-    return policy.regroup_patience_s if regroups else policy.exit_patience_s
+    if regroups:
+        return policy.regroup_patience_s
+    saved_alone = job.solo and job.saved_step is not None and job.saved_step == job.step
+    return policy.solo_exit_patience_s if saved_alone else policy.exit_patience_s
 
 
 def _go_on(

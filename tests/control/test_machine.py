@@ -160,6 +160,27 @@ CASES: dict[str, tuple[tuple[Line, ...], ClusterView, float, type[object], EndRe
         AskDown,
         EndReason.STOPPED,
     ),
+    "a node is gone, the others leave": (
+        (*ON_SLURM, said(10.0, "node_lost", solo=True, step=7, saved_step=7)),
+        UP,
+        12.0,
+        actions.Wait,
+        None,
+    ),
+    "a node is gone, and the one that left had not saved": (
+        (*ON_SLURM, said(10.0, "node_lost", solo=True, step=7, saved_step=5)),
+        UP,
+        19.0,
+        actions.Wait,
+        None,
+    ),
+    "a node is gone, the others have left": (
+        (*ON_SLURM, said(10.0, "node_lost", solo=True, step=7, saved_step=7)),
+        UP,
+        13.0,
+        AskDown,
+        EndReason.NODE_LOST,
+    ),
     # nodes ended without a word
     "a node is lost, the others may save": (
         (*ALIVE, node_ended(10.0, end="lost")),
