@@ -29,9 +29,9 @@ class Policy:
     survivor_patience_s: float = 15.0
     """For the other nodes to save and report after one was lost or failed."""
     exit_patience_s: float = 10.0
+    """For the nodes to go by themselves after the job reported its end."""
     solo_exit_patience_s: float = 3.0
     """The same where a node is gone, of which nothing will be heard, and another has saved."""
-    """For the nodes to go by themselves after the job reported its end."""
     regroup_patience_s: float = 20.0
     """The same where the nodes that stay may go on in place."""
     regrow_after_s: float = 1800.0

@@ -3,7 +3,7 @@ from __future__ import annotations
 import inspect
 import threading
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,6 +16,9 @@ from spotguard.launch.skypilot.sdk import JobPhase, LaunchFacts, Phase
 from spotguard.testing.clock import FakeClock
 from spotguard.testing.launcher import FAKE_OFFER
 from tests.launch.fake_sdk import FakeSdk, unhealthy, up
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NAME = "job-1-1"
 REQUEST = LaunchRequest(
@@ -303,11 +306,28 @@ def test_the_first_look_at_a_new_cluster_is_a_cheap_one() -> None:
     assert asked[3] == ["launch_of", "cluster", "job", "is_going_down"]
 
 
+def test_a_request_that_hangs_hides_the_cluster_for_two_minutes_at_most() -> None:
+    """Its nodes may have gone by themselves: then it is asked all the same."""
+    clock = FakeClock(now=500.0)
+    sdk = FakeSdk(launches={NAME: DONE}, ends={NAME: 400.0}, downs_under_way=10**6)
+    watch = launcher_module._Watch(sdk, NAME, ClusterView(state=ClusterState.UP), clock)
+    watch._wake = Unhurried(lambda: clock.advance(1.0))
+    watch.goes_down()
+    watch.run()
+    assert watch.view.state is ClusterState.GONE
+    assert sdk.asked.count("is_going_down") == 120
+
+
 class Unhurried(threading.Event):
     """Never lets anybody wait."""
 
+    def __init__(self, waits: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
+        self._waits = waits
+
     def wait(self, timeout: float | None = None) -> bool:
         """Return at once."""
+        self._waits()
         return timeout is not None
 
 

@@ -269,7 +269,8 @@ def test_setup_keeps_a_machines_own_torch(tmp_path: Path, tools: Path) -> None:
     assert all(call[0] == "python3" for call in calls)
     unpack, install = [call for call in calls if "install" in call or "zipfile" in call]
     assert unpack == ["python3", "-m", "zipfile", "-e", str(wheel), str(tmp_path)]
-    assert install[install.index("install") + 3 :] == ["-r", "./r.txt", "spotguard[aws]", "--quiet"]
+    wanted = ["-r", "./r.txt", "spotguard[aws]==1", "--quiet"]
+    assert install[install.index("install") + 3 :] == wanted
     assert (tmp_path / "machine.pth").exists()
 
 

@@ -38,6 +38,8 @@ _LOOK_EVERY_S = 2.0
 """While something is about to change: a launch, an end."""
 _GOING_DOWN_EVERY_S = 0.5
 """While a cluster is being taken down: only the API server is asked whether it is done."""
+_GOING_DOWN_PATIENCE_S = 120.0
+"""A request that takes longer hangs: then the cluster itself is asked again."""
 _WATCH_EVERY_S = 8.0
 """While the job trains: what ends it writes to the run store first."""
 _ANSWER_VALID_S = 45.0
@@ -156,7 +158,9 @@ class _Watch(threading.Thread):
         self._clock = clock
         self._stopped = threading.Event()
         self._wake = threading.Event()
-        self._going_down = False
+        self._down_at: float | None = None
+        """When somebody asked for the end of the cluster."""
+        self._down_under_way = False
 
     def answer(self) -> ClusterView:
         """Return what was seen last, unless that is too old to say anything."""
@@ -168,7 +172,7 @@ class _Watch(threading.Thread):
 
     def goes_down(self) -> None:
         """Look for the end of the cluster from here on, which somebody has asked for."""
-        self._going_down = True
+        self._down_at = self._clock.monotonic()
         self._wake.set()
 
     def stop(self) -> None:
@@ -181,7 +185,8 @@ class _Watch(threading.Thread):
         while not self._stopped.is_set() and self.view.state is not ClusterState.GONE:
             self._wake.wait(self._pause_s())
             self._wake.clear()
-            if self._going_down and self._is_being_taken_down():
+            self._down_under_way = self._is_being_taken_down()
+            if self._down_under_way:
                 self._looked_at = self._clock.monotonic()
                 continue
             was_starting = self.view.state is ClusterState.STARTING
@@ -194,16 +199,20 @@ class _Watch(threading.Thread):
 
     def _is_being_taken_down(self) -> bool:
         """Tell whether it is too early to look: a look would wait for the cluster's own lock."""
+        if self._down_at is None:
+            return False
+        if self._clock.monotonic() - self._down_at > _GOING_DOWN_PATIENCE_S:
+            return False
         try:
             return self._sdk.is_going_down(self.cluster)
         except SpotguardError:
             return False  # the look will say what is wrong
 
     def _pause_s(self) -> float:
-        if self._going_down:
+        if self._down_under_way:
             return _GOING_DOWN_EVERY_S
-        busy = self.view.state is ClusterState.UP and not self.view.job_over
-        return _WATCH_EVERY_S if busy else _LOOK_EVERY_S
+        calm = self.view.state is ClusterState.UP and not self.view.job_over
+        return _WATCH_EVERY_S if calm and self._down_at is None else _LOOK_EVERY_S
 
 
 def look(sdk: Sdk, cluster: str, clock: Clock, *, was_starting: bool = False) -> ClusterView:
