@@ -90,6 +90,7 @@ class Supervisor:
         self._spec = JobSpec.from_json(self._ledger.record.spec)
         self._unasked: str | None = None
         """The cluster of an intent of this very process, until it is asked for: no other can be."""
+        self._adopted = journal.newest(Kind.ADOPTED.value) is not None
         self._notifier = Notifier(self._spec.notify, self._ledger, clock)
         self._lookout = Lookout(
             self._ledger,
@@ -219,7 +220,8 @@ class Supervisor:
             },
             attempt=number,
         )
-        self._unasked = name
+        # An adopted journal may not know of all refusals, and so not of all names.
+        self._unasked = None if self._adopted else name
 
     def _launch(self, attempt: AttemptRecord) -> bool:
         self._publish(keys.launch(attempt.number), claim_data(attempt))

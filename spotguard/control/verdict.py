@@ -42,15 +42,20 @@ def judge(attempt: AttemptRecord) -> Verdict:
         return _failed(attempt, job)
     if down is not None and down.reason in _OVERRIDING:
         return Verdict(reason=down.reason, detail=_with_save(attempt, down.detail))
-    if job is not None and job.solo and job.reason is EndReason.TERMINATED:
+    if job is not None and _left_alone(attempt, job):
         # Slurm ends the rest of an allocation when a node of it dies: the signal is not the cause.
-        detail = f"{job.message}, and another node gave no answer"
+        detail = f"{job.message}, and another rank gave no answer"
         return Verdict(reason=EndReason.NODE_LOST, detail=_with_save(attempt, detail))
     if job is not None:
         return Verdict(reason=job.reason, detail=job.message)
     if down is not None:
         return Verdict(reason=down.reason, detail=down.detail)
     return judge_nodes(attempt)
+
+
+def _left_alone(attempt: AttemptRecord, job: JobEnd) -> bool:
+    """Tell whether a node was told to end by a signal while another one was silent."""
+    return job.solo and job.reason is EndReason.TERMINATED and attempt.nodes > 1
 
 
 def judge_nodes(attempt: AttemptRecord) -> Verdict:

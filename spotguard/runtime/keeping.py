@@ -72,6 +72,8 @@ class Keeper:
         """The last finished one."""
         self.current: Step | None = None
         """The one that the loop was given last."""
+        self._left = False
+        self._left_done = False
         self.lock = threading.Lock()
         """Held while the state changes from one boundary to the next."""
         self.changing = False
@@ -84,6 +86,8 @@ class Keeper:
         self._shadow = StepShadow()
         self._failed_saves = 0
         self._first_save = True
+        self._best_at: int | None = None
+        """Boundary of the newest save of a best state."""
         self._stall_s = 0.0
         self.saver = Saver(
             store,
@@ -137,19 +141,27 @@ class Keeper:
         """Take note of a finished step: from here on it is the state to save."""
         self.train_s += seconds
         self.step_s = seconds if not self.step_s else 0.8 * self.step_s + 0.2 * seconds
-        self.epoch = step.epoch
-        self.step = step
-        self.best.take()
-        self._shadow.take()
-        with self.lock:
-            self.finished = finished
-            self.changing = False
+        self._take_boundary()
+        self._pass_boundary(finished, step)
         if finished == self.first_step + 1:  # an optimizer's state is there after its first step
             self.saver.warm(self.objects)
         if self._failed_saves >= _FAILED_SAVES_BEFORE_STOP:
             raise StoreError(
                 f"{self._failed_saves} saves in a row failed; stopping, as nothing would be kept"
             )
+
+    def _take_boundary(self) -> None:
+        """Keep what a step that is given up has to go back to."""
+        self.best.take()
+        self._shadow.take()
+
+    def _pass_boundary(self, finished: int, step: Step) -> None:
+        """Take the state as it is, or as it was last taken, for that after `finished` steps."""
+        self.epoch = step.epoch
+        self.step = step
+        with self.lock:
+            self.finished = finished
+            self.changing = False
 
     def freeze(self, left: threading.Event) -> bool:
         """Keep optimizers from beginning to change the weights; False if the job left before.
@@ -201,14 +213,28 @@ class Keeper:
         started = time.monotonic()
         kind = CheckpointKind.BEST if self.best.is_new else CheckpointKind.PERIODIC
         self.saver.save_in_background(self._capture(kind), overlap=True)
+        if kind is CheckpointKind.BEST:
+            self._best_at = self.finished
         self.best.is_being_saved()
         self._stall_s = time.monotonic() - started
 
-    def left_early(self) -> None:
-        """Take note that the loop was left by `break`: a step that changed the weights is done."""
-        if self.changing and self.current is not None:
+    def loop_left(self) -> None:
+        """Take note that the loop was left in the body of a step: by `break`, or by an error.
+
+        A step that changed the weights is done. Nothing is decided yet: if it was an error, the
+        last save stands.
+        """
+        self._left, self._left_done = True, self.changing
+        if self._left_done:
             self._loader.keep(self.finished + 1)
-            self.finished_step(self.finished + 1, 0.0, self.current)
+            self._take_boundary()
+
+    def left_early(self) -> None:
+        """Take the place at which the loop was left, on purpose, for the last boundary."""
+        if not self._left:  # the script still holds the loop's iterator
+            self.loop_left()
+        if self._left_done and self.current is not None:
+            self._pass_boundary(self.finished + 1, self.current)
 
     def save_final(self, *, halfway: bool = False) -> None:
         """Save the state after the last step, unless it is what this attempt began with."""
@@ -256,7 +282,7 @@ class Keeper:
             "loader": self._loader.identity(),
             "place": self._loader.shared,
             "best": best,
-            "best_is_new": best_is_new and kind is not CheckpointKind.BEST,
+            "best_is_new": kind is not CheckpointKind.BEST and (best_is_new or self._best_owed),
         }
         return self.saver.capture(
             self.finished,
@@ -267,6 +293,13 @@ class Keeper:
             random_states=self._shadow.random_states if halfway else None,
             place=self._loader.own,
         )
+
+    @property
+    def _best_owed(self) -> bool:
+        """True if the save of the best state, of this very boundary, gave way to this one."""
+        last = self.saver.last
+        saved = last is not None and (last.step, last.kind) == (self.finished, CheckpointKind.BEST)
+        return self._best_at == self.finished and not saved
 
     def _say_if_it_fits(self, saved: Saved) -> None:
         """After the first save, when the rate is known: would an emergency save be in time?"""

@@ -412,7 +412,11 @@ class Run:
             step = self._step = Step(self, finished, self._loader.epoch_of(finished))
             job.keeper.current = step
             started = time.perf_counter()
-            yield step
+            try:
+                yield step
+            except GeneratorExit:
+                job.keeper.loop_left()
+                raise
             if not step._complete:
                 raise UsageError(
                     "a step ended before all its micro-batches were trained on",

@@ -171,7 +171,7 @@ def _rank_of_world() -> tuple[int, int]:
         raise UsageError(
             f"RANK: given {rank}, but must be below WORLD_SIZE, {world_size}", hint=hint
         )
-    for name in ("MASTER_ADDR", "MASTER_PORT") if world_size > 1 else ():
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if world_size > 1 else ():
         if not os.environ.get(name):
             raise UsageError(f"{name}: not set, but WORLD_SIZE is {world_size}", hint=hint)
     if world_size > 1:

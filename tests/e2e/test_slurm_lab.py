@@ -134,7 +134,8 @@ def test_preempted_twice_shrunk_killed_and_grown_again(
 
     assert [attempt["nodes"] for attempt in status["attempts"]] == [3, 2, 3, 3, 3]
     ends = reasons(status)
-    assert (ends[:3], ends[4]) == (["preempted", "resized", "terminated"], "finished")
+    assert (ends[:2], ends[4]) == (["preempted", "resized"], "finished")
+    assert ends[2] in ("terminated", "node_lost"), "a rank may be too busy to answer in time"
     assert ends[3] in ("vanished", "node_lost")
     assert found_out_s < 60.0
     assert [recovery["detect_s"] < 3.0 for recovery in status["recoveries"]] == [True] * 4

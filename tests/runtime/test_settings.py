@@ -75,7 +75,7 @@ def test_peers_can_be_left_alone() -> None:
         (env.CLAIM, "{", "SPOTGUARD_CLAIM: "),
         ("WORLD_SIZE", "many", "WORLD_SIZE: given 'many', but must be a whole number"),
         ("WORLD_SIZE", "0", "WORLD_SIZE: given 0, but there is 1 rank at least"),
-        ("WORLD_SIZE", "2", "MASTER_ADDR: not set, but WORLD_SIZE is 2"),
+        ("WORLD_SIZE", "2", "RANK: not set, but WORLD_SIZE is 2"),
         ("RANK", "1", "RANK: given 1, but must be below WORLD_SIZE, 1"),
         ("RANK", "-1", "RANK: given -1"),
         ("LOCAL_RANK", "x", "LOCAL_RANK: given 'x'"),
@@ -87,6 +87,18 @@ def test_nonsense_is_refused_by_name(
     """A wrong variable is named, with what was given."""
     monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=re.escape(message)):
+        read()
+
+
+@pytest.mark.parametrize("missing", ["RANK", "MASTER_ADDR", "MASTER_PORT"])
+def test_several_ranks_must_know_each_other(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    """Without its number every process would take itself for the first."""
+    whole = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for name, value in whole.items():
+        monkeypatch.setenv(name, value)
+    assert (read().rank, read().world_size) == (1, 2)
+    monkeypatch.delenv(missing)
+    with pytest.raises(UsageError, match=f"{missing}: not set, but WORLD_SIZE is 2"):
         read()
 
 

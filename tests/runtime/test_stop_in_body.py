@@ -52,6 +52,10 @@ for step in run.steps(run.loader(data, global_batch_size=4), total=10):
     optimizer.step()
     optimizer.zero_grad()
     told_to_stop("end")
+if place != "nowhere":  # what comes after the loop is none of its boundaries
+    dice.random()
+    seen["bodies"] += 100
+    model(torch.zeros(2, 3))
 state = [*model.state_dict().values(), torch.tensor(seen["bodies"]), meter["losses"]]
 whole = b"".join(v.detach().numpy().tobytes() for v in state) + repr(dice.getstate()).encode()
 print("digest", hashlib.sha256(whole).hexdigest())
@@ -80,19 +84,26 @@ def test_a_stop_that_comes_in_the_body_leaves_no_trace(
     assert kinds(jobs)[6] == "best"
 
 
-@pytest.mark.parametrize("place", ["body", "end"])
+@pytest.mark.parametrize("at", [0, 5])
+@pytest.mark.parametrize("place", ["body", "end", "held"])
 def test_a_loop_that_is_left_by_break_can_be_taken_up_again(
-    jobs: Jobs, tmp_path: Path, place: str
+    jobs: Jobs, tmp_path: Path, place: str, at: int
 ) -> None:
     """The final save is of a boundary: of the one before, or of a step whose weights changed."""
     script = tmp_path / "job.py"
     script.write_text(SCRIPT)
     undisturbed = digest(jobs.run(script, SPOTGUARD_RUN_ID="calm"))
-    leaves = f'if place == "{place}" and step.number == 5: break'
-    script.write_text(SCRIPT.replace(f'told_to_stop("{place}")', leaves))
+    where = "end" if place == "held" else place
+    leaves = f'if place == "{place}" and step.number == {at}: break'
+    broken = SCRIPT.replace(f'told_to_stop("{where}")', leaves)
+    if place == "held":  # the iterator outlives the loop
+        loop = "run.steps(run.loader(data, global_batch_size=4), total=10)"
+        broken = broken.replace(f"for step in {loop}:", f"held = {loop}\nfor step in held:")
+        broken = broken.replace('if place != "nowhere":', "if False:")
+    script.write_text(broken)
 
     jobs.run(script, TOLD_IN=place)
     resumed = jobs.run(script, SPOTGUARD_ATTEMPT=2)
 
-    assert jobs.ends()[0]["saved_step"] == (6 if place == "end" else 5)
+    assert jobs.ends()[0]["saved_step"] == (at if place == "body" else at + 1)
     assert digest(resumed) == undisturbed

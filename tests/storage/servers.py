@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 CACHE = Path(__file__).parents[2] / ".cache"
 """Where what npm installs is kept between runs; git does not see it."""
 AZURITE = "azurite@3.37.0"
+AZURITE_AS_OF = "2026-11-01"
+"""What azurite needs is taken as it was then: a release of today may not be everywhere yet."""
 AZURITE_ACCOUNT = "devstoreaccount1"
 AZURITE_KEY = base64.b64encode(b"a key for tests, of no use anywhere else").decode()
 S3_KEY_ID, S3_SECRET = "spotguard-tests", "only-for-loopback"
@@ -203,7 +205,10 @@ def _azurite() -> Path:
 def _npm_install(npm: str, folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     said = subprocess.run(
-        [npm, "install", "--prefix", str(folder), "--no-audit", "--no-fund", AZURITE],
+        [
+            *(npm, "install", "--prefix", str(folder), "--no-audit", "--no-fund"),
+            *("--before", AZURITE_AS_OF, AZURITE),
+        ],
         capture_output=True,
         text=True,
         check=False,

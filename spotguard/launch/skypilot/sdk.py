@@ -248,7 +248,7 @@ _JOB_PHASES = {
 """SkyPilot's words for a job; all others are ways to fail."""
 
 
-_UNDER_WAY = ("PENDING", "RUNNING")
+_UNDER_WAY = ("PENDING", "WAITING", "RUNNING")
 
 
 def _requests(cluster: str, kind: str) -> list[Any]:
