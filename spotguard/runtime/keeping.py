@@ -19,7 +19,7 @@ from spotguard.events.states import CheckpointKind
 from spotguard.runtime import estimate
 from spotguard.runtime.best import Best
 from spotguard.runtime.saving import Capture, Saved, Saver
-from spotguard.runtime.shadow import BufferShadow, ObjectShadow, StepShadow
+from spotguard.runtime.shadow import BufferShadow, GroupShadow, ObjectShadow, StepShadow
 from spotguard.runtime.sharding import is_sharded
 from spotguard.runtime.tracked import Tracked, TrackedModule
 from spotguard.units import format_bytes, format_duration
@@ -131,6 +131,7 @@ class Keeper:
         self._shadow = StepShadow(
             BufferShadow(m for m in modules if not is_sharded(m)),
             ObjectShadow(self.objects, with_random=self._save_random),
+            GroupShadow(item.value for item in self.objects.values()),
         )
         self.finished = self.first_step = first
         self.total = total

@@ -50,8 +50,8 @@ class BufferShadow:
 class ObjectShadow:
     """Keeps the state of generators, dicts and the user's own objects of the last `take`.
 
-    Left out are objects of more than 4 MB, which would slow each step, and schedulers and gradient
-    scalers, which change only with the weights (and a scaler's state costs a device sync).
+    Left out are objects of more than 4 MB, which would slow each step, and gradient scalers, which
+    change only with the weights (and whose state costs a device sync).
     """
 
     def __init__(
@@ -61,7 +61,10 @@ class ObjectShadow:
             name: item
             for name, item in (objects or {}).items()
             if isinstance(item, TrackedValue)
-            or (isinstance(item, TrackedStateful) and not isinstance(item.value, _WITH_WEIGHTS))
+            or (
+                isinstance(item, TrackedStateful)
+                and not isinstance(item.value, torch.amp.GradScaler)
+            )
         }
         self._held: dict[str, Packs] = {}
         self._with_random = with_random
@@ -85,14 +88,43 @@ class ObjectShadow:
         return {**objects, **self._held}
 
 
+class GroupShadow:
+    """Keeps what optimizers have beside tensors, such as learning rates, as at the last `take`.
+
+    A schedule that follows a metric moves them in the body, before the weights change.
+    """
+
+    def __init__(self, values: Iterable[Any] = ()) -> None:
+        """Keep those of the optimizers among the tracked `values`."""
+        optimizers = (value for value in values if isinstance(value, torch.optim.Optimizer))
+        self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        self._held: list[dict[str, Any]] = []
+
+    def take(self) -> None:
+        """Keep the values as they are now."""
+        self._held = [
+            {key: _copied(value) for key, value in group.items() if key != "params"}
+            for group in self._groups
+        ]
+
+    def put_back(self) -> None:
+        """Give the groups the values of the last `take`."""
+        for group, held in zip(self._groups, self._held, strict=True):
+            group.update(held)
+
+
 class StepShadow:
     """All that a step may change before the weights, as it was at the last boundary."""
 
     def __init__(
-        self, buffers: BufferShadow | None = None, objects: ObjectShadow | None = None
+        self,
+        buffers: BufferShadow | None = None,
+        objects: ObjectShadow | None = None,
+        groups: GroupShadow | None = None,
     ) -> None:
         self._buffers = buffers or BufferShadow()
         self._objects = objects or ObjectShadow()
+        self._groups = groups or GroupShadow()
 
     @property
     def random_states(self) -> dict[str, Any] | None:
@@ -103,14 +135,20 @@ class StepShadow:
         """Keep everything as it is now: a step has just ended."""
         self._buffers.take()
         self._objects.take()
+        self._groups.take()
 
     def boundary(self, objects: Mapping[str, Tracked]) -> dict[str, Packs]:
-        """Return `objects` as they were; buffers are put back in place, the rest is left alone."""
+        """Return `objects` as they were.
+
+        Buffers and the optimizers' groups are put back in place, the rest is left alone.
+        """
         self._buffers.put_back()
+        self._groups.put_back()
         return self._objects.over(objects)
 
 
-_WITH_WEIGHTS = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from spotguard.events.states import CheckpointKind
-from spotguard.runtime.shadow import BufferShadow, ObjectShadow
+from spotguard.runtime.shadow import BufferShadow, GroupShadow, ObjectShadow
 from tests.runtime.lab import Rank, adapters, next_attempt
 
 
@@ -108,7 +108,7 @@ def test_each_boundary_replaces_the_one_before() -> None:
     assert random.random() == expected
 
 
-def test_weights_schedules_and_large_objects_are_not_copied_each_step() -> None:
+def test_weights_scalers_and_large_objects_are_not_copied_each_step() -> None:
     """What changes only with the weights needs no copy; what is huge would slow every step."""
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -126,8 +126,21 @@ def test_weights_schedules_and_large_objects_are_not_copied_each_step() -> None:
     shadow.take()
     over = shadow.over(tracked)
 
-    assert {name for name in over if over[name] is not tracked[name]} == {"seen"}
+    assert {name for name in over if over[name] is not tracked[name]} == {"scheduler", "seen"}
     assert set(over) == set(tracked)
+
+
+def test_learning_rates_go_back_to_the_last_boundary() -> None:
+    """A schedule that follows a metric moves them in the body, before the weights change."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    groups = GroupShadow([optimizer])
+    groups.take()
+    optimizer.param_groups[0]["lr"] = 0.01
+    optimizer.param_groups[0]["momentum"] = 0.5
+    groups.put_back()
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]) == (0.1, 0.9)
+    assert optimizer.param_groups[0]["params"] == list(model.parameters())
 
 
 def test_buffers_go_back_to_the_last_boundary() -> None:

@@ -23,8 +23,9 @@ torch.manual_seed(1)
 data = torch.utils.data.TensorDataset(torch.randn(24, 3), torch.randn(24, 1))
 model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.9)
 dice, seen, meter = random.Random(5), {"bodies": 0}, {"losses": torch.zeros(10)}
-run.track(model=model, optimizer=optimizer, dice=dice, seen=seen, meter=meter)
+run.track(model=model, optimizer=optimizer, plateau=plateau, dice=dice, seen=seen, meter=meter)
 place = os.environ.get("TOLD_IN", "nowhere")
 
 
@@ -43,6 +44,7 @@ for step in run.steps(run.loader(data, global_batch_size=4), total=10):
     model(torch.full((2, 3), noise))  # moves BatchNorm's statistics
     if run.best([9, 9, 9, 9, 9, 1, 4, 4, 4, 4][step.number]) and step.number == 5:
         print("best", flush=True)
+    plateau.step(1.0)  # which lowers the rate
     told_to_stop("body")
     for batch in run.evaluate(range(3)):
         dice.random()
