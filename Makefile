@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SPOTGUARD := $(BIN)/spotguard
 
-.PHONY: help demo check lint types test first-half second-half unit emulators e2e aside lab lab-tests lab-down cloud-tests clean
+.PHONY: help demo check lint types test first-half second-half unit emulators e2e aside lab lab-tests lab-story lab-down cloud-tests clean
 
 help:
 	@echo "make demo    train a small GPT on two local nodes through three interruptions"
@@ -15,6 +15,7 @@ help:
 	@echo "make lab     a Slurm cluster of three virtual spot nodes (root, Debian 12); lab-down ends it"
 	@echo "make cloud-tests  a few cents' worth of real nodes, in SPOTGUARD_CLOUD: docs/cloud-tests.md"
 	@echo "make lab-tests  whole runs through SkyPilot on such a cluster (brings up its own)"
+	@echo "make lab-story  a long one there: the example shrinks, and grows by its own rule"
 
 $(BIN)/python:
 	@echo "setting up $(VENV) (first time only, some 30 s)"
@@ -67,7 +68,10 @@ lab: $(VENV)/.installed-dev
 	@echo 'now: eval "$$(infra/lab/slurm_lab.sh env)"; see docs/launching.md'
 
 lab-tests: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -rs -m lab tests/e2e
+	$(BIN)/python -m pytest -q -rs -m "lab and not long" tests/e2e
+
+lab-story: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q -rs -m "lab and long" tests/e2e
 
 lab-down:
 	$(LAB) down purge
