@@ -49,6 +49,7 @@ for step in run.steps(run.loader(data, global_batch_size=4), total=10):
     for batch in run.evaluate(range(3)):
         dice.random()
         told_to_stop("evaluation")
+    told_to_stop("step")
     for x, y in step:
         step.backward(torch.nn.functional.mse_loss(model(x + noise), y))
     optimizer.step()
@@ -64,7 +65,7 @@ print("digest", hashlib.sha256(whole).hexdigest())
 """
 
 
-@pytest.mark.parametrize("place", ["body", "evaluation", "end"])
+@pytest.mark.parametrize("place", ["body", "evaluation", "step", "end"])
 def test_a_stop_that_comes_in_the_body_leaves_no_trace(
     jobs: Jobs, tmp_path: Path, place: str
 ) -> None:
