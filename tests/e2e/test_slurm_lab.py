@@ -104,11 +104,7 @@ def test_preempted_twice_shrunk_killed_and_grown_again(
         args = ("--epochs", str(epochs), "--pause", "0.1")
         run = beside.begin(EXACT, "--nodes", "1:3", "--budget", "5", args=args)
         beside.trains(run, attempt=1)
-        slurm.verb("notice", "spot1", "aws", "12")
-        time.sleep(12.0)
-        slurm.verb("preempt", "spot1", grace_s=5.0)
-        beside.ended(run, attempt=1)
-        slurm.verb("imds", "all", "aws")  # what comes in its place is another machine
+        announce_and_preempt(beside, slurm, run)
 
         beside.trains(run, attempt=2)
         slurm.verb("release")
@@ -117,11 +113,7 @@ def test_preempted_twice_shrunk_killed_and_grown_again(
         slurm.verb("release")
 
         beside.trains(run, attempt=3)
-        killed_at = time.time()
-        slurm.verb("kill", "spot3")
-        beside.ended(run, attempt=3)
-        found_out_s = time.time() - killed_at
-        slurm.verb("heal", "spot3")
+        found_out_s = kill_and_heal(beside, slurm, run, attempt=3)
         status = beside.settled(run)
 
     assert [attempt["nodes"] for attempt in status["attempts"]] == [3, 2, 3, 3]
@@ -154,11 +146,7 @@ def test_the_example_is_preempted_shrinks_and_grows_by_its_own_rule(
         flags = ("--nodes", "1:3", "--budget", "5")
         run = beside.begin(GPT, *flags, args=(*args, "--pause", "0.2"))
         beside.trains(run, attempt=1)
-        slurm.verb("notice", "spot1", "aws", "12")
-        time.sleep(12.0)
-        slurm.verb("preempt", "spot1", grace_s=5.0)
-        beside.ended(run, attempt=1)
-        slurm.verb("imds", "all", "aws")  # what comes in its place is another machine
+        announce_and_preempt(beside, slurm, run)
 
         beside.trains(run, attempt=2)
         slurm.verb("release")
@@ -170,11 +158,7 @@ def test_the_example_is_preempted_shrinks_and_grows_by_its_own_rule(
         slurm.verb("release")
 
         beside.trains(run, attempt=4)
-        killed_at = time.time()
-        slurm.verb("kill", "spot3")
-        beside.ended(run, attempt=4)
-        found_out_s = time.time() - killed_at
-        slurm.verb("heal", "spot3")
+        found_out_s = kill_and_heal(beside, slurm, run, attempt=4)
         status = beside.settled(run, within_s=900.0)
 
     assert [attempt["nodes"] for attempt in status["attempts"]] == [3, 2, 3, 3, 3]
@@ -281,6 +265,25 @@ def test_out_of_reach_a_run_goes_on_and_a_budget_is_kept(
 def kinds(beside: Beside, run: str) -> list[str]:
     """Return what kinds of things happened to a run."""
     return [entry["kind"] for entry in beside.history(run)]
+
+
+def announce_and_preempt(beside: Beside, slurm: SlurmLab, run: str) -> None:
+    """Take a node of the first attempt as a cloud does: 12 s after its metadata said so."""
+    slurm.verb("notice", "spot1", "aws", "12")
+    time.sleep(12.0)
+    slurm.verb("preempt", "spot1", grace_s=5.0)
+    beside.ended(run, attempt=1)
+    slurm.verb("imds", "all", "aws")  # what comes in its place is another machine
+
+
+def kill_and_heal(beside: Beside, slurm: SlurmLab, run: str, *, attempt: int) -> float:
+    """Cut the power of a node; return after how many seconds the attempt was known to be over."""
+    killed_at = time.time()
+    slurm.verb("kill", "spot3")
+    beside.ended(run, attempt=attempt)
+    found_out_s = time.time() - killed_at
+    slurm.verb("heal", "spot3")
+    return found_out_s
 
 
 def kill_controller(beside: Beside, run: str) -> None:
