@@ -172,12 +172,14 @@ class Lab:
         return left
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
-    """Return as soon as `condition` holds; fail if it does not in time."""
+def wait_until(
+    condition: Callable[[], object], what: str, timeout_s: float = 30.0, *, every_s: float = 0.1
+) -> None:
+    """Return as soon as `condition` holds, which is looked at so often; fail if not in time."""
     give_up_at = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < give_up_at, f"not in {timeout_s} s: {what}"
-        time.sleep(0.1)
+        time.sleep(every_s)
 
 
 def store_of(status: Status) -> Path:

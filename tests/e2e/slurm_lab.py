@@ -10,10 +10,12 @@ import threading
 import time
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.e2e.lab import Lab, Status, wait_until
+from tests.e2e import lab
+from tests.e2e.lab import Lab, Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,6 +36,10 @@ slurm:
         ondemand: {pricing: {cpu: 3.0, memory: 0.0}}
 """
 """As the lab's own, but a launch that finds too few nodes gives up sooner."""
+
+
+wait_until = partial(lab.wait_until, every_s=1.0)
+"""Each look is a command: more of them would take the cores from what they wait for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +208,12 @@ class Beside(Lab):
             given["PYTHONPATH"] = f"{_MORTAL}{os.pathsep}{path}"
             given["CONTROLLERS_DEATHS"] = str(self.mortal)
         return {**given, "SPOTGUARD_HOME": str(self.home), **(more or {})}
+
+    def mark(self, name: str) -> Path:
+        """Return a new empty file that jobs on the nodes see."""
+        path = self.store.with_name(f"{self.store.name}.{name}")
+        path.touch()
+        return path
 
     def copy(self, job: Path) -> Path:
         """Return a copy of a script in the folder that goes to the nodes."""

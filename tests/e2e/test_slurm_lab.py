@@ -27,9 +27,8 @@ from tests.e2e.lab import (
     final_weights,
     reasons,
     store_of,
-    wait_until,
 )
-from tests.e2e.slurm_lab import Beside, Books, SlurmLab
+from tests.e2e.slurm_lab import Beside, Books, SlurmLab, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -116,7 +115,9 @@ def test_preempted_twice_shrunk_killed_and_grown_again(
         found_out_s = kill_and_heal(beside, slurm, run, attempt=3)
         status = beside.settled(run)
 
-    assert [attempt["nodes"] for attempt in status["attempts"]] == [3, 2, 3, 3]
+    nodes = [attempt["nodes"] for attempt in status["attempts"]]
+    assert nodes[:3] == [3, 2, 3]
+    assert nodes[3:] in ([3], [2]), "2 if the dead node takes long to start again"
     ends = reasons(status)
     assert (ends[0], ends[3]) == ("preempted", "finished")
     assert ends[1] in ("terminated", "node_lost"), "a rank may be too busy to answer in time"
@@ -214,14 +215,15 @@ def test_out_of_reach_a_run_goes_on_and_a_budget_is_kept(
     Another run, whose controller is dead, uses its money up meanwhile: its job saves and stops by
     itself, and its cluster goes away.
     """
-    epochs, budget_usd = 80, 0.1
+    epochs, budget_usd = 200, 0.1
+    slow = beside.mark("slow")
     with Books(slurm) as books:
         alone = beside.begin(
             EXACT,
             *("--nodes", "1", "--budget", str(budget_usd)),
             args=("--epochs", "999", "--pause", "0.1"),
         )
-        args = ("--epochs", str(epochs), "--pause", "0.25")
+        args = ("--epochs", str(epochs), "--pause", "0.25", "--while", str(slow))
         run = beside.begin(EXACT, "--nodes", "1", args=args)
         poor = beside.trains(alone, attempt=1)
         kill_controller(beside, alone)
@@ -244,8 +246,9 @@ def test_out_of_reach_a_run_goes_on_and_a_budget_is_kept(
         wait_until(
             lambda: beside.status(run)["state"] in ("running", "draining", "finished"),
             "contact is back",
-            timeout_s=60.0,
+            timeout_s=120.0,
         )
+        slow.unlink()
         status = beside.settled(run)
 
     assert reasons(status) == ["finished"]

@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds that a step takes")
+    parser.add_argument("--while", dest="slow", type=Path, help="pause only while this is there")
     options = parser.parse_args()
 
     run = spotguard.init(seed=3, exact="bitwise")
@@ -31,7 +33,8 @@ def main() -> None:
             step.backward(nn.functional.mse_loss(model(inputs), targets))
         optimizer.step()
         optimizer.zero_grad()
-        time.sleep(options.pause)
+        if options.slow is None or options.slow.exists():
+            time.sleep(options.pause)
 
 
 if __name__ == "__main__":
