@@ -205,6 +205,7 @@ def tools(tmp_path: Path) -> Path:
         tool.write_text(
             f'#!/bin/bash\nprintf "%s|" {name} "$@" >> {tmp_path}/calls; echo >> {tmp_path}/calls\n'
             f'[[ "$*" != *find_spec* ]] || exit ${{HAS_TORCH:-1}}\n'
+            f'[[ "$*" != *satisfied* ]] || exit ${{HAS_ALL:-1}}\n'
             'if [[ "$1 $2" == "-m venv" ]]; then mkdir -p "${@: -1}/bin";'
             ' ln -s "$0" "${@: -1}/bin/python"; fi\n'
             f'[[ "$*" != *purelib* ]] || echo {tmp_path}\n'
@@ -272,6 +273,26 @@ def test_setup_keeps_a_machines_own_torch(tmp_path: Path, tools: Path) -> None:
     wanted = ["-r", "./r.txt", "spotguard[aws]==1", "--quiet"]
     assert install[install.index("install") + 3 :] == wanted
     assert (tmp_path / "machine.pth").exists()
+    look = calls[calls.index(install) - 1]
+    asked = install[install.index("install") + 1 : -1]
+    assert look[look.index("spotguard.launch.satisfied") + 1 :] == asked
+
+
+def test_pip_is_not_called_where_all_is_there(tmp_path: Path, tools: Path) -> None:
+    """It takes two seconds to say so, and each resume would wait for them."""
+    wheel = tmp_path / ".spotguard" / "wheels" / "abc" / "spotguard-1-py3-none-any.whl"
+    wheel.parent.mkdir(parents=True)
+    wheel.touch()
+    made = task_yaml(request_for(offer()), Machine(), load_template("aws"), wheel=wheel)
+    calls = _set_up(tmp_path, tools, made, HAS_TORCH="0", HAS_ALL="0")
+    assert not any("install" in call for call in calls)
+
+
+def test_without_a_wheel_only_pip_can_tell(tmp_path: Path, tools: Path) -> None:
+    """What the machine may have of spotguard is not asked whether it is enough."""
+    made = task_yaml(request_for(offer()), Machine(), load_template("aws"))
+    calls = _set_up(tmp_path, tools, made, HAS_TORCH="0", HAS_ALL="0")
+    assert any("install" in call for call in calls)
 
 
 def test_a_command_of_the_users_that_fails_ends_the_setup(tmp_path: Path, tools: Path) -> None:
