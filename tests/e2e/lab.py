@@ -89,9 +89,11 @@ class Lab:
         args: tuple[str, ...] = (),
         env: Mapping[str, str] | None = None,
         code: int = 0,
+        timeout_s: float = 180.0,
     ) -> Status:
         """Launch a job, follow it to its end, check its exit code, and return its status."""
-        said = self.spotguard("up", script, "--yes", "--json", *flags, "--", *args, env=env)
+        words = ("up", script, "--yes", "--json", *flags, "--", *args)
+        said = self.spotguard(*words, env=env, timeout_s=timeout_s)
         assert said.code == code, f"exit {said.code}, not {code}\n{said.out}\n{said.err}"
         return said.json
 

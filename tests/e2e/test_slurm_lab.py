@@ -33,12 +33,14 @@ from tests.e2e.slurm_lab import Beside, Books, SlurmLab, wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = [pytest.mark.e2e, pytest.mark.lab, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.lab, pytest.mark.timeout(1200)]
 
 GPT = EXAMPLES / "train_gpt.py"
 EXACT = JOBS / "exact.py"
 STEPS_AN_EPOCH = 16
 _OWN_FOLDER = Path("/tmp/spotlab-tests")
+_LATE_S = 30.0
+"""How much longer than Slurm SkyPilot bills a cluster, on a machine that has much else to do."""
 
 
 @pytest.fixture(scope="session")
@@ -89,7 +91,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Weigh
 
     def run(job: Path, *args: str) -> Weights:
         lab = Lab(tmp_path_factory.mktemp("undisturbed"))
-        return final_weights(lab.up(job, args=args))
+        return final_weights(lab.up(job, args=args, timeout_s=900.0))
 
     return run
 
@@ -300,12 +302,14 @@ def kill_controller(beside: Beside, run: str) -> None:
 def check_money(status: Status, books: Books, slurm: SlurmLab) -> None:
     """Compare what `status` says that a run cost with SkyPilot's books and with Slurm's.
 
-    SkyPilot bills from the request to Slurm, which holds it in its queue for some seconds.
+    SkyPilot bills from its request to Slurm, which starts it some seconds later, to the end that
+    it sees some seconds after Slurm.
     """
     held = [entry for entry in books.entries.values() if entry.node_s > 0]
     slurm_usd = sum(entry.node_s for entry in held) / 3600.0
     sky_usd = sum(slurm.sky_node_s([entry.cluster for entry in held]).values()) / 3600.0
     told = f"ours {status['spent_usd']}, SkyPilot {sky_usd}, Slurm {slurm_usd}: {held}"
     assert status["spent_usd"] == pytest.approx(sky_usd, rel=0.02), told
-    assert 0.99 * slurm_usd <= status["spent_usd"] <= 1.2 * slurm_usd, told
+    late_usd = sum(entry.nodes for entry in held) * _LATE_S / 3600.0
+    assert 0.99 * slurm_usd <= status["spent_usd"] <= slurm_usd + late_usd, told
     print(told)  # noqa: T201
