@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SPOTGUARD := $(BIN)/spotguard
 
-.PHONY: help demo check lint types test first-half second-half unit emulators e2e aside lab lab-tests lab-story lab-down cloud-tests clean
+.PHONY: help demo check lint types test first-half second-half unit emulators e2e e2e-commands e2e-jobs aside lab lab-tests lab-story lab-down cloud-tests clean
 
 help:
 	@echo "make demo    train a small GPT on two local nodes through three interruptions"
@@ -53,10 +53,15 @@ emulators: $(VENV)/.installed-dev
 
 # Commands whose tests take minutes, but nobody's time counts: they may run beside others.
 ASIDE := tests/benchmarks tests/cloud
-ELSEWHERE := tests/storage tests/checkpoint $(ASIDE)
+ELSEWHERE := tests/storage tests/checkpoint tests/e2e $(ASIDE)
 
-e2e: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -m "e2e and not lab and not cloud" $(ELSEWHERE:%=--ignore=%)
+e2e: e2e-commands e2e-jobs
+
+e2e-commands: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q -m "e2e and not lab and not cloud" tests/e2e
+
+e2e-jobs: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q -m "e2e and not cloud" $(ELSEWHERE:%=--ignore=%)
 
 aside: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -m "e2e and not cloud" $(ASIDE)
@@ -79,15 +84,15 @@ lab-down:
 cloud-tests: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -rs -m cloud tests/cloud
 
-# Runs on the lab wait most of their time, so the other tests go on beside them.
+# Runs on the lab wait most of their time, so other tests go on beside them. The halves take equally long.
 test: $(VENV)/.installed-dev
 	$(MAKE) -j 2 --output-sync=target first-half second-half
 
 first-half:
-	$(MAKE) -j 1 lab-tests aside
+	$(MAKE) -j 1 lab-tests aside e2e-commands
 
 second-half:
-	$(MAKE) -j 1 unit emulators e2e
+	$(MAKE) -j 1 unit emulators e2e-jobs
 
 check: lint types test
 
