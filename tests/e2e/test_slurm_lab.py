@@ -37,7 +37,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.lab, pytest.mark.timeout(1200)]
 
 GPT = EXAMPLES / "train_gpt.py"
 EXACT = JOBS / "exact.py"
-STEPS_AN_EPOCH = 16
 _OWN_FOLDER = Path("/tmp/spotlab-tests")
 _LATE_S = 30.0
 """How much longer than Slurm SkyPilot bills a cluster, on a machine that has much else to do."""
@@ -100,10 +99,11 @@ def test_preempted_twice_shrunk_killed_and_grown_again(
     beside: Beside, slurm: SlurmLab, undisturbed: Callable[..., Weights]
 ) -> None:
     """Whatever Slurm takes, the run goes on where it was, on what there is, at the right price."""
-    epochs = 24
+    steps = 320  # those of the first three attempts are 200 at most
+    args = ("--bitwise", "--steps", str(steps))
     with Books(slurm) as books:
-        args = ("--epochs", str(epochs), "--pause", "0.1")
-        run = beside.begin(EXACT, "--nodes", "1:3", "--budget", "5", args=args)
+        flags = ("--nodes", "1:3", "--budget", "5")
+        run = beside.begin(GPT, *flags, args=(*args, "--pause", "0.08"))
         beside.trains(run, attempt=1)
         announce_and_preempt(beside, slurm, run)
 
@@ -126,8 +126,8 @@ def test_preempted_twice_shrunk_killed_and_grown_again(
     assert ends[2] in ("vanished", "node_lost")
     assert found_out_s < 60.0
     assert [recovery["detect_s"] < 3.0 for recovery in status["recoveries"]] == [True] * 3
-    assert final_weights(status) == undisturbed(EXACT, "--epochs", str(epochs))
-    assert status["step"] == status["total_steps"] == epochs * STEPS_AN_EPOCH
+    assert final_weights(status) == undisturbed(GPT, *args)
+    assert status["step"] == status["total_steps"] == steps
     assert {"notice", "no_capacity"} <= set(kinds(beside, run))
     assert slurm.sky_names() == []
     check_money(status, books, slurm)
