@@ -35,6 +35,8 @@ _NEWS_EVERY_S = 0.2
 _BEATS_EVERY_S = 0.5
 _BUCKET_PACE = 10.0
 """Buckets are asked less often by this factor: each question costs money, 0.2 USD a day so."""
+_SILENT_AFTER_S = 8.0
+"""A job gives a sign of life every five seconds; a store that is read seldom adds to that."""
 _PROGRESS_EVERY_S = 10.0
 
 
@@ -87,7 +89,7 @@ class Lookout:
         if attempt.cluster == unasked:
             cluster = ClusterView(state=ClusterState.ABSENT)
         else:
-            cluster = self._launcher.observe(attempt.cluster)
+            cluster = self._launcher.observe(attempt.cluster, heard=self._is_heard(attempt))
         if cluster.state is not ClusterState.UNREACHABLE:
             watched.reached_at = now
         watched.step = max(watched.step, cluster.last_step or 0)
@@ -103,6 +105,14 @@ class Lookout:
             silence_s=None if beat_at is None else now - beat_at,
             unreachable_s=now - watched.reached_at,
         )
+
+    def _is_heard(self, attempt: AttemptRecord) -> bool:
+        """Tell whether the job lives, for all that is known, and is not about to end."""
+        seen_at = self._watched.beat_seen_at
+        if seen_at is None or attempt.job_end is not None or attempt.node_ends:
+            return False
+        silent_after_s = _SILENT_AFTER_S + self._pace * _BEATS_EVERY_S
+        return self._clock.monotonic() - seen_at < silent_after_s
 
     def note_progress(self, attempt: AttemptRecord) -> None:
         """Write the newest progress down, unless the record has it."""

@@ -181,8 +181,12 @@ class Launcher(Protocol):
         """
         ...
 
-    def observe(self, cluster: str) -> ClusterView:
-        """Return what is known now. Never raises for a cluster that cannot be reached."""
+    def observe(self, cluster: str, *, heard: bool = False) -> ClusterView:
+        """Return what is known now. Never raises for a cluster that cannot be reached.
+
+        `heard` says that its job gave a sign of life a moment ago: a launcher for which a look is
+        dear may let more time pass between two of them.
+        """
         ...
 
     def down(self, cluster: str) -> None:

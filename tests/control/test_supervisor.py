@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -277,6 +278,26 @@ def test_silence_is_said_and_nothing_is_killed(tmp_path: Path) -> None:
     assert len(world.launcher.started) == 1
 
 
+def test_a_launcher_is_told_whether_the_job_is_heard(tmp_path: Path) -> None:
+    """Not before its first sign of life, not after a few seconds without one, not while it ends."""
+    world = World(tmp_path, total_steps=90, fates={1: Fate(how="silence", at_s=20)})
+    told: list[tuple[float, bool]] = []
+    born_at = world.clock.monotonic()
+    observe = world.launcher.observe
+
+    def noted_observe(cluster: str, *, heard: bool = False) -> ClusterView:
+        told.append((world.clock.monotonic() - born_at, heard))
+        return observe(cluster, heard=heard)
+
+    world.launcher.observe = noted_observe  # type: ignore[method-assign]
+    record = world.run()
+    assert reasons(record) == [EndReason.FINISHED]
+    changes = [told[0], *(new for old, new in pairwise(told) if old[1] != new[1])]
+    assert [is_heard for _, is_heard in changes] == [False, True, False, True, False]
+    silent_at = changes[2][0]
+    assert 20.0 + 8.0 - 5.0 <= silent_at <= 20.0 + 8.0 + 10.0
+
+
 def test_only_a_launch_that_may_have_happened_is_looked_for(tmp_path: Path) -> None:
     """An intent of one's own is launched at once; what a dead controller intended is looked for."""
     world = World(tmp_path, total_steps=30)
@@ -284,9 +305,9 @@ def test_only_a_launch_that_may_have_happened_is_looked_for(tmp_path: Path) -> N
     asked: list[bool] = []
     observe, launch = world.launcher.observe, world.launcher.launch
 
-    def noted_observe(cluster: str) -> ClusterView:
+    def noted_observe(cluster: str, *, heard: bool = False) -> ClusterView:
         looked.append(cluster)
-        return observe(cluster)
+        return observe(cluster, heard=heard)
 
     def noted_launch(request: LaunchRequest) -> None:
         asked.append(request.is_new)

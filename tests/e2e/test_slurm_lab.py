@@ -236,7 +236,7 @@ def test_out_of_reach_a_run_goes_on_and_a_budget_is_kept(
             wait_until(
                 lambda: beside.status(run)["state"] == "contact_lost",
                 "contact is lost",
-                timeout_s=150.0,
+                timeout_s=240.0,
             )
             wait_until(
                 lambda: time.monotonic() - cut_at > 300.0 and len(slurm.clusters()) == 1,

@@ -36,6 +36,7 @@ REQUEST = LaunchRequest(
 )
 UNDER_WAY = LaunchFacts(phase=Phase.UNDER_WAY)
 DONE = LaunchFacts(phase=Phase.DONE)
+UP = ClusterView(state=ClusterState.UP)
 REFUSED = LaunchFacts(phase=Phase.NO_CAPACITY, problem="spot: none left")
 FAILED = LaunchFacts(phase=Phase.FAILED, problem="no such image")
 
@@ -277,9 +278,7 @@ def test_the_watch_follows_a_cluster_to_its_end_and_stops() -> None:
 def test_while_a_cluster_is_taken_down_nobody_looks_at_it() -> None:
     """The look would wait for the cluster's lock; its end is seen once the request is done."""
     sdk = FakeSdk(launches={NAME: DONE}, ends={NAME: 400.0}, downs_under_way=3)
-    watch = launcher_module._Watch(
-        sdk, NAME, ClusterView(state=ClusterState.UP), FakeClock(now=500.0)
-    )
+    watch = launcher_module._Watch(sdk, NAME, UP, FakeClock(now=500.0))
     watch._wake = Unhurried()
     watch.goes_down()
     watch.run()
@@ -306,11 +305,47 @@ def test_the_first_look_at_a_new_cluster_is_a_cheap_one() -> None:
     assert asked[3] == ["launch_of", "cluster", "job", "is_going_down"]
 
 
+def test_a_job_that_is_heard_is_looked_at_seldom() -> None:
+    """Each look costs seconds of a core; when it falls silent the next comes at once."""
+    sdk, waits = FakeSdk(), list[float | None]()
+    sdk.comes_up(NAME)
+    watch = launcher_module._Watch(sdk, NAME, UP, FakeClock(now=500.0))
+
+    class Noted(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout if not self.is_set() else 0.0)
+            acts[len(waits) - 1]()
+            return True
+
+    acts = [
+        lambda: watch.hear(True),
+        lambda: watch.hear(False),
+        lambda: None,
+        lambda: watch.hear(False),
+        watch.stop,
+    ]
+    watch._wake = Noted()
+    watch.run()
+    calm, seldom = launcher_module._WATCH_EVERY_S, launcher_module._CALM_EVERY_S
+    assert waits == [calm, seldom, calm, calm, calm]
+
+
+def test_a_job_that_falls_silent_is_looked_at_at_once() -> None:
+    """Its node may have vanished; one that stays silent is looked at every few seconds."""
+    watch = launcher_module._Watch(FakeSdk(), NAME, UP, FakeClock(now=500.0))
+    watch.hear(False)
+    assert not watch._wake.is_set()
+    watch.hear(True)
+    assert not watch._wake.is_set()
+    watch.hear(False)
+    assert watch._wake.is_set()
+
+
 def test_a_request_that_hangs_hides_the_cluster_for_two_minutes_at_most() -> None:
     """Its nodes may have gone by themselves: then it is asked all the same."""
     clock = FakeClock(now=500.0)
     sdk = FakeSdk(launches={NAME: DONE}, ends={NAME: 400.0}, downs_under_way=10**6)
-    watch = launcher_module._Watch(sdk, NAME, ClusterView(state=ClusterState.UP), clock)
+    watch = launcher_module._Watch(sdk, NAME, UP, clock)
     watch._wake = Unhurried(lambda: clock.advance(1.0))
     watch.goes_down()
     watch.run()

@@ -100,7 +100,7 @@ class LocalLauncher:
             words = f"the local cloud cannot start {request.cluster}: {problem}"
             raise LauncherFailure(words, hint="free what is missing, then try again") from problem
 
-    def observe(self, cluster: str) -> ClusterView:
+    def observe(self, cluster: str, *, heard: bool = False) -> ClusterView:
         """Return what is known now. Cheap: reads a few small files.
 
         If the cloud process died, it looks for the nodes' processes, and buries the cluster

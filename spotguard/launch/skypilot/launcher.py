@@ -41,8 +41,11 @@ _GOING_DOWN_EVERY_S = 0.5
 _GOING_DOWN_PATIENCE_S = 120.0
 """A request that takes longer hangs: then the cluster itself is asked again."""
 _WATCH_EVERY_S = 8.0
-"""While the job trains: what ends it writes to the run store first."""
-_ANSWER_VALID_S = 45.0
+"""While the nodes are up and nothing is heard from the job."""
+_CALM_EVERY_S = 24.0
+"""While the job is heard: what ends it writes to the run store first, and each look takes seconds
+of a core, here and on the first node."""
+_ANSWER_VALID_S = 60.0
 """SkyPilot needs up to 20 s for a look where it is busy; one that hangs must not look calm."""
 _LOG_FRESH_S = 5.0
 _OFFERS_FRESH_S = 300.0
@@ -98,13 +101,17 @@ class SkyPilotLauncher:
         self._sdk.submit(self._task(request), request.cluster)
         self._refresh(request.cluster, ClusterView(state=ClusterState.STARTING))
 
-    def observe(self, cluster: str) -> ClusterView:
-        """Return what SkyPilot last said; the first time it is asked, which takes seconds."""
+    def observe(self, cluster: str, *, heard: bool = False) -> ClusterView:
+        """Return what SkyPilot last said; the first time it is asked, which takes seconds.
+
+        It is asked at once when a job that was `heard` falls silent.
+        """
         if not self._in_background:
             return look(self._sdk, cluster, self._clock)
         if self._watch is None or self._watch.cluster != cluster:
             self._refresh(cluster, look(self._sdk, cluster, self._clock))
         assert self._watch is not None
+        self._watch.hear(heard)
         return self._watch.answer()
 
     def down(self, cluster: str) -> None:
@@ -161,6 +168,7 @@ class _Watch(threading.Thread):
         self._down_at: float | None = None
         """When somebody asked for the end of the cluster."""
         self._down_under_way = False
+        self._heard = False
 
     def answer(self) -> ClusterView:
         """Return what was seen last, unless that is too old to say anything."""
@@ -169,6 +177,12 @@ class _Watch(threading.Thread):
             return self.view
         words = f"SkyPilot has not answered for {format_duration(age_s)}"
         return ClusterView(state=ClusterState.UNREACHABLE, detail=words)
+
+    def hear(self, heard: bool) -> None:
+        """Look seldom as long as the job is heard, and at once when it falls silent."""
+        fell_silent, self._heard = self._heard and not heard, heard
+        if fell_silent:
+            self._wake.set()
 
     def goes_down(self) -> None:
         """Look for the end of the cluster from here on, which somebody has asked for."""
@@ -212,7 +226,9 @@ class _Watch(threading.Thread):
         if self._down_under_way:
             return _GOING_DOWN_EVERY_S
         calm = self.view.state is ClusterState.UP and not self.view.job_over
-        return _WATCH_EVERY_S if calm and self._down_at is None else _LOOK_EVERY_S
+        if not calm or self._down_at is not None:
+            return _LOOK_EVERY_S
+        return _CALM_EVERY_S if self._heard else _WATCH_EVERY_S
 
 
 def look(sdk: Sdk, cluster: str, clock: Clock, *, was_starting: bool = False) -> ClusterView:
