@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib import metadata
@@ -21,6 +22,7 @@ INSTALLED = {
     "extra-lib": ("1.0", ["missing; extra == 'deep'"]),
     "broken": ("1.0", ["missing"]),
     "old": ("1.0", ["lib>=3"]),
+    "odd": ("1.0-of-ours!", []),
     "linked": ("1.0", ["lib @ https://example.org/lib.whl"]),
 }
 
@@ -96,6 +98,20 @@ def test_what_only_pip_understands_is_left_to_it(tmp_path: Path, line: str) -> N
     file = tmp_path / "r.txt"
     file.write_text(f"numpy\n{line}\n")
     assert main(["-r", str(file)]) == 1
+
+
+def test_an_installation_that_makes_no_sense_is_left_to_pip(tmp_path: Path) -> None:
+    """Without a word: what pip says of it is the better one."""
+    install(tmp_path)
+    command = [sys.executable, "-m", "spotguard.launch.satisfied"]
+    for name, code in (("app", 0), ("odd>=0.5", 1)):
+        done = subprocess.run(
+            [*command, name],
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            check=False,
+            capture_output=True,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (code, b"", b"")
 
 
 def test_a_file_that_is_not_there_is_left_to_pip(tmp_path: Path) -> None:
