@@ -89,10 +89,10 @@ test: $(VENV)/.installed-dev
 	$(MAKE) -j 2 --output-sync=target first-half second-half
 
 first-half:
-	$(MAKE) -j 1 lab-tests aside e2e-commands
+	$(MAKE) -j 1 lab-tests e2e-commands
 
 second-half:
-	$(MAKE) -j 1 unit emulators e2e-jobs
+	$(MAKE) -j 1 unit emulators e2e-jobs aside
 
 check: lint types test
 
