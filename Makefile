@@ -58,7 +58,7 @@ ELSEWHERE := tests/storage tests/checkpoint tests/e2e $(ASIDE)
 e2e: e2e-commands e2e-jobs
 
 e2e-commands: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -m "e2e and not lab and not cloud" tests/e2e
+	$(BIN)/python -m pytest -q -n 2 -m "e2e and not lab and not cloud" tests/e2e
 
 e2e-jobs: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -m "e2e and not cloud" $(ELSEWHERE:%=--ignore=%)
