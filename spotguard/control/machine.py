@@ -109,13 +109,15 @@ def state_of(record: RunRecord) -> RunState:
 
 
 def _between_attempts(record: RunRecord, seen: Observation, now: float, policy: Policy) -> Action:
-    if record.wish is not None:
-        return Settle(state=RunState.STOPPED, detail="stopped by you", exit_code=EXIT_UNFINISHED)
     last = record.last_ended
-    if last is not None and last.number > record.resumed_after:
-        settled = _settled_by(last)
-        if settled is not None:
-            return settled
+    is_new = last is not None and last.number > record.resumed_after
+    settled = _settled_by(last) if last is not None and is_new else None
+    # A job that was done before it heard of the stop is not to be resumed, only to find that out.
+    finished = settled is not None and settled.state is RunState.FINISHED
+    if record.wish is not None and not finished:
+        return Settle(state=RunState.STOPPED, detail="stopped by you", exit_code=EXIT_UNFINISHED)
+    if settled is not None:
+        return settled
     if _barren(record) >= policy.barren_attempts:
         return Settle(
             state=RunState.PAUSED,

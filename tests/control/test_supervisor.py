@@ -367,6 +367,19 @@ def test_a_stop_saves_first(tmp_path: Path) -> None:
     check_books(world)
 
 
+def test_a_job_that_was_done_before_it_heard_of_the_stop_is_finished(tmp_path: Path) -> None:
+    """A `resume` would pay for nodes only to find out that there is nothing to do."""
+    world = World(tmp_path, total_steps=10)
+    while "job_ended" not in world.kinds():
+        world.run_until(0.5)
+    assert "attempt_ended" not in world.kinds()
+    world.write(Kind.USER_STOP)
+    record = world.run()
+    assert reasons(record) == [EndReason.FINISHED]
+    assert record.settled is not None
+    assert (record.settled.state, record.settled.exit_code) == (RunState.FINISHED, 0)
+
+
 def test_a_stop_while_nothing_runs_settles_at_once(tmp_path: Path) -> None:
     """A run that waits for capacity can be stopped too."""
     world = World(tmp_path, launcher={"capacity": 0})

@@ -185,12 +185,13 @@ def test_killed_at_each_outside_act_nothing_is_done_twice(
     beside: Beside, slurm: SlurmLab, tmp_path: Path, undisturbed: Callable[..., Weights]
 ) -> None:
     """A controller dies before and after each request and each write; `status` starts the next."""
-    epochs = 14
+    epochs = 100
+    slow = beside.mark("slow")  # or it might be done before a dying controller hands a stop on
     deaths = tmp_path / "deaths"
     deaths.mkdir()
     beside.mortal = deaths
     with Books(slurm) as books:
-        args = ("--epochs", str(epochs), "--pause", "0.1")
+        args = ("--epochs", str(epochs), "--pause", "0.1", "--while", str(slow))
         run = beside.begin(EXACT, "--nodes", "1", args=args)
         beside.trains(run, attempt=1, more_steps=5)
         assert beside.spotguard("stop", run, timeout_s=300.0).code == 0
@@ -198,6 +199,7 @@ def test_killed_at_each_outside_act_nothing_is_done_twice(
         wait_until(lambda: beside.status(run)["state"] == "stopped", "it rests", timeout_s=120.0)
         assert beside.spotguard("resume", run, "--detach").code == 0
         beside.trains(run, attempt=2)
+        slow.unlink()
         status = beside.settled(run)
 
     died = {path.name for path in deaths.iterdir()}
