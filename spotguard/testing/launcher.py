@@ -115,8 +115,6 @@ class FakeLauncher:
         self.logs: dict[int, bytes] = {}
         """What each node of any cluster printed."""
         self.clusters: dict[str, FakeCluster] = {}
-        self.heard = False
-        """Whether the last `observe` was told of a living job."""
         self._clock = clock
         self._job = job
         self._launch_problems: list[LauncherFailure] = []
@@ -194,7 +192,6 @@ class FakeLauncher:
 
     def observe(self, cluster: str, *, heard: bool = False) -> ClusterView:
         """Return what is known now; the job lives up to this moment first."""
-        self.heard = heard
         if self._clock.now() < self.outage_until:
             return ClusterView(state=ClusterState.UNREACHABLE, detail="scripted outage")
         state = self._state(cluster)
