@@ -19,7 +19,6 @@ from benchmarks.floors import Floor
 from benchmarks.method import FAILURES, Contestant, Method, bring_into_cache, drop_from_cache
 
 if TYPE_CHECKING:
-    from benchmarks.method import Pending
     from benchmarks.state import TrainingState
 
 Say = Callable[[str], None]
@@ -35,9 +34,7 @@ class Samples:
     """The same when a step (an accelerator's: the CPU sleeps) lay between save and overwrite."""
     durable_s: list[float] = field(default_factory=list)
     slow_down_s: list[float] = field(default_factory=list)
-    """What CPU-bound steps took longer, in all, from the end of the stall to the save's own."""
-    loss_s: list[float] = field(default_factory=list)
-    """What a loop of CPU-bound steps lost by a save in all, where the copy overlaps the steps."""
+    """What CPU-bound steps took longer, in all, while a save was under way."""
     warm_s: list[float] = field(default_factory=list)
     cold_s: list[float] = field(default_factory=list)
     size_bytes: int = 0
@@ -99,17 +96,6 @@ def run_rounds(
     return results
 
 
-_SAMPLED = (
-    "stall_s",
-    "long_step_stall_s",
-    "durable_s",
-    "slow_down_s",
-    "loss_s",
-    "warm_s",
-    "cold_s",
-)
-
-
 class WrongBytes(AssertionError):
     """A checkpoint did not hold the values that the state had when it was saved."""
 
@@ -161,12 +147,11 @@ def _measure_method(
     if one.background:
         _measure_long_step(bench, one, found, step_s=max(2 * found.stall_s[0], 0.05))
         _measure_slow_down(bench, one, found, step)
-        _measure_loss(bench, one, found, step)
     samples.size_bytes = found.size_bytes
     if warm_up:
         samples.first_stall_s = found.stall_s[0]
         return
-    for name in _SAMPLED:
+    for name in ("stall_s", "long_step_stall_s", "durable_s", "slow_down_s", "warm_s", "cold_s"):
         getattr(samples, name).extend(getattr(found, name))
 
 
@@ -228,32 +213,15 @@ def _measure_long_step(bench: Bench, method: Method, found: Samples, *, step_s: 
 
 
 def _measure_slow_down(bench: Bench, method: Method, found: Samples, step: CpuSteps) -> None:
-    """What comes after the stall: who copies while it returns must not be charged twice for it."""
     usual_s = step.usual_s()
     pending = method.save(bench.next_number())
-    pending.wait_until_free()
-    found.slow_down_s.append(_lost_s(pending, step, usual_s))
-    method.clear()
-
-
-def _measure_loss(bench: Bench, method: Method, found: Samples, step: CpuSteps) -> None:
-    """Stall and slow-down together, for a loop that goes on as soon as it is let go."""
-    usual_s = step.usual_s()
-    started = time.perf_counter()
-    pending = method.save(bench.next_number())
-    stood_s = time.perf_counter() - started
-    found.loss_s.append(stood_s + _lost_s(pending, step, usual_s))
-    pending.wait_until_free()
-    method.clear()
-
-
-def _lost_s(pending: Pending, step: CpuSteps, usual_s: float) -> float:
-    """Step until the save is complete; return what the steps took longer than usual, in all."""
     lost_s = 0.0
     while not pending.durable.done():
         lost_s += step.step() - usual_s
+    pending.wait_until_free()
     pending.durable.result()  # raises what went wrong in the background
-    return lost_s
+    found.slow_down_s.append(lost_s)
+    method.clear()
 
 
 def _synchronize(bench: Bench) -> None:

@@ -45,7 +45,6 @@ class Row:
     durable_spread_ms: tuple[float, float] | None
     durable_over_direct: float | None
     slow_down_ms: float | None
-    loss_ms: float | None
     warm_ms: float | None
     warm_over_dcp: float | None
     cold_ms: float | None
@@ -143,7 +142,6 @@ class _Reference:
             durable_spread_ms=_spread_ms(found.durable_s),
             durable_over_direct=_ratio(durable_s, self.direct_s),
             slow_down_ms=_ms(_median(found.slow_down_s)),
-            loss_ms=_ms(_median(found.loss_s)),
             warm_ms=_ms(warm_s),
             warm_over_dcp=_ratio(warm_s, self.dcp_warm_s),
             cold_ms=_ms(cold_s),
@@ -170,7 +168,6 @@ _COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("durable ms", lambda row: _with_spread(row.durable_ms, row.durable_spread_ms)),
     ("÷ O_DIRECT", lambda row: _number(row.durable_over_direct)),
     ("slow-down ms", lambda row: _number(row.slow_down_ms, 0)),
-    ("loss ms", lambda row: _number(row.loss_ms, 0)),
     ("warm ms", lambda row: _number(row.warm_ms, 0)),
     ("÷ DCP", lambda row: _number(row.warm_over_dcp)),
     ("cold ms", lambda row: _number(row.cold_ms, 0)),
