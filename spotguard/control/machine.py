@@ -110,8 +110,9 @@ def state_of(record: RunRecord) -> RunState:
 
 def _between_attempts(record: RunRecord, seen: Observation, now: float, policy: Policy) -> Action:
     last = record.last_ended
-    is_new = last is not None and last.number > record.resumed_after
-    settled = _settled_by(last) if last is not None and is_new else None
+    settled = None
+    if last is not None and last.number > record.resumed_after:
+        settled = _settled_by(last)
     # A job that was done before it heard of the stop is not to be resumed, only to find that out.
     finished = settled is not None and settled.state is RunState.FINISHED
     if record.wish is not None and not finished:

@@ -214,6 +214,14 @@ def tools(tmp_path: Path) -> Path:
     return folder
 
 
+def _carried_wheel(home: Path) -> Path:
+    """Return an empty wheel where SkyPilot puts the launcher's."""
+    wheel = home / ".spotguard" / "wheels" / "abc" / "spotguard-1-py3-none-any.whl"
+    wheel.parent.mkdir(parents=True)
+    wheel.touch()
+    return wheel
+
+
 def _set_up(tmp_path: Path, tools: Path, made: dict[str, Any], **environ: str) -> list[list[str]]:
     cluster = f"test-{tmp_path.name}"
     given = {**made["envs"], env.CLUSTER: cluster, "HOME": str(tmp_path), **environ}
@@ -236,9 +244,7 @@ def test_setup_makes_everything_anew_with_uv(tmp_path: Path, tools: Path) -> Non
 
     The user's commands run first.
     """
-    wheel = tmp_path / ".spotguard" / "wheels" / "abc" / "spotguard-1-py3-none-any.whl"
-    wheel.parent.mkdir(parents=True)
-    wheel.touch()
+    wheel = _carried_wheel(tmp_path)
     place = f"/tmp/spotguard-{os.getuid()}/C"
     machine = Machine(setup=("echo set up > done",), requirements=("numpy",), python=">=3.11")
     asked = request_for(offer())
@@ -261,9 +267,7 @@ def test_setup_keeps_a_machines_own_torch(tmp_path: Path, tools: Path) -> None:
 
     The launcher's spotguard is there before pip looks, which takes the machine's own else.
     """
-    wheel = tmp_path / ".spotguard" / "wheels" / "abc" / "spotguard-1-py3-none-any.whl"
-    wheel.parent.mkdir(parents=True)
-    wheel.touch()
+    wheel = _carried_wheel(tmp_path)
     machine = Machine(requirements_file="/code/r.txt")
     made = task_yaml(request_for(offer()), machine, load_template("aws"), wheel=wheel)
     calls = _set_up(tmp_path, tools, made, HAS_TORCH="0")
@@ -280,9 +284,7 @@ def test_setup_keeps_a_machines_own_torch(tmp_path: Path, tools: Path) -> None:
 
 def test_pip_is_not_called_where_all_is_there(tmp_path: Path, tools: Path) -> None:
     """It takes two seconds to say so, and each resume would wait for them."""
-    wheel = tmp_path / ".spotguard" / "wheels" / "abc" / "spotguard-1-py3-none-any.whl"
-    wheel.parent.mkdir(parents=True)
-    wheel.touch()
+    wheel = _carried_wheel(tmp_path)
     made = task_yaml(request_for(offer()), Machine(), load_template("aws"), wheel=wheel)
     calls = _set_up(tmp_path, tools, made, HAS_TORCH="0", HAS_ALL="0")
     assert not any("install" in call for call in calls)
