@@ -281,6 +281,23 @@ def test_silence_is_said_and_nothing_is_killed(tmp_path: Path) -> None:
 def test_a_launcher_is_told_whether_the_job_is_heard(tmp_path: Path) -> None:
     """Not before its first sign of life, not after a few seconds without one, not while it ends."""
     world = World(tmp_path, total_steps=90, fates={1: Fate(how="silence", at_s=20)})
+    changes = _told_of_hearing(world)
+    assert [is_heard for _, is_heard in changes] == [False, True, False, True, False]
+    silent_at = changes[2][0]
+    assert 20.0 + 8.0 - 5.0 <= silent_at <= 20.0 + 8.0 + 10.0
+
+
+def test_a_job_that_lost_a_node_is_not_heard_although_it_spoke_a_moment_ago(tmp_path: Path) -> None:
+    """The launcher is to look closely from there on."""
+    lost = Fate(how="lose", at_s=10)
+    world = World(tmp_path, total_steps=30, fates={1: lost}, launcher={"teardown_s": 30.0})
+    changes = _told_of_hearing(world)
+    lost_at = changes[2][0]
+    assert 10.0 <= lost_at < 15.0, "sooner than its silence could have told"
+
+
+def _told_of_hearing(world: World) -> list[tuple[float, bool]]:
+    """Run to the end; return when (s after the start) the launcher was told anew, and what."""
     told: list[tuple[float, bool]] = []
     born_at = world.clock.monotonic()
     observe = world.launcher.observe
@@ -290,12 +307,8 @@ def test_a_launcher_is_told_whether_the_job_is_heard(tmp_path: Path) -> None:
         return observe(cluster, heard=heard)
 
     world.launcher.observe = noted_observe  # type: ignore[method-assign]
-    record = world.run()
-    assert reasons(record) == [EndReason.FINISHED]
-    changes = [told[0], *(new for old, new in pairwise(told) if old[1] != new[1])]
-    assert [is_heard for _, is_heard in changes] == [False, True, False, True, False]
-    silent_at = changes[2][0]
-    assert 20.0 + 8.0 - 5.0 <= silent_at <= 20.0 + 8.0 + 10.0
+    assert reasons(world.run())[-1] is EndReason.FINISHED
+    return [told[0], *(new for old, new in pairwise(told) if old[1] != new[1])]
 
 
 def test_only_a_launch_that_may_have_happened_is_looked_for(tmp_path: Path) -> None:
