@@ -1,8 +1,10 @@
 """A small job that holds all that has to survive: dropout, a schedule, an EMA, its own dice."""
 
 import argparse
+import os
 import random
 import resource
+import signal
 import time
 from pathlib import Path
 
@@ -20,6 +22,7 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.05, help="seconds that a step takes")
     parser.add_argument("--crash-at", type=int, default=-1)
     parser.add_argument("--hang-at", type=int, default=-1)
+    parser.add_argument("--freeze-at", type=int, default=-1)
     parser.add_argument("--full-at", type=int, default=-1, help="no room, while ./full exists")
     parser.add_argument("--width", type=int, default=32)
     options = parser.parse_args()
@@ -56,6 +59,8 @@ def main() -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
         while step.number == options.hang_at:
             pass  # deaf to everything: signals only set flags that nobody reads
+        if step.number == options.freeze_at:
+            os.kill(os.getpid(), signal.SIGSTOP)
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
