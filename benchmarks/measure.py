@@ -19,6 +19,7 @@ from benchmarks.floors import Floor
 from benchmarks.method import FAILURES, Contestant, Method, bring_into_cache, drop_from_cache
 
 if TYPE_CHECKING:
+    from benchmarks.method import Pending
     from benchmarks.state import TrainingState
 
 Say = Callable[[str], None]
@@ -34,7 +35,9 @@ class Samples:
     """The same when a step (an accelerator's: the CPU sleeps) lay between save and overwrite."""
     durable_s: list[float] = field(default_factory=list)
     slow_down_s: list[float] = field(default_factory=list)
-    """What CPU-bound steps took longer, in all, while a save was under way."""
+    """What CPU-bound steps took longer, in all, from the next overwrite to the end of the save."""
+    loss_s: list[float] = field(default_factory=list)
+    """What a loop of CPU-bound steps lost by a save in all, where the copy overlaps the steps."""
     warm_s: list[float] = field(default_factory=list)
     cold_s: list[float] = field(default_factory=list)
     size_bytes: int = 0
@@ -96,6 +99,17 @@ def run_rounds(
     return results
 
 
+_SAMPLED = (
+    "stall_s",
+    "long_step_stall_s",
+    "durable_s",
+    "slow_down_s",
+    "loss_s",
+    "warm_s",
+    "cold_s",
+)
+
+
 class WrongBytes(AssertionError):
     """A checkpoint did not hold the values that the state had when it was saved."""
 
@@ -118,8 +132,8 @@ class CpuSteps:
         return time.perf_counter() - started
 
     def usual_s(self) -> float:
-        """Return how long a step takes while nothing else goes on."""
-        return statistics.median(self.step() for _ in range(15))
+        """Return how long a step takes while nothing else goes on; the first few may be slower."""
+        return statistics.median([self.step() for _ in range(45)][15:])
 
 
 def _folder(parent: Path) -> Path:
@@ -147,11 +161,12 @@ def _measure_method(
     if one.background:
         _measure_long_step(bench, one, found, step_s=max(2 * found.stall_s[0], 0.05))
         _measure_slow_down(bench, one, found, step)
+        _measure_loss(bench, one, found, step)
     samples.size_bytes = found.size_bytes
     if warm_up:
         samples.first_stall_s = found.stall_s[0]
         return
-    for name in ("stall_s", "long_step_stall_s", "durable_s", "slow_down_s", "warm_s", "cold_s"):
+    for name in _SAMPLED:
         getattr(samples, name).extend(getattr(found, name))
 
 
@@ -213,15 +228,35 @@ def _measure_long_step(bench: Bench, method: Method, found: Samples, *, step_s: 
 
 
 def _measure_slow_down(bench: Bench, method: Method, found: Samples, step: CpuSteps) -> None:
+    """After the stall and the next overwrite: who copies meanwhile is not charged for it twice."""
     usual_s = step.usual_s()
     pending = method.save(bench.next_number())
-    lost_s = 0.0
-    while not pending.durable.done():
-        lost_s += step.step() - usual_s
     pending.wait_until_free()
-    pending.durable.result()  # raises what went wrong in the background
-    found.slow_down_s.append(lost_s)
+    bench.state.overwrite()
+    found.slow_down_s.append(_lost_s(pending, step, usual_s))
     method.clear()
+
+
+def _measure_loss(bench: Bench, method: Method, found: Samples, step: CpuSteps) -> None:
+    """Stall and slow-down together, for a loop that goes on as soon as it is let go."""
+    usual_s = step.usual_s()
+    started = time.perf_counter()
+    pending = method.save(bench.next_number())
+    stood_s = time.perf_counter() - started
+    found.loss_s.append(stood_s + _lost_s(pending, step, usual_s))
+    pending.wait_until_free()
+    method.clear()
+
+
+def _lost_s(pending: Pending, step: CpuSteps, usual_s: float) -> float:
+    """Step until the save is complete; return what the steps took longer than usual, in all."""
+    steps_s: list[float] = []
+    while not pending.durable.done():
+        steps_s.append(step.step())
+    pending.durable.result()  # raises what went wrong in the background
+    # The host may have been busy at one of the two; an error in it would count once a step.
+    usual_s = min(usual_s, step.usual_s())
+    return sum(steps_s) - len(steps_s) * usual_s
 
 
 def _synchronize(bench: Bench) -> None:

@@ -45,6 +45,9 @@ class Row:
     durable_spread_ms: tuple[float, float] | None
     durable_over_direct: float | None
     slow_down_ms: float | None
+    slow_down_spread_ms: tuple[float, float] | None
+    loss_ms: float | None
+    loss_spread_ms: tuple[float, float] | None
     warm_ms: float | None
     warm_over_dcp: float | None
     cold_ms: float | None
@@ -142,6 +145,9 @@ class _Reference:
             durable_spread_ms=_spread_ms(found.durable_s),
             durable_over_direct=_ratio(durable_s, self.direct_s),
             slow_down_ms=_ms(_median(found.slow_down_s)),
+            slow_down_spread_ms=_spread_ms(found.slow_down_s),
+            loss_ms=_ms(_median(found.loss_s)),
+            loss_spread_ms=_spread_ms(found.loss_s),
             warm_ms=_ms(warm_s),
             warm_over_dcp=_ratio(warm_s, self.dcp_warm_s),
             cold_ms=_ms(cold_s),
@@ -167,7 +173,8 @@ _COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("copy GB/s", lambda row: _number(row.copy_gb_per_s, 1)),
     ("durable ms", lambda row: _with_spread(row.durable_ms, row.durable_spread_ms)),
     ("÷ O_DIRECT", lambda row: _number(row.durable_over_direct)),
-    ("slow-down ms", lambda row: _number(row.slow_down_ms, 0)),
+    ("slow-down ms", lambda row: _with_spread(row.slow_down_ms, row.slow_down_spread_ms)),
+    ("loss ms", lambda row: _with_spread(row.loss_ms, row.loss_spread_ms)),
     ("warm ms", lambda row: _number(row.warm_ms, 0)),
     ("÷ DCP", lambda row: _number(row.warm_over_dcp)),
     ("cold ms", lambda row: _number(row.cold_ms, 0)),

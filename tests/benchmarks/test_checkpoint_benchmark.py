@@ -74,6 +74,7 @@ def check_row(kind: type[Method], row: dict[str, Any]) -> None:
     for column in ("stall_ms", "durable_ms", "warm_ms", "cold_ms", "bytes_over_state"):
         assert row[column] > 0, (kind.name, column)
     assert (row["slow_down_ms"] is not None) == kind.background
+    assert (row["loss_ms"] is not None) == kind.background
 
 
 def check_table(markdown: str, rows: list[dict[str, Any]]) -> None:
@@ -81,7 +82,7 @@ def check_table(markdown: str, rows: list[dict[str, Any]]) -> None:
     lines = [line for line in markdown.splitlines() if line.startswith("|")]
     table = lines[: next(i for i, line in enumerate(lines) if line.startswith("| bar |"))]
 
-    assert {line.count("|") for line in table} == {17}
+    assert {line.count("|") for line in table} == {18}
     assert [line.split("|")[1].strip() for line in table[2:]] == [
         row["name"] for row in rows if row["problem"] is None
     ]
