@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import threading
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +12,7 @@ import xxhash
 
 from spotguard.checkpoint.header import parse_header
 from spotguard.errors import ArchivedCheckpoint, DamagedCheckpoint, NotFound, StoreError
-from spotguard.storage.buffers import copy_bytes, cut
+from spotguard.storage.buffers import copy_bytes, cut, paged_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -41,10 +40,10 @@ class ShardReader:
         self._key = checkpoint_prefix + info.file
         self.info = info
 
-    @property
+    @cached_property
     def best_reads(self) -> Reads:
-        """How the shard is read fastest."""
-        return (self._near or self._store).best_reads
+        """How the shard is read fastest, as it looks at the first question."""
+        return (self._near or self._store).best_reads(self._key)
 
     def check_size(self) -> None:
         """Raise `DamagedCheckpoint` if the file is missing, archived or of another size. Cheap."""
@@ -154,7 +153,7 @@ def read_wanted(wanted: Iterable[tuple[ShardReader, Sequence[Want]]]) -> None:
                 if problems:
                     return
                 if len(scratch) < task.size_bytes:
-                    scratch = piece_memory(task.size_bytes)
+                    scratch = paged_memory(task.size_bytes)
                 task.run(scratch)
         except BaseException as problem:  # noqa: BLE001  # a thread's top: raised by the caller
             problems.append(problem)
@@ -185,15 +184,10 @@ def proven_pieces(reader: ShardReader) -> Iterator[tuple[int, memoryview]]:
     for pieces in _runs(reader, range(len(reader.info.piece_hashes))):
         start, end = reader.info.span(pieces)
         if len(scratch) < end - start:
-            scratch = piece_memory(end - start)
+            scratch = paged_memory(end - start)
         data = scratch[: end - start]
         reader.read_pieces(pieces, [data])
         yield start, data
-
-
-def piece_memory(size_bytes: int) -> memoryview:
-    """Return page-aligned memory, fit for direct reads."""
-    return memoryview(mmap.mmap(-1, max(size_bytes, 1)))
 
 
 @dataclass

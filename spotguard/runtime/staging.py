@@ -8,10 +8,7 @@ front while the end is still being copied; whoever has to wait for the copy help
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import mmap
-import sys
 import threading
 from dataclasses import dataclass
 from operator import is_
@@ -23,6 +20,7 @@ import xxhash
 from spotguard.checkpoint.shard import ShardLayout, TensorSpec
 from spotguard.errors import CheckpointError
 from spotguard.runtime.state import DTYPES
+from spotguard.storage.buffers import paged_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -30,9 +28,6 @@ if TYPE_CHECKING:
     from spotguard.runtime.state import Leaf
 
 _PAGE_BYTES = 4096
-_HUGE, _EMPTY_AFTER_FORK = 14, 18
-"""Advice on memory (madvise(2), Linux): huge pages make hashing a third faster, and a worker that
-is forked sees zeros: else the kernel would keep two of each page that is copied to later."""
 _CHUNK_BYTES = 4 << 20
 """Copied by one thread in one go: large enough to be fast, small enough to be shared out."""
 _CACHED_BYTES = 1 << 18
@@ -362,15 +357,10 @@ class _Chunks:
 
 def _memory(size_bytes: int, *, pinned: bool) -> torch.Tensor:
     """Return page-aligned memory whose pages are there: not to be faulted in within a save."""
-    size_bytes = -(-size_bytes // _PAGE_BYTES) * _PAGE_BYTES
     if pinned:
+        size_bytes = -(-size_bytes // _PAGE_BYTES) * _PAGE_BYTES
         return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
-    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if sys.platform == "linux":
-        for advice in (_HUGE, _EMPTY_AFTER_FORK):
-            with contextlib.suppress(OSError):  # not all kernels know them
-                memory.madvise(advice)
-    return torch.frombuffer(memory, dtype=torch.uint8).zero_()
+    return torch.frombuffer(paged_memory(size_bytes), dtype=torch.uint8).zero_()
 
 
 def same_items(some: list[Leaf], others: list[Leaf]) -> bool:

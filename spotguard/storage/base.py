@@ -51,7 +51,7 @@ Content: TypeAlias = "Buffer | list[Buffer] | tuple[Buffer, ...] | Stream"
 
 @dataclass(frozen=True, kw_only=True)
 class Reads:
-    """How a store is read fastest."""
+    """How an object is read fastest."""
 
     threads: int
     """Reads under way at the same time."""
@@ -72,9 +72,8 @@ class ObjectStore(Protocol):
         """Where this store is, in the form `open_store` takes; holds no secret."""
         ...
 
-    @property
-    def best_reads(self) -> Reads:
-        """How many reads of what size fill the way to the store."""
+    def best_reads(self, key: str) -> Reads:
+        """Return how many reads of what size fill the way to the object, which need not exist."""
         ...
 
     def put(

@@ -10,19 +10,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import mmap
 import os
 import queue
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from spotguard.storage.buffers import address_of, copy_bytes
+from spotguard.storage.buffers import address_of, copy_bytes, paged_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _PAGE_BYTES = 4096
 _WRITE_BYTES = 1 << 20
+_READ_BYTES = 1 << 20
 _THREADS = 4
 """Four writes of 1 MB under way took three quarters of the time of one of 16 MB (NVMe)."""
 _CHUNKS = 2 * _THREADS  # half of them are filled while the others are written
@@ -41,11 +41,20 @@ def write_direct(descriptor: int, views: Iterable[memoryview], size_bytes: int) 
         _set_direct(descriptor, on=True)
     writer = _Writer(descriptor)
     try:
-        for piece, own in _pieces(views, writer.free):
-            writer.give(piece, own)
+        for piece, chunk in _pieces(views, writer.free):
+            writer.give(piece, chunk)
     finally:
         writer.finish()
     writer.check()
+
+
+class _Write(NamedTuple):
+    """Bytes on their way to the disk."""
+
+    piece: memoryview
+    offset: int
+    chunk: memoryview | None
+    """What is free again afterwards; None if the piece is written from where it lay."""
 
 
 class _Writer:
@@ -56,10 +65,11 @@ class _Writer:
         self._end = 0
         self._tail: tuple[memoryview, int] | None = None
         self._problem: OSError | None = None
-        self._pieces: queue.Queue[tuple[memoryview, int, bool] | None] = queue.Queue(_CHUNKS)
+        self._pieces: queue.Queue[_Write | None] = queue.Queue(_CHUNKS)
         self._chunks: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
-        for _ in range(_CHUNKS):
-            self._chunks.put(memoryview(mmap.mmap(-1, _WRITE_BYTES)))
+        memory = paged_memory(_CHUNKS * _WRITE_BYTES)
+        for at in range(0, len(memory), _WRITE_BYTES):
+            self._chunks.put(memory[at : at + _WRITE_BYTES])
         self._threads = [
             threading.Thread(target=self._run, name="spotguard-disk", daemon=True)
             for _ in range(_THREADS)
@@ -71,14 +81,14 @@ class _Writer:
         """Return a chunk to fill; waits for one to be written."""
         return self._chunks.get()
 
-    def give(self, piece: memoryview, own: bool) -> None:
-        """Queue the next piece; `own` if it lies in a chunk of ours. Raises what a write raised."""
+    def give(self, piece: memoryview, chunk: memoryview | None) -> None:
+        """Queue the next piece; `chunk` is free again once it is written. Raises as writes do."""
         self.check()
         whole = len(piece) - len(piece) % _PAGE_BYTES
         if whole < len(piece):  # the last piece: a part of a page, which no direct write takes
             self._tail = (piece[whole:], self._end + whole)
         if whole:
-            self._pieces.put((piece[:whole], self._end, own))
+            self._pieces.put(_Write(piece[:whole], self._end, chunk))
         self._end += len(piece)
 
     def finish(self) -> None:
@@ -98,11 +108,11 @@ class _Writer:
 
     def _run(self) -> None:
         while (item := self._pieces.get()) is not None:
-            piece, offset, own = item
+            piece, offset, chunk = item
             if self._problem is None:
                 self._write(piece, offset)
-            if own:  # also after a failure: whoever fills chunks must not wait for ever
-                self._chunks.put(memoryview(piece.obj))
+            if chunk is not None:  # also after a failure: who fills chunks must not wait for ever
+                self._chunks.put(chunk)
 
     def _write(self, piece: memoryview, offset: int) -> None:
         try:
@@ -113,18 +123,21 @@ class _Writer:
 
 def _pieces(
     views: Iterable[memoryview], free: Callable[[], memoryview]
-) -> Iterator[tuple[memoryview, bool]]:
-    """Yield the bytes of `views` in whole, aligned pages (but for the end), as (piece, ours)."""
+) -> Iterator[tuple[memoryview, memoryview | None]]:
+    """Yield the bytes of `views` in whole, aligned pages (but for the end), each as (piece, chunk).
+
+    The chunk is the memory that a piece was gathered in; None if it is written from where it lies.
+    """
     chunk, filled = free(), 0
     for view in views:
         rest = view
         while rest:
             if filled % _PAGE_BYTES == 0 and len(rest) >= _PAGE_BYTES and _is_aligned(rest):
                 if filled:
-                    yield chunk[:filled], True
+                    yield chunk[:filled], chunk
                     chunk, filled = free(), 0
                 size = min(len(rest) - len(rest) % _PAGE_BYTES, _WRITE_BYTES)
-                yield rest[:size], False
+                yield rest[:size], None
                 rest = rest[size:]
                 continue
             part = rest[: _WRITE_BYTES - filled]
@@ -132,10 +145,10 @@ def _pieces(
             filled += len(part)
             rest = rest[len(part) :]
             if filled == _WRITE_BYTES:
-                yield chunk, True
+                yield chunk, chunk
                 chunk, filled = free(), 0
     if filled:
-        yield chunk[:filled], True
+        yield chunk[:filled], chunk
 
 
 def _is_aligned(view: memoryview) -> bool:
@@ -151,7 +164,7 @@ def read_direct(descriptor: int, offset: int, into: Sequence[memoryview]) -> int
     What the page cache holds is copied from there; all else is read past it, through a chunk of
     memory where a view does not lie as the disk wants it.
     """
-    read = _read_usual if _is_cached(descriptor, offset) else _read_past_cache
+    read = _read_usual if is_cached(descriptor, offset) else _read_past_cache
     rest, done = list(into), 0
     while rest:
         count = read(descriptor, rest, offset + done)
@@ -165,7 +178,7 @@ def read_direct(descriptor: int, offset: int, into: Sequence[memoryview]) -> int
     return done
 
 
-def _is_cached(descriptor: int, offset: int) -> bool:
+def is_cached(descriptor: int, offset: int) -> bool:
     """Return True if the page at `offset` can be had without the disk, or nobody can tell."""
     if not hasattr(os, "RWF_NOWAIT"):  # not Linux
         return True
@@ -192,7 +205,7 @@ def _read_past_cache(descriptor: int, into: Sequence[memoryview], offset: int) -
     skipped = offset % _PAGE_BYTES
     straight = not skipped and len(into[0]) >= _PAGE_BYTES and _is_aligned(into[0])
     if straight:
-        pages = into[0][: min(len(into[0]), _WRITE_BYTES) // _PAGE_BYTES * _PAGE_BYTES]
+        pages = into[0][: min(len(into[0]), _READ_BYTES) // _PAGE_BYTES * _PAGE_BYTES]
     else:
         pages = _bounce()
     try:
@@ -225,7 +238,7 @@ _own = threading.local()
 def _bounce() -> memoryview:
     """Return this thread's own aligned chunk: large enough for one read, wherever it begins."""
     if not hasattr(_own, "bounce"):
-        _own.bounce = memoryview(mmap.mmap(-1, _WRITE_BYTES + _PAGE_BYTES))
+        _own.bounce = paged_memory(_READ_BYTES + _PAGE_BYTES)
     chunk: memoryview = _own.bounce
     return chunk
 

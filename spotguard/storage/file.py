@@ -28,7 +28,7 @@ from spotguard.errors import (
 )
 from spotguard.storage.base import ObjectInfo, Reads
 from spotguard.storage.buffers import size_of, targets_of, views_of
-from spotguard.storage.direct import read_direct
+from spotguard.storage.direct import is_cached, read_direct
 from spotguard.storage.durable import make_durable_folder, sync_folder, write_durably
 from spotguard.storage.keys import RESERVED, check_folder, check_key, check_prefix
 from spotguard.storage.walk import folders_in, walk
@@ -39,9 +39,10 @@ if TYPE_CHECKING:
     from spotguard.storage.base import Content, Target
 
 _STALE_AFTER_S = 86_400.0
-_READ_THREADS = max(4, min(8, os.cpu_count() or 4))
-"""However few the cores: from a disk four reads of 4 MB at once took three quarters of two of 2."""
-_READ_BYTES = 4 << 20
+_DISK_READS = Reads(threads=8, size_bytes=4 << 20)
+"""However few the cores: the disk is never idle while some of them copy and prove."""
+_CACHE_READS = Reads(threads=max(2, min(8, os.cpu_count() or 2)), size_bytes=16 << 20)
+"""Nothing to wait for: more threads than cores would only wait for each other."""
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 _FOLDER_RACES = 20
@@ -64,10 +65,19 @@ class FileStore:
         """The folder as a `file://` URL."""
         return f"file://{quote(str(self._root))}"
 
-    @property
-    def best_reads(self) -> Reads:
-        """Few and small ones: a disk is nearer than a network."""
-        return Reads(threads=_READ_THREADS, size_bytes=_READ_BYTES)
+    def best_reads(self, key: str) -> Reads:
+        """Return few and small ones, and fewer still if the middle of the file is in memory."""
+        try:
+            descriptor = os.open(self._path(key), os.O_RDONLY)
+        except OSError:
+            return _DISK_READS  # who reads it will say why it cannot
+        try:
+            middle = os.fstat(descriptor).st_size // 2
+            return _CACHE_READS if is_cached(descriptor, middle) else _DISK_READS
+        except OSError:
+            return _DISK_READS
+        finally:
+            os.close(descriptor)
 
     def put(
         self,

@@ -26,10 +26,9 @@ class PrefixedStore:
         """Where this part of the store is, in the form `open_store` takes."""
         return below(self._store.url, self._prefix)
 
-    @property
-    def best_reads(self) -> Reads:
-        """The whole store's."""
-        return self._store.best_reads
+    def best_reads(self, key: str) -> Reads:
+        """Return what the whole store says."""
+        return self._store.best_reads(self._prefix + key)
 
     def put(
         self,

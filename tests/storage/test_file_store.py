@@ -184,6 +184,24 @@ def test_ranges_arrive_whole_wherever_they_lie(
             assert b"".join(views) == content[offset : offset + size]
 
 
+def test_what_is_in_memory_is_read_in_fewer_and_larger_parts(
+    store: FileStore, tmp_path: Path
+) -> None:
+    """From the disk many small reads at once; from the page cache as few as there are cores."""
+    assert store.best_reads("x") == store.best_reads("nowhere/at all")
+    store.put("x", bytes(3 << 20))
+    _forget(tmp_path / "store" / "x")
+    on_disk = store.best_reads("x")
+    assert store.get("x")
+    cached = store.best_reads("x")
+
+    if on_disk == cached:
+        pytest.skip("this filesystem is memory")
+    assert on_disk == store.best_reads("nowhere/at all")
+    assert on_disk.threads >= cached.threads
+    assert on_disk.size_bytes < cached.size_bytes
+
+
 def test_more_views_than_one_call_takes(store: FileStore) -> None:
     """The kernel takes 1024 at once."""
     content = random.Random(4).randbytes(5000)
