@@ -12,13 +12,13 @@ import xxhash
 
 from spotguard.checkpoint.header import parse_header
 from spotguard.errors import ArchivedCheckpoint, DamagedCheckpoint, NotFound, StoreError
-from spotguard.storage.buffers import copy_bytes, cut, paged_memory
+from spotguard.storage.buffers import copy_bytes, paged_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from spotguard.checkpoint.tensors import ShardInfo, TensorInfo
-    from spotguard.storage.base import ObjectStore, Reads
+    from spotguard.storage.base import ObjectStore, Reads, Target
 
 
 class ShardReader:
@@ -98,20 +98,15 @@ class ShardReader:
         self._read_pieces(self._store, pieces, into)
 
     def _read_pieces(self, store: ObjectStore, pieces: range, into: Sequence[memoryview]) -> None:
-        self._fetch(store, self.info.span(pieces)[0], into)
-        digest, index = xxhash.xxh3_128(), pieces[0]
-        for part, ends_piece in cut(into, self.info.piece_bytes):
-            digest.update(part)
-            if ends_piece:
-                low, high = self.info.piece(index)
-                promised = self.info.piece_hashes[index]
-                self._check(digest.hexdigest(), promised, f"bytes {low} to {high}")
-                index += 1
-                digest.reset()
+        hashed = _Hashed(into, self.info.piece_bytes)
+        self._fetch(store, self.info.span(pieces)[0], hashed)
+        for index, found in zip(pieces, hashed.pieces(), strict=True):
+            low, high = self.info.piece(index)
+            self._check(found, self.info.piece_hashes[index], f"bytes {low} to {high}")
 
-    def _fetch(self, store: ObjectStore, start: int, into: Sequence[memoryview]) -> None:
+    def _fetch(self, store: ObjectStore, start: int, into: Target) -> None:
         try:
-            store.get_into(self._key, start, list(into))
+            store.get_into(self._key, start, into)
         except NotFound as problem:
             raise DamagedCheckpoint(f"{self._key} vanished while it was read") from problem
 
@@ -121,6 +116,38 @@ class ShardReader:
                 f"{self._key} is damaged: the hash of {what} is {found}, "
                 f"its manifest says {promised}"
             )
+
+
+class _Hashed:
+    """Pieces to be read (a `Sink`): hashed as they come, while the CPU has them at hand."""
+
+    def __init__(self, views: Sequence[memoryview], piece_bytes: int) -> None:
+        self.views = list(views)
+        self._left = [view for view in reversed(self.views) if view]
+        self._size_bytes = sum(map(len, self.views))
+        self._piece_bytes = piece_bytes
+        self._hashed_bytes = 0
+        self._digest = xxhash.xxh3_128()
+        self._digests: list[str] = []
+
+    def filled(self, size_bytes: int) -> None:
+        """Hash on to there."""
+        while self._hashed_bytes < size_bytes:
+            view = self._left.pop()
+            piece_left = self._piece_bytes - self._hashed_bytes % self._piece_bytes
+            part = view[: min(piece_left, size_bytes - self._hashed_bytes)]
+            if len(part) < len(view):
+                self._left.append(view[len(part) :])
+            self._digest.update(part)
+            self._hashed_bytes += len(part)
+            if len(part) == piece_left or self._hashed_bytes == self._size_bytes:
+                self._digests.append(self._digest.hexdigest())
+                self._digest.reset()
+
+    def pieces(self) -> list[str]:
+        """Return the hash of each piece; what nobody spoke of is hashed now."""
+        self.filled(self._size_bytes)
+        return self._digests
 
 
 class Want(NamedTuple):

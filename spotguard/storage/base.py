@@ -43,7 +43,24 @@ class Stream(Protocol):
         ...
 
 
-Target: TypeAlias = "memoryview | list[memoryview]"
+class Sink(Protocol):
+    """Writable memory that is told when it is filled: for a hash while the bytes are at hand."""
+
+    @property
+    def views(self) -> list[memoryview]:
+        """The memory, in order."""
+        ...
+
+    def filled(self, size_bytes: int) -> None:
+        """Take note that so many of the first bytes are there, for good.
+
+        Only a store that fills in order says so, as often as it likes and from the thread that
+        asked; when `get_into` returns, all are there.
+        """
+        ...
+
+
+Target: TypeAlias = "memoryview | list[memoryview] | Sink"
 """Where bytes that are got shall go: writable memory, or several pieces of it."""
 Content: TypeAlias = "Buffer | list[Buffer] | tuple[Buffer, ...] | Stream"
 """What can be put: one buffer, several in a row, or a stream of them."""

@@ -37,7 +37,10 @@ def size_of(data: Content) -> int:
 
 def targets_of(into: Target) -> list[memoryview]:
     """Return `into` as flat views of bytes to fill, empty ones left out."""
-    views = [into] if isinstance(into, memoryview) else into
+    if isinstance(into, memoryview):
+        views = [into]
+    else:
+        views = into if isinstance(into, list) else into.views
     return [view for view in map(byte_view, views) if view.nbytes]
 
 

@@ -158,11 +158,17 @@ def _is_aligned(view: memoryview) -> bool:
     return address_of(view) % _PAGE_BYTES == 0
 
 
-def read_direct(descriptor: int, offset: int, into: Sequence[memoryview]) -> int:
+def read_direct(
+    descriptor: int,
+    offset: int,
+    into: Sequence[memoryview],
+    told: Callable[[int], None] | None = None,
+) -> int:
     """Fill the views with a file's bytes from `offset`; return how many there were.
 
     What the page cache holds is copied from there; all else is read past it, through a chunk of
-    memory where a view does not lie as the disk wants it.
+    memory where a view does not lie as the disk wants it. `told` hears, about each megabyte, how
+    many are there.
     """
     read = _read_usual if is_cached(descriptor, offset) else _read_past_cache
     rest, done = list(into), 0
@@ -175,6 +181,8 @@ def read_direct(descriptor: int, offset: int, into: Sequence[memoryview]) -> int
             count -= len(rest.pop(0))
         if rest:
             rest[0] = rest[0][count:]
+        if told is not None:
+            told(done)
     return done
 
 
@@ -197,7 +205,17 @@ def is_cached(descriptor: int, offset: int) -> bool:
 
 
 def _read_usual(descriptor: int, into: Sequence[memoryview], offset: int) -> int:
-    return os.preadv(descriptor, into[:_MOST_VIEWS], offset)
+    return os.preadv(descriptor, list(_front(into)), offset)
+
+
+def _front(views: Sequence[memoryview]) -> Iterator[memoryview]:
+    """Yield what one read fills."""
+    room = _READ_BYTES
+    for view in views[:_MOST_VIEWS]:
+        yield view[:room]
+        room -= len(view)
+        if room <= 0:
+            return
 
 
 def _read_past_cache(descriptor: int, into: Sequence[memoryview], offset: int) -> int:
