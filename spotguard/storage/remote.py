@@ -86,8 +86,8 @@ class RemoteStore:
         """Where it is, in the form `open_store` takes; holds no secret."""
         return self._bucket.url
 
-    def best_reads(self, key: str) -> Reads:  # all objects are equally far away
-        """Return as many reads as there are connections."""
+    def best_reads(self, key: str) -> Reads:
+        """Return as many reads as there are connections: all objects are equally far away."""
         return Reads(threads=self._threads, size_bytes=_READ_BYTES)
 
     @property
