@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from spotguard.storage.base import Content, Target
 
 _STALE_AFTER_S = 86_400.0
-_DISK_READS = Reads(threads=12, size_bytes=4 << 20)
+_DISK_READS = Reads(threads=16, size_bytes=4 << 20)
 """However few the cores: the disk is never idle while some of them copy and prove."""
 _CACHE_READS = Reads(threads=max(2, min(8, os.cpu_count() or 2)), size_bytes=16 << 20)
 """Nothing to wait for: more threads than cores would only wait for each other."""
