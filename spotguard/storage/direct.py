@@ -8,10 +8,13 @@ several write, so that copying and hashing cost no time of their own and the dis
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import queue
+import sys
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,6 +31,7 @@ _THREADS = 4
 _CHUNKS = 2 * _THREADS  # half of them are filled while the others are written
 _O_DIRECT: int = getattr(os, "O_DIRECT", 0)  # Linux only; elsewhere the same code writes buffered
 _MOST_VIEWS = 1024  # the kernel's IOV_MAX
+_LIBC = ctypes.CDLL(None)
 _UNSUPPORTED = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
 
 
@@ -187,21 +191,24 @@ def read_direct(
 
 
 def is_cached(descriptor: int, offset: int) -> bool:
-    """Return True if the page at `offset` can be had without the disk, or nobody can tell."""
-    if not hasattr(os, "RWF_NOWAIT"):  # not Linux
+    """Return True if the page at `offset` can be had without the disk, or nobody can tell.
+
+    By mincore(2), which leaves things as they are: a read that may not wait (RWF_NOWAIT) has the
+    kernel fetch the page, and the next question finds it.
+    """
+    if sys.platform != "linux":
         return True
-    # Else the kernel would read ahead, at the very moment when we begin to read past it.
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+    start = offset - offset % mmap.ALLOCATIONGRANULARITY
     try:
-        os.preadv(descriptor, [_bounce()[:1]], offset, os.RWF_NOWAIT)
-    except BlockingIOError:
-        return False
-    except OSError as problem:
-        if problem.errno not in _UNSUPPORTED:
-            raise
-    finally:
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-    return True
+        page = mmap.mmap(descriptor, 1, offset=start, access=mmap.ACCESS_COPY)
+    except (OSError, ValueError):  # a filesystem that cannot map files; past the end
+        return True
+    state = ctypes.c_ubyte(0)
+    with page:
+        failed = _LIBC.mincore(
+            ctypes.c_void_p(address_of(memoryview(page))), ctypes.c_size_t(1), ctypes.byref(state)
+        )
+    return bool(failed or state.value & 1)
 
 
 def _read_usual(descriptor: int, into: Sequence[memoryview], offset: int) -> int:
