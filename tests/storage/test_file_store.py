@@ -195,9 +195,7 @@ def test_what_is_in_memory_is_read_in_fewer_and_larger_parts(
         if is_cached(file.fileno(), 0):
             pytest.skip("this filesystem is memory")
     on_disk = store.best_reads("x")
-    for _ in range(
-        500
-    ):  # some milliseconds: what a question had fetched from the disk would be there
+    for _ in range(500):  # for milliseconds: what a question had fetched would be there by then
         assert store.best_reads("x") == on_disk, "asking changed the answer"
     assert store.get("x")
     cached = store.best_reads("x")
