@@ -39,6 +39,7 @@ DTYPES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
 """What the user calls a dtype, and safetensors' name of it."""
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
 _USUAL_NAME = "model"
+_OTHERS = "take another with --step; spotguard checkpoints verify --all says which are whole"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +102,9 @@ def export(
         merge = _Merge(manifest, readers, names, {name: wanted for name in modules if wanted})
         with new_file(target, merge.size_bytes, replace=replace) as descriptor:
             merge.write(descriptor, on_progress)
-    except DamagedCheckpoint:
+    except DamagedCheckpoint as problem:
         if store.head(keys.manifest(ref.prefix)) is not None:
+            problem.hint = problem.hint or _OTHERS
             raise
         name = short_name(ref.step, ref.attempt)
         raise UsageError(

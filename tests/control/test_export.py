@@ -256,8 +256,9 @@ def test_a_damaged_shard_stops_the_export_and_leaves_no_file(tmp_path: Path) -> 
     store, model = MemoryStore(), TiedNet()
     prefix = save_objects(store, world_size=3, cut=in_thirds, model=model)
     flip(store, prefix + shard_file(2, 3), -1)
-    with pytest.raises(DamagedCheckpoint, match="rank-00002-of-00003"):
+    with pytest.raises(DamagedCheckpoint, match="rank-00002-of-00003") as caught:
         run_export(store, prefix, tmp_path / "m.safetensors")
+    assert "verify --all" in caught.value.hint
     assert files_in(tmp_path) == []
 
 
