@@ -91,7 +91,7 @@ class Job:
         self.local_copy = LocalCopy.at(settings.local_copy, self.run_id)
         self._started_at = time.monotonic()
         self._left = threading.Event()
-        self._ended = False
+        self._ending = threading.Lock()  # taken for good by the thread that writes the end
         self._failure: BaseException | None = None
         self.gate = StopGate()
         self.reporter = Reporter(
@@ -258,7 +258,7 @@ class Job:
 
     def _on_peer_lost(self, words: Coordinator, peer: int, why: str) -> None:
         """Ring's thread: leave, saved if this rank can do so, however the main thread hangs."""
-        if self._ended or self.phase is Phase.AFTER:
+        if self._ending.locked() or self.phase is Phase.AFTER:
             return
         if self._someone_failed(words, 0.2):
             return
@@ -292,8 +292,7 @@ class Job:
         with self.keeper.lock:
             in_setup = self.phase is Phase.SETUP
             if in_setup:  # the lock is kept: the loop must not begin any more
-                self._write_ended(request, None)
-                exit_now()
+                self._end_at_once(request, None)
         self._leave_in_time(request)
 
     def _leave_in_time(self, request: StopRequest) -> None:
@@ -301,9 +300,9 @@ class Job:
         if self._left.wait(self._patience_s(request)):
             return
         if self.phase is Phase.AFTER:
-            self._write_ended(request, None)
-            exit_now()
-        self._abandon_step(request)
+            self._end_at_once(request, None)
+        else:
+            self._abandon_step(request)
 
     def _patience_s(self, request: StopRequest) -> float | None:
         """Return how long the main thread may take to its boundary; None: as long as it likes."""
@@ -334,8 +333,7 @@ class Job:
             request if self.keeper.needs_all_ranks else replace(request, solo=True),
             halfway=True,
         )
-        self._write_ended(request, problem)
-        exit_now()
+        self._end_at_once(request, problem)
 
     def _on_exception(
         self,
@@ -350,7 +348,7 @@ class Job:
             with contextlib.suppress(OSError):  # the log pipe may be dead already
                 self._previous_hook(kind, error, trace)
         self._failure = error
-        if self._ended:
+        if self._ending.locked():
             return
         if issubclass(kind, KeyboardInterrupt):
             self._survive(StopRequest(reason=EndReason.STOPPED, message="Ctrl-C"))
@@ -387,8 +385,7 @@ class Job:
             problem = self.keeper.save_for(request, halfway=True)
         else:
             self.keeper.saver.wait(_EXIT_PATIENCE_S)  # one in flight is the newest there can be
-        self._write_ended(request, problem)
-        exit_now()
+        self._end_at_once(request, problem)
 
     def _someone_failed(self, words: Coordinator, timeout_s: float) -> bool:
         """Return True if another rank said that the script itself failed there."""
@@ -407,7 +404,7 @@ class Job:
 
     def _at_exit(self) -> None:
         self._listener.close()
-        if not self._ended and self._failure is None and self.phase is not Phase.SETUP:
+        if not self._ending.locked() and self._failure is None and self.phase is not Phase.SETUP:
             if self.phase is Phase.TRAINING:  # `break`: the loop was left early, on purpose
                 try:
                     self.finish_loop("the loop was left early", left_early=True)
@@ -427,20 +424,28 @@ class Job:
         if self._owns_group and undisturbed and dist.is_initialized():
             dist.destroy_process_group()  # else the peers may be gone: no collectives
 
-    def _write_ended(self, request: StopRequest, problem: SpotguardError | None) -> None:
+    def _end_at_once(self, request: StopRequest, problem: SpotguardError | None) -> None:
+        """Write how it ended, and end the process; a thread that has begun to is not cut short."""
+        if self._write_ended(request, problem):
+            exit_now()
+        exit_soon(_HUNG_SAVE_S)
+
+    def _write_ended(self, request: StopRequest, problem: SpotguardError | None) -> bool:
+        """Write the end of a job that was told to stop; False if another thread writes one."""
         reason, message = request.reason, request.message
         if problem is not None:
             message = f"{message}; the last save failed: {problem}"
             if not reason.retried:
                 reason = EndReason.STORE_FAILED
         if self.rank == 0 or request.solo:
-            self._end(reason, message=message, request=request)
-        else:  # the first rank writes; it must not lose its rendezvous before it has
-            try:
-                self.coordinator.get("ended", 5.0)
-            except ConnectionError:
-                log.debug("the rendezvous ended first")
-            self._ended = True
+            return self._end(reason, message=message, request=request)
+        if not self._ending.acquire(blocking=False):
+            return False
+        try:  # the first rank writes; it must not lose its rendezvous before it has
+            self.coordinator.get("ended", 5.0)
+        except ConnectionError:
+            log.debug("the rendezvous ended first")
+        return True
 
     def _end(
         self,
@@ -449,10 +454,10 @@ class Job:
         message: str,
         trace: str | None = None,
         request: StopRequest | None = None,
-    ) -> None:
-        if self._ended:
-            return
-        self._ended = True
+    ) -> bool:
+        """Write how this attempt ended, once; False if another thread does or has."""
+        if not self._ending.acquire(blocking=False):
+            return False
         last = self.keeper.saver.last
         warned_at = request.warned_at if request else None
         deadline_at = request.deadline_at if request else None
@@ -474,11 +479,12 @@ class Job:
         self.reporter.flush(_EXIT_PATIENCE_S)
         log.info("ended at step %d: %s", self.keeper.finished, reason.label)
         if request is not None and request.solo:
-            return  # the rendezvous may be frozen with its node, and nobody waits for the word
+            return True  # the rendezvous may be frozen with its node; nobody waits for the word
         try:
             self.coordinator.set("ended", "1")
         except ConnectionError:
             log.debug("the rendezvous ended first")
+        return True
 
     def _heartbeat(self) -> Heartbeat:
         last = self.keeper.saver.last

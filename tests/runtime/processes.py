@@ -150,6 +150,11 @@ class Jobs:
         found = [store.get(item.key) for item in store.list("attempts/") if "/events/" in item.key]
         return sorted(map(Event.from_json, found), key=lambda event: (event.attempt, event.at))
 
+    def claims(self, run_id: str = "a-run") -> set[int]:
+        """Return the numbers of the attempts that were begun; a claim is there before a step."""
+        attempts = self.folder / "spotguard-runs" / run_id / "attempts"
+        return {int(claim.parent.name) for claim in attempts.glob("*/claim.json")}
+
     def ends(self) -> list[dict[str, Any]]:
         """Return the data of each attempt's `ended` event."""
         return [event.data for event in self.events() if event.kind == "ended"]

@@ -112,8 +112,9 @@ def test_many_lives_end_the_same(jobs: Jobs, undisturbed: dict[str, str]) -> Non
         assert jobs.start(HURT=hurt).wait() != 0
 
     assert digest(jobs.run()) == aim
-    attempts = {event.attempt for event in jobs.events() if event.kind == "started"}
-    assert attempts == set(range(1, 8))
+    assert jobs.claims() == set(range(1, 8))
+    started = {event.attempt for event in jobs.events() if event.kind == "started"}
+    assert {2, 3, 4, 6, 7} <= started, "only a killed life may take its words with it"
 
 
 @pytest.mark.parametrize("hurt", [f"13:batch:{INT}", f"13:changing:{KILL}", f"13:end:{TERM}"])
@@ -408,10 +409,17 @@ def test_told_to_stop_beside_a_frozen_rank_it_says_that_it_left_alone(jobs: Jobs
     assert (end["reason"], end["solo"], end["saved_step"]) == ("terminated", True, 13)
 
 
-def test_a_death_after_the_last_step_loses_nothing(jobs: Jobs, undisturbed: dict[str, str]) -> None:
-    """All steps are done, and a rank dies before the final save: the other saves it by itself."""
+@pytest.mark.parametrize("slow", [{}, {"SLOW_EVENTS": 0.5}], ids=["quick store", "slow store"])
+def test_a_death_after_the_last_step_loses_nothing(
+    jobs: Jobs, undisturbed: dict[str, str], slow: dict[str, Any]
+) -> None:
+    """All steps are done, and a rank dies before the final save: the other saves it by itself.
+
+    With a slow store its last word takes longer than a rank without its peer is given to leave.
+    """
     aim = two_ranks(jobs, undisturbed)
-    ranks = jobs.start_ranks(2, each=lambda r: {"HURT": f"23:end:{KILL}"} if r else {})
+    hurt = {"HURT": f"23:end:{KILL}"}
+    ranks = jobs.start_ranks(2, each=lambda r: hurt if r else {}, **slow)
     assert codes(ranks) == [0, -9], ranks[0].said
     assert digest(ranks[0].said) == aim
     [end] = jobs.ends()

@@ -1,11 +1,13 @@
 """A small training whose global batch follows the ranks; prints the rate of each optimizer step.
 
-HURT is `STEP:RANK`: that rank gets SIGTERM in the midst of that step.
+HURT is `STEP:RANK`: that rank gets SIGTERM in the midst of that step. From there on steps take
+their time, so that none finishes before it has heard.
 """
 
 import os
 import signal
 import sys
+import time
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch import nn
 
 import spotguard.runtime as spotguard
 
+STEP, RANK = os.environ.get("HURT", ":").split(":")
 REFERENCE = int(os.environ.get("REFERENCE", "2"))
 
 
@@ -46,11 +49,13 @@ def main() -> None:
         optimizer.number = step.number
         for x in step:
             step.backward(0.01 * model(x).square().mean())
-            if os.environ.get("HURT") == f"{step.number}:{run.rank}":
+            if (str(step.number), str(run.rank)) == (STEP, RANK):
                 os.kill(os.getpid(), signal.SIGTERM)
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad(set_to_none=True)
+        if STEP and step.number >= int(STEP):
+            time.sleep(0.1)
 
 
 if __name__ == "__main__":

@@ -67,7 +67,8 @@ def main() -> None:
         optimizer.zero_grad(set_to_none=True)
         sys.stdout.write(f"read {json.dumps([step.number, numbers])}\n")
         sys.stdout.flush()
-        time.sleep(float(os.environ.get("PACE_S", "0.002")))
+        told = STEP and step.number >= int(STEP)  # none finishes before it has heard
+        time.sleep(0.1 if told else float(os.environ.get("PACE_S", "0.002")))
     digest = hashlib.sha256()
     for parameter in model.parameters():
         digest.update(parameter.detach().numpy().tobytes())

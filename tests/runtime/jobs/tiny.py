@@ -2,7 +2,8 @@
 
 HURT is `WHEN:WHERE:HOW`: at step WHEN (from 0), `begin`, `batch` (between two micro-batches),
 `changing` (weights changed, schedule not) or `end` of the step; or WHEN is `put` and WHERE counts
-the writes to the store. HOW is a signal's name, `raise`, `full` or `stop`.
+the writes to the store. HOW is a signal's name, `raise`, `full` or `stop`. SLOW_EVENTS are the
+seconds that the store takes for each event.
 """
 
 import hashlib
@@ -23,6 +24,7 @@ from spotguard.storage.file import FileStore
 WHEN, WHERE, HOW = os.environ.get("HURT", "::").split(":")
 STEPS = int(os.environ.get("STEPS", "24"))
 WIDTH = int(os.environ.get("WIDTH", "16"))
+told = False
 
 
 def say(text: str) -> None:
@@ -41,6 +43,8 @@ def hurt(step: int | str, where: str) -> None:
     elif HOW == "hang":
         time.sleep(600)
     else:
+        global told
+        told = True
         for name in HOW.split("+"):
             os.kill(os.getpid(), getattr(signal, name))
 
@@ -52,6 +56,15 @@ def watched_put(inner: Any) -> Any:
         nonlocal count
         count += 1
         hurt("put", str(count))
+        return inner(self, key, *args, **kwargs)
+
+    return put
+
+
+def slow_for_events(inner: Any, seconds: float) -> Any:
+    def put(self: Any, key: str, *args: Any, **kwargs: Any) -> Any:
+        if "/events/" in key:
+            time.sleep(seconds)
         return inner(self, key, *args, **kwargs)
 
     return put
@@ -71,6 +84,8 @@ class Noisy(torch.utils.data.Dataset[Any]):
 def main() -> None:
     if WHEN == "put":
         setattr(FileStore, "put", watched_put(FileStore.put))  # noqa: B010 - for mypy
+    if slow := os.environ.get("SLOW_EVENTS"):
+        setattr(FileStore, "put", slow_for_events(FileStore.put, float(slow)))  # noqa: B010
     run = spotguard.init(
         seed=3,
         save_every=os.environ.get("EVERY", "5 steps"),
@@ -108,7 +123,8 @@ def main() -> None:
         scheduler.step()
         optimizer.zero_grad(set_to_none=True)
         hurt(step.number, "end")
-        time.sleep(float(os.environ.get("PACE_S", "0")))
+        # Who was told to stop must not finish before it has heard.
+        time.sleep(0.1 if told else float(os.environ.get("PACE_S", "0")))
     if run.rank == 0:
         weights = hashlib.sha256()
         for parameter in model.parameters():
