@@ -7,6 +7,7 @@ runs share the lab where they do not disturb each other.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -38,6 +39,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.lab, pytest.mark.timeout(1200)]
 GPT = EXAMPLES / "train_gpt.py"
 EXACT = JOBS / "exact.py"
 _OWN_FOLDER = Path("/tmp/spotlab-tests")
+_LOCK = _OWN_FOLDER.with_suffix(".lock")
 _LATE_S = 30.0
 """How much longer than Slurm SkyPilot bills a cluster, on a machine that has much else to do."""
 
@@ -50,12 +52,20 @@ def slurm() -> Iterator[SlurmLab]:
     if why_not:
         pytest.skip(why_not)
     lab = SlurmLab(Path(lent) if lent else _OWN_FOLDER, ours=not lent)
+    lock = _LOCK.open("w")  # held for as long as this process lives
     try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pytest.skip("another run of these tests has the lab")
+    try:
+        if _OWN_FOLDER.exists():  # a run of these tests was killed
+            lab.down()
         lab.up()
         lab.calm()
         yield lab
     finally:
         lab.down()
+        lock.close()
 
 
 def _why_not(*, lent: bool) -> str | None:
@@ -67,7 +77,7 @@ def _why_not(*, lent: bool) -> str | None:
         return "the Slurm lab needs root and Debian"
     if subprocess.run(["unshare", "--net", "--mount", "true"], check=False).returncode:
         return "the Slurm lab needs a machine on which root may make namespaces"
-    if Path("/run/netns/login").exists():
+    if Path("/run/netns/login").exists() and not _OWN_FOLDER.exists():
         return "a lab is up: use it with SPOTLAB_DIR, or take it down"
     return None
 
