@@ -12,6 +12,7 @@ from spotguard.control import meter
 from spotguard.control.fold import limits_to_json, read_record
 from spotguard.control.folder import RunFolder, folder_of, runs_folder
 from spotguard.control.journal import Journal
+from spotguard.control.lease import check_ours, machine_id
 from spotguard.control.process import launcher_for, run_store
 from spotguard.control.record import Kind, Limits
 from spotguard.errors import (
@@ -24,6 +25,7 @@ from spotguard.errors import (
 from spotguard.events import keys
 from spotguard.events.states import RunState
 from spotguard.plan.money import check_budget
+from spotguard.spec.home import spotguard_home
 from spotguard.spec.infra import LOCAL
 from spotguard.spec.model import JobSpec
 from spotguard.spec.nodes import NodeRange
@@ -105,7 +107,7 @@ def admit_resume(
         nodes: new count or range of nodes.
 
     Raises:
-        UsageError: the run has finished, or still goes on.
+        UsageError: the run has finished, or still goes on, or another machine had it since.
         BudgetExhausted: what is left of the budget buys no useful training.
         DeadlineReached: the old deadline has passed and no new one is given.
     """
@@ -114,6 +116,8 @@ def admit_resume(
         record = read_record(journal)
         _check_resumable(record)
         now = time.time()
+        store = run_store(record.store_root, record.run_id)
+        check_ours(store, machine_id(spotguard_home()), now)
         limits = _new_limits(record.limits, now, budget_usd, deadline_s, nodes)
         if limits.deadline_at is not None and limits.deadline_at <= now:
             raise DeadlineReached(
@@ -127,6 +131,8 @@ def admit_resume(
 
 
 def _new_run_id(name: str, now: float) -> str:
+    if not name[0].isalpha():  # a cluster's name, which begins with it, needs a letter there
+        name = f"run-{name}"
     stamp = time.strftime("%y%m%d-%H%M%S", time.gmtime(now))
     return f"{name[:_MAX_NAME_CHARS].strip('-')}-{stamp}-{secrets.token_hex(2)}"
 

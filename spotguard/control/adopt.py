@@ -21,7 +21,7 @@ from spotguard.control.allot import Policy
 from spotguard.control.fold import read_record
 from spotguard.control.folder import RunFolder, runs_folder
 from spotguard.control.journal import Journal
-from spotguard.control.lease import check_free, machine_id
+from spotguard.control.lease import Lease, check_dead, machine_id, read_holder
 from spotguard.control.machine import EXIT_UNFINISHED, Observation, decide
 from spotguard.control.news import journal_data, read_beats, recall
 from spotguard.control.process import launcher_for, run_store
@@ -40,7 +40,7 @@ from spotguard.spec.home import spotguard_home
 from spotguard.spec.model import JobSpec
 from spotguard.storage import open_store
 from spotguard.storage.urls import split_last
-from spotguard.units import from_iso
+from spotguard.units import SystemClock, from_iso
 
 if TYPE_CHECKING:
     from spotguard.checkpoint.lineage import Claim
@@ -64,10 +64,12 @@ _PLACE_FIELDS = (
 def adopt_run(url: str) -> RunFolder:
     """Rebuild the journal of the run at `url` (`STORE/RUN_ID`) and return its folder.
 
-    A damaged journal is moved aside. A run without living nodes is settled.
+    A journal that is damaged, or older than what another machine did, is moved aside. A run
+    without living nodes is settled.
 
     Raises:
-        UsageError: there is no run at `url`, or this machine has a whole journal of it.
+        UsageError: there is no run at `url`, another machine's controller is alive, or nobody
+            else had the run and its journal is whole.
     """
     store_url, run_id = split_last(url)
     if not store_url or not keys.RUN_ID_PATTERN.fullmatch(run_id):
@@ -76,7 +78,8 @@ def adopt_run(url: str) -> RunFolder:
     store = run_store(store_root, run_id)
     body = _run_json(store, url)
     spec = JobSpec.from_json(body["spec"])
-    check_free(store, machine_id(spotguard_home()), time.time())
+    machine = machine_id(spotguard_home())
+    was_elsewhere = check_dead(read_holder(store), machine, time.time())
     folder = RunFolder(runs_folder() / run_id)
     folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
     with folder.control(patience_s=1.0) as alone:
@@ -85,7 +88,9 @@ def adopt_run(url: str) -> RunFolder:
                 f"Run {run_id} has a living controller, so there is nothing to adopt.",
                 hint=f"look: spotguard status {run_id}",
             )
-        _move_aside(folder)
+        _move_aside(folder, outdated=was_elsewhere)
+        lease = Lease(store, SystemClock(), machine)
+        lease.adopt()  # not earlier: who has the lease and an old journal would go on from that
         draft = folder.path / "journal.new"
         draft.unlink(missing_ok=True)
         with Journal.create(draft) as journal:
@@ -105,6 +110,7 @@ def adopt_run(url: str) -> RunFolder:
                 keep_snapshot(journal, read_record(journal), None, now=time.time())
                 _settle(journal)
         draft.rename(folder.journal_path)
+        lease.release()
     return folder
 
 
@@ -124,24 +130,30 @@ def _run_json(store: ObjectStore, url: str) -> dict[str, Any]:
         raise UsageError(f"The run at {url} has a {keys.RUN} that makes no sense.") from problem
 
 
-def _move_aside(folder: RunFolder) -> None:
-    """Move a damaged journal, with SQLite's helper files, out of the way; refuse a whole one."""
+def _move_aside(folder: RunFolder, *, outdated: bool) -> None:
+    """Move a useless journal, with SQLite's helper files, out of the way; refuse a good one."""
     if not folder.journal_path.exists():
         return
+    why = _fault(folder) or ("outdated" if outdated else "")
+    if not why:
+        raise UsageError(
+            f"The journal of {folder.run_id} on this machine is whole; there is nothing to adopt.",
+            hint=f"go on with it: spotguard resume {folder.run_id}",
+        )
+    suffix = f".{why}-{time.strftime('%y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}"
+    for helper in ("", "-wal", "-shm"):
+        path = folder.path / f"journal.db{helper}"
+        if path.exists():
+            path.rename(folder.path / f"journal.db{helper}{suffix}")
+
+
+def _fault(folder: RunFolder) -> str:
     try:
         with folder.journal() as journal:
             read_record(journal)
     except JournalDamaged:
-        suffix = f".damaged-{time.strftime('%y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}"
-        for helper in ("", "-wal", "-shm"):
-            path = folder.path / f"journal.db{helper}"
-            if path.exists():
-                path.rename(folder.path / f"journal.db{helper}{suffix}")
-        return
-    raise UsageError(
-        f"The journal of {folder.run_id} on this machine is whole; there is nothing to adopt.",
-        hint=f"go on with it: spotguard resume {folder.run_id}",
-    )
+        return "damaged"
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,9 @@
 
 On one machine a lock on the run's folder decides, and is free the moment its owner dies. Between
 machines there is only the store: the controller writes who it is, and again before that is old.
-Another machine may take over once nothing was written for a while. At most one write of two wins
-(if-match), and who finds that it lost does nothing more.
+Once nothing was written for a while, another machine may adopt the run. At most one write of two
+wins (if-match), and who finds that it lost does nothing more: also a day later, though nobody
+controls the run by then. What happened elsewhere is not in its journal: it would pay for it twice.
 """
 
 from __future__ import annotations
@@ -40,6 +41,16 @@ class Holder:
     host: str
     pid: int
     renewed_at: float
+    released: bool = False
+    """It came to an end by itself; the run stays with its machine."""
+
+    def lives(self, now: float) -> bool:
+        """Return whether it may still act."""
+        return not self.released and now - self.renewed_at < VALID_S
+
+    def is_foreign(self, machine: str) -> bool:
+        """Return whether it is another machine than `machine`; what makes no sense is nobody."""
+        return self.machine not in ("", machine)
 
     def words(self, now: float) -> str:
         """Return who it is and how fresh its word is, for people."""
@@ -55,20 +66,37 @@ class Lease:
         self._clock = clock
         self._machine = machine
         self._etag: str | None = None
-        self._renewed = float("-inf")
+        self._renewed = self._renewed_wall = float("-inf")
         self.lost_to = ""
         """Who took the run over, in words; empty as long as nobody did."""
 
     def take(self) -> None:
-        """Become the run's controller.
+        """Become the run's controller, unless another machine has it or had it last: `lost_to`.
+
+        Raises:
+            UsageError: another controller of this machine took it at the same moment.
+            StoreError: the store cannot be read or written.
+        """
+        found = read_holder(self._store)
+        if found is not None and found[0].is_foreign(self._machine):
+            self.lost_to = found[0].words(self._clock.now())
+        else:
+            self._begin(found)
+
+    def adopt(self) -> None:
+        """Bring the run to this machine, whoever had it last.
 
         Raises:
             UsageError: another machine's controller is alive; says which.
             StoreError: the store cannot be read or written.
         """
-        etag = check_free(self._store, self._machine, self._clock.now())
+        found = read_holder(self._store)
+        check_dead(found, self._machine, self._clock.now())
+        self._begin(found)
+
+    def _begin(self, found: tuple[Holder, str] | None) -> None:
         try:
-            self._write(etag)
+            self._write(None if found is None else found[1])
         except AlreadyExists:
             raise UsageError(
                 "Another controller took the run at the same moment.",
@@ -83,7 +111,7 @@ class Lease:
         """
         if self.lost_to:
             return False
-        age_s = self._clock.monotonic() - self._renewed
+        age_s = self._age_s()
         if age_s < RENEW_S:
             return True
         try:
@@ -95,52 +123,68 @@ class Lease:
             return age_s < VALID_S - RENEW_S
         return True
 
+    def _age_s(self) -> float:
+        """Return the time since the last renewal: the monotonic clock stands still in a sleep."""
+        wall_s = abs(self._clock.now() - self._renewed_wall)
+        return max(self._clock.monotonic() - self._renewed, wall_s)
+
     def release(self) -> None:
-        """Let the run go; what cannot be deleted now is old soon."""
+        """Let the run go, so that any machine may adopt it at once; what fails now is old soon."""
         if self.lost_to or self._etag is None:
             return
-        try:
-            self._store.delete(keys.LEASE)
-        except StoreError:
-            return
+        with contextlib.suppress(StoreError):
+            self._write(self._etag, released=True)
 
     def _look_who(self) -> None:
         """After a lost write: was it another machine, or our own answer that was lost?"""
         found = read_holder(self._store)
-        if found is None or found[0].machine == self._machine:
+        if found is None or not found[0].is_foreign(self._machine):
             with contextlib.suppress(AlreadyExists):  # then it is looked at again
                 self._write(None if found is None else found[1])
             return
         self.lost_to = found[0].words(self._clock.now())
 
-    def _write(self, etag: str | None) -> None:
-        body = {
+    def _write(self, etag: str | None, *, released: bool = False) -> None:
+        body: dict[str, object] = {
             "machine": self._machine,
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "renewed_at": to_iso(self._clock.now()),
+            "released": released,
         }
         raw = json.dumps(body, sort_keys=True).encode()
         self._etag = self._store.put(keys.LEASE, raw, if_absent=etag is None, if_match=etag)
-        self._renewed = self._clock.monotonic()
+        self._renewed, self._renewed_wall = self._clock.monotonic(), self._clock.now()
 
 
-def check_free(store: ObjectStore, machine: str, now: float) -> str | None:
-    """Return the etag of a lease that `machine` may take over; None if there is none.
+def check_dead(found: tuple[Holder, str] | None, machine: str, now: float) -> bool:
+    """Return whether another machine than `machine` had the run last.
 
     Raises:
-        UsageError: another machine's controller is alive; says which.
+        UsageError: its controller is alive; says which.
     """
-    found = read_holder(store)
-    if found is None:
-        return None
-    holder, etag = found
-    if holder.machine != machine and now - holder.renewed_at < VALID_S:
+    if found is None or not found[0].is_foreign(machine):
+        return False
+    if found[0].lives(now):
         raise UsageError(
-            f"The run is in the hands of {holder.words(now)}.",
+            f"The run is in the hands of {found[0].words(now)}.",
             hint=f"stop it there, or try again {format_duration(VALID_S)} after its end",
         )
-    return etag
+    return True
+
+
+def check_ours(store: ObjectStore, machine: str, now: float) -> None:
+    """Check that no other machine has the run, or had it last.
+
+    Raises:
+        UsageError: one has; says which.
+    """
+    found = read_holder(store)
+    if check_dead(found, machine, now) and found is not None:
+        raise UsageError(
+            f"Another machine had the run since: {found[0].words(now)}.",
+            hint=f"bring it here: spotguard adopt {store.url.rstrip('/')}",
+        )
 
 
 def read_holder(store: ObjectStore) -> tuple[Holder, str] | None:
@@ -156,6 +200,7 @@ def read_holder(store: ObjectStore) -> tuple[Holder, str] | None:
                 host=str(body["host"]),
                 pid=int(body["pid"]),
                 renewed_at=from_iso(body["renewed_at"]),
+                released=body.get("released") is True,
             ),
             found.etag,
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from spotguard.control.fold import read_record
 from spotguard.control.folder import RunFolder, runs_folder
-from spotguard.control.lease import VALID_S, read_holder
+from spotguard.control.lease import read_holder
 from spotguard.control.leftovers import Fate, Findings, Leftover, Verdict
 from spotguard.control.news import read_beats
 from spotguard.control.process import run_store
@@ -118,14 +118,14 @@ def _by_lease(
     *,
     in_store: bool,
 ) -> Verdict:
-    if holder is not None and now - holder.renewed_at < VALID_S:
+    if holder is not None and holder.lives(now):
         return Verdict(fate=Fate.WANTED, why=holder.words(now))
     current = record.current if record is not None else None
     goes_on = current is not None and current.cluster == cluster.name
     adoptable = record is None and in_store
     if record is not None and record.settled is not None:
         why = f"its run is {record.settled.state.label}"
-    elif holder is not None:
+    elif holder is not None and not holder.released:
         silent = format_duration(max(0.0, now - holder.renewed_at))
         why = f"its controller on {holder.host} has been silent for {silent}"
     elif record is None and not in_store and is_folder(cluster.store):

@@ -36,13 +36,13 @@ from spotguard.control.actions import (
 from spotguard.control.ledger import Ledger
 from spotguard.control.logs import log_tail
 from spotguard.control.lookout import Lookout
-from spotguard.control.machine import decide
+from spotguard.control.machine import EXIT_UNFINISHED, decide
 from spotguard.control.notify import Notifier
 from spotguard.control.record import Kind, offer_to_json, place_key
 from spotguard.control.request import claim_data, cluster_name, launch_request
 from spotguard.errors import AlreadyExists, NoCapacity, SpotguardError, StoreError
 from spotguard.events import keys
-from spotguard.events.states import EndReason
+from spotguard.events.states import EndReason, RunState
 from spotguard.launch.base import Unreachable
 from spotguard.plan.job import planned_markets
 from spotguard.spec.model import JobSpec
@@ -113,7 +113,7 @@ class Supervisor:
         while self.record.settled is None:
             if not self._may_act():
                 if self._lease is not None and self._lease.lost_to:
-                    self._ledger.write(Kind.TAKEN_OVER, {"by": self._lease.lost_to})
+                    self._hand_over(self._lease.lost_to)
                     return self.record
                 self._clock.sleep(self._tick_s)
                 continue
@@ -122,6 +122,21 @@ class Supervisor:
             if self.record.settled is None:
                 self._clock.sleep(self._tick_s)
         return self.record
+
+    def _hand_over(self, to: str) -> None:
+        """Bring this machine's part of the run to rest: what happens to it is written elsewhere."""
+        self._ledger.write(Kind.TAKEN_OVER, {"by": to})
+        back = f"spotguard adopt {self._store.url.rstrip('/')}"
+        self._settle(
+            Settle(
+                state=RunState.STOPPED,
+                detail=f"on this machine: taken over by {to}; `{back}` brings it back",
+                exit_code=EXIT_UNFINISHED,
+            )
+        )
+
+    def _settle(self, action: Settle) -> None:
+        self._ledger.write(Kind.SETTLED, {**asdict(action), "state": action.state.value})
 
     def _may_act(self) -> bool:
         """Tell whether no other machine can have taken the run over."""
@@ -150,7 +165,7 @@ class Supervisor:
             case Alert():
                 self._ledger.write(Kind.ALERT, {"percent": action.percent})
             case Settle():
-                self._ledger.write(Kind.SETTLED, {**asdict(action), "state": action.state.value})
+                self._settle(action)
             case _ if attempt is None:
                 raise AssertionError(f"{action} without an attempt")
             case Launch():

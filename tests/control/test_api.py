@@ -13,6 +13,7 @@ from spotguard.control import api
 from spotguard.control.allot import Policy
 from spotguard.control.folder import RunFolder, folder_of
 from spotguard.control.journal import Journal
+from spotguard.control.lease import Lease
 from spotguard.control.record import Kind
 from spotguard.control.supervisor import Supervisor
 from spotguard.errors import (
@@ -30,6 +31,7 @@ from spotguard.storage import PrefixedStore, open_store
 from spotguard.testing.clock import FakeClock
 from spotguard.testing.job import FakeJob, Fate
 from spotguard.testing.launcher import FakeLauncher
+from spotguard.units import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,6 +129,11 @@ def test_runs_are_found_by_what_users_type(home: Path) -> None:
         api.view("../runs")
 
 
+def test_a_script_whose_name_begins_with_a_digit_gets_a_cluster_name(home: Path) -> None:
+    """Clouds want a letter there; found out only at the launch otherwise."""
+    assert api.create_run(a_spec(home, name="3dgs")).startswith("run-3dgs-")
+
+
 def test_a_resume_is_refused_in_words(home: Path) -> None:
     """A run that goes on, has finished, or has no money or time left says so."""
     run_id = api.create_run(a_spec(home, budget_usd=0.02, deadline_s=3600))
@@ -216,6 +223,30 @@ def test_the_store_alone_tells_the_whole_story(
             theirs.steps_lost,
             theirs.notice_s,
         )
+
+
+def test_a_run_that_was_elsewhere_is_brought_back_by_adopting(home: Path) -> None:
+    """The journal here is whole, and old: `resume` refuses and says the way; it is kept."""
+    run_id = api.create_run(a_spec(home))
+    folder = folder_of(run_id)
+    with folder.journal() as journal:
+        settled = {"state": "stopped", "detail": "", "exit_code": 75}
+        journal.append(Kind.SETTLED.value, at=time.time(), data=settled)
+    store = PrefixedStore(open_store(f"{home}/store"), run_id)
+    elsewhere = Lease(store, SystemClock(), "elsewhere")
+    elsewhere.adopt()
+    with pytest.raises(UsageError, match="in the hands of"):
+        api.adopt(f"{home}/store/{run_id}")
+    elsewhere.release()
+    with pytest.raises(UsageError, match="Another machine had the run since") as caught:
+        api.resume(run_id)
+    assert caught.value.hint == f"bring it here: spotguard adopt {store.url.rstrip('/')}"
+
+    assert api.adopt(f"{home}/store/{run_id}") == run_id
+    assert list(folder.path.glob("journal.db.outdated-*"))
+    assert "adopted" in [line.kind for line in api.history(run_id).lines]
+    with pytest.raises(UsageError, match="is whole"):
+        api.adopt(f"{home}/store/{run_id}")
 
 
 def test_only_one_controller_holds_a_run(home: Path) -> None:

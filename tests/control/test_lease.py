@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotguard.control.lease import RENEW_S, VALID_S, Lease, machine_id
+from spotguard.control.lease import RENEW_S, VALID_S, Lease, check_ours, machine_id
 from spotguard.errors import StoreUnavailable, UsageError
 from spotguard.events import keys
 from spotguard.testing import FakeClock, FaultyStore, MemoryStore
@@ -16,21 +16,56 @@ def test_the_second_machine_is_told_who_holds_the_run() -> None:
     Lease(store, clock, "one").take()
     clock.advance(12)
     with pytest.raises(UsageError, match=r"on .+ \(process \d+\), which showed itself 12 s ago"):
-        Lease(store, clock, "two").take()
+        Lease(store, clock, "two").adopt()
 
 
-def test_a_lease_that_is_old_is_taken_over_and_its_owner_stops() -> None:
+def test_a_lease_that_is_old_is_adopted_and_its_owner_stops() -> None:
     """The first machine, frozen for a while, finds at its next renewal that it has lost."""
     store, clock = MemoryStore(), FakeClock()
     first, second = Lease(store, clock, "one"), Lease(store, clock, "two")
     first.take()
     clock.advance(VALID_S + 1)
-    second.take()
+    second.adopt()
     assert not first.keep()
     assert "process" in first.lost_to
     assert second.keep()
     first.release()
-    assert store.head(keys.LEASE) is not None
+    second.release()
+    assert not first.keep()
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_a_run_that_was_elsewhere_is_not_simply_taken_again(released: bool) -> None:
+    """However long ago: what happened there is not known here, until it is adopted."""
+    store, clock = MemoryStore(), FakeClock()
+    Lease(store, clock, "one").take()
+    clock.advance(VALID_S + 1)
+    other = Lease(store, clock, "two")
+    other.adopt()
+    if released:
+        other.release()
+    clock.advance(86_400)
+    again = Lease(store, clock, "one")
+    again.take()
+    assert "process" in again.lost_to
+    assert not again.keep()
+    with pytest.raises(UsageError, match="Another machine had the run since"):
+        check_ours(store, "one", clock.now())
+
+    back = Lease(store, clock, "one")
+    back.adopt()
+    assert back.keep()
+    check_ours(store, "one", clock.now())
+
+
+def test_a_machine_that_slept_asks_before_it_acts() -> None:
+    """The monotonic clock stands still while a laptop is closed."""
+    store, clock = MemoryStore(), FakeClock()
+    mine, other = Lease(store, clock, "one"), Lease(store, clock, "two")
+    mine.take()
+    clock.jump_wall(3 * 3600)
+    other.adopt()
+    assert not mine.keep()
 
 
 def test_the_same_machine_goes_on_at_once() -> None:
@@ -44,7 +79,7 @@ def test_the_same_machine_goes_on_at_once() -> None:
 
 
 def test_a_living_controller_keeps_its_lease_fresh() -> None:
-    """However long it runs, nobody else may take over; after its release anybody may at once."""
+    """However long it runs, nobody else may adopt it; after its release anybody may at once."""
     store, clock = MemoryStore(), FakeClock()
     first = Lease(store, clock, "one")
     first.take()
@@ -52,9 +87,9 @@ def test_a_living_controller_keeps_its_lease_fresh() -> None:
         clock.advance(5)
         assert first.keep()
         with pytest.raises(UsageError):
-            Lease(store, clock, "two").take()
+            Lease(store, clock, "two").adopt()
     first.release()
-    Lease(store, clock, "two").take()
+    Lease(store, clock, "two").adopt()
 
 
 def test_without_the_store_acts_end_before_another_machine_may_take_over() -> None:
@@ -100,9 +135,9 @@ def test_two_takers_at_the_same_moment_have_one_winner() -> None:
     store, clock = FaultyStore(MemoryStore()), FakeClock()
     Lease(store, clock, "dead").take()
     clock.advance(VALID_S + 1)
-    store.before("put", lambda _: Lease(store.inner, clock, "rival").take())
+    store.before("put", lambda _: Lease(store.inner, clock, "rival").adopt())
     with pytest.raises(UsageError, match="same moment"):
-        Lease(store, clock, "one").take()
+        Lease(store, clock, "one").adopt()
 
 
 def test_a_home_has_one_name(tmp_path_factory: pytest.TempPathFactory) -> None:
