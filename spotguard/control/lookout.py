@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from spotguard.control.fold_attempt import progress_of
@@ -92,6 +92,7 @@ class Lookout:
             cluster = self._launcher.observe(attempt.cluster, heard=self._is_heard(attempt))
         if cluster.state is not ClusterState.UNREACHABLE:
             watched.reached_at = now
+        cluster = self._with_survivors(attempt, cluster)
         watched.step = max(watched.step, cluster.last_step or 0)
         # The cluster was looked at first: what its job wrote before its end is now in the store.
         over = cluster.job_over or cluster.state is ClusterState.ABSENT
@@ -105,6 +106,23 @@ class Lookout:
             silence_s=None if beat_at is None else now - beat_at,
             unreachable_s=now - watched.reached_at,
         )
+
+    def _with_survivors(self, attempt: AttemptRecord, cluster: ClusterView) -> ClusterView:
+        """Take nodes for running that may be: nobody says which are lost, and the job is heard.
+
+        Those that are left have a save to finish. Or SkyPilot is mistaken: a job that goes on to
+        finish steps has lost no node. One that does not may hang for it, however alive it sounds.
+        """
+        watched, now = self._watched, self._clock.monotonic()
+        if not (cluster.some_lost and self._is_heard(attempt)):
+            watched.some_lost = None
+            return cluster
+        if watched.some_lost is None or watched.step > watched.some_lost[1]:
+            watched.some_lost = now, watched.step
+        if now - watched.some_lost[0] >= self._policy.survivor_patience_s:
+            return cluster
+        nodes = tuple(replace(node, end=NodeEnd.RUNNING) for node in cluster.nodes)
+        return replace(cluster, nodes=nodes)
 
     def _is_heard(self, attempt: AttemptRecord) -> bool:
         """Tell whether the job lives, for all that is known, and is not about to end."""
@@ -234,6 +252,8 @@ class _Watched:
         self.beat_at: float | None = None
         self.beat_seen_at: float | None = None
         self.store_lost_at: float | None = None
+        self.some_lost: tuple[float, int] | None = None
+        """Since when some node is said to be lost, and at which step the job was then."""
         self.step = 0
         self.progress: Progress | None = None
 

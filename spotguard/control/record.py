@@ -280,8 +280,8 @@ class AttemptRecord:
 
     @property
     def lost_nodes(self) -> tuple[NodeEnded, ...]:
-        """The nodes that were taken, in the order in which it was seen."""
-        return tuple(node for node in self.node_ends if node.end is NodeEnd.LOST)
+        """The nodes that were taken, for all that is known, in the order in which it was seen."""
+        return tuple(n for n in self.node_ends if n.end in (NodeEnd.LOST, NodeEnd.OVER))
 
     @property
     def failed_nodes(self) -> tuple[NodeEnded, ...]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from spotguard.control.record import offer_to_json
 from spotguard.events import env
 from spotguard.launch.base import LaunchRequest
+from spotguard.spec.infra import LOCAL
 from spotguard.storage.urls import is_folder
 
 if TYPE_CHECKING:
@@ -20,13 +21,14 @@ BUCKET_HEARTBEAT_S = 10.0
 """4 US cents a day and node; every second it would be 43 (S3's price of a PUT, 2026)."""
 
 
-_ENDS_WITH_ANY_NODE = frozenset({"slurm"})
-"""Where clusters come and go as a whole: Slurm ends SkyPilot's allocation with its first node."""
+_NODES_OUTLIVE_EACH_OTHER = frozenset({LOCAL})
+"""SkyPilot ends a job on all nodes with the first one that fails or is gone (`get_or_fail` in its
+`task_codegen.py`); on Slurm the allocation itself ends."""
 
 
 def may_go_on_in_place(record: RunRecord, attempt: AttemptRecord) -> bool:
     """Tell whether nodes that stay may begin the next attempt themselves when others leave."""
-    wanted = record.spec.get("in_place", True) and attempt.offer.infra not in _ENDS_WITH_ANY_NODE
+    wanted = record.spec.get("in_place", True) and attempt.offer.infra in _NODES_OUTLIVE_EACH_OTHER
     return bool(wanted) and attempt.nodes > record.limits.nodes_min
 
 

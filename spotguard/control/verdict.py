@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spotguard.events.states import EXIT_CODE_OF_JOB_TOLD_TO_STOP, CheckpointKind, EndReason
+from spotguard.launch.base import NodeEnd
 from spotguard.units import format_duration
 
 if TYPE_CHECKING:
-    from spotguard.control.record import AttemptRecord, JobEnd
+    from spotguard.control.record import AttemptRecord, JobEnd, NodeEnded
 
 _BLAME_WINDOW_S = 10.0
 """A job's failure within so many seconds of a node's loss is taken for its consequence."""
@@ -60,7 +61,8 @@ def _left_alone(attempt: AttemptRecord, job: JobEnd) -> bool:
 
 def judge_nodes(attempt: AttemptRecord) -> Verdict:
     """Return why an attempt ended that never said so itself, from its nodes' ends alone."""
-    lost = attempt.lost_nodes
+    failed = attempt.failed_nodes
+    lost = _lost_first(attempt, failed[0].at) if failed else attempt.lost_nodes
     if lost and _guarded(attempt):
         return Verdict(
             reason=attempt.allotment.down_reason,
@@ -70,7 +72,7 @@ def judge_nodes(attempt: AttemptRecord) -> Verdict:
         whole = not lost or len(lost) == attempt.nodes
         reason = EndReason.VANISHED if whole else EndReason.NODE_LOST
         return Verdict(reason=reason, detail=_words_of_loss(attempt))
-    if attempt.failed_nodes:
+    if failed:
         return _exited_badly(attempt)
     if any(save.kind == CheckpointKind.FINAL.value for save in attempt.saves):
         return Verdict(reason=EndReason.FINISHED, detail="its final save says so")
@@ -88,7 +90,7 @@ def _finished(attempt: AttemptRecord, job: JobEnd) -> Verdict:
 
 
 def _failed(attempt: AttemptRecord, job: JobEnd) -> Verdict:
-    lost = attempt.lost_nodes
+    lost = _lost_first(attempt, job.at)
     if lost and lost[0].at <= job.at + _BLAME_WINDOW_S:
         # A collective that breaks when a peer dies looks like an error of the script.
         return Verdict(
@@ -96,6 +98,21 @@ def _failed(attempt: AttemptRecord, job: JobEnd) -> Verdict:
             detail=f"{_words_of_loss(attempt)}; the rest of the job failed with it: {job.message}",
         )
     return Verdict(reason=job.reason, detail=job.message, traceback=job.traceback)
+
+
+def _lost_first(attempt: AttemptRecord, failed_at: float) -> tuple[NodeEnded, ...]:
+    """Return the lost nodes that may be the cause of a failure, and not its consequence.
+
+    With the first node that fails SkyPilot ends the job on all the others: some still say that
+    they were told to leave, of some it is known only that the job is over.
+    """
+    if attempt.notice is not None and attempt.notice.at <= failed_at:
+        return attempt.lost_nodes
+    return tuple(n for n in attempt.lost_nodes if n.at <= failed_at or _vanished(n))
+
+
+def _vanished(node: NodeEnded) -> bool:
+    return node.end is NodeEnd.LOST and node.exit_code is None
 
 
 def _exited_badly(attempt: AttemptRecord) -> Verdict:

@@ -114,6 +114,8 @@ class NodeEnd(str, Enum):
     """The job's processes ended by themselves with `exit_code`."""
     LOST = "lost"
     """The node was taken: by the cloud, by a kill, or it vanished."""
+    OVER = "over"
+    """The job has ended on it, nobody says how: it was taken, or had to end with the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +142,8 @@ class ClusterView:
     last_step: int | None = None
     """Steps finished, if the launcher can see them; else the heartbeats must do."""
     detail: str = ""
+    some_lost: bool = False
+    """`nodes` are all called lost because some are: the launcher cannot say which."""
 
     @property
     def job_over(self) -> bool:

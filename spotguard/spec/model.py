@@ -408,7 +408,7 @@ class JobSpec(_Frozen):
         bool,
         Setting(parse=switch, allowed="true or false", example="false"),
     ] = True
-    """When nodes leave, those that stay go on without a new cluster, if `nodes` allows so few."""
+    """When local nodes leave, the others go on without a new cluster, if `nodes` allows so few."""
 
     allow_unknown_price: Annotated[
         bool,

@@ -77,6 +77,11 @@ def node_ended(
     return ("node_ended", at, attempt, data)
 
 
+def node_left(at: float, node: int = 0, code: int = -15, *, told: bool = False) -> Line:
+    """A node's agent wrote that its part is over; `told`: by a signal from outside."""
+    return ("job_node_exited", at, 1, {"node": node, "exit_code": code, "told": told})
+
+
 def ended(at: float, reason: str, attempt: int = 1, last_step: int | None = None) -> Line:
     """An attempt's end was confirmed."""
     data = {

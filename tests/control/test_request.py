@@ -42,12 +42,12 @@ def test_a_bucket_hears_less_often_unless_asked_to(
 
 @pytest.mark.parametrize(
     ("infra", "nodes", "expected"),
-    [("aws", 2, True), ("kubernetes", 3, True), ("aws", 1, False), ("slurm", 2, False)],
+    [("local", 2, True), ("local", 1, False), ("aws", 2, False), ("slurm", 2, False)],
 )
 def test_nodes_go_on_in_place_where_they_outlive_each_other(
     infra: str, nodes: int, expected: bool
 ) -> None:
-    """Slurm ends a cluster of SkyPilot's with its first node: to wait there is to pay for it."""
+    """SkyPilot ends the job with the first node that goes: to wait there is to pay for it."""
     record = made(*launched(infra=infra, nodes=nodes), limits=Limits(nodes_min=1, nodes_max=3))
     assert may_go_on_in_place(record, record.attempts[0]) is expected
     unwanted = replace(record, spec={"in_place": False})

@@ -10,11 +10,13 @@ import pytest
 from spotguard.control.allot import Policy
 from spotguard.control.fold import limits_to_json
 from spotguard.control.journal import Journal
+from spotguard.control.lease import Lease
 from spotguard.control.record import Kind, Limits
 from spotguard.events import keys
 from spotguard.events.event import Event, JobEvent
 from spotguard.events.group import Group
 from spotguard.events.states import EndReason, Market, RunState
+from spotguard.launch.base import ClusterState, ClusterView, NodeEnd
 from spotguard.testing.job import Fate
 from spotguard.testing.launcher import FAKE_OFFER
 from spotguard.testing.stores import FaultyStore, SimulatedCrash
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spotguard.control.record import RunRecord
-    from spotguard.launch.base import ClusterView, LaunchRequest
+    from spotguard.launch.base import LaunchRequest
 
 
 def reasons(record: RunRecord) -> list[EndReason | None]:
@@ -615,3 +617,73 @@ def test_a_journal_that_makes_no_sense_is_reported(tmp_path: Path) -> None:
         world.record()
     with Journal.open(tmp_path / "journal.db") as journal:
         assert len(journal.events()) == 2
+
+
+def test_a_run_that_another_machine_had_since_is_not_launched_again(tmp_path: Path) -> None:
+    """Asleep or dead meanwhile, its old controller finds the lease in other hands, a day later too.
+
+    What happened elsewhere is not in its journal: it would go on from there, and pay twice.
+    """
+    world = World(tmp_path, fates={1: Fate(how="lose", at_s=8)})
+    with world.journal() as journal:
+        lease = Lease(world.store, world.clock, "here")
+        lease.take()
+        asleep = world.supervisor(journal, lease=lease)
+        for _ in range(10):
+            asleep.tick()
+            world.clock.sleep(0.5)
+        world.clock.advance(3600)
+        elsewhere = Lease(world.store, world.clock, "elsewhere")
+        elsewhere.adopt()
+        elsewhere.release()
+        world.clock.advance(86_400)
+        assert_handed_over(asleep.run())
+        world.write(Kind.RESUMED, {"limits": limits_to_json(Limits())})
+
+        lease = Lease(world.store, world.clock, "here")
+        lease.take()
+        assert_handed_over(world.supervisor(journal, lease=lease).run())
+    assert world.launcher.started == ["job-1-1"]
+
+
+def assert_handed_over(record: RunRecord) -> None:
+    """The run is at rest on this machine, with the way to bring it back."""
+    assert record.settled is not None
+    assert (record.settled.state, record.settled.exit_code) == (RunState.STOPPED, 75)
+    assert "taken over by a controller on" in record.settled.detail
+    assert "spotguard adopt" in record.settled.detail
+
+
+@pytest.mark.parametrize(("trains_on", "attempts"), [(True, 1), (False, 2)])
+def test_a_cluster_of_which_some_node_is_said_to_be_lost(
+    tmp_path: Path, trains_on: bool, attempts: int
+) -> None:
+    """SkyPilot cannot say which. A job that goes on to finish steps has lost none; one that hangs
+    has time for a save, and no more, however alive it sounds."""
+    fates = {} if trains_on else {1: Fate(how="stuck", at_s=8)}
+    world = World(
+        tmp_path,
+        limits=Limits(nodes_min=2, nodes_max=2),
+        fates=fates,
+        policy=Policy(),
+        total_steps=60,
+    )
+    inner, doubted = world.launcher.observe, []
+
+    def observe(name: str, *, heard: bool = False) -> ClusterView:
+        seen = inner(name, heard=heard)
+        if seen.state is not ClusterState.UP or seen.job_over or name != "job-1-1":
+            return seen
+        if world.clock.now() < world.launcher.clusters[name].started_at + 12.0:
+            return seen
+        doubted.append(world.clock.now())
+        nodes = tuple(replace(node, end=NodeEnd.LOST) for node in seen.nodes)
+        return replace(seen, nodes=nodes, some_lost=True)
+
+    world.launcher.observe = observe  # type: ignore[assignment,method-assign]
+    record = world.run()
+    assert record.settled is not None
+    assert record.settled.state is RunState.FINISHED
+    assert len(record.attempts) == attempts
+    assert doubted[-1] - doubted[0] > Policy().survivor_patience_s - 1.0
+    check_books(world)

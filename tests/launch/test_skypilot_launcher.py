@@ -179,7 +179,7 @@ STATES: dict[str, tuple[FakeSdk, ClusterState, NodeEnd | None]] = {
     "up, the job failed": (
         FakeSdk(launches={NAME: DONE}, clusters={NAME: up()}, jobs={NAME: JobPhase.FAILED}),
         ClusterState.UP,
-        NodeEnd.LOST,
+        NodeEnd.OVER,
     ),
     "a node is gone": (
         FakeSdk(launches={NAME: DONE}, clusters={NAME: unhealthy()}, jobs={NAME: JobPhase.RUNNING}),

@@ -270,6 +270,7 @@ def _look(sdk: Sdk, cluster: str, clock: Clock, *, was_starting: bool) -> Cluste
         nodes=_all_nodes(facts, NodeEnd.RUNNING, "") if just_up else _nodes(sdk, cluster, facts),
         up_at=facts.launched_at,
         detail=facts.detail,
+        some_lost=facts.unhealthy and facts.nodes > 1,
     )
 
 
@@ -291,7 +292,7 @@ def _nodes(sdk: Sdk, cluster: str, facts: ClusterFacts) -> tuple[NodeView, ...]:
             return _all_nodes(facts, NodeEnd.EXITED, "its set-up failed", exit_code=1)
         case JobPhase.FAILED:
             # A node that was taken looks the same; what the nodes wrote themselves comes first.
-            return _all_nodes(facts, NodeEnd.LOST, "SkyPilot says that the job failed")
+            return _all_nodes(facts, NodeEnd.OVER, "SkyPilot says that the job failed")
         case _:
             return _all_nodes(facts, NodeEnd.RUNNING, "")
 
