@@ -161,7 +161,14 @@ def _dropped(record: RunRecord, entry: Entry) -> RunRecord:
 
 
 def _waiting(record: RunRecord, entry: Entry) -> RunRecord:
-    return replace(record, tried=(), rounds=record.rounds + 1, retry_at=entry.data["retry_at"])
+    since = entry.at if record.waiting_since is None else record.waiting_since
+    return replace(
+        record,
+        tried=(),
+        rounds=record.rounds + 1,
+        retry_at=entry.data["retry_at"],
+        waiting_since=since,
+    )
 
 
 def _settled(record: RunRecord, entry: Entry) -> RunRecord:

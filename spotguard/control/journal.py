@@ -8,6 +8,7 @@ controller its acts, a command the user's wishes). What the events mean is `reco
 from __future__ import annotations
 
 import json
+import math
 import os
 import sqlite3
 from contextlib import contextmanager
@@ -129,7 +130,7 @@ class Journal:
         data: Mapping[str, Any] | None = None,
     ) -> int:
         """Write one event down; on return it is on disk. Return its number."""
-        body = json.dumps(dict(data or {}), sort_keys=True)
+        body = json.dumps(_finite(dict(data or {})), sort_keys=True, allow_nan=False)
         with _translated(self.path):
             cursor = self._connection.execute(
                 "INSERT INTO events (at, kind, attempt, data) VALUES (?, ?, ?, ?)",
@@ -214,6 +215,15 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _finite(value: Any) -> Any:
+    """Return data without NaN and infinities, which are no JSON: SQLite's index refuses them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 _SELECT = "SELECT seq, at, kind, attempt, data FROM events"

@@ -167,12 +167,15 @@ def _next_launch(
 ) -> Action:
     """Take the largest number of nodes that can be paid and was not refused in this round."""
     refusals: list[EndReason] = []
+    unpriced, priced = None, bool(record.tried)
     for nodes in node_ladder(record.limits.nodes_min, record.limits.nodes_max):
         for offer in offers_now(record, offers, now, policy):
             if (nodes, place_key(offer)) in record.tried:
                 continue
             if _price_forbids(record, offer):
-                return _unknown_price(record, offer)
+                unpriced = unpriced or offer
+                continue
+            priced = True
             allotted = allot(
                 record,
                 nodes=nodes,
@@ -183,6 +186,8 @@ def _next_launch(
             if not isinstance(allotted, EndReason):
                 return Intend(nodes=nodes, offer=offer, allotment=allotted)
             refusals.append(allotted)
+    if unpriced is not None and not priced:
+        return _unknown_price(record, unpriced)
     if refusals and not record.tried:
         return _refused(record, refusals[0], now)
     return _no_capacity(record, now, policy)

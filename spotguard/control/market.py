@@ -107,8 +107,18 @@ def _deadline_presses(record: RunRecord, now: float) -> bool:
     """Tell whether waiting for spot nodes, or losing some, would miss the deadline."""
     deadline_at = record.limits.deadline_at
     left_s = work_left_s(record, record.limits.nodes_max)
-    if deadline_at is None or left_s is None:
+    if deadline_at is None:
         return False
+    if left_s is None:
+        return _waited_long(record, deadline_at, now)
     starts = [meter.startup_s(each, now) for each in record.attempts if each.started_at is not None]
     slack_s = deadline_at - now - left_s - min(starts, default=0.0)
     return slack_s < _SLACK * left_s
+
+
+def _waited_long(record: RunRecord, deadline_at: float, now: float) -> bool:
+    """Tell the same of a job that never ran: it may need all of the time that there was for it."""
+    since = record.waiting_since
+    if since is None or any(attempt.started_at is not None for attempt in record.attempts):
+        return False
+    return now - since > _SLACK * (deadline_at - since)

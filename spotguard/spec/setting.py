@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Parser = Callable[[Any], object]
 
 MAX_NAME_CHARS = 40
+_SHORTEST_S = 0.001
 """A run id is the name, a date and a suffix, and has to fit into 63 characters."""
 
 _NAME = re.compile(rf"[a-z0-9](?:[a-z0-9-]{{0,{MAX_NAME_CHARS - 2}}}[a-z0-9])?")
@@ -100,13 +101,16 @@ def usd(raw: Any) -> float:
 
 
 def duration(raw: Any) -> float:
-    """Return seconds above 0."""
+    """Return seconds above 0, a millisecond at least: less could not be written down again."""
     if isinstance(raw, bool) or not isinstance(raw, (int, float, str)):
         raise ValueError("not a duration")
     try:
-        return number(parse_duration_s(raw))
+        seconds = number(parse_duration_s(raw))
     except OverflowError as problem:
         raise ValueError("not a duration") from problem
+    if seconds < _SHORTEST_S:
+        raise ValueError("too short")
+    return seconds
 
 
 def whole(lowest: int, highest: int = 2**63 - 1) -> Parser:

@@ -166,3 +166,12 @@ def test_a_large_journal_opens_at_once_and_damage_is_found_where_it_is_read(
         assert journal.newest("thing") is not None
         with pytest.raises(JournalDamaged):
             journal.events()
+
+
+def test_a_loss_that_is_no_number_is_kept_as_unknown(tmp_path: Path) -> None:
+    """SQLite's index on the data refuses NaN, which is no JSON: the run could not be adopted."""
+    data = {"loss": float("nan"), "each": [1.0, float("inf")], "deep": {"x": float("-inf")}}
+    with Journal.create(tmp_path / "journal.db") as journal:
+        journal.append("progress", at=1.0, data=data)
+        [entry] = journal.events()
+    assert entry.data == {"loss": None, "each": [1.0, None], "deep": {"x": None}}

@@ -21,6 +21,7 @@ from tests.control.made import (
     launched,
     made,
     node_ended,
+    node_left,
     said,
     saved,
     training,
@@ -53,7 +54,7 @@ def answer(
     return decide(made(*lines, limits=limits), Observation(cluster=cluster, **seen), now, POLICY)
 
 
-ALIVE = (*launched(), training())
+ALIVE = (*launched(infra="local"), training())
 ON_SLURM = (*launched(infra="slurm"), training())
 BOTH_LEFT = (node_ended(11.0, code=1), node_ended(11.0, node=1, code=1))
 DOWN = (*ALIVE, down_asked(10.0, "node_lost"))
@@ -359,6 +360,38 @@ VERDICTS: dict[str, tuple[tuple[Line, ...], EndReason]] = {
         (said(9.0, "failed"), node_ended(60.0, end="lost")),
         EndReason.FAILED,
     ),
+    "failed, and its peer was told to leave for it": (
+        (said(9.0, "failed"), node_left(9.1, code=1), node_left(12.0, node=1, told=True)),
+        EndReason.FAILED,
+    ),
+    "failed, and SkyPilot says no more than that the job failed": (
+        (said(9.0, "failed"), node_left(9.1, code=1), node_ended(12.0, node=1, end="over")),
+        EndReason.FAILED,
+    ),
+    "failed in peace after a peer was told to leave": (
+        (said(9.0, "failed"), node_left(8.0, told=True)),
+        EndReason.NODE_LOST,
+    ),
+    "failed after a notice, and a peer was told to leave": (
+        (
+            ("job_notice", 8.0, 1, {"source": "aws"}),
+            said(9.0, "failed"),
+            node_left(9.5, told=True),
+        ),
+        EndReason.NODE_LOST,
+    ),
+    "exit 1, and its peer was told to leave for it": (
+        (node_left(9.0, code=1), node_left(12.0, node=1, told=True)),
+        EndReason.FAILED,
+    ),
+    "exit 1, and SkyPilot says no more than that the job failed": (
+        (node_left(9.0, code=1), node_ended(12.0, node=1, end="over")),
+        EndReason.FAILED,
+    ),
+    "SkyPilot says no more than that the job failed": (
+        (node_ended(9.0, end="over"), node_ended(9.0, node=1, end="over")),
+        EndReason.VANISHED,
+    ),
     "one node lost": ((node_ended(9.0, end="lost"),), EndReason.NODE_LOST),
     "all nodes lost": (
         (node_ended(9.0, end="lost"), node_ended(9.0, node=1, end="lost")),
@@ -552,6 +585,24 @@ def test_an_unknown_price_is_not_free() -> None:
         assert "unknown" in action.detail
         allowed = Limits(budget_usd=5.0, allow_unknown_price=True)
         assert isinstance(answer(lines, None, 10.0, allowed, offers=offers), Intend)
+
+
+def test_a_place_without_a_price_does_not_end_the_wait_for_one_that_has_one() -> None:
+    """The priced place is full for a moment; the other one cannot be paid for with a budget."""
+    elsewhere = replace(_without_price(), zone="elsewhere")
+    limits, offers = Limits(budget_usd=5.0), (FAKE_OFFER, elsewhere)
+    full = (intended(0.0), no_capacity(1.0, 1)[1])
+    assert isinstance(answer((), None, 0.0, limits, offers=offers), Intend)
+    assert isinstance(answer(full, None, 2.0, limits, offers=offers), actions.BackOff)
+
+
+def test_a_wait_without_any_offer_is_a_wait() -> None:
+    """A catalogue that lost its place, or cannot be read: said so, and not for ever."""
+    waiting = ("waiting", 1.0, None, {"retry_at": 2.0})
+    assert state_of(made(waiting)) is RunState.WAITING
+    action = answer((waiting,), None, 2.0 + POLICY.capacity_patience_s, offers=())
+    assert isinstance(action, Settle)
+    assert action.state is RunState.PAUSED
 
 
 def _without_price() -> Any:

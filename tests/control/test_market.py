@@ -62,6 +62,20 @@ MARKETS: dict[str, tuple[Policy, tuple[Line, ...], float | None, float, set[Mark
     "deadline, presses": (DEADLINE, trained(), 700.0 + 609.0, 700.0, {ON_DEMAND}),
     "deadline, passed": (DEADLINE, trained(), 100.0, 700.0, {ON_DEMAND}),
     "deadline, nobody knows the pace": (DEADLINE, launched(), 100.0, 50.0, {SPOT}),
+    "deadline, never ran, waited a tenth": (DEADLINE, refused(100.0), 1100.0, 200.0, {SPOT}),
+    "deadline, never ran, waited longer": (DEADLINE, refused(100.0), 1100.0, 201.0, {ON_DEMAND}),
+    "deadline, ran at an unknown pace": (
+        DEADLINE,
+        (
+            *launched(),
+            training(),
+            ended(50.0, "vanished"),
+            ("waiting", 100.0, None, {"retry_at": 1}),
+        ),
+        1100.0,
+        300.0,
+        {SPOT},
+    ),
     "deadline near, but never on demand": (NEVER, trained(), 710.0, 700.0, {SPOT}),
 }
 

@@ -68,6 +68,7 @@ def test_nonsense_is_refused_by_name(resolve_job: Resolve, key: str, raw: object
         ("allow_unknown_price", "maybe", "allowed: true or false"),
         ("save_every", "0 steps", "a count such as"),
         ("save_every", "10 stpes", "a count such as"),
+        ("save_every", "0.1ms", "a count such as"),
         ("local.interrupt", 3, "allowed: interruptions"),
         ("local.interrupt", ["", "a"], "allowed: interruptions"),
         ("name", "x" * 500, "..."),
