@@ -272,14 +272,6 @@ class Saver:
         """Top of the background thread: copy, write, commit; a failure is reported, not raised."""
         given_up = self._given_up
 
-        copier = threading.Thread(
-            target=staged.copy_rest,
-            kwargs={"hashing": True},
-            name="spotguard-copy",
-            daemon=True,
-        )
-        copier.start()
-
         def go_on(end: int) -> str | None:
             if given_up.is_set():
                 raise CheckpointError(f"the save of step {capture.step} gave way to a later one")
@@ -292,6 +284,12 @@ class Saver:
             return shard
 
         try:
+            threading.Thread(
+                target=staged.copy_rest,
+                kwargs={"hashing": True},
+                name="spotguard-copy",
+                daemon=True,
+            ).start()
             self._save(capture, write, connection, started, False, _PEER_TIMEOUT_S)
             self._keep_near(capture, plan, [staged.data])
         except WeightsChanged as problem:
@@ -300,7 +298,7 @@ class Saver:
         except SpotguardError as problem:
             if not given_up.is_set():
                 self._on_failed(capture.step, problem)
-        except (RuntimeError, MemoryError, ValueError, OSError) as problem:
+        except Exception as problem:  # noqa: BLE001 - a thread's top: nobody else would hear of it
             self._on_failed(capture.step, CheckpointError(f"{type(problem).__name__}: {problem}"))
 
     def _plan_of(self, leaves: list[Leaf]) -> Plan:
@@ -330,15 +328,15 @@ class Saver:
                 saved = self._meet(capture, prefix, mine, connection, word, end, solo)
         except AlreadyExists:  # a survivor beside us committed this very step
             saved = _saved(capture, prefix)
-        except SpotguardError as problem:
+        except ConnectionError as problem:
+            raise CheckpointError(f"step {capture.step} not saved: {problem}") from problem
+        except BaseException as problem:  # whatever it is, the other ranks wait for a word
             _tell(
                 connection,
                 f"{word}/done" if not self._rank else f"{word}/{self._rank}",
-                f"!{problem}",
+                f"!{problem}" if isinstance(problem, SpotguardError) else f"!{problem!r}",
             )
             raise
-        except ConnectionError as problem:
-            raise CheckpointError(f"step {capture.step} not saved: {problem}") from problem
         duration_s = time.monotonic() - started
         self.parent = prefix
         self.rate_bytes_per_s = max(capture.size_bytes, 1) / max(duration_s, 1e-3)

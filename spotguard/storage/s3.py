@@ -23,13 +23,23 @@ from spotguard.errors import MissingExtra, NotFound, StoreError, StoreUnavailabl
 from spotguard.storage.base import ObjectInfo
 from spotguard.storage.bucket import Page, PartRules, Upload
 from spotguard.storage.checksums import crc32c_of
-from spotguard.storage.s3_errors import Asked, from_answer, from_botocore, is_about_credentials
+from spotguard.storage.s3_errors import (
+    UNUSABLE,
+    Asked,
+    from_answer,
+    from_botocore,
+    from_role,
+    is_about_credentials,
+    is_of_a_role,
+    unusable,
+)
 from spotguard.storage.s3_wire import Body, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from boto3.session import Session
+    from botocore.exceptions import ClientError
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.type_defs import (
         GetObjectOutputTypeDef,
@@ -360,7 +370,10 @@ class S3Bucket:
 
     def _new_client(self, addressing: Literal["auto", "path"]) -> S3Client:
         from botocore.config import Config
+        from botocore.exceptions import BotoCoreError
 
+        # Now, so that what is wrong with them is not taken for what is wrong with the endpoint.
+        self._session.get_credentials()
         config = Config(
             retries={"total_max_attempts": 1},
             request_checksum_calculation="when_required",
@@ -374,6 +387,8 @@ class S3Bucket:
                 region_name=self._region,
                 config=config,
             )
+        except BotoCoreError:  # of which some are a ValueError as well
+            raise
         except ValueError:  # botocore's word for it, which repeats it, a password in it too
             raise StoreError(
                 f"the endpoint of {self.url} is no URL",
@@ -393,9 +408,9 @@ class S3Bucket:
 
     def _secrets(self) -> tuple[str, ...]:
         """Return what no message may repeat."""
-        from botocore.exceptions import BotoCoreError
+        from botocore.exceptions import BotoCoreError, ClientError
 
-        with contextlib.suppress(BotoCoreError):
+        with contextlib.suppress(BotoCoreError, ClientError, *UNUSABLE):
             found = self._session.get_credentials()
             if found is not None:
                 return tuple(filter(None, found.get_frozen_credentials()[:3]))
@@ -433,7 +448,7 @@ class S3Bucket:
             yield
         except ClientError as problem:
             # Not `from problem`: it repeats what the server said, which can be what it was sent.
-            refused = from_answer(problem.response, replace(asked, secrets=self._secrets()))
+            refused = self._refused(problem, asked)
             if is_about_credentials(problem.response) and self._renewed(renewals):
                 refused = StoreUnavailable(refused.message, hint=refused.hint)
             raise refused from None
@@ -444,6 +459,13 @@ class S3Bucket:
                 f"what answers for {asked.where} does not speak S3",
                 hint="check the endpoint, and that no proxy answers for it",
             ) from None
+        except UNUSABLE as problem:  # the network's were told by `connections`, in our words
+            raise unusable(problem, asked) from None
+
+    def _refused(self, problem: ClientError, asked: Asked) -> StoreError:
+        if is_of_a_role(problem):  # to look for secrets would be to ask for them once more
+            return from_role(problem.response, asked)
+        return from_answer(problem.response, replace(asked, secrets=self._secrets()))
 
 
 def _is_aws(client: S3Client) -> bool:

@@ -15,6 +15,8 @@ from spotguard.errors import AlreadyExists, NotFound, StoreError, StoreFull, Sto
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from botocore.exceptions import ClientError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
@@ -155,6 +157,15 @@ _NO_ROLE = _Meaning(
     "the credentials for {where} could not be fetched ({code})",
     "check the machine's role and its metadata service, or the program in credential_process",
 )
+_ROLE_REFUSED = _Meaning(
+    StoreError,
+    _NO_ROLE.what,
+    "renew the login that the role is assumed with, and see that the role trusts it: "
+    "aws sts get-caller-identity",
+)
+_UNUSABLE = _Meaning(
+    StoreError, "the credentials for {where} cannot be used ({code})", "look at: aws configure list"
+)
 _TLS = _Meaning(
     StoreError,
     "the server of {where} cannot prove who it is",
@@ -222,6 +233,18 @@ _CLASSES: dict[str, _Meaning] = {
 }
 
 
+UNUSABLE = (OSError, ValueError, AttributeError)
+"""What botocore lets through of a program or a file that gives credentials and is ill."""
+
+_GIVE_CREDENTIALS = (
+    "AssumeRole",
+    "AssumeRoleWithWebIdentity",
+    "GetRoleCredentials",
+    "CreateToken",
+)
+"""What botocore itself asks, in the middle of any request, of the services that give them."""
+
+
 def is_known(kind: type[BaseException]) -> bool:
     """Return whether a class of botocore's has an entry of its own."""
     return kind.__name__ in _CLASSES
@@ -236,10 +259,28 @@ def is_about_credentials(answer: Any) -> bool:
     return code == "400" or _CODES.get(code) in (_EXPIRED, _WRONG_ID)
 
 
+def is_of_a_role(problem: ClientError) -> bool:
+    """Return whether it was not S3 that refused, but who gives the credentials for it."""
+    return problem.operation_name in _GIVE_CREDENTIALS
+
+
+def from_role(answer: Any, asked: Asked) -> StoreError:
+    """Return the error for credentials that were not given; worth another try if it passes."""
+    code, status = _code_and_status(answer)
+    passes = status >= 500 or status == 429 or _CODES.get(code) is _BUSY
+    meaning = _NO_ROLE if passes else _ROLE_REFUSED
+    return _error(meaning, asked, code=_without(code or str(status), asked.secrets))
+
+
+def unusable(problem: BaseException, asked: Asked) -> StoreError:
+    """Return the error for credentials of which botocore can make nothing; quotes none of them."""
+    return _error(_UNUSABLE, asked, code=type(problem).__name__)
+
+
 def from_answer(answer: Any, asked: Asked) -> StoreError:
     """Return the error for a refusal, from what `botocore`'s `ClientError.response` holds."""
     error, meta = answer.get("Error", {}), answer.get("ResponseMetadata", {})
-    code, status = str(error.get("Code", "")), meta.get("HTTPStatusCode", 0)
+    code, status = _code_and_status(answer)
     region = error.get("Region") or meta.get("HTTPHeaders", {}).get("x-amz-bucket-region", "")
     meaning = _CODES.get(code)  # an answer without a body has its status as the code
     if meaning is _REGION and not region:
@@ -259,6 +300,11 @@ def from_botocore(problem: BaseException, asked: Asked) -> StoreError:
     names = (kind.__name__ for kind in type(problem).__mro__)
     meaning = next((_CLASSES[name] for name in names if name in _CLASSES), _BUG)
     return _error(meaning, asked, code=type(problem).__name__)
+
+
+def _code_and_status(answer: Any) -> tuple[str, int]:
+    error, meta = answer.get("Error", {}), answer.get("ResponseMetadata", {})
+    return str(error.get("Code", "")), meta.get("HTTPStatusCode", 0)
 
 
 def _error(meaning: _Meaning, asked: Asked, **more: object) -> StoreError:

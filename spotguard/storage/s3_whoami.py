@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 from spotguard.errors import MissingExtra
-from spotguard.storage.s3_errors import Asked, from_botocore
+from spotguard.storage.s3_errors import UNUSABLE, Asked, from_botocore, from_role, unusable
 from spotguard.storage.whoami import Identity
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def s3_identity(url: str) -> Identity:
     """Return the credentials for a bucket; of S3 itself, also whose they are."""
     try:
         from boto3.session import Session
-        from botocore.exceptions import BotoCoreError, NoCredentialsError
+        from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
     except ImportError:
         raise MissingExtra(
             "stores at s3:// need boto3, which is not installed",
@@ -49,6 +49,10 @@ def s3_identity(url: str) -> Identity:
         found.get_frozen_credentials()  # a role's are fetched now
     except BotoCoreError as problem:
         raise from_botocore(problem, asked) from None
+    except ClientError as problem:  # of who gives a role's
+        raise from_role(problem.response, asked) from None
+    except UNUSABLE as problem:
+        raise unusable(problem, asked) from None
     source = _SOURCES.get(found.method, found.method).format(profile=session.profile_name)
     of_aws = "endpoint" not in dict(parse_qsl(query)) and not _other_server()
     return Identity(source=source, who=_arn(session) if of_aws else None)

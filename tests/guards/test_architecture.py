@@ -225,6 +225,7 @@ def test_only_four_places_catch_everything() -> None:
         "cli.main": "the top of the command line",
         "launch.skypilot.sdk": "SkyPilot's server sends whatever it met, to be raised again here",
         "runtime.listening": "no answer of a metadata service may end the watch",
+        "runtime.saving": "a background save that fails must be told, whatever it fails with",
     }
     found = []
     for path in MODULES:

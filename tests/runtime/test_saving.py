@@ -162,7 +162,9 @@ def test_a_failed_save_is_reported_and_the_next_one_works(what: str) -> None:
     assert load_manifest(store.inner, keys.checkpoint(30, 1)).parent == keys.checkpoint(10, 1)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("CUDA error"), MemoryError(), OSError(5, "I/O")])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("CUDA error"), MemoryError(), OSError(5, "I/O"), KeyError("a library's")]
+)
 def test_no_failure_is_silent(error: Exception) -> None:
     """An error that no store should raise is told too; a dead thread would tell nobody."""
     store = FaultyStore(MemoryStore()).fail("put", error=error, key_contains="safetensors")
@@ -411,6 +413,20 @@ def test_the_failure_of_one_rank_is_told_to_all() -> None:
         assert isinstance(results[rank], StoreFull)
         assert isinstance(results[others], CheckpointError)
         assert "no room left" in str(results[others])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_whatever_a_rank_fails_with_is_told_to_all(rank: int) -> None:
+    """Also an error that no store should raise: who waits for the others waits in vain."""
+    inner, words = MemoryStore(), FakeRendezvous()
+    team = ranks(2, inner, words)
+    ill = FaultyStore(inner).fail("put", error=KeyError("a library's"))
+    team[rank] = Rank(ill, rank, 2, coordinator=words.rank(rank))
+    results = together(*(save_part(each, 20, torch.ones(4, 2)) for each in team))
+
+    assert isinstance(results[rank], KeyError)
+    assert isinstance(results[1 - rank], CheckpointError)
+    assert "a library's" in str(results[1 - rank])
 
 
 def test_lost_contact_is_an_error() -> None:

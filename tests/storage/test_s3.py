@@ -32,6 +32,7 @@ boto3 = pytest.importorskip("boto3")
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from tests.storage.scripted_server import Scripted
     from tests.storage.servers import Server
@@ -462,7 +463,11 @@ def test_credentials_that_are_missing_are_asked_for(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
-    [("AWS_PROFILE", "nobody", "ProfileNotFound"), ("AWS_ENDPOINT_URL_S3", "hunter2", "no URL")],
+    [
+        ("AWS_PROFILE", "nobody", "ProfileNotFound"),
+        ("AWS_ENDPOINT_URL_S3", "hunter2", "no URL"),
+        ("AWS_DEFAULT_REGION", "no region", "InvalidRegionError"),
+    ],
 )
 def test_settings_that_make_no_sense_are_told(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
@@ -473,6 +478,78 @@ def test_settings_that_make_no_sense_are_told(
     with pytest.raises(StoreError, match=said) as caught:
         _ = S3Bucket("s3://b").heeds_conditions
     assert "hunter2" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "error", "told"),
+    [
+        ("AccessDenied", 403, StoreError, "the role trusts it"),
+        ("NeverHeardOf", 400, StoreError, "the role trusts it"),
+        ("Throttling", 400, StoreUnavailable, "metadata service"),
+        ("NeverHeardOf", 500, StoreUnavailable, "metadata service"),
+    ],
+)
+def test_a_role_that_is_not_given_is_told(
+    in_a_role: Callable[[str], None], code: str, status: int, error: type[StoreError], told: str
+) -> None:
+    """What the token service refuses is a sentence too, and worth another try only if it passes."""
+    said = f"<ErrorResponse><Error><Code>{code}</Code></Error></ErrorResponse>".encode()
+    answer = Reply(status, {"content-type": "text/xml"}, said)
+    with scripted_server(lambda _: answer) as sts, scripted_server(lambda _: OK) as server:
+        in_a_role(sts.endpoint)
+        with pytest.raises(StoreError, match=f"could not be fetched .{code}") as caught:
+            bucket_at(server).put("x", views(b"1"), condition=ALWAYS, writer="me")
+        assert len(sts.requests) == 1
+        assert not server.requests
+    assert type(caught.value) is error
+    assert told in caught.value.hint
+
+
+@pytest.fixture
+def in_a_role(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """Make the credentials those of a role, which the token service at an endpoint gives."""
+
+    def assume(endpoint: str) -> None:
+        config = tmp_path / "config"
+        config.write_text(
+            "[profile train]\nrole_arn = arn:aws:iam::1:role/train\nsource_profile = base\n"
+            "region = eu-north-1\n"
+            "[profile base]\naws_access_key_id = AK\naws_secret_access_key = SK\n"
+        )
+        for name in SECRETS:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+        monkeypatch.setenv("AWS_PROFILE", "train")
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", endpoint)
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+
+    return assume
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        ("credential_process = echo planted", "JSONDecodeError"),
+        ("credential_process = echo []", "AttributeError"),
+        ("credential_process = /no/such/program", "FileNotFoundError"),
+        ("role_arn = arn:aws:iam::1:role/r\nweb_identity_token_file = /no/file", "FileNotFoundErr"),
+    ],
+)
+def test_credentials_that_make_no_sense_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: str, kind: str
+) -> None:
+    """They are what is wrong, and not the endpoint; whatever a program said is not repeated."""
+    for name in SECRETS:
+        monkeypatch.delenv(name)
+    config = tmp_path / "config"
+    config.write_text(f"[default]\nregion = eu-north-1\n{settings}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    with scripted_server(lambda _: OK) as server:
+        with pytest.raises(StoreError, match=f"credentials .* cannot be used .{kind}") as caught:
+            bucket_at(server).get("x")
+        assert not server.requests
+    assert "aws configure list" in caught.value.hint
+    assert "planted" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_s3_itself_keeps_conditions_and_others_are_tried() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import os
+import traceback
 from typing import TYPE_CHECKING
 
 import pytest
 
 from spotguard.errors import StoreError
 from spotguard.storage.whoami import Identity, who_am_i
+from tests.storage.scripted_server import Reply, scripted_server
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,6 +111,34 @@ def test_without_credentials_for_s3_the_way_to_some_is_told(
     with pytest.raises(StoreError, match=said) as caught:
         who_am_i("s3://bucket")
     assert caught.value.hint
+
+
+def test_a_role_that_is_not_given_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Why, in our words: what botocore lets through would look like a bug of ours."""
+    pytest.importorskip("boto3")
+    (tmp_path / "config").write_text(
+        "[profile train]\nrole_arn = arn:aws:iam::1:role/train\nsource_profile = base\n"
+        "region = eu-north-1\n[profile base]\n"
+        f"aws_access_key_id = AKIA\naws_secret_access_key = {SECRET}\n"
+    )
+    monkeypatch.setenv("AWS_PROFILE", "train")
+    said = b"<ErrorResponse><Error><Code>AccessDenied</Code></Error></ErrorResponse>"
+    with scripted_server(lambda _: Reply(403, {"content-type": "text/xml"}, said)) as sts:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", sts.endpoint)
+        with pytest.raises(StoreError, match="could not be fetched") as caught:
+            who_am_i("s3://bucket")
+    assert "the role trusts it" in caught.value.hint
+
+
+def test_a_program_that_gives_no_credentials_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And what it said is not."""
+    pytest.importorskip("boto3")
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = echo {SECRET}\n")
+    with pytest.raises(StoreError, match="cannot be used") as caught:
+        who_am_i("s3://bucket")
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
 
 
 def test_without_credentials_for_google_the_way_to_some_is_told(
