@@ -6,11 +6,12 @@ import difflib
 import os
 import re
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from spotguard.errors import UsageError
 from spotguard.storage.file import FileStore
 from spotguard.storage.prefixed import PrefixedStore
+from spotguard.storage.urls import taken_apart
 
 if TYPE_CHECKING:
     from spotguard.storage.base import ObjectStore
@@ -61,7 +62,7 @@ def _open_bucket(scheme: str, url: str) -> Bucket:
 
 
 def _path_of_file_url(url: str) -> str:
-    parts = urlsplit(url)
+    parts = taken_apart(url)
     if parts.netloc not in ("", "localhost"):
         raise UsageError(
             f"store {url!r} names the host {parts.netloc!r}, but file:// is for this machine",

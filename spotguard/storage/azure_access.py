@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from spotguard.errors import MissingExtra, StoreError, UsageError
 from spotguard.storage.azure_errors import no_token
+from spotguard.storage.urls import taken_apart
 
 if TYPE_CHECKING:
     from urllib.parse import SplitResult
@@ -60,14 +61,14 @@ def find_place(url: str) -> Place:
     `az://CONTAINER/PREFIX` (the account is named by the environment),
     `az://CONTAINER@ACCOUNT/PREFIX` or `https://ACCOUNT.blob.core.windows.net/CONTAINER/PREFIX`.
     """
-    parts = urlsplit(url)
+    parts = taken_apart(url)
     if parts.query or parts.fragment or parts.password:
         raise UsageError(
             f"store {parts.scheme}://{parts.hostname}{parts.path}: there is more than a place",
             hint="a URL is no place for a key; put a SAS into AZURE_STORAGE_SAS_TOKEN",
         )
-    taken_apart = _from_https if parts.scheme == "https" else _from_az
-    account, host, container, prefix = taken_apart(parts)
+    read = _from_https if parts.scheme == "https" else _from_az
+    account, host, container, prefix = read(parts)
     given = _env("AZURE_STORAGE_CONNECTION_STRING")
     given_account = _parts_of(given)["account"] if given else ""
     if account not in ("", given_account):

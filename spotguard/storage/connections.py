@@ -88,8 +88,10 @@ class Connections:
 
         Raises:
             StoreUnavailable: no answer came, or none before the caller's deadline.
-            StoreError: the server cannot prove that it is the one asked for.
+            StoreError: the server cannot prove that it is the one asked for, or a header holds what
+                HTTP cannot send.
         """
+        self._check(headers)
         try:
             with contextlib.ExitStack() as stack:
                 connection = self._taken()
@@ -101,6 +103,15 @@ class Connections:
                 return answer
         except (OSError, http.client.HTTPException) as problem:
             raise self._broken(problem) from problem
+
+    def _check(self, headers: Mapping[str, str]) -> None:
+        """Refuse what http.client would refuse: its error repeats the value, which is a secret."""
+        for name, value in headers.items():
+            if not (value.isascii() and value.isprintable()):
+                raise StoreError(
+                    f"the header {name} for {self.host} holds a line break, or what is no ASCII",
+                    hint="look at AWS_ACCESS_KEY_ID and AWS_SESSION_TOKEN, above all at their ends",
+                )
 
     def _taken(self) -> http.client.HTTPConnection:
         """Return an open connection: one that is idle and alive, or a new one."""

@@ -20,7 +20,6 @@ import secrets
 import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import urlsplit
 
 from spotguard.errors import MissingExtra, NotFound, StoreError, StoreUnavailable, UsageError
 from spotguard.storage.base import ObjectInfo
@@ -30,6 +29,7 @@ from spotguard.storage.connections import CONNECT_S, SILENCE_S
 from spotguard.storage.deadline import timeout_s
 from spotguard.storage.gcs_errors import lost, problem_of
 from spotguard.storage.keys import RESERVED
+from spotguard.storage.urls import taken_apart
 from spotguard.storage.vendor_http import Incoming, Outgoing, PerProcess, be_quiet
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ _COLDEST = "ARCHIVE"
 
 def open_gcs(url: str) -> GcsBucket:
     """Return the bucket of `gs://BUCKET/PREFIX`; asks no server."""
-    parts = urlsplit(url)
+    parts = taken_apart(url)
     if not parts.netloc or parts.query or parts.fragment or "@" in parts.netloc:
         raise UsageError(
             f"store gs://{parts.hostname or ''}{parts.path} is not a bucket and a prefix alone",

@@ -34,6 +34,7 @@ from spotguard.storage.s3_errors import (
     unusable,
 )
 from spotguard.storage.s3_wire import Body, Wire
+from spotguard.storage.urls import is_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -380,8 +381,9 @@ class S3Bucket:
             response_checksum_validation="when_required",
             s3={"payload_signing_enabled": False, "addressing_style": addressing},
         )
+        client: S3Client | None = None
         try:
-            return self._session.client(
+            client = self._session.client(
                 "s3",
                 endpoint_url=self._settings.get("endpoint"),
                 region_name=self._region,
@@ -389,11 +391,14 @@ class S3Bucket:
             )
         except BotoCoreError:  # of which some are a ValueError as well
             raise
-        except ValueError:  # botocore's word for it, which repeats it, a password in it too
+        except ValueError:  # botocore's word for an endpoint, which it repeats, password and all
+            pass
+        if client is None or not is_server(client.meta.endpoint_url):
             raise StoreError(
                 f"the endpoint of {self.url} is no URL",
                 hint="set AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL to https://HOST, or to nothing",
-            ) from None
+            )
+        return client
 
     @property
     def _region(self) -> str:
@@ -521,13 +526,12 @@ def _checked_settings(given: dict[str, str], place: str) -> dict[str, str]:
 
 
 def _check_endpoint(endpoint: str, place: str) -> None:
-    parts = urlsplit(endpoint)
-    if parts.username or parts.password:
+    if "@" in endpoint:  # also where no scheme says what is before it
         raise UsageError(
             f"store {place!r}: the endpoint holds a login, and URLs are shown and kept",
             hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead",
         )
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if not is_server(endpoint):
         raise UsageError(
             f"store {place!r}: the endpoint {endpoint!r} is no http:// or https:// URL",
             hint=f"s3://BUCKET/PREFIX?endpoint=https://{endpoint.rpartition('//')[2] or 'HOST'}",

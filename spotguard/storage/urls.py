@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from urllib.parse import SplitResult, urlsplit
+
+from spotguard.errors import UsageError
+
+_PASSWORD = re.compile(r":[^:/@]*@")
+
 
 def below(url: str, name: str) -> str:
     """Return the URL of the folder `name` in the store at `url`; its options stay at the end."""
@@ -14,6 +21,26 @@ def split_last(url: str) -> tuple[str, str]:
     place, mark, options = url.partition("?") if "://" in url else (url, "", "")
     above, _, name = place.rstrip("/").rpartition("/")
     return f"{above}{mark}{options}" if above else "", name
+
+
+def taken_apart(url: str) -> SplitResult:
+    """Return the parts of a store's URL; `UsageError` if it is none."""
+    place = _PASSWORD.sub(":...@", url.partition("?")[0])
+    try:
+        return urlsplit(url)
+    except ValueError:
+        raise UsageError(
+            f"store {place!r} is no URL", hint="is there a [ without its ], or one too many?"
+        ) from None
+
+
+def is_server(url: str) -> bool:
+    """Return whether it is the `http://` or `https://` URL of a server."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a [ without its ], or a port that is no number or too large
+        return False
 
 
 def is_folder(url: str) -> bool:

@@ -75,6 +75,26 @@ def test_a_file_url_of_another_host_is_refused() -> None:
     assert "file:///tmp/runs" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    "given",
+    ["gs://[b/p", "az://[c@a/p", "file://[x/y", "s3://b/p?endpoint=http://[::1"],
+)
+def test_a_bracket_without_the_other_is_no_url(given: str) -> None:
+    """Such a URL is named, whatever it is that Python makes of it."""
+    with pytest.raises(UsageError) as caught:
+        open_store(given)
+    assert given.partition("?")[0] in caught.value.message
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("scheme", ["gs", "az"])
+def test_a_url_that_is_none_tells_no_password(scheme: str) -> None:
+    """Should somebody have written one into it."""
+    with pytest.raises(UsageError) as caught:
+        open_store(f"{scheme}://[me:hunter2@a/p?sig=hunter2")
+    assert "hunter2" not in f"{caught.value}{caught.value.hint}"
+
+
 @pytest.mark.parametrize("given", ["", "  ", "file://", "a\0b"])
 def test_nothing_is_not_a_folder(given: str) -> None:
     """An empty or impossible path is refused before anything is made."""

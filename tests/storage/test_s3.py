@@ -371,6 +371,8 @@ def test_a_url_is_given_back_as_it_was_given() -> None:
         ("s3://b?endpint=http://x", "endpint"),
         ("s3://b?endpoint=localhost:9000", "http"),
         ("s3://b?endpoint=http://me:hunter2@host", "login"),
+        ("s3://b?endpoint=me:hunter2@host:9000", "login"),
+        ("s3://b?endpoint=http://host:99999", "http"),
     ],
 )
 def test_a_url_that_names_no_bucket_is_refused(url: str, said: str) -> None:
@@ -466,6 +468,7 @@ def test_credentials_that_are_missing_are_asked_for(monkeypatch: pytest.MonkeyPa
     [
         ("AWS_PROFILE", "nobody", "ProfileNotFound"),
         ("AWS_ENDPOINT_URL_S3", "hunter2", "no URL"),
+        ("AWS_ENDPOINT_URL_S3", "http://hunter2:99999", "no URL"),
         ("AWS_DEFAULT_REGION", "no region", "InvalidRegionError"),
     ],
 )
@@ -550,6 +553,24 @@ def test_credentials_that_make_no_sense_are_told(
         assert not server.requests
     assert "aws configure list" in caught.value.hint
     assert "planted" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n x", "\u20ac"])
+@pytest.mark.parametrize("name", ["AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID"])
+def test_a_line_break_in_credentials_tells_no_secret(
+    monkeypatch: pytest.MonkeyPatch, name: str, ending: str
+) -> None:
+    """A variable read from a file with its last line break is told; its value is nowhere."""
+    monkeypatch.setenv(name, f"planted{ending}")
+    with scripted_server(lambda _: OK) as server:
+        with pytest.raises(StoreError, match="line break") as caught:
+            RemoteStore(bucket_at(server)).put("x", b"1")
+        assert not server.requests
+    assert name in caught.value.hint
+    problem: BaseException | None = caught.value
+    while problem is not None:
+        assert "planted" not in f"{problem!r}{vars(problem)}"
+        problem = problem.__cause__ or problem.__context__
 
 
 def test_s3_itself_keeps_conditions_and_others_are_tried() -> None:
