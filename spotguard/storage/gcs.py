@@ -214,6 +214,8 @@ class GcsBucket:
         with self._asking(key) as (blob, options):
             blob.reload(**options)
             if blob.storage_class != _COLDEST:
+                if blob.kms_key_name:  # a rewrite reads over the name of one version of a key
+                    blob.kms_key_name = blob.kms_key_name.partition("/cryptoKeyVersions/")[0]
                 blob.update_storage_class(_COLDEST, **options)
 
     def _composed_in_groups(self, stem: str, sources: Sequence[str]) -> list[str]:

@@ -121,7 +121,7 @@ class S3Bucket:
 
     def begin(self, key: str, *, writer: str) -> str:
         """Begin a write in parts; return its id."""
-        return self._begin(key, Metadata={_WRITER: writer})
+        return self._begin(key, Metadata={_WRITER: writer}, **_encryption())
 
     def put_part(self, key: str, upload_id: str, number: int, body: Sequence[memoryview]) -> str:
         """Store part `number` (from 1); return its etag and checksum."""
@@ -202,15 +202,15 @@ class S3Bucket:
 
     def archive(self, key: str) -> None:
         """Move the object to Glacier Deep Archive; it is read again after hours only."""
-        found = self.head(key)
+        found = self._head(key)
         if found is None:
             raise NotFound(f"there is no {self.url}/{key}")
-        if found.archived:
+        if _is_archived(found):
             return  # it cannot be copied, should the answer to an earlier try have been lost
         # One request copies as much as a part may hold, 5 GiB:
         # docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject
-        if found.size_bytes > self.part_rules.max_bytes:
-            self._archive_in_parts(found)
+        if found["ContentLength"] > self.part_rules.max_bytes:
+            self._archive_in_parts(key, found)
             return
         with self._translated("s3:PutObject", key):
             self._client.copy_object(
@@ -218,17 +218,21 @@ class S3Bucket:
                 CopySource=self._at(key),
                 StorageClass=_COLDEST,
                 MetadataDirective="COPY",
-                **_encryption(),
+                **_encryption_of(found),
             )
 
-    def _archive_in_parts(self, found: ObjectInfo) -> None:
-        key, same = found.key, f'"{found.etag}"'  # what was replaced or pruned since stays so
-        writer = self.writer_of(key) or ""
-        upload_id = self._begin(key, Metadata={_WRITER: writer}, StorageClass=_COLDEST)
+    def _archive_in_parts(self, key: str, found: HeadObjectOutputTypeDef) -> None:
+        same = f'"{_etag(found)}"'  # what was replaced or pruned since stays so
+        upload_id = self._begin(
+            key,
+            Metadata={_WRITER: found["Metadata"].get(_WRITER, "")},
+            StorageClass=_COLDEST,
+            **_encryption_of(found),
+        )
         try:
             parts = [
                 self._copy_part(key, upload_id, number, piece, CopySourceIfMatch=same)
-                for number, piece in enumerate(self._pieces(found.size_bytes), 1)
+                for number, piece in enumerate(self._pieces(found["ContentLength"]), 1)
             ]
             self._finish(key, upload_id, parts, IfMatch=same)
         except BaseException:
@@ -260,7 +264,7 @@ class S3Bucket:
     def _begin(self, key: str, **more: Any) -> str:
         with self._translated("s3:PutObject", key):
             answer = self._client.create_multipart_upload(
-                **self._at(key), ChecksumAlgorithm="CRC32C", **_encryption(), **more
+                **self._at(key), ChecksumAlgorithm="CRC32C", **more
             )
             return answer["UploadId"]
 
@@ -510,6 +514,12 @@ def _encryption() -> dict[str, Any]:
         how = "aws:kms"
     given = {"ServerSideEncryption": how, "SSEKMSKeyId": key}
     return {name: value for name, value in given.items() if value}
+
+
+def _encryption_of(found: HeadObjectOutputTypeDef) -> dict[str, Any]:
+    """Return how an object is encrypted: without a word of it, a copy is as the bucket likes."""
+    told: Any = found
+    return {name: told[name] for name in ("ServerSideEncryption", "SSEKMSKeyId") if name in told}
 
 
 def _checked_settings(given: dict[str, str], place: str) -> dict[str, str]:

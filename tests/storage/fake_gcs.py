@@ -188,6 +188,7 @@ class FakeGcs:
 
     def _rewrite(self, asked: Asked, source: str, target: str) -> tuple[int, dict[str, str], bytes]:
         told = json.loads(asked.body)
+        told.pop("kmsKeyName", None)  # the query alone says which key is to be used
         self._store(asked, target, self._found(source).content, told)
         size = str(len(self._found(target).content))
         sizes = {"totalBytesRewritten": size, "objectSize": size}
@@ -281,8 +282,11 @@ class FakeGcs:
 
     def _resource(self, name: str) -> dict[str, Any]:
         found = self._found(name)
+        kms_key = found.described.get("kmsKeyName")
+        version = {"kmsKeyName": f"{kms_key}/cryptoKeyVersions/1"} if kms_key else {}
         return {
             **found.described,
+            **version,
             "name": name,
             "size": str(len(found.content)),
             "generation": str(found.generation),

@@ -91,6 +91,24 @@ def test_no_more_than_one_request_copies_is_not_cut(lane: Lane) -> None:
     assert found(store).archived
 
 
+@pytest.mark.parametrize("content", [LARGE, LARGE[:MOST]], ids=["parts", "whole"])
+@pytest.mark.parametrize("key", ["arn:aws:kms:us-east-1:1:key/2", ""])
+def test_the_archive_keeps_the_key(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch, content: bytes, key: str
+) -> None:
+    """Who moves an object need not name the key that it was written with: it stays the same."""
+    monkeypatch.setenv("SPOTGUARD_S3_SSE_KMS_KEY_ID", key)
+    store = stored(lane, content)
+    before = said_by_s3(lane, "head_object")
+    monkeypatch.setenv("SPOTGUARD_S3_SSE_KMS_KEY_ID", "" if key else "arn:aws:kms:x:1:key/other")
+    store.archive(KEY)
+    after = said_by_s3(lane, "head_object")
+
+    assert after["StorageClass"] == "DEEP_ARCHIVE"
+    assert after.get("SSEKMSKeyId", "") == key
+    assert after.get("ServerSideEncryption") == before.get("ServerSideEncryption")
+
+
 @pytest.mark.parametrize("nth", range(1, 2 + len(PIECES) + 1))
 def test_death_in_the_middle_leaves_the_object_as_it_was(lane: Lane, nth: int) -> None:
     """Whatever comes last, the original is read as before, and nothing is left after a clean-up."""

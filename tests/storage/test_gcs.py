@@ -250,6 +250,23 @@ def test_archived_objects_are_of_the_coldest_class(bucket: GcsBucket, fake: Fake
     assert bucket.get("x") == b"content"
 
 
+@pytest.mark.parametrize("key", ["projects/p/locations/l/keyRings/r/cryptoKeys/k", None])
+def test_the_archive_keeps_the_key(
+    fake: FakeGcs, monkeypatch: pytest.MonkeyPatch, key: str | None
+) -> None:
+    """Who moves an object need not name the key that it was written with: it stays the same."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", fake.endpoint)
+    monkeypatch.setenv("SPOTGUARD_GCS_KMS_KEY", key or "")
+    with closing(open_gcs("gs://box/runs")) as bucket:
+        put(bucket, "x")
+    monkeypatch.setenv("SPOTGUARD_GCS_KMS_KEY", "" if key else "another")
+    with closing(open_gcs("gs://box/runs")) as bucket:
+        bucket.archive("x")
+
+    described = fake.objects["runs/x"].described
+    assert (described["storageClass"], described.get("kmsKeyName")) == ("ARCHIVE", key)
+
+
 def test_a_key_of_the_customers_encrypts_everything(
     fake: FakeGcs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
