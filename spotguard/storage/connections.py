@@ -26,6 +26,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from spotguard.errors import StoreError, StoreUnavailable
 from spotguard.storage.buffers import cut
 from spotguard.storage.deadline import time_left_s
+from spotguard.storage.dialing import dial
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -252,6 +253,7 @@ def _is_alive(connection: http.client.HTTPConnection) -> bool:
 def _connection_to(server: SplitResult) -> http.client.HTTPConnection:
     connection = _unopened(server)
     connection.response_class = TimedResponse
+    connection._create_connection = dial  # type: ignore[attr-defined]  # no public way to choose it
     return connection
 
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from spotguard.storage.connections import SILENCE_S, TimedResponse
+from spotguard.storage.connections import CONNECT_S, SILENCE_S, TimedResponse
 from spotguard.storage.deadline import time_left_s
+from spotguard.storage.dialing import dial
 
 if TYPE_CHECKING:
+    import socket
+
     from requests import Session
     from requests.adapters import HTTPAdapter
     from urllib3 import HTTPConnectionPool, PoolManager, ProxyManager
@@ -54,9 +57,19 @@ def _time(pools: PoolManager) -> None:
 def _pool_classes() -> dict[str, type[HTTPConnectionPool]]:
     from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
     from urllib3.connection import HTTPConnection, HTTPSConnection
+    from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
     class Plain(HTTPConnection):
         response_class = TimedResponse
+
+        def _new_conn(self) -> socket.socket:
+            usual_s = self.timeout if isinstance(self.timeout, (int, float)) else CONNECT_S
+            try:
+                return dial((self._dns_host, self.port), time_left_s(usual_s))
+            except TimeoutError as problem:
+                raise ConnectTimeoutError(self, f"{self.host} timed out") from problem
+            except OSError as problem:
+                raise NewConnectionError(self, f"{self.host} is not reached") from problem
 
         def send(self, data: Any) -> None:
             wait_s = time_left_s(SILENCE_S)

@@ -7,13 +7,15 @@ import select
 import socket
 import ssl
 import threading
+import time
 import tracemalloc
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import spotguard.storage.connections as connections_module
+import spotguard.storage.dialing as dialing
 from spotguard.errors import StoreError, StoreUnavailable
 from spotguard.net import free_port
 from spotguard.storage.connections import Connections
@@ -168,6 +170,62 @@ def test_a_silent_server_is_left_at_the_deadline() -> None:
         connections = Connections(f"http://127.0.0.1:{listener.getsockname()[1]}")
         with give_up_after(0.2), pytest.raises(StoreUnavailable, match="in time"):
             connections.ask("GET", "/x", {})
+
+
+def test_a_name_with_many_dead_addresses_is_left_at_the_deadline(
+    dead: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time to connect is that of all its addresses together."""
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: dead * 8)
+    began = time.monotonic()
+    with give_up_after(0.3), pytest.raises(StoreUnavailable, match="in time"):
+        Connections("http://s3.test").ask("GET", "/", {})
+    assert time.monotonic() - began < 1.0
+
+
+def test_a_dead_address_leaves_time_for_a_living_one(
+    dead: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a network has no IPv6, but names have an address of it, and that comes first."""
+    monkeypatch.setattr(dialing, "_LEAST_S", 0.1)
+    with Canned(Reply(200, {}, b"1")) as server:
+        port = int(server.endpoint.rpartition(":")[2])
+        alive = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [*dead, alive])
+        with give_up_after(1.0):
+            assert Connections("http://s3.test").ask("GET", "/", {}).body == b"1"
+
+
+def test_a_name_service_that_is_silent_is_left_at_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has time-outs of its own, of half a minute and more."""
+    asked = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: asked.wait(10))
+    began = time.monotonic()
+    with give_up_after(0.2), pytest.raises(StoreUnavailable, match="name service") as caught:
+        Connections("http://s3.test").ask("GET", "/", {})
+    asked.set()
+
+    assert time.monotonic() - began < 1.0
+    assert "s3.test" in caught.value.message
+
+
+def test_a_name_that_is_none_says_so() -> None:
+    """A label that is empty is refused by Python itself, in words of its own."""
+    with pytest.raises(StoreUnavailable, match=r"the name a\.\.b is not known"):
+        Connections("http://a..b").ask("GET", "/", {})
+
+
+def test_a_process_that_ends_still_finds_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python starts no threads then; a last word to a store is sent all the same."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        dialing.dial(listener.getsockname(), 5.0).close()
 
 
 def test_a_forked_child_opens_connections_of_its_own() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -85,6 +87,25 @@ def test_nothing_is_received_after_the_deadline() -> None:
         clock.advance(6.0)
         with pytest.raises(requests.ConnectionError, match="timed out"):
             answer.content  # noqa: B018 - it is read by being looked at
+
+
+def test_names_are_left_at_the_deadline(dead: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many addresses a name has, and however long the name service thinks."""
+    began = time.monotonic()
+    with keep_to_deadline(requests.Session()) as session, give_up_after(0.3):
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: dead * 8)
+        with pytest.raises(requests.ConnectionError) as caught:
+            session.get("http://account.test", timeout=10)
+        assert str(broken(caught.value, "box")) == "box did not answer in time"
+    with keep_to_deadline(requests.Session()) as session, give_up_after(0.3):
+        asked = threading.Event()
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: asked.wait(10))
+        with pytest.raises(requests.ConnectionError) as caught:
+            session.get("http://account.test", timeout=10)
+        asked.set()
+        assert "the name box is not known" in str(broken(caught.value, "box"))
+
+    assert time.monotonic() - began < 2.0
 
 
 def test_proxies_are_timed_too(monkeypatch: pytest.MonkeyPatch) -> None:
