@@ -21,8 +21,9 @@ import logging
 import secrets
 from typing import TYPE_CHECKING
 
-from spotguard.errors import AlreadyExists, StoreUnavailable
+from spotguard.errors import AlreadyExists, NotFound, StoreUnavailable
 from spotguard.storage.bucket import ALWAYS, Condition
+from spotguard.storage.deadline import remaining_s
 from spotguard.storage.keys import RESERVED
 
 if TYPE_CHECKING:
@@ -112,14 +113,15 @@ class BiddingBucket:
         self, key: str, condition: Condition, writer: str, place: Callable[[str], str]
     ) -> str:
         for _ in range(_TRIES):
-            self._check(key, condition)
+            found = self._check(key, condition)
+            self._check_time(key)
             began = self._clock.monotonic()
             folder = f"{BIDS}{key}/{_race_of(condition)}/"
             bid = f"{folder}{writer}-{secrets.token_hex(4)}"
             place(bid)
             if self._clock.monotonic() - began <= _BID_S:
                 self._clock.sleep(_BID_S + _RESOLUTION_S)
-                first = self._first(folder, bid)
+                first = self._first(folder, bid, _since(found))
                 try:
                     self._check(key, condition)
                 except AlreadyExists:
@@ -129,6 +131,12 @@ class BiddingBucket:
             self._bucket.delete(bid)
         raise StoreUnavailable(f"{self._bucket.url} is too slow to find out who writes {key} first")
 
+    def _check_time(self, key: str) -> None:
+        """Place no bid that there is no time to wait for: it could win after its writer gave up."""
+        left_s = remaining_s()
+        if left_s is not None and left_s < _BID_S + _RESOLUTION_S:
+            raise StoreUnavailable(f"too little time is left to find out who writes {key} first")
+
     def _carried_out(self, key: str, writer: str) -> str:
         """Return the etag of our own object, if a rival saw that our bid is the first."""
         found = self._bucket.head(key)
@@ -136,17 +144,22 @@ class BiddingBucket:
             raise AlreadyExists(f"{key} was written by another writer at the same time")
         return found.etag
 
-    def _check(self, key: str, condition: Condition) -> None:
+    def _check(self, key: str, condition: Condition) -> ObjectInfo | None:
+        """Return what is at `key` if the condition holds for it."""
         found = self._bucket.head(key)
         if condition.if_absent and found is not None:
             raise AlreadyExists(f"{key} exists already")
         if condition.if_match is not None and (found is None or found.etag != condition.if_match):
             raise AlreadyExists(f"{key} was changed by another writer")
+        return found
 
-    def _first(self, folder: str, mine: str) -> str:
+    def _first(self, folder: str, mine: str, since: float) -> str:
         """Return the bid that counts: the earliest of those in the same round as `mine`."""
         bids = {info.key: info.modified_at or 0.0 for info in self._bids(folder)}
-        same_round = [bid for bid, at in bids.items() if at > bids[mine] - _ROUND_S]
+        if mine not in bids:  # whoever deletes a key deletes the bids for it
+            raise StoreUnavailable("what is being written was deleted meanwhile")
+        since = min(since, bids[mine])
+        same_round = [bid for bid, at in bids.items() if at > bids[mine] - _ROUND_S and at >= since]
         return min(same_round, key=lambda bid: (bids[bid], bid))
 
     def _bids(self, folder: str) -> Iterator[ObjectInfo]:
@@ -160,11 +173,27 @@ class BiddingBucket:
 
     def _carry_out(self, first: str, mine: str, key: str) -> str:
         writer = first.rpartition("/")[2].partition("-")[0]
-        etag = self._bucket.copy(first, key, condition=ALWAYS, writer=writer)
+        try:
+            etag = self._bucket.copy(first, key, condition=ALWAYS, writer=writer)
+        except NotFound:
+            raise StoreUnavailable(f"{key} was deleted meanwhile") from None
         if first == mine:
             return etag
         self._bucket.delete(mine)
         raise AlreadyExists(f"{key} was written by another writer at the same time")
+
+
+def _since(replaced: ObjectInfo | None) -> float:
+    """Return when the round began that is about replacing a version.
+
+    An etag can be the hash of the content, so that the same race was run before, for a version
+    that was the same. Its bids are older than this version by the wait for that race at least.
+    Stamps are all of the server's one clock. A version can be stamped anew, a moment later, by
+    whoever carries out the same bid; hence what is a little older still counts.
+    """
+    if replaced is None or replaced.modified_at is None:
+        return 0.0
+    return replaced.modified_at - _BID_S
 
 
 def _race_of(condition: Condition) -> str:

@@ -80,6 +80,7 @@ class RemoteStore:
         self._threads = threads
         self._single_bytes = max(single_bytes, bucket.part_rules.min_bytes)
         self._connection_rate: float | None = None
+        self._found_exact: Writes | BiddingBucket | None = None
 
     @property
     def url(self) -> str:
@@ -299,12 +300,17 @@ class RemoteStore:
     def _crew(self) -> Crew:
         return Crew(self._threads, "spotguard-store")
 
-    @cached_property
+    @property
     def _exact(self) -> Writes | BiddingBucket:
-        """The bucket, on which conditions are kept: by the server, or else by ourselves."""
-        if self._tried(lambda: heeds_conditions(self._bucket)):
-            return self._bucket
-        return BiddingBucket(self._bucket, self._clock)
+        """The bucket, on which conditions are kept: by the server, or else by ourselves.
+
+        Not a `cached_property`: before Python 3.12 all stores share its lock, and would wait for
+        one whose server hangs. Two threads may both find it out, which does no harm.
+        """
+        if self._found_exact is None:
+            heeds = self._tried(lambda: heeds_conditions(self._bucket))
+            self._found_exact = self._bucket if heeds else BiddingBucket(self._bucket, self._clock)
+        return self._found_exact
 
     def _settle(
         self,

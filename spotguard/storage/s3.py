@@ -15,7 +15,6 @@ import importlib.util
 import os
 import threading
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -88,6 +87,9 @@ class S3Bucket:
         _need_boto3()
         self._wire = Wire()
         self._lock = threading.RLock()
+        # Each made at its first use; no `cached_property`, whose lock all buckets would share.
+        self._made_client: S3Client | None = None
+        self._made_session: Session | None = None
         self._renewals = 0
 
     @property
@@ -364,12 +366,18 @@ class S3Bucket:
 
     # ------------------------------------------------------------ the client
 
-    @cached_property
+    @property
     def _client(self) -> S3Client:
-        with self._lock, self._translated("s3:GetObject", ""):  # a session makes one at a time
-            client = self._new_client("auto")
-            if not _is_aws(client):  # few other servers have a name for each bucket
-                client = self._new_client("path")
+        client = self._made_client
+        if client is None:
+            with self._lock, self._translated("s3:GetObject", ""):  # a session makes one at a time
+                client = self._made_client = self._made_client or self._wired_client()
+        return client
+
+    def _wired_client(self) -> S3Client:
+        client = self._new_client("auto")
+        if not _is_aws(client):  # few other servers have a name for each bucket
+            client = self._new_client("path")
         client.meta.events.register("before-send.s3", self._wire)  # type: ignore[arg-type]
         return client
 
@@ -409,11 +417,15 @@ class S3Bucket:
         # A server of one's own rarely minds, but botocore must have one to sign for.
         return self._settings.get("region") or self._session.region_name or "us-east-1"
 
-    @cached_property
+    @property
     def _session(self) -> Session:
         import boto3
 
-        return boto3.session.Session()
+        session = self._made_session
+        if session is None:
+            with self._lock:
+                session = self._made_session = self._made_session or boto3.session.Session()
+        return session
 
     def _secrets(self) -> tuple[str, ...]:
         """Return what no message may repeat."""
@@ -433,10 +445,10 @@ class S3Bucket:
         with self._lock:
             if self._renewals == seen:
                 before = self._secrets()
-                self.__dict__.pop("_session", None)
+                self._made_session = None
                 if self._secrets() == before:
                     return False
-                self.__dict__.pop("_client", None)
+                self._made_client = None
                 self._renewals += 1
             return True
 

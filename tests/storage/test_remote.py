@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from spotguard.errors import AlreadyExists, StoreError, StoreUnavailable
-from spotguard.storage.bucket import ALWAYS, PartRules
+from spotguard.storage.bucket import ALWAYS, Condition, PartRules
 from spotguard.storage.deadline import give_up_after, remaining_s, timeout_s
 from spotguard.storage.remote import PATIENCE_S, RemoteStore
 from spotguard.testing import FakeClock
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from spotguard.storage.base import Buffer
+    from spotguard.storage.bucket import Page
 
 MB = 1 << 20
 SMALL_PARTS = PartRules(min_bytes=1, max_bytes=MB, max_parts=10_000)
@@ -238,6 +240,35 @@ def test_a_listing_of_many_pages_is_whole_and_lazy() -> None:
     assert store.list_folders("") == ["a/", *(f"b{n}/" for n in range(10))]
 
 
+def test_one_store_that_hangs_makes_no_other_wait() -> None:
+    """While one server is tried and says nothing, another store's first write goes on."""
+    tried, go_on = threading.Event(), threading.Event()
+
+    class Hanging(MemoryBucket):
+        def put(
+            self, key: str, body: Sequence[memoryview], *, condition: Condition, writer: str
+        ) -> str:
+            tried.set()
+            assert go_on.wait(10)
+            return super().put(key, body, condition=condition, writer=writer)
+
+    ill, well = made(Hanging(heeds_conditions=None)), made(MemoryBucket(heeds_conditions=None))
+    writers = [
+        threading.Thread(target=store.put, args=("x", b"1"), kwargs={"if_absent": True})
+        for store in (ill, well)
+    ]
+    writers[0].start()
+    assert tried.wait(10)
+    writers[1].start()
+    writers[1].join(2.0)
+    waits = writers[1].is_alive()
+    go_on.set()
+    for writer in writers:
+        writer.join()
+
+    assert not waits
+
+
 def test_a_server_without_conditions_is_found_out_once() -> None:
     """It is tried before the first conditional write, and what was written for that is gone."""
     bucket = MemoryBucket(heeds_conditions=None)
@@ -266,6 +297,75 @@ def test_without_the_servers_help_creators_still_agree() -> None:
     store.delete("x")
     store.put("x", b"fifth", if_absent=True)
     assert bucket.objects["x"].content == b"fifth"
+
+
+def test_no_bid_is_placed_that_there_is_no_time_to_wait_for() -> None:
+    """It could win after its writer has told that the write failed; and the deadline is kept."""
+    clock = FakeClock()
+    began = clock.monotonic()
+    bucket = MemoryBucket(clock=clock, heeds_conditions=False, ignores_conditions=True)
+    with (
+        give_up_after(2.5, clock),
+        pytest.raises(StoreUnavailable, match="too little time is left"),
+    ):
+        made(bucket, clock).put("x", b"1", if_absent=True)
+
+    assert clock.monotonic() - began <= 2.5
+    assert not bucket.objects
+
+
+def test_the_same_content_twice_is_not_the_same_race() -> None:
+    """Where an etag is the hash of the content, who replaces what came back is not late."""
+
+    class Hashing(MemoryBucket):
+        def _store(self, key: str, content: bytes, condition: Condition, writer: str) -> str:
+            super()._store(key, content, condition, writer)
+            etag = content.hex()
+            self.objects[key] = replace(self.objects[key], etag=etag)
+            return etag
+
+    clock = FakeClock()
+    bucket = Hashing(clock=clock, heeds_conditions=False, ignores_conditions=True)
+    store = made(bucket, clock)
+    first = store.put("x", b"A")
+    second = store.put("x", b"B", if_match=first)
+    again = store.put("x", b"A", if_match=second)
+    assert again == first
+    store.put("x", b"C", if_match=again)
+
+    assert store.get("x") == b"C"
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("replaces", [False, True])
+def test_who_bids_for_a_key_that_is_deleted_meanwhile_begins_again(
+    replaces: bool, late: bool
+) -> None:
+    """With the key go the bids: what was to be replaced is no more, what is new is created."""
+
+    class Deleting(MemoryBucket):
+        deletes = True
+
+        def page(self, prefix: str, **options: Any) -> Page:
+            found = super().page(prefix, **options)
+            if self.deletes and found.objects:
+                self.deletes = False
+                made(self).delete("x")
+            return found if late else super().page(prefix, **options)
+
+    clock = FakeClock()
+    bucket = Deleting(clock=clock, ignores_conditions=True)
+    bucket.heeds_conditions = None
+    store = made(bucket, clock)
+    etag = store.put("x", b"1") if replaces else None
+    if replaces:
+        with pytest.raises(AlreadyExists):
+            store.put("x", b"2", if_match=etag)
+    else:
+        store.put("x", b"2", if_absent=True)
+
+    assert not bucket.deletes
+    assert ("x" in bucket.objects) is not replaces
 
 
 @pytest.mark.parametrize("seed", range(20))
