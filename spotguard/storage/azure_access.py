@@ -199,11 +199,14 @@ class Identity:
 
         try:
             return self._login.get_token(*scopes, **options)
-        except AzureError as problem:
+        except (AzureError, ValueError) as problem:  # the latter of settings, which it quotes
             raise no_token(problem) from None
 
 
 def _default_login() -> TokenCredential:
     from azure.identity import DefaultAzureCredential
 
-    return DefaultAzureCredential()
+    try:
+        return DefaultAzureCredential()
+    except ValueError as problem:  # of a tenant that cannot be one
+        raise no_token(problem) from None

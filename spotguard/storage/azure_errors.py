@@ -110,7 +110,7 @@ def _unanswered(problem: Exception, name: str, place: Place) -> StoreError:
     return StoreError(f"{name}: Azure's client gave up ({kind})")
 
 
-def no_token(problem: AzureError) -> StoreError:
+def no_token(problem: AzureError | ValueError) -> StoreError:
     """Return why there is no token; what azure.identity says runs over pages, and may quote one."""
     status = getattr(problem, "status_code", None)
     if isinstance(status, int) and (status == 429 or status >= 500):

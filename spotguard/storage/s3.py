@@ -13,6 +13,7 @@ import contextlib
 import difflib
 import importlib.util
 import os
+import re
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -37,6 +38,7 @@ from spotguard.storage.urls import is_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from datetime import datetime
 
     from boto3.session import Session
     from botocore.exceptions import ClientError
@@ -54,6 +56,8 @@ _WRITER = "spotguard-writer"
 _COLDEST: Literal["DEEP_ARCHIVE"] = "DEEP_ARCHIVE"
 _ARCHIVES = ("GLACIER", "DEEP_ARCHIVE")
 _SETTINGS = ("endpoint", "region")
+_BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
+"""What botocore takes: S3's own rules are narrower, but other servers' are not."""
 
 
 class S3Bucket:
@@ -84,6 +88,11 @@ class S3Bucket:
         self._settings = _checked_settings(dict(parse_qsl(query, keep_blank_values=True)), place)
         if not self._bucket:
             raise UsageError(f"store {place!r} names no bucket", hint="s3://BUCKET/PREFIX")
+        if not _BUCKET.fullmatch(self._bucket):
+            raise UsageError(
+                f"store {place!r}: no bucket can be called {self._bucket!r}",
+                hint="a bucket's name is letters, digits, dots and dashes",
+            )
         _need_boto3()
         self._wire = Wire()
         self._lock = threading.RLock()
@@ -315,7 +324,7 @@ class S3Bucket:
             key,
             found["ContentLength"],
             _etag(found),
-            modified_at=found["LastModified"].timestamp(),
+            modified_at=_seconds_of(found.get("LastModified")),
             archived=_is_archived(found),
             readable=not _is_archived(found)
             or 'ongoing-request="false"' in str(found.get("Restore")),
@@ -500,6 +509,10 @@ def _etag(answer: Any) -> str:
     if not etag:  # rclone's, where another writer is at the same key
         raise StoreUnavailable("the store tells no etag, so no write could be told from another")
     return etag
+
+
+def _seconds_of(instant: datetime | None) -> float | None:
+    return instant.timestamp() if instant else None  # not all servers say it
 
 
 def _is_archived(found: Any) -> bool:

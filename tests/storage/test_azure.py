@@ -42,10 +42,11 @@ from spotguard.errors import (
 )
 from spotguard.net import free_port
 from spotguard.storage.azure import AzureBucket, open_azure
-from spotguard.storage.azure_access import Place, find_place
+from spotguard.storage.azure_access import Identity, Place, find_place
 from spotguard.storage.azure_errors import no_token, problem_of
 from spotguard.storage.bucket import ALWAYS, Condition
 from spotguard.storage.deadline import give_up_after
+from spotguard.storage.whoami import who_am_i
 from tests.storage.canned import Canned, Reply
 from tests.storage.certificates import make_certificate
 from tests.storage.servers import AZURITE_ACCOUNT, AZURITE_KEY
@@ -592,6 +593,33 @@ LASTING = {
     *("StreamClosedError", "StreamConsumedError"),
     *("AuthenticationRequiredError", "CredentialUnavailableError"),
 }
+
+
+def test_a_tenant_that_cannot_be_one_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another try does not mend what the environment says; the hint is that for every login."""
+    settings = {"TENANT_ID": "no tenant!", "CLIENT_ID": "c", "CLIENT_SECRET": SECRET}
+    for name, value in settings.items():
+        monkeypatch.setenv(f"AZURE_{name}", value)
+    with contextlib.closing(open_azure("az://box@account/runs")) as bucket:
+        for ask in (lambda: bucket.get("x"), lambda: who_am_i("az://box@account/runs")):
+            with pytest.raises(StoreError, match="credentials") as caught:
+                ask()
+            assert type(caught.value) is StoreError
+            assert "az login" in caught.value.hint
+            assert SECRET not in str(caught.value)
+
+
+def test_a_login_that_takes_no_such_setting_is_told() -> None:
+    """Some settings are looked at only when a token is asked for."""
+
+    class Picky:
+        def get_token(self, *scopes: str, **options: object) -> AccessToken:
+            raise ValueError(SECRET)
+
+    with pytest.raises(StoreError, match="no credentials") as caught:
+        Identity(Picky()).get_token("scope")
+    assert type(caught.value) is StoreError
+    assert SECRET not in str(caught.value)
 
 
 def test_every_problem_with_a_login_is_known() -> None:

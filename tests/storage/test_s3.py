@@ -130,6 +130,14 @@ def test_what_is_not_there_is_not_found(bucket: S3Bucket) -> None:
     bucket.delete("none")
 
 
+def test_an_object_without_a_date_is_an_object() -> None:
+    """Not every server says when an object was written."""
+    with scripted_server(lambda _: OK) as server:
+        found = bucket_at(server).head("x")
+    assert found is not None
+    assert (found.etag, found.modified_at) == ("e", None)
+
+
 def test_a_range_fills_the_views_in_order(bucket: S3Bucket) -> None:
     """The bytes from the offset on go into one view after the other, and no further."""
     put(bucket, "x", b"0123456789")
@@ -369,6 +377,10 @@ def test_a_url_is_given_back_as_it_was_given() -> None:
     [
         ("s3://", "no bucket"),
         ("s3://b?endpint=http://x", "endpint"),
+        ("s3://my bucket/x", "my bucket"),
+        ("s3://b\u00fccket/x", "b\u00fccket"),
+        ("s3://my:bucket/x", "my:bucket"),
+        ("s3://[b/x", "no bucket can be called"),
         ("s3://b?endpoint=localhost:9000", "http"),
         ("s3://b?endpoint=http://me:hunter2@host", "login"),
         ("s3://b?endpoint=me:hunter2@host:9000", "login"),
