@@ -226,7 +226,7 @@ class Job:
             self._end(EndReason.FAILED, message=sentence(problem), trace=traceback.format_exc())
         self._say_failure()
         log.error("%s", sentence(problem))
-        exit_soon(_EXIT_PATIENCE_S)
+        exit_soon(_EXIT_PATIENCE_S, problem.exit_code)
         raise SystemExit(problem.exit_code)
 
     # ------------------------------------------------------------------ peers

@@ -118,19 +118,19 @@ def tell_uncaught_in_a_sentence() -> None:
     sys.excepthook = hook
 
 
-def exit_soon(seconds: float) -> None:
+def exit_soon(seconds: float, code: int = EXIT_CODE_OF_JOB_TOLD_TO_STOP) -> None:
     """End the process even if the script's own clean-up hangs in a collective."""
-    timer = threading.Timer(seconds, exit_now)
+    timer = threading.Timer(seconds, exit_now, [code])
     timer.daemon = True
     timer.start()
 
 
-def exit_now() -> None:
-    """End the process at once with the code of a job that was told to stop."""
+def exit_now(code: int = EXIT_CODE_OF_JOB_TOLD_TO_STOP) -> None:
+    """End the process at once; the usual code is that of a job that was told to stop."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # the log pipe may be dead already
             stream.flush()
-    os._exit(EXIT_CODE_OF_JOB_TOLD_TO_STOP)
+    os._exit(code)
 
 
 def free_device(patience_s: float = 5.0) -> None:
