@@ -27,6 +27,7 @@ from spotguard.events.event import Heartbeat, JobEvent
 from spotguard.events.states import EXIT_CODE_OF_JOB_TOLD_TO_STOP, EndReason
 from spotguard.net import address_towards
 from spotguard.runtime.coordination import Alone, Coordinator, Rendezvous
+from spotguard.runtime.exits import ExitWatch
 from spotguard.runtime.identity import identify
 from spotguard.runtime.keeping import Keeper
 from spotguard.runtime.listening import Listener
@@ -131,6 +132,7 @@ class Job:
         self._listener = Listener(settings, self.watch, self.reporter)
         self._previous_hook = sys.excepthook
         sys.excepthook = self._on_exception
+        self._exits = ExitWatch()
         atexit.register(self._at_exit)
         if self.rank == 0 and not settings.launched:
             log.info("run %s, saves in %s", self.run_id, self.store.url)
@@ -168,6 +170,7 @@ class Job:
 
     def begin_training(self, first: int, total: int) -> None:
         """Say that the loop begins with `first` of `total` steps done."""
+        self._exits.forget()
         self.keeper.begin(first, total)
         self.gate.start(first)
         self._progress.write(first, total)
@@ -178,6 +181,7 @@ class Job:
 
     def finished_step(self, finished: int, seconds: float, step: Step) -> None:
         """Take note of a finished step: from here on it is the state to save."""
+        self._exits.forget()
         self.keeper.finished_step(finished, seconds, step)
         self._progress.write(finished, self.keeper.total or 0)
         if finished == self.keeper.first_step + 1 and self.rank == 0:
@@ -217,6 +221,11 @@ class Job:
 
     def fail_saving_or_state(self, problem: SpotguardError) -> None:
         """Write down an error of ours and leave with its exit code, in one sentence."""
+        self._end_by_problem(problem)
+        exit_soon(_EXIT_PATIENCE_S, problem.exit_code)
+        raise SystemExit(problem.exit_code)
+
+    def _end_by_problem(self, problem: SpotguardError) -> None:
         self._failure = problem
         if isinstance(problem, Fenced):
             self._end(EndReason.FENCED, message=str(problem))
@@ -226,8 +235,6 @@ class Job:
             self._end(EndReason.FAILED, message=sentence(problem), trace=traceback.format_exc())
         self._say_failure()
         log.error("%s", sentence(problem))
-        exit_soon(_EXIT_PATIENCE_S, problem.exit_code)
-        raise SystemExit(problem.exit_code)
 
     # ------------------------------------------------------------------ peers
 
@@ -329,11 +336,12 @@ class Job:
             free_device()
             # Should the save hang all the same:
             exit_soon(max(_HUNG_SAVE_S, 3 * self.keeper.emergency_s()))
-        problem = self.keeper.save_for(
-            request if self.keeper.needs_all_ranks else replace(request, solo=True),
-            halfway=True,
-        )
+        problem = self.keeper.save_for(self._alone_if_whole(request), halfway=True)
         self._end_at_once(request, problem)
+
+    def _alone_if_whole(self, request: StopRequest) -> StopRequest:
+        """Return the request as one for this rank alone, if it holds all of the state."""
+        return request if self.keeper.needs_all_ranks else replace(request, solo=True)
 
     def _on_exception(
         self,
@@ -341,17 +349,23 @@ class Job:
         error: BaseException,
         trace: TracebackType | None,
     ) -> None:
-        """Tell a lost peer, Ctrl-C and the script's own failure apart; save if it can be."""
+        """Show what the script did not catch, and end by it."""
         if isinstance(error, SpotguardError):
             log.error("%s%s", place_in_script(trace), sentence(error))
         else:
             with contextlib.suppress(OSError):  # the log pipe may be dead already
                 self._previous_hook(kind, error, trace)
+        self._end_by_error(error)
+        if isinstance(error, SpotguardError):
+            raise SystemExit(error.exit_code)
+
+    def _end_by_error(self, error: BaseException) -> None:
+        """Tell a lost peer, Ctrl-C and the script's own failure apart; save if it can be."""
         self._failure = error
         if self._ending.locked():
             return
-        if issubclass(kind, KeyboardInterrupt):
-            self._survive(StopRequest(reason=EndReason.STOPPED, message="Ctrl-C"))
+        if isinstance(error, KeyboardInterrupt):
+            self._survive(StopRequest(reason=EndReason.STOPPED, message="Ctrl-C", solo=True))
         elif (
             self.world_size > 1
             and speaks_of_peers(error)
@@ -362,27 +376,20 @@ class Job:
                 problem=str(error).split(". ")[0][:200],
                 step=self.keeper.finished,
             )
-            agreed = self.watch.agreed
-            self._survive(
-                agreed
-                or StopRequest(
-                    reason=EndReason.NODE_LOST, message="another rank vanished", solo=True
-                )
-            )
+            lost = StopRequest(reason=EndReason.NODE_LOST, message="another rank vanished")
+            self._survive(replace(self.watch.agreed or lost, solo=True))
         elif self._say_failure():
             self.keeper.saver.wait(_EXIT_PATIENCE_S)  # a save in flight is still good
-            text = "".join(traceback.format_exception(kind, error, trace))
-            self._end(EndReason.FAILED, message=f"{kind.__name__}: {error}", trace=text)
-        if isinstance(error, SpotguardError):
-            raise SystemExit(error.exit_code)
+            text = "".join(traceback.format_exception(error))
+            self._end(EndReason.FAILED, message=f"{type(error).__name__}: {error}", trace=text)
 
     def _survive(self, request: StopRequest) -> None:
-        """Save what this rank holds, by itself, and leave with code 75."""
-        request = replace(request, solo=True, warned_at=request.warned_at or time.time())
+        """Save what this rank holds, if it is a boundary's, and leave with code 75."""
+        request = replace(request, warned_at=request.warned_at or time.time())
         self._left.set()
         problem = None
         if self.phase is Phase.TRAINING and not self.keeper.changing:
-            problem = self.keeper.save_for(request, halfway=True)
+            problem = self.keeper.save_for(self._alone_if_whole(request), halfway=True)
         else:
             self.keeper.saver.wait(_EXIT_PATIENCE_S)  # one in flight is the newest there can be
         self._end_at_once(request, problem)
@@ -403,17 +410,9 @@ class Job:
             return True
 
     def _at_exit(self) -> None:
+        self._listener.drain()  # the script's own handler of a signal may be what ended it
         self._listener.close()
-        if not self._ending.locked() and self._failure is None and self.phase is not Phase.SETUP:
-            if self.phase is Phase.TRAINING:  # `break`: the loop was left early, on purpose
-                try:
-                    self.finish_loop("the loop was left early", left_early=True)
-                except SpotguardError as problem:
-                    log.error("%s", problem)
-                    self._end(EndReason.STORE_FAILED, message=str(problem))
-            if self.rank == 0:
-                told = self.watch.agreed  # while it was finishing
-                self._end(EndReason.FINISHED, message="all steps done", request=told)
+        code = self._end_as_the_script_did()
         # A thread in torch's C++ code when the interpreter ends would abort the whole process.
         self._left.set()
         if self._peers is not None:
@@ -423,6 +422,39 @@ class Job:
         undisturbed = self._failure is None and self.watch.agreed is None
         if self._owns_group and undisturbed and dist.is_initialized():
             dist.destroy_process_group()  # else the peers may be gone: no collectives
+        if code is not None:
+            exit_now(code)
+
+    def _end_as_the_script_did(self) -> int | None:
+        """Write how the script ended, if it is not written; return the exit code if not its own."""
+        if self._ending.locked() or self._failure is not None or self.phase is Phase.SETUP:
+            return None
+        if self.phase is Phase.TRAINING:
+            told = self.watch.agreed or self._listener.sigterm
+            if told is not None:
+                return self._leave_as_told(told)
+            if self._exits.error is not None:
+                self._end_by_error(self._exits.error)
+                return None
+            try:  # `break`, or an exit without an error: the loop was left early, on purpose
+                self.finish_loop("the loop was left early", left_early=True)
+            except SpotguardError as problem:
+                self._end_by_problem(problem)
+                return None
+        if self.rank == 0:
+            told = self.watch.agreed  # while it was finishing
+            self._end(EndReason.FINISHED, message="all steps done", request=told)
+        return None
+
+    def _leave_as_told(self, told: StopRequest) -> int:
+        """Save and end for a script that left its loop when it was told to; return the exit code.
+
+        Where it left by `break` is the boundary; an exit may have cut an optimizer short.
+        """
+        if not self._exits.called:
+            self.keeper.left_early()
+        self._survive(told)
+        return EXIT_CODE_OF_JOB_TOLD_TO_STOP
 
     def _end_at_once(self, request: StopRequest, problem: SpotguardError | None) -> None:
         """Write how it ended, and end the process; a thread that has begun to is not cut short."""

@@ -42,6 +42,8 @@ class Listener:
         self._watch = watch
         self._reporter = reporter
         self._closed = threading.Event()
+        self.sigterm: StopRequest | None = None
+        """What the first SIGTERM asked for."""
         self._noticed_until: float | None = None
         self._began_at = time.time()
         self._signals: SignalWatch | None = None
@@ -59,6 +61,11 @@ class Listener:
             for source in (cloud, file):
                 if source is not None:
                     self._start(self._poll, source)
+
+    def drain(self) -> None:
+        """Block until each signal that came has become a request; not for long."""
+        if self._signals is not None:
+            self._signals.drain(2 * _ASK_S)
 
     def close(self) -> None:
         """Stop listening; signals go where they went before."""
@@ -81,22 +88,23 @@ class Listener:
         timer.start()
 
     def _on_sigterm(self) -> None:
+        request = self._sigterm_request()
+        self.sigterm = self.sigterm or request
+        self._watch.request(request)
+
+    def _sigterm_request(self) -> StopRequest:
+        """Return what a SIGTERM asks for now: perhaps what the cloud has just announced."""
         now = time.time()
         deadline = now + self._settings.grace_s
         if self._noticed_until is None and (notice := self._ask_why()) is not None:
             self._noticed_until = min(deadline, max(notice.deadline_at or deadline, now))
-            self._request_for(replace(notice, deadline_at=self._noticed_until))
-            return
+            self._mark_leaving(leaving=True)
+            return _request_of(replace(notice, deadline_at=self._noticed_until))
         if self._noticed_until is not None:
             # The end of an announced grace: the notice's own deadline may be nearer.
             deadline = min(deadline, max(self._noticed_until, now))
-        self._watch.request(
-            StopRequest(
-                reason=EndReason.TERMINATED,
-                message="SIGTERM",
-                warned_at=now,
-                deadline_at=deadline,
-            )
+        return StopRequest(
+            reason=EndReason.TERMINATED, message="SIGTERM", warned_at=now, deadline_at=deadline
         )
 
     def _ask_why(self) -> Notice | None:
@@ -177,18 +185,17 @@ class Listener:
         if notice.advisory:
             return
         self._noticed_until = notice.deadline_at
-        self._request_for(notice)
-
-    def _request_for(self, notice: Notice) -> None:
         self._mark_leaving(leaving=True)
-        self._watch.request(
-            StopRequest(
-                reason=EndReason.PREEMPTED,
-                message=f"{notice.source}: {notice.action}",
-                warned_at=time.time(),
-                deadline_at=notice.deadline_at,
-            )
-        )
+        self._watch.request(_request_of(notice))
+
+
+def _request_of(notice: Notice) -> StopRequest:
+    return StopRequest(
+        reason=EndReason.PREEMPTED,
+        message=f"{notice.source}: {notice.action}",
+        warned_at=time.time(),
+        deadline_at=notice.deadline_at,
+    )
 
 
 def _same(one: Notice | None, other: Notice | None) -> bool:

@@ -361,7 +361,8 @@ class Run:
     ) -> Iterator[Step]:
         """Yield the optimizer steps that are still to do; restores first, saves on the way.
 
-        Leaves by `SystemExit` with code 75, saved, when told to stop. `break` ends the run early.
+        Leaves by `SystemExit` with code 75, saved, when told to stop. `break` ends the run early;
+        `sys.exit` with an error fails it.
 
         Args:
             loader: From `run.loader`.

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import types
     from collections.abc import Callable
 
+_MARK = 0  # is no signal's number
+
 
 class SignalWatch:
     """Calls `on_sigterm` from a thread of its own for every SIGTERM until `close`."""
@@ -28,11 +30,18 @@ class SignalWatch:
         self._write.setblocking(False)
         self._pid = os.getpid()
         self._closed = False
+        self._drained = threading.Event()
         self._previous = signal.signal(signal.SIGTERM, self._handle)
         self._previous_fd = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
         # A forked child shares the pipe: its own SIGTERM would look like ours.
         os.register_at_fork(after_in_child=self._leave_child)
         threading.Thread(target=self._watch, name="spotguard-signals", daemon=True).start()
+
+    def drain(self, timeout_s: float) -> None:
+        """Block until `on_sigterm` has returned for all that came, `timeout_s` at most."""
+        with contextlib.suppress(OSError):  # the pipe may be full
+            self._write.send(bytes([_MARK]))
+            self._drained.wait(timeout_s)
 
     def close(self) -> None:
         """Put back the handlers that were there."""
@@ -49,6 +58,8 @@ class SignalWatch:
         while received := self._receive():
             if signal.SIGTERM in received:
                 self._on_sigterm()
+            if _MARK in received:
+                self._drained.set()
         self._read.close()
 
     def _receive(self) -> bytes:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.runtime.test_best import kinds
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -42,6 +44,16 @@ def main():
 {call}
 """
 
+GUARDED = """
+try:
+    main()
+except Exception:
+    traceback.print_exc()
+    sys.exit(1)
+"""
+TERM = "os.kill(os.getpid(), signal.SIGTERM)"
+EXITS_WHEN_TOLD = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))"
+
 
 def script(jobs: Jobs, **places: str) -> Path:
     """Return a small training script with statements at some of its places."""
@@ -52,6 +64,116 @@ def script(jobs: Jobs, **places: str) -> Path:
     path = jobs.folder / "job.py"
     path.write_text(SCRIPT.format(**{**usual, **places}))
     return path
+
+
+@pytest.mark.parametrize("place", ["first", "after_init"])
+def test_a_script_with_a_handler_of_its_own_was_told_to_stop(jobs: Jobs, place: str) -> None:
+    """Its handler of SIGTERM exits with 0: saved, 75, and nobody takes it for finished."""
+    job = jobs.start(script(jobs, **{place: EXITS_WHEN_TOLD}, at_12=f"{TERM}; time.sleep(20)"))
+
+    assert job.wait() == 75, job.said
+    [end] = jobs.ends()
+    assert (end["reason"], end["step"], end["saved_step"]) == ("terminated", 12, 12)
+
+
+def test_a_handlers_exit_that_may_have_cut_an_optimizer_short_saves_nothing(jobs: Jobs) -> None:
+    """Weights may be new in part then: the last save is the truth."""
+    job = jobs.start(script(jobs, first=EXITS_WHEN_TOLD, after_12=f"{TERM}; time.sleep(20)"))
+
+    assert job.wait() == 75, job.said
+    [end] = jobs.ends()
+    assert (end["reason"], end["saved_step"]) == ("terminated", 10)
+
+
+def test_a_break_after_sigterm_is_no_finish(jobs: Jobs) -> None:
+    """A handler that only sets a flag, and a loop that looks at it: saved where it was left."""
+    job = jobs.start(
+        script(
+            jobs, first="signal.signal(signal.SIGTERM, lambda *_: None)", after_12=f"{TERM}; break"
+        )
+    )
+
+    assert job.wait() == 75, job.said
+    [end] = jobs.ends()
+    assert (end["reason"], end["step"], end["saved_step"]) == ("terminated", 13, 13)
+
+
+def test_handlers_of_one_rank_end_all(jobs: Jobs) -> None:
+    """One rank leaves in the middle of a step; the other one, which cannot finish it, is saved."""
+    told = f"if run.rank: {TERM}; time.sleep(20)"
+    ranks = jobs.start_ranks(2, script=script(jobs, first=EXITS_WHEN_TOLD, at_12=told))
+
+    assert [job.wait() for job in ranks] == [75, 75], "\n".join(job.said for job in ranks)
+    assert {end["saved_step"] for end in jobs.ends()} == {12}
+    assert "finished" not in {end["reason"] for end in jobs.ends()}
+
+
+@pytest.mark.parametrize("leaves", ["break", "sys.exit()", "exit(0)"])
+def test_who_leaves_on_purpose_has_finished(jobs: Jobs, leaves: str) -> None:
+    """Nothing told it to, and it reports no error; a notice for some other day changes nothing."""
+    notice = jobs.folder / "notice"
+    notice.write_text('{"deadline_at": "2999-01-01T00:00:00+00:00"}')
+    wait = "while not run._job.watch._pending: time.sleep(0.01)"
+    job = jobs.start(script(jobs, after_init=wait, after_12=leaves), SPOTGUARD_NOTICE_FILE=notice)
+
+    assert job.wait() == 0, job.said
+    [end] = jobs.ends()
+    assert (end["reason"], end["saved_step"]) == ("finished", 13)
+    assert kinds(jobs)[13] == "final"
+
+
+CAUGHT = "try: {}\n            except SystemExit: pass"
+
+
+@pytest.mark.parametrize("call", ["sys.exit('nan')", "threading.Thread(target=sys.exit).start()"])
+def test_an_exit_that_did_not_end_the_script_says_nothing(jobs: Jobs, call: str) -> None:
+    """The script caught it, or it was a thread's: it trained on to its end."""
+    job = jobs.start(script(jobs, at_12=CAUGHT.format(call)))
+
+    assert job.wait() == 0, job.said
+    [end] = jobs.ends()
+    assert (end["reason"], end["saved_step"]) == ("finished", 20)
+
+
+@pytest.mark.parametrize(
+    ("at_12", "call", "message"),
+    [
+        ("raise ValueError('a mistake')", GUARDED, "ValueError: a mistake"),
+        ("sys.exit('the loss is nan')", "main()", "SystemExit: the loss is nan"),
+        ("exit(1)", "main()", "SystemExit: 1"),
+    ],
+    ids=["guarded", "sys.exit", "exit"],
+)
+def test_an_exit_with_an_error_is_a_failure(
+    jobs: Jobs, at_12: str, call: str, message: str
+) -> None:
+    """The error that the script caught, or the exit itself, with where it was; code 1 stays."""
+    job = jobs.start(script(jobs, at_12=at_12, call=call))
+
+    assert job.wait() == 1, job.said
+    [end] = jobs.ends()
+    assert (end["reason"], end["message"], end["saved_step"]) == ("failed", message, 10)
+    assert "in main\n" in end["traceback"]
+
+
+def test_a_failing_exit_of_one_rank_ends_the_others_soon(jobs: Jobs) -> None:
+    """They do not wait two minutes for its part of a final save; the failure is told once."""
+    path = script(jobs, at_12="if run.rank: sys.exit('the loss is nan')")
+    ranks = jobs.start_ranks(2, script=path)
+
+    assert [job.wait() for job in ranks] == [1, 1], "\n".join(job.said for job in ranks)
+    [end] = jobs.ends()
+    assert (end["reason"], end["message"]) == ("failed", "SystemExit: the loss is nan")
+
+
+def test_a_script_that_catches_the_loss_of_a_peer_is_saved(jobs: Jobs) -> None:
+    """It exits with 1 because of it: the peer is what it ended of, as if it had not caught it."""
+    path = script(jobs, at_12="if run.rank: os.kill(os.getpid(), signal.SIGKILL)", call=GUARDED)
+    ranks = jobs.start_ranks(2, script=path)
+
+    assert [job.wait() for job in ranks] == [75, -9], ranks[0].said
+    [end] = jobs.ends()
+    assert (end["reason"], end["saved_step"]) == ("node_lost", 12)
 
 
 NO_ROOM = """
