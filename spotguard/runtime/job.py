@@ -91,6 +91,7 @@ class Job:
         self.store = PrefixedStore(open_store(settings.store_url), self.run_id)
         self.local_copy = LocalCopy.at(settings.local_copy, self.run_id)
         self._started_at = time.monotonic()
+        self._pid = os.getpid()
         self._left = threading.Event()
         self._ending = threading.Lock()  # taken for good by the thread that writes the end
         self._failure: BaseException | None = None
@@ -350,6 +351,9 @@ class Job:
         trace: TracebackType | None,
     ) -> None:
         """Show what the script did not catch, and end by it."""
+        if self._is_fork:
+            self._previous_hook(kind, error, trace)
+            return
         if isinstance(error, SpotguardError):
             log.error("%s%s", place_in_script(trace), sentence(error))
         else:
@@ -410,9 +414,11 @@ class Job:
             return True
 
     def _at_exit(self) -> None:
+        if self._is_fork:
+            return
         self._listener.drain()  # the script's own handler of a signal may be what ended it
-        self._listener.close()
         code = self._end_as_the_script_did()
+        self._listener.close()
         # A thread in torch's C++ code when the interpreter ends would abort the whole process.
         self._left.set()
         if self._peers is not None:
@@ -424,6 +430,11 @@ class Job:
             dist.destroy_process_group()  # else the peers may be gone: no collectives
         if code is not None:
             exit_now(code)
+
+    @property
+    def _is_fork(self) -> bool:
+        """True in a process that the script forked: nothing here is its own, least the weights."""
+        return os.getpid() != self._pid
 
     def _end_as_the_script_did(self) -> int | None:
         """Write how the script ended, if it is not written; return the exit code if not its own."""
@@ -440,7 +451,7 @@ class Job:
                 self.finish_loop("the loop was left early", left_early=True)
             except SpotguardError as problem:
                 self._end_by_problem(problem)
-                return None
+                return problem.exit_code
         if self.rank == 0:
             told = self.watch.agreed  # while it was finishing
             self._end(EndReason.FINISHED, message="all steps done", request=told)

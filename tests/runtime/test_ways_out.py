@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -176,6 +177,50 @@ def test_a_script_that_catches_the_loss_of_a_peer_is_saved(jobs: Jobs) -> None:
     assert (end["reason"], end["saved_step"]) == ("node_lost", 12)
 
 
+FORKS = """if os.fork() == 0:
+                model.weight.data.zero_()
+                {}
+            else:
+                os.wait()
+                os.kill(os.getpid(), signal.SIGKILL)"""
+
+
+@pytest.mark.parametrize("leaves", ["sys.exit(0)", "raise ValueError('of the child')"])
+def test_a_fork_of_the_script_is_not_the_job(jobs: Jobs, leaves: str) -> None:
+    """It ends as a script does: nothing is saved or said in the job's name."""
+    job = jobs.start(script(jobs, after_12=FORKS.format(leaves)))
+
+    assert job.wait() == -9
+    assert max(kinds(jobs)) == 10
+    assert jobs.ends() == []
+    assert "ended at step" not in job.said
+    assert ("of the child" in job.said) == ("child" in leaves)
+
+
+SLOW_FINAL = """
+inner = FileStore.put
+def put(self, key, *args, **kwargs):
+    if "manifest" in key and "000013" in key:
+        print("committing", flush=True)
+        while not os.path.exists("told"):
+            time.sleep(0.01)
+    return inner(self, key, *args, **kwargs)
+FileStore.put = put
+"""
+
+
+def test_sigterm_during_the_final_save_does_not_kill(jobs: Jobs) -> None:
+    """The loop was left by `break`, and the save takes its time: it is finished, then left."""
+    job = jobs.start(script(jobs, first=SLOW_FINAL, after_12="break"))
+    job.wait_for("committing")
+    job.kill(signal.SIGTERM)
+    (jobs.folder / "told").touch()
+
+    assert job.wait() == 0, job.said
+    [end] = jobs.ends()
+    assert (end["reason"], end["saved_step"]) == ("finished", 13)
+
+
 NO_ROOM = """
 from spotguard.runtime import job
 job._EXIT_PATIENCE_S = 0.3
@@ -195,3 +240,12 @@ def test_a_failed_job_that_hangs_keeps_its_exit_code(jobs: Jobs) -> None:
 
     assert job.wait() == 3, job.said
     assert [end["reason"] for end in jobs.ends()] == ["store_failed"]
+
+
+def test_a_final_save_that_fails_is_told_by_the_exit_code(jobs: Jobs) -> None:
+    """The loop was left by `break`: what it came to is not kept, so it is not code 0."""
+    job = jobs.start(script(jobs, first=NO_ROOM.format(where="00013-"), after_12="break"))
+
+    assert job.wait() == 3, job.said
+    [end] = jobs.ends()
+    assert (end["reason"], end["saved_step"]) == ("store_failed", 10)
