@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import math
 import os
 import sys
 import threading
@@ -61,6 +62,7 @@ log = logging.getLogger("spotguard")
 
 _EXIT_PATIENCE_S = 10.0
 _HUNG_SAVE_S = 60.0
+_LOOK_UP_S = 0.05
 _SOLO_PATIENCE = 0.2  # of the time in which all should have left
 
 
@@ -213,7 +215,7 @@ class Job:
         """
         while self.watch.agreed is None:  # the gate closes a moment before the word is there
             time.sleep(0.001)
-        request = self.watch.agreed
+        request = self.watch.nearest(self.watch.agreed)
         self._left.set()
         problem = self.keeper.save_for(request, halfway=halfway)
         self._write_ended(request, problem)
@@ -305,16 +307,21 @@ class Job:
 
     def _leave_in_time(self, request: StopRequest) -> None:
         """Wait for the main thread to leave; when it takes too long, leave without it."""
-        if self._left.wait(self._patience_s(request)):
-            return
+        leave_at = math.inf
+        while time.monotonic() < leave_at:
+            if self._left.wait(_LOOK_UP_S):
+                return
+            # A nearer deadline may come, and the loop may end and what is after it begin.
+            request = self.watch.nearest(request)
+            leave_at = min(leave_at, time.monotonic() + self._patience_s(request))
         if self.phase is Phase.AFTER:
             self._end_at_once(request, None)
         else:
             self._abandon_step(request)
 
-    def _patience_s(self, request: StopRequest) -> float | None:
-        """Return how long the main thread may take to its boundary; None: as long as it likes."""
-        limits = []
+    def _patience_s(self, request: StopRequest) -> float:
+        """Return how long the main thread may still take to leave."""
+        limits = [math.inf]
         if request.deadline_at is not None:
             need_s = 1.2 * self.keeper.emergency_s() + 0.5
             limits.append(max(request.deadline_at - time.time() - need_s, 0.0))
@@ -322,7 +329,7 @@ class Job:
             limits.append(min(max(3 * self.keeper.step_s, 1.0), self._solo_patience_s))
         if self.phase is Phase.AFTER:
             limits.append(_EXIT_PATIENCE_S)
-        return min(limits) if limits else None
+        return min(limits)
 
     def _abandon_step(self, request: StopRequest) -> None:
         """Give up the step that the main thread hangs in, and save the last finished one.
@@ -389,6 +396,7 @@ class Job:
 
     def _survive(self, request: StopRequest) -> None:
         """Save what this rank holds, if it is a boundary's, and leave with code 75."""
+        request = self.watch.nearest(request)
         request = replace(request, warned_at=request.warned_at or time.time())
         self._left.set()
         problem = None

@@ -174,6 +174,12 @@ class StopWatch:
         self._on_agreed(self.agreed, stop_after)
         return True
 
+    def nearest(self, request: StopRequest) -> StopRequest:
+        """Return `request` with the nearest deadline that this rank has heard of."""
+        with self._changed:
+            deadlines = [r.deadline_at for r in (request, *self._pending)]
+        return replace(request, deadline_at=min((d for d in deadlines if d), default=None))
+
     def withdraw(self, reason: EndReason) -> None:
         """Take back requests of `reason` that are not due yet."""
         with self._changed:
@@ -225,9 +231,9 @@ class StopWatch:
         late = [d for d in deadlines if d and time.time() >= d - self._reserve_s()]
         if not urgent and not late:
             return None
-        # The cloud's own word says more than the SIGTERM that follows it.
+        # The cloud's own word says more than the SIGTERM that follows it, but may be later.
         noticed = [r for r in pending if r.reason is EndReason.PREEMPTED]
-        return (noticed or urgent)[0]
+        return self.nearest((noticed or urgent)[0])
 
     def _begin_to_settle(self) -> bool:
         """Return True once: what makes the process stop is decided in one place."""

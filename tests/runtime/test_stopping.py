@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -401,14 +401,31 @@ def test_everything_else_is_due_at_once(
     assert due.reason is reason
 
 
-def test_the_most_telling_reason_wins(clock: FakeClock) -> None:
-    """SIGTERM ends the wait of a notice, but what is told is that the cloud took the node."""
+@pytest.mark.parametrize(("noticed_s", "grace_s"), [(100, 30), (20, 30)])
+def test_the_most_telling_reason_and_the_nearest_deadline_win(
+    clock: FakeClock, noticed_s: float, grace_s: float
+) -> None:
+    """SIGTERM ends the wait of a notice, and what is told is that the cloud took the node."""
     watch, _ = watch_of(StopGate(), Alone())
-    notice = request(EndReason.PREEMPTED, deadline_at=clock.now() + 100, warned_at=clock.now())
+    now = clock.now()
+    notice = request(EndReason.PREEMPTED, deadline_at=now + noticed_s, warned_at=now)
     watch.request(notice)
-    watch.request(request(EndReason.TERMINATED, deadline_at=clock.now() + 30))
+    watch.request(request(EndReason.TERMINATED, deadline_at=now + grace_s))
 
-    assert watch._mine_due() == notice
+    assert watch._mine_due() == replace(notice, deadline_at=now + min(noticed_s, grace_s))
+
+
+def test_a_deadline_that_comes_after_the_agreement_counts() -> None:
+    """Asked to stop, in no hurry, and then told by SIGTERM that time is short: it is."""
+    watch, told = watch_of(StopGate(), Alone())
+    watch.request(request(EndReason.STOPPED))
+    settle(watch)
+    [(agreed, _)] = told
+    assert watch.nearest(agreed) == agreed
+    for deadline_at in (90.0, 60.0, 70.0):
+        watch.request(request(EndReason.TERMINATED, deadline_at=deadline_at))
+
+    assert watch.nearest(agreed) == replace(agreed, deadline_at=60.0)
 
 
 def test_a_withdrawn_notice_stops_nothing(clock: FakeClock) -> None:

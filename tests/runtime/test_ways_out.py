@@ -221,9 +221,29 @@ def test_sigterm_during_the_final_save_does_not_kill(jobs: Jobs) -> None:
     assert (end["reason"], end["saved_step"]) == ("finished", 13)
 
 
-NO_ROOM = """
+IMPATIENT = """
+from spotguard.events.states import EndReason
 from spotguard.runtime import job
+from spotguard.runtime.stopping import StopRequest
 job._EXIT_PATIENCE_S = 0.3
+"""
+BUDGET = """
+            run.end()
+            run._job.watch.request(StopRequest(reason=EndReason.BUDGET, message="no money"))
+            while run._job.watch.agreed is None: time.sleep(0.001)
+"""
+
+
+def test_a_stop_in_the_last_step_ends_what_comes_after_the_loop(jobs: Jobs) -> None:
+    """Asked to stop in no hurry, it may finish, but not go on for ever: money is at stake."""
+    job = jobs.start(script(jobs, first=IMPATIENT, after_12=BUDGET, after_loop="time.sleep(600)"))
+
+    assert job.wait() == 75, job.said
+    [end] = jobs.ends()
+    assert (end["reason"], end["saved_step"]) == ("budget", 13)
+
+
+NO_ROOM = """
 inner = FileStore.put
 def put(self, key, *args, **kwargs):
     if {where!r} in key:
@@ -236,7 +256,9 @@ FileStore.put = put
 def test_a_failed_job_that_hangs_keeps_its_exit_code(jobs: Jobs) -> None:
     """A thread of the script outlives the failure: ended in its place, with 3 and not with 75."""
     hangs = "threading.Thread(target=time.sleep, args=(30,)).start()"
-    job = jobs.start(script(jobs, first=NO_ROOM.format(where="manifest"), after_init=hangs))
+    job = jobs.start(
+        script(jobs, first=IMPATIENT + NO_ROOM.format(where="manifest"), after_init=hangs)
+    )
 
     assert job.wait() == 3, job.said
     assert [end["reason"] for end in jobs.ends()] == ["store_failed"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from spotguard.errors import DamagedCheckpoint
+from spotguard.events import keys
 from spotguard.storage import open_store
-from spotguard.units import from_iso
+from spotguard.units import from_iso, to_iso
 from tests.runtime.processes import TINY, alive, digest, wait_until
 
 if TYPE_CHECKING:
@@ -188,6 +190,43 @@ def test_sigterm_in_a_hanging_step_saves_the_last_finished_one(
     assert (end["reason"], end["saved_step"]) == ("terminated", 13)
 
     assert digest(jobs.run()) == aim
+
+
+@pytest.mark.parametrize("before", ["notice", "stop"])
+def test_a_nearer_deadline_that_comes_later_is_kept(
+    jobs: Jobs, undisturbed: dict[str, str], before: str
+) -> None:
+    """Warned for much later, or agreed to stop in no hurry, and then SIGTERM: its grace counts."""
+    aim = expected(jobs, undisturbed)
+    notice, stop = jobs.folder / "notice", jobs.folder / "spotguard-runs/a-run" / keys.stop(1)
+    job = jobs.start(
+        HURT="13:batch:hang",
+        SPOTGUARD_GRACE_S=3,
+        SPOTGUARD_NOTICE_FILE=notice,
+        SPOTGUARD_HEARTBEAT_S=0.1,
+    )
+    job.wait_for("hurt at 13")
+    if before == "notice":
+        appear(notice, {"deadline_at": to_iso(time.time() + 300)})
+        job.wait_for("announces")
+    else:
+        appear(stop, {"reason": "stopped"})
+        wait_until(lambda: "stop_agreed" in {e.kind for e in jobs.events()}, lambda: job.said)
+    job.kill(signal.SIGTERM)
+    assert job.wait() == 75, job.said
+    [end] = jobs.ends()
+    reason = {"notice": "preempted", "stop": "stopped"}[before]
+    assert (end["reason"], end["saved_step"]) == (reason, 13)
+    assert from_iso(end["deadline_at"]) < time.time() + 60
+    notice.unlink(missing_ok=True)
+
+    assert digest(jobs.run()) == aim
+
+
+def appear(path: Path, content: dict[str, str]) -> None:
+    """Let a whole file be there at once."""
+    path.with_suffix(".new").write_text(json.dumps(content))
+    path.with_suffix(".new").rename(path)
 
 
 def test_sigterm_before_the_loop_ends_at_once(jobs: Jobs) -> None:
