@@ -460,7 +460,7 @@ class Job:
             except SpotguardError as problem:
                 self._end_by_problem(problem)
                 return problem.exit_code
-        if self.rank == 0:
+        if self.rank == 0 or self._is_alone(None):
             told = self.watch.agreed  # while it was finishing
             self._end(EndReason.FINISHED, message="all steps done", request=told)
         return None
@@ -488,7 +488,7 @@ class Job:
             message = f"{message}; the last save failed: {problem}"
             if not reason.retried:
                 reason = EndReason.STORE_FAILED
-        if self.rank == 0 or request.solo:
+        if self.rank == 0 or self._is_alone(request):
             return self._end(reason, message=message, request=request)
         if not self._ending.acquire(blocking=False):
             return False
@@ -523,19 +523,23 @@ class Job:
             warned_at=warned_at and to_iso(warned_at),
             deadline_at=deadline_at and to_iso(deadline_at),
             resumed_step=self.keeper.first_step,
-            solo=request.solo if request else False,
+            solo=self._is_alone(request),
             message=message,
             traceback=trace,
         )
         self.reporter.flush(_EXIT_PATIENCE_S)
         log.info("ended at step %d: %s", self.keeper.finished, reason.label)
-        if request is not None and request.solo:
+        if self._is_alone(request):
             return True  # the rendezvous may be frozen with its node; nobody waits for the word
         try:
             self.coordinator.set("ended", "1")
         except ConnectionError:
             log.debug("the rendezvous ended first")
         return True
+
+    def _is_alone(self, request: StopRequest | None) -> bool:
+        """Return True if no other rank is reckoned with: each that is left writes its own end."""
+        return self.keeper.saver.alone.is_set() or (request is not None and request.solo)
 
     def _heartbeat(self) -> Heartbeat:
         last = self.keeper.saver.last

@@ -92,6 +92,10 @@ class Saved:
     duration_s: float
 
 
+class OutOfContact(CheckpointError):
+    """The other ranks cannot be heard: their rendezvous is gone, perhaps with the first of them."""
+
+
 class Saver:
     """Captures and stores checkpoints of one attempt; at most one save is in flight."""
 
@@ -135,7 +139,7 @@ class Saver:
         """The checkpoint that the next one descends from."""
         self.last: Saved | None = None
         self.alone = threading.Event()
-        """Set when another rank is gone: no answer is waited for any more."""
+        """Set when another rank is gone, or all contact: no answer is waited for any more."""
         self.rate_bytes_per_s: float | None = None
         """Measured: bytes of this rank's shard over the seconds to its commit."""
 
@@ -249,7 +253,11 @@ class Saver:
             return self._write(prefix, plan, data, lambda end: None)
 
         self._stall_s = 0.0
-        saved = self._save(capture, write, self._coordinator, started, solo, timeout_s)
+        try:
+            saved = self._save(capture, write, self._coordinator, started, solo, timeout_s)
+        except OutOfContact:
+            self.alone.set()  # the ring may not have told yet
+            raise
         if timeout_s > _ROOM_FOR_COPY * (time.monotonic() - started):
             self._keep_near(capture, plan, data)
         return saved
@@ -329,7 +337,7 @@ class Saver:
         except AlreadyExists:  # a survivor beside us committed this very step
             saved = _saved(capture, prefix)
         except ConnectionError as problem:
-            raise CheckpointError(f"step {capture.step} not saved: {problem}") from problem
+            raise OutOfContact(f"step {capture.step} not saved: {problem}") from problem
         except BaseException as problem:  # whatever it is, the other ranks wait for a word
             _tell(
                 connection,

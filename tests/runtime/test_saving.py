@@ -13,6 +13,7 @@ from spotguard.errors import CheckpointError, Fenced, StoreFull, StoreUnavailabl
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
 from spotguard.runtime import restoring
+from spotguard.runtime.saving import OutOfContact
 from spotguard.runtime.state import Leaf, Packed
 from spotguard.testing import FakeRendezvous, FaultyStore, MemoryStore
 from spotguard.testing.stores import SimulatedCrash
@@ -449,6 +450,22 @@ def test_who_is_alone_waits_for_nobody() -> None:
         rank.saver.alone.set()
         with pytest.raises(CheckpointError, match=f"step {rank.rank} not saved"):
             save_part(rank, rank.rank, torch.ones(4, 2))()
+
+
+def test_who_loses_contact_in_a_last_save_is_alone() -> None:
+    """The first rank has died, and with it the rendezvous: a save beside training says nothing."""
+    store, words = MemoryStore(), FakeRendezvous(patience_s=0.001)
+    survivor = ranks(2, store, words)[1]
+    survivor.later(5, x={})
+    survivor.saver.wait()
+    words.lose(1)
+    survivor.later(6, x={})
+    survivor.saver.wait()
+    assert not survivor.saver.alone.is_set()
+    with pytest.raises(OutOfContact, match="step 7 not saved"):
+        survivor.now(7, x={})
+
+    assert survivor.saver.alone.is_set()
 
 
 def test_a_first_rank_that_left_after_its_commit_has_saved() -> None:

@@ -221,6 +221,44 @@ def test_sigterm_during_the_final_save_does_not_kill(jobs: Jobs) -> None:
     assert (end["reason"], end["saved_step"]) == ("finished", 13)
 
 
+DIES = """
+from spotguard.runtime import saving
+write, told = saving.write_layout, []
+def dying(store, prefix, *args, **kwargs):
+    if os.environ["RANK"] == "0" and (told or "000020-" in prefix):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return write(store, prefix, *args, **kwargs)
+saving.write_layout = dying
+"""
+TOLD = f"""
+            if run.rank == 0:
+                told.append({TERM})
+                while run._job.watch.agreed is None: time.sleep(0.001)
+"""
+
+
+def test_the_first_rank_dies_in_the_emergency_save(jobs: Jobs) -> None:
+    """With it goes the rendezvous; the other one saves and says so by itself."""
+    ranks = jobs.start_ranks(
+        2, script=script(jobs, first=DIES, after_12=TOLD), SPOTGUARD_SAVE_EVERY="50 steps"
+    )
+
+    assert [job.wait() for job in ranks] == [-9, 75], ranks[1].said
+    [end] = jobs.ends()
+    assert end["reason"] == "terminated"
+    assert end["saved_step"] == end["step"] >= 13
+
+
+def test_the_first_rank_dies_in_the_final_save(jobs: Jobs) -> None:
+    """All steps are done: the other one saves them, and finishes unless it was told of the loss."""
+    ranks = jobs.start_ranks(2, script=script(jobs, first=DIES), SPOTGUARD_SAVE_EVERY="50 steps")
+
+    codes = [job.wait() for job in ranks]
+    [end] = jobs.ends()
+    assert (*codes, end["reason"]) in ((-9, 0, "finished"), (-9, 75, "node_lost")), ranks[1].said
+    assert end["saved_step"] == 20
+
+
 IMPATIENT = """
 from spotguard.events.states import EndReason
 from spotguard.runtime import job
