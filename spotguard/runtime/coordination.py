@@ -33,6 +33,10 @@ torch's server looks up the name of each new client, all others waiting: 5 s wit
 _SLICE_S = 0.25
 
 
+class LostContact(ConnectionError):
+    """Another rank cannot be heard: not to be taken for an error of the script's own sockets."""
+
+
 class Coordinator(Protocol):
     """Words between ranks. Lost contact is `ConnectionError`; a word not said in time is None."""
 
@@ -179,9 +183,9 @@ class Rendezvous:
             self._calls.put(make)
             self._unanswered = None if _waited(done, self._patience_s) else done
         if self._unanswered is not None:
-            raise ConnectionError("the rendezvous store does not answer")
+            raise LostContact("the rendezvous store does not answer")
         for problem in problems:
-            raise ConnectionError(f"the rendezvous store is gone: {problem}") from problem
+            raise LostContact(f"the rendezvous store is gone: {problem}") from problem
         return answers[0]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spotguard.checkpoint.lineage import highest_claim
+from spotguard.runtime.coordination import LostContact
 from spotguard.runtime.settings import Settings, fresh_run_id
 from spotguard.storage import PrefixedStore, open_store
 
@@ -18,7 +19,7 @@ def identify(settings: Settings, coordinator: Coordinator) -> tuple[str, int]:
     """Return run id and attempt; what the launcher did not say, the first rank decides.
 
     Raises:
-        ConnectionError: the first rank did not answer.
+        LostContact: the first rank did not answer.
     """
     if settings.run_id is not None and settings.attempt is not None:
         return settings.run_id, settings.attempt
@@ -28,7 +29,7 @@ def identify(settings: Settings, coordinator: Coordinator) -> tuple[str, int]:
         coordinator.set("run", f"{run_id} {attempt}")
     word = coordinator.get("run", _PATIENCE_S)
     if word is None:
-        raise ConnectionError("the first rank did not name the run")
+        raise LostContact("the first rank did not name the run")
     run_id, number = word.split(" ")
     return run_id, int(number)
 

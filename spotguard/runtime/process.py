@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import HashStore
 
 from spotguard.errors import SpotguardError
 from spotguard.events.states import EXIT_CODE_OF_JOB_TOLD_TO_STOP
+from spotguard.runtime.coordination import LostContact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,7 +71,7 @@ def ensure_process_group(settings: Settings, backend: str | None) -> bool:
 
 def speaks_of_peers(error: BaseException) -> bool:
     """Return True if a collective or the rendezvous failed because another rank is gone."""
-    if isinstance(error, (ConnectionError, dist.DistError)):
+    if isinstance(error, (LostContact, dist.DistError)):
         return True
     return isinstance(error, RuntimeError) and bool(_PEER_WORDS.search(str(error)))
 

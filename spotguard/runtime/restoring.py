@@ -22,6 +22,7 @@ from spotguard.errors import (
     SpotguardError,
     StateMismatch,
 )
+from spotguard.runtime.coordination import LostContact
 from spotguard.runtime.process import without_collections
 from spotguard.runtime.randomness import restore_random_states
 from spotguard.runtime.reading import StoredTensors
@@ -212,7 +213,7 @@ class _Choices:
     def _hear(self, word: str, rank: int) -> str:
         said = self._coordinator.get(word, _TIMEOUT_S)
         if said is None:
-            raise ConnectionError(f"no word of {word} from rank {rank} while restoring")
+            raise LostContact(f"no word of {word} from rank {rank} while restoring")
         if said.startswith(_GIVEN_UP):
             raise CheckpointError(f"rank {rank} could not restore: {said[len(_GIVEN_UP) :]}")
         return said

@@ -10,6 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from spotguard.hazard import hazard_per_h
+from spotguard.runtime.coordination import LostContact
 
 if TYPE_CHECKING:
     from spotguard.runtime.coordination import Coordinator
@@ -87,5 +88,5 @@ class SaveSchedule:
     def _hear(self) -> int:
         word = self._coordinator.get(f"schedule/{self._round}", _WORD_TIMEOUT_S)
         if word is None:
-            raise ConnectionError("the first rank did not say when to save next")
+            raise LostContact("the first rank did not say when to save next")
         return int(word)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
-from spotguard.runtime.coordination import Alone, Rendezvous
+from spotguard.runtime.coordination import Alone, LostContact, Rendezvous
+from spotguard.runtime.process import speaks_of_peers
 from spotguard.testing import FakeRendezvous
 
 if TYPE_CHECKING:
@@ -163,8 +164,9 @@ def test_a_frozen_store_is_lost_contact() -> None:
             lambda: rank.first("key", "other"),
         )
         for call in calls:
-            with pytest.raises(ConnectionError, match="does not answer"):
+            with pytest.raises(LostContact, match="does not answer") as caught:
                 call()
+            assert speaks_of_peers(caught.value)
         os.kill(host, signal.SIGCONT)
         end = time.monotonic() + 10
         while not _answers(rank):

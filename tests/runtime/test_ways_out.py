@@ -167,6 +167,17 @@ def test_a_failing_exit_of_one_rank_ends_the_others_soon(jobs: Jobs) -> None:
     assert (end["reason"], end["message"]) == ("failed", "SystemExit: the loss is nan")
 
 
+def test_a_connection_of_the_scripts_own_is_no_peer(jobs: Jobs) -> None:
+    """A metrics server that refuses is the script's failure, though there are other ranks."""
+    refused = "import socket; run.rank and socket.create_connection(('127.0.0.1', 1))"
+    ranks = jobs.start_ranks(2, script=script(jobs, at_12=refused))
+
+    assert [job.wait() for job in ranks] == [1, 1], "\n".join(job.said for job in ranks)
+    [end] = jobs.ends()
+    assert end["reason"] == "failed"
+    assert "ConnectionRefusedError" in end["message"]
+
+
 def test_a_script_that_catches_the_loss_of_a_peer_is_saved(jobs: Jobs) -> None:
     """It exits with 1 because of it: the peer is what it ended of, as if it had not caught it."""
     path = script(jobs, at_12="if run.rank: os.kill(os.getpid(), signal.SIGKILL)", call=GUARDED)
