@@ -45,13 +45,14 @@ class EventLog:
         """Keys of what stands in a chunk, too."""
 
     def write(self, event: Event) -> None:
-        """Store one event."""
-        self._count += 1
+        """Store one event; after a failure the same one may be written again."""
         key = keys.event(
-            self._attempt, at=event.at, node=self._node, rank=self._rank, count=self._count
+            self._attempt, at=event.at, node=self._node, rank=self._rank, count=self._count + 1
         )
         raw = event.to_json()
-        self._store.put(key, raw, if_absent=True)
+        with contextlib.suppress(AlreadyExists):  # by ourselves, when the answer was lost
+            self._store.put(key, raw, if_absent=True)
+        self._count += 1
         self._alone.append((key, raw))
 
     def tidy(self, go_on: Callable[[], bool]) -> None:

@@ -62,6 +62,7 @@ log = logging.getLogger("spotguard")
 
 _EXIT_PATIENCE_S = 10.0
 _HUNG_SAVE_S = 60.0
+_LAST_WORD_S = 2.0
 _LOOK_UP_S = 0.05
 _SOLO_PATIENCE = 0.2  # of the time in which all should have left
 
@@ -527,7 +528,7 @@ class Job:
             message=message,
             traceback=trace,
         )
-        self.reporter.flush(_EXIT_PATIENCE_S)
+        self.reporter.flush(_last_word_s(deadline_at))
         log.info("ended at step %d: %s", self.keeper.finished, reason.label)
         if self._is_alone(request):
             return True  # the rendezvous may be frozen with its node; nobody waits for the word
@@ -557,3 +558,10 @@ class Job:
             saved_step=last.step if last else None,
             saved_at=last.at if last else None,
         )
+
+
+def _last_word_s(deadline_at: float | None) -> float:
+    """Return how long a store may refuse the end: who is killed meanwhile leaves no exit code."""
+    if deadline_at is None:
+        return _EXIT_PATIENCE_S
+    return min(max(deadline_at - time.time(), _LAST_WORD_S), _EXIT_PATIENCE_S)

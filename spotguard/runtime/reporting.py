@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import queue
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from spotguard.errors import StoreError
@@ -29,6 +31,8 @@ log = logging.getLogger("spotguard")
 _HURRIED = frozenset({JobEvent.NOTICE.value, JobEvent.AGREED.value, JobEvent.ENDED.value})
 """After these the next event must not wait for anything that can be done another time."""
 _CALM = frozenset({JobEvent.WITHDRAWN.value})
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
+"""Before what could not be stored is tried again, and again."""
 
 
 class Reporter:
@@ -55,6 +59,10 @@ class Reporter:
         self._heard_stop = False
         self._log = EventLog(store, attempt=attempt, node=node, rank=rank)
         self._calm = True
+        self._owed: deque[Event | threading.Event] = deque()
+        """Events to store, in order, and who waits for those before him."""
+        self._pause_s = _FIRST_PAUSE_S
+        self._again_at = math.inf
         self._events: queue.SimpleQueue[Event | threading.Event | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="spotguard-report", daemon=True)
 
@@ -82,7 +90,7 @@ class Reporter:
         return done.wait(timeout_s)
 
     def close(self, timeout_s: float) -> None:
-        """Write what is queued and end the thread; blocks `timeout_s` at most."""
+        """Write what is queued, or try to, and end the thread; blocks `timeout_s` at most."""
         self._events.put(None)
         if self._thread.is_alive():
             self._thread.join(timeout_s)
@@ -90,28 +98,54 @@ class Reporter:
     def _run(self) -> None:
         next_beat = time.monotonic()
         while True:
-            wait = max(next_beat - time.monotonic(), 0.001)
+            wait = max(min(next_beat, self._again_at) - time.monotonic(), 0.001)
             try:
                 item = self._events.get(timeout=wait)
             except queue.Empty:
-                self._beat()
-                next_beat = time.monotonic() + self._heartbeat_s
+                if time.monotonic() >= self._again_at:
+                    self._store_owed()
+                if time.monotonic() >= next_beat:
+                    self._beat()
+                    next_beat = time.monotonic() + self._heartbeat_s
                 continue
+            if item is not None:
+                self._owed.append(item)
+            if item is None or self._again_at == math.inf:
+                self._store_owed()
             if item is None:
                 return
+
+    def _store_owed(self) -> None:
+        """Store what is owed, up to what the store refuses: that, and all behind it, comes later.
+
+        The controller decides by what it reads: an end that a hiccup swallowed would be a failure.
+        """
+        while self._owed:
+            item = self._owed[0]
             if isinstance(item, threading.Event):
                 item.set()
-            else:
-                self._write(item)
+            elif not self._write(item):
+                self._again_at = time.monotonic() + self._pause_s
+                self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+                return
+            self._owed.popleft()
+        self._pause_s, self._again_at = _FIRST_PAUSE_S, math.inf
 
-    def _write(self, event: Event) -> None:
+    def _write(self, event: Event) -> bool:
+        """Store an event and return whether it is; then, if nobody hurries, merge older ones."""
         self._calm = event.kind not in _HURRIED and (self._calm or event.kind in _CALM)
         try:
             self._log.write(event)
-            if self._calm:
-                self._log.tidy(self._events.empty)
         except StoreError as problem:
-            log.warning("could not report %s: %s", event.kind, problem)
+            if self._again_at == math.inf:
+                log.warning("could not report %s yet: %s", event.kind, problem)
+            return False
+        try:
+            if self._calm:
+                self._log.tidy(lambda: self._events.empty() and len(self._owed) == 1)
+        except StoreError as problem:
+            log.warning("older events stay as they are for now: %s", problem)
+        return True
 
     def _beat(self) -> None:
         if self._heartbeat is None:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import threading
+from typing import TYPE_CHECKING
+
 import pytest
 
 from spotguard.control.news import JobNews, newest_events, recall
 from spotguard.errors import StoreUnavailable
 from spotguard.events import keys
 from spotguard.events.chunk import LARGEST_CHUNK, MERGED_AT_ONCE
-from spotguard.events.event import Event, JobEvent
+from spotguard.events.event import Event, Heartbeat, JobEvent
 from spotguard.runtime.event_log import EventLog
 from spotguard.runtime.reporting import Reporter
 from spotguard.testing import FaultyStore, MemoryStore
 from spotguard.testing.stores import SimulatedCrash
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from spotguard.storage.base import ObjectStore
 
 
 class Seen:
@@ -208,19 +216,81 @@ def test_a_past_is_recalled_from_its_ends() -> None:
     assert past.left == len(past.chunks) - 1 > 5
 
 
-@pytest.mark.parametrize("kind", [JobEvent.NOTICE, JobEvent.AGREED])
-def test_nothing_is_merged_once_a_node_is_to_be_taken(kind: JobEvent) -> None:
-    """The report of the end does not wait for upkeep; after a false alarm upkeep goes on."""
-    store = MemoryStore()
-    reporter = Reporter(
+def reporter_of(store: ObjectStore, heartbeat: Callable[[], Heartbeat] | None = None) -> Reporter:
+    """Return a reporter that beats, if it can, a hundred times a second."""
+    return Reporter(
         store,
         attempt=1,
         node=0,
         rank=0,
-        heartbeat_s=60.0,
-        heartbeat=None,
+        heartbeat_s=0.01 if heartbeat else 60.0,
+        heartbeat=heartbeat,
         on_stop=lambda _: None,
     )
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["refused", "answer lost"])
+def test_a_hiccup_of_the_store_swallows_no_event(stored: bool) -> None:
+    """What it refused is tried again, in its place; what it did take is there once."""
+
+    def lose_answers(key: str) -> None:
+        raise StoreUnavailable(f"no answer to {key} (scripted)")
+
+    inner = MemoryStore()
+    store = FaultyStore(inner)
+    if stored:
+        store.after("put", lose_answers, times=2)
+    else:
+        store.fail("put", nth=1).fail("put", nth=2)
+    reporter = reporter_of(store)
+    for number in range(4):
+        reporter.event(JobEvent.ENDED if number == 3 else JobEvent.SAVED, number=number)
+    reporter.start()
+    assert reporter.flush(30.0)
+    reporter.close(30.0)
+
+    assert sorted(Seen().read(inner)) == [0, 1, 2, 3]
+    assert len(objects(inner)) == 4
+
+
+def test_a_store_that_is_away_for_long_starves_nobody() -> None:
+    """Meanwhile the heart beats, who waits is let go, and at the end it is tried once more."""
+    inner, back = MemoryStore(), threading.Event()
+
+    def refuse_events(key: str) -> None:
+        if "/events/" in key and not back.is_set():
+            raise StoreUnavailable("it is away (scripted)")
+
+    store = FaultyStore(inner).before("put", refuse_events, times=None)
+    beat = Heartbeat(
+        at=1.0, attempt=1, node=0, step=1, total_steps=2, epoch=0, train_s=1.0, step_s=None,
+        loss=None, saved_step=None, saved_at=None,
+    )  # fmt: skip
+    beats: list[int] = []
+    enough = threading.Event()
+
+    def heartbeat() -> Heartbeat:
+        beats.append(1)
+        if len(beats) == 5:
+            enough.set()
+        return beat
+
+    reporter = reporter_of(store, heartbeat)
+    reporter.event(JobEvent.ENDED, number=0)
+    reporter.start()
+    assert not reporter.flush(0.05)
+    assert enough.wait(30.0)
+    assert objects(inner) == []
+    back.set()
+    reporter.close(30.0)
+    assert Seen().read(inner) == [0]
+
+
+@pytest.mark.parametrize("kind", [JobEvent.NOTICE, JobEvent.AGREED])
+def test_nothing_is_merged_once_a_node_is_to_be_taken(kind: JobEvent) -> None:
+    """The report of the end does not wait for upkeep; after a false alarm upkeep goes on."""
+    store = MemoryStore()
+    reporter = reporter_of(store)
     reporter.event(kind)
     for number in range(3 * MERGED_AT_ONCE):
         reporter.event(JobEvent.SAVED, number=number)
