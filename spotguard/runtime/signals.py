@@ -40,6 +40,7 @@ class SignalWatch:
     def drain(self, timeout_s: float) -> None:
         """Block until `on_sigterm` has returned for all that came, `timeout_s` at most."""
         with contextlib.suppress(OSError):  # the pipe may be full
+            self._drained.clear()
             self._write.send(bytes([_MARK]))
             self._drained.wait(timeout_s)
 
@@ -51,8 +52,25 @@ class SignalWatch:
         self._write.close()
 
     def _handle(self, number: int, frame: types.FrameType | None) -> None:
+        if not self._closed and os.getpid() == self._pid:  # a script's handler may chain to it
+            self._take_back_wakeup(number)
         if callable(self._previous):
             self._previous(number, frame)
+
+    def _take_back_wakeup(self, number: int) -> None:
+        """See to it that the thread hears of this signal, and of the next ones.
+
+        `asyncio.add_signal_handler` takes the wakeup fd, and leaves none behind. While a loop has
+        it, it stays the loop's.
+        """
+        mine = self._write.fileno()
+        fd = signal.set_wakeup_fd(mine, warn_on_full_buffer=False)
+        if fd == mine:
+            return
+        with contextlib.suppress(OSError):  # the pipe is full: the thread has enough to read
+            self._write.send(bytes([number]))
+        if fd != -1:
+            signal.set_wakeup_fd(fd)
 
     def _watch(self) -> None:
         while received := self._receive():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -98,6 +99,69 @@ def test_other_signals_are_none_of_its_business(watch: Any) -> None:
     assert heard.count("watch") == 1
 
 
+def test_a_taken_wakeup_is_noticed_and_taken_back(watch: Any) -> None:
+    """`asyncio` clears it when a loop ends: each SIGTERM is still heard, once."""
+    _, heard = watch()
+    assert signal.set_wakeup_fd(-1) != -1
+    for count in (2, 4):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert wait_for(partial(reached, heard, count))
+
+    assert sorted(heard) == ["handler", "handler", "watch", "watch"]
+
+
+def test_a_wakeup_in_use_is_left_to_its_owner(watch: Any) -> None:
+    """While a loop of `asyncio` listens, both hear a SIGTERM, once each."""
+    _, heard = watch()
+    theirs, write = socket.socketpair()
+    write.setblocking(False)
+    mine = signal.set_wakeup_fd(write.fileno())
+    for count in (2, 4):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert wait_for(partial(reached, heard, count))
+
+    assert signal.set_wakeup_fd(mine) == write.fileno()
+    assert theirs.recv(10) == bytes([signal.SIGTERM] * 2)
+    assert heard.count("watch") == 2
+    theirs.close()
+    write.close()
+
+
+def test_a_handler_that_is_called_after_closing_touches_nothing(restored: None) -> None:
+    """A handler of the script's may still chain to it, when the wakeup is another's already."""
+    heard: list[str] = []
+    signal.signal(signal.SIGTERM, lambda *_: heard.append("handler"))
+    one = SignalWatch(lambda: heard.append("watch"))
+    handler: Any = signal.getsignal(signal.SIGTERM)
+    one.close()
+    theirs, write = socket.socketpair()
+    write.setblocking(False)
+    signal.set_wakeup_fd(write.fileno())
+    handler(signal.SIGTERM, None)
+
+    assert signal.set_wakeup_fd(-1) == write.fileno()
+    assert heard == ["handler"]
+    theirs.close()
+    write.close()
+
+
+def test_draining_waits_until_all_that_came_is_acted_on(restored: None) -> None:
+    """Who is about to end knows then whether it was told to."""
+    heard: list[str] = []
+    signal.signal(signal.SIGTERM, lambda *_: None)
+
+    def act() -> None:
+        time.sleep(0.05)
+        heard.append("acted")
+
+    one = SignalWatch(act)
+    os.kill(os.getpid(), signal.SIGTERM)
+    one.drain(5.0)
+    assert heard == ["acted"]
+    one.close()
+    one.drain(5.0)
+
+
 def test_closing_puts_the_handler_back(watch: Any) -> None:
     """After it, SIGTERM goes where it went before, and no file or thread is left."""
 
@@ -142,6 +206,32 @@ libc.pthread_mutex_lock(lock)
 def test_sigterm_is_heard_while_the_main_thread_is_blocked_in_c() -> None:
     """A collective holds the main thread for minutes; no Python handler would run meanwhile."""
     assert run(BLOCKED) == (0, "told")
+
+
+ASYNCIO = """
+import asyncio, os, signal, time
+from spotguard.runtime.signals import SignalWatch
+
+heard = []
+watch = SignalWatch(lambda: heard.append(os.getpid()))
+
+async def serve():
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, lambda: None)
+
+asyncio.run(serve())
+os.kill(os.getpid(), signal.SIGTERM)
+end = time.monotonic() + 10
+while not heard and time.monotonic() < end:
+    time.sleep(0.001)
+assert heard == [os.getpid()], heard
+print("ok")
+"""
+
+
+@pytest.mark.e2e
+def test_sigterm_is_heard_after_a_loop_of_asyncio() -> None:
+    """It had a signal handler of its own, and left no wakeup fd behind."""
+    assert run(ASYNCIO) == (0, "ok\n")
 
 
 FORKED = """

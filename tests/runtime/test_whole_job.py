@@ -50,7 +50,7 @@ def expected(jobs: Jobs, known: dict[str, str], **env: Any) -> str:
         (f"0:batch:{KILL}", -9, None, 0),
         (f"13:batch:{TERM}", 75, "terminated", 14),
         (f"13:changing:{TERM}+{TERM}+{TERM}", 75, "terminated", 14),
-        (f"0:begin:{TERM}", 75, "terminated", 1),
+        (f"0:begin:{TERM}", 75, "terminated", 0),  # before the first micro-batch, or after the step
         (f"23:batch:{TERM}", None, None, 24),  # the last step: it may also just finish
         (f"13:batch:{INT}", 75, "stopped", 13),
         (f"13:changing:{INT}", 75, "stopped", 10),  # halfway changed: the last save counts
