@@ -39,6 +39,7 @@ class ShardReader:
         self._near = near
         self._key = checkpoint_prefix + info.file
         self.info = info
+        self._tensors: dict[str, TensorInfo] | None = None
 
     @cached_property
     def best_reads(self) -> Reads:
@@ -61,14 +62,22 @@ class ShardReader:
                 hint="docs/stores.md says how, for each cloud",
             )
 
-    @cached_property
+    @property
     def tensors(self) -> dict[str, TensorInfo]:
         """What is in the shard: tensors, or parts of them, by name. Reads the header once.
+
+        Not a `cached_property`: before Python 3.12 all shards share its lock, and would be read
+        one after the other.
 
         Raises:
             DamagedCheckpoint: missing, of another size or hash, or no such header.
             StoreError: it could not be read at all, which says nothing about its bytes.
         """
+        if self._tensors is None:
+            self._tensors = self._header()
+        return self._tensors
+
+    def _header(self) -> dict[str, TensorInfo]:
         self.check_size()  # before memory is taken for whatever size the manifest claims
         head = memoryview(bytearray(self.info.header_bytes))
         self._fetch(self._store, 0, [head])

@@ -17,6 +17,7 @@ from spotguard.checkpoint.reading import Want, read_wanted
 from spotguard.errors import DamagedCheckpoint, StateMismatch
 from spotguard.runtime.sharding import is_dtensor, local_part
 from spotguard.runtime.state import TORCH_DTYPES, tensor_names, unpack
+from spotguard.storage.crew import Crew
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from spotguard.checkpoint.manifest import Manifest
     from spotguard.checkpoint.tensors import TensorInfo
     from spotguard.storage.base import ObjectStore
+
+
+_HEADERS_AT_ONCE = 16
 
 
 class StoredTensors:
@@ -137,8 +141,10 @@ class StoredTensors:
     @cached_property
     def _parts(self) -> dict[str, list[_Part]]:
         found: dict[str, list[_Part]] = {}
-        for index, reader in enumerate(self._readers):
-            for name, info in reader.tensors.items():
+        with Crew(_HEADERS_AT_ONCE, "spotguard-headers") as crew:  # each is two requests
+            headers = crew.map(lambda reader: reader.tensors, self._readers)
+        for index, header in enumerate(headers):
+            for name, info in header.items():
                 parts = found.setdefault(name, [])
                 parts.append(_Part(index, info))
                 if _form(info) != _form(parts[0].info):

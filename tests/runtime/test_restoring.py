@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,7 +31,7 @@ from tests.runtime.lab import Rank, adapters, next_attempt, raw, together
 
 if TYPE_CHECKING:
     from spotguard.runtime.tracked import Finish
-    from spotguard.storage.base import ObjectStore
+    from spotguard.storage.base import ObjectStore, Target
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """Offsets and shape of a part."""
@@ -278,6 +279,28 @@ def test_parts_of_different_tensors_are_never_put_together() -> None:
         manifest = write(store, [[part] for part in parts])
         with pytest.raises(DamagedCheckpoint, match="parts of the tensor 'w' do not fit"):
             StoredTensors(store, manifest).new("w")
+
+
+class MeetingStore(CountingStore):
+    """Answers a read only when as many readers have come as there are shards."""
+
+    def __init__(self, readers: int) -> None:
+        super().__init__()
+        self.meeting = threading.Barrier(readers, timeout=10)
+
+    def get_into(self, key: str, offset: int, into: Target) -> None:
+        """Wait for the others at a header, then read."""
+        if offset == 0:
+            self.meeting.wait()
+        super().get_into(key, offset, into)
+
+
+def test_the_headers_of_many_shards_are_read_at_once() -> None:
+    """On a bucket each takes two answers, and a run of 64 ranks has 64 of them."""
+    store = MeetingStore(4)
+    manifest = write(store, [[block(f"w{n}", torch.ones(2), ((0,), (2,)))] for n in range(4)])
+    tensors = StoredTensors(store, manifest)
+    assert [tensors.shape(f"w{n}") for n in range(4)] == [(2,)] * 4
 
 
 def needed(manifest: Manifest, stored: list[Box], box: Box) -> set[tuple[str, int]]:
