@@ -274,7 +274,7 @@ IMPATIENT = """
 from spotguard.events.states import EndReason
 from spotguard.runtime import job
 from spotguard.runtime.stopping import StopRequest
-job._EXIT_PATIENCE_S = 0.3
+job._EXIT_PATIENCE_S = 3.0
 """
 BUDGET = """
             run.end()
