@@ -79,7 +79,7 @@ def adopt_run(url: str) -> RunFolder:
     body = _run_json(store, url)
     spec = JobSpec.from_json(body["spec"])
     machine = machine_id(spotguard_home())
-    was_elsewhere = check_dead(read_holder(store), machine, time.time())
+    was_elsewhere = check_dead(read_holder(store), machine, time.time()) is not None
     folder = RunFolder(runs_folder() / run_id)
     folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
     with folder.control(patience_s=1.0) as alone:
@@ -134,12 +134,13 @@ def _move_aside(folder: RunFolder, *, outdated: bool) -> None:
     """Move a useless journal, with SQLite's helper files, out of the way; refuse a good one."""
     if not folder.journal_path.exists():
         return
-    why = _fault(folder) or ("outdated" if outdated else "")
-    if not why:
+    damaged = _is_damaged(folder)
+    if not (damaged or outdated):
         raise UsageError(
             f"The journal of {folder.run_id} on this machine is whole; there is nothing to adopt.",
             hint=f"go on with it: spotguard resume {folder.run_id}",
         )
+    why = "damaged" if damaged else "outdated"
     suffix = f".{why}-{time.strftime('%y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}"
     for helper in ("", "-wal", "-shm"):
         path = folder.path / f"journal.db{helper}"
@@ -147,13 +148,13 @@ def _move_aside(folder: RunFolder, *, outdated: bool) -> None:
             path.rename(folder.path / f"journal.db{helper}{suffix}")
 
 
-def _fault(folder: RunFolder) -> str:
+def _is_damaged(folder: RunFolder) -> bool:
     try:
         with folder.journal() as journal:
             read_record(journal)
     except JournalDamaged:
-        return "damaged"
-    return ""
+        return True
+    return False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -157,20 +157,20 @@ class Lease:
         self._renewed, self._renewed_wall = self._clock.monotonic(), self._clock.now()
 
 
-def check_dead(found: tuple[Holder, str] | None, machine: str, now: float) -> bool:
-    """Return whether another machine than `machine` had the run last.
+def check_dead(found: tuple[Holder, str] | None, machine: str, now: float) -> Holder | None:
+    """Return who had the run last, if it was another machine than `machine`.
 
     Raises:
         UsageError: its controller is alive; says which.
     """
     if found is None or not found[0].is_foreign(machine):
-        return False
+        return None
     if found[0].lives(now):
         raise UsageError(
             f"The run is in the hands of {found[0].words(now)}.",
             hint=f"stop it there, or try again {format_duration(VALID_S)} after its end",
         )
-    return True
+    return found[0]
 
 
 def check_ours(store: ObjectStore, machine: str, now: float) -> None:
@@ -179,10 +179,10 @@ def check_ours(store: ObjectStore, machine: str, now: float) -> None:
     Raises:
         UsageError: one has; says which.
     """
-    found = read_holder(store)
-    if check_dead(found, machine, now) and found is not None:
+    other = check_dead(read_holder(store), machine, now)
+    if other is not None:
         raise UsageError(
-            f"Another machine had the run since: {found[0].words(now)}.",
+            f"Another machine had the run since: {other.words(now)}.",
             hint=f"bring it here: spotguard adopt {store.url.rstrip('/')}",
         )
 

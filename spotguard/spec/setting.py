@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 Parser = Callable[[Any], object]
 
 MAX_NAME_CHARS = 40
-_SHORTEST_S = 0.001
 """A run id is the name, a date and a suffix, and has to fit into 63 characters."""
+_SHORTEST_S = 0.001
 
 _NAME = re.compile(rf"[a-z0-9](?:[a-z0-9-]{{0,{MAX_NAME_CHARS - 2}}}[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -53,10 +53,7 @@ def _logged_in(url: str) -> Identity:
     try:
         with DefaultAzureCredential() as credential:
             token = credential.get_token(_SCOPE).token
-    except (
-        AzureError,
-        ValueError,
-    ) as problem:  # what it says runs over pages, and may quote a token
+    except (AzureError, ValueError) as problem:  # which run over pages, and may quote a token
         raise StoreError(
             f"there are no usable credentials for {url} ({type(problem).__name__})",
             hint="run `az login`, give the machine an identity, or set AZURE_STORAGE_KEY",
