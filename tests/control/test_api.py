@@ -247,6 +247,7 @@ def test_a_run_that_was_elsewhere_is_brought_back_by_adopting(home: Path) -> Non
     assert "adopted" in [line.kind for line in api.history(run_id).lines]
     with pytest.raises(UsageError, match="is whole"):
         api.adopt(f"{home}/store/{run_id}")
+    Lease(store, SystemClock(), "elsewhere").adopt()  # at once: nobody controls it
 
 
 def test_only_one_controller_holds_a_run(home: Path) -> None:

@@ -85,10 +85,10 @@ def cluster(home: Path, name: str = "job-1-1", **changes: Any) -> OurCluster:
     return replace(plain, **changes)
 
 
-def hold(store: ObjectStore, *, age_s: float, machine: str = "other") -> None:
+def hold(store: ObjectStore, *, age_s: float, machine: str = "other", **more: bool) -> None:
     """Let a controller have renewed its lease so long ago."""
     body = {"machine": machine, "host": "far", "pid": 7, "renewed_at": to_iso(NOW - age_s)}
-    store.put(keys.LEASE, json.dumps(body).encode())
+    store.put(keys.LEASE, json.dumps({**body, **more}).encode())
 
 
 def happened(home: Path, *lines: Line) -> None:
@@ -198,6 +198,16 @@ def test_a_run_of_another_machine_can_be_adopted(home: Path) -> None:
     assert orphan.verdict.why == "its controller on far has been silent for 1 h 00 min"
     assert orphan.end_with == "sky down -y job-1-1"
     assert orphan.keep_with == f"spotguard adopt {open_store(str(home / 'store')).url}/{RUN}"
+
+
+def test_a_lease_that_was_let_go_wants_nothing(home: Path) -> None:
+    """Its controller left a moment ago, and is not called silent for it."""
+    store = make_run(home, RUN)
+    store.put(keys.RUN, b"{}")
+    hold(store, age_s=1.0, released=True)
+    shutil.rmtree(home / "runs")
+    (orphan,) = found(cluster(home)).orphans
+    assert orphan.verdict.why == "its run has no controller"
 
 
 def test_a_run_that_a_bucket_knows_nothing_of_is_unknown(

@@ -225,6 +225,10 @@ def test_what_is_told_besides_the_state() -> None:
     assert seen(STATES["failed, nothing left"][0]).detail == "no such image"
     lost = seen(FakeSdk(launches={NAME: DONE}, clusters={NAME: unhealthy(detail="node 1 died")}))
     assert {node.detail for node in lost.nodes} == {"node 1 died"}
+    assert lost.some_lost, "of two nodes nobody says which"
+    alone = seen(FakeSdk(launches={NAME: DONE}, clusters={NAME: unhealthy(nodes=1)}))
+    assert not alone.some_lost
+    assert not seen(STATES["up, done"][0]).some_lost
     assert "does not answer" in seen(STATES["nobody answers"][0]).detail
 
 
