@@ -4,12 +4,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SPOTGUARD := $(BIN)/spotguard
 
-.PHONY: help demo check lint types test first-half second-half unit emulators e2e e2e-commands e2e-jobs aside lab lab-tests lab-story lab-down cloud-tests clean
+.PHONY: help demo check lint types test test-pythons fuzz first-half second-half unit emulators e2e e2e-commands e2e-jobs aside lab lab-tests lab-story lab-down cloud-tests clean
 
 help:
 	@echo "make demo    train a small GPT on two local nodes through three interruptions"
 	@echo "make check   lint, types and all tests: what CI runs"
 	@echo "make unit    the quick tests only"
+	@echo "make test-pythons  the quick tests and the demo on every other Python that this machine has"
+	@echo "make fuzz    100 000 mutated documents for each reader of what others may write (SEED=1)"
 	@echo "make emulators  object stores on emulators, with faults in between (needs npm)"
 	@echo "make e2e     the whole-job tests only"
 	@echo "make lab     a Slurm cluster of three virtual spot nodes (root, Debian 12); lab-down ends it"
@@ -44,12 +46,29 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
-unit: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -n 2 -m "not e2e and not cloud"
+# npm may need minutes, more than a test has; without npm the tests that need azurite are skipped.
+.PHONY: azurite
+azurite: $(VENV)/.installed-dev
+	-$(BIN)/python -c 'from tests.storage.servers import azurite_program; print(azurite_program())'
+
+# A test that fails gets a second chance alone, which tells what is broken from what its neighbours' load
+# broke. Both are printed: a test that needs its second chance is to be mended.
+PYTEST = $(BIN)/python -m pytest -q -o cache_dir=.pytest_cache/$@
+TESTED = $(PYTEST) $(1) || $(PYTEST) $(1) -n 0 --last-failed --last-failed-no-failures=none
+
+unit: $(VENV)/.installed-dev azurite
+	$(call TESTED,-n 2 -m "not e2e and not cloud")
+
+test-pythons: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.pythons
+
+SEED ?= 1
+fuzz: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.fuzz --seed $(SEED)
 
 # Servers of object storage, each worker's own, and real faults between them and us: much of it waits.
-emulators: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -n 3 -m "e2e and not cloud" tests/storage tests/checkpoint
+emulators: $(VENV)/.installed-dev azurite
+	$(call TESTED,-n 3 -m "e2e and not cloud" tests/storage tests/checkpoint)
 
 # Commands whose tests take minutes, but nobody's time counts: they may run beside others.
 ASIDE := tests/benchmarks tests/cloud
@@ -58,13 +77,13 @@ ELSEWHERE := tests/storage tests/checkpoint tests/e2e $(ASIDE)
 e2e: e2e-commands e2e-jobs
 
 e2e-commands: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -n 2 -m "e2e and not lab and not cloud" tests/e2e
+	$(call TESTED,-n 2 -m "e2e and not lab and not cloud" tests/e2e)
 
 e2e-jobs: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -m "e2e and not cloud" $(ELSEWHERE:%=--ignore=%)
+	$(call TESTED,-m "e2e and not cloud" $(ELSEWHERE:%=--ignore=%))
 
 aside: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -m "e2e and not cloud" $(ASIDE)
+	$(call TESTED,-m "e2e and not cloud" $(ASIDE))
 
 LAB := SPOTLAB_PYTHON=$(abspath $(BIN))/python infra/lab/slurm_lab.sh
 
@@ -73,16 +92,16 @@ lab: $(VENV)/.installed-dev
 	@echo 'now: eval "$$(infra/lab/slurm_lab.sh env)"; see docs/launching.md'
 
 lab-tests: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -rs -m "lab and not long" tests/e2e
+	$(call TESTED,-rs -m "lab and not long" tests/e2e)
 
 lab-story: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -rs -m "lab and long" tests/e2e
+	$(PYTEST) -rs -m "lab and long" tests/e2e
 
 lab-down:
 	$(LAB) down purge
 
 cloud-tests: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -rs -m cloud tests/cloud
+	$(PYTEST) -rs -m cloud tests/cloud
 
 # Runs on the lab wait most of their time, so other tests go on beside them. The halves take equally long.
 test: $(VENV)/.installed-dev
@@ -97,4 +116,4 @@ second-half:
 check: lint types test
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .pythons build dist .mypy_cache .ruff_cache .pytest_cache

@@ -9,6 +9,8 @@ from datetime import datetime, timezone
 from typing import Protocol
 
 _SECONDS_PER = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_LONGEST = 64
+"""Characters of a duration: looking for its parts takes quadratic time."""
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|min|s|m|h|d)")
 
 
@@ -53,6 +55,8 @@ def parse_duration_s(text: str | float) -> float:
     if isinstance(text, (int, float)):
         seconds = float(text)
     else:
+        if len(text) > _LONGEST:
+            raise ValueError("not a duration: it is too long")
         compact = text.strip().lower().replace(" ", "")
         parts = _DURATION_PART.findall(compact)
         if parts and "".join(n + u for n, u in parts) == compact:

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING
 from spotguard.checkpoint import strict_json
 from spotguard.checkpoint.fields import Fields
 from spotguard.checkpoint.manifest import (
-    MAX_ATTEMPT,
     MAX_STEP,
     PREFIX_PATTERN,
     Manifest,
@@ -37,6 +36,9 @@ from spotguard.checkpoint.manifest import (
 )
 from spotguard.errors import AlreadyExists, DamagedCheckpoint, Fenced, NotFound, UsageError
 from spotguard.events import keys
+from spotguard.events.keys import MAX_ATTEMPT
+from spotguard.events.proven import check_bytes, with_checksum
+from spotguard.events.untrusted import Refused
 from spotguard.storage.crew import Crew
 from spotguard.units import SystemClock, to_iso
 
@@ -98,11 +100,15 @@ class Claim:
             "claimed_at": to_iso(self.claimed_at),
             "resumed_step": self.resumed_step,
         }
-        return strict_json.dumps(body, what="claim")
+        return with_checksum(strict_json.dumps(body, what="claim"))
 
     @classmethod
     def from_json(cls, raw: bytes, *, what: str = "claim") -> Claim:
         """Return the claim that `to_json` wrote; `DamagedCheckpoint` if it is none."""
+        try:
+            check_bytes(raw, what)
+        except Refused as problem:
+            raise DamagedCheckpoint(str(problem)) from None
         fields = Fields(strict_json.loads(raw, what=what), what)
         claim = cls(
             attempt=fields.integer("attempt", low=1, high=MAX_ATTEMPT),

@@ -16,8 +16,15 @@ from spotguard.checkpoint import strict_json
 from spotguard.checkpoint.fields import Fields
 from spotguard.checkpoint.reading import ShardReader, check_intact
 from spotguard.checkpoint.tensors import ShardInfo
-from spotguard.errors import AlreadyExists, DamagedCheckpoint, NotFound, StateMismatch
+from spotguard.errors import (
+    AlreadyExists,
+    DamagedCheckpoint,
+    NotFound,
+    StateMismatch,
+    UnsupportedState,
+)
 from spotguard.events import keys
+from spotguard.events.keys import MAX_ATTEMPT
 from spotguard.events.states import CheckpointKind
 from spotguard.units import to_iso
 
@@ -26,9 +33,9 @@ if TYPE_CHECKING:
     from spotguard.storage.base import ObjectStore
 
 SCHEMA = 1
-MAX_MANIFEST_BYTES = 512_000_000
+MAX_MANIFEST_BYTES = 200_000_000
+"""A thousand ranks with shards of many gigabytes need 146 MB; larger ones are not even fetched."""
 MAX_STEP = 10**12 - 1
-MAX_ATTEMPT = 10**6 - 1
 PREFIX_PATTERN = r"checkpoints/[0-9]{12}-[0-9]{6}/"
 
 _START = b'{"checksum":"sha256:'
@@ -138,6 +145,11 @@ def commit(store: ObjectStore, manifest: Manifest) -> str:
         UnsupportedState: the manifest holds something that JSON cannot.
     """
     raw = manifest.to_json()
+    if len(raw) > MAX_MANIFEST_BYTES:
+        raise UnsupportedState(
+            f"the manifest has {len(raw)} bytes, and nobody reads more than {MAX_MANIFEST_BYTES}",
+            hint="track fewer objects, or keep what is large in tensors",
+        )
     try:
         store.put(keys.manifest(manifest.prefix), raw, if_absent=True)
     except AlreadyExists:

@@ -2,7 +2,6 @@
 
 # No postponed annotations: typer reads them, and ruff would move their imports away.
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,10 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spotguard.cli.common import JsonOption, YesOption
-from spotguard.cli.flags import takes_job_flags, with_variables
+from spotguard.cli.flags import (
+    OldSeedOption,
+    interrupt_seed,
+    resolve_job,
+    takes_job_flags,
+    with_variables,
+)
 from spotguard.cli.output import clean, confirm, console, note, print_json
 from spotguard.cli.progress import QUIET_S
-from spotguard.cli.up import JobArguments, ScriptArgument
+from spotguard.cli.up import JobArguments, ScriptArgument, tell_lack
 from spotguard.errors import EnvironmentFailure, JobFailed
 
 if TYPE_CHECKING:
@@ -22,18 +27,30 @@ if TYPE_CHECKING:
     from spotguard.control.orphans import Books
 
 
-@takes_job_flags(only=("nproc_per_node", "save_every", "env", "local.metadata", "local.speed_up"))
+@takes_job_flags(
+    only=("nproc_per_node", "save_every", "env", "trust_script", "local.metadata", "local.speed_up")
+)
 def drill(
     script: ScriptArgument,
     args: JobArguments = None,
     *,
     flags: dict[str, object],
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes to drill with.")] = 2,
-    kills: Annotated[int, typer.Option(min=1, help="Interruptions to play.")] = 4,
+    nodes: Annotated[int, typer.Option(min=1, metavar="N", help="Nodes to drill with.")] = 2,
+    kills: Annotated[int, typer.Option(min=1, metavar="N", help="Interruptions to play.")] = 4,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Train so many steps; default: chosen.")
+        int | None, typer.Option(min=1, metavar="N", help="Train so many steps; default: chosen.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the interruptions.")] = 0,
+    new_seed: Annotated[
+        int | None,
+        typer.Option(
+            "--interrupt-seed",
+            min=0,
+            metavar="N",
+            help="Seed of the interruptions.",
+            show_default="0",
+        ),
+    ] = None,
+    old_seed: OldSeedOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Prove that SCRIPT restores everything, by interrupting it.
@@ -43,8 +60,11 @@ def drill(
     """
     from spotguard.cli.views.lists import drill_screen
     from spotguard.control.drill import DrillOptions, run_drill
+    from spotguard.spec.infra import LOCAL
 
+    seed = interrupt_seed(new_seed, old_seed) or 0
     options = DrillOptions(nodes=nodes, kills=kills, steps=steps, seed=seed)
+    tell_lack(resolve_job(script, args or [], {**flags, "infra": LOCAL}).spec)
     report = run_drill(script, args or [], with_variables(flags), options, note)
     if as_json:
         print_json(report.to_json())
@@ -57,33 +77,43 @@ def drill(
 def doctor(
     store: Annotated[
         str | None,
-        typer.Argument(metavar="[STORE]", help="The store to try; default: the local one."),
+        typer.Argument(metavar="STORE", help="The store to try; default: the local one."),
     ] = None,
     *,
     end_orphans: Annotated[
         bool,
         typer.Option("--end-orphans", help="End the clusters that nobody wants, after asking."),
     ] = False,
+    end: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--end", metavar="CLUSTER", help="End this one, also where its job still trains."
+        ),
+    ] = None,
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check this machine and a store: what works, what is missing, how fast it is.
 
     Tells how long an emergency save would take from here, and of clusters that cost money though
-    nobody wants them. What is written to try the store is deleted again. Exits with 3 when
-    something that is required does not work, or such a cluster is left.
+    nobody wants them: their run is at rest, or neither its controller nor its job gives a sign of
+    life. One whose job still trains is ended only by its name, with `--end`. What is written to
+    try the store is deleted again. Exits with 3 when something that is required does not work, or
+    a cluster that nobody wants is left.
     """
     from spotguard.cli.views.lists import doctor_screen
     from spotguard.control.doctor import examine
     from spotguard.control.orphans import skypilot_books
 
     books = skypilot_books()
-    with _telling() as tell, _stdout_kept():
+    with _telling() as tell:
         report = examine(store, tell, books)
     if not as_json:
         console().print(doctor_screen(report))
-    if end_orphans and books is None:
+    if (end_orphans or end) and books is None:
         note("no cluster to end: SkyPilot was never used here")
+    if end and books is not None:
+        report = replace(report, clusters=_ended_by_name(report.clusters, end, books))
     if end_orphans and books is not None and report.clusters.orphans:
         report = replace(report, clusters=_ended(report.clusters, books, yes=yes))
     if as_json:
@@ -101,16 +131,25 @@ def _ended(found: "Findings", books: "Books", *, yes: bool) -> "Findings":
             f"{found.words()}. End them{f', though {training} of them train' if training else ''}?",
             refused="nothing was ended",
         )
-    with _telling() as tell, _stdout_kept():
+    with _telling() as tell:
         ended = end_orphans(found, books, tell)
-    for each in filter(lambda each: each.is_orphan, ended.leftovers):
-        note(f"{each.cluster.name}: {'ended' if each.ended else each.problem}")
+    _tell_ended(ended)
     return ended
 
 
-def _stdout_kept() -> contextlib.AbstractContextManager[object]:
-    """Send to stderr what SkyPilot prints, such as that it starts its server: JSON stays JSON."""
-    return contextlib.redirect_stdout(sys.stderr)
+def _ended_by_name(found: "Findings", names: list[str], books: "Books") -> "Findings":
+    from spotguard.control.orphans import end_named
+
+    with _telling() as tell:
+        ended = end_named(found, names, books, tell)
+    _tell_ended(ended)
+    return ended
+
+
+def _tell_ended(found: "Findings") -> None:
+    for each in found.leftovers:
+        if each.ended or each.problem:
+            note(f"{each.cluster.name}: {'ended' if each.ended else each.problem}")
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ SCHEMA = 1
 RunOrPlace = Annotated[
     str | None,
     typer.Argument(
-        metavar="[RUN]",
+        metavar="RUN",
         help="The run's id, its unique beginning, or STORE/RUN_ID; default: the newest.",
     ),
 ]

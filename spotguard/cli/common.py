@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 RunArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[RUN]", help="The run's id, or its unique beginning; default: the newest."
+        metavar="RUN", help="The run's id, or its unique beginning; default: the newest."
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
@@ -61,9 +61,10 @@ def named_run(text: str | None) -> str:
 def show_status(view: RunView) -> None:
     """Print the whole story of a run."""
     from spotguard.cli.views.run import status
+    from spotguard.control import api
 
     screen = console()
-    screen.print(status(view, now=time.time(), width=screen.width))
+    screen.print(status(view, now=api.now(view.run_id), width=screen.width))
 
 
 def follow_to_end(run_id: str, *, patience_s: float, as_json: bool, since_at: float = 0.0) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from spotguard.cli.output import note
 from spotguard.errors import SpecError
 
 if TYPE_CHECKING:
@@ -88,6 +89,12 @@ JOB_FLAGS = (
         help="auto, a duration (30s) or '100 steps'.",
     ),
     JobFlag(
+        key="trust_script",
+        option="--trust-script",
+        help="Take SCRIPT though no import of spotguard.runtime is seen.",
+        switch=True,
+    ),
+    JobFlag(
         key="env",
         option="--env",
         metavar="K=V",
@@ -163,7 +170,7 @@ JOB_FLAGS = (
     ),
     JobFlag(
         key="local.interrupt_seed",
-        option="--seed",
+        option="--interrupt-seed",
         metavar="N",
         help="Seed of the random interruptions.",
         panel=_LOCAL,
@@ -185,6 +192,26 @@ JOB_FLAGS = (
 )
 
 
+OldSeedOption = Annotated[
+    int | None,
+    typer.Option("--seed", min=0, hidden=True, help="The old name of --interrupt-seed."),
+]
+_OLD_SEED = inspect.Parameter(
+    "old_seed", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=OldSeedOption
+)
+_SEED_KEY = "local.interrupt_seed"
+
+
+def interrupt_seed(new: int | None, old: int | None) -> int | None:
+    """Return the seed of the interruptions, and say what `--seed` is called now."""
+    if old is not None:
+        note(
+            "note: --seed is called --interrupt-seed now, since it seeds the interruptions; "
+            "SPOTGUARD_SEED seeds the training"
+        )
+    return old if new is None else new
+
+
 def takes_job_flags(
     *, only: Collection[str] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -193,11 +220,14 @@ def takes_job_flags(
     The command must take a keyword `flags`; it gets the values that were given, by key.
     """
     chosen = [flag for flag in JOB_FLAGS if only is None or flag.key in only]
+    seeded = any(flag.key == _SEED_KEY for flag in chosen)
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def wrapped(**given: Any) -> None:
             flags = {flag.key: given.pop(flag.parameter) for flag in chosen}
+            if seeded:
+                flags[_SEED_KEY] = interrupt_seed(flags[_SEED_KEY], given.pop(_OLD_SEED.name))
             command(flags={key: v for key, v in flags.items() if v not in (None, [])}, **given)
 
         own = inspect.signature(command, eval_str=True)
@@ -208,6 +238,8 @@ def takes_job_flags(
         ]
         at = next((i for i, p in enumerate(parameters) if p.name == "yes"), len(parameters))
         parameters[at:at] = [flag.signature() for flag in chosen]
+        if seeded:
+            parameters.insert(at, _OLD_SEED)
         wrapped.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
         wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
         return wrapped

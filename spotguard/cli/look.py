@@ -24,6 +24,7 @@ from spotguard.cli.follow import (
 from spotguard.cli.output import (
     clean_log_line,
     console,
+    note,
     print_json,
     print_json_line,
     print_json_list,
@@ -119,11 +120,14 @@ def logs(
     try:
         for line in api.logs(run_id, follow):
             text = clean_log_line(line.text)
-            if as_json:
+            if as_json and line.node is None:
+                note(f"#{line.attempt} | {text}")
+            elif as_json:
                 body = {"schema": SCHEMA, "attempt": line.attempt, "node": line.node, "text": text}
                 print_json_line(body)
             else:
-                say(f"#{line.attempt} node {line.node} | {text}")
+                node = "" if line.node is None else f" node {line.node}"
+                say(f"#{line.attempt}{node} | {text}")
     except KeyboardInterrupt:
         raise typer.Exit from None
 

@@ -14,6 +14,7 @@ import typer
 
 from spotguard.cli import check, checkpoints, look, setup, steer, up
 from spotguard.cli.output import note, say
+from spotguard.cli.plain_help import PlainCommand, PlainGroup
 from spotguard.errors import SpotguardError, UsageError
 from spotguard.version import __version__
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 EXIT_CODES: Final = (
     "Exit codes: 0 finished · 1 unexpected · 2 usage · 3 environment · 10 the job's own failure · "
-    "11 no capacity · 20 budget reached, state saved · 21 deadline reached, state saved · "
+    "11 no capacity · 20 budget reached · 21 deadline reached · "
     "30 contact lost · 75 still running, detached"
 )
 CLOSED_PIPE_EXIT_CODE: Final = 141
@@ -36,6 +37,7 @@ _PARSE_ERROR: Final[Any] = next(
 """Base of what typer raises for a wrong command line (it exports only some of its children)."""
 
 app = typer.Typer(
+    cls=PlainGroup,
     name="spotguard",
     help="Train on spot machines as if they never died.",
     epilog=EXIT_CODES,
@@ -44,8 +46,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-config = typer.Typer(help="Where each setting comes from.", no_args_is_help=False)
-saves = typer.Typer(help="What is saved, and getting it out.", no_args_is_help=False)
+config = typer.Typer(cls=PlainGroup, help="Where each setting comes from.", no_args_is_help=False)
+saves = typer.Typer(
+    cls=PlainGroup, help="What is saved, and getting it out.", no_args_is_help=False
+)
 
 _RUNNING, _LOOKING, _CARE = "Run", "Look", "Prepare and check"
 for _panel, _commands in (
@@ -54,8 +58,8 @@ for _panel, _commands in (
     (_CARE, (up.plan, check.drill, check.doctor, setup.init)),
 ):
     for _command in _commands:
-        app.command(rich_help_panel=_panel)(_command)
-config.command(name="show")(setup.config_show)
+        app.command(cls=PlainCommand, rich_help_panel=_panel)(_command)
+config.command(name="show", cls=PlainCommand)(setup.config_show)
 for _command in (
     checkpoints.ls,
     checkpoints.show,
@@ -66,7 +70,7 @@ for _command in (
     checkpoints.unpin,
     checkpoints.export,
 ):
-    saves.command()(_command)
+    saves.command(cls=PlainCommand)(_command)
 app.add_typer(saves, name="checkpoints", rich_help_panel=_LOOKING)
 app.add_typer(config, name="config", rich_help_panel=_CARE)
 

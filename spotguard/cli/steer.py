@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -82,7 +81,7 @@ def resume(
     from spotguard.control import api
 
     run_id = named_run(run)
-    resumed_at = time.time()
+    resumed_at = api.now(run_id)
     api.resume(
         run_id,
         budget_usd=setting_value("budget", budget),
@@ -109,7 +108,7 @@ def adopt(
     from spotguard.cli.common import show_status
     from spotguard.control import api
 
-    run_id = api.adopt(url)
+    run_id = api.adopt(url, note)
     show_status(api.view(run_id))
 
 
@@ -120,7 +119,7 @@ def _end(run_id: str, ask: Callable[[str], object], asked: str, patience_s: floa
     if view.state.settled:
         say(f"nothing to do: {outcome(view)}")
         return
-    asked_at = time.time()
+    asked_at = api.now(run_id)
     ask(run_id)
     note(f"{run_id}: {asked}")
     try:

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from spotguard.spec.model import JobSpec
     from spotguard.spec.sources import Resolved
 
-ScriptArgument = Annotated[str, typer.Argument(help="The training script.", show_default=False)]
+ScriptArgument = Annotated[
+    str, typer.Argument(metavar="SCRIPT", help="The training script.", show_default=False)
+]
 JobArguments = Annotated[
     list[str] | None,
     typer.Argument(metavar="-- ARGS", help="The script's own arguments, after `--`."),
@@ -81,7 +83,9 @@ def up(
     resolved = resolve_job(script, args or [], flags)
     if as_json and not yes:
         raise UsageError("--json leaves no room for a question", hint="pass --yes as well")
-    if not as_json:
+    if as_json:
+        tell_lack(resolved.spec)
+    else:
         _show_plan(_plan(resolved, _survey(resolved.spec)))
     if not yes:
         confirm("Start?", refused="nothing was started")
@@ -165,7 +169,18 @@ def _plan(resolved: Resolved, found: Survey) -> JobPlan:
         batches=resolved.batches,
         skipped=found.skipped,
         prices=found.sources,
+        not_installed=tell_lack(resolved.spec),
     )
+
+
+def tell_lack(spec: JobSpec) -> tuple[str, ...]:
+    """Say what the script needs and local nodes lack; return the requirements."""
+    from spotguard.control.needs import lack_of
+
+    lack = lack_of(spec)
+    for sentence in lack.words():
+        note(f"note: {sentence}")
+    return lack.requirements
 
 
 def _print_task(spec: JobSpec, found: Survey) -> None:

@@ -48,6 +48,8 @@ class NoteRefused:
     """The launch was taken, and then the nodes were not to be had: try the next place."""
 
     problem: str
+    lasting: bool = False
+    """No wait will mend it."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,18 @@ class RegainContact:
 
 
 @dataclass(frozen=True)
+class LoseSight:
+    """Say that the launcher cannot be asked of the attempt, though its job is heard."""
+
+    detail: str
+
+
+@dataclass(frozen=True)
+class RegainSight:
+    """Say that the launcher answers again."""
+
+
+@dataclass(frozen=True)
 class Alert:
     """Say that this share of the budget is spent."""
 
@@ -156,6 +170,8 @@ Action: TypeAlias = (
     | GoOn
     | LoseContact
     | RegainContact
+    | LoseSight
+    | RegainSight
     | Alert
     | Settle
 )

@@ -25,7 +25,7 @@ from spotguard.errors import (
 from spotguard.events import keys
 from spotguard.events.states import RunState
 from spotguard.plan.money import check_budget
-from spotguard.spec.home import spotguard_home
+from spotguard.spec.home import keep_private, spotguard_home
 from spotguard.spec.infra import LOCAL
 from spotguard.spec.model import JobSpec
 from spotguard.spec.nodes import NodeRange
@@ -69,6 +69,7 @@ def create_run(spec: JobSpec) -> str:
 
         preview(spec, offers)  # raises where something cannot be carried to the nodes
     store_root = open_store(spec.store).url
+    keep_private(spec.store)
     # Built aside and renamed: a run that is half made is never seen.
     draft = _make_folder(runs_folder() / f".new-{run_id}")
     try:
@@ -115,7 +116,7 @@ def admit_resume(
     with folder.journal() as journal:
         record = read_record(journal)
         _check_resumable(record)
-        now = time.time()
+        now = folder.clock().now()
         store = run_store(record.store_root, record.run_id)
         check_ours(store, machine_id(spotguard_home()), now)
         limits = _new_limits(record.limits, now, budget_usd, deadline_s, nodes)
@@ -125,6 +126,7 @@ def admit_resume(
                 hint="give it more time: --deadline 2h (from now)",
             )
         spec = JobSpec.from_json(record.spec)
+        keep_private(spec.store)
         spent_usd = meter.spent_usd(record, now)
         _check_budget(limits, _offers(spec, folder.path), spent_usd=spent_usd)
         journal.append(Kind.RESUMED.value, at=now, data={"limits": limits_to_json(limits)})

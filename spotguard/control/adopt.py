@@ -7,13 +7,12 @@ lost: waiting for capacity, your wishes, and limits that a `resume` changed (giv
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from spotguard.checkpoint.lineage import read_claim
 from spotguard.control.actions import Alert, Settle
@@ -28,21 +27,33 @@ from spotguard.control.process import launcher_for, run_store
 from spotguard.control.record import JOB_PREFIX, Allotment, Kind
 from spotguard.control.request import cluster_name
 from spotguard.control.snapshot import keep_snapshot
-from spotguard.control.untrusted import integer, text
-from spotguard.control.untrusted import number as number_in
 from spotguard.control.verdict import judge
 from spotguard.errors import JournalDamaged, NotFound, UsageError
 from spotguard.events import keys
-from spotguard.events.states import Market, RunState
+from spotguard.events.states import EndReason, Market, RunState
+from spotguard.events.untrusted import (
+    Refused,
+    amount,
+    an_object,
+    instant,
+    integer,
+    needed,
+    parse_object,
+    seconds,
+    text,
+)
 from spotguard.launch.base import ClusterState
 from spotguard.launch.regroup import read_group
 from spotguard.spec.home import spotguard_home
 from spotguard.spec.model import JobSpec
 from spotguard.storage import open_store
+from spotguard.storage.small import get_small
 from spotguard.storage.urls import split_last
-from spotguard.units import SystemClock, from_iso
+from spotguard.units import SystemClock
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from spotguard.checkpoint.lineage import Claim
     from spotguard.events.event import Event, Heartbeat
     from spotguard.events.group import Group
@@ -51,21 +62,25 @@ if TYPE_CHECKING:
 
 _READS = 16
 """Attempts that are read side by side."""
-_PLACE_FIELDS = (
-    "infra",
-    "region",
-    "zone",
-    "instance_type",
-    "price_usd_per_h",
-    "on_demand_usd_per_h",
-)
+_MOST_NODES = 99_999
+_REASONS = [reason.value for reason in EndReason]
+_MARKETS = [market.value for market in Market]
+_PLACE_WORDS = ("region", "zone", "instance_type")
+_PRICES = ("price_usd_per_h", "on_demand_usd_per_h")
 
 
-def adopt_run(url: str) -> RunFolder:
+Tell: TypeAlias = "Callable[[str], None]"
+
+
+def _silent(_: str) -> None:
+    """Tell nobody."""
+
+
+def adopt_run(url: str, tell: Tell = _silent) -> RunFolder:
     """Rebuild the journal of the run at `url` (`STORE/RUN_ID`) and return its folder.
 
     A journal that is damaged, or older than what another machine did, is moved aside. A run
-    without living nodes is settled.
+    without living nodes is settled. `tell` hears what is being waited for.
 
     Raises:
         UsageError: there is no run at `url`, another machine's controller is alive, or nobody
@@ -91,43 +106,80 @@ def adopt_run(url: str) -> RunFolder:
         _move_aside(folder, outdated=was_elsewhere)
         lease = Lease(store, SystemClock(), machine)
         lease.adopt()  # not earlier: who has the lease and an old journal would go on from that
-        draft = folder.path / "journal.new"
-        draft.unlink(missing_ok=True)
-        with Journal.create(draft) as journal:
-            created = {
-                "run_id": run_id,
-                "name": body["name"],
-                "store_root": store_root,
-                "limits": body["limits"],
-                "spec": spec.to_json(),
-            }
-            with journal.all_or_nothing():  # a thousand events are not a thousand waits for disk
-                journal.append(Kind.CREATED.value, at=body["created_at"], data=created)
-                rebuild = Rebuild(journal, launcher_for(spec, folder.path), run_id)
-                rebuild.attempts(store)
-                told = {"store": store_root, "chunks_left": rebuild.chunks_left}
-                journal.append(Kind.ADOPTED.value, at=time.time(), data=told)
-                keep_snapshot(journal, read_record(journal), None, now=time.time())
-                _settle(journal)
-        draft.rename(folder.journal_path)
+        with lease.kept():  # SkyPilot may take minutes to say which nodes live
+            _rebuild(folder, store_root, store, body, spec, tell)
         lease.release()
     return folder
 
 
+def _rebuild(
+    folder: RunFolder,
+    store_root: str,
+    store: ObjectStore,
+    body: dict[str, Any],
+    spec: JobSpec,
+    tell: Tell,
+) -> None:
+    """Write a journal of what the store says, and put it in its place once it is whole."""
+    draft = folder.path / "journal.new"
+    draft.unlink(missing_ok=True)
+    with Journal.create(draft) as journal:
+        created = {
+            "run_id": folder.run_id,
+            "name": body["name"],
+            "store_root": store_root,
+            "limits": body["limits"],
+            "spec": spec.to_json(),
+        }
+        with journal.all_or_nothing():  # a thousand events are not a thousand waits for disk
+            journal.append(Kind.CREATED.value, at=body["created_at"], data=created)
+            rebuild = Rebuild(journal, launcher_for(spec, folder.path), folder.run_id, tell)
+            rebuild.attempts(store)
+            told = {"store": store_root, "chunks_left": rebuild.chunks_left}
+            journal.append(Kind.ADOPTED.value, at=time.time(), data=told)
+            keep_snapshot(journal, read_record(journal), None, now=time.time())
+            _settle(journal)
+    draft.rename(folder.journal_path)
+
+
 def _run_json(store: ObjectStore, url: str) -> dict[str, Any]:
     try:
-        body = json.loads(store.get(keys.RUN))
-        if body["schema"] != 1:
+        body = parse_object(get_small(store, keys.RUN), keys.RUN)
+        if integer(body, "schema") != 1:
             raise UsageError(f"The run at {url} was written by another version of spotguard.")
-        found = {name: body[name] for name in ("name", "limits", "spec")}
-        return {**found, "created_at": from_iso(body["created_at"])}
+        return {
+            "name": needed(text(body, "name"), "name"),
+            "limits": _limits(an_object(body.get("limits"), "its limits")),
+            "spec": an_object(body.get("spec"), "its spec"),
+            "created_at": needed(instant(body, "created_at"), "instant"),
+        }
     except NotFound as problem:
         raise UsageError(
             f"There is no run at {url}: it has no {keys.RUN}.",
             hint="give the run's own place, as in `store` of `spotguard status --json`",
         ) from problem
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
-        raise UsageError(f"The run at {url} has a {keys.RUN} that makes no sense.") from problem
+    except Refused as problem:
+        raise UsageError(
+            f"The run at {url} has a {keys.RUN} that makes no sense: {problem}."
+        ) from problem
+
+
+def _limits(body: dict[str, Any]) -> dict[str, Any]:
+    nodes_min = needed(integer(body, "nodes_min", low=1), "nodes_min")
+    return {
+        "budget_usd": _given(body, "budget_usd", amount),
+        "deadline_at": _given(body, "deadline_at", seconds),
+        "nodes_min": nodes_min,
+        "nodes_max": needed(integer(body, "nodes_max", low=nodes_min), "nodes_max"),
+        "allow_unknown_price": body.get("allow_unknown_price") is True,
+    }
+
+
+def _given(
+    body: dict[str, Any], name: str, read: Callable[[dict[str, Any], str], float | None]
+) -> float | None:
+    """Return a limit, or None if there is none; one that cannot be read is refused, not lifted."""
+    return None if body.get(name) is None else needed(read(body, name), name)
 
 
 def _move_aside(folder: RunFolder, *, outdated: bool) -> None:
@@ -178,7 +230,7 @@ class _Found:
     def of(cls, store: ObjectStore, number: int) -> _Found:
         claim = read_claim(store, number)
         past = recall(store, number)
-        end = _read(store, keys.end(number))
+        end = _end_in(_read(store, keys.end(number)))
         return cls(
             number=number,
             claim=claim,
@@ -202,7 +254,10 @@ class _Found:
 class Rebuild:
     """Writes each attempt of a run into a new journal."""
 
-    def __init__(self, journal: Journal, launcher: Launcher, run_id: str) -> None:
+    def __init__(
+        self, journal: Journal, launcher: Launcher, run_id: str, tell: Tell = _silent
+    ) -> None:
+        self._tell = tell
         self._journal = journal
         self._launcher = launcher
         self._run_id = run_id
@@ -213,6 +268,7 @@ class Rebuild:
         """Rebuild all attempts, oldest first; only the newest one may still live."""
         listed = [keys.parse_attempt(prefix) for prefix in store.list_folders(keys.ATTEMPTS)]
         numbers = [number for number in listed if number is not None]
+        self._tell(f"reading what the store says of {len(numbers)} attempt(s)")
         with ThreadPoolExecutor(_READS, thread_name_prefix="spotguard-adopt") as crew:
             for found in crew.map(partial(_Found.of, store), numbers):
                 cluster, last_at = self._launch(found)
@@ -221,15 +277,16 @@ class Rebuild:
     def _launch(self, found: _Found) -> tuple[str, float]:
         """Write down what was launched and what its job reported; return (cluster, last sign)."""
         known, number = found.launch, found.number
-        at = number_in(known, "intended_at") or min(found.signs, default=time.time())
+        at = seconds(known, "intended_at") or min(found.signs, default=time.time())
         intent = {
             "cluster": text(known, "cluster") or cluster_name(self._run_id, number),
-            "nodes": integer(known, "nodes") or 1,
+            "nodes": integer(known, "nodes", low=1, high=_MOST_NODES) or 1,
             "members": list(found.group.nodes) if found.group else None,
             "offer": {
-                **{name: known.get(name) for name in _PLACE_FIELDS},
+                **{name: text(known, name) for name in _PLACE_WORDS},
+                **{name: amount(known, name) for name in _PRICES},
                 "infra": text(known, "infra") or "unknown",
-                "market": text(known, "market") or Market.SPOT.value,
+                "market": _market(known),
             },
             "allotment": {**asdict(Allotment()), "down_reason": Allotment().down_reason.value},
         }
@@ -255,6 +312,7 @@ class Rebuild:
         """Give the verdict, unless the launcher still knows living nodes of the newest attempt."""
         end = found.end
         if end is None:
+            self._tell(f"asking for nodes of attempt {found.number}; a cloud may take minutes")
             view = self._launcher.observe(cluster)
             if newest and view.state not in (ClusterState.GONE, ClusterState.ABSENT):
                 return
@@ -266,6 +324,7 @@ class Rebuild:
                 "reason": verdict.reason.value,
                 "gone_at": last_at if gone_at is None else gone_at,
                 "last_step": attempt.last_step,
+                "saved": attempt.saved,
                 "training_ended_at": attempt.job_end.at if attempt.job_end else last_at,
             }
         self._journal.append(
@@ -275,10 +334,30 @@ class Rebuild:
 
 def _read(store: ObjectStore, key: str) -> dict[str, Any] | None:
     try:
-        body = json.loads(store.get(key))
-    except (NotFound, ValueError):
+        return parse_object(get_small(store, key), key)
+    except (NotFound, Refused):
         return None
-    return body if isinstance(body, dict) else None
+
+
+def _end_in(body: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return a controller's verdict as the journal keeps it, or None if there is none."""
+    gone_at = None if body is None else seconds(body, "gone_at")
+    if body is None or gone_at is None or body.get("reason") not in _REASONS:
+        return None
+    return {
+        "reason": body["reason"],
+        "detail": text(body, "detail") or "",
+        "gone_at": gone_at,
+        "last_step": integer(body, "last_step", low=0),
+        "training_ended_at": seconds(body, "training_ended_at"),
+        "traceback": text(body, "traceback"),
+        "last_beat_at": seconds(body, "last_beat_at"),
+    }
+
+
+def _market(known: dict[str, Any]) -> str:
+    told = text(known, "market") or ""
+    return told if told in _MARKETS else Market.SPOT.value
 
 
 def _settle(journal: Journal) -> None:

@@ -18,7 +18,7 @@ from spotguard.events.states import EndReason
 from spotguard.plan import money
 
 if TYPE_CHECKING:
-    from spotguard.control.record import RunRecord
+    from spotguard.control.record import AttemptRecord, RunRecord
     from spotguard.events.states import Market
 
 
@@ -73,8 +73,8 @@ class Policy:
     save_s: float = 3.0
     """Kept for the last save, until a slower one has been measured."""
     teardown_s: float = 7.0
-    """Kept for the nodes' end, until a slower one has been measured. The local launcher needs
-    2 s for `down` and 5 s for its leak guard."""
+    """Kept for the nodes' end, until a slower one has been measured. The local launcher kills 2 s
+    after its leak guard is due; the rest is for a machine that is busy."""
     useful_s: float = 5.0
     """An attempt that could train for less is not worth its start."""
 
@@ -122,8 +122,7 @@ class _Margins:
             saves_s += [save.duration_s or 0.0 for save in attempt.saves]
             if attempt.progress is not None:
                 steps_s.append(attempt.progress.step_s or 0.0)
-            if attempt.end is not None and attempt.down is not None:
-                teardowns_s.append(attempt.end.gone_at - attempt.down.at)
+            teardowns_s.append(_teardown_s(attempt))
             if attempt.started_at is not None:
                 startups_s.append(meter.startup_s(attempt, attempt.started_at))
         return cls(
@@ -134,6 +133,16 @@ class _Margins:
 
     def stop_at(self, end: float | None) -> float | None:
         return None if end is None else end - self.teardown_s - self.save_s
+
+
+def _teardown_s(attempt: AttemptRecord) -> float:
+    """Return how long the nodes took to go once it was time, whoever saw to it; 0 if unknown."""
+    if attempt.end is None:
+        return 0.0
+    if attempt.down is not None:
+        return attempt.end.gone_at - attempt.down.at
+    guard_at = attempt.allotment.down_at
+    return 0.0 if guard_at is None else attempt.end.gone_at - guard_at
 
 
 def _budget_end(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from spotguard.control.fold import fold, read_record
 from spotguard.control.folder import RunFolder, find_run, folder_of, known_runs, runs_folder
 from spotguard.control.journal import making_sense
-from spotguard.control.logs import LogLine, NodeLog
+from spotguard.control.logs import LogLine, RunLog
 from spotguard.control.picture import run_summary
 from spotguard.control.record import Kind
 from spotguard.control.story import SILENT, history_lines, newest_lines
@@ -23,7 +23,7 @@ from spotguard.errors import Detached, JournalDamaged
 from spotguard.events.states import RunState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from spotguard.control.record import RunRecord
@@ -43,6 +43,7 @@ __all__ = [
     "launcher_for",
     "list_runs",
     "logs",
+    "now",
     "request_down",
     "request_stop",
     "resume",
@@ -93,7 +94,7 @@ def ensure_controlled(run_id: str) -> bool:
         # In this order: a controller leaves only after its run has settled.
         if read_record(journal).settled is not None or folder.controller_pid() is not None:
             return False
-        journal.append(Kind.CONTROLLER_REPAIRED.value, at=time.time())
+        journal.append(Kind.CONTROLLER_REPAIRED.value, at=folder.clock().now())
     start_controller(run_id)
     return True
 
@@ -142,12 +143,11 @@ def _whole_story(folder: RunFolder) -> Iterator[HistoryLine]:
 
 def list_runs() -> list[RunSummary]:
     """Return all runs of this machine, newest first; one with a damaged journal as lost."""
-    now = time.time()
     summaries = []
     for run_id in known_runs():
         folder = RunFolder(runs_folder() / run_id)
         try:
-            summaries.append(run_summary(_record(folder), now=now))
+            summaries.append(run_summary(_record(folder), now=folder.clock().now()))
         except JournalDamaged:
             lost = RunSummary(
                 run_id=run_id,
@@ -158,6 +158,11 @@ def list_runs() -> list[RunSummary]:
             )
             summaries.append(lost)
     return summaries
+
+
+def now(run_id: str) -> float:
+    """Return what time it is in a run: this machine's, as if no jump of its clock had been."""
+    return RunFolder(runs_folder() / run_id).clock().now()
 
 
 def settled(picture: RunView) -> bool:
@@ -178,28 +183,15 @@ def logs(run_id: str, follow: bool = False) -> Iterator[LogLine]:
     """
     folder = folder_of(run_id)
     record = _record(folder)
-    launcher = launcher_for(_spec_of(record), folder.path)
-    readers: dict[tuple[int, int], NodeLog] = {}
+    printed = RunLog(launcher_for(_spec_of(record), folder.path))
     while True:
         # The record is read before the logs, so that nothing printed before its end is missed.
-        for attempt in record.attempts:
-            if attempt.in_place:
-                continue  # its nodes go on printing into the logs of the attempt before
-            for node in range(attempt.nodes):
-                reader = readers.setdefault(
-                    (attempt.number, node),
-                    NodeLog(launcher, attempt.cluster, attempt=attempt.number, node=node),
-                )
-                yield from reader.lines(final=not follow or _is_over(record, attempt.cluster))
-        if not follow or record.settled is not None:
+        last = not follow or record.settled is not None
+        yield from printed.lines(record, last=last)
+        if last:
             return
         time.sleep(_LOG_POLL_S)
         record = _caught_up(folder, record)
-
-
-def _is_over(record: RunRecord, cluster: str) -> bool:
-    """Return True once nothing more is printed on a cluster, by any attempt."""
-    return all(a.end is not None for a in record.attempts if a.cluster == cluster)
 
 
 # ---------------------------------------------------------------- steering
@@ -241,19 +233,20 @@ def resume(
     start_controller(run_id)
 
 
-def adopt(url: str) -> str:
+def adopt(url: str, tell: Callable[[str], None] = lambda _: None) -> str:
     """Rebuild a run's journal from its store alone and return the run's id.
 
     A damaged journal is moved aside, never deleted. A run whose nodes still live gets a
-    controller; any other comes to rest, for `resume` to go on.
+    controller; any other comes to rest, for `resume` to go on. `tell` hears what is waited for.
 
     Raises:
         UsageError: there is no run at `url`, or its journal is whole.
     """
     from spotguard.control.adopt import adopt_run
 
-    folder = adopt_run(url)
-    ensure_controlled(folder.run_id)
+    folder = adopt_run(url, tell)
+    if ensure_controlled(folder.run_id):
+        tell("its nodes live: a controller of this machine has taken them over")
     return folder.run_id
 
 
@@ -282,6 +275,6 @@ def _wish(run_id: str, kind: Kind) -> bool:
     with folder.journal() as journal:
         if read_record(journal).settled is not None:
             return False
-        journal.append(kind.value, at=time.time())
+        journal.append(kind.value, at=folder.clock().now())
     ensure_controlled(run_id)
     return True

@@ -19,7 +19,7 @@ from spotguard.control.leftovers import Findings
 from spotguard.control.orphans import find_leftovers
 from spotguard.control.store_trial import MAX_SKEW_S, StoreTrial
 from spotguard.errors import SpotguardError
-from spotguard.spec.home import spotguard_home
+from spotguard.spec.home import default_store, keep_private, spotguard_home
 from spotguard.storage import open_store
 from spotguard.storage.whoami import who_am_i
 from spotguard.units import format_bytes, format_duration
@@ -136,7 +136,9 @@ def examine(
     home = spotguard_home()
     tell("importing torch")
     checks = [check_python(), check_torch(), check_home(home), check_clock()]
-    found, trial = check_store(store or str(home / "store"), tell)
+    store = store or str(default_store(home))
+    keep_private(store)
+    found, trial = check_store(store, tell)
     tell("looking at this machine's runs")
     checks += [*found, check_disk(home), *check_extras(), *check_runs()]
     clusters = Findings()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spotguard.control.view import AttemptView, RunView
+    from spotguard.spec.model import JobSpec
 
 _STEPS = 60
 _SPEED_UP = 40.0
@@ -75,8 +76,9 @@ def run_drill(
         JobFailed: the undisturbed run fails already.
     """
     folder = spotguard_home() / "drills" / f"{time.strftime('%y%m%d-%H%M%S')}-{os.getpid()}"
-    folder.mkdir(parents=True, mode=0o700)
     drill = _Drill(folder, script, args, flags, options, on_progress)
+    drill.check()
+    folder.mkdir(parents=True, mode=0o700)
     report = drill.run()
     if report.passed:
         shutil.rmtree(folder, ignore_errors=True)
@@ -101,6 +103,12 @@ class _Drill:
         self._flags = flags
         self._options = options
         self._say = on_progress
+
+    def check(self) -> None:
+        """Raise what is wrong with the script, the settings or the options; train nothing."""
+        plays = self._plays(self._options.steps or _STEPS)
+        for nodes in (str(self._options.nodes), f"1:{self._options.nodes}"):
+            api.launcher_for(self._spec("checked", nodes=nodes, plays=plays), self._folder)
 
     def run(self) -> DrillReport:
         self._say("undisturbed run ...")
@@ -140,6 +148,14 @@ class _Drill:
 
     def _job(self, name: str, *, nodes: str, plays: list[_Play]) -> RunView:
         """Run the job to its end under a home of its own, and return its picture."""
+        spec = self._spec(name, nodes=nodes, plays=plays)
+        with _home(self._folder):
+            run_id = api.create_run(spec)
+            api.start_controller(run_id)
+            return self._wait(run_id)
+
+    def _spec(self, name: str, *, nodes: str, plays: list[_Play]) -> JobSpec:
+        """Return the job of one of the two runs."""
         steps = self._options.steps or _STEPS
         variables = {
             env.MAX_STEPS: str(steps),
@@ -166,10 +182,7 @@ class _Drill:
             args=self._args,
             environ={**environ, **{k: v for k, v in variables.items() if v}},
         ).spec
-        with _home(self._folder):
-            run_id = api.create_run(spec.replace(budget_usd=None, deadline_s=None))
-            api.start_controller(run_id)
-            return self._wait(run_id)
+        return spec.replace(budget_usd=None, deadline_s=None)
 
     def _wait(self, run_id: str) -> RunView:
         told = 0
@@ -182,7 +195,7 @@ class _Drill:
                     told += 1
                     self._say(
                         f"  attempt {attempt.attempt} on {attempt.nodes} nodes: "
-                        f"{attempt.end_reason.label} after step {attempt.last_step}"
+                        f"{attempt.end_reason.told(attempt.saved)} after step {attempt.last_step}"
                     )
                 if api.settled(picture):
                     return picture

@@ -246,7 +246,9 @@ def _not_reproducible(step: int) -> Finding:
         variable="the script",
         label="not reproducible",
         step=step,
-        detail="two runs differ before anything interrupted them; seed what is random in it",
+        detail="two runs differ before anything interrupted them: it draws random numbers before "
+        "spotguard.init(), which seeds them, or has unseeded ones of its own; move init() up, or "
+        "seed them",
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from spotguard.control.fold_attempt import CHANGES_OF_ATTEMPT, end_attempt
-from spotguard.control.journal import damaged
+from spotguard.control.journal import making_sense
 from spotguard.control.record import (
     JOB_PREFIX,
     Allotment,
@@ -21,9 +22,9 @@ from spotguard.control.record import (
     offer_from_json,
 )
 from spotguard.control.snapshot import newest_snapshot
-from spotguard.control.untrusted import integer
 from spotguard.events.event import JobEvent
 from spotguard.events.states import EndReason, RunState
+from spotguard.events.untrusted import integer, objects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
     from spotguard.control.journal import Entry, Journal
 
 _MAX_WARNINGS = 20
+_FAILED_SAVE = re.compile(r"attempt \d+: the save at step (\d{1,18}) failed: ")
 _MAX_UNTOLD = 20
+_LONGEST_WARNING = 2000
 
 
 def fold(entries: Iterable[Entry], record: RunRecord | None = None) -> RunRecord:
@@ -56,11 +59,9 @@ def fold(entries: Iterable[Entry], record: RunRecord | None = None) -> RunRecord
 
 def read_record(journal: Journal) -> RunRecord:
     """Return what an open journal says; `JournalDamaged` if it makes no sense."""
-    try:
+    with making_sense(journal.path):
         record = newest_snapshot(journal)
         return fold(journal.read(record.seq if record else 0), record)
-    except (ValueError, KeyError, TypeError) as problem:
-        raise damaged(journal.path, f"its events make no sense ({problem})") from problem
 
 
 def apply(record: RunRecord, entry: Entry) -> RunRecord:
@@ -132,17 +133,25 @@ def _went_on(record: RunRecord, entry: Entry) -> RunRecord:
 
 
 def _launched(record: RunRecord, _: Entry) -> RunRecord:
-    search = Search(tried=record.tried, rounds=record.rounds, waiting_since=record.waiting_since)
-    return replace(record, tried=(), rounds=0, waiting_since=None, retry_at=None, search=search)
+    search = Search(
+        tried=record.tried,
+        mendable=record.mendable,
+        rounds=record.rounds,
+        waiting_since=record.waiting_since,
+    )
+    record = replace(record, tried=(), mendable=False, refusal="")
+    return replace(record, rounds=0, waiting_since=None, retry_at=None, search=search)
 
 
 def _no_capacity(record: RunRecord, entry: Entry) -> RunRecord:
     number = int(entry.attempt or 0)
+    asked = [attempt.intended_at for attempt in record.attempts if attempt.number == number]
     if entry.data.get("late") and record.search is not None:  # it had counted as launched
         search = record.search
         record = replace(
             record,
             tried=search.tried,
+            mendable=search.mendable,
             rounds=search.rounds,
             waiting_since=search.waiting_since,
         )
@@ -152,7 +161,11 @@ def _no_capacity(record: RunRecord, entry: Entry) -> RunRecord:
         next_number=number,
         refused=record.refused + 1,
         tried=(*record.tried, (entry.data["nodes"], entry.data["place"])),
-        waiting_since=entry.at if record.waiting_since is None else record.waiting_since,
+        mendable=record.mendable or not entry.data.get("lasting"),
+        refusal=entry.data.get("problem", ""),
+        waiting_since=min([entry.at, *asked])  # a cloud may need a minute to say no
+        if record.waiting_since is None
+        else record.waiting_since,
     )
 
 
@@ -165,6 +178,7 @@ def _waiting(record: RunRecord, entry: Entry) -> RunRecord:
     return replace(
         record,
         tried=(),
+        mendable=False,
         rounds=record.rounds + 1,
         retry_at=entry.data["retry_at"],
         waiting_since=since,
@@ -197,6 +211,8 @@ def _resumed(record: RunRecord, entry: Entry) -> RunRecord:
         settled=None,
         alerted=(),
         tried=(),
+        mendable=False,
+        refusal="",
         rounds=0,
         waiting_since=None,
         retry_at=None,
@@ -222,13 +238,12 @@ def _told(record: RunRecord, entry: Entry) -> RunRecord:
 def _total_steps(record: RunRecord, entry: Entry) -> RunRecord:
     total = integer(entry.data, "total_steps")
     record = record if total is None else replace(record, total_steps=total)
-    for skipped in entry.data.get("skipped") or ():
-        if isinstance(skipped, dict):
-            record = _warn(
-                record,
-                f"attempt {entry.attempt}: checkpoint {skipped.get('checkpoint')} was passed over: "
-                f"{skipped.get('problem')}",
-            )
+    for skipped in objects(entry.data, "skipped"):
+        record = _warn(
+            record,
+            f"attempt {entry.attempt}: checkpoint {skipped.get('checkpoint')} was passed over: "
+            f"{skipped.get('problem')}",
+        )
     return record
 
 
@@ -236,15 +251,37 @@ def _job_warning(record: RunRecord, entry: Entry) -> RunRecord:
     return _warn(record, f"attempt {entry.attempt}: {entry.data.get('message')}")
 
 
-def _save_failed(record: RunRecord, entry: Entry) -> RunRecord:
+def _set_aside(record: RunRecord, entry: Entry) -> RunRecord:
+    data = entry.data
     return _warn(
-        record,
-        f"attempt {entry.attempt}: the save at step {entry.data.get('step')} failed: "
-        f"{entry.data.get('problem')}",
+        record, f"attempt {entry.attempt}: {data['key']} was passed over: {data['problem']}"
     )
 
 
+def _save_failed(record: RunRecord, entry: Entry) -> RunRecord:
+    step = integer(entry.data, "step")
+    saved = (save.step for each in record.attempts for save in each.saves)
+    if step is not None and any(saved_step >= step for saved_step in saved):
+        return record  # another rank could
+    return _warn(
+        record,
+        f"attempt {entry.attempt}: the save at step {step} failed: {entry.data.get('problem')}",
+    )
+
+
+def _saved_after_all(record: RunRecord, entry: Entry) -> RunRecord:
+    """Take back what was said of a failed save, once that step or a later one is saved."""
+    step = integer(entry.data, "step") or 0
+
+    def stands(warning: str) -> bool:
+        failed = _FAILED_SAVE.match(warning)
+        return failed is None or int(failed[1]) > step
+
+    return replace(record, warnings=tuple(filter(stands, record.warnings)))
+
+
 def _warn(record: RunRecord, sentence: str) -> RunRecord:
+    sentence = sentence[:_LONGEST_WARNING]
     if sentence in record.warnings:
         return record
     return replace(record, warnings=(*record.warnings, sentence)[-_MAX_WARNINGS:])
@@ -269,8 +306,10 @@ _ON_RUN: dict[str, Callable[[RunRecord, Entry], RunRecord]] = {
     Kind.TOLD.value: _told,
     Kind.STORE_LOST.value: lambda record, _: replace(record, store_lost=True),
     Kind.STORE_BACK.value: lambda record, _: replace(record, store_lost=False),
+    Kind.SET_ASIDE.value: _set_aside,
     Kind.PROGRESS.value: _total_steps,
     JOB_PREFIX + JobEvent.STARTED.value: _total_steps,
     JOB_PREFIX + JobEvent.WARNING.value: _job_warning,
     JOB_PREFIX + JobEvent.SAVE_FAILED.value: _save_failed,
+    JOB_PREFIX + JobEvent.SAVED.value: _saved_after_all,
 }

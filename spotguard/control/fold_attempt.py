@@ -19,9 +19,9 @@ from spotguard.control.record import (
     StopAsked,
     thinned,
 )
-from spotguard.control.untrusted import instant, integer, number, text
 from spotguard.events.event import JobEvent
 from spotguard.events.states import EndReason
+from spotguard.events.untrusted import instant, integer, number, seconds, text
 from spotguard.launch.base import NodeEnd
 
 if TYPE_CHECKING:
@@ -122,7 +122,9 @@ def end_attempt(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
         traceback=data["traceback"],
         last_beat_at=number(data, "last_beat_at"),
     )
-    return _end_seen(replace(attempt, end=end, contact_lost_at=None), entry.at)
+    return _end_seen(
+        replace(attempt, end=end, contact_lost_at=None, cloud_silent_at=None), entry.at
+    )
 
 
 def _progress(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
@@ -192,7 +194,7 @@ def _node_exited(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
 
 def _seen_at(entry: Entry) -> float:
     """Return when the controller read what the job wrote at `entry.at`."""
-    return number(entry.data, "seen_at") or entry.at
+    return seconds(entry.data, "seen_at") or entry.at
 
 
 def _job_ended(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
@@ -212,6 +214,7 @@ def _job_ended(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
         traceback=text(data, "traceback"),
         warned=data.get("warned_at") is not None,
         solo=data.get("solo") is True,
+        saved=data["saved"] if isinstance(data.get("saved"), bool) else None,
     )
     if attempt.job_end is not None and _weight(attempt.job_end.reason) <= _weight(reason):
         return attempt
@@ -231,6 +234,8 @@ CHANGES_OF_ATTEMPT: dict[str, Callable[[AttemptRecord, Entry], AttemptRecord]] =
     Kind.NODE_ENDED.value: _node_ended,
     Kind.CONTACT_LOST.value: lambda attempt, entry: replace(attempt, contact_lost_at=entry.at),
     Kind.CONTACT_BACK.value: lambda attempt, _: replace(attempt, contact_lost_at=None),
+    Kind.CLOUD_SILENT.value: lambda attempt, entry: replace(attempt, cloud_silent_at=entry.at),
+    Kind.CLOUD_BACK.value: lambda attempt, _: replace(attempt, cloud_silent_at=None),
     Kind.STOP_ASKED.value: _stop_asked,
     Kind.STOP_WRITTEN.value: _stop_written,
     Kind.DOWN_ASKED.value: _down_asked,

@@ -4,6 +4,7 @@ runs/<run_id>/journal.db         what happened
 runs/<run_id>/controller.lock    held (flock) by the controller for as long as it lives
 runs/<run_id>/controller.log     what the controller printed
 runs/<run_id>/live.json          the newest progress; a cache
+runs/<run_id>/clock.json         where this machine's clock stood, so that no jump of it counts
 runs/<run_id>/local/             the local launcher's clusters
 """
 
@@ -22,10 +23,13 @@ from spotguard.errors import UsageError
 from spotguard.events import keys
 from spotguard.spec.home import spotguard_home
 from spotguard.spec.nearest import nearest
+from spotguard.steady import CLOCK_FILE, clock_kept_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from spotguard.steady import SteadyClock
 
 _RETRY_S = 0.05
 _MADE_AT = re.compile(r"-(\d{6}-\d{6})-[0-9a-f]{4}$")
@@ -61,6 +65,10 @@ class RunFolder:
     def live_path(self) -> Path:
         """The newest progress, for watchers; a cache, lost without harm."""
         return self.path / "live.json"
+
+    def clock(self) -> SteadyClock:
+        """Return the clock by which this machine keeps the run, whatever is done to its own."""
+        return clock_kept_at(self.path / CLOCK_FILE)
 
     def journal(self, *, again: bool = False) -> Journal:
         """Open the run's journal; `again` as in `Journal.open`."""

@@ -30,6 +30,8 @@ _CHECKED_BYTES = 16 << 20
 SQLite still checks each page that it reads."""
 
 _AFTER_ALL = 1 << 62
+NO_SENSE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""What folding raises over events that nobody can have written in earnest."""
 _INDEX = """
 CREATE INDEX IF NOT EXISTS events_by_key ON events (json_extract(data, '$.key'))
 WHERE json_extract(data, '$.key') IS NOT NULL
@@ -71,6 +73,7 @@ class Journal:
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path
         self._connection = connection
+        self._file = _identity(path)
 
     @classmethod
     def create(cls, path: Path) -> Journal:
@@ -130,6 +133,7 @@ class Journal:
         data: Mapping[str, Any] | None = None,
     ) -> int:
         """Write one event down; on return it is on disk. Return its number."""
+        self._check_in_place()
         body = json.dumps(_finite(dict(data or {})), sort_keys=True, allow_nan=False)
         with _translated(self.path):
             cursor = self._connection.execute(
@@ -144,6 +148,7 @@ class Journal:
 
     def read(self, after_seq: int = 0, *, without: Sequence[str] = ()) -> Iterator[Entry]:
         """Yield the same one by one, in little memory however many; leave out some kinds."""
+        self._check_in_place()
         with _translated(self.path):
             yield from map(
                 _entry,
@@ -206,6 +211,17 @@ class Journal:
         with _translated(self.path):
             self._connection.execute("COMMIT")
 
+    def _check_in_place(self) -> None:
+        """Raise `JournalDamaged` if the file is not the one that was opened.
+
+        Who goes on with a file that nobody finds any more acts beside whoever has the new one.
+        """
+        found = _identity(self.path)
+        if found is None:
+            raise damaged(self.path, "the file is missing")
+        if found != self._file:
+            raise damaged(self.path, "another file took its place")
+
     def close(self) -> None:
         """Let go of the file."""
         self._connection.close()
@@ -215,6 +231,14 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _finite(value: Any) -> Any:
@@ -259,7 +283,7 @@ def making_sense(path: Path) -> Iterator[None]:
     """Turn what events raise that make no sense into `JournalDamaged`."""
     try:
         yield
-    except (ValueError, KeyError, TypeError) as problem:
+    except NO_SENSE as problem:
         raise damaged(path, f"its events make no sense ({problem})") from problem
 
 
@@ -309,5 +333,5 @@ def _translated(path: Path) -> Iterator[None]:
             f"The journal {path} could not be used: {problem}. What it holds is intact.",
             hint="Free some space or end what locks the file, then repeat the command.",
         ) from problem
-    except (sqlite3.DatabaseError, ValueError, TypeError) as problem:
+    except (sqlite3.DatabaseError, *NO_SENSE) as problem:
         raise damaged(path, str(problem)) from problem

@@ -14,14 +14,19 @@ import json
 import os
 import secrets
 import socket
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spotguard.errors import AlreadyExists, NotFound, StoreError, UsageError
 from spotguard.events import keys
-from spotguard.units import format_duration, from_iso, to_iso
+from spotguard.events.proven import check_bytes, with_checksum
+from spotguard.events.untrusted import Refused, instant, integer, needed, parse_object, text
+from spotguard.storage.small import get_small
+from spotguard.units import format_duration, to_iso
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from spotguard.storage.base import ObjectStore
@@ -30,6 +35,10 @@ if TYPE_CHECKING:
 RENEW_S = 20.0
 VALID_S = 90.0
 """A lease that was not renewed for so long may be taken over: four renewals were missed."""
+_LOOK_S = 5.0
+"""How often it is looked whether it is time to renew it."""
+_SAFE_S = VALID_S - RENEW_S
+"""Who could not renew it for so long acts no more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,23 +52,27 @@ class Holder:
     renewed_at: float
     released: bool = False
     """It came to an end by itself; the run stays with its machine."""
+    damaged: bool = False
+    """Its word cannot be read: only the store knows when it was given."""
 
     def lives(self, now: float) -> bool:
         """Return whether it may still act."""
         return not self.released and now - self.renewed_at < VALID_S
 
     def is_foreign(self, machine: str) -> bool:
-        """Return whether it is another machine than `machine`; what makes no sense is nobody."""
-        return self.machine not in ("", machine)
+        """Return whether it is, or may be, another machine than `machine`."""
+        return self.damaged or self.machine != machine
 
     def words(self, now: float) -> str:
         """Return who it is and how fresh its word is, for people."""
         age = format_duration(max(0.0, now - self.renewed_at))
+        if self.damaged:
+            return f"a controller whose lease is damaged, and was stored {age} ago"
         return f"a controller on {self.host} (process {self.pid}), which showed itself {age} ago"
 
 
 class Lease:
-    """This process's hold on one run. Not thread-safe."""
+    """This process's hold on one run. Only `keep` may be called from two threads at once."""
 
     def __init__(self, store: ObjectStore, clock: Clock, machine: str) -> None:
         self._store = store
@@ -67,6 +80,7 @@ class Lease:
         self._machine = machine
         self._etag: str | None = None
         self._renewed = self._renewed_wall = float("-inf")
+        self._writing = threading.Lock()
         self.lost_to = ""
         """Who took the run over, in words; empty as long as nobody did."""
 
@@ -114,14 +128,39 @@ class Lease:
         age_s = self._age_s()
         if age_s < RENEW_S:
             return True
+        if not self._writing.acquire(blocking=False):  # the other thread is renewing it
+            return age_s < _SAFE_S
+        try:
+            return self._renew(age_s)
+        finally:
+            self._writing.release()
+
+    def _renew(self, age_s: float) -> bool:
         try:
             self._write(self._etag)
         except AlreadyExists:
             self._look_who()
             return False
         except StoreError:
-            return age_s < VALID_S - RENEW_S
+            return age_s < _SAFE_S
         return True
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Renew it from a thread of its own meanwhile: one call of SkyPilot's may take minutes."""
+        over = threading.Event()
+
+        def renew() -> None:
+            while not over.wait(_LOOK_S):
+                self.keep()
+
+        thread = threading.Thread(target=renew, name="spotguard-lease", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def _age_s(self) -> float:
         """Return the time since the last renewal: the monotonic clock stands still in a sleep."""
@@ -137,9 +176,12 @@ class Lease:
 
     def _look_who(self) -> None:
         """After a lost write: was it another machine, or our own answer that was lost?"""
-        found = read_holder(self._store)
+        try:
+            found = read_holder(self._store)
+        except StoreError:
+            return  # it is looked at again
         if found is None or not found[0].is_foreign(self._machine):
-            with contextlib.suppress(AlreadyExists):  # then it is looked at again
+            with contextlib.suppress(AlreadyExists, StoreError):  # then it is looked at again
                 self._write(None if found is None else found[1])
             return
         self.lost_to = found[0].words(self._clock.now())
@@ -152,7 +194,7 @@ class Lease:
             "renewed_at": to_iso(self._clock.now()),
             "released": released,
         }
-        raw = json.dumps(body, sort_keys=True).encode()
+        raw = with_checksum(json.dumps(body, sort_keys=True).encode())
         self._etag = self._store.put(keys.LEASE, raw, if_absent=etag is None, if_match=etag)
         self._renewed, self._renewed_wall = self._clock.monotonic(), self._clock.now()
 
@@ -193,21 +235,22 @@ def read_holder(store: ObjectStore) -> tuple[Holder, str] | None:
     if found is None:
         return None
     try:
-        body = json.loads(store.get(keys.LEASE))
-        return (
-            Holder(
-                machine=str(body["machine"]),
-                host=str(body["host"]),
-                pid=int(body["pid"]),
-                renewed_at=from_iso(body["renewed_at"]),
-                released=body.get("released") is True,
-            ),
-            found.etag,
+        raw = get_small(store, keys.LEASE, info=found)
+        check_bytes(raw, "the lease")
+        body = parse_object(raw, "the lease")
+        holder = Holder(
+            machine=needed(text(body, "machine") or None, "machine"),
+            host=needed(text(body, "host"), "host"),
+            pid=needed(integer(body, "pid"), "process"),
+            renewed_at=needed(instant(body, "renewed_at"), "instant"),
+            released=body.get("released") is True,
         )
+        return holder, found.etag
     except NotFound:
         return None
-    except (ValueError, KeyError, TypeError):  # not one of ours: it holds nothing
-        return Holder(machine="", host="unknown", pid=0, renewed_at=0.0), found.etag
+    except Refused:  # somebody may hold the run by it: nobody may act until it is old
+        at = found.modified_at or 0.0
+        return Holder(machine="", host="unknown", pid=0, renewed_at=at, damaged=True), found.etag
 
 
 def machine_id(home: Path) -> str:

@@ -40,9 +40,24 @@ class Ledger:
 
     def copy(self, key: str, event: Event) -> None:
         """Write down what the job reported."""
-        data = journal_data(key, event, seen_at=self._clock.now())
-        self._journal.append(JOB_PREFIX + event.kind, at=event.at, attempt=event.attempt, data=data)
+        seen_at = self._clock.now()
+        data = journal_data(key, event, seen_at=seen_at)
+        at = self._believable(event, seen_at)
+        self._journal.append(JOB_PREFIX + event.kind, at=at, attempt=event.attempt, data=data)
         self.catch_up()
+
+    def set_aside(self, attempt: int, key: str, problem: str) -> None:
+        """Write down that what has this key makes no sense, unless that is known already."""
+        if not self.knows(key):
+            self.write(Kind.SET_ASIDE, {"key": key, "problem": problem}, attempt=attempt)
+
+    def _believable(self, event: Event, seen_at: float) -> float:
+        """Return when it happened: not after it was read, nor before its attempt was launched.
+
+        A job corrects its own times; where one could not, hours that never were must not count.
+        """
+        begun = [each.intended_at for each in self.record.attempts if each.number == event.attempt]
+        return min(max(event.at, *begun, 0.0), seen_at)
 
     def catch_up(self) -> None:
         """Fold in what was written since, by us or by a command of the user."""

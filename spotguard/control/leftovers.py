@@ -19,8 +19,11 @@ class Fate(str, Enum):
 
     WANTED = "wanted"
     ORPHAN = "orphan"
+    """Its run is at rest, or neither its controller nor its job gives a sign of life."""
+    TRAINING = "training"
+    """Its controller is silent, and its job trains on. Ended only by its name."""
     UNSURE = "unsure"
-    """Who knows could not be asked. Never ended by itself."""
+    """Who knows could not be asked. Ended only by its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +35,9 @@ class Verdict:
     run_goes_on: bool = False
     """This machine knows the run, which has not come to rest and is on this cluster."""
     adoptable: bool = False
-    """This machine does not know the run, and its store does."""
+    """The run can be brought to this machine, which does not know it or not its newest part."""
+    training_at_step: int | None = None
+    """The step of a job that gave a sign of life a moment ago; None if it is silent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,16 +47,19 @@ class Leftover:
     cluster: OurCluster
     verdict: Verdict
     looked_at: float
-    training_at_step: int | None = None
-    """The step that its job reported within the last minute; None if it is silent."""
     ended: bool = False
     problem: str = ""
     """Why it could not be ended."""
 
     @property
     def is_orphan(self) -> bool:
-        """False if it could not be found out whether somebody wants it."""
+        """False if its job trains, or if nobody can say whether it is wanted."""
         return self.verdict.fate is Fate.ORPHAN
+
+    @property
+    def training_at_step(self) -> int | None:
+        """The step of a job that gave a sign of life a moment ago; None if it is silent."""
+        return self.verdict.training_at_step
 
     @property
     def usd_per_h(self) -> float | None:
@@ -73,7 +81,9 @@ class Leftover:
         """The command that ends it."""
         if self.verdict.run_goes_on:
             return f"spotguard down {self.cluster.run_id}"
-        return f"sky down -y {self.cluster.name}"
+        if self.is_orphan:
+            return f"sky down -y {self.cluster.name}"
+        return f"spotguard doctor --end {self.cluster.name}"
 
     @property
     def keep_with(self) -> str:

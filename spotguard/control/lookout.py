@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from spotguard.control.fold_attempt import progress_of
 from spotguard.control.machine import Observation
+from spotguard.control.market import may_regrow
 from spotguard.control.news import JobNews
 from spotguard.control.record import Kind
 from spotguard.errors import SpotguardError, StoreError
-from spotguard.launch.base import ClusterState, ClusterView, NodeEnd
+from spotguard.launch.base import ClusterState, ClusterView, KnowsFreeNodes, NodeEnd
 from spotguard.launch.regroup import read_group
 from spotguard.storage.urls import is_folder
 
@@ -101,6 +102,7 @@ class Lookout:
         beat_at = watched.beat_seen_at
         return Observation(
             cluster=cluster,
+            free_nodes=self._free_nodes(attempt),
             group=self._group(attempt),
             news_complete=complete,
             silence_s=None if beat_at is None else now - beat_at,
@@ -131,6 +133,13 @@ class Lookout:
             return False
         silent_after_s = _SILENT_AFTER_S + self._pace * _BEATS_EVERY_S
         return self._clock.monotonic() - seen_at < silent_after_s
+
+    def _free_nodes(self, attempt: AttemptRecord) -> int | None:
+        """Ask who knows, where more nodes would be taken: those that it has are not given up."""
+        if not may_regrow(self._ledger.record, attempt):
+            return None
+        launcher = self._launcher
+        return launcher.free_nodes(attempt.offer) if isinstance(launcher, KnowsFreeNodes) else None
 
     def note_progress(self, attempt: AttemptRecord) -> None:
         """Write the newest progress down, unless the record has it."""
@@ -180,9 +189,11 @@ class Lookout:
         if current is None or current.job_end is None:
             return None
         try:
-            return read_group(self._store, attempt.number + 1)
+            group = read_group(self._store, attempt.number + 1)
         except StoreError:
             return None  # it is read again, and the lost store is noted where events are read
+        is_ours = group is not None and set(group.nodes) <= set(attempt.cluster_nodes)
+        return group if is_ours else None
 
     def _read_store(self, attempt: AttemptRecord, *, over: bool) -> bool:
         """Copy what the job wrote into the journal; return whether all of it could be read."""
@@ -215,9 +226,11 @@ class Lookout:
         if not beats:
             return
         watched = self._watched
-        newest_at = max(beat.at for beat in beats)
-        if newest_at != watched.beat_at:
-            watched.beat_at, watched.beat_seen_at = newest_at, self._clock.monotonic()
+        signs = {beat.node: beat.at for beat in beats}
+        if signs != watched.signs:  # of any node: one whose clock is ahead must not hide the others
+            watched.signs, watched.beat_seen_at = signs, self._clock.monotonic()
+            watched.beat_at = min(max(signs.values()), self._clock.now())
+        newest_at = watched.beat_at or self._clock.now()
         furthest = max(beats, key=lambda beat: (beat.step, beat.at))
         watched.step = max(watched.step, furthest.step)
         watched.progress = progress_of({**furthest.__dict__, "step": watched.step}, newest_at)
@@ -249,6 +262,8 @@ class _Watched:
         self.reached_at = now
         self.news_at = float("-inf")
         self.beats_at = float("-inf")
+        self.signs: dict[int, float] = {}
+        """Each node's last sign of life, by its own clock."""
         self.beat_at: float | None = None
         self.beat_seen_at: float | None = None
         self.store_lost_at: float | None = None

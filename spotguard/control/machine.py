@@ -24,10 +24,12 @@ from spotguard.control.actions import (
     Intend,
     Launch,
     LoseContact,
+    LoseSight,
     NoteLaunched,
     NoteRefused,
     NoteUp,
     RegainContact,
+    RegainSight,
     SendDown,
     Settle,
     Wait,
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 
 ALERT_PERCENTS = (50, 80, 95)
 EXIT_UNFINISHED = 75
+_ROUNDS_OF_DOUBT = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +69,8 @@ class Observation:
     """Seconds since the last heartbeat; None if there never was one."""
     unreachable_s: float = 0.0
     """Seconds since the launcher could last say anything of the cluster."""
+    free_nodes: int | None = None
+    """Nodes that are free where the attempt is, beside its own; None is unknown."""
     group: Group | None = None
     """The nodes that began the next attempt in place."""
     offers: tuple[Offer, ...] = ()
@@ -102,6 +107,8 @@ def state_of(record: RunRecord) -> RunState:
         return RunState.DRAINING
     if attempt.contact_lost_at is not None or record.store_lost:
         return RunState.CONTACT_LOST
+    if attempt.cloud_silent_at is not None:
+        return RunState.CLOUD_SILENT
     return RunState.LAUNCHING if attempt.started_at is None else RunState.RUNNING
 
 
@@ -146,7 +153,7 @@ def _settled_by(last: AttemptRecord) -> Settle | None:
     if state is None:
         return None
     reason = last.end.reason
-    words = reason.hint if reason is EndReason.FINISHED else reason.label
+    words = reason.hint if reason is EndReason.FINISHED else reason.told(last.saved)
     detail = words if last.end.detail in ("", words) else f"{words}: {last.end.detail}"
     return Settle(state=state, detail=detail, exit_code=exit_code)
 
@@ -194,17 +201,36 @@ def _next_launch(
 
 
 def _no_capacity(record: RunRecord, now: float, policy: Policy) -> Action:
+    if record.tried and not record.mendable and record.rounds >= _rounds_of_doubt(record):
+        return Settle(
+            state=RunState.FAILED,
+            detail=f"the launch failed: {record.refusal}",
+            exit_code=EnvironmentFailure.exit_code,
+        )
     since = now if record.waiting_since is None else record.waiting_since
     if now - since >= policy.capacity_patience_s:
         return Settle(
             state=RunState.PAUSED,
             detail=f"no place had {record.limits.nodes_min} node(s) for "
-            f"{format_duration(now - since)}",
+            f"{format_duration(now - since)}{_in_words(record.refusal)}",
             exit_code=NoCapacityError.exit_code,
         )
     # The exponent is capped so that a long wait cannot overflow a float.
     delay_s = policy.capacity_backoff_s * 2.0 ** min(record.rounds, 30)
     return BackOff(now + min(delay_s, policy.capacity_backoff_max_s))
+
+
+def _rounds_of_doubt(record: RunRecord) -> int:
+    """Return how many rounds are waited although no wait is said to mend what was refused.
+
+    What has worked in this run before may be away for a moment: a name service, a role.
+    """
+    worked = any(attempt.started_at is not None for attempt in record.attempts)
+    return _ROUNDS_OF_DOUBT if worked else 0
+
+
+def _in_words(refusal: str) -> str:
+    return f": {refusal}" if refusal else ""
 
 
 def _price_forbids(record: RunRecord, offer: Offer) -> bool:
@@ -262,6 +288,9 @@ def _launching(
         )
     if record.wish is not None:
         return Drop("you asked to stop before it was launched")
+    down_at = attempt.allotment.down_at
+    if down_at is not None and now >= down_at - policy.useful_s:
+        return Drop("what was allotted to it is used up, and nothing was started")
     if now - attempt.intended_at > policy.intent_valid_s:
         return Drop("it was not launched in time, and nothing was started")
     return Launch()
@@ -277,7 +306,7 @@ def _living(
 ) -> Action:
     job = attempt.job_end
     if seen.group is not None and job is not None and job.reason in GO_ON_AFTER:
-        return _go_on(record, attempt, seen.group, cluster, policy)
+        return _go_on(record, attempt, seen.group, cluster, now, policy)
     if cluster.state in (ClusterState.REFUSED, ClusterState.FAILED):
         return _never_came(attempt, cluster, now)
     if cluster.state in (ClusterState.GONE, ClusterState.ABSENT):
@@ -288,7 +317,7 @@ def _living(
         return _pursue_down(attempt, now, policy)
     return (
         _end_due(record, attempt, seen, cluster, now, policy)
-        or _stop_due(record, attempt, now, policy)
+        or _stop_due(record, attempt, seen, now, policy)
         or _contact(attempt, seen, cluster, policy)
         or Wait()
     )
@@ -300,7 +329,7 @@ def _never_came(attempt: AttemptRecord, cluster: ClusterView, now: float) -> Act
         gone_at = attempt.intended_at if attempt.up_at is None else now
         return _conclude(attempt, replace(cluster, gone_at=gone_at), now)
     if cluster.state is ClusterState.REFUSED:
-        return NoteRefused(cluster.detail)
+        return NoteRefused(cluster.detail, lasting=cluster.lasting)
     return Conclude(
         reason=EndReason.LAUNCH_FAILED,
         detail=cluster.detail,
@@ -320,8 +349,9 @@ def _end_due(
     """Return the order to take the nodes down, if it is time for it."""
     limit = attempt.allotment
     job, stop = attempt.job_end, attempt.stop
-    if attempt.launch_problem is not None:
-        return AskDown(EndReason.LAUNCH_FAILED, attempt.launch_problem)
+    launch_problem = cluster.detail if cluster.lasting else attempt.launch_problem
+    if launch_problem is not None:
+        return AskDown(EndReason.LAUNCH_FAILED, launch_problem)
     if record.wish is Kind.USER_DOWN:
         return AskDown(EndReason.STOPPED, "you asked to release the nodes at once")
     if record.wish is Kind.USER_STOP and attempt.started_at is None:
@@ -367,9 +397,11 @@ def _go_on(
     attempt: AttemptRecord,
     group: Group,
     cluster: ClusterView,
+    now: float,
     policy: Policy,
 ) -> GoOn:
     """Take note of an attempt in place; what it may spend follows from its own nodes."""
+    group = replace(group, at=min(max(group.at, attempt.intended_at), now))
     gone = _conclude(attempt, cluster, group.at)
     verdict = replace(
         gone, gone_at=group.at, training_ended_at=min(gone.training_ended_at, group.at)
@@ -387,7 +419,7 @@ def _go_on(
 
 
 def _stop_due(
-    record: RunRecord, attempt: AttemptRecord, now: float, policy: Policy
+    record: RunRecord, attempt: AttemptRecord, seen: Observation, now: float, policy: Policy
 ) -> Action | None:
     """Return the request that the job save and stop, if it is time for it."""
     stop, limit = attempt.stop, attempt.allotment
@@ -401,7 +433,9 @@ def _stop_due(
         return AskToStop(EndReason.BUDGET)
     if limit.deadline_stop_at is not None and now >= limit.deadline_stop_at:
         return AskToStop(EndReason.DEADLINE)
-    if regrow_due(record, attempt, now, policy) or back_to_spot_due(record, attempt, now, policy):
+    if regrow_due(record, attempt, now, policy, free_nodes=seen.free_nodes):
+        return AskToStop(EndReason.RESIZED)
+    if back_to_spot_due(record, attempt, now, policy):
         return AskToStop(EndReason.RESIZED)
     return None
 
@@ -409,17 +443,28 @@ def _stop_due(
 def _contact(
     attempt: AttemptRecord, seen: Observation, cluster: ClusterView, policy: Policy
 ) -> Action | None:
-    """Silence is a state, not a verdict: nothing is killed for it."""
+    """Silence is a state, not a verdict: nothing is killed for it.
+
+    Contact is lost where nothing is heard of the job. A launcher that says nothing while its job
+    gives signs of life is another state.
+    """
     if attempt.node_ends or attempt.job_end is not None:
         return None  # it is silent because it is ending, and is already seen to
     patience_s = policy.contact_patience_s
-    if seen.unreachable_s > patience_s:
-        problem = f"the cluster cannot be asked: {cluster.detail or 'no answer'}"
-    elif (seen.silence_s or 0.0) > patience_s:
-        problem = f"no heartbeat for {format_duration(seen.silence_s)}"
-    else:
-        return None if attempt.contact_lost_at is None else RegainContact()
-    return LoseContact(problem) if attempt.contact_lost_at is None else None
+    unseen = seen.unreachable_s > patience_s
+    asked = f"the cluster cannot be asked: {cluster.detail or 'no answer'}"
+    problems = [asked] if unseen else []
+    heard = seen.silence_s is not None and seen.silence_s <= patience_s
+    if seen.silence_s is not None and not heard:
+        problems.insert(0, f"no heartbeat for {format_duration(seen.silence_s)}")
+    if problems and not heard:
+        lost = LoseContact("; ".join(problems))
+        return lost if attempt.contact_lost_at is None else None
+    if attempt.contact_lost_at is not None:
+        return RegainContact()
+    if unseen:
+        return LoseSight(asked) if attempt.cloud_silent_at is None else None
+    return None if attempt.cloud_silent_at is None else RegainSight()
 
 
 def _pursue_down(attempt: AttemptRecord, now: float, policy: Policy) -> Action:
@@ -434,7 +479,7 @@ def _pursue_down(attempt: AttemptRecord, now: float, policy: Policy) -> Action:
 
 def _conclude(attempt: AttemptRecord, cluster: ClusterView, now: float) -> Conclude:
     verdict = judge(attempt)
-    gone_at = now if cluster.gone_at is None else cluster.gone_at
+    gone_at = now if cluster.gone_at is None else min(cluster.gone_at, now)
     if cluster.state is ClusterState.ABSENT:
         # A launcher that forgot the cluster (the run was adopted elsewhere): what was seen last.
         gone_at = _last_sign_at(attempt)

@@ -7,6 +7,7 @@ took nodes a while ago is asked last.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from spotguard.control import meter
@@ -69,25 +70,49 @@ def back_to_spot_due(record: RunRecord, attempt: AttemptRecord, now: float, poli
     return now - attempt.intended_at >= policy.back_to_spot_after_s
 
 
-def regrow_due(record: RunRecord, attempt: AttemptRecord, now: float, policy: Policy) -> bool:
+def may_regrow(record: RunRecord, attempt: AttemptRecord) -> bool:
+    """Tell whether an attempt trains on fewer nodes than the run may have."""
+    return attempt.nodes < record.limits.nodes_max and attempt.started_at is not None
+
+
+def regrow_due(
+    record: RunRecord,
+    attempt: AttemptRecord,
+    now: float,
+    policy: Policy,
+    *,
+    free_nodes: int | None = None,
+) -> bool:
     """Tell whether an attempt on few nodes shall be saved and launched anew on as many as may be.
 
-    The gain, should all of them be had, must be worth twice the start that it costs; each refusal
-    in this run doubles the time until the next try.
+    Not where it is known that none is free (`free_nodes`; None is unknown). The gain, should all of
+    them be had, must be worth twice the start that it costs; each try in a row that brought no more
+    nodes doubles the time until the next one.
     """
-    if attempt.nodes >= record.limits.nodes_max or attempt.started_at is None:
+    if free_nodes == 0 or not may_regrow(record, attempt):
         return False
     age_s = now - attempt.intended_at
     if policy.regrow_startups is None:  # only what went on in place can have left nodes behind
         return attempt.in_place and age_s >= policy.regrow_after_s
     start_s = meter.startup_s(attempt, now)
-    refusals = min(record.refused, _MOST_DOUBLINGS)
-    if age_s < policy.regrow_startups * start_s * 2**refusals:
+    doublings = min(_tries_in_vain(record), _MOST_DOUBLINGS)
+    if age_s < policy.regrow_startups * start_s * 2**doublings:
         return False
     left_s = work_left_s(record, attempt.nodes)
     if left_s is None:
         return False
     return left_s * (1 - attempt.nodes / record.limits.nodes_max) > 2 * start_s
+
+
+def _tries_in_vain(record: RunRecord) -> int:
+    """Return how many times in a row nodes were given up, up to now, and no more came of it."""
+    count = 0
+    for before, after in reversed(tuple(pairwise(record.attempts))):
+        resized = before.end is not None and before.end.reason is EndReason.RESIZED
+        if not resized or after.nodes > before.nodes:
+            break
+        count += 1
+    return count
 
 
 def work_left_s(record: RunRecord, nodes: int) -> float | None:

@@ -10,17 +10,21 @@ from __future__ import annotations
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from spotguard.errors import NotFound
 from spotguard.events import keys
+from spotguard.events.chunk import MOST_BYTES as CHUNK_BYTES
 from spotguard.events.chunk import unpack
 from spotguard.events.event import Event, Heartbeat, JobEvent
+from spotguard.events.untrusted import MOST_BYTES, Refused
+from spotguard.storage.small import get_small
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from spotguard.storage.base import ObjectStore
+    from spotguard.storage.base import ObjectInfo, ObjectStore
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +39,11 @@ class Memory(Protocol):
     """What has been read, by keys: outlives the controller, and takes no memory of its process."""
 
     def knows(self, key: str) -> bool:
-        """Tell whether this event, or all of this chunk, has been read."""
+        """Tell whether this event, or all of this chunk, has been read or set aside."""
+        ...
+
+    def set_aside(self, attempt: int, key: str, problem: str) -> None:
+        """Remember, and tell once, that what has this key makes no sense."""
         ...
 
     def note_chunk(self, attempt: int, key: str) -> None:
@@ -50,8 +58,6 @@ class JobNews:
         """`memory` must know each event by the time at which the next one is asked for."""
         self._store = store
         self._memory = memory
-        self._foreign: set[str] = set()
-        """Keys of what is no event."""
         self._newest_at: dict[int, float] = {}
 
     def events(self, attempt: int, *, all_of_them: bool) -> Iterator[tuple[str, Event]]:
@@ -66,31 +72,33 @@ class JobNews:
         while gone:
             gone = False
             for info in self._store.list(keys.events(attempt), start_after=start_after):
-                if info.key in self._foreign or self._memory.knows(info.key):
+                if self._memory.knows(info.key):
                     continue
                 try:
-                    raw = self._store.get(info.key)
+                    yield from self._new_in(attempt, info)
                 except NotFound:  # merged a moment ago
                     gone = True
-                    continue
-                yield from self._new_in(attempt, info.key, raw)
 
-    def _new_in(self, attempt: int, stored: str, raw: bytes) -> Iterator[tuple[str, Event]]:
+    def _new_in(self, attempt: int, info: ObjectInfo) -> Iterator[tuple[str, Event]]:
         """Yield what an object holds and was not read before; then remember the object."""
-        is_chunk, told = keys.is_chunk(stored), False
-        for key, event in _events_of(stored, raw):
-            if not (is_chunk and self._memory.knows(key)):
-                yield key, event
-            told = True
-            self._newest_at[attempt] = max(self._newest_at.get(attempt, 0.0), event.at)
+        is_chunk, newest_at = keys.is_chunk(info.key), self._newest_at.get(attempt, 0.0)
+        for key, event in _events_of(self._store, info):
+            if isinstance(event, Refused):
+                self._memory.set_aside(attempt, key, str(event))
+            elif event.attempt != attempt:
+                self._memory.set_aside(attempt, key, f"it is of attempt {event.attempt}")
+            else:
+                if not (is_chunk and self._memory.knows(key)):
+                    yield key, event
+                newest_at = max(newest_at, event.at)
+        # What was stored before the store's own "now" is not of the future, whatever it says.
+        self._newest_at[attempt] = min(newest_at, info.modified_at or newest_at)
         if is_chunk:
-            self._memory.note_chunk(attempt, stored)
-        elif not told:
-            self._foreign.add(stored)
+            self._memory.note_chunk(attempt, info.key)
 
     def beats(self, attempt: int) -> list[Heartbeat]:
         """Return the last sign of life of each node."""
-        return read_beats(self._store, attempt)
+        return read_beats(self._store, attempt, partial(self._memory.set_aside, attempt))
 
     def _start_after(self, attempt: int) -> str:
         newest_at = self._newest_at.get(attempt)
@@ -99,25 +107,28 @@ class JobNews:
         return keys.event(attempt, at=max(0.0, newest_at - _LOOK_BACK_S), node=0, rank=0, count=0)
 
 
-def read_beats(store: ObjectStore, attempt: int) -> list[Heartbeat]:
-    """Return the last sign of life of each node of an attempt."""
+def read_beats(
+    store: ObjectStore, attempt: int, refuse: Callable[[str, str], None] | None = None
+) -> list[Heartbeat]:
+    """Return the last sign of life of each node; `refuse` gets key and problem of other things."""
     beats = []
     for info in store.list(keys.heartbeats(attempt)):
         try:
-            beat = Heartbeat.from_json(store.get(info.key))
+            beats.append(Heartbeat.from_json(get_small(store, info.key, info=info)))
         except NotFound:
             continue
-        except ValueError as problem:
-            log.warning("passed over %s: %s", info.key, problem)
-            continue
-        if isinstance(beat.step, int) and isinstance(beat.at, (int, float)):
-            beats.append(beat)
+        except Refused as problem:
+            (refuse or _log_refused)(info.key, str(problem))
     return beats
+
+
+def _log_refused(key: str, problem: str) -> None:
+    log.warning("passed over %s: %s", key, problem)
 
 
 def newest_events(store: ObjectStore, attempt: int) -> list[Event]:
     """Return the events that are not merged, by time: of each writer at least the last 16."""
-    found = [info.key for info in store.list(keys.events(attempt)) if not keys.is_chunk(info.key)]
+    found = [info for info in store.list(keys.events(attempt)) if not keys.is_chunk(info.key)]
     return [event for _, event in _read(store, found)]
 
 
@@ -139,15 +150,15 @@ def recall(store: ObjectStore, attempt: int) -> Past:
     Of a writer with many chunks the first is read, which has its start, and the last, unless a
     save stands alone. In between are saves that newer ones made obsolete.
     """
-    found = [info.key for info in store.list(keys.events(attempt))]
+    found = {info.key: info for info in store.list(keys.events(attempt))}
     chunks = [key for key in found if keys.is_chunk(key)]
-    events = dict(_read(store, [key for key in found if not keys.is_chunk(key)]))
+    events = dict(_read(store, [found[key] for key in found if not keys.is_chunk(key)]))
     saved = JobEvent.SAVED.value
     with_save = {keys.writer_of(key) for key, event in events.items() if event.kind == saved}
     first = {keys.writer_of(key): key for key in reversed(chunks)}
     last = {keys.writer_of(key): key for key in chunks if keys.writer_of(key) not in with_save}
     wanted = sorted({*first.values(), *last.values()})
-    events |= dict(_read(store, wanted))
+    events |= dict(_read(store, [found[key] for key in wanted]))
     return Past(
         events=sorted(events.items(), key=lambda pair: pair[1].at),
         chunks=chunks,
@@ -155,34 +166,35 @@ def recall(store: ObjectStore, attempt: int) -> Past:
     )
 
 
-def _read(store: ObjectStore, stored: Sequence[str]) -> Iterator[tuple[str, Event]]:
+def _read(store: ObjectStore, stored: Sequence[ObjectInfo]) -> Iterator[tuple[str, Event]]:
     """Yield (key, event) of all that these objects hold; what is gone stands elsewhere."""
 
-    def get(key: str) -> bytes | None:
+    def get(info: ObjectInfo) -> list[tuple[str, Event | Refused]]:
         try:
-            return store.get(key)
+            return list(_events_of(store, info))
         except NotFound:
-            return None
+            return []
 
     with ThreadPoolExecutor(_READS, thread_name_prefix="spotguard-news") as crew:
-        for key, raw in zip(stored, crew.map(get, stored), strict=True):
-            if raw is not None:
-                yield from _events_of(key, raw)
+        for found in crew.map(get, stored):
+            for key, event in found:
+                if isinstance(event, Event):
+                    yield key, event
+                else:
+                    _log_refused(key, str(event))
 
 
-def _events_of(stored: str, raw: bytes) -> Iterator[tuple[str, Event]]:
-    """Yield (key, event) of what an object holds; what makes no sense is logged."""
-    if not keys.is_chunk(stored):
-        try:
-            yield stored, Event.from_json(raw)
-        except ValueError as problem:
-            log.warning("passed over %s: %s", stored, problem)
-        return
-    for key, event in unpack(raw):
-        if isinstance(event, Event):
-            yield key, event
-        else:
-            log.warning("passed over %s in %s: %s", key, stored, event)
+def _events_of(store: ObjectStore, info: ObjectInfo) -> Iterator[tuple[str, Event | Refused]]:
+    """Yield (key, event) of what an object holds; of what makes no sense, a key and why."""
+    is_chunk = keys.is_chunk(info.key)
+    most_bytes = CHUNK_BYTES if is_chunk else MOST_BYTES
+    try:
+        raw = get_small(store, info.key, info=info, most_bytes=most_bytes)
+        found = unpack(raw) if is_chunk else iter([(info.key, Event.from_json(raw))])
+    except Refused as problem:
+        found = iter([(info.key, problem)])
+    for number, (key, event) in enumerate(found, start=1):
+        yield key or f"{info.key}, line {number}", event
 
 
 def journal_data(key: str, event: Event, *, seen_at: float) -> dict[str, Any]:

@@ -1,24 +1,29 @@
 """Orphans: clusters that spotguard launched, that cost money, and that no run wants any more.
 
 A cluster is wanted while its run has a living controller: on this machine (the lock of the run's
-folder) or on another one (the lease in the run's store). Where neither can be told, it is neither
-wanted nor an orphan, and is left alone.
+folder) or on another one (the lease in the run's store). It is an orphan when its run is at rest,
+or when its controller is silent and its job sends no heartbeat either. Anything else is left
+alone: a job whose controller is silent trains on, and a store that cannot be read proves nothing.
 """
 
 from __future__ import annotations
 
+import json
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from spotguard.control.fold import read_record
 from spotguard.control.folder import RunFolder, runs_folder
-from spotguard.control.lease import read_holder
+from spotguard.control.lease import VALID_S, machine_id, read_holder
 from spotguard.control.leftovers import Fate, Findings, Leftover, Verdict
 from spotguard.control.news import read_beats
 from spotguard.control.process import run_store
-from spotguard.errors import JournalDamaged, LauncherFailure, SpotguardError
+from spotguard.control.request import heartbeat_s
+from spotguard.errors import JournalDamaged, LauncherFailure, NotFound, SpotguardError, UsageError
 from spotguard.events import keys
+from spotguard.spec.home import spotguard_home
+from spotguard.spec.model import JobSpec
 from spotguard.storage.deadline import give_up_after
 from spotguard.storage.urls import is_folder
 from spotguard.units import SystemClock, format_duration
@@ -34,7 +39,8 @@ if TYPE_CHECKING:
 
 _STORE_S = 20.0
 """How long one run's store may take to answer."""
-_BEAT_FRESH_S = 60.0
+_BEATS_MISSED = 3
+"""A job that missed so many heartbeats in a row, and for as long as a lease lasts, is silent."""
 _DOWN_PATIENCE_S = 400.0
 """SkyPilot needs some minutes to end nodes in a cloud."""
 _DOWN_POLL_S = 1.0
@@ -69,7 +75,6 @@ def find_leftovers(books: Books, now: Callable[[], float] = time.time) -> Findin
             cluster=cluster,
             verdict=verdicts[cluster.name],
             looked_at=now(),
-            training_at_step=_training_at(cluster, now()),
         )
         for cluster in there
         if cluster.name in verdicts
@@ -101,41 +106,101 @@ def judge(cluster: OurCluster, now: float) -> Verdict:
         return Verdict(fate=Fate.ORPHAN, why=over)
     try:
         with give_up_after(_STORE_S):
-            store = run_store(cluster.store, cluster.run_id)
-            found = read_holder(store)
-            known = store.head(keys.RUN) is not None
+            told = _ask_store(run_store(cluster.store, cluster.run_id), record, now)
     except SpotguardError as problem:
         return Verdict(fate=Fate.UNSURE, why=f"its run's store cannot be asked: {problem.message}")
-    holder = found[0] if found and found[0].machine else None
-    return _by_lease(cluster, record, holder, now, in_store=known)
+    return _by_store(cluster, record, told, now)
 
 
-def _by_lease(
-    cluster: OurCluster,
-    record: RunRecord | None,
-    holder: Holder | None,
-    now: float,
-    *,
-    in_store: bool,
-) -> Verdict:
+@dataclass(frozen=True, kw_only=True)
+class _Told:
+    """What a run's store says of it."""
+
+    holder: Holder | None
+    """Who had the run last; None if nobody did."""
+    known: bool
+    training_at_step: int | None
+    """The step of a job that gave a sign of life a moment ago; None if it is silent."""
+
+
+def _ask_store(store: ObjectStore, record: RunRecord | None, now: float) -> _Told:
+    found = read_holder(store)
+    spec = _spec(store) if record is None else JobSpec.from_json(record.spec)
+    beats_s = 0.0 if spec is None else heartbeat_s(spec)
+    return _Told(
+        holder=found[0] if found else None,
+        known=store.head(keys.RUN) is not None,
+        training_at_step=_newest_beat(store, now - max(VALID_S, _BEATS_MISSED * beats_s)),
+    )
+
+
+def _spec(store: ObjectStore) -> JobSpec | None:
+    """Return the job as the run's store has it; None if it does not, or makes no sense."""
+    try:
+        return JobSpec.from_json(json.loads(store.get(keys.RUN))["spec"])
+    except (NotFound, UsageError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _newest_beat(store: ObjectStore, since: float) -> int | None:
+    """Return the step of the newest attempt, if it gave a sign of life since then; else None.
+
+    The store's clock counts as well as the node's, which may be an hour behind.
+    """
+    listed = [keys.parse_attempt(folder) for folder in store.list_folders(keys.ATTEMPTS)]
+    newest = max((number for number in listed if number is not None), default=None)
+    if newest is None:
+        return None
+    beats = read_beats(store, newest)
+    signs = [beat.at for beat in beats]
+    signs += [info.modified_at or 0.0 for info in store.list(keys.heartbeats(newest))]
+    lives = any(at > since for at in signs)
+    return max((beat.step for beat in beats), default=None) if lives else None
+
+
+def _by_store(cluster: OurCluster, record: RunRecord | None, told: _Told, now: float) -> Verdict:
+    holder = told.holder
     if holder is not None and holder.lives(now):
         return Verdict(fate=Fate.WANTED, why=holder.words(now))
-    current = record.current if record is not None else None
-    goes_on = current is not None and current.cluster == cluster.name
-    adoptable = record is None and in_store
-    if record is not None and record.settled is not None:
-        why = f"its run is {record.settled.state.label}"
-    elif holder is not None and not holder.released:
+    # A run that another machine had since is at rest here, and may go on there.
+    moved = holder is not None and holder.is_foreign(machine_id(spotguard_home()))
+    if record is not None and record.settled is not None and not moved:
+        return Verdict(
+            fate=Fate.ORPHAN,
+            why=f"its run is {record.settled.state.label}",
+            training_at_step=told.training_at_step,
+        )
+    current = record.current if record is not None and not moved else None
+    return Verdict(
+        fate=_fate_without_controller(cluster, record, told),
+        why=_why_without_controller(cluster, record, told, now),
+        run_goes_on=current is not None and current.cluster == cluster.name,
+        adoptable=told.known and (record is None or moved),
+        training_at_step=told.training_at_step,
+    )
+
+
+def _fate_without_controller(cluster: OurCluster, record: RunRecord | None, told: _Told) -> Fate:
+    if told.training_at_step is not None:
+        return Fate.TRAINING
+    unheard_of = record is None and told.holder is None and not told.known
+    return Fate.UNSURE if unheard_of and is_folder(cluster.store) else Fate.ORPHAN
+
+
+def _why_without_controller(
+    cluster: OurCluster, record: RunRecord | None, told: _Told, now: float
+) -> str:
+    holder = told.holder
+    if holder is not None and holder.damaged:
+        return f"it had {holder.words(now)}"
+    if holder is not None and not holder.released:
         silent = format_duration(max(0.0, now - holder.renewed_at))
-        why = f"its controller on {holder.host} has been silent for {silent}"
-    elif record is None and not in_store and is_folder(cluster.store):
-        why = f"its run's store, {cluster.store}, is not on this machine"
-        return Verdict(fate=Fate.UNSURE, why=why)
-    elif record is None and not in_store:
-        why = "its run is known neither here nor in its store"
-    else:
-        why = "its run has no controller"
-    return Verdict(fate=Fate.ORPHAN, why=why, run_goes_on=goes_on, adoptable=adoptable)
+        return f"its controller on {holder.host} has been silent for {silent}"
+    if record is not None or holder is not None or told.known:
+        return "its run has no controller"
+    if is_folder(cluster.store):
+        return f"its run's store, {cluster.store}, is not on this machine"
+    return "its run is known neither here nor in its store"
 
 
 def _record(folder: RunFolder) -> RunRecord | None:
@@ -158,24 +223,7 @@ def _over(record: RunRecord, name: str) -> str:
     assert end is not None
     if record.settled is not None:
         return f"its run is {record.settled.state.label}"
-    return f"its attempt ended: {end.reason.label}"
-
-
-def _training_at(cluster: OurCluster, now: float) -> int | None:
-    try:
-        with give_up_after(_STORE_S):
-            return _newest_beat(run_store(cluster.store, cluster.run_id), now)
-    except SpotguardError:
-        return None
-
-
-def _newest_beat(store: ObjectStore, now: float) -> int | None:
-    """Return the step of a sign of life in the newest attempt that is not a minute old."""
-    listed = [keys.parse_attempt(folder) for folder in store.list_folders(keys.ATTEMPTS)]
-    newest = max((number for number in listed if number is not None), default=None)
-    beats = [] if newest is None else read_beats(store, newest)
-    fresh = [beat.step for beat in beats if now - beat.at < _BEAT_FRESH_S]
-    return max(fresh, default=None)
+    return f"its attempt ended: {end.reason.told(None)}"
 
 
 # ---------------------------------------------------------------- ending
@@ -188,23 +236,61 @@ def end_orphans(
 
     Blocks for minutes. What is not known to be an orphan is left alone.
     """
+    orphans = [leftover.cluster.name for leftover in found.orphans]
+    return _end(found, orphans, frozenset({Fate.ORPHAN}), books, tell, clock)
+
+
+def end_named(
+    found: Findings,
+    names: Sequence[str],
+    books: Books,
+    tell: Callable[[str], None],
+    clock: Clock | None = None,
+) -> Findings:
+    """Return the same for the clusters of these names, also where a job still trains on one.
+
+    Raises:
+        UsageError: one is not among the findings; says which are.
+    """
+    there = [leftover.cluster.name for leftover in found.leftovers]
+    for name in names:
+        if name not in there:
+            told = f"those are: {', '.join(there)}" if there else "there is no such cluster"
+            raise UsageError(
+                f"{name!r} is no cluster without a controller.",
+                hint=f"{told}; one that has a controller is released by: spotguard down RUN",
+            )
+    return _end(found, names, frozenset(Fate) - {Fate.WANTED}, books, tell, clock)
+
+
+def _end(
+    found: Findings,
+    names: Sequence[str],
+    fates: frozenset[Fate],
+    books: Books,
+    tell: Callable[[str], None],
+    clock: Clock | None,
+) -> Findings:
     leftovers = []
     for leftover in found.leftovers:
-        if leftover.is_orphan:
+        if leftover.cluster.name in names:
             tell(f"ending {leftover.cluster.name}")
-            leftover = end_leftover(books, leftover, clock)
+            leftover = end_leftover(books, leftover, fates, clock)
         leftovers.append(leftover)
     return replace(found, leftovers=tuple(leftovers))
 
 
-def end_leftover(books: Books, leftover: Leftover, clock: Clock | None = None) -> Leftover:
+def end_leftover(
+    books: Books, leftover: Leftover, fates: frozenset[Fate], clock: Clock | None = None
+) -> Leftover:
     """Return the leftover once it is ended, or with the reason why it is not. Blocks for minutes.
 
-    Looks again first: a controller may have come back meanwhile.
+    Looks again first: a controller may have come back meanwhile, and only what has one of these
+    fates is ended.
     """
     clock = clock or SystemClock()
     again = judge(leftover.cluster, clock.now())
-    if again.fate is not Fate.ORPHAN:
+    if again.fate not in fates:
         return replace(leftover, problem=f"left alone: {again.why}")
     try:
         if again.run_goes_on:

@@ -115,6 +115,7 @@ def _attempt_view(
         ended_at=end.gone_at if end else None,
         end_reason=end.reason if end else None,
         end_detail=end.detail if end else "",
+        saved=attempt.saved if end else None,
         notice_s=meter.notice_s(attempt),
         saved_before_end_s=meter.saved_before_end_s(record, attempt),
         steps_lost=meter.steps_lost(record, attempt),
@@ -146,7 +147,12 @@ def _step(record: RunRecord, live: Progress | None) -> int | None:
 def _eta_s(
     state: RunState, step: int | None, total_steps: int | None, step_s: float | None
 ) -> float | None:
-    if state is not RunState.RUNNING or step is None or total_steps is None or step_s is None:
+    if (
+        state not in (RunState.RUNNING, RunState.CLOUD_SILENT)
+        or step is None
+        or total_steps is None
+        or step_s is None
+    ):
         return None
     return max(0, total_steps - step) * step_s
 
@@ -157,28 +163,34 @@ def _detail(record: RunRecord, state: RunState, now: float) -> str:
         return record.settled.detail
     attempt = record.current
     if attempt is not None:
-        return _detail_of_attempt(attempt, state)
+        return _detail_of_attempt(attempt, state, store_lost=record.store_lost)
     if state is RunState.WAITING:
         wait_s = max(0.0, (record.retry_at or now) - now)
-        return f"no place has enough nodes now; asked again in {format_duration(wait_s)}"
+        said = f" ({record.refusal})" if record.refusal else ""
+        return f"no place has enough nodes now{said}; asked again in {format_duration(wait_s)}"
     last = record.last_ended
     if last is not None and last.end is not None:
-        return f"attempt {last.number} ended ({last.end.reason.label}); the next one is prepared"
+        words = last.end.reason.told(last.saved)
+        return f"attempt {last.number} ended ({words}); the next one is prepared"
     return state.hint
 
 
-def _detail_of_attempt(attempt: AttemptRecord, state: RunState) -> str:
+def _detail_of_attempt(attempt: AttemptRecord, state: RunState, *, store_lost: bool) -> str:
     nodes = f"{attempt.nodes} node{'s' if attempt.nodes > 1 else ''}"
     if state is RunState.LAUNCHING:
         return f"attempt {attempt.number}: starting {nodes}"
-    if state is RunState.CONTACT_LOST:
+    if state is RunState.CONTACT_LOST and store_lost:
+        return "the run's store cannot be read, so nothing is heard of the job; nothing is killed"
+    if state in (RunState.CONTACT_LOST, RunState.CLOUD_SILENT):
         return state.hint
     if attempt.job_end is not None:
-        return f"{attempt.job_end.reason.label}; the nodes of attempt {attempt.number} are leaving"
+        words = attempt.job_end.reason.told(attempt.saved)
+        return f"{words}; the nodes of attempt {attempt.number} are leaving"
     if attempt.down is not None:
-        return f"{attempt.down.reason.label}; the nodes of attempt {attempt.number} are leaving"
+        words = attempt.down.reason.told(attempt.saved)
+        return f"{words}; the nodes of attempt {attempt.number} are leaving"
     if attempt.stop is not None:
-        return f"asked to save and stop: {attempt.stop.reason.label}"
+        return f"asked to save and stop: {attempt.stop.reason.told(None)}"
     if attempt.lost_nodes:
         return f"node {attempt.lost_nodes[0].node} is lost; the others have a moment to save"
     if attempt.notice is not None:

@@ -140,7 +140,7 @@ def _first_request(spec: JobSpec, offer: Offer) -> LaunchRequest:
         intended_at=now,
         allotment=allotted if isinstance(allotted, Allotment) else Allotment(),
     )
-    return launch_request(record, attempt, spec)
+    return launch_request(record, attempt, spec, now=now)
 
 
 def _places(infra: str) -> tuple[Place, ...]:

@@ -45,7 +45,7 @@ SKY_POLICY = Policy(
     capacity_backoff_max_s=300.0,
     contact_patience_s=60.0,
     save_s=10.0,
-    teardown_s=165.0,  # SkyPilot took 155 s to end an idle cluster by itself
+    teardown_s=225.0,  # 60 s until a frozen job is killed; SkyPilot ended its cluster after 155 s
     useful_s=60.0,
     regrow_startups=3.0,
 )
@@ -104,15 +104,17 @@ def control(folder: RunFolder) -> None:
             store = run_store(record.store_root, record.run_id)
             lease = Lease(store, SystemClock(), machine_id(spotguard_home()))
             lease.take()
-            Supervisor(
-                journal=journal,
-                launcher=launcher_for(spec, folder.path),
-                store=store,
-                clock=SystemClock(),
-                policy=policy_for(spec),
-                live_path=folder.live_path,
-                lease=lease,
-            ).run()
+            with lease.kept():
+                Supervisor(
+                    journal=journal,
+                    launcher=launcher_for(spec, folder.path),
+                    store=store,
+                    clock=folder.clock(),
+                    policy=policy_for(spec),
+                    live_path=folder.live_path,
+                    lease=lease,
+                    machine_clock=time.time,
+                ).run()
             lease.release()
 
 

@@ -22,6 +22,8 @@ class Kind(str, Enum):
     ADOPTED = "adopted"
     CONTROLLER_STARTED = "controller_started"
     TAKEN_OVER = "taken_over"
+    CLOCK_MOVED = "clock_moved"
+    """The clock of the controller's machine jumped; the run's time goes on evenly."""
     CONTROLLER_REPAIRED = "controller_repaired"
     INTENDED = "launch_intended"
     LAUNCHED = "launched"
@@ -34,6 +36,9 @@ class Kind(str, Enum):
     NODE_ENDED = "node_ended"
     CONTACT_LOST = "contact_lost"
     CONTACT_BACK = "contact_back"
+    CLOUD_SILENT = "cloud_silent"
+    """The launcher cannot be asked of a cluster whose job is heard."""
+    CLOUD_BACK = "cloud_back"
     STORE_LOST = "store_lost"
     STORE_BACK = "store_back"
     STOP_ASKED = "stop_asked"
@@ -52,6 +57,8 @@ class Kind(str, Enum):
     USER_STOP = "user_stop"
     USER_DOWN = "user_down"
     RESUMED = "resumed"
+    SET_ASIDE = "set_aside"
+    """Something in the run store makes no sense; it is never read again."""
     CHUNK_READ = "chunk_read"
     """All events of a chunk of the run store are in the journal."""
     SNAPSHOT = "snapshot"
@@ -142,6 +149,8 @@ class JobEnd:
     """True if it had been told to stop, whether or not that is why it ended."""
     solo: bool = False
     """True if another rank was gone: who wrote this left without its answer."""
+    saved: bool | None = None
+    """Whether who wrote this had all that was done saved; None if it did not say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +210,7 @@ class Course:
     """When an attempt came how far: what `control.recovery` is made of. None is unknown."""
 
     waiting_since: float | None = None
-    """By the controller's clock: from here on capacity was waited for. None: it was not."""
+    """By the controller's clock: the first launch that was refused. None: none was."""
     node_up_at: float | None = None
     """By the node's clock, as the two below: the first command of ours ran there."""
     init_at: float | None = None
@@ -240,6 +249,9 @@ class AttemptRecord:
     stop: StopAsked | None = None
     down: DownAsked | None = None
     contact_lost_at: float | None = None
+    """Nothing is heard of its job, and nobody says that it has ended."""
+    cloud_silent_at: float | None = None
+    """The launcher says nothing of its cluster, whose job is heard."""
     given_back_at: float | None = None
     """A node of it had its whole allocation cancelled, by the node's clock."""
     end: AttemptEnd | None = None
@@ -279,6 +291,18 @@ class AttemptRecord:
         return max((step for step in known if step is not None), default=None)
 
     @property
+    def saved(self) -> bool | None:
+        """Whether all that it did is saved, by whomever; None if it is not known what it did."""
+        done, save = self.last_step, self.last_save
+        if done is None:
+            return None
+        if save is not None and save.step >= done:
+            return True
+        if self.job_end is not None and self.job_end.saved is not None:
+            return self.job_end.saved
+        return (save.step if save is not None else self.resumed_step or 0) >= done
+
+    @property
     def lost_nodes(self) -> tuple[NodeEnded, ...]:
         """The nodes that were taken, for all that is known, in the order in which it was seen."""
         return tuple(n for n in self.node_ends if n.end in (NodeEnd.LOST, NodeEnd.OVER))
@@ -306,6 +330,7 @@ class Search:
     """How far a search for capacity is."""
 
     tried: tuple[tuple[int, str], ...]
+    mendable: bool
     rounds: int
     waiting_since: float | None
 
@@ -336,6 +361,10 @@ class RunRecord:
     next_number: int = 1
     tried: tuple[tuple[int, str], ...] = ()
     """(nodes, place) that had no capacity in this round of launching."""
+    mendable: bool = False
+    """Something in this round was refused that a wait may mend: capacity, not a right."""
+    refusal: str = ""
+    """What the newest refusal said."""
     rounds: int = 0
     """Rounds of launching without any capacity, since the last launch."""
     waiting_since: float | None = None

@@ -33,7 +33,7 @@ class Recovery:
     release_s: float | None
     """Until the last of the old nodes was confirmed gone."""
     waiting_s: float
-    """For capacity: from the first refusal to the launch that was not refused."""
+    """For capacity: from the first launch that was refused to the one that was not."""
     provision_s: float | None
     """From there to the first command of ours on the new node, but for the waiting."""
     setup_s: float | None

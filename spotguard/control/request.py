@@ -7,7 +7,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from spotguard.control.record import offer_to_json
-from spotguard.events import env
+from spotguard.events import env, keys
 from spotguard.launch.base import LaunchRequest
 from spotguard.spec.infra import LOCAL
 from spotguard.storage.urls import is_folder
@@ -37,8 +37,14 @@ def cluster_name(run_id: str, attempt: int, refused: int = 0) -> str:
     return f"{run_id}-{attempt}r{refused}" if refused else f"{run_id}-{attempt}"
 
 
-def launch_request(record: RunRecord, attempt: AttemptRecord, spec: JobSpec) -> LaunchRequest:
-    """Return the request for an intended attempt: the same each time it is asked for."""
+def launch_request(
+    record: RunRecord, attempt: AttemptRecord, spec: JobSpec, *, now: float
+) -> LaunchRequest:
+    """Return the request for an intended attempt: the same each time it is asked for.
+
+    Only its lifetime is what is left of it now: an attempt that is launched late ends no later.
+    """
+    down_at = attempt.allotment.down_at
     return LaunchRequest(
         cluster=attempt.cluster,
         run_id=record.run_id,
@@ -50,7 +56,7 @@ def launch_request(record: RunRecord, attempt: AttemptRecord, spec: JobSpec) -> 
         workdir=spec.workdir,
         env={**spec.env, **_job_env(record, attempt, spec)},
         offer=attempt.offer,
-        max_lifetime_s=attempt.allotment.max_lifetime_s,
+        max_lifetime_s=None if down_at is None else max(1.0, down_at - now),
     )
 
 
@@ -66,6 +72,7 @@ def claim_data(attempt: AttemptRecord) -> dict[str, object]:
 
 
 def _job_env(record: RunRecord, attempt: AttemptRecord, spec: JobSpec) -> dict[str, str]:
+    down_at = attempt.allotment.down_at
     variables: dict[str, object] = {
         env.RUN_ID: record.run_id,
         env.ATTEMPT: attempt.number,
@@ -76,8 +83,10 @@ def _job_env(record: RunRecord, attempt: AttemptRecord, spec: JobSpec) -> dict[s
         env.HEARTBEAT_S: heartbeat_s(spec),
         env.SEED: spec.seed,
         env.NODES_MIN: record.limits.nodes_min if may_go_on_in_place(record, attempt) else None,
+        env.CLOCK: keys.launch(attempt.number),
         env.BUDGET_STOP_AT: attempt.allotment.budget_stop_at,
         env.DEADLINE_STOP_AT: attempt.allotment.deadline_stop_at,
+        env.DOWN_AT: down_at,
     }
     return {name: str(value) for name, value in variables.items() if value is not None}
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import types
 from dataclasses import fields, is_dataclass
-from enum import Enum
+from enum import Enum, EnumMeta
 from functools import cache
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
@@ -112,7 +112,7 @@ def _made(kind: Any, value: Any) -> Any:
         if args[-1] is Ellipsis:
             return tuple(_made(args[0], item) for item in value)
         return tuple(_made(each, item) for each, item in zip(args, value, strict=True))
-    return kind(value) if isinstance(kind, type) and issubclass(kind, Enum) else value
+    return kind(value) if isinstance(kind, EnumMeta) else value
 
 
 @cache

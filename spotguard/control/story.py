@@ -12,10 +12,10 @@ from spotguard.control.fold import fold
 from spotguard.control.record import JOB_PREFIX, Kind
 from spotguard.control.recovery import recoveries
 from spotguard.control.snapshot import snapshot_before
-from spotguard.control.untrusted import instant, integer, number
 from spotguard.control.view import HistoryLine
 from spotguard.events.event import JobEvent
 from spotguard.events.states import EndReason, RunState
+from spotguard.events.untrusted import instant, integer, number
 from spotguard.units import format_bytes, format_duration, format_usd
 
 if TYPE_CHECKING:
@@ -35,6 +35,15 @@ SILENT = (
     Kind.SNAPSHOT.value,
 )
 _FIRST_STEP = JOB_PREFIX + JobEvent.FIRST_STEP.value
+_NODE_LEFT = (Kind.NODE_ENDED.value, JOB_PREFIX + JobEvent.NODE_EXITED.value)
+_TOLD_TO_LEAVE = (
+    EndReason.PREEMPTED,
+    EndReason.TERMINATED,
+    EndReason.RESIZED,
+    EndReason.BUDGET,
+    EndReason.DEADLINE,
+    EndReason.STOPPED,
+)
 _LATE = 10_000
 """Lines that are held back to put them in order: the job's events are journaled a moment after they
 happened, and hardly ever later than so many others."""
@@ -52,7 +61,9 @@ class Teller:
         self.record = fold([entry], self.record)
         if entry.kind in SILENT:
             return None
-        sentence, colour = _trains_again(self.record, entry) or _tell(entry)
+        sentence, colour = (
+            _trains_again(self.record, entry) or _left_as_told(self.record, entry) or _tell(entry)
+        )
         return HistoryLine(
             at=entry.at,
             attempt=entry.attempt,
@@ -118,6 +129,16 @@ def _trains_again(record: RunRecord, entry: Entry) -> tuple[str, str] | None:
     return None
 
 
+def _left_as_told(record: RunRecord, entry: Entry) -> tuple[str, str] | None:
+    """Return how a node left whose job had saved as it was told; torchrun returns 1 after that."""
+    if entry.kind not in _NODE_LEFT or entry.data.get("exit_code") != 1:
+        return None
+    ends = [attempt.job_end for attempt in record.attempts if attempt.number == entry.attempt]
+    if not any(end is not None and end.warned and end.reason in _TOLD_TO_LEAVE for end in ends):
+        return None
+    return _plain(f"node {entry.data.get('node')} left, as it was told")
+
+
 def _tell(entry: Entry) -> tuple[str, str]:
     teller = _TELLERS.get(entry.kind)
     if teller is None:
@@ -156,6 +177,16 @@ def _nodes(count: int) -> str:
     return f"{count} node{'' if count == 1 else 's'}"
 
 
+def _clock_moved(entry: Entry) -> tuple[str, str]:
+    by_s = entry.data["by_s"]
+    way = "forward" if by_s > 0 else "back"
+    return _plain(
+        f"the clock of the controller's machine jumped {way} by {format_duration(abs(by_s))}; "
+        "the run's own time goes on without it",
+        "yellow",
+    )
+
+
 def _intended(entry: Entry) -> tuple[str, str]:
     offer = entry.data["offer"]
     names = (offer["infra"], offer["region"], offer["zone"], offer["instance_type"])
@@ -187,7 +218,7 @@ def _asked(prefix: str) -> Callable[[Entry], tuple[str, str]]:
     def tell(entry: Entry) -> tuple[str, str]:
         reason = EndReason(entry.data["reason"])
         detail = entry.data.get("detail")
-        return _plain(f"{prefix}: {reason.label}{f' ({detail})' if detail else ''}", "cyan")
+        return _plain(f"{prefix}: {reason.told(None)}{f' ({detail})' if detail else ''}", "cyan")
 
     return tell
 
@@ -195,14 +226,16 @@ def _asked(prefix: str) -> Callable[[Entry], tuple[str, str]]:
 def _attempt_ended(entry: Entry) -> tuple[str, str]:
     reason = EndReason(entry.data["reason"])
     detail = entry.data["detail"]
-    return _plain(f"attempt ended: {reason.label}{f' ({detail})' if detail else ''}", reason.colour)
+    words = reason.told(entry.data.get("saved"))
+    return _plain(f"attempt ended: {words}{f' ({detail})' if detail else ''}", reason.colour)
 
 
 def _went_on(entry: Entry) -> tuple[str, str]:
-    reason = EndReason(entry.data["ended"]["reason"])
+    ended = entry.data["ended"]
+    words = EndReason(ended["reason"]).told(ended.get("saved"))
     nodes = _nodes(entry.data["nodes"])
     return _plain(
-        f"attempt {entry.data['after']} ended: {reason.label}; {nodes} that stayed go on in place",
+        f"attempt {entry.data['after']} ended: {words}; {nodes} that stayed go on in place",
         "cyan",
     )
 
@@ -253,7 +286,16 @@ def _job_ended(entry: Entry) -> tuple[str, str]:
     except ValueError:
         return _plain(f"the job reports its end: {data.get('reason')}")
     message = f" ({data['message']})" if data.get("message") else ""
-    return _plain(f"the job reports its end: {reason.label}{message}", reason.colour)
+    saved = data["saved"] if isinstance(data.get("saved"), bool) else None
+    return _plain(f"the job reports its end: {reason.told(saved)}{message}", reason.colour)
+
+
+def _cluster_up(entry: Entry) -> tuple[str, str]:
+    since_at = number(entry.data, "at")
+    if since_at is None:
+        return _plain("the nodes are up")
+    charged = format_duration(max(0.0, entry.at - since_at))
+    return _plain(f"the nodes are up, and charged for since {charged}")
 
 
 def _of(text: str, colour: str = "default") -> Callable[[Entry], tuple[str, str]]:
@@ -281,9 +323,10 @@ _TELLERS: dict[str, Callable[[Entry], tuple[str, str]]] = {
     Kind.CONTROLLER_STARTED.value: _of("the controller started (process {pid})"),
     Kind.CONTROLLER_REPAIRED.value: _of("the controller was gone and is started again", "yellow"),
     Kind.TAKEN_OVER.value: _of("the run was taken over by {by}", "yellow"),
+    Kind.CLOCK_MOVED.value: _clock_moved,
     Kind.INTENDED.value: _intended,
     Kind.LAUNCHED.value: _launched,
-    Kind.CLUSTER_UP.value: _of("the nodes are up, and cost from here on"),
+    Kind.CLUSTER_UP.value: _cluster_up,
     Kind.NO_CAPACITY.value: _of("no capacity for {nodes} node(s): {problem}", "yellow"),
     Kind.LAUNCH_FAILED.value: _of("the launch failed: {problem}", "red"),
     Kind.DROPPED.value: _of("the launch was given up: {why}"),
@@ -291,6 +334,8 @@ _TELLERS: dict[str, Callable[[Entry], tuple[str, str]]] = {
     Kind.NODE_ENDED.value: _node_ended,
     Kind.CONTACT_LOST.value: _of("contact lost: {detail}; nothing is killed", "yellow"),
     Kind.CONTACT_BACK.value: _of("contact is back", "green"),
+    Kind.CLOUD_SILENT.value: _of("{detail}; the job gives signs of life", "yellow"),
+    Kind.CLOUD_BACK.value: _of("the cluster can be asked again", "green"),
     Kind.STORE_LOST.value: _of("the run's store cannot be read: {problem}", "yellow"),
     Kind.STORE_BACK.value: _of("the run's store can be read again", "green"),
     Kind.STOP_ASKED.value: _asked("asking the job to save and stop"),
@@ -303,6 +348,7 @@ _TELLERS: dict[str, Callable[[Entry], tuple[str, str]]] = {
     Kind.USER_STOP.value: _of("you asked to save and stop", "cyan"),
     Kind.USER_DOWN.value: _of("you asked to release the nodes at once", "cyan"),
     Kind.RESUMED.value: _resumed,
+    Kind.SET_ASIDE.value: _of("{key} was passed over: {problem}", "yellow"),
     JOB_PREFIX + JobEvent.STARTED.value: _started,
     _FIRST_STEP: _of("the first step is done", "green"),
     JOB_PREFIX + JobEvent.NOTICE.value: _notice,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +25,12 @@ from spotguard.control.actions import (
     Intend,
     Launch,
     LoseContact,
+    LoseSight,
     NoteLaunched,
     NoteRefused,
     NoteUp,
     RegainContact,
+    RegainSight,
     SendDown,
     Settle,
     Wait,
@@ -41,13 +44,15 @@ from spotguard.control.notify import Notifier
 from spotguard.control.record import Kind, offer_to_json, place_key
 from spotguard.control.request import claim_data, cluster_name, launch_request
 from spotguard.errors import AlreadyExists, NoCapacity, SpotguardError, StoreError
-from spotguard.events import keys
+from spotguard.events import env, keys
 from spotguard.events.states import EndReason, RunState
 from spotguard.launch.base import Unreachable
 from spotguard.plan.job import planned_markets
 from spotguard.spec.model import JobSpec
+from spotguard.storage.comparing import WRITTEN_AT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from spotguard.control.allot import Policy
@@ -62,6 +67,8 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 _ACTS_PER_TICK = 50
+_JUMP_S = 2.0
+"""Time servers set clocks right by less than this every day."""
 
 
 class Supervisor:
@@ -78,8 +85,15 @@ class Supervisor:
         live_path: Path,
         tick_s: float = TICK_S,
         lease: Lease | None = None,
+        machine_clock: Callable[[], float] | None = None,
     ) -> None:
-        """`store` is the run's own, below its run id; `live_path` gets the newest progress."""
+        """`store` is the run's own, below its run id; `live_path` gets the newest progress.
+
+        `machine_clock` is told about when it jumps, while `clock` goes on evenly.
+        """
+        self._machine_clock = machine_clock
+        told = journal.newest(Kind.CLOCK_MOVED.value)
+        self._told_ahead_s = 0.0 if told is None else float(told.data["ahead_s"])
         self._lease = lease
         self._launcher = launcher
         self._store = store
@@ -117,6 +131,7 @@ class Supervisor:
                     return self.record
                 self._clock.sleep(self._tick_s)
                 continue
+            self._tell_jump()
             self.tick()
             self._notifier.tell(last=self.record.settled is not None)
             if self.record.settled is None:
@@ -141,6 +156,16 @@ class Supervisor:
     def _may_act(self) -> bool:
         """Tell whether no other machine can have taken the run over."""
         return self._lease is None or self._lease.keep()
+
+    def _tell_jump(self) -> None:
+        """Write down that the machine's own clock jumped, which the run's time does not follow."""
+        if self._machine_clock is None:
+            return
+        ahead_s = self._machine_clock() - self._clock.now()
+        if abs(ahead_s - self._told_ahead_s) > _JUMP_S:
+            data = {"by_s": ahead_s - self._told_ahead_s, "ahead_s": ahead_s}
+            self._ledger.write(Kind.CLOCK_MOVED, data)
+            self._told_ahead_s = ahead_s
 
     def tick(self) -> None:
         """Look and act until there is nothing more to do now."""
@@ -178,7 +203,7 @@ class Supervisor:
             case NoteUp():
                 self._ledger.write(Kind.CLUSTER_UP, {"at": action.at}, attempt=number)
             case NoteRefused():
-                self._note_refusal(attempt, action.problem, late=True)
+                self._note_refusal(attempt, action.problem, late=True, lasting=action.lasting)
             case AskToStop():
                 self._ledger.write(Kind.STOP_ASKED, {"reason": action.reason.value}, attempt=number)
             case WriteStop():
@@ -194,6 +219,10 @@ class Supervisor:
                 self._ledger.write(Kind.CONTACT_LOST, {"detail": action.detail}, attempt=number)
             case RegainContact():
                 self._ledger.write(Kind.CONTACT_BACK, attempt=number)
+            case LoseSight():
+                self._ledger.write(Kind.CLOUD_SILENT, {"detail": action.detail}, attempt=number)
+            case RegainSight():
+                self._ledger.write(Kind.CLOUD_BACK, attempt=number)
             case Conclude():
                 self._ledger.write(
                     Kind.ATTEMPT_ENDED, self._verdict(attempt, action), attempt=attempt.number
@@ -220,7 +249,7 @@ class Supervisor:
         )
         begun = self._ledger.record.current
         assert begun is not None
-        self._publish(keys.launch(begun.number), claim_data(begun))
+        self._publish_launch(begun)
 
     def _intend(self, action: Intend) -> None:
         number = self._ledger.record.next_number
@@ -239,11 +268,13 @@ class Supervisor:
         self._unasked = None if self._adopted else name
 
     def _launch(self, attempt: AttemptRecord) -> bool:
-        self._publish(keys.launch(attempt.number), claim_data(attempt))
-        request = launch_request(self._ledger.record, attempt, self._spec)
+        self._publish_launch(attempt)
+        now = self._clock.now()
+        request = launch_request(self._ledger.record, attempt, self._spec, now=now)
         is_new, self._unasked = attempt.cluster == self._unasked, None
         try:
-            self._launcher.launch(replace(request, is_new=is_new))
+            keyed = {**request.env, env.KEY: secrets.token_hex(32)}  # kept nowhere but there
+            self._launcher.launch(replace(request, env=keyed, is_new=is_new))
         except NoCapacity as problem:
             self._note_refusal(attempt, problem.message, late=False)
         except Unreachable as problem:  # it may have been taken all the same: ask again
@@ -257,18 +288,23 @@ class Supervisor:
             self._ledger.write(Kind.LAUNCHED, attempt=attempt.number)
         return True
 
-    def _note_refusal(self, attempt: AttemptRecord, problem: str, *, late: bool) -> None:
+    def _note_refusal(
+        self, attempt: AttemptRecord, problem: str, *, late: bool, lasting: bool = False
+    ) -> None:
         data = {
             "nodes": attempt.nodes,
             "place": place_key(attempt.offer),
             "problem": problem,
             "late": late,
+            "lasting": lasting,
         }
         self._ledger.write(Kind.NO_CAPACITY, data, attempt=attempt.number)
         self._publish(keys.launch(attempt.number), None)
 
     def _write_stop(self, attempt: AttemptRecord, reason: EndReason) -> bool:
-        body = json.dumps({"reason": reason.value, "message": f"asked to stop: {reason.label}"})
+        body = json.dumps(
+            {"reason": reason.value, "message": f"asked to stop: {reason.told(None)}"}
+        )
         try:
             self._store.put(keys.stop(attempt.number), body.encode(), if_absent=True)
         except AlreadyExists:
@@ -303,6 +339,7 @@ class Supervisor:
             "reason": action.reason.value,
             "last_step": max(steps) if known else None,
             "last_beat_at": self._lookout.beat_at,
+            "saved": attempt.saved,
         }
         problem = self._publish(keys.end(attempt.number), end)
         if problem is not None and action.reason is EndReason.FAILED and attempt.job_end is None:
@@ -310,6 +347,11 @@ class Supervisor:
             detail = f"{problem.message}; the job could not report its end there"
             end |= {"reason": EndReason.STORE_FAILED.value, "detail": detail, "traceback": None}
         return end
+
+    def _publish_launch(self, attempt: AttemptRecord) -> None:
+        """Publish what is launched; the nodes set their clocks by it."""
+        body = {**claim_data(attempt), WRITTEN_AT: self._clock.now()}
+        self._publish(keys.launch(attempt.number), body)
 
     def _publish(self, key: str, body: dict[str, Any] | None) -> StoreError | None:
         """Put into the run store (or with None: remove) what only the journal would know.

@@ -80,7 +80,11 @@ def judge_nodes(attempt: AttemptRecord) -> Verdict:
 
 
 def _finished(attempt: AttemptRecord, job: JobEnd) -> Verdict:
-    bad = [node for node in attempt.failed_nodes if node.exit_code != EXIT_CODE_OF_JOB_TOLD_TO_STOP]
+    bad = [
+        node
+        for node in attempt.failed_nodes
+        if node.exit_code != EXIT_CODE_OF_JOB_TOLD_TO_STOP and not _was_told(node)
+    ]
     if bad and not job.warned:  # else it may be torchrun's, which was told to stop, too
         return Verdict(
             reason=EndReason.FAILED,
@@ -123,10 +127,20 @@ def _exited_badly(attempt: AttemptRecord) -> Verdict:
             detail=f"it left after the notice with exit code {node.exit_code}, and could not say "
             "whether it had saved",
         )
+    if _was_told(node):
+        return Verdict(
+            reason=EndReason.NODE_LOST,
+            detail=f"node {node.node}: {node.detail}, before the script could say anything",
+        )
     return Verdict(
         reason=EndReason.FAILED,
         detail=f"the script ended with exit code {node.exit_code} on node {node.node}",
     )
+
+
+def _was_told(node: NodeEnded) -> bool:
+    """Tell whether a signal told torchrun to leave: it then says 1, whatever its ranks say."""
+    return node.exit_code == 1 and node.detail.startswith("left after")
 
 
 def _words_of_loss(attempt: AttemptRecord) -> str:

@@ -39,6 +39,8 @@ class AttemptView:
     end_reason: EndReason | None
     end_detail: str
     """The reason in words, with what the launcher or the job said."""
+    saved: bool | None
+    """Whether all that it did is saved; None while it lives, or if that is not known."""
     notice_s: float | None
     """Seconds of warning: from the first notice to the deadline it named; None without notice."""
     saved_before_end_s: float | None

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import time
 from typing import TYPE_CHECKING
 
 from spotguard.control.fold import read_record
+from spotguard.control.fold_attempt import progress_of
 from spotguard.control.journal import making_sense
 from spotguard.control.picture import run_view
-from spotguard.control.record import Progress
 from spotguard.control.story import Teller, by_time, newest_lines
 from spotguard.control.view import Look
+from spotguard.events.untrusted import integer, needed, parse_object, seconds
 from spotguard.storage.urls import below
 
 if TYPE_CHECKING:
     from spotguard.control.folder import RunFolder
-    from spotguard.control.record import RunRecord
+    from spotguard.control.record import Progress, RunRecord
     from spotguard.control.view import HistoryLine, RunView
 
 NEWEST = 100
@@ -61,7 +60,7 @@ def picture(folder: RunFolder, record: RunRecord, *, controlled: bool) -> RunVie
     return run_view(
         record,
         live=_live(folder, record),
-        now=time.time(),
+        now=folder.clock().now(),
         controller_alive=controlled,
         store_url=below(record.store_root, folder.run_id),
     )
@@ -71,9 +70,9 @@ def _live(folder: RunFolder, record: RunRecord) -> Progress | None:
     """Return the newest progress of the current attempt, if the controller left it."""
     current = record.current
     try:
-        body = json.loads(folder.live_path.read_text())
-        attempt = body.pop("attempt")
-        live = Progress(**body)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        body = parse_object(folder.live_path.read_text(), "the live file")
+        at = needed(seconds(body, "at"), "instant")
+    except (OSError, ValueError):
         return None
-    return live if current is not None and attempt == current.number else None
+    mine = current is not None and integer(body, "attempt") == current.number
+    return progress_of(body, at) if mine else None

@@ -11,6 +11,8 @@ import json
 from typing import TYPE_CHECKING
 
 from spotguard.events.event import Event
+from spotguard.events.keys import writer_of
+from spotguard.events.untrusted import Refused, an_object, needed, parse_object, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -20,6 +22,9 @@ MERGED_AT_ONCE = 16
 LARGEST_CHUNK = 256
 """A chunk of so many events is left as it is, and the next one begun. The first chunk, which tells
 how the attempt began, stays small: who rebuilds a journal reads it of every attempt."""
+MOST_BYTES = 64 << 20
+"""Of a chunk that is read; ours have some hundred kilobytes."""
+_MOST_LINES = 4 * LARGEST_CHUNK
 
 
 def pack(events: Iterable[tuple[str, bytes]]) -> bytes:
@@ -32,13 +37,19 @@ def pack(events: Iterable[tuple[str, bytes]]) -> bytes:
     )
 
 
-def unpack(raw: bytes) -> Iterator[tuple[str, Event | ValueError]]:
-    """Yield (key, event) of each line; of a damaged one (its beginning, what is wrong)."""
-    for line in raw.splitlines():
+def unpack(raw: bytes) -> Iterator[tuple[str | None, Event | Refused]]:
+    """Yield (key, event) of each line; of a damaged one (None, what is wrong)."""
+    lines = raw.split(b"\n", _MOST_LINES)
+    for line in filter(None, lines[:_MOST_LINES]):
         try:
-            body = json.loads(line)
-            key, event = str(body["key"]), Event.from_body(body["event"])
-        except (KeyError, TypeError, ValueError) as problem:
-            yield repr(line[:80]), ValueError(str(problem))
+            body = parse_object(line, "the line")
+            key = needed(text(body, "key"), "key")
+            if not writer_of(key):
+                raise Refused("its key is none of an event")
+            event = Event.from_body(an_object(body.get("event"), "its event"))
+        except Refused as problem:
+            yield None, problem
         else:
             yield key, event
+    if lines[_MOST_LINES:]:
+        yield None, Refused(f"it has more than {_MOST_LINES} lines")

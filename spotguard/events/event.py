@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from spotguard.units import from_iso, to_iso
+from spotguard.events.keys import MAX_ATTEMPT
+from spotguard.events.untrusted import (
+    Refused,
+    an_object,
+    instant,
+    integer,
+    needed,
+    number,
+    parse_object,
+    seconds,
+    text,
+)
+from spotguard.units import to_iso
 
 SCHEMA = 1
+_KIND = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 class JobEvent(str, Enum):
@@ -83,29 +97,26 @@ class Event:
         """Return the event that `to_json` wrote.
 
         Raises:
-            ValueError: it is not an event of a schema this version reads.
+            Refused: it is not an event of a schema this version reads.
         """
-        try:
-            return cls.from_body(json.loads(raw))
-        except UnicodeDecodeError as problem:
-            raise ValueError(f"not an event: {problem}") from problem
+        return cls.from_body(parse_object(raw, "the event"))
 
     @classmethod
-    def from_body(cls, body: Any) -> Event:
-        """Return the event of a parsed JSON object; ValueError as `from_json`."""
-        try:
-            if body["schema"] != SCHEMA:
-                raise ValueError(f"event schema {body['schema']!r} is not {SCHEMA}")
-            return cls(
-                kind=str(body["kind"]),
-                at=from_iso(body["at"]),
-                attempt=int(body["attempt"]),
-                node=int(body["node"]),
-                rank=int(body["rank"]),
-                data=dict(body["data"]),
-            )
-        except (KeyError, TypeError, AttributeError) as problem:
-            raise ValueError(f"not an event: {problem}") from problem
+    def from_body(cls, body: dict[str, Any]) -> Event:
+        """Return the event of a parsed JSON object; `Refused` as `from_json`."""
+        if integer(body, "schema") != SCHEMA:
+            raise Refused(f"it is no event of schema {SCHEMA}")
+        kind = needed(text(body, "kind"), "kind")
+        if not _KIND.fullmatch(kind):
+            raise Refused("its kind is no word")
+        return cls(
+            kind=kind,
+            at=needed(instant(body, "at"), "instant"),
+            attempt=needed(integer(body, "attempt", low=0, high=MAX_ATTEMPT), "attempt"),
+            node=needed(integer(body, "node", low=0), "node"),
+            rank=needed(integer(body, "rank", low=0), "rank"),
+            data=an_object(body.get("data"), "its data"),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,10 +144,18 @@ class Heartbeat:
 
     @classmethod
     def from_json(cls, raw: bytes) -> Heartbeat:
-        """Return the heartbeat that `to_json` wrote; ValueError if it is none."""
-        try:
-            body = json.loads(raw)
-            body.pop("schema")
-            return cls(**body)
-        except (KeyError, TypeError, AttributeError, UnicodeDecodeError) as problem:
-            raise ValueError(f"not a heartbeat: {problem}") from problem
+        """Return the heartbeat that `to_json` wrote; `Refused` if it is none."""
+        body = parse_object(raw, "the heartbeat")
+        return cls(
+            at=needed(seconds(body, "at"), "instant"),
+            attempt=needed(integer(body, "attempt", low=0, high=MAX_ATTEMPT), "attempt"),
+            node=needed(integer(body, "node", low=0), "node"),
+            step=needed(integer(body, "step", low=0), "step"),
+            total_steps=integer(body, "total_steps", low=0),
+            epoch=integer(body, "epoch", low=0) or 0,
+            train_s=number(body, "train_s") or 0.0,
+            step_s=number(body, "step_s"),
+            loss=number(body, "loss"),
+            saved_step=integer(body, "saved_step", low=0),
+            saved_at=seconds(body, "saved_at"),
+        )

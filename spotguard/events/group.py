@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from spotguard.events.keys import MAX_ATTEMPT
+from spotguard.events.untrusted import Refused, integer, needed, parse_object, seconds, text
 
 SCHEMA = 1
+_MOST_NODES = 99_999
+_MAX_PORT = 65_535
+_HOST = re.compile(r"(?:[A-Za-z0-9:][A-Za-z0-9._:%-]{0,252})?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +34,18 @@ class Group:
 
     @classmethod
     def from_json(cls, raw: bytes) -> Group:
-        """Return the group that `to_json` wrote; ValueError if it is none."""
-        with _refusing("a group"):
-            body = _from_json(raw, "a group")
-            group = cls(**{**body, "nodes": tuple(map(int, body["nodes"]))})
-            if not group.nodes or not isinstance(group.at, (int, float)):
-                raise ValueError("not a group with nodes and a time")
-            return group
+        """Return the group that `to_json` wrote; `Refused` if it is none."""
+        body = _from_json(raw, "the group")
+        listed = body.get("nodes")
+        if not isinstance(listed, list) or not listed:
+            raise Refused("the group has no nodes")
+        return cls(
+            attempt=needed(integer(body, "attempt", low=1, high=MAX_ATTEMPT), "attempt"),
+            nodes=tuple(sorted({_node_in({"node": each}) for each in listed})),
+            host=_host(body),
+            port=needed(integer(body, "port", low=0, high=_MAX_PORT), "port"),
+            at=needed(seconds(body, "at"), "instant"),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +63,14 @@ class Joining:
 
     @classmethod
     def from_json(cls, raw: bytes) -> Joining:
-        """Return the word that `to_json` wrote; ValueError if it is none."""
-        with _refusing("a joining"):
-            return cls(**_from_json(raw, "a joining"))
+        """Return the word that `to_json` wrote; `Refused` if it is none."""
+        body = _from_json(raw, "the joining")
+        return cls(
+            node=_node_in(body),
+            leaves=body.get("leaves") is not False,
+            host=_host(body),
+            port=needed(integer(body, "port", low=0, high=_MAX_PORT), "port"),
+        )
 
 
 def _to_json(fields: dict[str, Any]) -> bytes:
@@ -65,16 +78,19 @@ def _to_json(fields: dict[str, Any]) -> bytes:
 
 
 def _from_json(raw: bytes, what: str) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(raw)
-    if body.pop("schema") != SCHEMA:
-        raise ValueError(f"not {what} of a schema this version reads")
+    body = parse_object(raw, what)
+    if integer(body, "schema") != SCHEMA:
+        raise Refused(f"{what} is not of a schema this version reads")
     return body
 
 
-@contextlib.contextmanager
-def _refusing(what: str) -> Iterator[None]:
-    """Turn what is wrong with untrusted bytes into a ValueError."""
-    try:
-        yield
-    except (KeyError, TypeError, AttributeError, UnicodeDecodeError) as problem:
-        raise ValueError(f"not {what}: {problem}") from problem
+def _node_in(body: dict[str, Any]) -> int:
+    return needed(integer(body, "node", low=0, high=_MOST_NODES), "node")
+
+
+def _host(body: dict[str, Any]) -> str:
+    """Return an address that can be part of a command; empty is none."""
+    host = text(body, "host") or ""
+    if not _HOST.fullmatch(host):
+        raise Refused("its host is no address")
+    return host

@@ -6,6 +6,7 @@ attempts/000001/end.json                              by the controller: when it
 attempts/000001/claim.json                            create-if-absent, by the job's first rank
 attempts/000001/stop.json                             create-if-absent, by the controller
 attempts/000001/heartbeat/00000.json                  overwritten, one for each node
+attempts/000001/clock/<node>-<rank>.json              for a moment: to compare clocks
 attempts/000001/events/<ms>-<node>-<rank>-<n>.json    append-only
 attempts/000001/events/<ms>-<node>-<rank>-<n>.jsonl   older ones merged: that event, and before it
 checkpoints/<step>-<attempt>/<shard>.safetensors      data
@@ -22,6 +23,8 @@ LEASE = "controller.json"
 """Overwritten: which machine's controller holds the run."""
 ATTEMPTS = "attempts/"
 CHECKPOINTS = "checkpoints/"
+MAX_ATTEMPT = 10**6 - 1
+"""Six digits name an attempt."""
 
 _CHECKPOINT = re.compile(r"checkpoints/(\d{12})-(\d{6})/")
 _WRITER = re.compile(r"attempts/\d{6}/events/\d+-(\d+-\d+)-\d+\.jsonl?")
@@ -78,6 +81,11 @@ def heartbeat(number: int, node: int) -> str:
 def heartbeats(number: int) -> str:
     """Return the prefix of all heartbeats of an attempt."""
     return f"{attempt(number)}heartbeat/"
+
+
+def clock(number: int, *, node: int, rank: int) -> str:
+    """Return the key under which a rank has the store stamp the time, once."""
+    return f"{attempt(number)}clock/{node:05d}-{rank:05d}.json"
 
 
 def events(number: int) -> str:

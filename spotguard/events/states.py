@@ -37,10 +37,17 @@ class RunState(_Worded):
         "no sign of life, but no proof of death either; nothing is killed, it may come back",
         "yellow",
     )
+    CLOUD_SILENT = (
+        "cloud_silent",
+        "cloud silent",
+        "the job gives signs of life, but who launched its nodes says nothing of them; nothing is "
+        "killed",
+        "yellow",
+    )
     DRAINING = ("draining", "draining", "saving, then releasing the nodes", "cyan")
     RECOVERING = ("recovering", "recovering", "the next attempt is being prepared", "cyan")
     WAITING = ("waiting", "waiting for capacity", "no place has enough nodes now", "yellow")
-    PAUSED = ("paused", "paused", "saved and released; `spotguard resume` goes on", "yellow")
+    PAUSED = ("paused", "paused", "its nodes are released; `spotguard resume` goes on", "yellow")
     FINISHED = ("finished", "finished", "all steps are done", "green")
     FAILED = ("failed", "failed", "the job itself failed; see the traceback below", "red")
     STOPPED = ("stopped", "stopped", "stopped by you; `spotguard resume` goes on", "yellow")
@@ -103,6 +110,17 @@ class EndReason(_Worded):
     FENCED = ("fenced", "fenced by a later attempt", "it wrote nothing that counts", "yellow")
     LAUNCH_FAILED = ("launch_failed", "the launch failed", "nodes did not start", "red")
     FAILED = ("failed", "the job's own failure", "see its traceback", "red")
+
+    def told(self, saved: bool | None) -> str:
+        """Return the label, with what became of the state if the label speaks of it.
+
+        Args:
+            saved: Whether all that was done is saved; None if that is not known.
+        """
+        what, promise, _ = self.label.partition(", ")
+        if not promise or saved:
+            return self.label
+        return what if saved is None else f"{what}, not saved in time"
 
     @property
     def retried(self) -> bool:

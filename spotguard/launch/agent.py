@@ -20,6 +20,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,15 +28,19 @@ from typing import TYPE_CHECKING, Any
 from spotguard.errors import SpotguardError
 from spotguard.events import env, keys
 from spotguard.events.event import Event, JobEvent
+from spotguard.events.untrusted import Refused, parse_object
 from spotguard.launch.allocation import give_back
 from spotguard.launch.metadata import DETECT, detect
 from spotguard.launch.regroup import Part, next_part
+from spotguard.steady import SteadyClock
 from spotguard.storage import PrefixedStore, open_store
+from spotguard.storage.comparing import seconds_ahead
 from spotguard.storage.deadline import give_up_after
-from spotguard.units import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from spotguard.storage.base import ObjectStore
 
 
 _TELL_S = 10.0
@@ -50,7 +55,9 @@ class Agent:
         self, part: Part, *, nproc: int, script: Sequence[str], lifetime_s: float | None = None
     ) -> None:
         """After `lifetime_s` this process is told to leave by who started it, come what may."""
-        self._clock = SystemClock()
+        self._clock = SteadyClock()
+        self._is_compared = False
+        self._comparing = threading.Lock()
         self._over_at = None if lifetime_s is None else self._clock.monotonic() + lifetime_s
         self._part = part
         self._nproc = nproc
@@ -63,6 +70,9 @@ class Agent:
     def run(self) -> int:
         """Return the exit code of the last attempt's torchrun; negative for a signal."""
         given = dict(os.environ)
+        if env.DOWN_AT in given and _SKYPILOTS in given:
+            down_at = float(given[env.DOWN_AT])
+            threading.Thread(target=self._end_in_time, args=[down_at], daemon=True).start()
         while True:
             part = self._part
             job = subprocess.Popen(command_line(part, self._nproc, self._script), env=given)
@@ -74,9 +84,24 @@ class Agent:
             following = None if code == 0 else self._next(part, given)
             if following is None or self._told:
                 return code
-            given = environment(given, part, following, time.time())
+            given = environment(given, part, following, self._clock.now())
             self._part = part = following
             _say(f"goes on in place as attempt {part.attempt}, on {len(part.nodes)} node(s)")
+
+    def _end_in_time(self, down_at: float) -> None:
+        """Tell this node's whole process group to end when the nodes are to go, as `timeout` does.
+
+        That one counts from the job's start, when nodes and set-up have been paid for a while.
+        """
+        try:
+            with give_up_after(_TELL_S):
+                store = open_store(os.environ[env.STORE])
+                self._compare_clocks(PrefixedStore(store, os.environ[env.RUN_ID]))
+        except SpotguardError as problem:
+            _say(f"this node's clock could not be compared: {problem}")
+        self._clock.sleep(max(0.0, down_at - self._clock.now()))
+        _say("the time of this attempt is over")
+        os.killpg(os.getpgrp(), signal.SIGTERM)
 
     def leave(self) -> None:
         """Do what is to be done when this node's part is over. Blocks, on Slurm for a minute."""
@@ -92,15 +117,31 @@ class Agent:
             return None
         try:
             store = PrefixedStore(open_store(store_url), run_id)
+            self._compare_clocks(store)
             return next_part(
                 store,
                 part,
                 leaves=self._told or bool(self._leaving and Path(self._leaving).exists()),
                 nodes_min=int(given[env.NODES_MIN]),
+                clock=self._clock,
             )
         except SpotguardError as problem:
             _say(f"this node does not go on in place: {problem}")
             return None
+
+    def _compare_clocks(self, store: ObjectStore) -> None:
+        """Live by the controller's clock from here on, as the job does: what is agreed has times.
+
+        Raises:
+            StoreError: the store cannot be used.
+        """
+        theirs = os.environ.get(env.CLOCK)
+        with self._comparing:
+            if theirs is None or self._is_compared:
+                return
+            mine = keys.clock(self._part.attempt, node=self._part.node, rank=keys.AGENT_RANK)
+            self._clock.turn_back(seconds_ahead(store, theirs, mine, self._clock) or 0.0)
+            self._is_compared = True
 
     def _write(self, kind: JobEvent, data: dict[str, Any]) -> None:
         """Write down what only this node knows; in SkyPilot's tasks, others are seen anyway."""
@@ -108,20 +149,23 @@ class Agent:
         if _SKYPILOTS not in os.environ or not run_id or not store_url:
             return
         self._written += 1
-        event = Event(
-            kind=kind.value,
-            at=time.time(),
-            attempt=self._part.attempt,
-            node=self._part.node,
-            rank=keys.AGENT_RANK,
-            data=data,
-        )
-        key = keys.event(
-            event.attempt, at=event.at, node=event.node, rank=event.rank, count=self._written
-        )
+        part, count = self._part, self._written
         try:
             with give_up_after(_TELL_S):
-                PrefixedStore(open_store(store_url), run_id).put(key, event.to_json())
+                store = PrefixedStore(open_store(store_url), run_id)
+                self._compare_clocks(store)
+                event = Event(
+                    kind=kind.value,
+                    at=self._clock.now(),
+                    attempt=part.attempt,
+                    node=part.node,
+                    rank=keys.AGENT_RANK,
+                    data=data,
+                )
+                key = keys.event(
+                    part.attempt, at=event.at, node=part.node, rank=event.rank, count=count
+                )
+                store.put(key, event.to_json())
         except SpotguardError as problem:
             _say(f"{kind.value} could not be written down: {problem}")
 
@@ -134,7 +178,7 @@ def command_line(part: Part, nproc: int, script: Sequence[str]) -> list[str]:
     """Return what starts the job on a node."""
     return [
         sys.executable,
-        *("-m", "torch.distributed.run"),
+        *("-m", "spotguard.launch.torchrun"),
         f"--nnodes={len(part.nodes)}",
         f"--node-rank={part.nodes.index(part.node)}",
         f"--nproc-per-node={nproc}",
@@ -145,11 +189,19 @@ def command_line(part: Part, nproc: int, script: Sequence[str]) -> list[str]:
     ]
 
 
+def _claim(given: Mapping[str, str]) -> dict[str, Any]:
+    """Return what the launcher knew; a variable that makes no sense tells nothing."""
+    try:
+        return parse_object(given.get(env.CLAIM) or "{}", "the claim")
+    except Refused:
+        return {}
+
+
 def environment(
     given: Mapping[str, str], part: Part, following: Part, now: float
 ) -> dict[str, str]:
     """Return what the job is told in the attempt that follows: fewer nodes' money lasts longer."""
-    claim = json.loads(given.get(env.CLAIM) or "{}")
+    claim = _claim(given)
     told = {
         **given,
         env.ATTEMPT: str(following.attempt),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from spotguard.errors import LauncherFailure
 
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 class Unreachable(LauncherFailure):
     """Nobody who knows can be asked; says nothing about any cluster. Ask again."""
+
+
+class LogGone(LauncherFailure):
+    """There is no such cluster, or no more, and what its nodes printed went with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +146,9 @@ class ClusterView:
     last_step: int | None = None
     """Steps finished, if the launcher can see them; else the heartbeats must do."""
     detail: str = ""
+    lasting: bool = False
+    """Its launch came to nothing, as `detail` says, and no wait will mend that: a right, an image,
+    a quota or a network is missing."""
     some_lost: bool = False
     """`nodes` are all called lost because some are: the launcher cannot say which."""
 
@@ -161,6 +168,15 @@ class LogChunk:
     offset: int
     """Where `data` starts in that node's stream."""
     data: bytes = field(repr=False)
+
+
+@runtime_checkable
+class KnowsFreeNodes(Protocol):
+    """What a launcher can do beside, where a place tells how much of it is in use."""
+
+    def free_nodes(self, offer: Offer) -> int | None:
+        """Return how many nodes are free in a place now; None is unknown. Does not block long."""
+        ...
 
 
 class Launcher(Protocol):
@@ -198,5 +214,10 @@ class Launcher(Protocol):
         ...
 
     def read_log(self, cluster: str, node: int, offset: int) -> LogChunk:
-        """Return what node `node` printed from byte `offset` on (empty when there is no more)."""
+        """Return what node `node` printed from byte `offset` on (empty when there is no more).
+
+        Raises:
+            LogGone: the cluster does not exist, and what it printed is kept nowhere.
+            LauncherFailure: it cannot be read now.
+        """
         ...

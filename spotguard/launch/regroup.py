@@ -15,7 +15,9 @@ from spotguard.events import keys
 from spotguard.events.event import Event, JobEvent
 from spotguard.events.group import Group, Joining
 from spotguard.events.states import EndReason
+from spotguard.events.untrusted import Refused, integer
 from spotguard.net import address_towards, free_port
+from spotguard.storage.small import get_small
 from spotguard.units import SystemClock
 
 if TYPE_CHECKING:
@@ -95,9 +97,10 @@ def next_part(
 def read_group(store: ObjectStore, number: int) -> Group | None:
     """Return the group that begins an attempt in place, if there is one and it can be read."""
     try:
-        return Group.from_json(store.get(keys.group(number)))
-    except (NotFound, ValueError):
+        group = Group.from_json(get_small(store, keys.group(number)))
+    except (NotFound, Refused):
         return None
+    return group if group.attempt == number else None
 
 
 def _create(
@@ -134,7 +137,7 @@ def _why_go_on(store: ObjectStore, attempt: int, clock: Clock) -> set[EndReason]
         clock.sleep(_POLL_S)
     reasons = {str(end.get("reason")) for end in ends}
     allowed = {reason.value for reason in GO_ON_AFTER}
-    steps = [(end.get("saved_step"), end.get("resumed_step")) for end in ends]
+    steps = [(integer(end, "saved_step"), integer(end, "resumed_step")) for end in ends]
     got_further = any((saved or 0) > (resumed or 0) for saved, resumed in steps)
     return (
         {EndReason(reason) for reason in reasons} if got_further and reasons <= allowed else set()
@@ -146,8 +149,8 @@ def _ends(store: ObjectStore, attempt: int, clock: Clock) -> list[dict[str, Any]
     ends = []
     for info in store.list(keys.events(attempt), start_after=since):
         try:
-            event = Event.from_json(store.get(info.key))
-        except ValueError:
+            event = Event.from_json(get_small(store, info.key, info=info))
+        except Refused:
             continue  # not ours to judge here
         if event.kind == JobEvent.ENDED.value:
             ends.append(event.data)
@@ -158,7 +161,7 @@ def _words(store: ObjectStore, number: int) -> list[Joining]:
     words = []
     for info in store.list(keys.joining(number)):
         try:
-            words.append(Joining.from_json(store.get(info.key)))
-        except ValueError:
+            words.append(Joining.from_json(get_small(store, info.key, info=info)))
+        except Refused:
             continue
     return words

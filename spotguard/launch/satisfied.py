@@ -63,6 +63,11 @@ def are_met(
     return True
 
 
+def missing(lines: Sequence[str]) -> tuple[str, ...]:
+    """Return those of these requirements that this Python lacks, or that are no plain ones."""
+    return tuple(line for line in lines if main([line]))
+
+
 def _needs(installed: metadata.Distribution, extras: frozenset[str]) -> Iterator[Requirement]:
     from packaging.requirements import Requirement
 

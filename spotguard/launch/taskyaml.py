@@ -30,6 +30,7 @@ SHARED_DISK = frozenset({"slurm"})
 """Where a folder of this machine may be one of the nodes' too."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SHOWN = env.JOB_VARIABLES - {env.KEY}
 _RESERVED = re.compile(r"(?!SKYPILOT_DOCKER_)(?:SKYPILOT|SKY|JOB|SPOTGUARD)_")
 _EXTRAS = {"s3": "[aws]", "gs": "[gcp]", "az": "[azure]"}
 _PLACE_KEYS = ("infra", "use_spot", "instance_type", "accelerators", "any_of", "ordered")
@@ -171,7 +172,7 @@ def _variables(request: LaunchRequest, machine: Machine, wheel: Path | None) -> 
     lifetime_s = request.max_lifetime_s
     requirements = () if machine.requirements_file else machine.requirements
     return {
-        **{k: v for k, v in request.env.items() if k in env.JOB_VARIABLES},
+        **{k: v for k, v in request.env.items() if k in _SHOWN},
         env.CLUSTER: request.cluster,
         "JOB_SCRIPT": _below("script", request.script, request.workdir),
         "JOB_ARGS": _packed(request.args, "\0"),
@@ -194,9 +195,11 @@ def _packed(texts: Iterable[str], end: str) -> str:
 
 
 def _secrets(given: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return the user's own variables, as SkyPilot's secrets: it shows them nowhere."""
-    secrets = {name: value for name, value in given.items() if name not in env.JOB_VARIABLES}
+    """Return the user's own variables and the key, as SkyPilot's secrets: it shows them nowhere."""
+    secrets = {name: value for name, value in given.items() if name not in _SHOWN}
     for name, value in secrets.items():
+        if name == env.KEY:
+            continue
         if not _NAME.fullmatch(name) or _RESERVED.match(name):
             raise SpecError("env", f"given {name!r}, a name that is not free on the nodes")
         if "\0" in value:

@@ -108,6 +108,8 @@ class JobPlan:
     """Places that cannot be tried, and why."""
     prices: tuple[PriceSource, ...] = ()
     """Where prices come from."""
+    not_installed: tuple[str, ...] = ()
+    """What the script's PEP 723 block asks for and local nodes lack: they install nothing."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the schema-versioned object of `plan --json`."""
@@ -121,6 +123,7 @@ def plan_job(
     batches: tuple[int, int] | None = None,
     skipped: Sequence[Skipped] = (),
     prices: Sequence[PriceSource] = (),
+    not_installed: Sequence[str] = (),
 ) -> JobPlan:
     """Return the plan for `spec` with these offers.
 
@@ -131,6 +134,7 @@ def plan_job(
         batches: global batch and micro-batch, if the script or the command line says them.
         skipped: places that have no offer.
         prices: where the offers' prices come from.
+        not_installed: requirements of the script that its nodes will not have.
     """
     markets = planned_markets(spec)
     ladder = node_ladder(spec.nodes.min, spec.nodes.max)
@@ -160,6 +164,7 @@ def plan_job(
         on_demand=spec.on_demand,
         skipped=tuple(place for place in skipped if place.market in markets),
         prices=tuple(prices),
+        not_installed=tuple(not_installed),
     )
 
 

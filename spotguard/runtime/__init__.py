@@ -11,8 +11,9 @@
 The same script runs under plain `python`, under `torchrun` and under `spotguard up`.
 """
 
+from spotguard.runtime.box import Box
 from spotguard.runtime.loader import ElasticLoader
 from spotguard.runtime.run import Run, init
 from spotguard.runtime.step import Step
 
-__all__ = ["ElasticLoader", "init", "Run", "Step"]
+__all__ = ["Box", "ElasticLoader", "init", "Run", "Step"]

@@ -17,6 +17,7 @@ exchange the nodes' slices, finish the same tree, and share the results:
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -24,11 +25,18 @@ import torch
 
 from spotguard.errors import UsageError
 from spotguard.runtime.buckets import cut_into_buckets, flatten, own_copy, unflatten
-from spotguard.runtime.gradients import count_parameters, find_ddp, run_backward
+from spotguard.runtime.gradients import (
+    count_parameters,
+    only_parameters_of,
+    parameters_of,
+    run_backward,
+)
+from spotguard.runtime.module_buffers import BufferSync
 from spotguard.runtime.sharding import is_dtensor, is_fsdp1_module, is_sharded
+from spotguard.runtime.wrappers import find_wrappers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from spotguard.runtime.collectives import Collectives
     from spotguard.runtime.loader import Loader, Share
@@ -108,11 +116,12 @@ class BitwiseSync:
         ranks: Collectives,
         loader: Loader,
     ) -> None:
-        modules = list(modules)
+        self._modules = modules = list(modules)
         self._ranks = ranks
         self._loader = loader
-        self._ddp = find_ddp(modules)
+        self._buffers = BufferSync(modules, ranks)
         self._optimizers = list(optimizers)
+        self._ddp = find_wrappers(modules, self._optimizers).ddp
         self._look_at_parameters()
         self.meets_in_forward = False
         self._before: Gradients = []
@@ -127,10 +136,38 @@ class BitwiseSync:
 
     def _look_at_parameters(self) -> None:
         self._known = count_parameters(self._optimizers)
-        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-        found: list[torch.Tensor] = [p for group in groups for p in group["params"]]
+        found = parameters_of(self._optimizers)
         found += [p for module in self._ddp for p in module.parameters()]
         self._parameters = list({id(p): p for p in found}.values())
+
+    @contextlib.contextmanager
+    def only(self, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
+        """Keep the gradients of what is not of `optimizers`, if any are given, as they are.
+
+        Raises:
+            UsageError: one of `optimizers` is not tracked.
+        """
+        with only_parameters_of(optimizers, self._modules, self._optimizers):
+            yield
+
+    def catch_up(self) -> None:
+        """Refuse parameters that an optimizer got after the backward pass.
+
+        Raises:
+            UsageError: one has a gradient, whose parts were added up in this rank's order.
+        """
+        if count_parameters(self._optimizers) != self._known:
+            known = set(map(id, self._parameters))
+            self._look_at_parameters()
+            if any(p.grad is not None for p in self._parameters if id(p) not in known):
+                raise UsageError(
+                    'exact="bitwise": add_param_group() came between backward and optimizer.step()',
+                    hint="call it after optimizer.step(), or before the step's first micro-batch",
+                )
+
+    def synchronised(self) -> set[int]:
+        """Return the ids of the parameters whose gradients become the global mean."""
+        return set(map(id, self._parameters))
 
     def begin(self, share: Share) -> None:
         """Prepare for the forward pass of a micro-batch."""
@@ -152,6 +189,7 @@ class BitwiseSync:
             self._tree.push(Node(0, share.number, self._take()))
         if share.last:
             self._finish(share.step)
+            self._buffers.share()
 
     def _take(self) -> Gradients:
         taken: Gradients = []

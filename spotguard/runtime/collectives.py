@@ -75,4 +75,8 @@ class ProcessGroup:
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Replace `tensor` by the first rank's."""
-        dist.broadcast(tensor, src=0)
+        # As bytes in order: backends know neither every dtype nor every layout.
+        flat = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1)
+        dist.broadcast(flat.view(torch.uint8), src=0)
+        if flat.data_ptr() != tensor.data_ptr():
+            tensor.copy_(flat.view(tensor.shape))

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from spotguard.runtime.seal import Seal
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -103,10 +105,14 @@ class Alone:
 
 
 class Rendezvous:
-    """The coordinator of several ranks: a client of the job's TCP store."""
+    """The coordinator of several ranks: a client of the job's TCP store.
 
-    def __init__(self, host: str, port: int, prefix: str) -> None:
-        self._address = (host, port, prefix)
+    What strangers write there is not heard: words are sealed.
+    """
+
+    def __init__(self, host: str, port: int, prefix: str, seal: Seal | None = None) -> None:
+        self._address = (host, port, prefix, seal)
+        self._seal = seal or Seal()
         self._patience_s = _PATIENCE_S
         self._unanswered: threading.Event | None = None
         """Set once the call is answered that was given up, if it ever is."""
@@ -126,7 +132,12 @@ class Rendezvous:
         """Return a client of the store that torchrun named in MASTER_ADDR and MASTER_PORT."""
         # A restart inside one torchrun must not hear the words of the round before.
         round_ = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return cls(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), f"spotguard/{round_}")
+        return cls(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            f"spotguard/{round_}",
+            Seal.from_environment(round_),
+        )
 
     def connect(self) -> Rendezvous:
         """Return another client of the same store."""
@@ -134,13 +145,16 @@ class Rendezvous:
 
     def set(self, key: str, value: str) -> None:
         """Say `value` under `key`."""
-        store = self._store
-        self._call(lambda: store.set(key, value))
+        store, sealed = self._store, self._seal.close(key, value)
+        self._call(lambda: store.set(key, sealed))
 
     def first(self, key: str, value: str) -> str:
         """Say `value` under `key` unless somebody was first; return what stands there."""
-        store = self._store
-        return self._call(lambda: bytes(store.compare_set(key, "", value)).decode())
+        store, sealed = self._store, self._seal.close(key, value)
+        word = self._opened(key, self._call(lambda: bytes(store.compare_set(key, "", sealed))))
+        if word is None:
+            raise LostContact(f"a stranger was first to say {key!r} in the rendezvous store")
+        return word
 
     def get(self, key: str, timeout_s: float) -> str | None:
         """Return what stands under `key`, waiting for it up to `timeout_s`."""
@@ -159,7 +173,11 @@ class Rendezvous:
     def peek(self, key: str) -> str | None:
         """Return what stands under `key` now, or None."""
         store = self._store
-        return self._call(lambda: bytes(store.get(key)).decode() if store.check([key]) else None)
+        said = self._call(lambda: bytes(store.get(key)) if store.check([key]) else None)
+        return None if said is None else self._opened(key, said)
+
+    def _opened(self, key: str, said: bytes) -> str | None:
+        return self._seal.open(key, said.decode(errors="replace"))
 
     def hurry(self, patience_s: float) -> None:
         """From here on, take it for lost contact when an answer takes longer than this."""

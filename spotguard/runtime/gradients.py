@@ -13,16 +13,18 @@ ranks is the mean over the global batch whatever the number of ranks.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch.autograd.graph import _engine_run_backward
-from torch.nn.parallel import DistributedDataParallel
 
 from spotguard.errors import UsageError
 from spotguard.runtime.buckets import cut_into_buckets, flatten, own_copy, unflatten
+from spotguard.runtime.module_buffers import BufferSync
 from spotguard.runtime.sharding import is_dtensor, is_fsdp1_module, is_fsdp_module
+from spotguard.runtime.wrappers import find_wrappers, settle_buckets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,40 +48,94 @@ class GradientSync:
         self._modules = modules = list(modules)
         self._optimizers = list(optimizers)
         _refuse_fsdp1(modules)
-        self._ddp = find_ddp(modules)
-        self._fsdp = [m for m in modules if is_fsdp_module(m)]
-        self.managed_elsewhere = bool(self._ddp or self._fsdp)
-        self.meets_in_forward = any(map(_meets_in_forward, modules))
+        self._buffers = BufferSync(modules, ranks)
+        self._wrappers = wrappers = find_wrappers(modules, self._optimizers)
+        for ddp in wrappers.ddp:
+            settle_buckets(ddp)
+        self.managed_elsewhere = bool(wrappers.modules)
+        self.meets_in_forward = any(map(_meets_in_forward, [*modules, *wrappers.modules]))
         """True if all ranks must run as many forward passes in a step; see `evened_out`."""
+        self._only: set[int] | None = None
+        """The parameters whose gradients the phase is for; None if for all."""
+        self._begun = False
+        """True between the first and the last backward pass of a synchronisation."""
         self._look_at_parameters()
 
     def _look_at_parameters(self) -> None:
         self._known = count_parameters(self._optimizers)
         several = self._ranks.world_size > 1
-        self._parameters = _unsynchronised(self._modules, self._optimizers) if several else []
+        self._parameters = (
+            _unsynchronised(self._wrappers.modules, self._optimizers) if several else []
+        )
         # A loss that spans both kinds would be scaled for one of them only.
         self._correction = 1.0 / self._ranks.world_size if self.managed_elsewhere else 1.0
 
+    @contextlib.contextmanager
+    def only(self, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
+        """Synchronise only the parameters of `optimizers`; all others keep the gradients they had.
+
+        Raises:
+            UsageError: one of `optimizers` is not tracked.
+        """
+        with only_parameters_of(optimizers, self._modules, self._optimizers) as self._only:
+            try:
+                yield
+            finally:
+                self._only = None
+
+    def _is_wanted(self, parameter: torch.Tensor) -> bool:
+        return self._only is None or id(parameter) in self._only
+
     def begin(self, share: Share) -> None:
         """Prepare for the forward pass of a micro-batch; the last one synchronises."""
-        for module in self._ddp:
-            module.require_backward_grad_sync = share.last
-        for fsdp in self._fsdp:
-            fsdp.set_requires_gradient_sync(share.last)
+        for ddp in self._wrappers.ddp:
+            wanted = self._only is None or any(map(self._is_wanted, ddp.parameters()))
+            ddp.require_backward_grad_sync = share.last and wanted
+        for fsdp in self._wrappers.fsdp:
+            fsdp.set_requires_gradient_sync(share.last, recurse=False)
 
     def backward(self, loss: torch.Tensor, weight: float, share: Share) -> None:
         """Add the gradient of `weight * loss`; after the last one, gradients are the global mean.
 
         Blocks until the ranks have met, when the share is the step's last one here.
         """
+        if not self._begun:
+            self._begun = True
+            self._count_once(filter(self._is_wanted, self._parameters))
         run_backward(loss, weight * self._ranks.world_size if self.managed_elsewhere else weight)
         if share.last:
+            self._begun = False
             if count_parameters(self._optimizers) != self._known:
                 self._look_at_parameters()
-            self._reduce()
+            self._reduce(filter(self._is_wanted, self._parameters))
+            self._buffers.share()
 
-    def _reduce(self) -> None:
-        buckets = list(cut_into_buckets(self._parameters))
+    def _count_once(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Have the first rank bring what gradients there are already; they are a mean of all."""
+        for parameter in parameters:
+            if parameter.grad is not None:
+                if self._ranks.rank:
+                    parameter.grad.zero_()
+                elif self._correction != 1.0:
+                    parameter.grad /= self._correction
+
+    def catch_up(self) -> None:
+        """Synchronise parameters that an optimizer got after the last backward pass.
+
+        Blocks until the ranks have met, if there are any.
+        """
+        if count_parameters(self._optimizers) != self._known:
+            known = set(map(id, self._parameters))
+            self._look_at_parameters()
+            self._reduce(p for p in self._parameters if id(p) not in known)
+
+    def synchronised(self) -> set[int]:
+        """Return the ids of the parameters whose gradients become the global mean."""
+        themselves = (p for module in self._wrappers.modules for p in module.parameters())
+        return set(map(id, (*self._parameters, *themselves)))
+
+    def _reduce(self, parameters: Iterable[torch.Tensor]) -> None:
+        buckets = list(cut_into_buckets(parameters))
         flats = [flatten(bucket, [p.grad for p in bucket]) for bucket in buckets]
         waits = [self._ranks.add_up(flat) for flat in flats]
         for bucket, flat, wait in zip(buckets, flats, waits, strict=True):
@@ -93,22 +149,6 @@ class GradientSync:
                     parameter.grad = own_copy(parameter, gradient)
                 else:
                     parameter.grad.copy_(gradient)
-
-
-def find_ddp(modules: Iterable[torch.nn.Module]) -> list[DistributedDataParallel]:
-    """Return the modules that are in DDP.
-
-    Raises:
-        UsageError: one has a static graph. DDP then synchronises after the first backward pass,
-            whatever it was told, and fails if that was not the step's last one (torch 2.13).
-    """
-    found = [module for module in modules if isinstance(module, DistributedDataParallel)]
-    if any(module.static_graph for module in found):
-        raise UsageError(
-            "DistributedDataParallel(static_graph=True) cannot accumulate micro-batches",
-            hint="leave static_graph out",
-        )
-    return found
 
 
 def evened_out(
@@ -127,6 +167,42 @@ def evened_out(
         yield share._replace(last=not missing), batch
         for more in reversed(range(missing)):
             yield share._replace(weight=0.0, last=not more), batch
+
+
+@contextlib.contextmanager
+def only_parameters_of(
+    optimizers: Sequence[torch.optim.Optimizer],
+    modules: Iterable[torch.nn.Module],
+    tracked: Iterable[torch.optim.Optimizer],
+) -> Iterator[set[int] | None]:
+    """Give the ids of these optimizers' parameters; what others get meanwhile is thrown away.
+
+    Without any `optimizers` that is None: all parameters count.
+
+    Raises:
+        UsageError: one of `optimizers` is not among `tracked`.
+    """
+    if not optimizers:
+        yield None
+        return
+    if any(all(one is not known for known in tracked) for one in optimizers):
+        raise UsageError(
+            "step.phase: one of its optimizers is not tracked",
+            hint="call run.track(optimizer=optimizer) before the loop",
+        )
+    wanted = set(map(id, parameters_of(optimizers)))
+    every = {id(p): p for p in parameters_of(tracked)}
+    every.update((id(p), p) for module in modules for p in module.parameters())
+    others = [p for p in every.values() if id(p) not in wanted]
+    # A view lies in DDP's own bucket, which is about to be written to.
+    kept = [p.grad.clone() if p.grad is not None and p.grad._is_view() else p.grad for p in others]
+    for parameter in others:
+        parameter.grad = None
+    try:
+        yield wanted
+    finally:
+        for parameter, gradient in zip(others, kept, strict=True):
+            parameter.grad = gradient
 
 
 def _meets_in_forward(module: torch.nn.Module) -> bool:
@@ -183,6 +259,12 @@ def broadcast_initial(modules: Iterable[torch.nn.Module], ranks: Collectives) ->
                     ranks.broadcast(tensor.detach())
 
 
+def parameters_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.Tensor]:
+    """Return all parameters of all groups of the optimizers."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return [parameter for group in groups for parameter in group["params"]]
+
+
 def count_parameters(optimizers: Iterable[torch.optim.Optimizer]) -> int:
     """Return the optimizers' parameters; `add_param_group` may make them more in mid-run."""
     groups = (group for optimizer in optimizers for group in optimizer.param_groups)
@@ -190,19 +272,9 @@ def count_parameters(optimizers: Iterable[torch.optim.Optimizer]) -> int:
 
 
 def _unsynchronised(
-    modules: list[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]
+    wrappers: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]
 ) -> list[torch.Tensor]:
     """Return the optimizers' parameters that neither DDP nor FSDP synchronises."""
-    managed = {
-        id(parameter)
-        for module in modules
-        if isinstance(module, DistributedDataParallel) or is_fsdp_module(module)
-        for parameter in module.parameters()
-    }
-    found: dict[int, torch.Tensor] = {}
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if id(parameter) not in managed and not is_dtensor(parameter):
-                    found[id(parameter)] = parameter
-    return list(found.values())
+    managed = {id(parameter) for module in wrappers for parameter in module.parameters()}
+    found = {id(p): p for p in parameters_of(optimizers) if id(p) not in managed}
+    return [parameter for parameter in found.values() if not is_dtensor(parameter)]

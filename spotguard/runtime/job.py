@@ -27,6 +27,7 @@ from spotguard.errors import Fenced, SpotguardError, StoreError
 from spotguard.events.event import Heartbeat, JobEvent
 from spotguard.events.states import EXIT_CODE_OF_JOB_TOLD_TO_STOP, EndReason
 from spotguard.net import address_towards
+from spotguard.runtime import clock
 from spotguard.runtime.coordination import Alone, Coordinator, Rendezvous
 from spotguard.runtime.exits import ExitWatch
 from spotguard.runtime.identity import identify
@@ -46,8 +47,11 @@ from spotguard.runtime.process import (
     sentence,
     speaks_of_peers,
 )
-from spotguard.runtime.reporting import Reporter
-from spotguard.runtime.stopping import StopGate, StopRequest, StopWatch
+from spotguard.runtime.reporting import Reporter, last_word_s
+from spotguard.runtime.saving import WithoutOthers
+from spotguard.runtime.seal import Seal
+from spotguard.runtime.stopping import BEFORE_LOOP, StopGate, StopRequest, StopWatch
+from spotguard.runtime.waiting import StillWatch
 from spotguard.storage import PrefixedStore, open_store
 from spotguard.units import to_iso
 
@@ -62,7 +66,6 @@ log = logging.getLogger("spotguard")
 
 _EXIT_PATIENCE_S = 10.0
 _HUNG_SAVE_S = 60.0
-_LAST_WORD_S = 2.0
 _LOOK_UP_S = 0.05
 _SOLO_PATIENCE = 0.2  # of the time in which all should have left
 
@@ -79,7 +82,7 @@ class Job:
     """This rank of this attempt."""
 
     def __init__(self, settings: Settings, *, backend: str | None, save_random: bool) -> None:
-        self._init_at = time.time()
+        self._started_at = time.monotonic()
         log_to_stderr()
         self.settings = settings
         self.rank = settings.rank
@@ -93,7 +96,8 @@ class Job:
         self.run_id, self.attempt = identify(settings, self.coordinator)
         self.store = PrefixedStore(open_store(settings.store_url), self.run_id)
         self.local_copy = LocalCopy.at(settings.local_copy, self.run_id)
-        self._started_at = time.monotonic()
+        told = clock.compare_with_controller(self.store, settings, self.attempt)
+        self._init_at = clock.now() - self.age_s
         self._pid = os.getpid()
         self._left = threading.Event()
         self._ending = threading.Lock()  # taken for good by the thread that writes the end
@@ -131,8 +135,11 @@ class Job:
         )
         self._progress = Progress(settings.progress_path if settings.local_rank == 0 else None)
         self._peers = self._join_peers()
+        self._still = self._look_for_stillness()
         self.watch.start()
         self.reporter.start()
+        if told:
+            self.reporter.event(JobEvent.WARNING, message=told)
         self._listener = Listener(settings, self.watch, self.reporter)
         self._previous_hook = sys.excepthook
         sys.excepthook = self._on_exception
@@ -167,7 +174,7 @@ class Job:
             resumed_step=restored.manifest.step if restored.manifest else 0,
             total_steps=total,
             notice_source=self.settings.metadata.partition("=")[0],
-            node_up_at=self.settings.node_up_at and to_iso(self.settings.node_up_at),
+            node_up_at=clock.told_at(self.settings.node_up_at),
             init_at=to_iso(self._init_at),
             skipped=[{"checkpoint": p, "problem": w} for p, w in restored.skipped],
         )
@@ -176,12 +183,15 @@ class Job:
         """Say that the loop begins with `first` of `total` steps done."""
         self._exits.forget()
         self.keeper.begin(first, total)
-        self.gate.start(first)
+        if not self.gate.start(first):  # the watcher is about to end the process
+            exit_soon(_HUNG_SAVE_S)
+            self._left.wait()
         self._progress.write(first, total)
-        with self.keeper.lock:
-            self.phase = Phase.TRAINING
+        self.phase = Phase.TRAINING
         if self._peers is not None:
             self._peers.train()
+        if self._still is not None:
+            self._still.start()
 
     def finished_step(self, finished: int, seconds: float, step: Step) -> None:
         """Take note of a finished step: from here on it is the state to save."""
@@ -202,6 +212,8 @@ class Job:
 
     def finish_loop(self, why: str | None, *, left_early: bool = False) -> None:
         """Save the final state; the script may go on after its loop."""
+        if self._still is not None:
+            self._still.close(0.0)
         if left_early:
             self.keeper.left_early()
         self.keeper.save_final(halfway=left_early)
@@ -255,12 +267,31 @@ class Job:
                 timeout_s=timeout_s,
                 on_lost=partial(self._on_peer_lost, words),
                 address=address_towards(os.environ["MASTER_ADDR"]),
+                seal=Seal.from_environment(),
             )
             peers.start(words)
         except OSError as problem:
             log.warning("ranks that vanish cannot be looked for: %s", problem)
             return None
         return peers
+
+    def _look_for_stillness(self) -> StillWatch | None:
+        """Return what tells of ranks that wait for each other, if there are any that may."""
+        if self._peers is None or self.settings.peer_timeout_s is None:
+            return None
+        return StillWatch(
+            self.rank,
+            self.world_size,
+            peer_timeout_s=self.settings.peer_timeout_s,
+            connect=self.coordinator.connect,
+            progress=self.keeper.progress,
+            step_s=lambda: self.keeper.step_s,
+            tell=self._tell_stillness,
+        )
+
+    def _tell_stillness(self, message: str) -> None:
+        log.warning("%s", message)
+        self.reporter.event(JobEvent.WARNING, message=message)
 
     @property
     def _solo_patience_s(self) -> float:
@@ -280,7 +311,7 @@ class Job:
         )
         message = f"rank {peer} is gone: {why}"
         request = StopRequest(
-            reason=EndReason.NODE_LOST, message=message, warned_at=time.time(), solo=True
+            reason=EndReason.NODE_LOST, message=message, warned_at=clock.now(), solo=True
         )
         if self.watch.stop_alone(request):
             return
@@ -297,13 +328,11 @@ class Job:
             self.reporter.event(
                 JobEvent.AGREED,
                 reason=str(request.reason),
-                stop_step=stop_after,
+                stop_step=max(stop_after, 0),
                 solo=request.solo,
             )
-        with self.keeper.lock:
-            in_setup = self.phase is Phase.SETUP
-            if in_setup:  # the lock is kept: the loop must not begin any more
-                self._end_at_once(request, None)
+        if stop_after == BEFORE_LOOP:
+            self._end_at_once(request, None)
         self._leave_in_time(request)
 
     def _leave_in_time(self, request: StopRequest) -> None:
@@ -315,17 +344,17 @@ class Job:
             # A nearer deadline may come, and the loop may end and what is after it begin.
             request = self.watch.nearest(request)
             leave_at = min(leave_at, time.monotonic() + self._patience_s(request))
-        if self.phase is Phase.AFTER:
-            self._end_at_once(request, None)
-        else:
+        if self.phase is Phase.TRAINING:
             self._abandon_step(request)
+        else:
+            self._end_at_once(request, None)
 
     def _patience_s(self, request: StopRequest) -> float:
         """Return how long the main thread may still take to leave."""
         limits = [math.inf]
         if request.deadline_at is not None:
             need_s = 1.2 * self.keeper.emergency_s() + 0.5
-            limits.append(max(request.deadline_at - time.time() - need_s, 0.0))
+            limits.append(max(request.deadline_at - clock.now() - need_s, 0.0))
         if request.solo:  # it may hang in a collective with a peer that is gone
             limits.append(min(max(3 * self.keeper.step_s, 1.0), self._solo_patience_s))
         if self.phase is Phase.AFTER:
@@ -333,20 +362,22 @@ class Job:
         return min(limits)
 
     def _abandon_step(self, request: StopRequest) -> None:
-        """Give up the step that the main thread hangs in, and save the last finished one.
-
-        The weights of the last finished step are intact until an optimizer begins to change
-        them; the lock keeps it from beginning.
-        """
-        if not self.keeper.freeze(self._left):
+        """Give up the step that the main thread hangs in, and save the last finished one."""
+        self.keeper.freeze(self._left, self._change_patience_s(request))
+        if self._left.is_set():
             return
         log.warning("step %d takes too long and is given up", self.keeper.finished + 1)
         if request.solo:
             free_device()
             # Should the save hang all the same:
             exit_soon(max(_HUNG_SAVE_S, 3 * self.keeper.emergency_s()))
-        problem = self.keeper.save_for(self._alone_if_whole(request), halfway=True)
-        self._end_at_once(request, problem)
+        self._end_at_once(request, self.keeper.save_boundary(self._alone_if_whole(request)))
+
+    def _change_patience_s(self, request: StopRequest) -> float:
+        """Return how long weights that are changing may take to be those of a boundary."""
+        if request.solo or request.deadline_at is None:
+            return self._patience_s(request)
+        return max(request.deadline_at - time.time() - 0.5, 0.0)
 
     def _alone_if_whole(self, request: StopRequest) -> StopRequest:
         """Return the request as one for this rank alone, if it holds all of the state."""
@@ -398,13 +429,13 @@ class Job:
     def _survive(self, request: StopRequest) -> None:
         """Save what this rank holds, if it is a boundary's, and leave with code 75."""
         request = self.watch.nearest(request)
-        request = replace(request, warned_at=request.warned_at or time.time())
+        request = replace(request, warned_at=request.warned_at or clock.now())
         self._left.set()
         problem = None
-        if self.phase is Phase.TRAINING and not self.keeper.changing:
-            problem = self.keeper.save_for(self._alone_if_whole(request), halfway=True)
+        if self.phase is Phase.TRAINING:
+            problem = self.keeper.save_boundary(self._alone_if_whole(request))
         else:
-            self.keeper.saver.wait(_EXIT_PATIENCE_S)  # one in flight is the newest there can be
+            self.keeper.saver.wait(_EXIT_PATIENCE_S)
         self._end_at_once(request, problem)
 
     def _someone_failed(self, words: Coordinator, timeout_s: float) -> bool:
@@ -427,11 +458,13 @@ class Job:
             return
         self._listener.drain()  # the script's own handler of a signal may be what ended it
         code = self._end_as_the_script_did()
-        self._listener.close()
+        self._listener.close(leaving=True)
         # A thread in torch's C++ code when the interpreter ends would abort the whole process.
         self._left.set()
         if self._peers is not None:
             self._peers.close(_EXIT_PATIENCE_S)
+        if self._still is not None:
+            self._still.close(_EXIT_PATIENCE_S)
         self.watch.close(_EXIT_PATIENCE_S)
         self.reporter.close(_EXIT_PATIENCE_S)
         undisturbed = self._failure is None and self.watch.agreed is None
@@ -487,7 +520,7 @@ class Job:
         reason, message = request.reason, request.message
         if problem is not None:
             message = f"{message}; the last save failed: {problem}"
-            if not reason.retried:
+            if not reason.retried and not isinstance(problem, WithoutOthers):
                 reason = EndReason.STORE_FAILED
         if self.rank == 0 or self._is_alone(request):
             return self._end(reason, message=message, request=request)
@@ -525,11 +558,12 @@ class Job:
             deadline_at=deadline_at and to_iso(deadline_at),
             resumed_step=self.keeper.first_step,
             solo=self._is_alone(request),
+            saved=self.keeper.is_saved,
             message=message,
             traceback=trace,
         )
-        self.reporter.flush(_last_word_s(deadline_at))
-        log.info("ended at step %d: %s", self.keeper.finished, reason.label)
+        self.reporter.flush(last_word_s(deadline_at, _EXIT_PATIENCE_S))
+        log.info("ended at step %d: %s", self.keeper.finished, reason.told(self.keeper.is_saved))
         if self._is_alone(request):
             return True  # the rendezvous may be frozen with its node; nobody waits for the word
         try:
@@ -546,7 +580,7 @@ class Job:
         last = self.keeper.saver.last
         loss = self.keeper.step.loss if self.keeper.step else None
         return Heartbeat(
-            at=time.time(),
+            at=clock.now(),
             attempt=self.attempt,
             node=self.settings.node,
             step=self.keeper.finished,
@@ -558,10 +592,3 @@ class Job:
             saved_step=last.step if last else None,
             saved_at=last.at if last else None,
         )
-
-
-def _last_word_s(deadline_at: float | None) -> float:
-    """Return how long a store may refuse the end: who is killed meanwhile leaves no exit code."""
-    if deadline_at is None:
-        return _EXIT_PATIENCE_S
-    return min(max(deadline_at - time.time(), _LAST_WORD_S), _EXIT_PATIENCE_S)

@@ -16,18 +16,23 @@ from spotguard.checkpoint.retention import Retention
 from spotguard.errors import Fenced, SpotguardError, StoreError
 from spotguard.events.event import JobEvent
 from spotguard.events.states import CheckpointKind
-from spotguard.runtime import estimate
+from spotguard.runtime import clock, estimate
 from spotguard.runtime.best import Best
 from spotguard.runtime.saving import Capture, Saved, Saver
-from spotguard.runtime.shadow import BufferShadow, GroupShadow, ObjectShadow, StepShadow
+from spotguard.runtime.shadow import (
+    BoundaryState,
+    BufferShadow,
+    GroupShadow,
+    ObjectShadow,
+    StepShadow,
+)
 from spotguard.runtime.sharding import is_sharded
-from spotguard.runtime.tracked import Tracked, TrackedModule
+from spotguard.runtime.state import Packed
+from spotguard.runtime.tracked import Tracked, TrackedModule, TrackedOptimizer
 from spotguard.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import torch
 
     from spotguard.runtime.coordination import Coordinator
     from spotguard.runtime.loader import Loader
@@ -42,6 +47,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("spotguard")
 
 _FAILED_SAVES_BEFORE_STOP = 3
+_LAST_SAVE_S = 10.0
 
 
 class Keeper:
@@ -77,14 +83,23 @@ class Keeper:
         self.lock = threading.Lock()
         """Held while the state changes from one boundary to the next."""
         self.changing = False
-        """True between an optimizer's step and the next boundary: the state is neither."""
+        """True from where weights may change until the next boundary: the state is neither."""
+        self._changed = False
+        """True between an optimizer's step and the next boundary."""
         self._settings = settings
         self._reporter = reporter
         self._save_random = save_random
         self._on_fenced = on_fenced
         self._loader: Loader
         self._shadow = StepShadow()
+        self._everything: ObjectShadow | None = None
+        """What copies of a whole boundary are taken with, if they are asked for."""
+        self._copy: BoundaryState | None = None
+        """The last boundary, for when weights have changed."""
         self._failed_saves = 0
+        self._failed_at_end = False
+        self._kept: list[int] = []
+        """How many parameters each optimizer keeps something of."""
         self._first_save = True
         self._best_at: int | None = None
         """Boundary of the newest save of a best state."""
@@ -105,16 +120,15 @@ class Keeper:
 
     # ------------------------------------------------------------------ from boundary to boundary
 
-    def watch_optimizers(self, optimizers: list[torch.optim.Optimizer]) -> None:
-        """Notice when the weights begin to change, so that no save reads them meanwhile."""
+    def begin_to_change(self, *, done: bool = True) -> None:
+        """Take note that weights may change from here on, so that no save reads them meanwhile.
 
-        def before_step(*_: Any) -> None:
-            self.saver.wait_copied()
-            with self.lock:  # held for ever by a save that abandons this step
-                self.changing = True
-
-        for optimizer in optimizers:
-            optimizer.register_step_pre_hook(before_step)
+        `done`: by an optimizer, so that a step which is left from here on counts.
+        """
+        self.saver.wait_copied()
+        with self.lock:  # held for ever by a save that abandons this step
+            self.changing = True
+            self._changed = self._changed or done
 
     def restored(self, restored: Restored, loader: Loader) -> None:
         """Take note of what this attempt starts from."""
@@ -129,7 +143,7 @@ class Keeper:
         """Take `first` of `total` steps done as the first boundary."""
         modules = [i.bare for i in self.objects.values() if isinstance(i, TrackedModule)]
         self._shadow = StepShadow(
-            BufferShadow(m for m in modules if not is_sharded(m)),
+            BufferShadow(modules),
             ObjectShadow(self.objects, with_random=self._save_random),
             GroupShadow(item.value for item in self.objects.values()),
         )
@@ -146,36 +160,84 @@ class Keeper:
         self._pass_boundary(finished, step)
         if finished == self.first_step + 1:  # an optimizer's state is there after its first step
             self.saver.warm(self.objects)
+        self._look_at_new_state()
         if self._failed_saves >= _FAILED_SAVES_BEFORE_STOP:
             raise StoreError(
                 f"{self._failed_saves} saves in a row failed; stopping, as nothing would be kept"
             )
+
+    def _look_at_new_state(self) -> None:
+        """Refuse what cannot be stored when an optimizer begins to keep it, not at the notice."""
+        optimizers = {n: i for n, i in self.objects.items() if isinstance(i, TrackedOptimizer)}
+        kept = [len(item.value.state) for item in optimizers.values()]
+        if kept != self._kept:
+            self._kept = kept
+            for name, item in optimizers.items():
+                item.pack(name, Packed())
 
     def _take_boundary(self) -> None:
         """Keep what a step that is given up has to go back to."""
         self.best.take()
         self._shadow.take()
 
+    def keep_copies(self) -> None:
+        """From the next boundary on keep a copy of all state, if it is small.
+
+        For scripts that go on with forward passes after weights have changed.
+        """
+        if self._everything is None:
+            self._everything = ObjectShadow(
+                self.objects, with_random=self._save_random, all_kinds=True
+            )
+
+    @property
+    def has_boundary(self) -> bool:
+        """True if the state of the last boundary can be saved."""
+        return not self.changing or self._copy is not None
+
+    def _copied(self) -> BoundaryState | None:
+        """Return a copy of the state as it is, if that was asked for and it is small."""
+        everything = self._everything
+        if everything is not None and everything.is_whole:
+            everything.take()  # which finds out whether it is too large
+        if everything is None or not everything.is_whole:
+            return None
+        return BoundaryState(
+            everything.over(self.objects),
+            everything.random_states,
+            self.best.now,
+            self._loader.shared,
+            self._loader.own,
+        )
+
     def _pass_boundary(self, finished: int, step: Step) -> None:
         """Take the state as it is, or as it was last taken, for that after `finished` steps."""
         self.epoch = step.epoch
         self.step = step
+        copy = self._copied()
         with self.lock:
+            self._copy = copy
             self.finished = finished
-            self.changing = False
+            self.changing = self._changed = False
 
-    def freeze(self, left: threading.Event) -> bool:
-        """Keep optimizers from beginning to change the weights; False if the job left before.
+    def progress(self) -> tuple[int, int]:
+        """Return the steps finished, and the micro-batches done of the one under way."""
+        return self.finished, self.current.done if self.current is not None else 0
 
-        Blocks while one is at it: an optimizer's step is short.
+    def freeze(self, left: threading.Event, patience_s: float) -> None:
+        """Keep the state as it is, unless the job left.
+
+        The weights of the last step are intact until something begins to change them; the lock,
+        which is kept, keeps it from beginning. Blocks while an optimizer is at it, `patience_s` at
+        most: its step is short, unless it waits for other ranks, in a closure or a later phase.
         """
+        end = time.monotonic() + patience_s
         while not left.is_set():
             self.lock.acquire()
-            if not self.changing:
-                break
+            if self.has_boundary or time.monotonic() > end:
+                return
             self.lock.release()
             time.sleep(0.005)
-        return not left.is_set()
 
     # ------------------------------------------------------------------ saving
 
@@ -195,6 +257,14 @@ class Keeper:
         return self._loader.has_own_state or any(
             is_sharded(i.bare) for i in self.objects.values() if isinstance(i, TrackedModule)
         )
+
+    @property
+    def is_saved(self) -> bool:
+        """True if the boundary is what this rank's last save holds, or what it came from."""
+        last = self.saver.last
+        if last is None:
+            return self.finished == self.first_step and not self._failed_at_end
+        return last.step == self.finished
 
     @property
     def _can_save_alone(self) -> bool:
@@ -225,7 +295,7 @@ class Keeper:
         A step that changed the weights is done. Nothing is decided yet: if it was an error, the
         last save stands.
         """
-        self._left, self._left_done = True, self.changing
+        self._left, self._left_done = True, self._changed
         if self._left_done:
             self._loader.keep(self.finished + 1)
             self._take_boundary()
@@ -256,7 +326,7 @@ class Keeper:
             return None  # nothing new since the checkpoint that it came from
         timeout_s = 60.0
         if request.deadline_at is not None:
-            timeout_s = max(request.deadline_at - time.time() - 0.2, 0.5)
+            timeout_s = max(request.deadline_at - clock.now() - 0.2, 0.5)
         try:
             self.saver.save_now(
                 self._capture(CheckpointKind.EMERGENCY, solo=request.solo, halfway=halfway),
@@ -266,34 +336,57 @@ class Keeper:
         except SpotguardError as problem:
             if self._can_save_alone and not request.solo:
                 return self.save_for(replace(request, solo=True), halfway=halfway)
+            self._failed_at_end = True
             self._reporter.event(JobEvent.SAVE_FAILED, step=self.finished, problem=str(problem))
             log.error("the emergency save failed: %s", problem)
             return problem
+        return None
+
+    def save_boundary(self, request: StopRequest) -> SpotguardError | None:
+        """Save the last boundary, within a step, if it is there; return what went wrong."""
+        if self.has_boundary:
+            return self.save_for(request, halfway=True)
+        log.warning("some weights have changed since the last step: the last save counts")
+        self.saver.wait(_LAST_SAVE_S)  # one in flight is the newest there can be
         return None
 
     def _capture(
         self, kind: CheckpointKind, *, solo: bool = False, halfway: bool = False
     ) -> Capture:
         """Return the state to save; `halfway` through a step, that of the boundary before it."""
-        best, best_is_new = self.best.at_boundary if halfway else self.best.now
+        now = self._halfway() if halfway else self._at_boundary()
+        best, best_is_new = now.best
         counters = {
             "train_s": self.train_s,
             "epoch": self.epoch,
             "total_steps": self.total,
             "loader": self._loader.identity(),
-            "place": self._loader.shared,
+            "place": now.shared,
             "best": best,
             "best_is_new": kind is not CheckpointKind.BEST and (best_is_new or self._best_owed),
         }
         return self.saver.capture(
             self.finished,
             kind,
-            self._shadow.boundary(self.objects) if halfway else self.objects,
+            now.objects,
             counters,
             solo=solo,
-            random_states=self._shadow.random_states if halfway else None,
-            place=self._loader.own,
+            random_states=now.random_states,
+            place=now.own,
         )
+
+    def _at_boundary(self) -> BoundaryState:
+        """Return the state as it is: nothing has happened since the boundary."""
+        places = self._loader.shared, self._loader.own
+        return BoundaryState(self.objects, None, self.best.now, *places)
+
+    def _halfway(self) -> BoundaryState:
+        """Return the state of the last boundary, in the midst of a step."""
+        if self.changing and self._copy is not None:
+            return self._copy
+        objects = self._shadow.boundary(self.objects)
+        places = self._loader.shared, self._loader.own
+        return BoundaryState(objects, self._shadow.random_states, self.best.at_boundary, *places)
 
     @property
     def _best_owed(self) -> bool:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spotguard.events.event import JobEvent
 from spotguard.events.states import EndReason
+from spotguard.runtime import clock
 from spotguard.runtime.notices import FileNotices, Notice, NoticeSource, notice_source
 from spotguard.runtime.signals import SignalWatch
 from spotguard.runtime.stopping import StopRequest, StopWatch
@@ -45,7 +45,7 @@ class Listener:
         self.sigterm: StopRequest | None = None
         """What the first SIGTERM asked for."""
         self._noticed_until: float | None = None
-        self._began_at = time.time()
+        self._began_at = clock.now()
         self._signals: SignalWatch | None = None
         if threading.current_thread() is threading.main_thread():
             self._signals = SignalWatch(self._on_sigterm)
@@ -67,11 +67,11 @@ class Listener:
         if self._signals is not None:
             self._signals.drain(2 * _ASK_S)
 
-    def close(self) -> None:
-        """Stop listening; signals go where they went before."""
+    def close(self, *, leaving: bool = False) -> None:
+        """Stop listening; signals go where they went before, if the process is not `leaving`."""
         self._closed.set()
         if self._signals is not None:
-            self._signals.close()
+            self._signals.close(leaving=leaving)
 
     def _start(self, target: object, *args: object) -> None:
         threading.Thread(
@@ -83,7 +83,7 @@ class Listener:
 
     def _stop_later(self, at: float, request: StopRequest) -> None:
         # Counted down on the monotonic clock: a wall clock that jumps must not spend money.
-        timer = threading.Timer(max(at - time.time(), 0.0), self._watch.request, [request])
+        timer = threading.Timer(max(at - clock.now(), 0.0), self._watch.request, [request])
         timer.daemon = True
         timer.start()
 
@@ -94,7 +94,7 @@ class Listener:
 
     def _sigterm_request(self) -> StopRequest:
         """Return what a SIGTERM asks for now: perhaps what the cloud has just announced."""
-        now = time.time()
+        now = clock.now()
         deadline = now + self._settings.grace_s
         if self._noticed_until is None and (notice := self._ask_why()) is not None:
             self._noticed_until = min(deadline, max(notice.deadline_at or deadline, now))
@@ -193,7 +193,7 @@ def _request_of(notice: Notice) -> StopRequest:
     return StopRequest(
         reason=EndReason.PREEMPTED,
         message=f"{notice.source}: {notice.action}",
-        warned_at=time.time(),
+        warned_at=clock.now(),
         deadline_at=notice.deadline_at,
     )
 

@@ -127,10 +127,10 @@ class Loader(ABC):
         """Return what must be the same on all ranks, besides `identity`; None if that is all."""
         return None
 
-    def seed_training(self, share: Share) -> None:
-        """Seed the random state that the forward pass of `share` sees."""
+    def seed_training(self, share: Share, salt: int = 0) -> None:
+        """Seed the random state that the forward pass of `share` sees, in the phase of `salt`."""
         if self._reseed:
-            seed_everything(mix(self.seed, share.step, share.number) ^ _TRAIN)
+            seed_everything(mix(self.seed, share.step, share.number) ^ _TRAIN ^ salt)
 
     def ranges(self, step: int) -> list[range]:
         """Return which micro-batches of step `step` each rank trains on, by rank."""
@@ -203,7 +203,15 @@ class ElasticLoader(Loader):
         self._plan = EpochPlan(
             samples=length, global_batch=self.global_batch_size, drop_last=drop_last
         )
-        self.steps_per_epoch = self._plan.steps
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps in one pass over the dataset, on this attempt's number of ranks."""
+        return self._plan.steps
+
+    def __len__(self) -> int:
+        """Return `steps_per_epoch`."""
+        return self.steps_per_epoch
 
     def identity(self) -> dict[str, Any]:
         """Return what must not change between a save and a resume."""

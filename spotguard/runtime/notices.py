@@ -13,18 +13,20 @@ No proxy is ever used: the endpoints are link-local.
 from __future__ import annotations
 
 import http.client
-import json
 import time
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from spotguard.errors import UsageError
-from spotguard.units import from_iso
+from spotguard.events import untrusted
+from spotguard.runtime import clock
 
 _TIMEOUT_S = 2.0
+_SAME_CLOCK_S = 3.0
+"""A `Date` is whole seconds, and an answer takes a moment: less than this is no difference."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,25 @@ class _Http:
             connection.close()
 
 
+def _in_run_time(told_at: float, date: str | None) -> float:
+    """Return the run's time for an instant that a service told, whose `Date` says what it meant."""
+    try:
+        their_now = parsedate_to_datetime(date or "").timestamp()
+    except (ValueError, OverflowError, TypeError):
+        their_now = None
+    return _by_clock(told_at, their_now)
+
+
+def _by_clock(told_at: float, their_now: float | None) -> float:
+    """Return the run's time for an instant by another clock, which says what time it is now.
+
+    The machine's own clock is more exact, unless it is another one.
+    """
+    if their_now is None or abs(time.time() - their_now) <= _SAME_CLOCK_S:
+        return clock.of_machine(told_at)
+    return clock.now() + told_at - their_now
+
+
 class AwsNotices:
     """EC2's instance metadata service, version 2 (session tokens)."""
 
@@ -93,29 +114,29 @@ class AwsNotices:
 
     def check(self) -> Notice | None:
         """Return the interruption, else a rebalance recommendation, else None."""
-        status, text = self._get("spot/instance-action")
+        status, text, headers = self._get("spot/instance-action")
         if status == 200:
-            body = json.loads(text)
-            return Notice(
-                source=self.name, action=str(body["action"]), deadline_at=from_iso(body["time"])
-            )
-        status, text = self._get("events/recommendations/rebalance")
+            body = untrusted.parse_object(text, "the notice")
+            action = untrusted.needed(untrusted.text(body, "action"), "action")
+            deadline_at = _in_run_time(_instant(body, "time"), headers.get("date"))
+            return Notice(source=self.name, action=action, deadline_at=deadline_at)
+        status, _, _ = self._get("events/recommendations/rebalance")
         if status == 200:
             return Notice(source=self.name, action="rebalance", deadline_at=None, advisory=True)
         return None
 
-    def _get(self, path: str) -> tuple[int, str]:
-        status, text = self._ask(path) if self._token else (401, "")
-        if status == 401:  # no token yet, or it ran out
+    def _get(self, path: str) -> tuple[int, str, dict[str, str]]:
+        answer = self._ask(path) if self._token else None
+        if answer is None or answer[0] == 401:  # no token yet, or it ran out
             self._token = self._new_token()
-            status, text = self._ask(path)
-        if status not in (200, 404):
-            raise http.client.HTTPException(f"{path}: HTTP {status}")
-        return status, text
+            answer = self._ask(path)
+        if answer[0] not in (200, 404):
+            raise http.client.HTTPException(f"{path}: HTTP {answer[0]}")
+        return answer
 
-    def _ask(self, path: str) -> tuple[int, str]:
+    def _ask(self, path: str) -> tuple[int, str, dict[str, str]]:
         headers = {"X-aws-ec2-metadata-token": self._token}
-        return self._http("GET", f"/latest/meta-data/{path}", headers)[:2]
+        return self._http("GET", f"/latest/meta-data/{path}", headers)
 
     def _new_token(self) -> str:
         headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(self._TOKEN_TTL_S)}
@@ -155,7 +176,7 @@ class GcpNotices:
         self._etag = headers.get("etag")
         if text.strip().upper() != "TRUE":
             return None
-        return Notice(source=self.name, action="preempted", deadline_at=time.time() + self.grace_s)
+        return Notice(source=self.name, action="preempted", deadline_at=clock.now() + self.grace_s)
 
 
 class AzureNotices:
@@ -171,20 +192,26 @@ class AzureNotices:
 
     def check(self) -> Notice | None:
         """Return the eviction in force, or None."""
-        status, text, _ = self._http("GET", self._PATH, {"Metadata": "true"})
+        status, text, headers = self._http("GET", self._PATH, {"Metadata": "true"})
         if status != 200:
             raise http.client.HTTPException(f"scheduledevents: HTTP {status}")
-        for event in json.loads(text).get("Events", []):
+        body = untrusted.parse_object(text, "the notice")
+        for event in untrusted.objects(body, "Events"):
             if event.get("EventType") == "Preempt":
-                return Notice(source=self.name, action="preempt", deadline_at=self._deadline(event))
+                deadline_at = self._deadline(event, headers.get("date"))
+                return Notice(source=self.name, action="preempt", deadline_at=deadline_at)
         return None
 
-    def _deadline(self, event: dict[str, str]) -> float:
-        not_before = event.get("NotBefore") or ""
-        if not_before:
-            return parsedate_to_datetime(not_before).timestamp()
+    def _deadline(self, event: dict[str, Any], date: str | None) -> float:
+        if event.get("NotBefore"):
+            not_before = untrusted.needed(untrusted.text(event, "NotBefore"), "NotBefore")
+            try:
+                told_at = parsedate_to_datetime(not_before).timestamp()
+            except (OverflowError, TypeError) as problem:  # a year or a zone that cannot be
+                raise untrusted.Refused(f"NotBefore makes no sense: {problem}") from problem
+            return _in_run_time(told_at, date)
         # Already started: it has no time any more, and none is left to give.
-        return self._started_at.setdefault(event.get("EventId", ""), time.time())
+        return self._started_at.setdefault(untrusted.text(event, "EventId") or "", clock.now())
 
 
 class FileNotices:
@@ -195,15 +222,25 @@ class FileNotices:
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
+        self._was_missing = False
 
     def check(self) -> Notice | None:
         """Return the notice while the file exists."""
         try:
             text = self._path.read_text()
+            written_at = self._path.stat().st_mtime if self._was_missing else None
         except FileNotFoundError:
+            self._was_missing = True
             return None
-        deadline = json.loads(text).get("deadline_at") if text.strip() else None
-        return Notice(source=self.name, action="file", deadline_at=deadline and from_iso(deadline))
+        body = untrusted.parse_object(text, "the notice") if text.strip() else {}
+        told_at = _instant(body, "deadline_at") if body.get("deadline_at") else None
+        deadline_at = None if told_at is None else _by_clock(told_at, written_at)
+        self._was_missing = False
+        return Notice(source=self.name, action="file", deadline_at=deadline_at)
+
+
+def _instant(body: dict[str, Any], name: str) -> float:
+    return untrusted.needed(untrusted.instant(body, name), name)
 
 
 _CLOUDS: dict[str, type[AwsNotices] | type[GcpNotices] | type[AzureNotices]] = {

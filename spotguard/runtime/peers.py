@@ -29,6 +29,8 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from spotguard.runtime.seal import Seal
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -88,6 +90,7 @@ class Peers:
         timeout_s: float,
         on_lost: Callable[[int, str], None],
         address: str = "127.0.0.1",
+        seal: Seal | None = None,
     ) -> None:
         """Listen on a free port of `address`; `start` joins the ring.
 
@@ -97,6 +100,7 @@ class Peers:
             timeout_s: Seconds in which all ranks should have left after a machine vanished.
             on_lost: Called as `on_lost(rank, why)` in the ring's thread, once for each rank.
             address: An address of this machine that the other ranks can reach.
+            seal: Proves to a neighbour that this is a rank: its token can be read by strangers.
         """
         self._rank = rank
         self._world_size = world_size
@@ -107,6 +111,7 @@ class Peers:
         self._trains = False
         self._closed = False
         self._token = secrets.token_hex(8)
+        self._seal = seal or Seal()
         self._server = socket.create_server((address, 0), family=_family(address))
         self._server.settimeout(_JOIN_S)
         self._address = address
@@ -166,9 +171,9 @@ class Peers:
         before = (self._rank - 1) % self._world_size
         where = json.loads(self._hear_of(after))
         outward = socket.create_connection((where["host"], int(where["port"])), timeout=_JOIN_S)
-        outward.sendall(f"{self._rank} {where['token']}\n".encode())
+        outward.sendall(self._greeting(self._rank, after, where["token"]))
         self._add(after, outward)
-        expected = f"{before} {self._token}\n".encode()
+        expected = self._greeting(before, self._rank, self._token)
         while True:
             inward, _ = self._server.accept()
             inward.settimeout(5.0)
@@ -177,6 +182,11 @@ class Peers:
                     self._add(before, inward)
                     return
             inward.close()  # a stranger, who does not know the token
+
+    def _greeting(self, peer: int, to: int, token: str) -> bytes:
+        """Return what a rank says first to the one after it: good for this connection only."""
+        proof = self._seal.proof(f"ring/{peer}/{to}", token) or token
+        return f"{peer} {proof}\n".encode()
 
     def _hear_of(self, peer: int) -> str:
         """Return where a peer listens, once it has said so."""

@@ -13,7 +13,8 @@ import json
 import operator
 import os
 import types
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import xxhash
@@ -25,7 +26,11 @@ from spotguard.runtime.state import Packed
 from spotguard.runtime.tracked import random_accessors, tracked
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from spotguard.runtime.job import Job
+
+T = TypeVar("T")
 
 _DEEPEST = 4
 _MOST_ITEMS = 10_000
@@ -62,7 +67,7 @@ class Probe:
             name, value = waiting.popleft()
             if name.startswith("__") or name in found or id(value) in known:
                 continue
-            kind = _kind(value)
+            kind = _asked(partial(_kind, value))
             if kind is None:
                 continue
             if kind == "object" and name.count(".") < _DEEPEST:
@@ -144,6 +149,14 @@ def _kind(value: Any) -> str | None:
     return "object" if ours else None
 
 
+def _asked(look: Callable[[], T]) -> T | None:
+    """Return what `look` finds out of an object; None if the object's own code raises."""
+    try:
+        return look()
+    except Exception:  # noqa: BLE001 - foreign code, such as a state_dict() that is not ready yet
+        return None
+
+
 def _shapes(value: Any, depth: int) -> list[tuple[int, ...]]:
     if isinstance(value, torch.Tensor):
         return [tuple(value.shape)]
@@ -211,7 +224,7 @@ class _Digest:
             for item in value[:_MOST_ITEMS]:
                 self.add(item, depth + 1)
         else:
-            self._add_object(value, depth)
+            _asked(partial(self._add_object, value, depth))
 
     def _add_tensor(self, value: torch.Tensor) -> None:
         self._hash.update(f"{value.dtype}{tuple(value.shape)}".encode())

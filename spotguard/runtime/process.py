@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -83,7 +83,7 @@ def place_in_script(trace: TracebackType | None) -> str:
     return f"{lines[-1].filename}:{lines[-1].lineno}: " if lines else ""
 
 
-class _QuietHandler(logging.StreamHandler[Any]):
+class _QuietHandler(logging.StreamHandler):  # type: ignore[type-arg]  # 3.10 has no [ ] for it
     """Writes to stderr, and does not mind when nobody reads it any more."""
 
     def handleError(self, record: logging.LogRecord) -> None:

@@ -2,12 +2,16 @@
 
 Python, NumPy and torch (CPU and CUDA) are seeded from `(seed, step, micro index)` before each
 micro-batch is read and again before it is handed out, so dropout masks and augmentations are the
-same on 1 node and on 7, before and after a resume. Seeding all three costs about 15 microseconds,
-most of which are Python's own: its generator takes 10 to fill its 624 words.
+same on 1 node and on 7, before and after a resume. So they are when a script sets itself up: its
+initial weights and its split of the data are the same on every rank and in every attempt. Seeding
+all three costs about 15 microseconds, most of which are Python's own: its generator takes 10 to
+fill its 624 words.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import random
 import sys
 from typing import Any
@@ -18,6 +22,8 @@ _MASK = (1 << 64) - 1
 
 BOUNDARY = -1
 """Pseudo micro index: the code between two steps."""
+
+_SETUP = -2  # pseudo step: the script before its loop
 
 _python: Any = random.seed.__self__  # type: ignore[attr-defined]  # of all functions of `random`
 _seed_python = super(random.Random, _python).seed  # without a look at what kind of seed it is
@@ -51,6 +57,19 @@ def seed_everything(value: int) -> None:
     if _cuda_in_use():
         # Only this rank's device: seeding all of a node's eight would cost eight calls a batch.
         torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(value)
+
+
+def seed_setup(seed: int) -> None:
+    """Seed the global generators of Python, NumPy (if it is there) and torch, on all its devices.
+
+    For what a script draws between `init` and its loop. It may import NumPy later than now, and
+    begin to use a GPU later: then torch seeds it when it does.
+    """
+    value = mix(seed, _SETUP)
+    if importlib.util.find_spec("numpy") is not None:
+        importlib.import_module("numpy")
+    torch.manual_seed(value)
+    seed_everything(value)
 
 
 def capture_random_states() -> dict[str, Any]:

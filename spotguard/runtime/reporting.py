@@ -5,7 +5,6 @@ One background thread per reporting rank, so that a slow store never slows a ste
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import queue
@@ -18,6 +17,8 @@ from spotguard.errors import StoreError
 from spotguard.events import keys
 from spotguard.events.event import Event, Heartbeat, JobEvent
 from spotguard.events.states import EndReason
+from spotguard.events.untrusted import needed, parse_object, text
+from spotguard.runtime import clock
 from spotguard.runtime.event_log import EventLog
 from spotguard.runtime.stopping import StopRequest
 
@@ -31,6 +32,7 @@ log = logging.getLogger("spotguard")
 _HURRIED = frozenset({JobEvent.NOTICE.value, JobEvent.AGREED.value, JobEvent.ENDED.value})
 """After these the next event must not wait for anything that can be done another time."""
 _CALM = frozenset({JobEvent.WITHDRAWN.value})
+_LAST_WORD_S = 2.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
 """Before what could not be stored is tried again, and again."""
 
@@ -75,7 +77,7 @@ class Reporter:
         self._events.put(
             Event(
                 kind=kind.value,
-                at=time.time(),
+                at=clock.now(),
                 attempt=self._attempt,
                 node=self._node,
                 rank=self._rank,
@@ -168,7 +170,15 @@ class Reporter:
 def parse_stop(raw: bytes) -> StopRequest:
     """Return the controller's request; one that cannot be read still means: stop."""
     try:
-        body = json.loads(raw)
-        return StopRequest(reason=EndReason(body["reason"]), message=str(body.get("message", "")))
-    except (ValueError, KeyError, TypeError):
+        body = parse_object(raw, "the request")
+        reason = EndReason(needed(text(body, "reason"), "reason"))
+        return StopRequest(reason=reason, message=text(body, "message") or "")
+    except ValueError:
         return StopRequest(reason=EndReason.STOPPED, message="asked to stop")
+
+
+def last_word_s(deadline_at: float | None, most_s: float) -> float:
+    """Return how long a store may refuse the end: who is killed meanwhile leaves no exit code."""
+    return (
+        most_s if deadline_at is None else min(max(deadline_at - clock.now(), _LAST_WORD_S), most_s)
+    )

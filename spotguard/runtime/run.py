@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from spotguard.checkpoint.lineage import claim_attempt
-from spotguard.errors import Fenced, SpotguardError, UsageError
+from spotguard.errors import DamagedCheckpoint, Fenced, SpotguardError, UsageError
 from spotguard.events.event import JobEvent
 from spotguard.runtime import restoring
 from spotguard.runtime.bitwise import BitwiseSync
+from spotguard.runtime.clock import RUN_CLOCK
 from spotguard.runtime.collectives import ProcessGroup
 from spotguard.runtime.gradients import GradientSync, broadcast_initial, evened_out
 from spotguard.runtime.job import Job, Phase
 from spotguard.runtime.loader import ElasticLoader, Loader, Share
+from spotguard.runtime.optimizers import OptimizerWatch
 from spotguard.runtime.process import tell_uncaught_in_a_sentence
-from spotguard.runtime.randomness import BOUNDARY, mix, seed_everything
+from spotguard.runtime.randomness import BOUNDARY, mix, seed_everything, seed_setup
 from spotguard.runtime.scaling import ScaledElasticLoader, learning_rate_scale
 from spotguard.runtime.schedule import SaveSchedule
 from spotguard.runtime.settings import Settings
@@ -65,12 +67,14 @@ def init(
     Args:
         run_id: Name of the run in the store; lower-case letters, digits and dashes.
         store: Folder or URL of the store.
-        seed: Seed of the sample order and of all randomness (default 0).
+        seed: Seed of the sample order and of all randomness (default 0): Python, NumPy and torch
+            are seeded here, so that what the script draws from here on, such as initial weights
+            or a split of its data, is the same on all ranks and in every attempt.
         save_every: `auto` (from measured cost and risk), a duration (`30s`), or `100 steps`.
         keep_last: Checkpoints to keep, at least 2 (default 3).
-        reseed: Seed Python, NumPy and torch per micro-batch, so that randomness does not depend on
-            the number of ranks. False leaves the global generators to the script; their states
-            are then saved, and restored on the same number of ranks.
+        reseed: Seed Python, NumPy and torch here and per micro-batch, so that randomness does not
+            depend on the number of ranks. False leaves the global generators to the script; their
+            states are then saved, and restored on the same number of ranks.
         exact: `bitwise` adds up gradients in one order, so that weights and optimizer state are
             the same to the last bit on every number of ranks, and gives torch one CPU thread. By
             default only the rounding differs between numbers of ranks.
@@ -100,6 +104,8 @@ def init(
     except SpotguardError:
         tell_uncaught_in_a_sentence()
         raise
+    if reseed:
+        seed_setup(settings.seed)
     _current = Run(job, reseed=reseed, bitwise=exact is not None)
     return _current
 
@@ -126,6 +132,7 @@ class Run:
         self._ranks = ProcessGroup(job.rank, job.world_size)
         self._loader: Loader
         self._gradients: GradientSync | BitwiseSync
+        self._optimizers: OptimizerWatch
         self._batches: Iterator[tuple[Share, Any]] = iter(())
         self._step: Step | None = None
         self._end_early: str | None = None
@@ -418,12 +425,14 @@ class Run:
             except GeneratorExit:
                 job.keeper.loop_left()
                 raise
-            if not step._complete:
+            step.forget_batches()
+            if not step.is_complete:
                 raise UsageError(
                     "a step ended before all its micro-batches were trained on",
                     hint="loop over all of them: for batch in step: ... step.backward(loss)",
                 )
             finished += 1
+            self._optimizers.end_of_first_step()
             self._loader.keep(finished)
             job.finished_step(finished, time.perf_counter() - started, step)
             if self._probe is not None:
@@ -466,7 +475,9 @@ class Run:
             self._gradients = BitwiseSync(modules, optimizers, self._ranks, self._loader)
         else:
             self._gradients = GradientSync(modules, optimizers, self._ranks)
-        self._job.keeper.watch_optimizers(optimizers)
+        self._optimizers = OptimizerWatch(
+            modules, optimizers, self._gradients, self._job.keeper, self.world_size
+        )
         if self._loader.scale is not None:
             self._loader.scale.attach(optimizers, lambda: self._job.keeper.finished)
 
@@ -488,7 +499,13 @@ class Run:
             broadcast_initial(modules, self._ranks)
         first = restored.manifest.step if restored.manifest else 0
         if job.rank == 0:
-            claim_attempt(job.store, job.attempt, restored.prefix, job.claim_extra())
+            claim_attempt(
+                job.store,
+                job.attempt,
+                restored.prefix,
+                job.claim_extra(),
+                clock=RUN_CLOCK,
+            )
         job.keeper.restored(restored, self._loader)
         if restored.manifest is not None:
             self._restore_place(restored.manifest)
@@ -532,6 +549,8 @@ class Run:
 
     def _check_fits(self, manifest: Manifest) -> None:
         """Raise unless this attempt may go on from the checkpoint, with this loader."""
+        if manifest.run_id != self._job.run_id:
+            raise DamagedCheckpoint(f"{manifest.prefix} belongs to run {manifest.run_id}")
         if manifest.attempt >= self._job.attempt:
             raise Fenced(
                 f"attempt {self._job.attempt} is already claimed",

@@ -30,6 +30,7 @@ from spotguard.checkpoint.tensors import ShardInfo
 from spotguard.errors import AlreadyExists, CheckpointError, SpotguardError, StoreError
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
+from spotguard.runtime import clock
 from spotguard.runtime.packing import Packer
 from spotguard.runtime.process import without_collections
 from spotguard.runtime.randomness import capture_random_states
@@ -92,7 +93,11 @@ class Saved:
     duration_s: float
 
 
-class OutOfContact(CheckpointError):
+class WithoutOthers(CheckpointError):
+    """This rank cannot save alone, and the others have no part in it: the store is not to blame."""
+
+
+class OutOfContact(WithoutOthers):
     """The other ranks cannot be heard: their rendezvous is gone, perhaps with the first of them."""
 
 
@@ -324,7 +329,7 @@ class Saver:
         timeout_s: float,
     ) -> Saved:
         if solo and capture.sharded:
-            raise CheckpointError(
+            raise WithoutOthers(
                 "a sharded model, or a stream of data, cannot be saved without the other ranks"
             )
         prefix = keys.checkpoint(capture.step, self._attempt)
@@ -410,7 +415,7 @@ class Saver:
             for peer in range(1, self._world_size):
                 text = self._hear(connection, f"{word}/{peer}", end)
                 if text is None:
-                    raise CheckpointError(f"step {capture.step} not saved: rank {peer} is silent")
+                    raise WithoutOthers(f"step {capture.step} not saved: rank {peer} is silent")
                 if text.startswith("!"):
                     raise CheckpointError(f"step {capture.step} not saved: rank {peer}: {text[1:]}")
                 body = json.loads(text)
@@ -429,8 +434,10 @@ class Saver:
             if self._store.head(keys.manifest(prefix)) is None:
                 raise
             done = _COMMITTED
+        if done is None:
+            raise WithoutOthers(f"step {capture.step} not saved: no answer")
         if done != _COMMITTED:
-            raise CheckpointError(f"step {capture.step} not saved: {(done or '!no answer')[1:]}")
+            raise CheckpointError(f"step {capture.step} not saved: {done[1:]}")
         return _saved(capture, prefix)
 
     def _hear(self, connection: Coordinator, key: str, end: float) -> str | None:
@@ -451,7 +458,7 @@ class Saver:
             attempt=self._attempt,
             step=capture.step,
             kind=capture.kind,
-            created_at=time.time(),
+            created_at=clock.now(),
             parent=self.parent,
             world_size=self._world_size,
             shards=tuple(shard for shard, _ in parts.values() if shard is not None),
@@ -486,7 +493,7 @@ def _saved(capture: Capture, prefix: str) -> Saved:
         step=capture.step,
         checkpoint=prefix,
         kind=capture.kind,
-        at=time.time(),
+        at=clock.now(),
         size_bytes=capture.size_bytes,
         stall_s=0.0,
         duration_s=0.0,

@@ -86,6 +86,8 @@ class Settings:
     budget_stop_at: float | None = None
     deadline_stop_at: float | None = None
     node_up_at: float | None = None
+    clock_key: str | None = None
+    """What the controller wrote at the launch, by whose clock the run lives."""
     save_every: SaveEvery = field(default_factory=SaveEvery)
     keep_last: int = 3
     heartbeat_s: float = 5.0
@@ -138,6 +140,7 @@ class Settings:
             budget_stop_at=_float(env.BUDGET_STOP_AT),
             deadline_stop_at=_float(env.DEADLINE_STOP_AT),
             node_up_at=_float(env.NODE_UP_AT),
+            clock_key=os.environ.get(env.CLOCK) or None,
             save_every=SaveEvery.parse(os.environ.get(env.SAVE_EVERY) or save_every or "auto"),
             keep_last=_keep_last(keep_last),
             heartbeat_s=_float(env.HEARTBEAT_S) or 5.0,

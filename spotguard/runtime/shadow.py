@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from spotguard.runtime.module_buffers import SmallBuffers
 from spotguard.runtime.randomness import capture_random_states
 from spotguard.runtime.state import Leaf, Packed, pack
 from spotguard.runtime.tracked import TrackedStateful, TrackedValue
@@ -21,51 +22,53 @@ if TYPE_CHECKING:
 
     from spotguard.runtime.tracked import Packs, Tracked
 
-_LARGEST_BYTES = 4 << 20  # larger buffers are constants (masks, tables), not statistics
+_LARGEST_BYTES = 4 << 20
 
 
 class BufferShadow:
-    """Keeps up to 4 MB of persistent buffers as they were at the last `take`."""
+    """Keeps the small persistent buffers as they were at the last `take`."""
 
     def __init__(self, modules: Iterable[torch.nn.Module] = ()) -> None:
-        self._live: list[torch.Tensor] = []
-        for module in modules:
-            persistent = set(module.state_dict(keep_vars=True))
-            self._live += [b.detach() for name, b in module.named_buffers() if name in persistent]
-        if sum(b.numel() * b.element_size() for b in self._live) > _LARGEST_BYTES:
-            self._live = []
-        self._copies = [torch.empty_like(buffer) for buffer in self._live]
+        self._buffers = SmallBuffers(modules)
+        self._copies = [torch.empty_like(buffer) for buffer in self._buffers.tensors()]
 
     def take(self) -> None:
         """Copy the buffers as they are now."""
-        if self._live:
-            torch._foreach_copy_(self._copies, self._live)
+        if self._copies:
+            torch._foreach_copy_(self._copies, self._buffers.tensors())
 
     def put_back(self) -> None:
         """Give the buffers the values of the last `take`."""
-        if self._live:
-            torch._foreach_copy_(self._live, self._copies)
+        if self._copies:
+            torch._foreach_copy_(self._buffers.tensors(), self._copies)
 
 
 class ObjectShadow:
     """Keeps the state of generators, dicts and the user's own objects of the last `take`.
 
-    Left out are objects of more than 4 MB, which would slow each step, and gradient scalers, which
-    change only with the weights (and whose state costs a device sync).
+    Left out are objects of more than 4 MB, which would slow each step, and, unless `all_kinds` are
+    kept, what changes only with the weights: models, optimizers and gradient scalers (whose state
+    costs a device sync).
     """
 
     def __init__(
-        self, objects: Mapping[str, Tracked] | None = None, *, with_random: bool = False
+        self,
+        objects: Mapping[str, Tracked] | None = None,
+        *,
+        with_random: bool = False,
+        all_kinds: bool = False,
     ) -> None:
         self._objects = {
             name: item
             for name, item in (objects or {}).items()
-            if isinstance(item, TrackedValue)
+            if all_kinds
+            or isinstance(item, TrackedValue)
             or (
                 isinstance(item, TrackedStateful)
                 and not isinstance(item.value, torch.amp.GradScaler)
             )
         }
+        self._count = len(self._objects)
         self._held: dict[str, Packs] = {}
         self._with_random = with_random
         self.random_states: dict[str, Any] | None = None
@@ -82,6 +85,11 @@ class ObjectShadow:
                 self._held[name] = held
         if self._with_random:
             self.random_states = capture_random_states()
+
+    @property
+    def is_whole(self) -> bool:
+        """True unless something was too large, or in parts."""
+        return len(self._objects) == self._count
 
     def over(self, objects: Mapping[str, Tracked]) -> dict[str, Packs]:
         """Return `objects` with what was kept of them in their place."""
@@ -145,6 +153,19 @@ class StepShadow:
         self._buffers.put_back()
         self._groups.put_back()
         return self._objects.over(objects)
+
+
+@dataclass(frozen=True)
+class BoundaryState:
+    """What is saved of a boundary, beside its number."""
+
+    objects: Mapping[str, Packs]
+    random_states: dict[str, Any] | None
+    best: tuple[float | None, bool]
+    shared: Any
+    """The loader's place, the same on all ranks."""
+    own: Any
+    """This rank's part of it."""
 
 
 def _copied(value: Any) -> Any:

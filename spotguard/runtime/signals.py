@@ -44,11 +44,17 @@ class SignalWatch:
             self._write.send(bytes([_MARK]))
             self._drained.wait(timeout_s)
 
-    def close(self) -> None:
-        """Put back the handlers that were there."""
+    def close(self, *, leaving: bool = False) -> None:
+        """Put back the handlers that were there.
+
+        `leaving`: the process is ending by itself. SIGTERM comes two or three times, and torchrun
+        sends one to the ranks that leave last; where only the system would handle it, it is
+        ignored, so that a saved and clean end does not become a death by a signal.
+        """
         self._closed = True
         signal.set_wakeup_fd(self._previous_fd)
-        signal.signal(signal.SIGTERM, self._previous)
+        late = signal.SIG_IGN if leaving and self._previous is signal.SIG_DFL else self._previous
+        signal.signal(signal.SIGTERM, late)
         self._write.close()
 
     def _handle(self, number: int, frame: types.FrameType | None) -> None:

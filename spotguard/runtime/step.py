@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +18,32 @@ if TYPE_CHECKING:
     from spotguard.runtime.run import Run
 
 
+class _Pass:
+    """One time through a step's micro-batches; gradients are synchronised with the last one."""
+
+    def __init__(self, phase: str | None = None) -> None:
+        self.phase = phase
+        self.losses: list[tuple[Share, torch.Tensor, float]] = []
+        self.share: Share | None = None
+        """The micro-batch that was handed out last."""
+        self.waiting = False
+        """True while that one has had no backward."""
+        self.complete = False
+
+    @property
+    def salt(self) -> int:
+        """Return what tells its randomness from that of other phases, not of its own repetition."""
+        return zlib.crc32(self.phase.encode()) if self.phase else 0
+
+    def refuse_unused_batch(self) -> None:
+        """Raise if the last micro-batch was not trained on."""
+        if self.waiting:
+            raise UsageError(
+                "a micro-batch went by without step.backward(loss)",
+                hint="call step.backward(loss) once for each batch, instead of loss.backward()",
+            )
+
+
 class Step:
     """One optimizer step: iterate for this rank's micro-batches, and call `backward` on each."""
 
@@ -25,37 +53,133 @@ class Step:
         """Steps done before this one: 0 for the first."""
         self.epoch = epoch
         """Passes over the dataset done before this one; 0 for a stream, which has no length."""
-        self._losses: list[tuple[torch.Tensor, float]] = []
-        self._share: Share | None = None
+        self._pass = _Pass()
+        self._in_phase = False
+        self.passes_done = 0
+        """How often all micro-batches were trained on."""
+        self._kept: list[tuple[Share, Any]] = []
+        """This rank's micro-batches, for the phases to come."""
         self._samples: list[int] = []
-        self._waiting = False
-        self._complete = False
+        self.done = 0
+        """Micro-batches whose backward pass has begun on this rank, over all phases."""
 
     @property
     def has_begun(self) -> bool:
         """True once its first micro-batch was handed out."""
-        return self._share is not None
+        return self.passes_done > 0 or self._pass.share is not None
+
+    @property
+    def is_halfway(self) -> bool:
+        """True while gradients are those of some of this rank's micro-batches only."""
+        return bool(self._pass.losses) and not self._pass.complete
+
+    @property
+    def is_complete(self) -> bool:
+        """True once all micro-batches were trained on, in each phase."""
+        return self._pass.complete and not self._in_phase
+
+    @property
+    def ends_epoch(self) -> bool:
+        """True for the last step of a pass over the dataset; never for a stream, which has none."""
+        return self._run._loader.epoch_of(self.number + 1) != self.epoch
 
     @property
     def loss(self) -> torch.Tensor | None:
-        """This rank's part of the global mean loss so far (detached); the ranks' parts add up."""
-        parts = [loss * weight for loss, weight in self._losses]
+        """This rank's part of the global mean loss so far (detached); the ranks' parts add up.
+
+        With several phases, that of the latest.
+        """
+        parts = [loss * weight for _, loss, weight in self._pass.losses]
         return torch.stack(parts).sum() if parts else None
+
+    def mean_loss(self) -> torch.Tensor:
+        """Return the mean loss over the global batch, to the last bit the same on all ranks.
+
+        Blocks until all ranks have called it. With several phases, that of the latest.
+
+        Raises:
+            UsageError: this rank has not trained on all of its micro-batches.
+        """
+        if not self._pass.complete:
+            raise UsageError("step.mean_loss() comes after the loop over the micro-batches")
+        run = self._run
+        count = max(part.stop for part in run._loader.ranges(self.number))
+        # Each part in a place of its own, so that they are added up in one order everywhere.
+        parts = self._pass.losses[0][1].new_zeros(count)
+        for share, loss, weight in self._pass.losses:
+            if share.weight:
+                parts[share.number] = (loss * weight).reshape(())
+        if run.world_size > 1:
+            run._ranks.add_up(parts)()
+        return parts.sum()
+
+    @contextlib.contextmanager
+    def phase(self, name: str, *optimizers: torch.optim.Optimizer) -> Iterator[None]:
+        """Loop over the step's micro-batches once more, with a backward pass for each.
+
+        For steps of several backward passes: adversarial networks, sharpness-aware minimisation,
+        closures. Each phase has the same micro-batches; after its last one gradients are the
+        global mean, as ever, and its optimizer may step. All ranks must have the same phases.
+
+            with step.phase("discriminator", discriminator_optimizer):
+                for x, y in step:
+                    step.backward(discriminator_loss(x))
+            discriminator_optimizer.step()
+
+        Args:
+            name: For messages. Phases of one name have the same random numbers, as a closure
+                needs that is evaluated again.
+            *optimizers: Those that step on these gradients: what other parameters get is not
+                synchronised, and thrown away. Without any, all tracked parameters count.
+
+        Raises:
+            UsageError: the step has begun without a phase, or the phase is left too early.
+        """
+        self._refuse_phase(name)
+        self._pass, self._in_phase = _Pass(name), True
+        try:
+            with self._run._gradients.only(optimizers):
+                yield
+                if not self._pass.complete:
+                    raise UsageError(
+                        f"step.phase({name!r}) ended before all its micro-batches were trained on",
+                        hint="loop over them within it: for batch in step: ... step.backward(loss)",
+                    )
+        finally:
+            self._in_phase = False
+        # What comes before the next phase may change weights, by an optimizer or by hand.
+        self._run._job.keeper.begin_to_change(done=False)
 
     def __iter__(self) -> Iterator[Any]:
         run = self._run
         if not run._job.gate.enter(self.number):
             run._job.leave(halfway=True)
-        while not self._complete:
-            self._refuse_unused_batch()
-            share, batch = run._next_batch()
-            self._share = share
-            self._waiting = True
+        now = self._pass
+        if now.share is not None:
+            raise UsageError(
+                "a step's micro-batches are looped over a second time",
+                hint='give each loop a phase: with step.phase("name"): for batch in step: ...',
+            )
+        if self.passes_done:
+            run._job.keeper.keep_copies()
+        for share, batch in self._micro_batches():
+            now.refuse_unused_batch()
+            now.share, now.waiting = share, True
             run._gradients.begin(share)
-            run._loader.seed_training(share)
+            run._loader.seed_training(share, now.salt)
             yield batch
-            self._refuse_unused_batch()
+            now.refuse_unused_batch()
         run._seed_boundary(self.number, after=True)
+
+    def _micro_batches(self) -> Iterator[tuple[Share, Any]]:
+        yield from tuple(self._kept)
+        while not self._kept or not self._kept[-1][0].last:
+            share, batch = self._run._next_batch()
+            if self._in_phase:
+                self._kept.append((share, batch))
+            yield share, batch
+            if share.last:
+                return
 
     def backward(
         self, loss: torch.Tensor, *, reduction: str = "mean", scaler: Any | None = None
@@ -69,23 +193,41 @@ class Step:
             reduction: How the loss was reduced over the samples: `mean` or `sum`.
             scaler: A `GradScaler`, to scale the loss before backward.
         """
-        share = self._share
-        if share is None or not self._waiting:
-            raise UsageError("step.backward() needs a micro-batch: call it once per batch")
-        weight = loss_weight(share, reduction)
-        self._losses.append((loss.detach(), weight))
-        if share.weight:
-            self._samples.extend(share.indices)
-        self._waiting = False
-        if share.last:
-            self._complete = True
-            self._run._trace_step(self)
-        loss = loss if scaler is None else scaler.scale(loss)
-        self._run._gradients.backward(loss, weight, share)
-
-    def _refuse_unused_batch(self) -> None:
-        if self._waiting:
+        now = self._pass
+        share = now.share
+        if share is None or not now.waiting:
             raise UsageError(
-                "a micro-batch went by without step.backward(loss)",
-                hint="call step.backward(loss) once for each batch, instead of loss.backward()",
+                "step.backward() needs a micro-batch: call it once per batch",
+                hint="add up the losses of a batch; where weights change between two backward"
+                ' passes, give each a phase: with step.phase("name"): for batch in step: ...',
+            )
+        weight = loss_weight(share, reduction)
+        self.done += 1
+        now.losses.append((share, loss.detach(), weight))
+        if share.weight and not self.passes_done:
+            self._samples.extend(share.indices)
+        now.waiting = False
+        if share.last:
+            now.complete = True
+            if not self.passes_done:
+                self._run._trace_step(self)
+            self.passes_done += 1
+        loss = loss if scaler is None else scaler.scale(loss)
+        with self._run._optimizers.expected_gradients:
+            self._run._gradients.backward(loss, weight, share)
+
+    def forget_batches(self) -> None:
+        """Let go of the micro-batches: the step has ended."""
+        self._kept.clear()
+
+    def _refuse_phase(self, name: str) -> None:
+        if self._in_phase:
+            raise UsageError(
+                f"step.phase({name!r}) begins within step.phase({self._pass.phase!r})",
+                hint="end one phase before the next begins",
+            )
+        if self._pass.phase is None and self._pass.share is not None:
+            raise UsageError(
+                f"step.phase({name!r}) comes after micro-batches that had no phase",
+                hint="give the loop before it a phase of its own, too",
             )

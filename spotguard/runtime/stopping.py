@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from spotguard.events.states import EndReason
+from spotguard.runtime import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,6 +55,8 @@ class StopRequest:
 
 _Position = tuple[int, int]
 """Steps entered, and batches entered of an evaluation between that step and the next."""
+BEFORE_LOOP = -1
+"""The steps that a rank in set-up has entered; the stop of ranks that are all in set-up."""
 
 
 class StopGate:
@@ -61,13 +64,14 @@ class StopGate:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entered: _Position = (0, 0)
+        self._entered: _Position = (BEFORE_LOOP, 0)
         self._stop_at: _Position | None = None
 
-    def start(self, finished: int) -> None:
-        """Say where the loop begins."""
+    def start(self, finished: int) -> bool:
+        """Say where the loop begins; False if it must not, as all ranks leave from set-up."""
         with self._lock:
             self._entered = (finished, 0)
+            return self._stop_at is None or self._stop_at[0] > BEFORE_LOOP
 
     def passes(self, finished: int) -> bool:
         """Return True to go on after `finished` steps, False to leave; nothing is entered yet."""
@@ -94,6 +98,8 @@ class StopGate:
     ) -> tuple[int, bool]:
         """Fix the step to stop after; return it and whether all ranks answered in time.
 
+        It is `BEFORE_LOOP` if no rank's loop has begun. If one has, those in set-up go on until
+        they have joined it: it needs them for its step, and for the save.
         Blocks the training loop at its next step while it waits, `timeout_s` at most.
         """
         with self._lock:
@@ -105,8 +111,9 @@ class StopGate:
                 for peer in range(world_size):
                     word = coordinator.get(f"stop/entered/{peer}", end - time.monotonic())
                     everybody = everybody and word is not None
-                    steps, batches = json.loads(word or "[0, 0]")
-                    last = max(last, (steps, batches))
+                    if word is not None:
+                        steps, batches = json.loads(word)
+                        last = max(last, (steps, batches))
             except ConnectionError:
                 everybody = False
             # Without the others no further step can finish: stop at the next boundary.
@@ -157,7 +164,7 @@ class StopWatch:
         """Ask all ranks to stop; safe from any thread, may be repeated."""
         with self._changed:
             if request.warned_at is None:
-                request = replace(request, warned_at=time.time())
+                request = replace(request, warned_at=clock.now())
             self._pending.append(request)
             self._changed.notify_all()
 
@@ -228,7 +235,7 @@ class StopWatch:
             return None
         deadlines = [r.deadline_at for r in pending if r.reason is EndReason.PREEMPTED]
         urgent = [r for r in pending if r.reason is not EndReason.PREEMPTED or not r.deadline_at]
-        late = [d for d in deadlines if d and time.time() >= d - self._reserve_s()]
+        late = [d for d in deadlines if d and clock.now() >= d - self._reserve_s()]
         if not urgent and not late:
             return None
         # The cloud's own word says more than the SIGTERM that follows it, but may be later.
@@ -254,5 +261,5 @@ class StopWatch:
     def _timeout_s(self, request: StopRequest) -> float:
         if request.deadline_at is None:
             return self._agree_timeout_s
-        left = request.deadline_at - time.time() - self._reserve_s()
+        left = request.deadline_at - clock.now() - self._reserve_s()
         return min(self._agree_timeout_s, max(left / 2, 0.5))

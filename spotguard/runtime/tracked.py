@@ -294,7 +294,8 @@ def tracked(name: str, value: Any) -> Tracked:
         return TrackedValue(value, dict, _replace_dict)
     raise UnsupportedState(
         f"run.track: {name} is a {type(value).__name__}, which has no state_dict()",
-        hint="give it state_dict() and load_state_dict(), or track a dict that holds its values",
+        hint="give it state_dict() and load_state_dict(), track a dict that holds its values, or "
+        "put a single value into a spotguard.runtime.Box",
     )
 
 

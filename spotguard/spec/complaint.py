@@ -56,7 +56,8 @@ def _place(model: type[BaseModel], path: list[str]) -> tuple[tuple[str, ...], ty
     """Return the tables above a field, the model that holds it, and its name."""
     info = model.model_fields.get(path[0])
     inner = info.annotation if info else None
-    if len(path) > 1 and isinstance(inner, type) and issubclass(inner, BaseModel):
+    # Asked by the metaclass: to Python 3.10 `tuple[str, ...]` is a class that has no subclasses.
+    if len(path) > 1 and isinstance(inner, type(BaseModel)):
         above, model, field = _place(inner, path[1:])
         return (path[0], *above), model, field
     return (), model, path[0]

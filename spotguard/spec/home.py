@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,3 +21,26 @@ def spotguard_home(environ: Mapping[str, str] | None = None) -> Path:
     """
     given = (os.environ if environ is None else environ).get(HOME_VARIABLE)
     return Path(given).expanduser().absolute() if given else Path.home() / ".spotguard"
+
+
+def default_store(home: Path | None = None) -> Path:
+    """Return the folder of checkpoints and events of runs whose job names no store."""
+    return (home or spotguard_home()) / "store"
+
+
+def keep_private(store: str) -> None:
+    """Make the default store a folder that nobody else can enter; leave any other store alone.
+
+    Older versions made it as open as all folders are. One that belongs to somebody else, or that
+    is a link to another place, is for whoever arranged it.
+    """
+    folder = default_store()
+    if store != str(folder):
+        return
+    with contextlib.suppress(OSError):  # who cannot write there is told so by the store itself
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        found = folder.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+            folder.chmod(0o700)

@@ -5,8 +5,10 @@ Each is read into a flat layer, config key → `Given`, which knows who said it.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -24,6 +26,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+_MOST_BYTES = 256 << 10
+"""Of a file of settings; TOML's own readers take quadratic time for some."""
 _BLOCK = re.compile(r"(?m)^# /// script$\n((?:^#(?:| .*)$\n)+)^# ///$")
 """PEP 723's own expression, for blocks of the type `script`."""
 _LINE = re.compile(r"\s*(?:\[(?P<table>[^\[\]]+)\]|(?P<key>[\w.\"'-]+)\s*=)")
@@ -136,12 +140,27 @@ def _block(name: str, source: str) -> str:
 def file_layer(path: Path, label: str) -> Layer:
     """Return what a TOML file says; nothing if there is no such file."""
     try:
-        toml = path.read_text(encoding="utf-8")
+        toml = _small_text(path, label)
     except (FileNotFoundError, NotADirectoryError):  # the latter: a home that cannot exist
         return {}
     except (OSError, UnicodeDecodeError) as problem:
         raise SpecError(label, f"cannot be read: {_reason(problem)}") from problem
     return _table_layer(_parsed(toml, label), toml, label, path.parent, "")
+
+
+def _small_text(path: Path, label: str) -> str:
+    """Return what a file of settings holds; a pipe has no end, and a huge file none in time."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(status.st_mode):
+            raise SpecError(label, "cannot be read: it is no file")
+        raw = file.read(_MOST_BYTES + 1)
+    if len(raw) > _MOST_BYTES:
+        raise SpecError(label, f"is larger than {_MOST_BYTES} bytes, which no settings are")
+    return raw.decode()
 
 
 def _table_layer(
@@ -171,7 +190,7 @@ def _parsed(toml: str, label: str) -> dict[str, object]:
     try:
         table: dict[str, object] = tomllib.loads(toml)
         return table
-    except (tomllib.TOMLDecodeError, RecursionError) as problem:
+    except (ValueError, RecursionError) as problem:  # ValueError: an integer of 4300 digits
         raise SpecError(label, f"is not valid TOML: {_reason(problem)}") from problem
 
 

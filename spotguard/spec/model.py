@@ -109,7 +109,9 @@ class LocalSpec(_Frozen):
 
     interrupt_seed: Annotated[
         int,
-        Setting(parse=whole(0), allowed="a whole number from 0", example="7", flag="--seed"),
+        Setting(
+            parse=whole(0), allowed="a whole number from 0", example="7", flag="--interrupt-seed"
+        ),
     ] = 0
     """Seed of the random interruptions: the same seed, the same times."""
 
@@ -409,6 +411,13 @@ class JobSpec(_Frozen):
         Setting(parse=switch, allowed="true or false", example="false"),
     ] = True
     """When local nodes leave, the others go on without a new cluster, if `nodes` allows so few."""
+
+    trust_script: Annotated[
+        bool,
+        Setting(parse=switch, allowed="true or false", example="false", flag="--trust-script"),
+    ] = False
+    """Launch the script though neither it nor the files that it imports from beside it are seen to
+    import `spotguard.runtime`, such as when an installed package does."""
 
     allow_unknown_price: Annotated[
         bool,

@@ -7,7 +7,7 @@ import tokenize
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from spotguard.errors import SpecError
 from spotguard.spec.nearest import nearest
@@ -19,7 +19,10 @@ _RUNTIME = "spotguard.runtime"
 _FIX = """add these lines to the script, around its training loop:
     import spotguard.runtime as spotguard
     run = spotguard.init()
-    for step in run.steps(loader, total=1000): ..."""
+    for step in run.steps(loader, total=1000): ...
+or, if a package does so that is installed elsewhere: --trust-script"""
+_MOST_FILES = 2000
+"""Followed from one script; a project has fewer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,19 +39,28 @@ def read_script(path: Path) -> Script:
     """Return the script at `path`, an absolute path.
 
     Raises:
-        SpecError: it is missing, is no Python file, has a syntax error, or does not use spotguard.
+        SpecError: it is missing, is no Python file, or has a syntax error.
     """
     try:
         _check_path(path)
     except OSError as problem:  # such as a name that is too long
         raise SpecError("script", f"{path} cannot be read: {problem.strerror}") from problem
     source = _source(path)
-    tree = _tree(source, path)
-    if not _uses_runtime(tree) and not any(map(_file_uses_runtime, _siblings(tree, path.parent))):
+    return Script(path=path, source=source, batches=_batches(_tree(source, path)))
+
+
+def check_runtime(script: Script) -> None:
+    """Return if the script imports spotguard's runtime, itself or through files beside it.
+
+    Raises:
+        SpecError: no such import is seen.
+    """
+    if not _imports_runtime(script):
         raise SpecError(
-            "script", f"{path.name} does not import {_RUNTIME}, so it cannot survive", hint=_FIX
+            "script",
+            f"{script.path.name} does not import {_RUNTIME}, so it cannot survive",
+            hint=_FIX,
         )
-    return Script(path=path, source=source, batches=_batches(tree))
 
 
 def _check_path(path: Path) -> None:
@@ -86,37 +98,51 @@ def _tree(source: str, path: Path) -> ast.Module:
         raise SpecError("script", f"{path.name} is not Python: {problem}") from problem
 
 
-def _uses_runtime(tree: ast.Module) -> bool:
-    return any(name == _RUNTIME or name.startswith(f"{_RUNTIME}.") for name in _imported(tree))
+def _imports_runtime(script: Script) -> bool:
+    """Follow the imports from file to file, beside the script and below; each is read once."""
+    folder = script.path.parent
+    to_read, found = [script.path], {script.path}
+    while to_read:
+        path = to_read.pop()
+        for level, name in set(_imported(path)):
+            if not level and f"{name}.".startswith(f"{_RUNTIME}."):
+                return True
+            base = path.parents[level - 1] if 0 < level <= len(path.parents) else folder
+            new = found.symmetric_difference(found.union(_files(base, name)))
+            found |= new
+            to_read += new
+        if len(found) > _MOST_FILES:
+            return False
+    return False
 
 
-def _file_uses_runtime(path: Path) -> bool:
+def _imported(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield what a file imports, wherever in it: how many dots lead to it, and its dotted name."""
     try:
-        return _uses_runtime(_tree(_source(path), path))
+        tree = _tree(_source(path), path)
     except SpecError:  # a broken neighbour is for Python to report, when the script runs
-        return False
-
-
-def _imported(tree: ast.Module) -> Iterator[str]:
-    """Yield the dotted names of all that a module imports, wherever in it."""
+        return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from ((0, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
-            yield module
-            yield from (f"{module}.{alias.name}".lstrip(".") for alias in node.names)
+            yield from ((node.level, f"{module}.{each.name}".lstrip(".")) for each in node.names)
         elif isinstance(node, ast.Call) and node.args:
             first = node.args[0]  # importlib.import_module("spotguard.runtime")
-            if isinstance(first, ast.Constant) and first.value == _RUNTIME:
-                yield _RUNTIME
+            if isinstance(first, ast.Constant) and _is_dotted_name(first.value):
+                yield 0, first.value
 
 
-def _siblings(tree: ast.Module, folder: Path) -> Iterator[Path]:
-    """Yield the files beside the script that it imports."""
-    for name in set(_imported(tree)):
-        stem = folder.joinpath(*name.split("."))
-        yield from filter(Path.is_file, (stem.with_name(f"{stem.name}.py"), stem / "__init__.py"))
+def _is_dotted_name(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and all(part.isidentifier() for part in value.split("."))
+
+
+def _files(base: Path, name: str) -> Iterator[Path]:
+    """Yield the files that `import name` runs, if they lie below `base`; packages first."""
+    for part in name.split("."):
+        base /= part
+        yield from filter(Path.is_file, (base.with_suffix(".py"), base / "__init__.py"))
 
 
 def _batches(tree: ast.Module) -> tuple[int, int] | None:

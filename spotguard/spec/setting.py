@@ -28,6 +28,7 @@ Parser = Callable[[Any], object]
 MAX_NAME_CHARS = 40
 """A run id is the name, a date and a suffix, and has to fit into 63 characters."""
 _SHORTEST_S = 0.001
+_LONGEST_NUMBER = 64
 
 _NAME = re.compile(rf"[a-z0-9](?:[a-z0-9-]{{0,{MAX_NAME_CHARS - 2}}}[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -84,6 +85,8 @@ def number(raw: Any) -> float:
     """Return a finite number above 0."""
     if isinstance(raw, bool) or not isinstance(raw, (int, float, str)):
         raise ValueError("not a number")
+    if isinstance(raw, str) and len(raw) > _LONGEST_NUMBER:
+        raise ValueError("not a number")
     try:
         value = float(raw)
     except OverflowError as problem:
@@ -118,6 +121,8 @@ def whole(lowest: int, highest: int = 2**63 - 1) -> Parser:
 
     def parse(raw: Any) -> int:
         if isinstance(raw, bool) or not isinstance(raw, (int, str)):
+            raise ValueError("not a whole number")
+        if isinstance(raw, str) and len(raw) > _LONGEST_NUMBER:
             raise ValueError("not a whole number")
         value = int(raw)
         if not lowest <= value <= highest:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from spotguard.errors import SpecError
 from spotguard.spec.catalogue import TABLES, ConfigField, catalogue
-from spotguard.spec.home import spotguard_home
+from spotguard.spec.home import default_store, spotguard_home
 from spotguard.spec.infra import gpu_count
 from spotguard.spec.layers import (
     Given,
@@ -28,7 +28,7 @@ from spotguard.spec.layers import (
     variable_layer,
 )
 from spotguard.spec.model import JobSpec, build_spec
-from spotguard.spec.script import Script, read_script
+from spotguard.spec.script import Script, check_runtime, read_script
 from spotguard.spec.setting import sanitized_name
 
 if TYPE_CHECKING:
@@ -110,6 +110,8 @@ def resolve(
         _dependent_defaults(job, cwd, home),
     )
     spec = _spec(job, args, given)
+    if not spec.trust_script:
+        check_runtime(job)
     return Resolved(spec=spec, values=_values(spec, given), batches=job.batches)
 
 
@@ -117,7 +119,7 @@ def _dependent_defaults(job: Script, cwd: Path, home: Path) -> Layer:
     values = {
         "name": sanitized_name(job.path.stem),
         "workdir": str(cwd),
-        "store": str(home / "store"),
+        "store": str(default_store(home)),
     }
     return {key: Given(value, "default") for key, value in values.items()}
 

@@ -38,7 +38,7 @@ def main() -> None:
     """Train, from the last save if there is one."""
     run = spotguard.init()
     torch.manual_seed(0)
-    model = nn.Linear(1, 1)
+    model = nn.Linear(1, 1).to(run.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
 
@@ -49,7 +49,8 @@ def main() -> None:
 
     for step in run.steps(loader, total=STEPS):
         for x, y in step:
-            step.backward(nn.functional.mse_loss(model(x), y))
+            loss = nn.functional.mse_loss(model(x.to(run.device)), y.to(run.device))
+            step.backward(loss)
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad(set_to_none=True)

@@ -68,7 +68,7 @@ class FileStore:
     def best_reads(self, key: str) -> Reads:
         """Return many small ones; as few as there are cores if the file's middle is in memory."""
         try:
-            with self._path(key).open("rb", buffering=0) as file:
+            with os.fdopen(_opened(self._path(key)), "rb", buffering=0) as file:
                 middle = os.fstat(file.fileno()).st_size // 2
                 return _CACHE_READS if is_cached(file.fileno(), middle) else _DISK_READS
         except OSError:
@@ -102,8 +102,8 @@ class FileStore:
     def get(self, key: str) -> bytes:
         """Return the whole object."""
         path = self._path(key)
-        with _translated("read", path):
-            return path.read_bytes()
+        with _translated("read", path), os.fdopen(_opened(path), "rb") as file:
+            return file.read()
 
     def get_into(self, key: str, offset: int, into: Target) -> None:
         """Fill `into` with the object's bytes from `offset`."""
@@ -111,7 +111,7 @@ class FileStore:
         views = targets_of(into)
         told = None if isinstance(into, (memoryview, list)) else into.filled
         with _translated("read", path):
-            descriptor = os.open(path, os.O_RDONLY)
+            descriptor = _opened(path)
             try:
                 count = read_direct(descriptor, offset, views, told)
             finally:
@@ -253,6 +253,15 @@ class FileStore:
             except OSError:  # not empty, or somebody else was first
                 return
             folder = folder.parent
+
+
+def _opened(path: Path) -> int:
+    """Return a descriptor of a file; of anything else there is no object: a pipe has no end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    return descriptor
 
 
 def _taken(target: Path, key: str) -> StoreError:

@@ -12,6 +12,7 @@ from spotguard.launch.base import (
     ClusterView,
     LaunchRequest,
     LogChunk,
+    LogGone,
     NodeEnd,
     NodeView,
     Offer,
@@ -106,6 +107,8 @@ class FakeLauncher:
         self.places = list(offers)
         self.capacity = capacity
         self.teardown_s = teardown_s
+        self.tells_free = False
+        """Whether `free_nodes` says how many there are; most clouds do not."""
         self.outage_until = 0.0
         """Until then (epoch seconds) `observe` cannot say anything."""
         self.started: list[str] = []
@@ -120,6 +123,7 @@ class FakeLauncher:
         self._launch_problems: list[LauncherFailure] = []
         self._late: list[tuple[float, ClusterState, str]] = []
         self._never_come: dict[str, tuple[float, ClusterState, str]] = {}
+        self._lasting: set[str] = set()
         self._down_problems: list[LauncherFailure] = []
 
     # ------------------------------------------------------------ scripting
@@ -129,9 +133,15 @@ class FakeLauncher:
         self._launch_problems += [LauncherFailure(problem)] * times
         return self
 
-    def refuse_late(self, problem: str, *, after_s: float = 3.0, times: int = 1) -> FakeLauncher:
-        """Let the next launches be taken, and turn out to have no capacity some seconds later."""
+    def refuse_late(
+        self, problem: str, *, after_s: float = 3.0, times: int = 1, lasting: bool = False
+    ) -> FakeLauncher:
+        """Let the next launches be taken, and turn out to have no capacity some seconds later.
+
+        `lasting`: it is a right, an image, a quota or a network that is missing.
+        """
         self._late += [(after_s, ClusterState.REFUSED, problem)] * times
+        self._lasting |= {problem} if lasting else set()
         return self
 
     def fail_late(self, problem: str, *, after_s: float = 3.0, times: int = 1) -> FakeLauncher:
@@ -190,14 +200,23 @@ class FakeLauncher:
             request=request, started_at=now, teardown_s=self.teardown_s
         )
 
+    def free_nodes(self, offer: Offer) -> int | None:
+        """Return what is left of the capacity, if this cloud `tells_free` nodes."""
+        if not self.tells_free:
+            return None
+        now = self._clock.now()
+        capacity = self.capacity(now) if callable(self.capacity) else self.capacity
+        return max(0, capacity - sum(self.clusters[name].request.nodes for name in self.living()))
+
     def observe(self, cluster: str, *, heard: bool = False) -> ClusterView:
         """Return what is known now; the job lives up to this moment first."""
+        state = self._state(cluster)  # its job lives on, whoever can be asked
         if self._clock.now() < self.outage_until:
             return ClusterView(state=ClusterState.UNREACHABLE, detail="scripted outage")
-        state = self._state(cluster)
         if cluster not in self.clusters:
             problem = self._never_come[cluster][2] if cluster in self._never_come else ""
-            return ClusterView(state=state, detail=problem)
+            lasting = state is ClusterState.REFUSED and problem in self._lasting
+            return ClusterView(state=state, detail=problem, lasting=lasting)
         known = self.clusters[cluster]
         nodes = tuple(
             known.ends.get(index, NodeView(index=index, end=NodeEnd.RUNNING))
@@ -216,9 +235,10 @@ class FakeLauncher:
             self._take_down(known, self._clock.now(), "taken down")
 
     def read_log(self, cluster: str, node: int, offset: int) -> LogChunk:
-        """Return what is left of the node's scripted output."""
-        text = self.logs.get(node, b"") if cluster in self.clusters else b""
-        return LogChunk(node=node, offset=offset, data=text[offset:])
+        """Return what is left of the node's scripted output; a cloud keeps none of it."""
+        if self._state(cluster) is not ClusterState.UP:
+            raise LogGone(f"Cluster {cluster!r} does not exist.")
+        return LogChunk(node=node, offset=offset, data=self.logs.get(node, b"")[offset:])
 
     # ------------------------------------------------------------ parts
 

@@ -27,6 +27,7 @@ from spotguard.errors import (
     UsageError,
 )
 from spotguard.events import keys
+from spotguard.events.proven import with_checksum
 from spotguard.testing.clock import FakeClock
 from spotguard.testing.stores import FaultyStore, MemoryStore
 from tests.checkpoint.savings import body_of, claim, flip, save, sealed
@@ -345,10 +346,36 @@ def test_a_forged_claim_is_named_and_never_loops(change: dict[str, Any]) -> None
     claim(store, 1)
     save(store, 10)
     claim(store, 2, keys.checkpoint(10, 1))
-    store.put(keys.claim(2), json.dumps(json.loads(store.get(keys.claim(2))) | change).encode())
+    body = json.loads(store.get(keys.claim(2)))
+    del body["checksum"]
+    store.put(keys.claim(2), with_checksum(json.dumps(body | change).encode()))
     with pytest.raises(DamagedCheckpoint, match=r"attempts/000002/claim\.json") as caught:
         latest_valid(store)
     assert "gives up what attempt 2 did" in caught.value.hint
+
+
+def test_every_flipped_bit_of_a_claim_is_found() -> None:
+    """A digit of what it went on from would otherwise be another history, silently."""
+    store = MemoryStore()
+    claim(store, 1)
+    save(store, 10)
+    claim(store, 2, keys.checkpoint(10, 1))
+    for bit in range(8 * len(store.get(keys.claim(2)))):
+        flip(store, keys.claim(2), bit)
+        with pytest.raises(DamagedCheckpoint, match=r"attempts/000002/claim\.json"):
+            read_claim(store, 2)
+        flip(store, keys.claim(2), bit)
+
+
+def test_a_claim_of_an_older_version_is_read() -> None:
+    """It has no checksum, and counts all the same."""
+    store = MemoryStore()
+    claim(store, 1)
+    made = read_claim(store, 1)
+    body = json.loads(store.get(keys.claim(1)))
+    del body["checksum"]
+    store.put(keys.claim(1), json.dumps(body).encode())
+    assert read_claim(store, 1) == made
 
 
 @pytest.mark.parametrize(

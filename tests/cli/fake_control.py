@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from spotguard.launch.base import Offer
 from tests.cli import pictures
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from spotguard.spec.model import JobSpec
@@ -25,7 +26,7 @@ class Line:
     """A line of the job's log."""
 
     attempt: int
-    node: int
+    node: int | None
     text: str
 
 
@@ -79,6 +80,11 @@ class FakeControl:
     refuse: SpotguardError | None = None
     """What `create_run` and `resume` raise."""
     looks: int = 0
+
+    def now(self, run_id: str) -> float:
+        """Return this machine's time."""
+        assert run_id == pictures.RUN
+        return time.time()
 
     def create_run(self, spec: JobSpec) -> str:
         """Note the spec."""
@@ -161,9 +167,10 @@ class FakeControl:
         """Yield the log."""
         yield from self.log
 
-    def adopt(self, url: str) -> str:
+    def adopt(self, url: str, tell: Callable[[str], None]) -> str:
         """Note it."""
         self.asked.append(("adopt", url))
+        tell("reading")
         return pictures.RUN
 
     def exit_code(self, run_id: str) -> int:

@@ -30,6 +30,7 @@ def attempt(number: int = 1, **changes: Any) -> AttemptView:
         ended_at=NOW - 100,
         end_reason=EndReason.PREEMPTED,
         end_detail="node 1 was taken by the cloud 6.0 s after its notice",
+        saved=True,
         notice_s=6.0,
         saved_before_end_s=0.4,
         steps_lost=0,

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from spotguard.cli.views import words
-from spotguard.control import places
+from spotguard.control import drill, places
 from spotguard.errors import BudgetExhausted, JournalDamaged, StoreUnavailable
 from spotguard.events.states import Market, RunState
 from spotguard.launch.base import Offer, PriceSource, Skipped, Survey
@@ -85,7 +85,7 @@ def test_every_job_option_reaches_its_setting(
                 "--allow-unknown-price",
                 "--metadata",
                 "gcp",
-                "--seed",
+                "--interrupt-seed",
                 "7",
             ),
             *("--interrupt", "node=0@step=4:kill", "--interrupt", "node=0@step=9:term"),
@@ -106,6 +106,51 @@ def test_every_job_option_reaches_its_setting(
     assert spec.local.metadata == "gcp"
     assert spec.local.interrupt == ("node=0@step=4:kill", "node=0@step=9:term")
     assert (spec.local.interrupt_seed, spec.local.speed_up) == (7, 20.0)
+
+
+def test_the_seed_of_interruptions_is_not_called_like_that_of_training(
+    cli: Cli, control: FakeControl, script: str
+) -> None:
+    """`--seed` still works, is not shown, and says what it is called now."""
+    said = cli("up", script, "-y", "--mtbf", "60s", "--seed", "7")
+    assert said.code == 0
+    assert control.asked[0][1].local.interrupt_seed == 7
+    assert "--seed is called --interrupt-seed now" in said.err
+    assert "SPOTGUARD_SEED" in said.err
+
+    assert "--interrupt-seed" not in cli("up", script, "-y", "--interrupt-seed", "7").err
+    for command in ("up", "plan", "drill"):
+        shown = cli(command, "--help").out
+        assert "--interrupt-seed" in shown
+        assert "--seed" not in shown.replace("--interrupt-seed", "")
+
+
+@pytest.mark.parametrize("command", ["plan", "up", "drill"])
+def test_what_a_script_needs_and_this_machine_lacks_is_told(
+    cli: Cli, control: FakeControl, script: str, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Local nodes install nothing of a PEP 723 block, so the user must, and is told how."""
+    monkeypatch.setattr(drill, "run_drill", lambda *_: 1 / 0)
+    block = (
+        '# /// script\n# requires-python = ">=3.99"\n'
+        '# dependencies = ["pytest", "no-such-thing>=2", "other; python_version < \'3\'"]\n# ///\n'
+    )
+    Path(script).write_text(block + Path(script).read_text())
+    said = cli(command, script, *(["-y"] if command == "up" else []))
+    told = " ".join((said.out + said.err).split())
+    assert "local nodes install nothing, and this Python lacks: no-such-thing>=2" in told
+    assert "pip install 'no-such-thing>=2'" in told
+    assert "the script wants Python >=3.99" in told
+    assert "pytest" not in told.partition("lacks: ")[2].partition("hint")[0]
+    assert "local nodes" not in cli("plan", script, "--infra", "aws").err
+
+
+def test_the_plan_as_json_says_what_is_missing(cli: Cli, script: str) -> None:
+    """Also as a document; nothing is missing where nothing is asked for, or nodes install it."""
+    assert json.loads(cli("plan", script, "--json").out)["not_installed"] == []
+    block = '# /// script\n# dependencies = ["no-such-thing"]\n# ///\n'
+    Path(script).write_text(block + Path(script).read_text())
+    assert json.loads(cli("plan", script, "--json").out)["not_installed"] == ["no-such-thing"]
 
 
 def test_up_without_a_terminal_wants_yes(cli: Cli, control: FakeControl, script: str) -> None:
@@ -441,6 +486,15 @@ def test_logs_are_one_stream_without_terminal_tricks(cli: Cli, control: FakeCont
     assert lines[1] == {"schema": 1, "attempt": 2, "node": 1, "text": "loss [1.5]"}
 
 
+def test_what_is_told_of_a_log_spoils_no_json(cli: Cli, control: FakeControl) -> None:
+    """People read it in its place; programs get only what nodes printed."""
+    control.log = [Line(1, None, "its cluster is gone"), Line(2, 0, "step 8")]
+    assert cli("logs").out.splitlines() == ["#1 | its cluster is gone", "#2 node 0 | step 8"]
+    said = cli("logs", "--json")
+    assert [json.loads(line)["attempt"] for line in said.out.splitlines()] == [2]
+    assert said.err.splitlines() == ["#1 | its cluster is gone"]
+
+
 def test_stop_saves_waits_and_tells_the_outcome(cli: Cli, control: FakeControl) -> None:
     """`stop` returns when the run has settled, and says what is saved and spent."""
     control.views = [pictures.run()]
@@ -512,6 +566,7 @@ def test_adopt_shows_the_adopted_run(cli: Cli, control: FakeControl) -> None:
     assert said.code == 0
     assert control.asked == [("adopt", f"/data/store/{pictures.RUN}")]
     assert pictures.RUN in said.out
+    assert "reading" in said.err, "it says what it waits for"
 
 
 @pytest.mark.parametrize(

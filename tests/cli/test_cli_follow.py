@@ -92,6 +92,15 @@ def test_lost_contact_is_given_up_after_the_patience_only() -> None:
     assert screen.closed
 
 
+def test_a_silent_cloud_is_followed_for_as_long_as_the_job_is_heard() -> None:
+    """Exit 30 is for a run of which nothing is heard at all."""
+    silent = pictures.run(state=RunState.CLOUD_SILENT)
+    done = pictures.run(state=RunState.FINISHED)
+    source = FakeSource([silent] * 1000 + [done])
+    last = follow(source, SilentScreen(), patience_s=60.0, clock=FakeClock())
+    assert last.state is RunState.FINISHED
+
+
 def test_contact_that_comes_back_is_forgiven() -> None:
     """The patience counts from the last sign of life, not from the first doubt."""
     lost = pictures.run(state=RunState.CONTACT_LOST)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from spotguard.control import doctor, doctor_store, orphans
 from tests.control.run_folders import make_run
-from tests.control.test_doctor_orphans import RUN, FakeBooks, cluster
+from tests.control.test_doctor_orphans import RUN, FakeBooks, beats, cluster
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,12 +82,19 @@ def test_once_they_are_ended_the_doctor_is_content(cli: Cli, books: FakeBooks) -
     assert "job-1-1: ended" in said.err
 
 
-def test_what_skypilot_prints_does_not_spoil_the_json(cli: Cli, books: FakeBooks) -> None:
-    """It tells on stdout that it starts its API server."""
-    books.when_asked_anew = lambda: print("✓ SkyPilot API server started.")  # noqa: T201
-    said = cli("doctor", "--json")
-    assert json.loads(said.out)["clusters"]["asked"] is True
-    assert "server started" in said.err
+def test_a_job_that_trains_is_ended_only_by_the_name_of_its_cluster(
+    cli: Cli, books: FakeBooks, home: Path
+) -> None:
+    """`--yes` answers for what nobody wants; a silent controller's job may be the user's week."""
+    beats(home, time.time())
+    said = cli("doctor", "--end-orphans", "--yes")
+    assert (said.code, books.ended) == (0, [])
+    assert "doctor --end job-1-1" in " ".join(said.out.split())
+    assert cli("doctor", "--end", "job-1-2").code == 2
+    assert books.ended == []
+    said = cli("doctor", "--end", "job-1-1")
+    assert (said.code, books.ended) == (0, ["job-1-1"])
+    assert "job-1-1: ended" in said.err
 
 
 def test_what_cannot_be_ended_keeps_the_exit_code(cli: Cli, books: FakeBooks) -> None:

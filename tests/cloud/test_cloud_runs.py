@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -81,8 +81,10 @@ def test_a_run_whose_node_is_taken_goes_on(account: Account) -> None:
     assert account.left(run) == []
 
 
-def test_an_orphan_is_found_priced_and_ended(account: Account) -> None:
-    """With its controller dead for a minute and a half, and no command of ours to restart it."""
+def test_a_cluster_without_controller_is_found_priced_and_ended_by_its_name(
+    account: Account,
+) -> None:
+    """With its controller dead for a minute and a half: its job trains, so it is no orphan."""
     if account.is_local:
         pytest.skip("the local machine has no clusters at SkyPilot")
     run = account.begin(epochs=500)
@@ -90,13 +92,16 @@ def test_an_orphan_is_found_priced_and_ended(account: Account) -> None:
     assert account.left(run) == [*account.clusters(run)], "wanted, while its controller lives"
     account.kill_controller(run)
 
-    def orphan() -> bool:
-        leftovers = account.doctor()["clusters"]["leftovers"]
-        return any(each["run_id"] == run and each["orphan"] for each in leftovers)
+    def leftovers(*more: str) -> list[dict[str, Any]]:
+        told = account.doctor(*more)["clusters"]["leftovers"]
+        return [each for each in told if each["run_id"] == run]
 
-    wait_long_until(orphan, "the lease runs out", timeout_s=300.0, every_s=10.0)
-    ended = account.doctor("--end-orphans", "--yes")["clusters"]["leftovers"]
-    (found,) = [each for each in ended if each["run_id"] == run]
+    wait_long_until(lambda: leftovers() != [], "the lease runs out", timeout_s=300.0, every_s=10.0)
+    (trains,) = leftovers("--end-orphans", "--yes")
+    assert not trains["orphan"], trains
+    assert not trains["ended"], trains
+    ended = leftovers("--end", trains["cluster"])
+    (found,) = ended
     assert found["ended"], found
     assert found["usd_per_h"] > 0
     assert 0 < found["cost_usd"] <= BUDGET_USD

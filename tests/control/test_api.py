@@ -4,12 +4,14 @@ import json
 import os
 import shutil
 import signal
+import stat
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from spotguard.control import api
+from spotguard.control.admit import admit_resume
 from spotguard.control.allot import Policy
 from spotguard.control.folder import RunFolder, folder_of
 from spotguard.control.journal import Journal
@@ -78,6 +80,50 @@ def test_a_new_run_is_written_down_whole(home: Path) -> None:
     assert json.loads(stored.read_text())["limits"]["nodes_max"] == 3
     assert (home / "runs" / run_id).stat().st_mode & 0o077 == 0
     assert api.exit_code(run_id) == 75
+
+
+def mode(path: Path) -> int:
+    """Return the permissions of a folder."""
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("old", [None, 0o755, 0o777])
+def test_the_default_store_is_private(home: Path, old: int | None) -> None:
+    """Nobody else reads what is trained, also where an older version made it for all to enter."""
+    store = home / "store"
+    if old is not None:
+        store.mkdir(parents=True)
+        store.chmod(old)
+    run_id = api.create_run(a_spec(home))
+    assert mode(store) == 0o700
+    store.chmod(0o755)
+    settle(run_id)
+    admit_resume(run_id)
+    assert mode(store) == 0o700
+
+
+def test_a_store_that_the_user_chose_is_as_open_as_before(home: Path) -> None:
+    """It may be shared on purpose; so may the folder that a link in its place leads to."""
+    chosen, team = home.parent / "chosen", home.parent / "team"
+    for folder in (home, chosen, team):
+        folder.mkdir()
+        folder.chmod(0o755)
+    api.create_run(a_spec(home, store=str(chosen)))
+    (home / "store").symlink_to(team)
+    api.create_run(a_spec(home))
+    assert (mode(chosen), mode(team)) == (0o755, 0o755)
+
+
+def test_somebody_elses_default_store_is_left_alone(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root does not lock out the user whose home it works in."""
+    store = home / "store"
+    store.mkdir(parents=True)
+    store.chmod(0o755)
+    monkeypatch.setattr("os.geteuid", lambda: os.getuid() + 1)
+    api.create_run(a_spec(home))
+    assert mode(store) == 0o755
 
 
 BAD: dict[str, tuple[dict[str, Any], type[Exception]]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -12,14 +13,15 @@ import pytest
 from spotguard.control import doctor, orphans
 from spotguard.control.doctor import Status
 from spotguard.control.folder import RunFolder
-from spotguard.control.lease import VALID_S
+from spotguard.control.lease import VALID_S, machine_id
 from spotguard.control.leftovers import Fate, Findings, Leftover, Verdict
-from spotguard.control.orphans import end_orphans, find_leftovers
-from spotguard.errors import LauncherFailure
+from spotguard.control.orphans import end_named, end_orphans, find_leftovers
+from spotguard.errors import LauncherFailure, UsageError
 from spotguard.events import keys
 from spotguard.events.event import Heartbeat
 from spotguard.launch.base import Unreachable
 from spotguard.launch.skypilot.books import OurCluster
+from spotguard.spec.model import JobSpec
 from spotguard.storage import PrefixedStore, open_store
 from spotguard.testing import FakeClock
 from spotguard.units import to_iso
@@ -91,6 +93,27 @@ def hold(store: ObjectStore, *, age_s: float, machine: str = "other", **more: bo
     store.put(keys.LEASE, json.dumps({**body, **more}).encode())
 
 
+def beats(home: Path, at: float, *, stored_at: float | None = None) -> None:
+    """Let the job have given a sign of life then, by its node's clock and the store's."""
+    beat = Heartbeat(
+        at=at,
+        attempt=1,
+        node=0,
+        step=412,
+        total_steps=600,
+        epoch=0,
+        train_s=9.0,
+        step_s=None,
+        loss=None,
+        saved_step=None,
+        saved_at=None,
+    )
+    store = PrefixedStore(open_store(home / "store"), RUN)
+    store.put(keys.heartbeat(1, 0), beat.to_json())
+    wrote_at = at if stored_at is None else stored_at
+    os.utime(home / "store" / RUN / keys.heartbeat(1, 0), (wrote_at, wrote_at))
+
+
 def happened(home: Path, *lines: Line) -> None:
     """Add to the journal of the run."""
     with RunFolder(home / "runs" / RUN).journal() as journal:
@@ -139,7 +162,7 @@ def test_a_lease_that_ran_out_leaves_an_orphan(home: Path) -> None:
     """With both ways on: to end it by its run, or to let the run go on."""
     store = make_run(home, RUN)
     happened(home, *launched(NOW))
-    hold(store, age_s=VALID_S + 1.0)
+    hold(store, age_s=VALID_S + 1.0, machine=machine_id(home))
     (orphan,) = found(cluster(home)).orphans
     assert orphan.verdict.why == "its controller on far has been silent for 1 min 31 s"
     assert orphan.end_with == f"spotguard down {RUN}"
@@ -200,6 +223,100 @@ def test_a_run_of_another_machine_can_be_adopted(home: Path) -> None:
     assert orphan.keep_with == f"spotguard adopt {open_store(str(home / 'store')).url}/{RUN}"
 
 
+def test_a_silent_controller_makes_no_orphan_of_a_job_that_trains(home: Path) -> None:
+    """A controller may be stuck, or its machine asleep: nothing is ended but by its name."""
+    store = make_run(home, RUN)
+    store.put(keys.RUN, b"{}")
+    hold(store, age_s=VALID_S + 1.0)
+    beats(home, NOW - 5.0)
+    shutil.rmtree(home / "runs")
+    books = FakeBooks(listed=[cluster(home)])
+    findings = find_leftovers(books, lambda: NOW)
+    (leftover,) = findings.leftovers
+    assert findings.orphans == ()
+    assert leftover.words().endswith(
+        "its controller on far has been silent for 1 min 31 s; its job still trains, at step 412"
+    )
+    assert leftover.end_with == "spotguard doctor --end job-1-1"
+    assert leftover.keep_with == f"spotguard adopt {open_store(str(home / 'store')).url}/{RUN}"
+    assert end_orphans(findings, books, lambda doing: None, FakeClock(NOW)) == findings
+    assert books.ended == []
+
+    (ended,) = end_named(findings, ["job-1-1"], books, print, FakeClock(NOW)).leftovers
+    assert ended.ended
+    assert books.ended == ["job-1-1"]
+
+
+def test_a_lost_controller_of_this_machine_makes_no_orphan_of_a_job_that_trains(
+    home: Path,
+) -> None:
+    """The command that names the run restarts its controller, which is what is missing."""
+    store = make_run(home, RUN)
+    happened(home, *launched(NOW))
+    hold(store, age_s=3600.0, machine=machine_id(home))
+    beats(home, NOW - 5.0)
+    findings = found(cluster(home))
+    (leftover,) = findings.leftovers
+    assert findings.orphans == ()
+    assert leftover.keep_with == f"spotguard status {RUN}"
+    assert leftover.end_with == f"spotguard down {RUN}"
+
+
+def test_the_stores_clock_proves_a_beat_as_well(home: Path) -> None:
+    """A node whose clock is an hour behind trains all the same."""
+    make_run(home, RUN)
+    beats(home, NOW - 3600.0, stored_at=NOW - 5.0)
+    findings = found(cluster(home))
+    assert findings.orphans == ()
+    assert [each.training_at_step for each in findings.leftovers] == [412]
+
+
+def test_heartbeats_that_are_seldom_are_waited_for(home: Path) -> None:
+    """A job that was told to give a sign of life every five minutes is not silent after two."""
+    store = make_run(home, RUN)
+    spec = JobSpec(script="/j.py", workdir="/", name="j", store="s3://b", heartbeat_s=300.0)
+    store.put(keys.RUN, json.dumps({"spec": spec.to_json()}).encode())
+    beats(home, NOW - 600.0)
+    shutil.rmtree(home / "runs")
+    assert fate(home).fate is Fate.TRAINING
+
+
+def test_a_run_that_moved_is_not_judged_by_what_is_left_here(home: Path) -> None:
+    """It came to rest here when the other machine took it over, and goes on there."""
+    store = make_run(home, RUN)
+    store.put(keys.RUN, b"{}")
+    settled = {"state": "stopped", "detail": "taken over", "exit_code": 75}
+    happened(home, *launched(NOW), ("settled", NOW, None, settled))
+    hold(store, age_s=VALID_S + 1.0)
+    beats(home, NOW - 5.0)
+    verdict = fate(home)
+    assert verdict.fate is Fate.TRAINING
+    assert verdict.adoptable
+    assert not verdict.run_goes_on
+
+
+def test_a_name_that_is_not_there_ends_nothing(home: Path) -> None:
+    """A slip of the hand is told, with the names that could have been meant."""
+    make_run(home, RUN)
+    books = FakeBooks(listed=[cluster(home)])
+    findings = find_leftovers(books, lambda: NOW)
+    with pytest.raises(UsageError, match="job-1-2") as caught:
+        end_named(findings, ["job-1-2"], books, print, FakeClock(NOW))
+    assert "job-1-1" in caught.value.hint
+    assert books.ended == []
+
+
+def test_not_even_its_name_ends_what_a_controller_wants(home: Path) -> None:
+    """One that came back between the look and the end sees to its cluster."""
+    store = make_run(home, RUN)
+    books = FakeBooks(listed=[cluster(home)])
+    findings = find_leftovers(books, lambda: NOW)
+    hold(store, age_s=1.0)
+    (left,) = end_named(findings, ["job-1-1"], books, print, FakeClock(NOW)).leftovers
+    assert books.ended == []
+    assert left.problem.startswith("left alone: a controller on far")
+
+
 def test_a_lease_that_was_let_go_wants_nothing(home: Path) -> None:
     """Its controller left a moment ago, and is not called silent for it."""
     store = make_run(home, RUN)
@@ -234,10 +351,15 @@ def test_a_store_that_cannot_be_asked_proves_nothing(home: Path) -> None:
     assert books.ended == []
 
 
-def test_a_lease_that_is_none_of_ours_holds_nothing(home: Path) -> None:
-    """Whatever somebody put in its place does not keep a cluster alive."""
+def test_a_damaged_lease_keeps_a_cluster_until_it_is_old(home: Path) -> None:
+    """Its controller may live: only the store's own stamp tells how long it has been silent."""
     make_run(home, RUN).put(keys.LEASE, b"[]")
-    assert fate(home).why == "its run has no controller"
+    path = home / "store" / RUN / keys.LEASE
+    os.utime(path, (NOW - 10, NOW - 10))
+    assert fate(home).fate is Fate.WANTED
+    os.utime(path, (NOW - 3600, NOW - 3600))
+    assert fate(home).fate is Fate.ORPHAN
+    assert "a controller whose lease is damaged, and was stored 1 h" in fate(home).why
 
 
 def test_a_damaged_journal_is_no_proof(home: Path) -> None:
@@ -299,22 +421,8 @@ def test_an_unknown_price_is_never_nothing(home: Path) -> None:
 @pytest.mark.parametrize(("age_s", "step"), [(5.0, 412), (120.0, None)])
 def test_a_job_that_still_trains_is_told(home: Path, age_s: float, step: int | None) -> None:
     """Whoever ends it should know; an old sign of life is none."""
-    store = make_run(home, RUN)
-    at = NOW - age_s
-    beat = Heartbeat(
-        at=at,
-        attempt=1,
-        node=0,
-        step=412,
-        total_steps=600,
-        epoch=0,
-        train_s=9.0,
-        step_s=None,
-        loss=None,
-        saved_step=None,
-        saved_at=None,
-    )
-    store.put(keys.heartbeat(1, 0), beat.to_json())
+    make_run(home, RUN, settled=True)
+    beats(home, NOW - age_s)
     (orphan,) = found(cluster(home)).orphans
     assert orphan.training_at_step == step
     assert ("its job still trains, at step 412" in orphan.words()) is (step is not None)

@@ -11,6 +11,7 @@ from spotguard.control.allot import Policy
 from spotguard.control.record import Kind, Limits
 from spotguard.events.states import EndReason, RunState
 from spotguard.launch.base import Unreachable
+from spotguard.testing.job import Fate
 from spotguard.testing.launcher import FAKE_OFFER
 from tests.control.test_crashes import Saboteur, repaired, run_with
 from tests.control.world import World
@@ -93,6 +94,47 @@ def test_a_late_failure_settles_the_run(tmp_path: Path) -> None:
     assert [a.end.reason for a in record.attempts if a.end] == [EndReason.LAUNCH_FAILED]
     assert world.spent_usd() == 0.0
     check_books(world)
+
+
+def test_what_no_wait_will_mend_ends_the_run_with_its_cause(tmp_path: Path) -> None:
+    """Every place and number of nodes is asked once, and nothing is waited for."""
+    world = World(tmp_path, limits=Limits(nodes_min=1, nodes_max=2))
+    world.launcher.refuse_late("VcpuLimitExceeded", times=100, lasting=True)
+    record = world.run()
+    assert record.settled is not None
+    assert (record.settled.state, record.settled.exit_code) == (RunState.FAILED, 3)
+    assert record.settled.detail == "the launch failed: VcpuLimitExceeded"
+    assert len(world.launcher.started) == 2
+    assert "waiting" not in world.kinds()
+    assert world.spent_usd() == 0.0
+
+
+def test_one_place_without_capacity_is_waited_for_whatever_the_others_lack(tmp_path: Path) -> None:
+    """The run goes on as soon as it has some."""
+    world = World(tmp_path, total_steps=30, launcher={"offers": [FAKE_OFFER, OTHER]})
+    world.launcher.refuse_late("none left").refuse_late("AccessDenied", lasting=True)
+    done = world.run()
+    assert done.settled is not None
+    assert done.settled.state is RunState.FINISHED
+    assert world.kinds().count("waiting") == 1
+
+
+def test_what_worked_before_is_asked_for_again_before_it_ends_a_run(tmp_path: Path) -> None:
+    """A name service that is away for a moment does not end a run of days; what stays away does."""
+    lost = {1: Fate(how="lose", at_s=10)}
+    world = World(tmp_path, total_steps=300, fates=lost)
+    world.run_until(8.0)
+    world.launcher.refuse_late("AccessDenied", after_s=1.0, times=2, lasting=True)
+    assert world.run_until(60.0).attempts[-1].started_at is not None
+
+    (tmp_path / "stuck").mkdir()
+    stuck = World(tmp_path / "stuck", total_steps=300, fates=lost)
+    stuck.run_until(8.0)
+    stuck.launcher.refuse_late("AccessDenied", after_s=1.0, times=1000, lasting=True)
+    record = stuck.run()
+    assert record.settled is not None
+    assert (record.settled.state, record.settled.exit_code) == (RunState.FAILED, 3)
+    assert stuck.kinds().count("waiting") == 3
 
 
 def test_a_launch_that_you_stop_before_it_is_refused(tmp_path: Path) -> None:

@@ -2,12 +2,48 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import threading
+import time
+from typing import TYPE_CHECKING
+
 import pytest
 
-from spotguard.control.lease import RENEW_S, VALID_S, Lease, check_ours, machine_id
+from spotguard.control import adopt, api, process
+from spotguard.control import lease as lease_module
+from spotguard.control.folder import folder_of
+from spotguard.control.lease import (
+    RENEW_S,
+    VALID_S,
+    Lease,
+    check_ours,
+    machine_id,
+    read_holder,
+)
 from spotguard.errors import StoreUnavailable, UsageError
 from spotguard.events import keys
+from spotguard.spec.model import JobSpec
+from spotguard.storage import FileStore, PrefixedStore, open_store
 from spotguard.testing import FakeClock, FaultyStore, MemoryStore
+from spotguard.testing.job import FakeJob
+from spotguard.testing.launcher import FakeLauncher
+from spotguard.units import SystemClock
+from tests.checkpoint.savings import flip
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from typing import NoReturn
+
+    from spotguard.launch.base import ClusterView, Offer
+    from spotguard.storage.base import ObjectStore
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that renews looks often."""
+    monkeypatch.setattr(lease_module, "_LOOK_S", 0.001)
 
 
 def test_the_second_machine_is_told_who_holds_the_run() -> None:
@@ -92,6 +128,91 @@ def test_a_living_controller_keeps_its_lease_fresh() -> None:
     Lease(store, clock, "two").adopt()
 
 
+def test_a_lease_is_renewed_beside_what_its_owner_does() -> None:
+    """A call of SkyPilot's may take minutes, in which the controller asks nothing else."""
+    store, clock = MemoryStore(), FakeClock()
+    lease = Lease(store, clock, "one")
+    lease.take()
+    with lease.kept():
+        for _ in range(30):
+            clock.advance(RENEW_S)
+            wait_until(lambda: renewed_at(store) == clock.now(), "it is renewed")
+    clock.advance(RENEW_S)
+    assert renewed_at(store) < clock.now(), "it goes on after the end"
+
+
+def test_a_renewal_that_hangs_keeps_nobody_waiting() -> None:
+    """The controller asks whether it may act ten times a second; a slow store takes longer."""
+    store, clock = FaultyStore(MemoryStore()), FakeClock()
+    lease = Lease(store, clock, "one")
+    lease.take()
+    begun, answered = threading.Event(), threading.Event()
+
+    def hang(_key: str) -> None:
+        begun.set()
+        assert answered.wait(60.0)
+
+    store.before("put", hang)
+    clock.advance(RENEW_S)
+    with lease.kept():
+        assert begun.wait(60.0)
+        assert lease.keep()
+        clock.advance(VALID_S - 2 * RENEW_S)
+        assert not lease.keep(), "another machine may soon have it"
+        answered.set()
+    assert lease.keep()
+
+
+def test_a_store_that_fails_while_it_says_who_won_is_asked_again() -> None:
+    """Neither the controller nor the thread that renews dies of it."""
+    store, clock = FaultyStore(MemoryStore()), FakeClock()
+    first = Lease(store, clock, "one")
+    first.take()
+    clock.advance(VALID_S + 1)
+    Lease(store, clock, "two").adopt()
+    store.fail("head")
+    assert not first.keep()
+    assert first.lost_to == ""
+    assert not first.keep()
+    assert "process" in first.lost_to
+
+
+@pytest.mark.parametrize("act", ["control", "adopt"])
+def test_no_launcher_keeps_a_lease_waiting(
+    home: Path, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    """A controller, or an `adopt`, that hangs at SkyPilot holds the run all the same."""
+    spec = JobSpec(script="/job.py", workdir="/", name="job", store=str(home / "store"))
+    folder = folder_of(api.create_run(spec))
+    store = PrefixedStore(open_store(home / "store"), folder.run_id)
+    store.put(keys.launch(1), json.dumps({"cluster": f"{folder.run_id}-1", "nodes": 1}).encode())
+
+    class Hangs(FakeLauncher):
+        def offers(self) -> list[Offer]:
+            return self.hang()
+
+        def observe(self, cluster: str, *, heard: bool = False) -> ClusterView:
+            return self.hang()
+
+        def hang(self) -> NoReturn:
+            before = renewed_at(store)
+            wait_until(lambda: renewed_at(store) > before, "it is renewed", timeout_s=30.0)
+            raise Answered
+
+    monkeypatch.setattr(lease_module, "RENEW_S", 0.01)
+    launcher = Hangs(SystemClock(), FakeJob(store=store))
+    module = process if act == "control" else adopt
+    monkeypatch.setattr(module, "launcher_for", lambda spec, run_dir: launcher)
+    if act == "adopt":
+        shutil.rmtree(folder.path)
+    acts: dict[str, Callable[[], object]] = {
+        "control": lambda: process.control(folder),
+        "adopt": lambda: api.adopt(f"{home}/store/{folder.run_id}"),
+    }
+    with pytest.raises(Answered):
+        acts[act]()
+
+
 def test_without_the_store_acts_end_before_another_machine_may_take_over() -> None:
     """A controller that cannot renew does nothing more by the time its lease is old."""
     store, clock = FaultyStore(MemoryStore()), FakeClock()
@@ -122,11 +243,66 @@ def test_an_answer_that_was_lost_is_not_a_lost_lease() -> None:
     assert lease.keep()
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b"[1]", b'{"machine": 1}', b"\xff"])
-def test_a_lease_that_makes_no_sense_holds_nothing(body: bytes) -> None:
-    """Damage in it does not lock a run for ever."""
+@pytest.mark.parametrize("body", [b"", b"{}", b"[1]", b'{"machine": 1}', b"\xff", "flip", "cut"])
+def test_a_damaged_lease_is_somebodys_until_it_is_old(body: bytes | str, tmp_path: Path) -> None:
+    """Who holds the run cannot be read: nobody takes it, and adopting waits until it is old.
+
+    Damage does not lock a run for ever: the store's own stamp says how old the word is.
+    """
+    store, clock = FileStore(tmp_path), FakeClock(time.time())
+    Lease(store, clock, "one").take()
+    raw = store.get(keys.LEASE)
+    spoilt = {"flip": raw.replace(b"one", b"onf"), "cut": raw[: len(raw) // 2]}
+    store.put(keys.LEASE, spoilt[body] if isinstance(body, str) else body)
+
+    again = Lease(store, clock, "one")
+    again.take()
+    assert "whose lease is damaged" in again.lost_to
+    with pytest.raises(UsageError, match="in the hands of a controller whose lease is damaged"):
+        again.adopt()
+    clock.advance(VALID_S + 60)
+    with pytest.raises(UsageError, match="Another machine had the run since"):
+        check_ours(store, "one", clock.now())
+    back = Lease(store, clock, "one")
+    back.adopt()
+    assert back.keep()
+    check_ours(store, "one", clock.now())
+
+
+def test_every_flipped_bit_of_a_lease_is_found(tmp_path: Path) -> None:
+    """None makes it another machine's, an older one, or a released one."""
+    store, clock = FileStore(tmp_path), FakeClock(time.time())
+    Lease(store, clock, "one").take()
+    raw = store.get(keys.LEASE)
+    for bit in range(8 * len(raw)):
+        flip(store, keys.LEASE, bit)
+        found = read_holder(store)
+        assert found is not None
+        assert found[0].damaged, raw
+        assert found[0].is_foreign("one")
+        store.put(keys.LEASE, raw)
+
+
+def test_a_controller_whose_lease_somebody_spoilt_stops_acting(tmp_path: Path) -> None:
+    """What stands there now was written by another: it may be another controller."""
+    store, clock = FileStore(tmp_path), FakeClock(time.time())
+    lease = Lease(store, clock, "one")
+    lease.take()
+    store.put(keys.LEASE, b"{}")
+    clock.advance(RENEW_S)
+    assert not lease.keep()
+    assert "whose lease is damaged" in lease.lost_to
+
+
+def test_a_lease_of_an_older_version_is_read() -> None:
+    """It has no checksum, and counts all the same."""
     store, clock = MemoryStore(), FakeClock()
-    store.put(keys.LEASE, body)
+    Lease(store, clock, "one").take()
+    body = json.loads(store.get(keys.LEASE))
+    del body["checksum"]
+    store.put(keys.LEASE, json.dumps(body).encode())
+    with pytest.raises(UsageError, match="in the hands of"):
+        Lease(store, clock, "two").adopt()
     Lease(store, clock, "one").take()
 
 
@@ -145,6 +321,25 @@ def test_a_home_has_one_name(tmp_path_factory: pytest.TempPathFactory) -> None:
     here, there = tmp_path_factory.mktemp("a"), tmp_path_factory.mktemp("b")
     assert machine_id(here / "home") == machine_id(here / "home")
     assert machine_id(here / "home") != machine_id(there)
+
+
+class Answered(Exception):
+    """SkyPilot said something at last."""
+
+
+def renewed_at(store: ObjectStore) -> float:
+    """Return when the lease was last renewed, by its owner's clock."""
+    found = read_holder(store)
+    assert found is not None
+    return found[0].renewed_at
+
+
+def wait_until(holds: Callable[[], bool], what: str, *, timeout_s: float = 60.0) -> None:
+    """Wait for another thread."""
+    give_up_at = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < give_up_at, f"not in time: {what}"
+        time.sleep(0.001)
 
 
 def _lost(_key: str) -> None:

@@ -37,6 +37,7 @@ OVER = ClusterView(
     nodes=tuple(NodeView(index=index, end=NodeEnd.EXITED, exit_code=1) for index in range(2)),
 )
 GONE = ClusterView(state=ClusterState.GONE, gone_at=99.0)
+AWAY = ClusterView(state=ClusterState.UNREACHABLE, detail="SkyPilot is slow")
 ABSENT = ClusterView(state=ClusterState.ABSENT)
 STARTING = ClusterView(state=ClusterState.STARTING)
 UNREACHABLE = ClusterView(state=ClusterState.UNREACHABLE)
@@ -465,9 +466,29 @@ def test_silence_and_outages_are_a_state_never_a_verdict() -> None:
     for name in ("silence_s", "unreachable_s"):
         assert isinstance(answer(ALIVE, UP, 20.0, None, **{name: 16.0}), actions.LoseContact)
         assert answer(lost, UP, 1e6, None, **{name: 1e6}) == actions.Wait()
+    both = answer(ALIVE, AWAY, 20.0, silence_s=16.0, unreachable_s=16.0)
+    assert both == actions.LoseContact(
+        "no heartbeat for 16 s; the cluster cannot be asked: SkyPilot is slow"
+    )
     assert answer(lost, UP, 30.0, silence_s=0.0) == actions.RegainContact()
     assert answer(ALIVE, UP, 20.0, silence_s=14.0) == actions.Wait()
     assert state_of(made(*lost)) is RunState.CONTACT_LOST
+
+
+def test_a_cloud_that_is_silent_is_no_lost_contact_while_the_job_is_heard() -> None:
+    """Two states, and one leads to the other when the job falls silent, or is heard again."""
+    silent = (*ALIVE, ("cloud_silent", 20.0, 1))
+    lost = (*ALIVE, ("contact_lost", 20.0, 1))
+    asked = "the cluster cannot be asked: SkyPilot is slow"
+    assert answer(ALIVE, AWAY, 20.0, silence_s=1.0, unreachable_s=16.0) == actions.LoseSight(asked)
+    assert answer(silent, AWAY, 1e6, silence_s=1.0, unreachable_s=1e6) == actions.Wait()
+    assert answer(silent, UP, 30.0, silence_s=1.0) == actions.RegainSight()
+    unheard = answer(silent, AWAY, 30.0, silence_s=16.0, unreachable_s=16.0)
+    assert isinstance(unheard, actions.LoseContact)
+    assert answer(lost, AWAY, 30.0, silence_s=1.0, unreachable_s=16.0) == actions.RegainContact()
+    assert state_of(made(*silent)) is RunState.CLOUD_SILENT
+    assert state_of(made(*silent, ("contact_lost", 30.0, 1))) is RunState.CONTACT_LOST
+    assert state_of(made(*silent, ("cloud_back", 30.0, 1))) is RunState.RUNNING
 
 
 SETTLED = {
@@ -637,6 +658,7 @@ STATES: dict[RunState, tuple[Line, ...]] = {
     RunState.RECOVERING: (*ALIVE, ended(9.0, "vanished")),
     RunState.WAITING: no_capacity(1.0, 2),
     RunState.CONTACT_LOST: (*ALIVE, ("store_lost", 9.0)),
+    RunState.CLOUD_SILENT: (*ALIVE, ("cloud_silent", 9.0, 1)),
     RunState.FAILED: (("settled", 1.0, None, {"state": "failed", "detail": "", "exit_code": 10}),),
 }
 
@@ -708,6 +730,12 @@ def late_refusal(at: float, nodes: int) -> tuple[Line, ...]:
     return (*taken, ("no_capacity", at + 3.0, 1, {**refusal, "late": True}))
 
 
+def test_what_is_left_of_a_launch_that_no_wait_will_mend_is_taken_down_with_its_cause() -> None:
+    """Else it would count as nodes that vanished, and be launched again."""
+    left = replace(UP, detail="quota", lasting=True)
+    assert answer(launched(), left, 10.0) == AskDown(EndReason.LAUNCH_FAILED, "quota")
+
+
 def test_a_late_refusal_leaves_the_search_where_it_was() -> None:
     """The next rung, the next round and the patience are those of a refusal at once."""
     limits = Limits(nodes_min=2, nodes_max=4)
@@ -724,7 +752,7 @@ def test_a_late_refusal_leaves_the_search_where_it_was() -> None:
         assert action.retry_at - now == (1.0 if round_begins == 0 else 2.0)
         lines += (("waiting", now, None, {"retry_at": action.retry_at}),)
     record = made(*lines)
-    assert (record.waiting_since, record.rounds, record.refused) == (3.0, 2, 6)
+    assert (record.waiting_since, record.rounds, record.refused) == (0.0, 2, 6)
     assert record.attempts == ()
     assert (record.next_number, record.retry_at) == (1, 34.0)
 

@@ -14,7 +14,7 @@ from spotguard.control.market import (
     work_left_s,
 )
 from spotguard.control.record import Limits, place_key
-from spotguard.events.states import Market
+from spotguard.events.states import EndReason, Market
 from spotguard.testing.launcher import FAKE_OFFER
 from tests.control.made import Line, ended, intended, launched, made, training
 
@@ -159,18 +159,59 @@ def test_it_goes_back_to_spot_when_that_is_wanted_and_safe(name: str) -> None:
 GROW = Policy(regrow_startups=3.0)
 
 
-def regrows(now: float, *, refusals: int = 0, nodes_max: int = 3, **how: Any) -> bool:
-    """Tell whether an attempt on two nodes is launched anew; its start took 60 s."""
+def regrows(
+    now: float,
+    *,
+    before: tuple[tuple[int, EndReason], ...] = (),
+    nodes_max: int = 3,
+    free: int | None = None,
+    **how: Any,
+) -> bool:
+    """Tell whether an attempt on two nodes is launched anew; its start took 60 s.
+
+    `before` are the attempts before it: on how many nodes, and how each ended.
+    """
     record = made(*trained(**how), limits=Limits(nodes_min=1, nodes_max=nodes_max))
-    record = replace(record, refused=refusals)
-    return regrow_due(record, record.attempts[0], now, GROW)
+    now_on = record.attempts[0]
+    ends = made(*trained(**how), ended(600.0, "resized")).attempts[0]
+    assert ends.end is not None
+    gone = [
+        replace(ends, nodes=nodes, end=replace(ends.end, reason=reason)) for nodes, reason in before
+    ]
+    record = replace(record, attempts=(*gone, now_on), refused=7)
+    return regrow_due(record, now_on, now, GROW, free_nodes=free)
 
 
-def test_regrowing_waits_for_three_starts_and_twice_as_long_after_each_refusal() -> None:
+def test_regrowing_waits_for_three_starts_and_twice_as_long_after_each_try_in_vain() -> None:
     """180 s, 360 s, 720 s … up to 2 ** 5 times: what was refused is not asked for all the time."""
-    for refusals, first_s in ((0, 180.0), (1, 360.0), (2, 720.0), (5, 5760.0), (50, 5760.0)):
-        assert not regrows(first_s - 1.0, refusals=refusals, step_s=60.0), refusals
-        assert regrows(first_s, refusals=refusals, step_s=60.0), refusals
+    for tries, first_s in ((0, 180.0), (1, 360.0), (2, 720.0), (5, 5760.0), (50, 5760.0)):
+        before = ((2, EndReason.RESIZED),) * tries
+        assert not regrows(first_s - 1.0, before=before, step_s=60.0), tries
+        assert regrows(first_s, before=before, step_s=60.0), tries
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        (),
+        ((1, EndReason.RESIZED),),
+        ((2, EndReason.PREEMPTED),),
+        ((2, EndReason.RESIZED), (3, EndReason.PREEMPTED)),
+        ((2, EndReason.RESIZED), (2, EndReason.RESIZED), (1, EndReason.RESIZED)),
+    ],
+)
+def test_only_tries_since_the_last_change_count(before: tuple[tuple[int, EndReason], ...]) -> None:
+    """Neither what the first launch was refused, nor what failed before it grew or lost nodes."""
+    assert not regrows(179.0, before=before, step_s=60.0)
+    assert regrows(180.0, before=before, step_s=60.0)
+
+
+def test_nodes_are_kept_where_it_is_known_that_no_other_is_free() -> None:
+    """They are given up for nothing else; unknown is asked for by trying."""
+    assert not regrows(1e5, free=0, step_s=60.0)
+    assert regrows(180.0, free=1, step_s=60.0)
+    assert not regrows(179.0, free=1, step_s=60.0)
+    assert regrows(180.0, free=None, step_s=60.0)
 
 
 def test_regrowing_must_pay() -> None:

@@ -84,7 +84,7 @@ def test_every_second_of_a_recovery_has_its_part() -> None:
 
 
 def test_waiting_for_capacity_is_told_apart() -> None:
-    """From the first refusal, over all rounds, to the launch that was not refused."""
+    """From the first launch that was refused, over all rounds, to the one that was not."""
     refusal = {"nodes": 2, "place": "here", "problem": "no"}
     searched: tuple[Line, ...] = (
         intended(131.0, 2),
@@ -97,8 +97,8 @@ def test_waiting_for_capacity_is_told_apart() -> None:
     )
     (recovery,) = recoveries(made(*PREEMPTED, *searched, *SECOND))
 
-    assert recovery.waiting_s == 17.0
-    assert recovery.provision_s == 13.0
+    assert recovery.waiting_s == 19.0
+    assert recovery.provision_s == 11.0
     assert recovery.total_s == 91.0
     assert sum(getattr(recovery, name) for name in PARTS) == 2 * recovery.total_s
 

@@ -12,9 +12,10 @@ from spotguard.control.request import (
     BUCKET_HEARTBEAT_S,
     cluster_name,
     heartbeat_s,
+    launch_request,
     may_go_on_in_place,
 )
-from spotguard.spec.model import build_spec
+from spotguard.spec.model import JobSpec, build_spec
 from tests.control.made import launched, made
 
 if TYPE_CHECKING:
@@ -58,3 +59,16 @@ def test_a_clusters_name_is_not_used_again_after_a_refusal() -> None:
     """SkyPilot would take the old request's answer for the new one's."""
     names = {cluster_name("r", 2), cluster_name("r", 2, 1), cluster_name("r", 2, 2)}
     assert len(names) == 3
+
+
+@pytest.mark.parametrize(("now", "expected"), [(0.0, 60.0), (20.0, 40.0), (70.0, 1.0)])
+def test_an_attempt_that_is_launched_late_ends_no_later(now: float, expected: float) -> None:
+    """A controller that died in between costs the attempt time, and the user no money."""
+    record = made(*launched(down_at=60.0, max_lifetime_s=60.0))
+    spec = JobSpec(script="/job.py", workdir="/", name="job", store="/store")
+
+    request = launch_request(record, record.attempts[0], spec, now=now)
+
+    assert request.max_lifetime_s == expected
+    assert float(request.env["SPOTGUARD_DOWN_AT"]) == 60.0
+    assert request.env["SPOTGUARD_CLOCK"] == "attempts/000001/launch.json"

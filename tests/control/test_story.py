@@ -110,3 +110,17 @@ def test_the_story_is_by_time_though_news_arrive_late(
 def test_an_empty_journal_has_no_story() -> None:
     """Nothing happened, nothing is told."""
     assert list(history_lines([])) == []
+
+
+def test_nodes_that_were_charged_for_before_they_were_up(tmp_path: Path) -> None:
+    """A cloud charges from the request on, perhaps minutes before all nodes are up: it is said."""
+    world = World(tmp_path)
+    asked_at = world.clock.now()
+    with world.journal() as journal:
+        for passed_s in (480.0, 2.0):
+            journal.append(
+                Kind.CLUSTER_UP.value, at=asked_at + passed_s, attempt=1, data={"at": asked_at}
+            )
+        texts = [line.text for line in history_lines(journal.events())]
+    assert texts[-1] == "the nodes are up, and charged for since 8 min 00 s"
+    assert texts[-2] == "the nodes are up, and charged for since 2.0 s"

@@ -11,7 +11,9 @@ from spotguard.control.allot import Policy
 from spotguard.control.fold import limits_to_json
 from spotguard.control.journal import Journal
 from spotguard.control.lease import Lease
+from spotguard.control.picture import run_view
 from spotguard.control.record import Kind, Limits
+from spotguard.control.story import history_lines
 from spotguard.events import keys
 from spotguard.events.event import Event, JobEvent
 from spotguard.events.group import Group
@@ -351,8 +353,35 @@ def test_an_outage_of_the_clouds_api_kills_nothing(tmp_path: Path) -> None:
     world.launcher.outage_until = world.clock.now() + 30.0
     record = world.run()
     assert reasons(record)[-1] is EndReason.FINISHED
-    assert "contact_lost" in world.kinds()
+    kinds = world.kinds()
+    assert kinds.index("cloud_silent") < kinds.index("cloud_back")
+    assert "contact_lost" not in kinds, "its job was heard all the time"
     check_books(world)
+
+
+def test_a_job_that_is_heard_is_never_said_to_give_no_sign_of_life(tmp_path: Path) -> None:
+    """What `status` says of a cloud that does not answer is another sentence."""
+    world = World(tmp_path, total_steps=900)
+    world.run_until(10.0)
+    world.launcher.outage_until = world.clock.now() + 300.0
+    record = world.run_until(60.0)
+    now = world.clock.now()
+    view = run_view(record, live=None, now=now, controller_alive=True, store_url="")
+    assert view.state is RunState.CLOUD_SILENT
+    assert "the job gives signs of life" in view.state_detail
+    assert "no sign of life" not in view.state_detail
+    assert view.eta_s is not None
+
+
+def test_a_store_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """Nothing is heard of the job then, which may well give signs of life."""
+    world = World(tmp_path)
+    world.run_until(5.0)
+    world.write(Kind.STORE_LOST)
+    record, now = world.record(), world.clock.now()
+    view = run_view(record, live=None, now=now, controller_alive=True, store_url="")
+    assert view.state is RunState.CONTACT_LOST
+    assert view.state_detail.startswith("the run's store cannot be read")
 
 
 def test_a_jump_of_the_wall_clock_loses_no_contact(tmp_path: Path) -> None:
@@ -366,6 +395,25 @@ def test_a_jump_of_the_wall_clock_loses_no_contact(tmp_path: Path) -> None:
         world.clock.jump_wall(120.0)
         supervisor.tick()
     assert "contact_lost" not in world.kinds()
+
+
+def test_nodes_are_given_up_only_where_others_are_free(tmp_path: Path) -> None:
+    """Two of four were to be had; it grows once the cloud says that two more are, and not before.
+
+    The refusals of its first launch do not count.
+    """
+    policy = Policy(regrow_startups=3.0)
+    world = World(
+        tmp_path, total_steps=3000, limits=Limits(nodes_min=1, nodes_max=4), policy=policy
+    )
+    world.launcher.capacity, world.launcher.tells_free = 2, True
+    record = world.run_until(120.0)
+    assert [attempt.nodes for attempt in record.attempts] == [2]
+    assert record.refused == 2
+    world.launcher.capacity = 4
+    record = world.run_until(20.0)
+    assert reasons(record) == [EndReason.RESIZED, None]
+    assert [attempt.nodes for attempt in record.attempts] == [2, 4]
 
 
 def test_a_stop_saves_first(tmp_path: Path) -> None:
@@ -607,6 +655,21 @@ def test_the_job_is_told_what_it_is_part_of(tmp_path: Path) -> None:
     assert (claim["nodes"], claim["price_usd_per_h"], claim["market"]) == (1, 1.0, "spot")
 
 
+def test_each_launch_has_a_key_that_is_written_nowhere(tmp_path: Path) -> None:
+    """The ranks of an attempt know each other by it: not by the journal, nor by the store."""
+    fates = {1: Fate(how="notice", at_s=6)}
+    world = World(tmp_path, fates=fates)
+    world.run()
+    clusters = world.launcher.clusters.values()
+    found = [cluster.request.env["SPOTGUARD_KEY"] for cluster in clusters]
+    assert len(set(found)) == len(found) == 2
+    assert {len(bytes.fromhex(key)) for key in found} == {32}
+    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    written += b"".join(world.store.get(info.key) for info in world.store.list(""))
+    assert written
+    assert not [key for key in found if key.encode() in written]
+
+
 def test_a_journal_that_makes_no_sense_is_reported(tmp_path: Path) -> None:
     """A whole file with senseless events is damage too, not a crash."""
     from spotguard.errors import JournalDamaged
@@ -687,3 +750,52 @@ def test_a_cluster_of_which_some_node_is_said_to_be_lost(
     assert len(record.attempts) == attempts
     assert doubted[-1] - doubted[0] > Policy().survivor_patience_s - 1.0
     check_books(world)
+
+
+@pytest.mark.parametrize("hours", [1, -1, 100])
+def test_a_job_with_a_wrong_clock_costs_no_hour(tmp_path: Path, hours: int) -> None:
+    """Where it could not set its clock right, what it reports is of now at the latest."""
+    world = World(tmp_path, total_steps=10)
+    world.run_until(6.0)
+    attempt = world.record().current
+    assert attempt is not None
+    wrong = Event(
+        kind=JobEvent.SAVED.value,
+        at=world.clock.now() + hours * 3600,
+        attempt=attempt.number,
+        node=7,
+        data={"step": 1, "checkpoint_kind": "periodic"},
+    )
+    world.store.put(
+        keys.event(attempt.number, at=wrong.at, node=7, rank=0, count=1), wrong.to_json()
+    )
+    world.run()
+
+    with world.journal() as journal:
+        copied = [e for e in journal.events() if e.data.get("node") == 7]
+        lines = list(history_lines(journal.read()))
+    assert len(copied) == 1
+    assert attempt.intended_at <= copied[0].at <= copied[0].data["seen_at"]
+    assert all((line.cost_usd or 0.0) <= world.spent_usd() for line in lines)
+
+
+@pytest.mark.parametrize("seconds", [3600.0, -3600.0])
+def test_a_jump_of_the_machine_is_told_once(tmp_path: Path, seconds: float) -> None:
+    """Also when the controller is started again; back is told, too."""
+    world = World(tmp_path, total_steps=40)
+    ahead = [0.0]
+    parts = {"machine_clock": lambda: world.clock.now() + ahead[0]}
+    with world.journal() as journal:
+        first = world.supervisor(journal, **parts)
+        for ahead[0] in (0.0, 1.5, seconds, seconds + 1):
+            first._tell_jump()
+    with world.journal() as journal:
+        again = world.supervisor(journal, **parts)
+        for ahead[0] in (seconds, 0.0):
+            again._tell_jump()
+
+    with world.journal() as journal:
+        told = [e.data["by_s"] for e in journal.events() if e.kind == Kind.CLOCK_MOVED.value]
+        texts = [line.text for line in history_lines(journal.read())]
+    assert told == [pytest.approx(seconds), pytest.approx(-seconds)]
+    assert sum("jumped" in text for text in texts) == 2

@@ -97,9 +97,16 @@ class Lab:
         assert said.code == code, f"exit {said.code}, not {code}\n{said.out}\n{said.err}"
         return said.json
 
-    def start(self, script: Path, *flags: str | Path, args: tuple[str, ...] = ()) -> str:
+    def start(
+        self,
+        script: Path,
+        *flags: str | Path,
+        args: tuple[str, ...] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> str:
         """Launch a job in the background and return its run's id."""
-        said = self.spotguard("up", script, "--yes", "--json", "--detach", *flags, "--", *args)
+        words = ("up", script, "--yes", "--json", "--detach", *flags, "--", *args)
+        said = self.spotguard(*words, env=env)
         assert said.code == 0, said.err
         return str(said.json["run_id"])
 
@@ -122,7 +129,9 @@ class Lab:
         lines: list[dict[str, Any]] = said.json["history"]
         return lines
 
-    def wait_for_step(self, run: str, step: int, *, attempt: int = 1) -> Status:
+    def wait_for_step(
+        self, run: str, step: int, *, attempt: int = 1, timeout_s: float = 60.0
+    ) -> Status:
         """Return as soon as so many steps are done in `attempt` or a later one."""
         status: Status = {}
 
@@ -132,7 +141,7 @@ class Lab:
             assert status["state"] not in ("failed", "paused"), status
             return len(status["attempts"]) >= attempt and (status["step"] or 0) >= step
 
-        wait_until(reached, f"step {step} in attempt {attempt}", timeout_s=60.0)
+        wait_until(reached, f"step {step} in attempt {attempt}", timeout_s=timeout_s)
         return status
 
     def controller_pid(self, run: str) -> int | None:

@@ -24,6 +24,7 @@ SCRIPT = Path(__file__).parents[2] / "infra" / "lab" / "slurm_lab.sh"
 _MORTAL = Path(__file__).with_name("mortal")
 NODES = 3
 _BOOKS_EVERY_S = 3.0
+_API_STARTS = 3
 _NO_CLUSTERS = ("spotlab-hold", "bash")
 """What preempts in the lab, and SkyPilot's look at what Slurm is like."""
 _SKY_CONFIG = """\
@@ -80,7 +81,19 @@ class SlurmLab:
             self.verb("up", str(NODES), timeout_s=500.0)
         printed = _output(["bash", "-c", f'eval "$({SCRIPT} env)"; env -0'], self._knobs(), 30.0)
         self.environ = dict(line.split("=", 1) for line in printed.split("\0") if line)
-        self.sky("api", "start")  # else it would be a child of the first controller
+        self._start_api()  # else it would be a child of the first controller
+
+    def _start_api(self) -> None:
+        """Start SkyPilot's API server; on a busy machine it may give up before it serves."""
+        for left in reversed(range(_API_STARTS)):
+            try:
+                self.sky("api", "start")
+                return
+            except AssertionError as failure:
+                log = Path(self.environ["HOME"], ".sky", "api_server", "server.log")
+                said = log.read_text(errors="replace")[-4000:] if log.exists() else "no log"
+                if not left:
+                    raise AssertionError(f"{failure}\n{said}") from failure
 
     def down(self) -> None:
         """Take away what `up` brought."""

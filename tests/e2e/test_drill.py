@@ -51,3 +51,33 @@ def test_a_forgetful_script_is_told_what_it_forgot(
     assert 0 < found["step"] - first_resume + report["interruptions"][0]["steps_lost"] <= 3
     assert "run.track(" in found["detail"], "it says what to do"
     assert label in report["summary"]
+
+
+def test_an_unseeded_script_with_running_statistics_passes(lab: Lab) -> None:
+    """Set-up is seeded by `init`, statistics are the first rank's: nothing is left to forget."""
+    said = lab.spotguard(
+        "drill", SCRIPTS / "unseeded_statistics.py", "--nodes", "2", "--kills", "2", "--json"
+    )
+
+    assert said.code == 0, said.out + said.err
+    assert said.json["passed"]
+
+
+def test_a_script_that_draws_before_init_is_told_so(lab: Lab) -> None:
+    """Two undisturbed runs differ already; one sentence says where that comes from."""
+    said = lab.spotguard(
+        "drill", SCRIPTS / "draws_too_early.py", "--nodes", "1", "--kills", "1", "--json"
+    )
+
+    assert said.code == 10, said.out + said.err
+    assert [found["label"] for found in said.json["findings"]] == ["not reproducible"]
+    assert "before spotguard.init()" in said.json["findings"][0]["detail"]
+
+
+@pytest.mark.parametrize("script", ["gan.py", "closure.py"])
+def test_steps_of_several_backward_passes_pass(lab: Lab, script: str) -> None:
+    """Adversarial networks, and L-BFGS with its closure, on 2 nodes and on 1."""
+    said = lab.spotguard("drill", SCRIPTS / script, "--nodes", "2", "--kills", "2", "--json")
+
+    assert said.code == 0, said.out + said.err
+    assert said.json["passed"]

@@ -162,7 +162,7 @@ def test_random_interruptions(lab: Lab, calm: Callable[[int], Calm]) -> None:
     """With a mean time between failures shorter than the run, it still ends, and ends right."""
     status = lab.up(
         STEADY,
-        *("--nodes", "1", "--mtbf", "8s", "--seed", "7"),
+        *("--nodes", "1", "--mtbf", "8s", "--interrupt-seed", "7"),
         *FAST_CLOUD,
         *OFTEN,
         args=("--pause", "0.15"),

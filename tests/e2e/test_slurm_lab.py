@@ -34,7 +34,7 @@ from tests.e2e.slurm_lab import Beside, Books, SlurmLab, wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = [pytest.mark.e2e, pytest.mark.lab, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.e2e, pytest.mark.lab, pytest.mark.timeout(1800)]
 
 GPT = EXAMPLES / "train_gpt.py"
 EXACT = JOBS / "exact.py"
@@ -224,12 +224,14 @@ def test_killed_at_each_outside_act_nothing_is_done_twice(
 def test_out_of_reach_a_run_goes_on_and_a_budget_is_kept(
     beside: Beside, slurm: SlurmLab, undisturbed: Callable[..., Weights]
 ) -> None:
-    """Contact is lost for five minutes: nothing is killed or started anew, and it goes on.
+    """SkyPilot is silent for five minutes: nothing is killed or started anew, and it goes on.
+
+    Its job is heard all the time, so no contact is lost.
 
     Another run, whose controller is dead, uses its money up meanwhile: its job saves and stops by
     itself, and its cluster goes away.
     """
-    epochs, budget_usd = 200, 0.1
+    epochs, budget_usd = 200, 0.13
     slow = beside.mark("slow")
     with Books(slurm) as books:
         alone = beside.begin(
@@ -246,20 +248,20 @@ def test_out_of_reach_a_run_goes_on_and_a_budget_is_kept(
         try:
             cut_at = time.monotonic()
             wait_until(
-                lambda: beside.status(run)["state"] == "contact_lost",
-                "contact is lost",
+                lambda: beside.status(run)["state"] == "cloud_silent",
+                "the cloud is silent",
                 timeout_s=240.0,
             )
             wait_until(
                 lambda: time.monotonic() - cut_at > 300.0 and len(slurm.clusters()) == 1,
                 "five minutes are over, and the budget's cluster is gone",
-                timeout_s=400.0,
+                timeout_s=800.0,
             )
         finally:
             slurm.reach(True)
         wait_until(
             lambda: beside.status(run)["state"] in ("running", "draining", "finished"),
-            "contact is back",
+            "the cloud is back",
             timeout_s=120.0,
         )
         slow.unlink()
@@ -267,7 +269,8 @@ def test_out_of_reach_a_run_goes_on_and_a_budget_is_kept(
 
     assert reasons(status) == ["finished"]
     assert final_weights(status) == undisturbed(EXACT, "--epochs", str(epochs))
-    assert {"contact_lost", "contact_back"} <= set(kinds(beside, run))
+    assert {"cloud_silent", "cloud_back"} <= set(kinds(beside, run))
+    assert "contact_lost" not in kinds(beside, run)
     assert len(books.entries) == 2, books.entries
 
     assert beside.controller_pid(alone) is None, "somebody else took it down"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from spotguard.errors import LauncherFailure
-from spotguard.launch.base import Unreachable
+from spotguard.launch.base import LogGone, Unreachable
 from spotguard.launch.skypilot.sdk import ClusterFacts, JobPhase, LaunchFacts, Phase
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ class FakeSdk:
     """The name of each call, in order."""
     away: bool = False
     """SkyPilot's API server does not answer."""
+    free: int | None = None
+    """Idle nodes of each Slurm partition."""
     broken: str = ""
     """What SkyPilot raises at each call."""
     before_submit: Callable[[], None] | None = None
@@ -76,6 +78,11 @@ class FakeSdk:
         self._ask("ended_at")
         return self.ends.get(cluster)
 
+    def free_slurm_nodes(self, cluster: str, partition: str) -> int | None:
+        """Return what the test set."""
+        self._ask(f"free {cluster}/{partition}")
+        return self.free
+
     def job(self, cluster: str) -> JobPhase | None:
         """Return what the test set."""
         self._ask("job")
@@ -87,9 +94,16 @@ class FakeSdk:
         self.downed.append(cluster)
 
     def log(self, cluster: str) -> bytes:
-        """Return what the test set."""
+        """Return what the test set, or raise what SkyPilot raises for such a cluster."""
         self._ask("log")
-        return self.printed if cluster in self.clusters else b""
+        known = self.clusters.get(cluster)
+        if known is None:
+            raise LogGone(f"SkyPilot: Cluster {cluster!r} does not exist.")
+        if not known.up:
+            raise Unreachable(f"SkyPilot: Cluster {cluster!r} is not up.")
+        if self.downs_under_way > 0:
+            raise Unreachable("SkyPilot: Current 'sky.logs' request is cancelled.")
+        return self.printed
 
     def _ask(self, call: str) -> None:
         self.asked.append(call)

@@ -29,7 +29,7 @@ def test_torchrun_is_told_the_place_among_those_that_stay() -> None:
     """The node rank is counted among the members, not in the cluster."""
     command = command_line(NEXT, 8, ["job.py", "--lr", "1"])
     assert command[1:] == [
-        *("-m", "torch.distributed.run", "--nnodes=2", "--node-rank=1", "--nproc-per-node=8"),
+        *("-m", "spotguard.launch.torchrun", "--nnodes=2", "--node-rank=1", "--nproc-per-node=8"),
         *("--master-addr=10.0.0.2", "--master-port=5000", "--max-restarts=0"),
         *("job.py", "--lr", "1"),
     ]
@@ -53,17 +53,21 @@ def agent(
     tmp_path: Path, script: str, *flags: str, **told: str
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start a node's agent with a torchrun that is the script; `told` are variables of its job."""
-    module = tmp_path / "torch" / "distributed"
-    module.mkdir(parents=True)
-    for folder in (tmp_path / "torch", module):
-        (folder / "__init__.py").touch()
-    (module / "run.py").write_text(script)
+    distributed = tmp_path / "torch" / "distributed"
+    reports = distributed / "elastic" / "multiprocessing"
+    reports.mkdir(parents=True)
+    for folder in (reports, *reports.relative_to(tmp_path).parents[:-1]):
+        (tmp_path / folder / "__init__.py").touch()
+    (reports / "api.py").write_text("class SignalException(Exception): pass")
+    (reports / "errors.py").write_text("class ChildFailedError(Exception): pass")
+    (distributed / "run.py").write_text(script)
     command = [sys.executable, "-m", "spotguard.launch.agent", "--nodes=1", "--node=0"]
     process = subprocess.Popen(
         [*command, "--nproc=1", "--master=127.0.0.1:1", *flags, "--", "job.py"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        start_new_session=True,
         env={**{k: v for k, v in os.environ.items() if not k.startswith(OTHERS)}, **told},
     )
     with process:
@@ -92,6 +96,21 @@ def test_sigterm_does_not_end_it_before_the_job(tmp_path: Path) -> None:
         assert process.stdout.readline() == b"up\n"
         process.terminate()
         assert process.wait(30) == 7
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 3600.0])
+def test_a_frozen_job_ends_when_its_nodes_are_to_go(tmp_path: Path, ahead_s: float) -> None:
+    """By the controller's clock, and though nodes and set-up took their time."""
+    store = tmp_path / "store"
+    launch = store / "job-1" / "attempts" / "000004" / "launch.json"
+    launch.parent.mkdir(parents=True)
+    now = time.time() - ahead_s  # by a controller that is behind this node
+    launch.write_text(json.dumps({"written_at": now}))
+    script = "import time\nprint('up', flush=True)\ntime.sleep(300)"
+    told = {env.DOWN_AT: str(now + 1.0), env.CLOCK: "attempts/000004/launch.json"}
+    with agent(tmp_path, script, **run_variables(store), **told) as process:
+        assert process.wait(60) == -signal.SIGTERM
+    assert time.time() - ahead_s >= now + 1.0, "not before"
 
 
 @pytest.mark.parametrize(("told", "known"), [({}, False), ({env.NODE_UP_AT: "12.5"}, True)])

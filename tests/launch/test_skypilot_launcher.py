@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from spotguard.errors import LauncherFailure
-from spotguard.launch.base import ClusterState, ClusterView, LaunchRequest, NodeEnd, Unreachable
+from spotguard.launch.base import (
+    ClusterState,
+    ClusterView,
+    LaunchRequest,
+    LogGone,
+    NodeEnd,
+    Unreachable,
+)
 from spotguard.launch.skypilot import launcher as launcher_module
 from spotguard.launch.skypilot import sdk as sdk_module
 from spotguard.launch.skypilot.launcher import SkyPilotLauncher, by_node, look
@@ -440,6 +447,66 @@ def test_places_are_looked_up_every_five_minutes() -> None:
     assert len(times) == 2
 
 
+def test_slurm_says_how_many_nodes_are_free_and_clouds_do_not() -> None:
+    """Asked every half minute; an answer that does not come is unknown."""
+    sdk, clock = FakeSdk(free=2), FakeClock()
+    subject = launcher(sdk, clock)
+    slurm = replace(FAKE_OFFER, infra="slurm", region="lab", zone="spot")
+    assert [subject.free_nodes(slurm) for _ in range(10)] == [2] * 10
+    assert sdk.asked == ["free lab/spot"]
+    clock.advance(31.0)
+    sdk.away = True
+    assert subject.free_nodes(slurm) is None
+    assert subject.free_nodes(FAKE_OFFER) is None
+
+
+def test_free_nodes_are_asked_for_beside() -> None:
+    """SkyPilot takes seconds, in which the controller has other things to do."""
+    asked = threading.Event()
+    may_answer = threading.Event()
+
+    class Slow(FakeSdk):
+        def free_slurm_nodes(self, cluster: str, partition: str) -> int | None:
+            asked.set()
+            assert may_answer.wait(60.0)
+            return 2
+
+    subject = launcher(Slow(), in_background=True)
+    slurm = replace(FAKE_OFFER, infra="slurm", region="lab", zone="spot")
+    assert subject.free_nodes(slurm) is None
+    assert asked.wait(60.0)
+    may_answer.set()
+    for thread in threading.enumerate():
+        if thread.name == "spotguard-free":
+            thread.join(60.0)
+    assert subject.free_nodes(slurm) == 2
+
+
+@pytest.mark.parametrize(
+    ("states", "free"),
+    [
+        (("idle", "alloc"), 1),
+        (("alloc", "down*", "idle*", "drain"), 0),
+        (("idle", "idle~", "mix"), 2),
+        (("mix", "alloc"), None),
+        ((), None),
+    ],
+)
+def test_idle_nodes_are_told_by_slurms_words(
+    states: tuple[str, ...], free: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the partition; one that is partly in use may or may not take a job more."""
+    sky = pytest.importorskip("sky")
+    from sky.client import sdk as client
+
+    nodes = [{"node_state": state, "partition": "other,spot*"} for state in states]
+    nodes.append({"node_state": "idle", "partition": "other"})
+    inspect.signature(client.slurm_node_info).bind(slurm_cluster_name="lab")
+    monkeypatch.setattr(client, "slurm_node_info", lambda slurm_cluster_name: nodes)
+    monkeypatch.setattr(sky, "get", lambda request: request)
+    assert sdk_module.SkySdk().free_slurm_nodes("lab", "spot") == free
+
+
 def test_down_is_asked_for_and_may_fail() -> None:
     """The order goes to SkyPilot; that it does not answer is for the caller to know."""
     sdk = FakeSdk()
@@ -468,6 +535,16 @@ def test_one_stream_becomes_each_nodes_own() -> None:
         1: b"step 1 of node 1\n(not, a mark) end",
     }
     assert by_node(b"") == {}
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_what_no_wait_will_mend_is_said_of_a_refusal(left: bool) -> None:
+    """Also where something of the cluster is left, and has to be taken down."""
+    quota = LaunchFacts(phase=Phase.NO_CAPACITY, problem="quota", lasting=True)
+    sdk = FakeSdk(launches={NAME: quota}, clusters={NAME: unhealthy()} if left else {})
+    view = seen(sdk)
+    assert view.state is (ClusterState.UP if left else ClusterState.REFUSED)
+    assert (view.lasting, view.detail) == (True, "quota")
 
 
 def test_logs_are_read_from_an_offset_and_fetched_seldom() -> None:
@@ -514,6 +591,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "cost_report": ((), {"days": 30}),
     "job_status": (("c",), {}),
     "down": (("c",), {}),
+    "stream_and_get": (("request",), {"follow": False, "output_stream": None}),
     "tail_logs": (("c",), {"job_id": None, "follow": False, "output_stream": None}),
 }
 
@@ -566,6 +644,46 @@ def test_errors_of_skypilots_become_ours() -> None:
         with pytest.raises(ours) as caught, sdk_module._translated():
             raise problem
         assert caught.value.__cause__ is problem
+
+
+@pytest.mark.parametrize("case", ["gone", "not up", "cancelled", "broken"])
+def test_the_fakes_log_raises_what_skypilots_does(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that what is played without SkyPilot is what happens with it."""
+    sky = pytest.importorskip("sky")
+    raised, fake = {
+        "gone": (sky.exceptions.ClusterDoesNotExist("does not exist"), FakeSdk()),
+        "not up": (
+            sky.exceptions.ClusterNotUpError("is not up"),
+            FakeSdk(clusters={NAME: unhealthy()}),
+        ),
+        "cancelled": (
+            sky.exceptions.RequestCancelled("is cancelled by another process"),
+            FakeSdk(clusters={NAME: up()}, downs_under_way=1),
+        ),
+        "broken": (ValueError("boom"), FakeSdk(broken="boom")),
+    }[case]
+
+    def tail_logs(*arguments: object, **named: object) -> int:
+        raise raised
+
+    monkeypatch.setattr(sky, "tail_logs", tail_logs)
+    with pytest.raises(LauncherFailure) as real:
+        sdk_module.SkySdk().log(NAME)
+    with pytest.raises(LauncherFailure) as played:
+        fake.log(NAME)
+    assert type(real.value) is type(played.value)
+
+
+def test_a_log_that_is_gone_is_asked_for_as_seldom_as_one_that_is_there() -> None:
+    """Who follows asks five times a second, and SkyPilot takes a second to say so."""
+    sdk, clock = FakeSdk(), FakeClock()
+    subject = launcher(sdk, clock)
+    for _ in range(10):
+        with pytest.raises(LogGone):
+            subject.read_log(NAME, 0, 0)
+    assert sdk.asked.count("log") == 1
 
 
 def test_looking_survives_any_problem_of_ours() -> None:

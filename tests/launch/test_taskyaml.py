@@ -99,6 +99,14 @@ def test_the_users_variables_are_secrets() -> None:
     assert "secrets" not in task()
 
 
+def test_the_key_of_an_attempt_is_a_secret() -> None:
+    """The ranks know each other by it: SkyPilot shows it nowhere, and no YAML of ours does."""
+    made = task(env={env.STORE: STORE, env.KEY: "0f" * 32})
+    assert made["secrets"] == {env.KEY: "0f" * 32}
+    assert env.KEY not in made["envs"]
+    assert "0f0f" not in as_text(secrets_hidden(made))
+
+
 @pytest.mark.parametrize("name", ["SKYPILOT_NODE_RANK", "JOB_ARGS", "SPOTGUARD_X", "A B", "1A", ""])
 def test_names_that_nodes_need_are_refused(name: str) -> None:
     """A variable of the user's cannot change what the scripts go by; its value is not repeated."""

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
+from spotguard.runtime import seal
 from spotguard.runtime.coordination import Alone, LostContact, Rendezvous
 from spotguard.runtime.process import speaks_of_peers
+from spotguard.runtime.seal import Seal
 from spotguard.testing import FakeRendezvous
 
 if TYPE_CHECKING:
@@ -217,3 +219,66 @@ def test_the_fake_mutes_and_delays_on_cue() -> None:
     assert words.rank(1).first("other", "mine") == "mine"
     assert words.rank(0).get("key", 60.0) is None, "its patience is short, whatever it was given"
     assert seen == [(1, "set", "key"), (1, "first", "other"), (0, "get", "key")]
+
+
+KEY = "0f" * 32
+
+
+def sealed(store: TCPStore, key: str = KEY, attempt: str = "1") -> Rendezvous:
+    """Return a rank's client of the store, as a launched job has it."""
+    return Rendezvous("127.0.0.1", store.port, "test", Seal(key, "run-1", attempt))
+
+
+def stranger(store: TCPStore) -> Rendezvous:
+    """Return the client of somebody who can reach the port, and knows all but the key."""
+    return Rendezvous("127.0.0.1", store.port, "test")
+
+
+def test_ranks_with_the_key_hear_each_other() -> None:
+    """Also who was first, and words with spaces, newlines and letters of all sorts."""
+    store = server()
+    one, other = sealed(store), sealed(store)
+    one.set("key", "wörd with\nspaces ")
+    assert other.get("key", 5.0) == other.peek("key") == "wörd with\nspaces "
+    assert one.connect().first("vote", "40") == "40"
+    assert other.first("vote", "41") == "40"
+
+
+def test_a_stranger_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A word is looked for many times a second: the log is not filled by who forges one."""
+    warnings: list[object] = []
+    monkeypatch.setattr(seal.log, "warning", lambda *words: warnings.append(words[1]))
+    mine = Seal(KEY)
+    assert [mine.open("request", "forged") for _ in range(100)] == [None] * 100
+    assert mine.open("peers/1", "forged") is None
+    assert warnings == ["request", "peers/1"]
+
+
+def test_a_strangers_word_is_not_heard() -> None:
+    """Nobody stops a job, moves its stop or joins its ring by writing into torch's store."""
+    store = server()
+    rank = sealed(store)
+    for forged in ("40", "", " 40", f"{'0' * 64} 40", "\x00", "é" * 70):
+        stranger(store).set("stop/entered/1", forged)
+        assert rank.peek("stop/entered/1") is None
+        assert rank.get("stop/entered/1", 0.0) is None
+    sealed(store).set("stop/entered/1", "41")  # the rank itself comes later
+    assert rank.get("stop/entered/1", 5.0) == "41"
+    stranger(store).first("request", "{}")
+    with pytest.raises(LostContact, match="a stranger"):
+        rank.first("request", "mine")
+
+
+@pytest.mark.parametrize("where", ["another key", "another name", "another attempt"])
+def test_a_word_that_was_overheard_is_worth_nothing_elsewhere(where: str) -> None:
+    """A true word, copied to another name or kept for the next attempt, is not heard there."""
+    store = server()
+    said_with = KEY if where != "another key" else "1e" * 32
+    sealed(store, said_with, "1").set("stop/entered/1", "7")
+    overheard = stranger(store).peek("stop/entered/1")
+    assert overheard is not None
+    assert overheard.endswith("7")
+    name = "stop/entered/1" if where != "another name" else "stop/entered/2"
+    stranger(store).set(name, overheard)
+    hearer = sealed(store, KEY, "2" if where == "another attempt" else "1")
+    assert hearer.peek(name) is None

@@ -16,7 +16,6 @@ from spotguard.runtime.gradients import (
     GradientSync,
     _unsynchronised,
     evened_out,
-    find_ddp,
     run_backward,
 )
 from spotguard.runtime.loader import Share
@@ -285,17 +284,6 @@ def test_fsdp1_is_refused() -> None:
     assert "fully_shard" in caught.value.hint
 
 
-def test_a_static_graph_is_refused() -> None:
-    """DDP with a static graph synchronises after the first micro-batch, whatever it is told."""
-    ddp = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
-    nn.Module.__init__(ddp)
-    ddp.static_graph = False
-    assert find_ddp([ddp, nn.Linear(1, 1)]) == [ddp]
-    ddp.static_graph = True
-    with pytest.raises(UsageError, match="static_graph"):
-        find_ddp([ddp])
-
-
 @pytest.mark.parametrize("exact", [False, True])
 def test_parameters_that_come_later_are_synchronised(exact: bool) -> None:
     """A layer that thaws in mid-run, by `add_param_group`, gets the global gradient like others."""
@@ -313,6 +301,20 @@ def test_parameters_that_come_later_are_synchronised(exact: bool) -> None:
 
     aim = at_once("uneven", 0)
     for found in on_ranks(3, thaw):
+        assert torch.dist(flat(found), aim) <= 1e-6 * aim.norm()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_gradients_of_two_passes_add_up(exact: bool) -> None:
+    """What a pass before left in the gradients counts once, as on one process, not on each rank."""
+
+    def twice(ranks: SimulatedRank) -> list[torch.Tensor | None]:
+        training = Training(ranks, MODEL, losses, exact=exact, **SIZES["uneven"])
+        training.gradients(0)
+        return training.gradients(0)
+
+    aim = 2 * at_once("uneven", 0)
+    for found in on_ranks(3, twice):
         assert torch.dist(flat(found), aim) <= 1e-6 * aim.norm()
 
 

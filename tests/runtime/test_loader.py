@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from spotguard.errors import UsageError
 from spotguard.runtime.loader import ElasticLoader, Share
+from spotguard.runtime.step import Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -406,3 +408,14 @@ def test_identity_names_what_must_not_change() -> None:
     ):
         assert make(size=9, **change).identity() != one
     assert make(size=10).identity() != one
+
+
+def test_the_length_of_an_epoch_is_known() -> None:
+    """`len(loader)` is the steps of a pass; a step knows whether it is the last of one."""
+    [loader] = ranks(1, 50)
+    run: Any = SimpleNamespace(_loader=loader)
+    steps = [Step(run, number, loader.epoch_of(number)) for number in range(3 * len(loader))]
+
+    assert len(loader) == loader.steps_per_epoch == loader.first_step_of(1)
+    ends = [step.number for step in steps if step.ends_epoch]
+    assert ends == [loader.first_step_of(epoch) - 1 for epoch in (1, 2, 3)]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -219,6 +220,24 @@ def test_a_changed_model_is_refused_on_resume(jobs: Jobs) -> None:
     assert "not in the script: bias" in said
     assert "Traceback" not in said
     assert "resumed at step 4" in again
+
+
+def test_a_checkpoint_of_another_run_is_refused(jobs: Jobs) -> None:
+    """One that was copied into a run's folder is passed over by name; if all were, nothing trains.
+
+    It fits by its key, its names and its shapes, and would be trained on from other weights.
+    """
+    script = jobs.folder / "script.py"
+    script.write_text(loop("for x, y in step: step.backward(model(x).sum())"))
+    jobs.run(script)
+    runs = jobs.folder / "spotguard-runs"
+    shutil.copytree(runs / "a-run", runs / "b-run")
+    said = jobs.run(script, code=10, SPOTGUARD_RUN_ID="b-run")
+    assert "belongs to run a-run" in said
+    assert "Traceback" not in said
+    assert "resumed at step" not in said
+
+    assert "resumed at step 4" in jobs.run(script)
 
 
 def test_a_taken_attempt_is_fenced(jobs: Jobs) -> None:

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,6 +14,7 @@ from spotguard import net
 from spotguard.net import address_towards
 from spotguard.runtime import peers as module
 from spotguard.runtime.peers import Peers
+from spotguard.runtime.seal import Seal
 from spotguard.testing import FakeRendezvous
 
 if TYPE_CHECKING:
@@ -25,12 +26,18 @@ PATIENCE_S = 10.0
 class Ring:
     """The ranks of a ring in one process, and what each was told."""
 
-    def __init__(self, world_size: int, *, timeout_s: float = 60.0) -> None:
+    def __init__(self, world_size: int, *, timeout_s: float = 60.0, key: str = "") -> None:
         self.words = FakeRendezvous()
         self.told: list[list[tuple[int, str]]] = [[] for _ in range(world_size)]
         self._changed = threading.Condition()
         self.ranks = [
-            Peers(rank, world_size, timeout_s=timeout_s, on_lost=self._listener(rank))
+            Peers(
+                rank,
+                world_size,
+                timeout_s=timeout_s,
+                on_lost=self._listener(rank),
+                seal=Seal(key, "run-1", "1"),
+            )
             for rank in range(world_size)
         ]
 
@@ -91,7 +98,7 @@ def rings() -> Iterator[Callable[..., Ring]]:
     """Make rings that are closed at the end."""
     made: list[Ring] = []
 
-    def make(world_size: int, **over: float) -> Ring:
+    def make(world_size: int, **over: Any) -> Ring:
         made.append(Ring(world_size, **over))
         return made[-1]
 
@@ -202,6 +209,20 @@ def test_strangers_are_not_let_in(rings: Callable[..., Ring]) -> None:
             stranger.sendall(words)
     ring.start()
     assert ring.told == [[], []]
+
+
+def test_who_reads_the_token_is_still_a_stranger(rings: Callable[..., Ring]) -> None:
+    """Whoever reaches the rendezvous can read tokens in it; the key is not in it."""
+    ring = rings(2, key="0f" * 32)
+    port, token = ring.ranks[0]._server.getsockname()[1], ring.ranks[0]._token
+    overheard = ring.ranks[0]._greeting(0, 1, token)  # of another connection
+    for words in (f"1 {token}\n".encode(), overheard):
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(words)
+    ring.start()
+    assert ring.told == [[], []]
+    ring.die(1)
+    ring.wait_told({0}, 1)
 
 
 def test_a_forked_worker_does_not_keep_a_dead_rank_alive(rings: Callable[..., Ring]) -> None:

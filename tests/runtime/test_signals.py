@@ -51,6 +51,19 @@ def watch(restored: None) -> Iterator[Callable[..., tuple[SignalWatch, list[str]
         one.close()
 
 
+def test_who_leaves_is_not_killed_by_a_late_sigterm(restored: None) -> None:
+    """Closed because the process ends, a SIGTERM that only the system would handle is ignored."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    SignalWatch(lambda: None).close(leaving=True)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+
+    heard: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    SignalWatch(lambda: None).close(leaving=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert heard == [signal.SIGTERM], "the script's own handler hears it"
+
+
 def test_sigterm_is_heard_and_passed_on(watch: Any) -> None:
     """The watch hears it, and the handler that the script had installed still runs."""
     _, heard = watch()

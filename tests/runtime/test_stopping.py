@@ -4,7 +4,6 @@ import random
 import threading
 import time
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from spotguard.events.states import EndReason
 from spotguard.runtime import stopping
 from spotguard.runtime.coordination import Alone
-from spotguard.runtime.stopping import StopGate, StopRequest, StopWatch
+from spotguard.runtime.stopping import BEFORE_LOOP, StopGate, StopRequest, StopWatch
 from spotguard.testing import FakeClock, FakeRendezvous
 
 if TYPE_CHECKING:
@@ -75,6 +74,9 @@ class Member:
             time.sleep(self.rng.random() * pace_s)
             self.barrier.wait(PATIENCE_S)  # all ranks or nobody
 
+        if not self.gate.start(finished):
+            self.left_at = (finished, 0)
+            return
         try:
             while finished < self.total and self.gate.passes(finished):
                 for batch in range(self.evaluations.get(finished, 0)):
@@ -322,6 +324,36 @@ def test_a_rank_behind_trains_up_to_the_stop() -> None:
     assert not gate.enter(8)
 
 
+def test_a_rank_in_set_up_joins_the_loop_that_others_are_in() -> None:
+    """They need it for the step that they are in: it trains up to the stop, as one behind does."""
+    words = FakeRendezvous()
+    words.rank(1).set("stop/entered/1", "[8, 0]")
+    gate = StopGate()
+    assert gate.agree(words.rank(0), 0, 2, 1.0) == (8, True)
+
+    assert gate.start(7)
+    assert gate.enter(7)
+    assert not gate.enter(8)
+
+
+@pytest.mark.parametrize("how", ["all in set-up", "the other one is silent", "it is gone"])
+def test_no_loop_begins_after_a_stop_in_set_up(how: str) -> None:
+    """Nobody trains, as far as this rank knows: it leaves at once, and begins no more."""
+    words = FakeRendezvous()
+    gate = StopGate()
+    if how == "it is gone":
+        assert gate.close() == BEFORE_LOOP
+    else:
+        if how == "all in set-up":
+            words.rank(1).set("stop/entered/1", f"[{BEFORE_LOOP}, 0]")
+        agreed = gate.agree(words.rank(0), 0, 2, 0.02)
+        assert agreed == (BEFORE_LOOP, how == "all in set-up")
+
+    assert not gate.start(7)
+    assert not gate.passes(7)
+    assert not gate.enter(7)
+
+
 def test_no_step_is_entered_while_the_ranks_agree() -> None:
     """The lock is what makes it right: what was published stays true until the stop is set."""
     words = FakeRendezvous()
@@ -348,7 +380,7 @@ def test_no_step_is_entered_while_the_ranks_agree() -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClock]:
     """The wall clock of the stopping module."""
     fake = FakeClock()
-    monkeypatch.setattr(stopping, "time", SimpleNamespace(time=fake.now, monotonic=time.monotonic))
+    monkeypatch.setattr(stopping, "clock", fake)
     return fake  # type: ignore[return-value]
 
 

@@ -12,6 +12,7 @@ from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 
 from spotguard.errors import StateMismatch, UnsupportedState
 from spotguard.events.states import CheckpointKind
+from spotguard.runtime.box import Box
 from spotguard.runtime.coordination import Alone
 from spotguard.runtime.state import Packed
 from spotguard.runtime.tracked import TrackedModule, tracked
@@ -542,3 +543,18 @@ def test_modules_come_first() -> None:
 
     assert order == ["model", "optimizer", "scheduler"]
     assert isinstance(rank.coordinator, Alone)
+
+
+def test_a_box_keeps_one_value() -> None:
+    """A number alone cannot be restored in place; in a box it can."""
+    rank = Rank()
+    box = Box(3.5)
+    rank.start(box=box)
+    rank.now(1, box=box)
+    box.value = 0
+    next_attempt(rank.store, box=box)
+
+    assert box.value == 3.5
+    assert repr(box) == "Box(3.5)"
+    with pytest.raises(UnsupportedState, match="is a float"):
+        tracked("best", 3.5)

@@ -29,6 +29,7 @@ def main():
     {after_init}
     data = torch.utils.data.TensorDataset(torch.randn(24, 3), torch.randn(24, 1))
     model = torch.nn.Linear(3, 1)
+    {wrap}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run.track(model=model, optimizer=optimizer)
     for step in run.steps(run.loader(data, global_batch_size=4), total=20):
@@ -59,7 +60,7 @@ EXITS_WHEN_TOLD = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))"
 def script(jobs: Jobs, **places: str) -> Path:
     """Return a small training script with statements at some of its places."""
     usual = {
-        "first": "", "after_init": "pass", "at_12": "pass", "after_12": "pass",
+        "first": "", "after_init": "pass", "wrap": "pass", "at_12": "pass", "after_12": "pass",
         "after_loop": "pass", "call": "main()",
     }  # fmt: skip
     path = jobs.folder / "job.py"
@@ -230,6 +231,65 @@ def test_sigterm_during_the_final_save_does_not_kill(jobs: Jobs) -> None:
     assert job.wait() == 0, job.said
     [end] = jobs.ends()
     assert (end["reason"], end["saved_step"]) == ("finished", 13)
+
+
+SHARDED = """from torch.distributed.fsdp import fully_shard
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (run.world_size,))
+    fully_shard(model, mesh=mesh)"""
+INTERRUPTED = """torch.distributed.barrier()
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(20)"""
+
+
+def test_a_ctrl_c_that_cannot_be_saved_does_not_blame_the_store(jobs: Jobs) -> None:
+    """Who holds a part of the model saves nothing alone: it was stopped, with the reason why."""
+    ranks = jobs.start_ranks(3, script=script(jobs, wrap=SHARDED, at_12=INTERRUPTED))
+
+    assert [job.wait() for job in ranks] == [75] * 3, "\n".join(job.said for job in ranks)
+    ends = jobs.ends()  # who is slow may hear that another one is gone before its own Ctrl-C
+    assert "stopped" in {end["reason"] for end in ends} <= {"stopped", "node_lost"}
+    assert {(end["saved"], end["saved_step"]) for end in ends} == {(False, 10)}
+    assert all("cannot be saved without the other ranks" in end["message"] for end in ends)
+
+
+LATE = """
+from spotguard.runtime.job import Job
+from spotguard.runtime.stopping import StopGate
+begin, enter = Job.begin_training, StopGate.enter
+def begin_late(self, *args):
+    while str(self.rank) in "{late}" and self.watch.agreed is None:
+        time.sleep(0.001)
+    begin(self, *args)
+def enter_told(self, finished):
+    goes_on = enter(self, finished)
+    if finished == 0 and os.environ["RANK"] == "2":
+        {term}
+    return goes_on
+Job.begin_training, StopGate.enter = begin_late, enter_told
+"""
+
+
+@pytest.mark.parametrize("wrap", ["pass", SHARDED], ids=["replicas", "sharded"])
+@pytest.mark.parametrize("late", ["0", "1", "01"])
+def test_who_is_late_for_its_loop_stops_with_the_others(jobs: Jobs, wrap: str, late: str) -> None:
+    """A rank that trains needs those in set-up for its step: all finish it, and save together."""
+    path = script(jobs, first=LATE.format(late=late, term=TERM), wrap=wrap)
+    ranks = jobs.start_ranks(3, script=path)
+
+    assert [job.wait() for job in ranks] == [75] * 3, "\n".join(job.said for job in ranks)
+    [end] = jobs.ends()
+    assert (end["reason"], end["step"], end["saved_step"]) == ("terminated", 1, 1)
+
+
+def test_nobody_begins_a_loop_after_a_stop_in_set_up(jobs: Jobs) -> None:
+    """No rank trains when the stop is agreed, so none waits for another: all leave at once."""
+    told = f"if run.rank == 1: {TERM}"
+    path = script(jobs, first=LATE.format(late="012", term="pass"), after_init=told)
+    ranks = jobs.start_ranks(3, script=path)
+
+    assert [job.wait() for job in ranks] == [75] * 3, "\n".join(job.said for job in ranks)
+    [end] = jobs.ends()
+    assert (end["reason"], end["step"], end["saved_step"]) == ("terminated", 0, None)
 
 
 DIES = """

@@ -177,6 +177,20 @@ def children(pid: int) -> list[int]:
     return [int(line) for line in done.stdout.split()]
 
 
+def test_sigterm_again_and_again_until_it_is_over(jobs: Jobs, undisturbed: dict[str, str]) -> None:
+    """One that comes while the process already leaves changes neither its word nor its code."""
+    aim = expected(jobs, undisturbed)
+    job = jobs.start(PACE_S=0.05)
+    job.wait_for("saved step 5")
+    while not job.is_over():
+        job.kill(signal.SIGTERM)
+        time.sleep(0.002)
+    assert job.code == 75, job.said
+    assert [end["reason"] for end in jobs.ends()] == ["terminated"]
+
+    assert digest(jobs.run()) == aim
+
+
 def test_sigterm_in_a_hanging_step_saves_the_last_finished_one(
     jobs: Jobs, undisturbed: dict[str, str]
 ) -> None:
@@ -314,7 +328,7 @@ def test_plain_python_is_enough(jobs: Jobs, undisturbed: dict[str, str]) -> None
         cwd=jobs.folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=170,
         check=False,
         env={
             "PATH": "/usr/bin:/bin",

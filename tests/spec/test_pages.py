@@ -90,6 +90,13 @@ def test_the_starter_script_is_small_and_whole() -> None:
     assert "run.track(model=model, optimizer=optimizer, scheduler=scheduler)" in script
 
 
+def test_the_starter_trains_on_the_device_that_the_rank_has() -> None:
+    """On a GPU node, model and batches go to the GPU: a beginner copies what stands there."""
+    script = starter_files()["train.py"]
+    assert "nn.Linear(1, 1).to(run.device)" in script
+    assert "model(x.to(run.device)), y.to(run.device)" in script
+
+
 def test_an_unknown_template_is_refused() -> None:
     """A typo in `init --template` gets the nearest name."""
     with pytest.raises(SpecError) as caught:

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spotguard.errors import SpecError
-from spotguard.spec.script import read_script
+from spotguard.spec.script import check_runtime, read_script
+from spotguard.spec.sources import resolve
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+RUNTIME = "import spotguard.runtime"
 
 
 @pytest.mark.parametrize(
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 def test_every_way_to_import_the_runtime_counts(tmp_path: Path, line: str) -> None:
     """A script that uses spotguard is recognised however it says so, without running it."""
     (tmp_path / "job.py").write_text(line + "\n")
-    assert read_script(tmp_path / "job.py").path == tmp_path / "job.py"
+    check_runtime(read_script(tmp_path / "job.py"))
 
 
 @pytest.mark.parametrize(
@@ -39,7 +42,7 @@ def test_a_script_without_spotguard_gets_the_fix(tmp_path: Path, line: str) -> N
     with pytest.raises(
         SpecError, match=r"script: job\.py does not import spotguard\.runtime"
     ) as caught:
-        read_script(tmp_path / "job.py")
+        check_runtime(read_script(tmp_path / "job.py"))
     assert "import spotguard.runtime as spotguard" in caught.value.hint
     assert "run = spotguard.init()" in caught.value.hint
 
@@ -59,17 +62,67 @@ def test_a_module_beside_the_script_may_import_it(tmp_path: Path, script: str, m
     (tmp_path / module).parent.mkdir(exist_ok=True)
     (tmp_path / module).write_text("import spotguard.runtime\n")
     (tmp_path / "job.py").write_text(script + "\n")
-    read_script(tmp_path / "job.py")
+    check_runtime(read_script(tmp_path / "job.py"))
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"job.py": "import a", "a.py": "import b", "b.py": "import c", "c.py": RUNTIME},
+        {"job.py": "from app.train import main", "app/train.py": "from .loop import run",
+         "app/loop.py": "from ..core import x\nfrom . import inner", "app/inner.py": RUNTIME},
+        {"job.py": "import app.cli", "app/__init__.py": "from .core.loop import run",
+         "app/cli.py": "", "app/core/loop.py": "from ... import no\nfrom ..deep import y",
+         "app/deep/__init__.py": "from lib.x import z", "lib/x.py": RUNTIME},
+        {"job.py": "import importlib\nimportlib.import_module('a.b')", "a/b.py": "__import__('c')",
+         "c.py": RUNTIME},
+        {"job.py": "import a", "a.py": "import b\nimport job", "b.py": "import a\nimport c",
+         "c.py": RUNTIME},
+    ],
+    ids=["three away", "relative", "through a package", "by a function", "in a circle"],
+)  # fmt: skip
+def test_imports_are_followed_through_local_files(tmp_path: Path, files: dict[str, str]) -> None:
+    """However many files lie between the script and its training loop."""
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text(text + "\n")
+    check_runtime(read_script(tmp_path / "job.py"))
+    *_, last = files
+    (tmp_path / last).write_text("import torch\n")
+    with pytest.raises(SpecError, match="does not import") as caught:
+        check_runtime(read_script(tmp_path / "job.py"))
+    assert "--trust-script" in caught.value.hint
+
+
+def test_a_thousand_local_files_are_read_in_a_moment(tmp_path: Path) -> None:
+    """Each once, also where all import all, as the files of a large project nearly do."""
+    names = [f"m{number}" for number in range(100)]
+    for name in ["job", *names]:
+        (tmp_path / f"{name}.py").write_text("".join(f"import {other}\n" for other in names))
+    with pytest.raises(SpecError, match="does not import"):
+        check_runtime(read_script(tmp_path / "job.py"))
+    (tmp_path / "m99.py").write_text(RUNTIME)
+    check_runtime(read_script(tmp_path / "job.py"))
+
+
+def test_a_script_whose_import_cannot_be_seen_may_be_trusted(tmp_path: Path) -> None:
+    """Its loop may be in an installed package: the user's word is taken then."""
+    (tmp_path / "job.py").write_text("import our_company.training\n")
+    with pytest.raises(SpecError, match="does not import"):
+        resolve(tmp_path / "job.py", flags={}, environ={}, cwd=tmp_path)
+    resolve(tmp_path / "job.py", flags={"trust_script": True}, environ={}, cwd=tmp_path)
+    told = {"SPOTGUARD_TRUST_SCRIPT": "1"}
+    resolve(tmp_path / "job.py", flags={}, environ=told, cwd=tmp_path)
 
 
 def test_a_broken_neighbour_is_not_this_commands_business(tmp_path: Path) -> None:
     """A module beside the script that is no Python is left for Python to report."""
     (tmp_path / "broken.py").write_text("def")
     (tmp_path / "job.py").write_text("import broken\nimport spotguard.runtime\n")
-    read_script(tmp_path / "job.py")
+    check_runtime(read_script(tmp_path / "job.py"))
     (tmp_path / "job.py").write_text("import broken\n")
     with pytest.raises(SpecError, match="does not import"):
-        read_script(tmp_path / "job.py")
+        check_runtime(read_script(tmp_path / "job.py"))
 
 
 def test_a_missing_script_gets_the_nearest(tmp_path: Path) -> None:

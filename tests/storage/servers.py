@@ -84,7 +84,7 @@ def rclone_s3(folder: Path, *flags: str) -> Iterator[Server]:
 def azurite_server() -> Iterator[Server]:
     """Run Azure Blob Storage by azurite, in memory; installed by npm at the first use."""
     quiet = ["--disableTelemetry", "--skipApiVersionCheck", "--silent", "--inMemoryPersistence"]
-    program = str(_azurite())
+    program = str(azurite_program())
     env = {**os.environ, "AZURITE_ACCOUNTS": f"{AZURITE_ACCOUNT}:{AZURITE_KEY}"}
 
     def command(port: int) -> list[str]:
@@ -187,8 +187,12 @@ def _wait_until_it_listens(process: subprocess.Popen[bytes], port: int) -> None:
     raise RuntimeError(f"{process.args!r} does not listen after {_READY_WITHIN_S:.0f} s")
 
 
-def _azurite() -> Path:
-    """Return azurite's blob service; install it if it is not there yet."""
+def azurite_program() -> Path:
+    """Return azurite's blob service; install it if it is not there yet, which may take minutes.
+
+    Raises:
+        CannotRun: npm is missing, or fails.
+    """
     program = CACHE / "azurite" / "node_modules" / ".bin" / "azurite-blob"
     if program.exists():
         return program

@@ -57,7 +57,7 @@ def why(attempt: AttemptView) -> tuple[str, str]:
         if attempt.ended_at is None:
             return "running", "green"
         return "unknown", "default"
-    return attempt.end_reason.label, attempt.end_reason.colour
+    return attempt.end_reason.told(attempt.saved), attempt.end_reason.colour
 
 
 def seconds(value: float | None) -> str:

@@ -27,7 +27,7 @@ from spotguard.launch.local.interrupter import Interrupter
 from spotguard.launch.local.node import Node, Rendezvous
 from spotguard.launch.local.processes import kill_all, signal_all
 from spotguard.launch.local.world import World
-from spotguard.units import SystemClock, to_iso
+from spotguard.units import to_iso
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -40,13 +40,13 @@ class Cloud:
     """One cluster's life, from its order to its end."""
 
     def __init__(self, folder: ClusterFolder, order: Order) -> None:
-        world = World(folder.run_folder, order.options, SystemClock())
+        self._clock = folder.clock()
+        world = World(folder.run_folder, order.options, self._clock)
         world.begin()
         self._folder = folder
         self._order = order
         self._interrupter = Interrupter(world, order)
         self._nodes = [Node(folder.node(i), order, i) for i in range(order.request.nodes)]
-        self._began_at = time.monotonic()
         self._released = False
         self._guarded = False
         self._told_to_end = threading.Event()
@@ -99,10 +99,14 @@ class Cloud:
 
     def _guard(self, now: float) -> None:
         lifetime_s = self._order.request.max_lifetime_s
-        if lifetime_s is None or self._guarded or now - self._began_at < lifetime_s:
+        if lifetime_s is None or self._guarded:
+            return
+        # From the order on: what it takes to start this process and the nodes is paid, too.
+        late_s = self._clock.now() - self._order.ordered_at - lifetime_s
+        if late_s < 0:
             return
         self._guarded = True
-        self._doom(self._nodes, leak_guard_fate(now, lifetime_s), "leak guard")
+        self._doom(self._nodes, leak_guard_fate(now, lifetime_s, late_s=late_s), "leak guard")
 
     def _doom(self, nodes: Iterable[Node], fate: Fate, reason: str) -> None:
         for node in nodes:
@@ -114,7 +118,7 @@ class Cloud:
         kill_all(self._folder.path)
         for node in self._nodes:
             node.abandon(detail or "never started")
-        self._folder.bury(self._record(ClusterState.GONE, detail), at=time.time())
+        self._folder.bury(self._record(ClusterState.GONE, detail), at=self._clock.now())
         _say("gone")
 
     def _kill_together(self, now: float) -> list[Node]:

@@ -19,10 +19,13 @@ from spotguard.events.states import Market
 from spotguard.launch.base import ClusterState, LaunchRequest, NodeEnd, NodeView, Offer
 from spotguard.launch.local.files import create_json, is_locked, read_json, write_json
 from spotguard.launch.local.options import LocalOptions
+from spotguard.steady import CLOCK_FILE, clock_kept_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
+
+    from spotguard.steady import SteadyClock
 
 SCHEMA = 1
 _STEP_AND_TOTAL = struct.Struct("<qq")
@@ -35,12 +38,19 @@ class Order:
 
     request: LaunchRequest
     options: LocalOptions
+    ordered_at: float
+    """By the run's clock."""
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` reads."""
         request = asdict(self.request)
         request["offer"]["market"] = str(self.request.offer.market)
-        return {"schema": SCHEMA, "request": request, "options": self.options.to_json()}
+        return {
+            "schema": SCHEMA,
+            "request": request,
+            "options": self.options.to_json(),
+            "ordered_at": self.ordered_at,
+        }
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Order:
@@ -49,7 +59,9 @@ class Order:
         offer = {**request["offer"], "market": Market(request["offer"]["market"])}
         request.update(offer=Offer(**offer), args=tuple(request["args"]))
         return cls(
-            request=LaunchRequest(**request), options=LocalOptions.from_json(body["options"])
+            request=LaunchRequest(**request),
+            options=LocalOptions.from_json(body["options"]),
+            ordered_at=float(body["ordered_at"]),
         )
 
 
@@ -139,6 +151,10 @@ class ClusterFolder:
         self._request = path / "request.json"
         self._state = path / "state.json"
         self._scratch = path / "scratch"
+
+    def clock(self) -> SteadyClock:
+        """Return the clock by which the controller keeps the run, too."""
+        return clock_kept_at(self.run_folder.parent / CLOCK_FILE)
 
     def node(self, index: int) -> NodeFolder:
         """Return the folder of one node."""

@@ -24,9 +24,8 @@ from spotguard.launch.interruptions import How
 MIN_NOTICE_S = 1.5
 MIN_TERM_GRACE_S = 2.0
 RELEASE_GRACE_S = 2.0
-"""Between SIGTERM and SIGKILL when the user or the controller gives a node back."""
-LEAK_GUARD_GRACE_S = 5.0
-"""The same when a cluster has lived longer than it was meant to."""
+"""Between SIGTERM and SIGKILL when the user or the controller gives a node back, or when a cluster
+has lived longer than it was meant to: its job had its own time to save, before that."""
 
 _NOTICE_S: Final = {"aws": 120.0, "azure": 30.0, "gcp": 30.0, "none": 30.0}
 _SIGTERM_WITH_NOTICE: Final = ("gcp", "none")
@@ -119,13 +118,16 @@ def release_fate(now: float) -> Fate:
     )
 
 
-def leak_guard_fate(now: float, lifetime_s: float) -> Fate:
-    """Return the fate of a node whose cluster outlived its `lifetime_s` at `now`."""
+def leak_guard_fate(now: float, lifetime_s: float, *, late_s: float = 0.0) -> Fate:
+    """Return the fate of a node whose cluster outlived its `lifetime_s` at `now`.
+
+    `late_s` is how long ago that was: who notices late, on a busy machine, kills no later.
+    """
     words = f"by the leak guard: the cluster was meant to live {lifetime_s:g} s"
     return Fate(
         since=now,
         term_at=(now,),
-        kill_at=now + LEAK_GUARD_GRACE_S,
+        kill_at=now + max(0.0, RELEASE_GRACE_S - late_s),
         left=f"told to end {words}",
         taken=f"ended {words}",
     )

@@ -10,6 +10,7 @@ import sysconfig
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import spotguard
 from spotguard.errors import LauncherFailure, NoCapacity
@@ -32,7 +33,10 @@ from spotguard.launch.local.options import (
 )
 from spotguard.launch.local.processes import find_processes, kill_all, signal_all
 from spotguard.launch.local.world import World
-from spotguard.units import Clock, SystemClock
+from spotguard.steady import CLOCK_FILE, clock_kept_at
+
+if TYPE_CHECKING:
+    from spotguard.units import Clock
 
 _LOG_CHUNK_BYTES = 1024 * 1024
 _SPAWN_TIMEOUT_S = 60.0
@@ -49,7 +53,7 @@ class LocalLauncher:
         options.check()
         self._folder = run_dir.resolve() / "local"
         self._options = options
-        self._clock = clock or SystemClock()
+        self._clock = clock or clock_kept_at(run_dir / CLOCK_FILE)
         self._world = World(self._folder, options, self._clock)
 
     def offers(self) -> list[Offer]:
@@ -94,7 +98,8 @@ class LocalLauncher:
                 return
             self._require_capacity(request)
             folder.create()
-            folder.order(Order(request=request, options=self._options))
+            ordered_at = self._clock.now()
+            folder.order(Order(request=request, options=self._options, ordered_at=ordered_at))
             self._spawn(folder)
         except OSError as problem:
             words = f"the local cloud cannot start {request.cluster}: {problem}"

@@ -6,12 +6,11 @@ its variables. So a cluster tells whose it is without any file of this machine.
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spotguard.events import env, keys
+from spotguard.events.untrusted import Refused, amount, parse_object, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -63,12 +62,12 @@ def _read(status: Any, bill: Mapping[str, Any]) -> OurCluster | None:
         run_id=run_id,
         store=told.get(env.STORE, ""),
         place=_place(claim, status),
-        instance_type=_text(claim, "instance_type"),
-        market=_text(claim, "market"),
+        instance_type=text(claim, "instance_type"),
+        market=text(claim, "market"),
         nodes=int(status["nodes"]),
-        since=max(float(begun), _amount(claim.get("intended_at")) or 0.0),
-        price_usd_per_h=_amount(claim.get("price_usd_per_h")),
-        sky_usd=_amount(bill.get("total_cost")) or None,  # SkyPilot takes unknown for zero
+        since=max(float(begun), amount(claim, "intended_at") or 0.0),
+        price_usd_per_h=amount(claim, "price_usd_per_h"),
+        sky_usd=amount(bill, "total_cost") or None,  # SkyPilot takes unknown for zero
         status=status["status"].value,
     )
 
@@ -88,25 +87,13 @@ def _variables(task: str | None) -> dict[str, str]:
 
 def _claim(told: Mapping[str, str]) -> dict[str, Any]:
     try:
-        claim = json.loads(told.get(env.CLAIM, ""))
-    except ValueError:
+        return parse_object(told.get(env.CLAIM, ""), "the claim")
+    except Refused:
         return {}
-    return claim if isinstance(claim, dict) else {}
 
 
-def _place(claim: Mapping[str, Any], status: Any) -> str:
-    parts = [_text(claim, name) for name in ("infra", "region", "zone")]
+def _place(claim: dict[str, Any], status: Any) -> str:
+    parts = [text(claim, name) for name in ("infra", "region", "zone")]
     if parts[0] is None:
         parts = [(status.get("cloud") or "unknown").lower(), status.get("region")]
     return "/".join(part for part in parts if part)
-
-
-def _text(claim: Mapping[str, Any], name: str) -> str | None:
-    value = claim.get(name)
-    return value if isinstance(value, str) else None
-
-
-def _amount(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if math.isfinite(value) and value >= 0 else None

@@ -12,7 +12,7 @@ import re
 import threading
 from typing import TYPE_CHECKING
 
-from spotguard.errors import SpotguardError
+from spotguard.errors import LauncherFailure, SpotguardError
 from spotguard.launch.base import (
     ClusterState,
     ClusterView,
@@ -48,6 +48,9 @@ of a core, here and on the first node."""
 _ANSWER_VALID_S = 60.0
 """SkyPilot needs up to 20 s for a look where it is busy; one that hangs must not look calm."""
 _LOG_FRESH_S = 5.0
+_SLURM = "slurm"
+_FREE_FRESH_S = 30.0
+"""How old the word on free nodes may be; twice that, should Slurm be slow to answer."""
 _OFFERS_FRESH_S = 300.0
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 _MARK = re.compile(rb"\((?:setup|[\w-]+, rank=(\d+)|task)[^)]*\) ?")
@@ -80,8 +83,9 @@ class SkyPilotLauncher:
         self._clock = clock or SystemClock()
         self._in_background = in_background
         self._watch: _Watch | None = None
+        self._free: _FreeNodes | None = None
         self._known: tuple[float, list[Offer]] | None = None
-        self._log: tuple[str, float, dict[int, bytes]] | None = None
+        self._log: tuple[str, float, dict[int, bytes] | LauncherFailure] | None = None
 
     def offers(self) -> list[Offer]:
         """Return the places that could be asked now, best first; looked up every five minutes."""
@@ -114,6 +118,14 @@ class SkyPilotLauncher:
         self._watch.hear(heard)
         return self._watch.answer()
 
+    def free_nodes(self, offer: Offer) -> int | None:
+        """Return what Slurm last said of a partition, which is asked beside; clouds do not say."""
+        if offer.infra != _SLURM or offer.region is None or offer.zone is None:
+            return None
+        if self._free is None or self._free.place != (offer.region, offer.zone):
+            self._free = _FreeNodes(self._sdk, (offer.region, offer.zone), self._clock)
+        return self._free.count(in_background=self._in_background)
+
     def down(self, cluster: str) -> None:
         """Ask for the end of all nodes; those of a launch under way too."""
         self._sdk.down(cluster)
@@ -124,8 +136,17 @@ class SkyPilotLauncher:
         """Return what a node printed, as long as its cluster lives."""
         now = self._clock.monotonic()
         if self._log is None or self._log[0] != cluster or now - self._log[1] > _LOG_FRESH_S:
-            self._log = (cluster, now, by_node(self._sdk.log(cluster)))
-        return LogChunk(node=node, offset=offset, data=self._log[2].get(node, b"")[offset:])
+            self._log = (cluster, now, self._fetch_log(cluster))
+        printed = self._log[2]
+        if isinstance(printed, LauncherFailure):
+            raise printed
+        return LogChunk(node=node, offset=offset, data=printed.get(node, b"")[offset:])
+
+    def _fetch_log(self, cluster: str) -> dict[int, bytes] | LauncherFailure:
+        try:
+            return by_node(self._sdk.log(cluster))
+        except LauncherFailure as problem:  # which takes as long to be told, and is kept as long
+            return problem
 
     def close(self) -> None:
         """Stop asking; what runs goes on."""
@@ -151,6 +172,36 @@ def by_node(log: bytes) -> dict[int, bytes]:
         node = int(mark[1]) if mark and mark[1] else 0
         streams.setdefault(node, bytearray()).extend(line[mark.end() :] if mark else line)
     return {node: bytes(stream) for node, stream in streams.items()}
+
+
+class _FreeNodes:
+    """How many nodes of a Slurm partition are free, asked for in a thread of its own."""
+
+    def __init__(self, sdk: Sdk, place: tuple[str, str], clock: Clock) -> None:
+        self.place = place
+        self._sdk = sdk
+        self._clock = clock
+        self._asked_at = self._told_at = float("-inf")
+        self._told: int | None = None
+
+    def count(self, *, in_background: bool) -> int | None:
+        """Return the last answer, unless it is too old to say anything."""
+        now = self._clock.monotonic()
+        if now - self._asked_at >= _FREE_FRESH_S:
+            self._asked_at = now
+            if in_background:
+                threading.Thread(target=self._ask, name="spotguard-free", daemon=True).start()
+            else:
+                self._ask()
+        return self._told if now - self._told_at <= 2 * _FREE_FRESH_S else None
+
+    def _ask(self) -> None:
+        try:
+            self._told = self._sdk.free_slurm_nodes(*self.place)
+        except SpotguardError as problem:
+            log.info("free nodes of %s: %s", "/".join(self.place), problem)
+            self._told = None
+        self._told_at = self._clock.monotonic()
 
 
 class _Watch(threading.Thread):
@@ -253,7 +304,9 @@ def _look(sdk: Sdk, cluster: str, clock: Clock, *, was_starting: bool) -> Cluste
     facts = sdk.cluster(cluster, fresh=not just_up)
     if facts is None:
         if launch is not None and launch.phase is Phase.NO_CAPACITY:
-            return ClusterView(state=ClusterState.REFUSED, detail=launch.problem)
+            return ClusterView(
+                state=ClusterState.REFUSED, detail=launch.problem, lasting=launch.lasting
+            )
         if launch is not None and launch.phase is Phase.FAILED:
             return ClusterView(state=ClusterState.FAILED, detail=launch.problem)
         return _gone(sdk, cluster, known=launch is not None, clock=clock)
@@ -264,6 +317,7 @@ def _look(sdk: Sdk, cluster: str, clock: Clock, *, was_starting: bool) -> Cluste
             nodes=_all_nodes(facts, NodeEnd.LOST, f"the launch failed: {launch.problem}"),
             up_at=facts.launched_at,
             detail=launch.problem,
+            lasting=launch.lasting,
         )
     return ClusterView(
         state=ClusterState.UP,

@@ -16,7 +16,7 @@ import requests
 from spotguard.errors import EnvironmentFailure
 from spotguard.events.states import Market
 from spotguard.launch.base import Offer, PriceSource, Skipped, Survey
-from spotguard.launch.skypilot.vendor import load_sky
+from spotguard.launch.skypilot.vendor import load_sky, off_stdout
 from spotguard.launch.taskyaml import BUYS_SPOT, infra_of
 
 if TYPE_CHECKING:
@@ -82,19 +82,20 @@ def survey(
         MissingExtra: SkyPilot is not installed.
         EnvironmentFailure: a catalogue can be neither read nor fetched.
     """
-    load_sky()
+    infras = dict.fromkeys(place.infra for place in (*places, *on_demand_places))
     try:
-        offers, skipped = _look_everywhere(places, machine, market, on_demand_places)
+        with off_stdout():
+            offers, skipped = _look_everywhere(places, machine, market, on_demand_places)
+            sources = tuple(map(_source, infras))
     except (requests.RequestException, OSError) as problem:
         raise EnvironmentFailure(
             f"SkyPilot's prices can be neither read nor fetched: {_first_line(problem)}",
             hint="is this machine online? SkyPilot keeps them in ~/.sky/catalogs",
         ) from problem
-    infras = dict.fromkeys(place.infra for place in (*places, *on_demand_places))
     return Survey(
         offers=tuple(sorted(_with_on_demand(offers), key=_rank)),
         skipped=tuple(skipped),
-        sources=tuple(map(_source, infras)),
+        sources=sources,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import io
+import logging
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,14 +16,17 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from spotguard.errors import LauncherFailure, NoCapacity
-from spotguard.launch.base import Unreachable
+from spotguard.launch.base import LogGone, Unreachable
 from spotguard.launch.skypilot.books import our_clusters
-from spotguard.launch.skypilot.vendor import load_sky
+from spotguard.launch.skypilot.refusals import read_refusal
+from spotguard.launch.skypilot.vendor import load_sky, off_stdout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from spotguard.launch.skypilot.books import OurCluster
+
+log = logging.getLogger(__name__)
 
 _PROBLEM_CHARS = 600
 _HISTORY_DAYS = 30
@@ -45,6 +49,8 @@ class LaunchFacts:
 
     phase: Phase
     problem: str = ""
+    lasting: bool = False
+    """Nothing that a wait would mend: a right, an image, a quota, a network."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +105,10 @@ class Sdk(Protocol):
         """Return when SkyPilot saw the last of a cluster that it had; None if it never had it."""
         ...
 
+    def free_slurm_nodes(self, cluster: str, partition: str) -> int | None:
+        """Return how many nodes of a partition are idle; None if some are only partly in use."""
+        ...
+
     def job(self, cluster: str) -> JobPhase | None:
         """Return how far the cluster's job is; None if it has none yet."""
         ...
@@ -108,7 +118,11 @@ class Sdk(Protocol):
         ...
 
     def log(self, cluster: str) -> bytes:
-        """Return all that the job has printed, of all nodes, lines marked with their node."""
+        """Return all that the job has printed, of all nodes, lines marked with their node.
+
+        Raises `LogGone` for a cluster that does not exist, and `Unreachable` for one that comes
+        up or is being taken down.
+        """
         ...
 
 
@@ -166,6 +180,19 @@ class SkySdk:
         bill = _bill(cluster)
         return None if bill is None else float(bill["launched_at"]) + float(bill["duration"])
 
+    def free_slurm_nodes(self, cluster: str, partition: str) -> int | None:
+        """Ask Slurm, by SkyPilot. Whether a job fits beside others on a node, nobody says."""
+        sky = load_sky()
+        with _translated():
+            nodes = sky.get(sky.client.sdk.slurm_node_info(slurm_cluster_name=cluster))
+        # Slurm marks its default partition with a star.
+        mine = [
+            node for node in nodes if partition in node["partition"].replace("*", "").split(",")
+        ]
+        idle = sum(node["node_state"] in _IDLE for node in mine)
+        unknown = not mine or any(node["node_state"] == "mix" for node in mine)
+        return None if unknown and not idle else idle
+
     def job(self, cluster: str) -> JobPhase | None:
         """Ask the cluster itself."""
         sky = load_sky()
@@ -188,9 +215,19 @@ class SkySdk:
     def log(self, cluster: str) -> bytes:
         """Fetch what SkyPilot has of the job's output."""
         sky = load_sky()
-        output = io.StringIO()
-        with _translated():
-            sky.tail_logs(cluster, job_id=None, follow=False, output_stream=output)
+        output, exceptions = io.StringIO(), sky.exceptions
+        try:
+            with _translated():
+                sky.tail_logs(cluster, job_id=None, follow=False, output_stream=output)
+        except LauncherFailure as problem:
+            if isinstance(problem.__cause__, exceptions.ClusterDoesNotExist):
+                raise LogGone(problem.message) from problem
+            # The order to take a cluster down cancels what is asked of it.
+            if isinstance(
+                problem.__cause__, (exceptions.ClusterNotUpError, exceptions.RequestCancelled)
+            ):
+                raise Unreachable(problem.message) from problem
+            raise
         return output.getvalue().encode()
 
     def ours(self, names: Sequence[str] | None = None, *, fresh: bool = False) -> list[OurCluster]:
@@ -230,11 +267,27 @@ class SkySdk:
                 sky.get(request_id)
         except Unreachable:
             raise
-        except NoCapacity as problem:
-            return LaunchFacts(phase=Phase.NO_CAPACITY, problem=problem.message)
-        except LauncherFailure as problem:
-            return LaunchFacts(phase=Phase.FAILED, problem=problem.message)
+        except (NoCapacity, LauncherFailure) as problem:
+            cause = problem.__cause__
+            history = [] if cause is None else [*getattr(cause, "failover_history", ()), cause]
+            refusal = read_refusal(history, _plain_lines(self._printed(request_id)))
+            refused = isinstance(problem, NoCapacity)
+            return LaunchFacts(
+                phase=Phase.NO_CAPACITY if refused else Phase.FAILED,
+                problem=refusal.words or problem.message,
+                lasting=refusal.lasting,
+            )
         return LaunchFacts(phase=Phase.DONE)
+
+    def _printed(self, request_id: str) -> str:
+        """Return what the API server noted down of a request that is over; empty if it forgot."""
+        sky, output = load_sky(), io.StringIO()
+        try:
+            with _translated():
+                sky.stream_and_get(request_id, follow=False, output_stream=output)
+        except LauncherFailure as problem:
+            log.info("no log of request %s: %s", request_id, problem)
+        return output.getvalue()
 
 
 _JOB_PHASES = {
@@ -248,6 +301,8 @@ _JOB_PHASES = {
 """SkyPilot's words for a job; all others are ways to fail."""
 
 
+_IDLE = ("idle", "idle~")
+"""Slurm's words for a node that a job can have at once, or after it was powered up."""
 _UNDER_WAY = ("PENDING", "WAITING", "RUNNING")
 
 
@@ -261,7 +316,7 @@ def _requests(cluster: str, kind: str) -> list[Any]:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Turn what SkyPilot raises into an error of ours."""
+    """Turn what SkyPilot raises into an error of ours; what it prints goes to stderr."""
     import requests
 
     exceptions = load_sky().exceptions
@@ -273,11 +328,14 @@ def _translated() -> Iterator[None]:
         requests.RequestException,
     )
     try:
-        yield
+        with off_stdout():
+            yield
     except away as problem:
         raise Unreachable(f"SkyPilot does not answer: {_short(str(problem))}") from problem
     except exceptions.ResourcesUnavailableError as problem:
         raise NoCapacity(_why_refused(str(problem))) from problem
+    except SystemExit as problem:  # the server's own, which must not become ours
+        raise LauncherFailure("SkyPilot gave up; its log says why") from problem
     except Exception as problem:  # the server sends whatever it met, to be raised again here
         raise LauncherFailure(f"SkyPilot: {_short(str(problem))}") from problem
 
@@ -307,4 +365,8 @@ def _short(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", text).split())
+    return " ".join(_plain_lines(text).split())
+
+
+def _plain_lines(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)

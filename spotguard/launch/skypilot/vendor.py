@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING
 from spotguard.errors import MissingExtra
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from types import ModuleType
 
 
@@ -20,9 +23,10 @@ def load_sky() -> ModuleType:
         MissingExtra: it is not installed.
     """
     try:
-        import sky
-        import sky.catalog
-        import sky.catalog.common
+        with off_stdout():  # its loggers keep the stream that they see now
+            import sky
+            import sky.catalog
+            import sky.catalog.common
     except ImportError as problem:
         raise MissingExtra(
             "SkyPilot is not installed, and every place but local needs it",
@@ -30,6 +34,11 @@ def load_sky() -> ModuleType:
         ) from problem
     module: ModuleType = sky
     return module
+
+
+def off_stdout() -> AbstractContextManager[object]:
+    """Send to stderr what SkyPilot prints on stdout, such as `<sky-payload>`: JSON stays JSON."""
+    return contextlib.redirect_stdout(sys.stderr)
 
 
 def in_use() -> bool:

@@ -64,7 +64,9 @@ def test_unannounced_ends() -> None:
     assert schedule(term_fate(1e9, 10.0)) == (None, (10.0, 10.3), 12.0)
     assert schedule(kill_fate(10.0)) == (None, (), 10.0)
     assert schedule(release_fate(10.0)) == (None, (10.0,), 12.0)
-    assert schedule(leak_guard_fate(10.0, 3600.0)) == (None, (10.0,), 15.0)
+    assert schedule(leak_guard_fate(10.0, 3600.0)) == (None, (10.0,), 12.0)
+    assert schedule(leak_guard_fate(10.0, 3600.0, late_s=1.5)) == (None, (10.0,), 10.5)
+    assert schedule(leak_guard_fate(10.0, 3600.0, late_s=60.0)) == (None, (10.0,), 10.0)
     assert fate_of(How.RECLAIM_ALL, "aws", 1.0, 0.0) == fate_of(How.NOTICE, "aws", 1.0, 0.0)
 
 

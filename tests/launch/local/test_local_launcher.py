@@ -14,7 +14,7 @@ import pytest
 from spotguard.errors import LauncherFailure, SpecError
 from spotguard.launch.base import ClusterState, NodeEnd
 from spotguard.launch.local import LocalLauncher, LocalOptions, find_strays, sweep
-from spotguard.launch.local.cluster import ClusterFolder, Record
+from spotguard.launch.local.cluster import ClusterFolder, Order, Record
 from spotguard.launch.local.processes import find_processes
 from tests.launch.local.local_lab import Lab, wait_for, wait_until_gone
 
@@ -290,6 +290,23 @@ def test_the_leak_guard_ends_a_forgotten_cluster(lab: Lab) -> None:
     assert "leak guard: the cluster was meant to live 0.5 s" in node.detail
 
 
+def test_the_leak_guard_counts_from_the_order(lab: Lab) -> None:
+    """However long this machine took to start the cloud: that time is paid, too."""
+    launcher = lab.launcher()
+    request = lab.request(on_term="die", max_lifetime_s=600.0)
+    folder = ClusterFolder(lab.run_dir.resolve() / "local" / "clusters" / request.cluster)
+    folder.create()
+    ordered_at = time.time() - 600.0
+    options = LocalOptions(runner="python", speed_up=120.0, seed=0)
+    folder.order(Order(request=request, options=options, ordered_at=ordered_at))
+    launcher.launch(request)
+
+    node = wait_until_gone(launcher).nodes[0]
+
+    assert node.end is NodeEnd.LOST
+    assert "the cluster was meant to live 600 s" in node.detail
+
+
 def test_a_node_that_cannot_start_is_explained(lab: Lab) -> None:
     """A working folder that is not there ends the cluster at once, with its name."""
     launcher = lab.launcher()
@@ -399,8 +416,8 @@ def test_torchrun_spans_the_nodes(lab: Lab) -> None:
         "d.destroy_process_group()\n"
     )
     launcher = lab.launcher(runner="torchrun")
-    launcher.launch(lab.request(nodes=2, nproc_per_node=1))
-    view = wait_until_gone(launcher, timeout_s=50)
+    launcher.launch(lab.request(nodes=2, nproc_per_node=1, max_lifetime_s=150.0))
+    view = wait_until_gone(launcher, timeout_s=160)
 
     logs = [launcher.read_log("c1", node, 0).data.decode() for node in (0, 1)]
     assert [node.exit_code for node in view.nodes] == [0, 0], logs

@@ -1,0 +1,116 @@
+"""Why a launch came to nothing, in the cloud's own words, and whether waiting can help.
+
+SkyPilot raises one and the same error for nodes that are not to be had now and for rights, images,
+quotas and networks that no wait will mend. What the cloud said stands in the error's history of
+failovers, where SkyPilot understood it, and always in the log of the request.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_WORDS_CHARS = 400
+_AWS_ERROR = re.compile(
+    r"An error occurred \((\S+?)\) when calling the (\w+) operation(?: \([^)]*\))?: (.*)"
+)
+_ERROR_CODE = re.compile(r"Error code: ([\w.]+)")
+"""How SkyPilot's AWS code tells what it could not do before it asked for nodes."""
+_NO_VERDICT = frozenset({"None", "DryRunOperation"})
+_CAPACITY = (
+    *("InsufficientInstanceCapacity", "InsufficientHostCapacity", "InsufficientCapacity"),
+    *("InsufficientReservedInstanceCapacity", "SpotMaxPriceTooLow", "ZONE_RESOURCE_POOL_EXHAUSTED"),
+    *("does not have enough resources", "no more capacity", "Insufficient reserved capacity"),
+    *("SkuNotAvailable", "AllocationFailed", "OverconstrainedAllocationRequest"),
+    *("OverconstrainedZonalAllocationRequest", "insufficient resources", "RESOURCE_NOT_FOUND"),
+)
+"""What clouds say when the nodes are not to be had now."""
+_PASSING = (
+    *("RequestLimitExceeded", "Throttling", "RequestThrottled", "ServiceUnavailable"),
+    *("InternalError", "InternalFailure", "RATE_EXCEEDED", "RESOURCE_NOT_READY"),
+)
+"""What clouds say when they are busy: it is worth to ask again."""
+_LASTING = (
+    *("UnauthorizedOperation", "AccessDenied", "AuthFailure", "InvalidClientTokenId"),
+    *("ExpiredToken", "RequestExpired", "OptInRequired", "IAM_PERMISSION_DENIED", "access denied"),
+    *("PermissionDenied", "permission denied", "AuthorizationFailed", "ClientAuthenticationError"),
+    *("ReadOnlyDisabledSubscription", "access is unauthorized", "not authorized", "Forbidden"),
+    *("invalid cloud credentials", "InvalidCloudCredentials", "invalid cloud config"),
+    *("InvalidAMIID", "image not found", "ImageNotFound", "ErrImagePull", "ImagePullBackOff"),
+    *("InvalidImageName", "disk size cannot be smaller", "PlatformImageNotFound"),
+    *("VcpuLimitExceeded", "InstanceLimitExceeded", "MaxSpotInstanceCountExceeded"),
+    *("LimitExceeded", "quotaExceeded", "QUOTA_EXCEEDED", "QuotaExceeded", "QuotaFailure"),
+    *("Found no quota", "exceeded quota", "exceeding approved"),
+    *("VPC_NOT_FOUND", "SUBNET_NOT_FOUND", "InvalidSubnet", "InvalidVpcID", "InvalidGroup"),
+    *("No default VPC", "No VPC with name", "No subnets found", "no usable subnets"),
+    *("Could not connect to the endpoint", "Name or service not known", "SSLError"),
+    *("Failed to establish a new connection", "NameResolutionError"),
+)
+"""What clouds say when a right, an image, a quota or a network is missing."""
+_LASTING_ERRORS = frozenset(
+    {
+        *("ProvisionUnsupportedError", "InvalidCloudConfigs", "InvalidCloudCredentials"),
+        *("NotSupportedError", "CloudUserIdentityError", "InvalidClusterNameError"),
+        *("NoCloudAccessError", "KubernetesValidationError"),
+    }
+)
+"""SkyPilot's own errors, by name, of what no wait will mend."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """Why a launch came to nothing."""
+
+    words: str
+    """The cloud's own; empty if it said nothing that is understood."""
+    lasting: bool
+    """True if no wait will mend it."""
+
+
+def read_refusal(history: Iterable[BaseException], said: str) -> Refusal:
+    """Return what is to be learned of a launch that came to nothing.
+
+    One word of missing capacity is enough to wait, whatever else was said.
+
+    Args:
+        history: SkyPilot's error and what it had met before.
+        said: what the request printed, and what its error says.
+    """
+    errors = list(history)
+    lines = [line.strip() for line in "\n".join([said, *map(str, errors)]).splitlines()]
+    own = _by_code(lines)
+    for waits in (_CAPACITY, _PASSING):
+        found = _first(own, lines, waits)
+        if found:
+            return Refusal(words=found, lasting=False)
+    named = next((error for error in errors if type(error).__name__ in _LASTING_ERRORS), None)
+    if own:  # a code of AWS that is none of those above is not about capacity
+        return Refusal(words=next(iter(own.values())), lasting=True)
+    if named is not None:
+        return Refusal(words=f"{type(named).__name__}: {named}"[:_WORDS_CHARS], lasting=True)
+    found = _first(own, lines, _LASTING)
+    return Refusal(words=found, lasting=bool(found))
+
+
+def _by_code(lines: list[str]) -> dict[str, str]:
+    """Return the codes that AWS gave, each with its sentence."""
+    own: dict[str, str] = {}
+    for line in lines:
+        for code, asked, sentence in _AWS_ERROR.findall(line):
+            words = sentence.partition("Encoded authorization failure message")[0].strip()
+            own.setdefault(code, f"{code} ({asked}): {words}"[:_WORDS_CHARS])
+        for code in _ERROR_CODE.findall(line):
+            own.setdefault(code, code)
+    return {code: words for code, words in own.items() if code not in _NO_VERDICT}
+
+
+def _first(own: dict[str, str], lines: list[str], words: tuple[str, ...]) -> str:
+    """Return the first sentence that has one of these words in it; empty if none has."""
+    for sentence in (*own.values(), *lines):
+        if any(word.lower() in sentence.lower() for word in words):
+            return sentence[:_WORDS_CHARS]
+    return ""

@@ -1,0 +1,91 @@
+"""What SkyPilot prints while it works must not spoil the documents that we print."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from spotguard.events.states import Market
+from spotguard.launch.skypilot import prices, vendor
+from spotguard.launch.skypilot import sdk as sdk_module
+from spotguard.launch.skypilot.prices import Place, survey
+from spotguard.launch.skypilot.sdk import SkySdk
+from spotguard.launch.taskyaml import Machine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+PAYLOAD = "<sky-payload>refreshing the catalogue</sky-payload>"
+
+
+class LoudSky:
+    """SkyPilot's package, which prints whatever it is asked, and knows nothing."""
+
+    exceptions = SimpleNamespace(
+        **dict.fromkeys(
+            (
+                *("ApiServerConnectionError", "ServerTemporarilyUnavailableError"),
+                *("ClusterStatusFetchingError", "RequestInterruptedError"),
+                "ResourcesUnavailableError",
+            ),
+            KeyError,
+        )
+    )
+
+    def __getattr__(self, name: str) -> Any:
+        return LoudSky()
+
+    def __call__(self, *_: object, **__: object) -> Any:
+        """Print, and return nothing of interest."""
+        print(PAYLOAD)  # noqa: T201 - as SkyPilot does
+        return LoudSky()
+
+    def __iter__(self) -> Any:
+        return iter(())
+
+    def __bool__(self) -> bool:
+        return False
+
+
+def test_a_survey_leaves_stdout_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SkyPilot's catalogues print `<sky-payload>` lines; a document on stdout stays one."""
+    monkeypatch.setattr(prices, "load_sky", LoudSky)
+    survey([Place.parse("slurm/lab/spot")], Machine(), market=Market.SPOT)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert PAYLOAD in said.err
+
+
+def test_a_question_to_the_sdk_leaves_stdout_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever is asked, such as for the log of a job that is being printed."""
+    monkeypatch.setattr(sdk_module, "load_sky", LoudSky)
+    SkySdk().log("job-1")
+    SkySdk().ours()
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert PAYLOAD in said.err
+
+
+def test_the_import_of_skypilot_leaves_stdout_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Its loggers keep the stdout that they see while it is imported: they get stderr."""
+    catalog = tmp_path / "sky" / "catalog"
+    catalog.mkdir(parents=True)
+    (catalog / "common.py").touch()
+    (catalog / "__init__.py").touch()
+    (catalog.parent / "__init__.py").write_text("import sys; out = sys.stdout; print('hello')")
+    with patch.dict(sys.modules):
+        for name in [name for name in sys.modules if name.partition(".")[0] == "sky"]:
+            del sys.modules[name]
+        monkeypatch.syspath_prepend(tmp_path)
+        vendor.load_sky().out.write("from a logger")
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,86 @@
+"""Runs the quick tests and the demo on each supported Python that this machine has.
+
+`make test-pythons` calls it. The Python of the development environment itself has its quick tests
+in `make unit`; here it only shows the demo. What a machine lacks is named and skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.pythons import interpreters
+from tests.pythons.environments import ROOT, Environment, NotToBeHadError
+
+OWN = "{}.{}".format(*sys.version_info)
+QUICK = ("-q", "-n", "2", "-p", "no:cacheprovider", "-m", "not e2e and not cloud")
+
+
+def quick_tests(environment: Environment, more: list[str]) -> bool:
+    """Run them; return whether all passed."""
+    return _passes([str(environment.python), "-m", "pytest", *QUICK, *more])
+
+
+def demo(venv: Path) -> bool:
+    """Run `make demo` in an environment, with a home of its own; return whether it ended well."""
+    with tempfile.TemporaryDirectory(prefix="spotguard-demo-") as home:
+        return _passes(["make", "--no-print-directory", "demo", f"VENV={venv}"], HOME=home)
+
+
+def _passes(command: list[str], **env: str) -> bool:
+    return not subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, check=False).returncode
+
+
+def tried(environment: Environment, more: list[str]) -> str:
+    """Return in a few words how it went on one Python."""
+    if environment.version == OWN:
+        return "passed" if demo(Path(sys.prefix)) else "FAILED: the demo"
+    interpreter = interpreters.find(environment.version)
+    if interpreter is None:
+        return "skipped: there is no such Python on this machine"
+    try:
+        environment.make(interpreter)
+    except NotToBeHadError as problem:
+        return f"skipped: {problem}"
+    wrong = [
+        what
+        for what, good in (
+            ("the quick tests", quick_tests(environment, more)),
+            ("the demo", demo(environment.folder)),
+        )
+        if not good
+    ]
+    return f"FAILED: {' and '.join(wrong)}" if wrong else "passed"
+
+
+def _say(*lines: str) -> None:
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Try each Python, then the lowest versions of all packages on the oldest; print a table."""
+    parser = argparse.ArgumentParser(prog="python -m tests.pythons", description=__doc__)
+    parser.add_argument("--only", metavar="NAME", help="3.12, or 3.10-lowest")
+    parser.add_argument("tests", nargs="*", help="given to pytest; all quick tests if none")
+    chosen = parser.parse_args()
+    every = [Environment(version) for version in interpreters.SUPPORTED]
+    every.append(Environment(interpreters.SUPPORTED[0], lowest=True))
+    lines = []
+    for environment in every:
+        if chosen.only in (None, environment.name):
+            began = time.monotonic()
+            word = tried(environment, chosen.tests)
+            lines.append(f"Python {environment.name}: {word} ({time.monotonic() - began:.0f} s)")
+            _say(lines[-1])
+    _say("", *lines)
+    return int(any("FAILED" in line for line in lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""Buffers on their way between ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from spotguard.runtime.module_buffers import BufferSync, as_bytes, from_bytes
+from tests.runtime.lab import same
+from tests.runtime.simulated import SimulatedRank, on_ranks
+
+
+def test_every_rank_takes_the_first_ones() -> None:
+    """Running statistics, which follow from a rank's own samples, are the first rank's on all."""
+
+    def statistics(rank: SimulatedRank) -> list[torch.Tensor]:
+        model = nn.BatchNorm1d(3)
+        sync = BufferSync([model], rank)
+        for _ in range(1 + rank.rank):
+            model(torch.full((4, 3), float(rank.rank)) + torch.arange(4.0)[:, None])
+        sync.share()
+        return [buffer.clone() for buffer in model.buffers()]
+
+    first, *others = on_ranks(3, statistics)
+    assert first[2] == 1
+    assert all(same(first, other) for other in others)
+
+
+def test_models_without_buffers_send_nothing() -> None:
+    """Neither do ranks meet for them, nor does a single rank copy anything."""
+    alone = SimulatedRank(0, 1, None)  # type: ignore[arg-type]
+    BufferSync([nn.BatchNorm1d(3)], alone).share()
+    others = SimulatedRank(0, 2, None)  # type: ignore[arg-type]
+    BufferSync([nn.Linear(2, 2)], others).share()
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_bytes_of_any_dtype_arrive(swapped: bool) -> None:
+    """Every dtype and layout that a checkpoint can hold, in any order, to the last bit."""
+    dtypes = [
+        torch.bool, torch.int8, torch.uint16, torch.uint64, torch.int64, torch.float64,
+        torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.complex64,
+    ]  # fmt: skip
+    sent = [(torch.arange(3.0) - 1 + i).to(dtype) for i, dtype in enumerate(dtypes)]
+    sent += [torch.tensor(4.5), torch.zeros(0), torch.arange(6.0).view(2, 3).t()]
+    sent = sent[::-1] if swapped else sent
+    came = [torch.empty_like(tensor) for tensor in sent]
+    from_bytes(as_bytes(sent), came)
+
+    assert all(same(one, other) for one, other in zip(sent, came, strict=True))

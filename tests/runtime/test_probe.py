@@ -1,0 +1,62 @@
+"""The probe looks at objects of any library."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from spotguard.runtime.probe import Probe
+from tests.runtime.lab import adapters
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class ForeignLoader:
+    """What accelerate prepares: asked for its state before it was iterated, it raises."""
+
+    def __init__(self) -> None:
+        self.tensors = [torch.zeros(2)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Fail as it does."""
+        raise AttributeError("'NoneType' object has no attribute 'state_dict'")
+
+
+class Sealed:
+    """An object whose every attribute fails."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+class BrokenModule(nn.Module):
+    """A module that does not give its state."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Fail."""
+        raise NotImplementedError
+
+
+def test_foreign_objects_that_raise_are_survived(tmp_path: Path) -> None:
+    """Whatever they raise, the other variables are still looked at."""
+    job: Any = SimpleNamespace(
+        rank=0, attempt=1, world_size=1, keeper=SimpleNamespace(objects=adapters({"x": {}}))
+    )
+    probe = Probe(str(tmp_path / "probe"), job)
+
+    def loop(loader: Any, sealed: Any, broken: Any, together: Any, ema: Any) -> None:
+        probe.record(1, sys._getframe())
+
+    loader = ForeignLoader()
+    together = {"loader": loader, "weight": torch.ones(1)}
+    loop(loader, Sealed(), BrokenModule(), together, {"weight": torch.ones(3)})
+
+    line = json.loads((tmp_path / "probe").read_text())
+    assert line["variables"]["ema"]["kind"] == "tensors"
+    assert {"loader", "together"} <= set(line["variables"])
