@@ -126,6 +126,13 @@ JOB_FLAGS = (
         panel=_MONEY,
     ),
     JobFlag(
+        key="on_demand_infra",
+        option="--on-demand-infra",
+        metavar="PLACE",
+        help="Where to buy on demand, if elsewhere than --infra.",
+        panel=_MONEY,
+    ),
+    JobFlag(
         key="price",
         option="--price",
         metavar="USD",

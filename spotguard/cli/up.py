@@ -185,9 +185,13 @@ def tell_lack(spec: JobSpec) -> tuple[str, ...]:
 
 def _print_task(spec: JobSpec, found: Survey) -> None:
     from spotguard.control.places import preview
+    from spotguard.events.states import Market
     from spotguard.launch.taskyaml import as_text
+    from spotguard.plan.job import planned_markets
 
     typer.echo(as_text(preview(spec, found.offers)), nl=False)
+    if spec.on_demand_infra is not None and Market.ON_DEMAND in planned_markets(spec)[1:]:
+        typer.echo(f"# on demand ({spec.on_demand}): the same at {spec.on_demand_infra}")
 
 
 def _show_plan(planned: JobPlan) -> None:

@@ -64,6 +64,7 @@ def run_view(
         controller_alive=controller_alive,
         attempts=tuple(_attempt_view(record, attempt, live, until) for attempt in record.attempts),
         recoveries=recoveries(record),
+        on_demand_infra=record.spec.get("on_demand_infra"),
     )
 
 

@@ -91,6 +91,8 @@ class RunView:
     controller_alive: bool
     attempts: tuple[AttemptView, ...]
     recoveries: tuple[Recovery, ...] = ()
+    on_demand_infra: str | None = None
+    """Where nodes are bought on demand, if elsewhere than spot ones."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the schema-versioned object of `status --json`; instants are ISO 8601 UTC."""

@@ -104,6 +104,8 @@ class JobPlan:
     """For how long interruptions are told: until the deadline, else a day."""
     on_demand: str = "never"
     """When nodes may be bought on demand; those candidates come last."""
+    on_demand_infra: str | None = None
+    """Where they are bought then; None is where spot ones are, too."""
     skipped: tuple[Skipped, ...] = ()
     """Places that cannot be tried, and why."""
     prices: tuple[PriceSource, ...] = ()
@@ -162,6 +164,7 @@ def plan_job(
         rungs=tuple(_rung(nodes, spec.nproc_per_node, batches) for nodes in ladder if batches),
         span_h=_span_h(spec),
         on_demand=spec.on_demand,
+        on_demand_infra=spec.on_demand_infra,
         skipped=tuple(place for place in skipped if place.market in markets),
         prices=tuple(prices),
         not_installed=tuple(not_installed),

@@ -30,12 +30,18 @@ def places(raw: Any) -> str:
     if not isinstance(parts, (list, tuple)) or not parts:
         raise ValueError("no place")
     found = [_place(text(part)) for part in parts]
-    kinds = {"cloud" if cloud in CLOUDS else cloud for cloud, _ in found}
+    kinds = {kind_of(spelt) for _, spelt in found}
     if len(kinds) > 1 or (LOCAL in kinds and len(found) > 1):
         raise ValueError("places of different kinds")
     if len({spelt for _, spelt in found}) < len(found):
         raise ValueError("a place is named twice")
     return ",".join(spelt for _, spelt in found)
+
+
+def kind_of(infra: str) -> str:
+    """Return of what kind places are, as `places` spells them: all clouds are of one kind."""
+    first = infra.partition(",")[0].partition("/")[0]
+    return "cloud" if first in CLOUDS else first
 
 
 def _place(raw: str) -> tuple[str, str]:

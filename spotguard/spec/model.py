@@ -19,11 +19,13 @@ from spotguard.spec.infra import (
     CLOUDS,
     DEADLINE,
     FALLBACK,
+    LOCAL,
     NEVER,
     PLACES,
     at_least,
     gpu_name,
     image_name,
+    kind_of,
     machine_name,
     on_demand_rule,
     places,
@@ -243,12 +245,15 @@ class JobSpec(_Frozen):
         str | None,
         Setting(
             parse=optional(places),
-            allowed="as for infra",
-            example='"slurm/mycluster/gpu"',
+            allowed="as for infra, and of its kind",
+            example='"aws/us-east-2"',
+            flag="--on-demand-infra",
+            choices=PLACES,
         ),
     ] = None
-    """Where nodes that nobody takes away come from, if elsewhere: on Slurm, the market is a
-    partition. Default: on clouds the same places, on Kubernetes and Slurm none."""
+    """Where nodes are bought on demand, if elsewhere than in `infra`, and of its kind: clouds
+    beside clouds; on Slurm, where the market is a partition, another one. Default: on clouds the
+    same places, on Kubernetes and Slurm none."""
 
     gpus: Annotated[
         str | None,
@@ -527,6 +532,25 @@ def build_spec(values: Mapping[str, object], origins: Mapping[str, str] | None =
         SpecError: a field is wrong; names it, what was given, by whom, and what is allowed.
     """
     try:
-        return JobSpec.model_validate(dict(values))
+        spec = JobSpec.model_validate(dict(values))
     except ValidationError as problem:
         raise spec_error(problem, JobSpec, origins or {}) from None
+    _check_kinds(spec, (origins or {}).get("on_demand_infra", ""))
+    return spec
+
+
+def _check_kinds(spec: JobSpec, origin: str) -> None:
+    """Refuse on-demand places for which nodes and stores would have to be prepared differently.
+
+    Local nodes are bought nowhere: there, what a file says of other places does no harm.
+    """
+    elsewhere = spec.on_demand_infra
+    if elsewhere is None or spec.infra == LOCAL or kind_of(elsewhere) == kind_of(spec.infra):
+        return
+    by = f" ({origin})" if origin else ""
+    raise SpecError(
+        "on_demand_infra",
+        f"given {elsewhere!r}{by}, but infra is {spec.infra!r}, where nodes and stores are "
+        "prepared differently",
+        hint="name places of one kind for both: clouds, kubernetes, or slurm",
+    )

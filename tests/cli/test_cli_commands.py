@@ -344,6 +344,20 @@ def test_plan_of_a_cloud_tells_prices_skips_and_interruptions(cli: Cli, script: 
 
 
 @pytest.mark.usefixtures("clouds")
+def test_plan_tells_where_on_demand_nodes_are_bought(cli: Cli, script: str) -> None:
+    """If elsewhere: in the panel, in the document, and beside the task."""
+    job = ("plan", script, "--infra", "aws/us-east-1", "--on-demand-infra", "aws/us-east-2")
+    rule = ("--on-demand", "deadline", "--deadline", "2h", "--store", "s3://b/runs")
+    assert "aws/us-east-2, when: deadline" in cli(*job, *rule).out
+    assert "aws/us-east-2, when: always" in cli(*job, "--market", "on_demand").out
+    assert json.loads(cli(*job, "--json").out)["on_demand_infra"] == "aws/us-east-2"
+    task = cli(*job, *rule, "--yaml").out
+    assert task.endswith("# on demand (deadline): the same at aws/us-east-2\n")
+    assert yaml.safe_load(task)["num_nodes"] == 1
+    assert "# on demand" not in cli(*job, "--store", "s3://b/runs", "--yaml").out
+
+
+@pytest.mark.usefixtures("clouds")
 def test_plan_yaml_is_the_task_and_holds_no_secret(cli: Cli, script: str) -> None:
     """It can be given to `sky launch` but for the values of the user's variables."""
     flags = ("--infra", "aws", "--gpus", "L4:2", "--nodes", "1:3", "--store", "s3://b/runs")
@@ -414,6 +428,15 @@ def test_status_tells_the_whole_story(cli: Cli, control: FakeControl) -> None:
     assert said.code == 0
     for shown in (pictures.RUN, "preempted with", "71 % saved", "83 %", "$0.39"):
         assert shown in said.out
+
+
+def test_status_tells_where_on_demand_nodes_are_bought(cli: Cli, control: FakeControl) -> None:
+    """If elsewhere, and as long as some may be."""
+    control.views = [pictures.run(on_demand_infra="slurm/lab/gpu")]
+    assert "on demand at  slurm/lab/gpu" in cli("status").out
+    assert json.loads(cli("status", "--json").out)["on_demand_infra"] == "slurm/lab/gpu"
+    control.views = [pictures.finished(on_demand_infra="slurm/lab/gpu")]
+    assert "on demand at" not in cli("status").out
 
 
 def test_a_repaired_controller_is_mentioned_on_stderr(cli: Cli, control: FakeControl) -> None:

@@ -45,6 +45,7 @@ FLAGS_OF_UP = {
     "--deadline",
     "--market",
     "--on-demand",
+    "--on-demand-infra",
     "--price",
     "--on-demand-price",
     "--allow-unknown-price",
@@ -308,6 +309,7 @@ STATUS_KEYS = {
     "controller_alive",
     "attempts",
     "recoveries",
+    "on_demand_infra",
 }
 ATTEMPT_KEYS = {
     "attempt",

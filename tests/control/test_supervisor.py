@@ -14,13 +14,14 @@ from spotguard.control.lease import Lease
 from spotguard.control.picture import run_view
 from spotguard.control.record import Kind, Limits
 from spotguard.control.story import history_lines
+from spotguard.errors import NoCapacity
 from spotguard.events import keys
 from spotguard.events.event import Event, JobEvent
 from spotguard.events.group import Group
 from spotguard.events.states import EndReason, Market, RunState
 from spotguard.launch.base import ClusterState, ClusterView, NodeEnd
 from spotguard.testing.job import Fate
-from spotguard.testing.launcher import FAKE_OFFER
+from spotguard.testing.launcher import FAKE_OFFER, FakeLauncher
 from spotguard.testing.stores import FaultyStore, SimulatedCrash
 from tests.control.world import RUN_ID, World
 
@@ -269,6 +270,43 @@ def test_only_the_chosen_market_is_asked(tmp_path: Path) -> None:
     dear = replace(FAKE_OFFER, market=Market.ON_DEMAND, price_usd_per_h=3.0)
     world = World(tmp_path, launcher={"offers": [dear, FAKE_OFFER]})
     assert world.run().attempts[0].offer == FAKE_OFFER
+
+
+def test_what_is_bought_on_demand_elsewhere_keeps_to_the_budget(tmp_path: Path) -> None:
+    """No spot node for a minute: the other place has some, and its price is what is counted."""
+    there = replace(
+        FAKE_OFFER, market=Market.ON_DEMAND, infra="slurm", region="lab", zone="gpu",
+        price_usd_per_h=36.0, on_demand_usd_per_h=36.0,
+    )  # fmt: skip
+    world = World(
+        tmp_path,
+        total_steps=10_000,
+        limits=Limits(budget_usd=1.0),
+        policy=Policy(market=Market.SPOT, on_demand_after_s=60.0, capacity_patience_s=600.0),
+        spec={
+            "infra": "slurm/lab/spot",
+            "on_demand": "fallback-after 60s",
+            "on_demand_infra": "slurm/lab/gpu",
+        },
+    )
+    world.launcher = NoSpot(world.clock, world.job, offers=[FAKE_OFFER, there])
+    record = world.run()
+    assert record.settled is not None
+    assert (record.settled.state, record.settled.exit_code) == (RunState.PAUSED, 20)
+    assert {attempt.offer for attempt in record.attempts} == {there}
+    assert record.attempts[0].intended_at - record.created_at >= 60.0
+    assert 0.7 < world.launcher.billed_usd() <= 1.0
+    assert record.spec["on_demand_infra"] == "slurm/lab/gpu"
+
+
+class NoSpot(FakeLauncher):
+    """A cloud that has only on-demand nodes."""
+
+    def launch(self, request: LaunchRequest) -> None:
+        """Refuse spot nodes."""
+        if request.offer.market is Market.SPOT:
+            raise NoCapacity("no spot node is to be had")
+        super().launch(request)
 
 
 def test_silence_is_said_and_nothing_is_killed(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ class World:
         limits: Limits | None = None,
         policy: Policy | None = None,
         launcher: dict[str, Any] | None = None,
+        spec: dict[str, Any] | None = None,
         **job: Any,
     ) -> None:
         self.folder = folder
@@ -40,7 +41,7 @@ class World:
         self.job = FakeJob(store=self.store, **job)
         self.launcher = FakeLauncher(self.clock, self.job, **(launcher or {}))
         self.policy = policy or Policy(capacity_patience_s=60.0)
-        spec = JobSpec(script="/job.py", workdir="/", name="job", store="/store")
+        plain = JobSpec(script="/job.py", workdir="/", name="job", store="/store")
         with Journal.create(folder / "journal.db") as journal:
             journal.append(
                 Kind.CREATED.value,
@@ -50,7 +51,7 @@ class World:
                     "name": "job",
                     "store_root": "memory://",
                     "limits": limits_to_json(limits or Limits()),
-                    "spec": spec.to_json(),
+                    "spec": plain.replace(**(spec or {})).to_json(),
                 },
             )
 

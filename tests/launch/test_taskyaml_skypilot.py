@@ -37,6 +37,17 @@ MORE_SURVEYS = {
     "too many": {"places": ["aws/us-east-1"], "machine": {"gpus": "A100:4"}},
     "unknown machine": {"places": ["aws"], "machine": {"instance_type": "p4d.xl"}},
     "by name": {"places": ["azure/eastus"], "machine": {"instance_type": "Standard_D4s_v5"}},
+    "on demand only, elsewhere": {
+        "places": ["slurm/spotlab/spot"],
+        "on_demand_places": ["slurm/spotlab/ondemand"],
+        "machine": {"cpus": "1+"},
+        "market": "on_demand",
+    },
+    "on demand at another cloud": {
+        "places": ["aws/us-west-2"],
+        "on_demand_places": ["gcp/us-central1"],
+        "machine": {"gpus": "L4:1"},
+    },
     "unpriced partition": {"places": ["slurm/spotlab/other"], "machine": {"cpus": "1+"}},
 }
 
@@ -111,6 +122,16 @@ def test_a_partitions_price_is_the_configurations(answers: dict[str, Any]) -> No
     (other,) = answers["surveys"]["unpriced partition"]["offers"]
     assert other["price_usd_per_h"] is None
     assert all(o["price_usd_per_h"] is None for o in answers["surveys"]["kubernetes cpu"]["offers"])
+
+
+def test_on_demand_nodes_come_from_where_they_are_said_to(answers: dict[str, Any]) -> None:
+    """Then from nowhere else: neither from another partition nor from the spot nodes' cloud."""
+    (only,) = answers["surveys"]["on demand only, elsewhere"]["offers"]
+    assert (only["zone"], only["market"], only["price_usd_per_h"]) == ("ondemand", "on_demand", 3.0)
+    found = answers["surveys"]["on demand at another cloud"]
+    sold = {(o["infra"], o["market"]) for o in found["offers"]}
+    assert sold == {("aws", "spot"), ("gcp", "on_demand")}
+    assert found["skipped"] == []
 
 
 @pytest.mark.parametrize(

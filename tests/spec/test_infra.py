@@ -7,6 +7,7 @@ import pytest
 
 from spotguard.errors import SpecError
 from spotguard.spec.layers import Needs, script_needs
+from spotguard.spec.model import JobSpec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,6 +48,49 @@ def test_what_is_no_place_is_refused(resolve_job: Resolve, raw: object) -> None:
     """Nothing that SkyPilot would read as something else; kinds of places do not mix."""
     with pytest.raises(SpecError, match=r"^infra: given .*; allowed: local, or clouds"):
         resolve_job(project=f"infra = {json.dumps(raw)}\n")
+
+
+@pytest.mark.parametrize(
+    ("infra", "elsewhere"),
+    [
+        ("aws", "gcp, aws/us-east-2"),
+        ("gcp,aws", "azure/eastus"),
+        ("slurm/a/spot", "slurm/b/gpu"),
+        ("kubernetes", "k8s/ctx"),
+        ("local", "aws"),
+    ],
+)
+def test_on_demand_nodes_may_come_from_elsewhere(
+    resolve_job: Resolve, infra: str, elsewhere: str
+) -> None:
+    """Spelt as any place, of the kind of `infra`; local nodes are bought nowhere."""
+    spec = resolve_job({"infra": infra, "on_demand_infra": elsewhere}).spec
+    assert spec.on_demand_infra == resolve_job({"infra": elsewhere}).spec.infra
+    assert JobSpec.from_json(spec.to_json()) == spec
+
+
+@pytest.mark.parametrize("raw", ["mars", "aws/", "slurm/a", "aws,slurm/a/b", ""])
+def test_what_is_no_on_demand_place_is_refused(resolve_job: Resolve, raw: str) -> None:
+    """By the same rules as `infra`."""
+    with pytest.raises(SpecError, match=r"^on_demand_infra: given .*; allowed: as for infra"):
+        resolve_job({"infra": "aws", "on_demand_infra": raw})
+
+
+@pytest.mark.parametrize(
+    ("infra", "elsewhere"),
+    [("aws", "slurm/a/b"), ("slurm/a/b", "kubernetes"), ("kubernetes", "gcp"), ("aws", "local")],
+)
+def test_on_demand_places_of_another_kind_are_refused(
+    resolve_job: Resolve, infra: str, elsewhere: str
+) -> None:
+    """Nodes and stores are prepared differently there; the sentence names both, and who said it."""
+    with pytest.raises(SpecError) as refused:
+        resolve_job({"infra": infra}, project=f"on_demand_infra = {json.dumps(elsewhere)}\n")
+    assert refused.value.message == (
+        f"on_demand_infra: given {elsewhere!r} (spotguard.toml line 1), but infra is {infra!r}, "
+        "where nodes and stores are prepared differently"
+    )
+    assert "of one kind" in refused.value.hint
 
 
 def test_gpus_decide_the_processes(resolve_job: Resolve) -> None:

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from spotguard.cli.output import clean
 from spotguard.cli.views import words
+from spotguard.events.states import Market
 from spotguard.units import format_duration, format_usd
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ def _facts(plan: JobPlan) -> list[tuple[str, str]]:
         ("nodes", f"{plan.nodes}, {each} on each"),
         ("budget", _budget(plan)),
     ]
+    if plan.on_demand_infra is not None:
+        facts.append(("on demand at", f"{plan.on_demand_infra}, when: {_when_on_demand(plan)}"))
     if plan.deadline_s is not None:
         facts.append(("deadline", f"{format_duration(plan.deadline_s)} after the start"))
     if plan.global_batch is not None:
@@ -71,6 +74,10 @@ def _facts(plan: JobPlan) -> list[tuple[str, str]]:
     facts.append(("saves", automatic if plan.save_every == "auto" else f"every {plan.save_every}"))
     facts.append(("store", plan.store))
     return facts
+
+
+def _when_on_demand(plan: JobPlan) -> str:
+    return "always" if plan.market == Market.ON_DEMAND.value else plan.on_demand
 
 
 def _budget(plan: JobPlan) -> str:

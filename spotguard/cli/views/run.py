@@ -116,6 +116,8 @@ def _rows(view: RunView, now: float) -> list[tuple[str, Text]]:
     if not view.state.settled and view.attempts and view.attempts[-1].ended_at is None:
         newest = view.attempts[-1]
         rows.append(("nodes", Text(f"{words.machines(newest)}, {words.place(newest)}")))
+    if not view.state.settled and view.on_demand_infra is not None:
+        rows.append(("on demand at", Text(clean(view.on_demand_infra))))
     rows.append(("saved", Text(words.last_save(view, now))))
     rows.append(("spent", _spent(view)))
     rows.append(("on demand", _on_demand(view)))

@@ -73,7 +73,8 @@ def survey(
     """Return the offers of these places in both markets, the cheapest first, and who was skipped.
 
     Args:
-        places: where `market` nodes come from; on clouds, on-demand ones too.
+        places: where `market` nodes come from; on clouds, on-demand ones too. Once there are
+            `on_demand_places`, none but spot ones.
         machine: what a node must be.
         market: what nodes of places without a market of their own (Slurm, Kubernetes) count as.
         on_demand_places: where on-demand nodes come from, if elsewhere.
@@ -111,7 +112,7 @@ def _look_everywhere(
         if place.infra in BUYS_SPOT:
             markets = (Market.SPOT,) if on_demand_places else (Market.SPOT, Market.ON_DEMAND)
             _look(place, machine, markets, offers, skipped)
-        else:
+        elif market is Market.SPOT or not on_demand_places:
             offers.append(_configured(place, machine, market))
     for place in on_demand_places:
         if place.infra in BUYS_SPOT:
