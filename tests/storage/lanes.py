@@ -46,14 +46,19 @@ class Lane:
         return made
 
     def store(
-        self, bucket: Bucket | None = None, *, clock: Clock | None = None, patience_s: float = 30.0
+        self,
+        bucket: Bucket | None = None,
+        *,
+        clock: Clock | None = None,
+        patience_s: float = 30.0,
+        threads: int = 4,
     ) -> RemoteStore:
         """Return a store of it that puts what is over 64 kB in parts."""
         return RemoteStore(
             bucket or self.bucket(),
             clock=clock,
             patience_s=patience_s,
-            threads=4,
+            threads=threads,
             single_bytes=1 << 16,
         )
 

@@ -270,7 +270,10 @@ def test_nothing_outlives_the_deadline(
 def test_a_name_service_away_for_twenty_seconds_is_waited_out(
     lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No name can be looked up for 20 s in the middle of a save; it goes on, and is whole."""
+    """No name can be looked up for 20 s in the middle of a save; it goes on, and is whole.
+
+    One thread: on a fake clock the sleeps of several add up, and end everybody's patience early.
+    """
     clock = FakeClock()
     lookup = socket.getaddrinfo
     gone_until = clock.monotonic() + 20.0
@@ -280,7 +283,7 @@ def test_a_name_service_away_for_twenty_seconds_is_waited_out(
             raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
         return lookup(*args, **options)
 
-    store = lane.store(clock=clock)
+    store = lane.store(clock=clock, threads=1)
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     store.put(KEY, LARGE)
 
