@@ -29,7 +29,7 @@ from spotguard.checkpoint.lineage import claim_attempt, latest_valid, list_all
 from spotguard.checkpoint.retention import Retention, prune
 from spotguard.control.adopt import Rebuild
 from spotguard.control.checkpoint_detail import describe
-from spotguard.control.checkpoint_find import find_checkpoint
+from spotguard.control.checkpoint_find import OpenedRun, find_checkpoint
 from spotguard.control.checkpoints import list_checkpoints
 from spotguard.control.folder import RunFolder
 from spotguard.control.journal import Journal
@@ -127,16 +127,20 @@ def actions(run: LongRun, journal_path: Path) -> Iterator[tuple[str, Action]]:
 
     def show(store: ObjectStore) -> None:
         listing = list_all(store)
-        describe(store, find_checkpoint(store, None, listing), listing)
+        describe(_opened(store), find_checkpoint(store, None, listing), listing)
 
     keep_all, keep_few = Retention(keep_last=2 * run.checkpoints), Retention(keep_last=3)
     yield "controller restarts", restart_controller
     yield "adopt", adopt
     yield "job resumes: finds the newest, claims", resume
-    yield f"checkpoints ls, {_SHOWN} newest", lambda store: list_checkpoints(store, _SHOWN)
+    yield f"checkpoints ls, {_SHOWN} newest", lambda store: list_checkpoints(_opened(store), _SHOWN)
     yield "checkpoints show", show
     yield "prune after a save", lambda store: prune(store, keep_all, attempt=newest)
     yield "prune, of a backlog", lambda store: prune(store, keep_few, attempt=newest)
+
+
+def _opened(store: ObjectStore) -> OpenedRun:
+    return OpenedRun(run_id=RUN_ID, store=store, at_rest=None)
 
 
 def on_bucket(run: LongRun, spec: JobSpec, journal_path: Path, request_s: float) -> list[Row]:

@@ -14,7 +14,8 @@
     │   └── LauncherFailure           3
     ├── CheckpointError              10
     │   ├── DamagedCheckpoint        10
-    │   │   └── ArchivedCheckpoint   10
+    │   │   ├── ArchivedCheckpoint   10
+    │   │   └── ForeignCheckpoint    10
     │   ├── StateMismatch            10
     │   ├── UnsupportedState         10
     │   └── Fenced                   10
@@ -110,6 +111,10 @@ class ArchivedCheckpoint(DamagedCheckpoint):
     """A checkpoint's shards are in the store's archive: whole, and not to be read for hours."""
 
 
+class ForeignCheckpoint(DamagedCheckpoint):
+    """It was saved by another run, and only copied into this one's folder."""
+
+
 class StateMismatch(CheckpointError):
     """The checkpoint and the script disagree about what there is to restore."""
 
@@ -135,13 +140,13 @@ class NoCapacity(SpotguardError):
 
 
 class BudgetExhausted(SpotguardError):
-    """Spend reached the budget. State was saved and nodes were released first."""
+    """Spend reached the budget. The job was asked to save, and nodes were released, first."""
 
     exit_code = 20
 
 
 class DeadlineReached(SpotguardError):
-    """The deadline passed. State was saved and nodes were released first."""
+    """The deadline passed. The job was asked to save, and nodes were released, first."""
 
     exit_code = 21
 

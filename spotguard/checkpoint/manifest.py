@@ -19,6 +19,7 @@ from spotguard.checkpoint.tensors import ShardInfo
 from spotguard.errors import (
     AlreadyExists,
     DamagedCheckpoint,
+    ForeignCheckpoint,
     NotFound,
     StateMismatch,
     UnsupportedState,
@@ -178,6 +179,17 @@ def load_manifest(store: ObjectStore, prefix: str) -> Manifest:
     if manifest.prefix != prefix:
         raise DamagedCheckpoint(f"{key} belongs to {manifest.prefix}")
     return manifest
+
+
+def check_run(manifest: Manifest, run_id: str) -> None:
+    """Raise `ForeignCheckpoint` if it is of another run, and was copied into this one's folder."""
+    if manifest.run_id != run_id:
+        raise ForeignCheckpoint(
+            f"{manifest.prefix} belongs to run {ascii(manifest.run_id)[1:-1]}, "
+            f"not to {run_id}, in whose folder it is",
+            hint="use it in the folder of its own run; if the whole folder was renamed, "
+            "give it its old name back",
+        )
 
 
 def shard_readers(

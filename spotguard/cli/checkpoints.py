@@ -49,7 +49,7 @@ def ls(run: RunOrPlace = None, *, every: AllOption = False, as_json: JsonOption 
     from spotguard.control.checkpoints import list_checkpoints
 
     opened = open_run(run)
-    rows = list_checkpoints(opened.store, newest=None if every else _NEWEST + 1)
+    rows = list_checkpoints(opened, newest=None if every else _NEWEST + 1)
     more = not every and len(rows) > _NEWEST
     rows = rows[:_NEWEST] if more else rows
     if as_json:
@@ -80,7 +80,7 @@ def show(
     opened = open_run(run)
     listing = list_all(opened.store)
     ref = find_checkpoint(opened.store, step, listing)
-    detail = describe(opened.store, ref, listing)
+    detail = describe(opened, ref, listing)
     if as_json:
         print_json({"schema": SCHEMA, "run_id": opened.run_id, **detail.to_json()})
     else:
@@ -96,7 +96,7 @@ def verify(
 ) -> None:
     """Read every byte of a checkpoint and compare it with what was written.
 
-    Exits with 10 when something is damaged, and names the file.
+    Exits with 10 when something is damaged, and names the file; also if another run saved it.
     """
     from spotguard.cli.views.checkpoints import verified_screen
     from spotguard.control import checkpoints
@@ -105,10 +105,15 @@ def verify(
     if everything and step is not None:
         raise UsageError("--all and --step exclude each other")
     opened = open_run(run)
-    refs = list(committed(opened.store)) if everything else [find_checkpoint(opened.store, step)]
+    if everything:
+        refs = list(committed(opened.store))
+    else:
+        refs = [find_checkpoint(opened.store, step)]
+        checkpoints.check_own(opened, refs[0])
     with bytes_progress("verifying") as tell:
-        results = checkpoints.verify(opened.store, refs, tell)
-    broken = (checkpoints.Condition.DAMAGED, checkpoints.Condition.NEWER)
+        results = checkpoints.verify(opened, refs, tell)
+    condition = checkpoints.Condition
+    broken = (condition.DAMAGED, condition.NEWER, condition.FOREIGN)
     intact = not any(item.condition in broken for item in results)  # what is archived is unread
     if as_json:
         listed = [item.to_json() for item in results]
@@ -294,7 +299,7 @@ def export(
     target = to or Path(f"{opened.run_id}-step-{ref.step}.safetensors")
     with bytes_progress("exporting") as tell:
         done = write(
-            opened.store,
+            opened,
             ref,
             target,
             dtype=dtype,

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 EXIT_CODES: Final = (
     "Exit codes: 0 finished · 1 unexpected · 2 usage · 3 environment · 10 the job's own failure · "
-    "11 no capacity · 20 budget reached · 21 deadline reached · "
-    "30 contact lost · 75 still running, detached"
+    "11 no capacity · 20 budget reached · 21 deadline reached · 30 contact lost · "
+    "75 still running, detached, or stopped. "
+    "What is saved is told by the sentence, not by the code."
 )
 CLOSED_PIPE_EXIT_CODE: Final = 141
 """What a shell reports for any tool that ended of SIGPIPE."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spotguard.checkpoint.lineage import list_all, restorable
-from spotguard.checkpoint.manifest import check_shards_present, load_manifest
+from spotguard.checkpoint.manifest import check_shards_present
 from spotguard.checkpoint.retention import LEAST_KEPT
 from spotguard.control.checkpoints import check_at_rest
 from spotguard.errors import DamagedCheckpoint, NotFound, StateMismatch
@@ -81,10 +81,10 @@ def plan_archive(
     before = (clock or SystemClock()).now() - older_than_s
 
     def look(ref: CheckpointRef) -> Archivable | None:
-        return _look(run.store, ref, before)
+        return _look(run, ref, before)
 
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="spotguard-look") as crew:
-        return [found for found in crew.map(look, _may_go(run.store)) if found is not None]
+        return [found for found in crew.map(look, _may_go(run)) if found is not None]
 
 
 def archive(
@@ -126,39 +126,39 @@ def _check_has_archive(store: ObjectStore) -> None:
         return
 
 
-def _may_go(store: ObjectStore) -> Iterable[CheckpointRef]:
+def _may_go(run: OpenedRun) -> Iterable[CheckpointRef]:
     """Return the committed checkpoints, oldest first, without the last ones and pinned ones."""
-    listing = list_all(store)
-    stay = set(_last(store, restorable(store, listing))) | listing.pinned
+    listing = list_all(run.store)
+    stay = set(_last(run, restorable(run.store, listing))) | listing.pinned
     return [ref for ref in listing.refs if ref in listing.committed and ref not in stay]
 
 
-def _last(store: ObjectStore, history: Iterable[CheckpointRef]) -> Iterator[CheckpointRef]:
+def _last(run: OpenedRun, history: Iterable[CheckpointRef]) -> Iterator[CheckpointRef]:
     """Yield the newest of the history until so many of them are whole."""
     whole = 0
     for ref in history:
         if whole == LEAST_KEPT:
             return
         yield ref
-        whole += _is_whole(store, ref)
+        whole += _is_whole(run, ref)
 
 
-def _is_whole(store: ObjectStore, ref: CheckpointRef) -> bool:
+def _is_whole(run: OpenedRun, ref: CheckpointRef) -> bool:
     try:
-        check_shards_present(store, load_manifest(store, ref.prefix))
+        check_shards_present(run.store, run.manifest(ref))
     except (DamagedCheckpoint, StateMismatch):
         return False
     return True
 
 
-def _look(store: ObjectStore, ref: CheckpointRef, before: float) -> Archivable | None:
+def _look(run: OpenedRun, ref: CheckpointRef, before: float) -> Archivable | None:
     try:
-        manifest = load_manifest(store, ref.prefix)
+        manifest = run.manifest(ref)
     except (DamagedCheckpoint, StateMismatch):
         return None
     if manifest.kind in _STAYS_HOT or manifest.created_at > before:
         return None
-    shards = tuple(_hot_shards(store, manifest))
+    shards = tuple(_hot_shards(run.store, manifest))
     if not shards:
         return None
     return Archivable(

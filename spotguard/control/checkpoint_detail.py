@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from spotguard.checkpoint.manifest import Manifest
     from spotguard.checkpoint.reading import ShardReader
     from spotguard.checkpoint.tensors import ShardInfo, TensorInfo
+    from spotguard.control.checkpoint_find import OpenedRun
     from spotguard.storage.base import ObjectStore
 
 
@@ -99,12 +100,12 @@ class CheckpointDetail:
 
 
 def describe(
-    store: ObjectStore, ref: CheckpointRef, listing: Listing | None = None
+    run: OpenedRun, ref: CheckpointRef, listing: Listing | None = None
 ) -> CheckpointDetail:
     """Return all that the manifest and the shards' headers say; no tensor's data is read.
 
     Args:
-        store: the run's own.
+        run: in whose store it is.
         ref: the checkpoint.
         listing: of the store, if the caller has one.
 
@@ -112,8 +113,8 @@ def describe(
         DamagedCheckpoint: the manifest, or a shard's header, cannot be read.
         StateMismatch: a newer spotguard wrote it.
     """
-    manifest = load_manifest(store, ref.prefix)
-    row = find_row(store, ref, listing or list_all(store))
+    store, manifest = run.store, load_manifest(run.store, ref.prefix)
+    row = find_row(run, ref, listing or list_all(store))
     if row is None:
         raise DamagedCheckpoint(f"{ref.prefix} vanished while it was read")
     parents, lost, more = _ancestors(store, manifest)

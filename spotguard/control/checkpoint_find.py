@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spotguard.checkpoint.lineage import folders, list_all, restorable
+from spotguard.checkpoint.manifest import check_run, load_manifest
 from spotguard.control.fold import read_record
 from spotguard.control.folder import find_run, folder_of
 from spotguard.errors import UsageError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from spotguard.checkpoint.lineage import CheckpointRef, Listing
+    from spotguard.checkpoint.manifest import Manifest
     from spotguard.storage.base import ObjectStore
 
 _WHICH = re.compile(r"(?:checkpoints/)?(\d{1,12})(?:-(\d{1,6}))?/?")
@@ -38,6 +40,16 @@ class OpenedRun:
     store: ObjectStore
     at_rest: bool | None
     """Whether it has settled; None if this machine does not control it."""
+
+    def manifest(self, ref: CheckpointRef) -> Manifest:
+        """Return a checkpoint's manifest; raises as `load_manifest` and `check_run`."""
+        return self.load(self.store, ref.prefix)
+
+    def load(self, store: ObjectStore, prefix: str) -> Manifest:
+        """Return what `manifest` does, for retention, which asks by store and prefix."""
+        manifest = load_manifest(store, prefix)
+        check_run(manifest, self.run_id)
+        return manifest
 
 
 def open_run(text: str | None) -> OpenedRun:

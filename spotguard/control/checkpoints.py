@@ -10,10 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from spotguard.checkpoint import retention
 from spotguard.checkpoint.lineage import highest_claim, list_all, restorable
-from spotguard.checkpoint.manifest import check_shards_present, load_manifest
+from spotguard.checkpoint.manifest import check_run, check_shards_present, load_manifest
 from spotguard.checkpoint.reading import ShardReader, proven_pieces
 from spotguard.control.news import newest_events
-from spotguard.errors import ArchivedCheckpoint, DamagedCheckpoint, StateMismatch, UsageError
+from spotguard.errors import (
+    ArchivedCheckpoint,
+    CheckpointError,
+    DamagedCheckpoint,
+    ForeignCheckpoint,
+    StateMismatch,
+    UsageError,
+)
 from spotguard.events import keys
 from spotguard.events.event import JobEvent
 from spotguard.units import to_iso
@@ -47,6 +54,8 @@ class Condition(str, Enum):
     """A later version of spotguard wrote it."""
     UNCOMMITTED = ("uncommitted", "dim")
     """A save that is under way, or what a dead one left behind."""
+    FOREIGN = ("another_run's", "red")
+    """Another run saved it, and it was copied here."""
     ARCHIVED = ("archived", "blue")
     """Its shards are in the store's archive, and have to be brought back before they are read."""
 
@@ -63,7 +72,7 @@ class Condition(str, Enum):
         return str(self.value).replace("_", " ")
 
 
-_PASSED = (Condition.DAMAGED, Condition.ARCHIVED)
+_PASSED = (Condition.DAMAGED, Condition.FOREIGN, Condition.ARCHIVED)
 """A resume goes on to the one before these. A newer format stops it."""
 
 
@@ -130,18 +139,18 @@ class Pruned:
 # ---------------------------------------------------------------- looking
 
 
-def list_checkpoints(store: ObjectStore, newest: int | None = None) -> list[CheckpointRow]:
+def list_checkpoints(run: OpenedRun, newest: int | None = None) -> list[CheckpointRow]:
     """Return checkpoints and remains of saves, newest first; no tensor's data is read.
 
     Args:
-        store: the run's own.
+        run: whose they are.
         newest: how many at most; None is all. Each one costs some requests.
     """
-    listing = list_all(store)
-    history = _history(store, listing)
+    listing = list_all(run.store)
+    history = _history(run.store, listing)
 
     def row_of(ref: CheckpointRef) -> CheckpointRow | None:
-        return _row(store, ref, history, listing)
+        return _row(run, ref, history, listing)
 
     with ThreadPoolExecutor(_LOOKS, thread_name_prefix="spotguard-look") as crew:
         found = list(crew.map(row_of, listing.refs[::-1][:newest]))
@@ -150,14 +159,14 @@ def list_checkpoints(store: ObjectStore, newest: int | None = None) -> list[Chec
     return [replace(row, is_next=row is first and row.condition is Condition.WHOLE) for row in rows]
 
 
-def find_row(store: ObjectStore, ref: CheckpointRef, listing: Listing) -> CheckpointRow | None:
+def find_row(run: OpenedRun, ref: CheckpointRef, listing: Listing) -> CheckpointRow | None:
     """Return what a list says of one checkpoint; None if it is gone by now."""
-    history = _history(store, listing)
-    row = _row(store, ref, history, listing)
+    history = _history(run.store, listing)
+    row = _row(run, ref, history, listing)
     if row is None or row.condition is not Condition.WHOLE or ref not in (history or ()):
         return row
-    newer = takewhile(lambda each: each != ref, restorable(store, listing))
-    return replace(row, is_next=all(look(store, each)[1] in _PASSED for each in newer))
+    newer = takewhile(lambda each: each != ref, restorable(run.store, listing))
+    return replace(row, is_next=all(look(run, each)[1] in _PASSED for each in newer))
 
 
 def _history(store: ObjectStore, listing: Listing) -> set[CheckpointRef] | None:
@@ -167,16 +176,29 @@ def _history(store: ObjectStore, listing: Listing) -> set[CheckpointRef] | None:
         return None
 
 
-def look(store: ObjectStore, ref: CheckpointRef) -> tuple[Manifest | None, Condition, str]:
+def check_own(run: OpenedRun, ref: CheckpointRef) -> None:
+    """Raise `ForeignCheckpoint` if another run saved it; what else is wrong `verify` tells."""
+    try:
+        run.manifest(ref)
+    except ForeignCheckpoint:
+        raise
+    except CheckpointError:
+        return
+
+
+def look(run: OpenedRun, ref: CheckpointRef) -> tuple[Manifest | None, Condition, str]:
     """Return the manifest, if it can be read, and the checkpoint's condition and problem."""
-    manifest = None
+    store, manifest = run.store, None
     try:
         manifest = load_manifest(store, ref.prefix)
+        check_run(manifest, run.run_id)
         check_shards_present(store, manifest)
     except StateMismatch as problem:
         return None, Condition.NEWER, problem.message
     except ArchivedCheckpoint:
         return manifest, Condition.ARCHIVED, ""
+    except ForeignCheckpoint as problem:
+        return manifest, Condition.FOREIGN, problem.message
     except DamagedCheckpoint as problem:
         if store.head(keys.manifest(ref.prefix)) is None:  # never there, or pruned meanwhile
             return None, Condition.UNCOMMITTED, ""
@@ -185,23 +207,25 @@ def look(store: ObjectStore, ref: CheckpointRef) -> tuple[Manifest | None, Condi
 
 
 def verify(
-    store: ObjectStore, refs: Sequence[CheckpointRef], on_progress: Progress | None = None
+    run: OpenedRun, refs: Sequence[CheckpointRef], on_progress: Progress | None = None
 ) -> list[Verified]:
     """Read every byte of the checkpoints and return what is wrong with each.
 
     Needs little memory, whatever their size. What retention deletes meanwhile is left out. Of what
-    is archived, nothing is read.
+    is archived or another run's, nothing is read.
 
     Raises:
         StoreError: the store failed, which says nothing about the checkpoints.
     """
-    looks = [(ref, *look(store, ref)) for ref in refs]
+    store = run.store
+    looks = [(ref, *look(run, ref)) for ref in refs]
     sizes = [manifest.size_bytes if manifest else 0 for _, manifest, _, _ in looks]
     total, done = sum(sizes), 0
     results = []
     for (ref, manifest, condition, problem), size in zip(looks, sizes, strict=True):
-        problems = [("manifest.json", problem)] if manifest is None and problem else []
-        for shard in manifest.shards if manifest and condition is not Condition.ARCHIVED else ():
+        unread = condition in (Condition.NEWER, Condition.ARCHIVED, Condition.FOREIGN)
+        problems = [("manifest.json", problem)] if problem and (unread or not manifest) else []
+        for shard in manifest.shards if manifest and not unread else ():
             end = done + shard.size_bytes
             try:
                 done += shard.header_bytes
@@ -216,7 +240,7 @@ def verify(
                 on_progress(done, total)
         if store.head(keys.manifest(ref.prefix)) is None:
             continue
-        if condition not in (Condition.NEWER, Condition.ARCHIVED):
+        if not unread:
             condition = Condition.DAMAGED if problems else Condition.WHOLE
         results.append(
             Verified(
@@ -239,7 +263,7 @@ def plan_prune(run: OpenedRun, policy: Retention) -> Pruned:
     claim = highest_claim(run.store)
     if claim is None:
         return Pruned(checkpoints=(), size_bytes=0)
-    doomed = retention.to_prune(run.store, policy, attempt=claim.attempt)
+    doomed = retention.to_prune(run.store, policy, attempt=claim.attempt, load=run.load)
     return Pruned(
         checkpoints=tuple(doomed),
         size_bytes=sum(info.size_bytes for prefix in doomed for info in run.store.list(prefix)),
@@ -256,7 +280,7 @@ def prune(run: OpenedRun, policy: Retention) -> Pruned:
     planned = plan_prune(run, policy)
     claim = highest_claim(run.store)
     if claim is not None and planned.checkpoints:
-        retention.prune(run.store, policy, attempt=claim.attempt, at_most=None)
+        retention.prune(run.store, policy, attempt=claim.attempt, load=run.load, at_most=None)
     return planned
 
 
@@ -289,16 +313,16 @@ def unpin(store: ObjectStore, ref: CheckpointRef) -> bool:
 
 
 def _row(
-    store: ObjectStore,
+    run: OpenedRun,
     ref: CheckpointRef,
     history: set[CheckpointRef] | None,
     listing: Listing,
 ) -> CheckpointRow | None:
     """Return what a list says of a checkpoint; None if it is gone by now."""
-    manifest, condition, problem = look(store, ref)
+    manifest, condition, problem = look(run, ref)
     size_bytes = manifest.size_bytes if manifest else None
     if condition is Condition.UNCOMMITTED:
-        remains = list(store.list(ref.prefix))
+        remains = list(run.store.list(ref.prefix))
         if not remains:
             return None
         size_bytes = sum(info.size_bytes for info in remains)

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from spotguard.checkpoint.manifest import load_manifest, shard_readers
+from spotguard.checkpoint.manifest import shard_readers
 from spotguard.checkpoint.stream import read_chunks
 from spotguard.checkpoint.tensors import DTYPE_BYTES
 from spotguard.control.checkpoint_find import short_name
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from spotguard.checkpoint.reading import ShardReader
     from spotguard.checkpoint.strict_json import Json
     from spotguard.checkpoint.tensors import TensorInfo
+    from spotguard.control.checkpoint_find import OpenedRun
     from spotguard.control.checkpoints import Progress
-    from spotguard.storage.base import ObjectStore
 
 DTYPES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
 """What the user calls a dtype, and safetensors' name of it."""
@@ -57,7 +57,7 @@ class Exported:
 
 
 def export(
-    store: ObjectStore,
+    run: OpenedRun,
     ref: CheckpointRef,
     target: Path,
     *,
@@ -70,7 +70,7 @@ def export(
     """Write one safetensors file with a checkpoint's tensors whole; blocks until it is durable.
 
     Args:
-        store: the run's own.
+        run: whose it is.
         ref: the checkpoint.
         target: the file; it appears only when all of it is written and proven.
         dtype: `bf16`, `fp16` or `fp32` for the floating tensors of modules; None keeps all as
@@ -83,12 +83,13 @@ def export(
 
     Raises:
         UsageError: `target` exists, or there is no such module or dtype.
+        ForeignCheckpoint: another run saved it.
         DamagedCheckpoint: a shard is not as its manifest says, or a part is missing.
         EnvironmentFailure: the file cannot be written.
     """
     if dtype is not None and dtype not in DTYPES:
         raise UsageError(f"dtype: given {dtype!r}; allowed: {', '.join(DTYPES)}")
-    manifest = load_manifest(store, ref.prefix)
+    store, manifest = run.store, run.manifest(ref)
     readers = shard_readers(store, manifest)
     wanted = DTYPES[dtype] if dtype else None
     left_out: tuple[str, ...] = ()

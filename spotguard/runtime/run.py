@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from spotguard.checkpoint.lineage import claim_attempt
-from spotguard.errors import DamagedCheckpoint, Fenced, SpotguardError, UsageError
+from spotguard.checkpoint.manifest import check_run
+from spotguard.errors import Fenced, SpotguardError, UsageError
 from spotguard.events.event import JobEvent
 from spotguard.runtime import restoring
 from spotguard.runtime.bitwise import BitwiseSync
@@ -549,8 +550,7 @@ class Run:
 
     def _check_fits(self, manifest: Manifest) -> None:
         """Raise unless this attempt may go on from the checkpoint, with this loader."""
-        if manifest.run_id != self._job.run_id:
-            raise DamagedCheckpoint(f"{manifest.prefix} belongs to run {manifest.run_id}")
+        check_run(manifest, self._job.run_id)
         if manifest.attempt >= self._job.attempt:
             raise Fenced(
                 f"attempt {self._job.attempt} is already claimed",

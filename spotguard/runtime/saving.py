@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from spotguard.checkpoint.lineage import check_not_fenced
-from spotguard.checkpoint.manifest import Manifest, commit, load_manifest
+from spotguard.checkpoint.manifest import Manifest, check_run, commit, load_manifest
 from spotguard.checkpoint.retention import Retention, prune
 from spotguard.checkpoint.shard import shard_file, write_layout
 from spotguard.checkpoint.tensors import ShardInfo
@@ -380,7 +380,9 @@ class Saver:
     def _manifest_of(self, store: ObjectStore, prefix: str) -> Manifest:
         """Return what retention asks of a manifest; each is read once, ours never."""
         if prefix not in self._seen:
-            self._seen[prefix] = replace(load_manifest(store, prefix), state=None, ranks={})
+            manifest = load_manifest(store, prefix)
+            check_run(manifest, self._run_id)
+            self._seen[prefix] = replace(manifest, state=None, ranks={})
         return self._seen[prefix]
 
     def _keep_near(self, capture: Capture, plan: Plan, data: list[memoryview]) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from spotguard.checkpoint.lineage import latest_valid, list_all, restorable
 from spotguard.checkpoint.retention import Retention, pin, prune
-from spotguard.control.checkpoint_find import find_checkpoint
+from spotguard.control.checkpoint_find import OpenedRun, find_checkpoint
 from spotguard.control.checkpoints import list_checkpoints
 from spotguard.errors import DamagedCheckpoint
 from spotguard.events import keys
@@ -90,7 +90,8 @@ def test_all_of_a_backlog_goes_if_asked(bucket: MemoryBucket) -> None:
 
 def test_the_newest_rows_cost_what_they_show(bucket: MemoryBucket) -> None:
     """A short list of many checkpoints asks only for those in it, and marks the right one."""
-    rows = list_checkpoints(RemoteStore(bucket), newest=10)
+    run = OpenedRun(run_id="a-run", store=RemoteStore(bucket), at_rest=True)
+    rows = list_checkpoints(run, newest=10)
 
     assert [row.step for row in rows] == list(range(COUNT, COUNT - 10, -1))
     assert [row.is_next for row in rows] == [True] + [False] * 9

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from spotguard.storage.base import ObjectStore
     from tests.cli.conftest import Cli
 
-RUN = "gpt-250101-000000-aaaa"
+RUN = "a-run"
 LISTED_KEYS = {
     "checkpoint",
     "step",
@@ -132,7 +132,7 @@ def test_a_run_of_another_machine_is_named_by_its_place(
 
 def test_unknown_runs_and_steps_name_the_nearest(cli: Cli, store: ObjectStore) -> None:
     """A typo costs one more try, not a search."""
-    said = cli("checkpoints", "ls", "gtp-250101-000000-aaaa")
+    said = cli("checkpoints", "ls", "a-rnu")
     assert said.code == 2
     assert RUN in said.err
     said = cli("checkpoints", "show", "--step", "41")
@@ -157,7 +157,7 @@ def test_show_tells_everything_and_hides_control_characters(cli: Cli, store: Obj
     save_objects(store, 60, 2, world_size=2, cut=lambda *_: (0, [1, 1]), model=model)
     said = cli("checkpoints", "show")
     assert said.code == 0
-    for word in ("60-2 of gpt", "train_s 1.5", "spotguard 0", "model", "2×3", "0[0,0] 1[1,0]"):  # noqa: RUF001
+    for word in ("60-2 of a-run", "train_s 1.5", "spotguard 0", "model", "2×3", "0[0,0] 1[1,0]"):  # noqa: RUF001
         assert word in " ".join(said.out.split())
     assert "\x1b" not in said.out
     body = json.loads(cli("checkpoints", "show", "--json").out)
@@ -223,6 +223,45 @@ def test_prune_shows_asks_deletes_and_spares_pins(
     assert "is pinned no longer" in cli("checkpoints", "unpin", "--step", "10").out
     assert "was not pinned" in cli("checkpoints", "unpin", "--step", "10").out
     assert cli("checkpoints", "prune", "--keep-last", "1").code == 2
+
+
+def copied(store: ObjectStore) -> str:
+    """Copy another run's whole checkpoint into the store, as the newest of its history."""
+    prefix = save_objects(store, 60, 2, run_id="other-run", model=TiedNet())
+    return f"{prefix} belongs to run other-run, not to {RUN}"
+
+
+def test_a_checkpoint_of_another_run_is_marked_and_refused(
+    cli: Cli, store: ObjectStore, tmp_path: Path
+) -> None:
+    """What a resume passes over is neither proven nor given out; both runs are named."""
+    problem = copied(store)
+    said = cli("checkpoints", "ls")
+    assert table(said.out)["60-2"].endswith("another run's")
+    assert problem in " ".join(said.out.split())
+    assert table(said.out)["40-2"].endswith("next whole")
+    for command in ("verify", "export"):
+        said = cli("checkpoints", command)
+        assert (said.code, said.out) == (10, "")
+        assert problem in " ".join(said.err.split())
+        assert "folder of its own run" in " ".join(said.err.split())
+    assert not list((tmp_path / "work").glob("*.safetensors"))
+    said = cli("checkpoints", "verify", "--all")
+    assert said.code == 10
+    assert table(said.out)["60-2"].endswith("another run's manifest.json")
+    assert said.out.count("whole") == 5
+    said = cli("checkpoints", "show", "--step", "60")
+    assert (said.code, problem in " ".join(said.out.split())) == (0, True)
+
+
+def test_a_checkpoint_of_another_run_is_not_one_of_the_last(cli: Cli, store: ObjectStore) -> None:
+    """Retention counts two of the run's own before it deletes any."""
+    copied(store)
+    assert cli("checkpoints", "prune", "--keep-last", "2", "--yes").code == 0
+    left = [
+        row["step"] for row in json.loads(cli("checkpoints", "ls", "--json").out)["checkpoints"]
+    ]
+    assert left == [60, 40, 30]
 
 
 def test_a_living_run_is_not_pruned(cli: Cli, home: Path) -> None:

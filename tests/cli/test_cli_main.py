@@ -178,6 +178,7 @@ def test_help_without_a_command(cli: Cli) -> None:
     assert said.code == 0
     assert "drill" in said.out
     assert "budget reached" in said.out
+    assert "told by the sentence, not by the code" in " ".join(said.out.replace("│", " ").split())
 
 
 def test_version(cli: Cli) -> None:

@@ -54,6 +54,7 @@ def save_objects(
     attempt: int = 1,
     *,
     world_size: int = 1,
+    run_id: str = "a-run",
     cut: Callable[[str, torch.Tensor], Cut | None] = lambda name, tensor: None,
     **objects: Any,
 ) -> str:
@@ -83,5 +84,7 @@ def save_objects(
         write_shard(store, prefix, shard_file(rank, world_size), blocks)
         for rank, blocks in enumerate(of_rank)
     )
-    manifest = make_manifest(step, attempt, shards=shards, state=tree, world_size=world_size)
+    manifest = make_manifest(
+        step, attempt, run_id=run_id, shards=shards, state=tree, world_size=world_size
+    )
     return commit(store, manifest)

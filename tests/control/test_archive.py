@@ -65,7 +65,7 @@ def ref(step: int) -> CheckpointRef:
 
 def opened(store: ObjectStore, *, at_rest: bool | None = True) -> OpenedRun:
     """Return the run of a store."""
-    return OpenedRun(run_id="job-1", store=store, at_rest=at_rest)
+    return OpenedRun(run_id="a-run", store=store, at_rest=at_rest)
 
 
 def steps(store: ObjectStore, days: float) -> list[int]:
@@ -107,7 +107,7 @@ def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ob
 def test_what_is_old_is_archived_and_listed_as_such(store: ObjectStore) -> None:
     """Shards move, manifests stay readable, and the list says which are where."""
     assert archive_all(store, 45) == [10, 40, 50]
-    rows = {row.step: row for row in checkpoints.list_checkpoints(store)}
+    rows = {row.step: row for row in checkpoints.list_checkpoints(opened(store))}
     frozen = [step for step, row in rows.items() if row.condition is Condition.ARCHIVED]
     assert sorted(frozen) == [10, 40, 50]
     assert rows[50].size_bytes == rows[70].size_bytes
@@ -156,7 +156,7 @@ def test_verification_does_not_call_an_archived_one_damaged() -> None:
     """Nothing of it is read, for nothing can be."""
     store = a_run(MemoryStore())
     archive_all(store, 100)
-    (found,) = checkpoints.verify(store, [ref(10)])
+    (found,) = checkpoints.verify(opened(store), [ref(10)])
     assert found.condition is Condition.ARCHIVED
     assert found.problems == ()
 
@@ -179,7 +179,7 @@ def test_half_an_archived_checkpoint_is_archived() -> None:
     store = a_run(MemoryStore())
     shard = [info.key for info in store.list(keys.checkpoint(10, 1)) if "-00001-" not in info.key]
     store.archive(next(key for key in shard if key.endswith(".safetensors")))
-    rows = {row.step: row.condition for row in checkpoints.list_checkpoints(store)}
+    rows = {row.step: row.condition for row in checkpoints.list_checkpoints(opened(store))}
     assert rows[10] is Condition.ARCHIVED
 
 
@@ -255,7 +255,7 @@ def test_where_the_archive_is_read_at_once_a_checkpoint_stays_whole() -> None:
     """It is shown as archived all the same, moved once, and a resume may use it."""
     store = a_run(ReadAtOnce())
     assert archive_all(store, 100) == [10]
-    row = checkpoints.list_checkpoints(store)[-1]
+    row = checkpoints.list_checkpoints(opened(store))[-1]
     assert (row.step, row.condition, row.archived) == (10, Condition.WHOLE, True)
     assert "whole, archived" in shown(checkpoints_screen([row]))
     assert archive_all(store, 100) == []
@@ -280,9 +280,9 @@ def place(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> st
         monkeypatch.setenv(name, value)
     boto3.client("s3").create_bucket(Bucket="bucket")
     root = f"s3://bucket/{uuid.uuid4().hex}"
-    store = a_run(PrefixedStore(open_store(root), "job-1"))
+    store = a_run(PrefixedStore(open_store(root), "a-run"))
     store.put(keys.end(1), b"{}")
-    return f"{root}/job-1"
+    return f"{root}/a-run"
 
 
 def test_the_command_shows_asks_and_moves(place: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,7 +46,7 @@ def a_history() -> MemoryStore:
 
 def opened(store: ObjectStore, *, at_rest: bool | None = True) -> OpenedRun:
     """Return the run of a store."""
-    return OpenedRun(run_id="job-1", store=store, at_rest=at_rest)
+    return OpenedRun(run_id="a-run", store=store, at_rest=at_rest)
 
 
 def ref(step: int, attempt: int = 1) -> CheckpointRef:
@@ -58,7 +58,7 @@ def ref(step: int, attempt: int = 1) -> CheckpointRef:
 
 def names(store: ObjectStore) -> list[str]:
     """Return what the list shows, as `step-attempt`."""
-    return [f"{row.step}-{row.attempt}" for row in checkpoints.list_checkpoints(store)]
+    return [f"{row.step}-{row.attempt}" for row in checkpoints.list_checkpoints(opened(store))]
 
 
 # ---------------------------------------------------------------- listing
@@ -66,7 +66,7 @@ def names(store: ObjectStore) -> list[str]:
 
 def test_the_list_tells_what_counts_and_what_does_not() -> None:
     """The history, the next one to go on from, a zombie's save and a dead one's remains."""
-    rows = checkpoints.list_checkpoints(a_history())
+    rows = checkpoints.list_checkpoints(opened(a_history()))
     assert [(f"{row.step}-{row.attempt}", row.in_history, row.is_next) for row in rows] == [
         ("50-2", False, False),
         ("40-2", True, True),
@@ -90,7 +90,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_next() -> None:
     store = a_history()
     store.delete(keys.checkpoint(40, 2) + shard_file(1, 2))
     flip(store, keys.manifest(keys.checkpoint(30, 2)), 900)
-    rows = {f"{row.step}-{row.attempt}": row for row in checkpoints.list_checkpoints(store)}
+    rows = {f"{row.step}-{row.attempt}": row for row in checkpoints.list_checkpoints(opened(store))}
     assert rows["40-2"].condition is Condition.DAMAGED
     assert "rank-00001-of-00002.safetensors is missing" in rows["40-2"].problem
     assert rows["30-2"].condition is Condition.DAMAGED
@@ -103,11 +103,11 @@ def test_a_newer_format_is_not_called_damaged_and_nothing_older_is_next() -> Non
     store = a_history()
     key = keys.manifest(keys.checkpoint(40, 2))
     store.put(key, sealed({"schema": 9}))
-    rows = checkpoints.list_checkpoints(store)
+    rows = checkpoints.list_checkpoints(opened(store))
     assert rows[1].condition is Condition.NEWER
     assert "schema 9" in rows[1].problem
     assert not any(row.is_next for row in rows)
-    (result,) = checkpoints.verify(store, [ref(40, 2)])
+    (result,) = checkpoints.verify(opened(store), [ref(40, 2)])
     assert (result.condition, result.size_bytes) == (Condition.NEWER, None)
 
 
@@ -115,7 +115,7 @@ def test_a_damaged_claim_makes_the_history_unknown_not_empty() -> None:
     """Without the claim nobody can tell which saves count."""
     store = a_history()
     flip(store, keys.claim(2), 8)
-    rows = checkpoints.list_checkpoints(store)
+    rows = checkpoints.list_checkpoints(opened(store))
     assert [row.in_history for row in rows] == [None] * 6
     assert not any(row.is_next for row in rows)
     assert rows[1].condition is Condition.WHOLE
@@ -137,7 +137,7 @@ def test_what_retention_deletes_during_the_listing_is_left_out_not_called_damage
 
 def test_a_store_without_checkpoints_has_an_empty_list() -> None:
     """Also one whose folder does not exist yet."""
-    assert checkpoints.list_checkpoints(MemoryStore()) == []
+    assert checkpoints.list_checkpoints(opened(MemoryStore())) == []
 
 
 # ---------------------------------------------------------------- finding
@@ -220,10 +220,10 @@ def test_one_row_is_as_in_the_list(harm: str) -> None:
             flip(store, keys.claim(2), 8)
         case "gone":
             store.delete(keys.checkpoint(50, 2) + shard_file(0, 2))
-    rows = checkpoints.list_checkpoints(store)
+    rows = checkpoints.list_checkpoints(opened(store))
     refs = [ref(*at) for at in ((50, 2), (40, 2), (30, 2), (30, 1), (20, 1), (10, 1))]
     listing = list_all(store)
-    one_by_one = [checkpoints.find_row(store, each, listing) for each in refs]
+    one_by_one = [checkpoints.find_row(opened(store), each, listing) for each in refs]
     assert [row for row in one_by_one if row is not None] == rows
 
 
@@ -234,16 +234,16 @@ def test_describing_looks_at_few_others() -> None:
     for step in range(1, 200):
         save(store, step, parent=keys.checkpoint(step - 1, 1) if step > 1 else None)
     counting = FaultyStore(store)
-    detail = describe(counting, ref(199))
+    detail = describe(opened(counting), ref(199))
     assert counting.calls["get"] < 20
     assert (len(detail.parents), detail.more_parents, detail.lost_parent) == (10, True, None)
     assert detail.row.is_next
-    assert not describe(store, ref(11)).more_parents
+    assert not describe(opened(store), ref(11)).more_parents
 
 
 def test_the_description_has_tensors_parts_ancestors_and_counters() -> None:
     """Everything that the manifest says, each tensor once with all of its parts."""
-    detail = describe(a_history(), ref(40, 2))
+    detail = describe(opened(a_history()), ref(40, 2))
     assert detail.row.is_next
     assert detail.parents == tuple(keys.checkpoint(*at) for at in ((30, 2), (20, 1), (10, 1)))
     assert detail.lost_parent is None
@@ -262,12 +262,12 @@ def test_the_ancestors_end_where_retention_cut_them_off() -> None:
     """A pruned parent is named as lost, and so is a damaged one; a circle ends too."""
     store = a_history()
     store.delete(keys.manifest(keys.checkpoint(20, 1)))
-    detail = describe(store, ref(40, 2))
+    detail = describe(opened(store), ref(40, 2))
     assert (len(detail.parents), detail.lost_parent) == (1, keys.checkpoint(20, 1))
     circle = MemoryStore()
     save(circle, 1, parent=keys.checkpoint(2, 1))
     save(circle, 2, parent=keys.checkpoint(1, 1))
-    assert len(describe(circle, ref(1)).parents) == 2
+    assert len(describe(opened(circle), ref(1)).parents) == 2
 
 
 def test_a_damaged_manifest_cannot_be_described() -> None:
@@ -275,7 +275,7 @@ def test_a_damaged_manifest_cannot_be_described() -> None:
     store = a_history()
     flip(store, keys.manifest(keys.checkpoint(40, 2)), 900)
     with pytest.raises(DamagedCheckpoint, match=r"manifest\.json is damaged"):
-        describe(store, ref(40, 2))
+        describe(opened(store), ref(40, 2))
 
 
 # ---------------------------------------------------------------- verifying
@@ -286,7 +286,7 @@ def test_verification_names_each_damaged_shard_and_reads_everything() -> None:
     store = a_history()
     flip(store, keys.checkpoint(40, 2) + shard_file(0, 2), -1)
     flip(store, keys.checkpoint(40, 2) + shard_file(1, 2), 4096 * 8 + 1)
-    damaged, whole = checkpoints.verify(store, [ref(40, 2), ref(30, 2)])
+    damaged, whole = checkpoints.verify(opened(store), [ref(40, 2), ref(30, 2)])
     assert damaged.condition is Condition.DAMAGED
     assert [file for file, _ in damaged.problems] == [shard_file(0, 2), shard_file(1, 2)]
     assert all("the hash of bytes 4096 to" in problem for _, problem in damaged.problems)
@@ -300,7 +300,9 @@ def test_the_progress_of_a_verification_is_complete(bit: int | None) -> None:
     if bit is not None:
         flip(store, keys.checkpoint(40, 2) + shard_file(0, 2), bit)
     told: list[tuple[int, int]] = []
-    checkpoints.verify(store, [ref(40, 2), ref(30, 2)], lambda *progress: told.append(progress))
+    checkpoints.verify(
+        opened(store), [ref(40, 2), ref(30, 2)], lambda *progress: told.append(progress)
+    )
     assert told[-1][0] == told[-1][1]
     assert told == sorted(told)
 
@@ -309,7 +311,7 @@ def test_a_damaged_manifest_is_found_and_named() -> None:
     """Its own checksum covers every byte of it."""
     store = a_history()
     flip(store, keys.manifest(keys.checkpoint(40, 2)), 500)
-    (result,) = checkpoints.verify(store, [ref(40, 2)])
+    (result,) = checkpoints.verify(opened(store), [ref(40, 2)])
     assert [file for file, _ in result.problems] == ["manifest.json"]
     assert result.to_json()["condition"] == "damaged"
 
@@ -317,7 +319,7 @@ def test_a_damaged_manifest_is_found_and_named() -> None:
 def test_a_store_that_fails_is_not_damage() -> None:
     """Nobody deletes a good checkpoint because the network was down."""
     with pytest.raises(StoreUnavailable):
-        checkpoints.verify(FaultyStore(a_history()).fail("get_into"), [ref(40, 2)])
+        checkpoints.verify(opened(FaultyStore(a_history()).fail("get_into")), [ref(40, 2)])
 
 
 def test_what_is_pruned_while_it_is_verified_is_left_out() -> None:
@@ -329,7 +331,7 @@ def test_what_is_pruned_while_it_is_verified_is_left_out() -> None:
             inner.delete(info.key)
 
     store = FaultyStore(inner).before("get_into", pruned, nth=2)
-    assert checkpoints.verify(store, [ref(10, 1)]) == []
+    assert checkpoints.verify(opened(store), [ref(10, 1)]) == []
 
 
 def test_all_committed_checkpoints_can_be_verified() -> None:
@@ -365,7 +367,7 @@ def test_pins_say_whether_they_changed_anything() -> None:
     store = a_history()
     assert checkpoints.pin(store, ref(20)) is True
     assert checkpoints.pin(store, ref(20)) is False
-    assert [row.pinned for row in checkpoints.list_checkpoints(store)].count(True) == 1
+    assert [row.pinned for row in checkpoints.list_checkpoints(opened(store))].count(True) == 1
     assert checkpoints.unpin(store, ref(20)) is True
     assert checkpoints.unpin(store, ref(20)) is False
 
@@ -378,7 +380,7 @@ def test_a_run_that_may_be_saving_is_not_pruned(at_rest: bool | None) -> None:
     before = names(store)
     with pytest.raises(UsageError, match="not known to be at rest") as caught:
         checkpoints.prune(run, Retention(keep_last=2))
-    assert "spotguard stop job-1" in caught.value.hint
+    assert "spotguard stop a-run" in caught.value.hint
     assert names(store) == before
     assert checkpoints.plan_prune(run, Retention(keep_last=2)).checkpoints  # looking is allowed
 
@@ -429,4 +431,4 @@ def test_a_manifest_of_another_place_is_damage() -> None:
     store = a_history()
     stray: Manifest = make_manifest(7)
     store.put(keys.manifest(keys.checkpoint(60, 2)), stray.to_json())
-    assert checkpoints.list_checkpoints(store)[0].condition is Condition.DAMAGED
+    assert checkpoints.list_checkpoints(opened(store))[0].condition is Condition.DAMAGED

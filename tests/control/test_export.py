@@ -18,6 +18,7 @@ from spotguard.checkpoint.manifest import commit
 from spotguard.checkpoint.shard import shard_file, write_shard
 from spotguard.checkpoint.tensors import PIECE_BYTES
 from spotguard.control import new_file as new_files
+from spotguard.control.checkpoint_find import OpenedRun
 from spotguard.control.export import DTYPES, Exported, export
 from spotguard.control.new_file import new_file
 from spotguard.errors import DamagedCheckpoint, EnvironmentFailure, UsageError
@@ -37,7 +38,8 @@ def run_export(store: ObjectStore, prefix: str, target: Path, **options: Any) ->
     """Export the checkpoint at a prefix."""
     ref = CheckpointRef.of(prefix)
     assert ref
-    return export(store, ref, target, **options)
+    run = OpenedRun(run_id="a-run", store=store, at_rest=True)
+    return export(run, ref, target, **options)
 
 
 def files_in(folder: Path) -> list[str]:

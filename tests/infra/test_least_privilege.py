@@ -77,9 +77,9 @@ def life_of_a_run() -> None:
         save(store, step, created_at=0.0)
     store.put("large", bytes(9_000_000))
     store.copy("large", "another")
-    run = OpenedRun(run_id="job-1", store=store, at_rest=True)
+    run = OpenedRun(run_id="a-run", store=store, at_rest=True)
     checkpoints.pin(store, find_checkpoint(store, "10"))
-    checkpoints.list_checkpoints(store)
+    checkpoints.list_checkpoints(run)
     manifest, skipped = latest_valid(store, verify=check_shards_intact)
     assert manifest is not None
     assert skipped == []

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from spotguard.checkpoint.lineage import claim_attempt
-from spotguard.checkpoint.manifest import load_manifest, shard_readers
+from spotguard.checkpoint.manifest import commit, load_manifest, shard_readers
 from spotguard.errors import CheckpointError, Fenced, StoreFull, StoreUnavailable
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
@@ -17,6 +17,7 @@ from spotguard.runtime.saving import OutOfContact
 from spotguard.runtime.state import Leaf, Packed
 from spotguard.testing import FakeRendezvous, FaultyStore, MemoryStore
 from spotguard.testing.stores import SimulatedCrash
+from tests.checkpoint.savings import make_manifest
 from tests.runtime.lab import Rank, next_attempt, together
 
 if TYPE_CHECKING:
@@ -193,6 +194,18 @@ def test_pruning_reads_no_manifest_of_our_own_and_remembers_only_what_is_kept() 
 
     assert read == []
     assert sorted(rank.saver._seen) == [keys.checkpoint(step, 1) for step in (9, 10)]
+
+
+def test_a_checkpoint_of_another_run_is_not_one_of_those_that_are_kept() -> None:
+    """A restore passes over what was copied here: the run's own ones before it are still needed."""
+    store = FaultyStore(MemoryStore())
+    rank = started(store, keep_last=2)
+    rank.now(10, s=state(10))
+    commit(store, make_manifest(20, 1, run_id="another", world_size=1))
+    rank.now(30, s=state(30))
+
+    kept = [keys.checkpoint(step, 1) for step in (10, 20, 30)]
+    assert list(store.inner.list_folders("checkpoints/")) == kept
 
 
 def test_a_failed_pruning_is_no_failed_save() -> None:
