@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spotguard.checkpoint.manifest import load_manifest
+from spotguard.control.allot import Policy
 from spotguard.errors import SpotguardError
 from spotguard.events import keys
+from spotguard.launch.local.fates import RELEASE_GRACE_S
 from spotguard.storage import open_store
 from spotguard.testing import read_sample_trace
 from tests.runtime.processes import PATIENCE_S, Job, Jobs
@@ -74,6 +76,7 @@ class Play:
             self._compare()
         except AssertionError as problem:  # a job that does not end says so
             self.wrong.append(str(problem))
+            _say_where_they_are(self.jobs.started)
         finally:
             self._clean_up()
 
@@ -84,7 +87,7 @@ class Play:
         ranks = self._start(RUN, life.world, attempt, life)
         if life.kind is not None:
             self._disturb(ranks, attempt, life)
-        codes = [rank.wait() for rank in ranks]
+        codes = self._see_them_end(ranks)
         finished = not any(codes)
         self._last_world = life.world
         if finished:
@@ -95,6 +98,25 @@ class Play:
             self.ends[life.kind.value] += 1
         self._look(attempt, life, codes, ranks)
         return finished
+
+    def _see_them_end(self, ranks: list[Job]) -> list[int]:
+        """Return the exit codes; do what the controller does with who stays when a rank is lost.
+
+        Ranks that know of each other leave by themselves. One that dies before that, in set-up,
+        leaves the others in torch's rendezvous, where they would wait for it for half an hour.
+        """
+        give_up_at = time.monotonic() + PATIENCE_S
+        due: list[tuple[float, signal.Signals]] | None = None
+        while not all([rank.is_over() for rank in ranks]):  # a list: each is to be asked
+            now = time.monotonic()
+            assert now < give_up_at, "some of its ranks do not end"
+            if due is None and any(_is_lost(rank) for rank in ranks):
+                down_at = now + Policy().survivor_patience_s
+                due = [(down_at, signal.SIGTERM), (down_at + RELEASE_GRACE_S, signal.SIGKILL)]
+            if due and now >= due[0][0]:
+                _signal(ranks, due.pop(0)[1])
+            time.sleep(0.005)
+        return [rank.wait() for rank in ranks]
 
     def _start(self, run_id: str, world: int, attempt: int, life: Life | None) -> list[Job]:
         training = self.scenario.training
@@ -233,6 +255,7 @@ class Play:
         may_be = _SAID_AS[life.kind] | {"finished"}  # on the last step all may be done
         reasons = {end["reason"] for end in ends}
         silent = life.kind in _MAY_BE_SILENT or (life.world == 1 and life.kind in _OF_OTHERS)
+        silent = silent or (life.kind in _OF_OTHERS and _some_in_set_up(ranks))
         unsaid = life.kind is Kind.RAISE and "failed" not in reasons
         if not reasons <= may_be or not (reasons or silent) or unsaid:
             self._complain(attempt, f"{life.kind}: told as {sorted(reasons)}", ranks)
@@ -309,10 +332,25 @@ def _wait_for_steps(job: Job, count: int) -> None:
         time.sleep(0.002)
 
 
+def _some_in_set_up(ranks: list[Job]) -> bool:
+    """Return whether a rank had not begun to train when others had: they had no ring yet."""
+    return not all("step " in rank.said for rank in ranks)
+
+
+def _is_lost(rank: Job) -> bool:
+    return rank.code not in (None, 0, _TOLD)
+
+
 def _signal(jobs: list[Job], number: signal.Signals) -> None:
     for job in jobs:
         if not job.is_over():
             job.kill(number)
+
+
+def _say_where_they_are(jobs: list[Job]) -> None:
+    """Have each job that still runs print the stacks of its threads: who waits for whom."""
+    _signal(jobs, signal.SIGUSR1)
+    time.sleep(0.5)
 
 
 def _agree(one: Any, other: Any, *, bitwise: bool) -> bool:

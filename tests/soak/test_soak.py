@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.runtime.processes import Zygote
 from tests.soak.__main__ import Soak
-from tests.soak.scenario import Kind, scenario
+from tests.soak.play import Play
+from tests.soak.scenario import Kind, Life, scenario
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,3 +40,24 @@ def test_random_runs_end_as_if_nothing_had_happened(tmp_path: Path) -> None:
 
     assert {play.scenario.seed: play.wrong for play in plays if play.wrong} == {}
     assert sum(play.ends["finished"] + play.ends["finished first"] for play in plays) == RUNS
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(300)
+def test_ranks_that_wait_for_one_that_never_came_are_ended(tmp_path: Path) -> None:
+    """A rank dies before there is a process group: the controller ends the others, the run goes on.
+
+    By themselves they would wait in torch's rendezvous for half an hour.
+    """
+    seed = next(seed for seed in range(1000) if scenario(seed).training.wrap == "plain")
+    early = Life(world=2, kind=Kind.KILL_ONE, victim=1, after_steps=-1)
+    run = replace(scenario(seed), lives=(early, Life(world=2)))
+    zygote = Zygote()
+    try:
+        play = Play(run, zygote, tmp_path)
+        play.run()
+    finally:
+        zygote.close()
+
+    assert play.wrong == []
+    assert play.ends == {"kill -9 of one rank": 1, "finished": 1}
