@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
 
 _TELL_S = 10.0
+_STUBBORN_S = 30.0
+"""What was told that its time is over may need so long to end; then Slurm is asked to end it."""
 _SKYPILOTS = "SKYPILOT_TASK_ID"
 """Is set in SkyPilot's tasks only; the local launcher sees exit codes itself."""
 
@@ -58,7 +61,7 @@ class Agent:
         self._clock = SteadyClock()
         self._is_compared = False
         self._comparing = threading.Lock()
-        self._over_at = None if lifetime_s is None else self._clock.monotonic() + lifetime_s
+        self._over_at = math.inf if lifetime_s is None else self._clock.monotonic() + lifetime_s
         self._part = part
         self._nproc = nproc
         self._script = script
@@ -92,6 +95,8 @@ class Agent:
         """Tell this node's whole process group to end when the nodes are to go, as `timeout` does.
 
         That one counts from the job's start, when nodes and set-up have been paid for a while.
+        On Slurm the allocation is given back even if the job is frozen: SkyPilot's own guard was
+        seen to need up to four minutes.
         """
         try:
             with give_up_after(_TELL_S):
@@ -99,9 +104,13 @@ class Agent:
                 self._compare_clocks(PrefixedStore(store, os.environ[env.RUN_ID]))
         except SpotguardError as problem:
             _say(f"this node's clock could not be compared: {problem}")
-        self._clock.sleep(max(0.0, down_at - self._clock.now()))
+        left_s = max(0.0, down_at - self._clock.now())
+        self._over_at = min(self._over_at, self._clock.monotonic() + left_s)
+        self._clock.sleep(left_s)
         _say("the time of this attempt is over")
         os.killpg(os.getpgrp(), signal.SIGTERM)
+        self._clock.sleep(_STUBBORN_S)
+        self.leave()
 
     def leave(self) -> None:
         """Do what is to be done when this node's part is over. Blocks, on Slurm for a minute."""

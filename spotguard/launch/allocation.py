@@ -27,7 +27,7 @@ def give_back(
     allocation: str,
     *,
     told: Callable[[], bool],
-    over_at: float | None,
+    over_at: float,
     clock: Clock,
     cancel: Callable[[str], bool] | None = None,
 ) -> bool:
@@ -35,14 +35,12 @@ def give_back(
 
     Nothing is done once `told` says that somebody else ends the node: others of the allocation may
     still be saving, in a longer grace than `scancel` would leave them. From `over_at` (monotonic)
-    on it is the leak guard that tells, because nobody did.
+    on it is this attempt's own guard that tells, because nobody did.
 
     Returns:
         Whether it was cancelled.
     """
-    until = clock.monotonic() + LINGER_S
-    if over_at is not None:
-        until = min(until, over_at - _EARLY_S)
+    until = min(clock.monotonic() + LINGER_S, over_at - _EARLY_S)
     while clock.monotonic() < until:
         if told():
             return False

@@ -17,7 +17,7 @@ from spotguard.launch.agent import command_line, environment
 from spotguard.launch.regroup import Part
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 FIRST = Part(attempt=3, node=2, nodes=(0, 1, 2), host="10.0.0.1", port=4000)
@@ -53,6 +53,22 @@ def agent(
     tmp_path: Path, script: str, *flags: str, **told: str
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start a node's agent with a torchrun that is the script; `told` are variables of its job."""
+    with _started(["-m", "spotguard.launch.agent"], tmp_path, script, *flags, **told) as process:
+        yield process
+
+
+@contextlib.contextmanager
+def impatient_agent(tmp_path: Path, script: str, **told: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start an agent that does not wait for a job that is told that its time is over."""
+    code = "from spotguard.launch import agent; agent._STUBBORN_S = 0.2; agent.main()"
+    with _started(["-c", code], tmp_path, script, **told) as process:
+        yield process
+
+
+@contextlib.contextmanager
+def _started(
+    program: Sequence[str], tmp_path: Path, script: str, *flags: str, **told: str
+) -> Iterator[subprocess.Popen[bytes]]:
     distributed = tmp_path / "torch" / "distributed"
     reports = distributed / "elastic" / "multiprocessing"
     reports.mkdir(parents=True)
@@ -61,7 +77,7 @@ def agent(
     (reports / "api.py").write_text("class SignalException(Exception): pass")
     (reports / "errors.py").write_text("class ChildFailedError(Exception): pass")
     (distributed / "run.py").write_text(script)
-    command = [sys.executable, "-m", "spotguard.launch.agent", "--nodes=1", "--node=0"]
+    command = [sys.executable, *program, "--nodes=1", "--node=0"]
     process = subprocess.Popen(
         [*command, "--nproc=1", "--master=127.0.0.1:1", *flags, "--", "job.py"],
         cwd=tmp_path,

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import subprocess
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +15,7 @@ from spotguard.events import env
 from spotguard.events.event import JobEvent
 from spotguard.launch.allocation import LINGER_S, give_back, scancel
 from spotguard.testing.clock import FakeClock
-from tests.launch.test_agent import agent, events_of, run_variables
+from tests.launch.test_agent import agent, events_of, impatient_agent, run_variables
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,6 +99,28 @@ def test_a_node_of_slurm_stays_until_somebody_ends_it(tmp_path: Path) -> None:
         else:
             raise AssertionError("it left at once")
         assert process.wait(30) == 7
+
+
+FROZEN = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\ntime.sleep(300)"
+DONE = "pass"
+
+
+@pytest.mark.parametrize("job", [FROZEN, DONE])
+def test_when_its_time_is_over_nobody_keeps_the_allocation(tmp_path: Path, job: str) -> None:
+    """Not a job that hears nothing, nor the minute in which a node waits for its controller."""
+    program = tmp_path / "scancel"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\nkill -KILL 0\n')
+    program.chmod(0o755)
+    store = tmp_path / "store"
+    told = {
+        **run_variables(store),
+        env.ALLOCATION: "52",
+        env.DOWN_AT: str(time.time() + 6.0),
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+    }
+    with impatient_agent(tmp_path, job, **told) as process:
+        process.wait(50)
+    assert (tmp_path / "asked").read_text() == "-- 52\n"
 
 
 def test_that_it_was_given_back_is_written_down(tmp_path: Path) -> None:
