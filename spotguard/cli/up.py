@@ -150,9 +150,10 @@ def _survey(spec: JobSpec) -> Survey:
     from spotguard.spec.infra import LOCAL
 
     if spec.infra != LOCAL:
-        from spotguard.control.places import find_offers
+        from spotguard.control.places import check_places, find_offers
 
-        return find_offers(spec)
+        unchecked = check_places(spec)
+        return replace(find_offers(spec), unchecked=unchecked)
     from spotguard.control import api
     from spotguard.launch.base import Survey
     from spotguard.spec.home import spotguard_home
@@ -169,6 +170,7 @@ def _plan(resolved: Resolved, found: Survey) -> JobPlan:
         batches=resolved.batches,
         skipped=found.skipped,
         prices=found.sources,
+        unchecked=found.unchecked,
         not_installed=tell_lack(resolved.spec),
     )
 

@@ -65,8 +65,9 @@ def create_run(spec: JobSpec) -> str:
     offers = _offers(spec, final.path)
     _check_budget(limits, offers, spent_usd=0.0)
     if spec.infra != LOCAL:
-        from spotguard.control.places import preview
+        from spotguard.control.places import check_places, preview
 
+        check_places(spec)
         preview(spec, offers)  # raises where something cannot be carried to the nodes
     store_root = open_store(spec.store).url
     keep_private(spec.store)

@@ -13,6 +13,7 @@ from spotguard.control.record import Allotment, AttemptRecord, Limits, RunRecord
 from spotguard.control.request import cluster_name, launch_request
 from spotguard.errors import SpecError, UsageError
 from spotguard.events.states import Market
+from spotguard.launch.skypilot.existence import Missing, look_up
 from spotguard.launch.skypilot.prices import Place, survey
 from spotguard.launch.taskyaml import Machine, secrets_hidden, task_yaml
 from spotguard.launch.wheel import build_wheel
@@ -26,7 +27,7 @@ from spotguard.spec.templates import BASE, load_template
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from spotguard.launch.base import LaunchRequest, Offer, Survey
+    from spotguard.launch.base import LaunchRequest, Offer, Survey, Unchecked
     from spotguard.spec.model import JobSpec
 
 
@@ -44,6 +45,21 @@ def find_offers(spec: JobSpec) -> Survey:
         on_demand_places=_places(elsewhere) if elsewhere else (),
     )
     return replace(found, offers=tuple(_repriced(spec, offer) for offer in found.offers))
+
+
+def check_places(spec: JobSpec) -> tuple[Unchecked, ...]:
+    """Return the places of which nobody could say whether there are such. Takes some seconds.
+
+    Raises:
+        SpecError: there is no such region, zone, context, cluster or partition.
+    """
+    unchecked: list[Unchecked] = []
+    for field, infra in (("infra", spec.infra), ("on_demand_infra", spec.on_demand_infra)):
+        for verdict in look_up(_places(infra) if infra else ()):
+            if isinstance(verdict, Missing):
+                raise SpecError(field, verdict.words(), hint=verdict.way_out())
+            unchecked.append(verdict)
+    return tuple(unchecked)
 
 
 def machine_for(spec: JobSpec) -> Machine:

@@ -50,6 +50,15 @@ class Skipped:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Unchecked:
+    """A place of which nobody could be asked whether there is such a one, and why."""
+
+    place: str
+    """As a user writes it: `slurm/lab/spot`."""
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class PriceSource:
     """Where prices come from, and how old they are."""
 
@@ -68,6 +77,7 @@ class Survey:
     """Best first: the market's own, the cheapest first; without a price last."""
     skipped: tuple[Skipped, ...] = ()
     sources: tuple[PriceSource, ...] = ()
+    unchecked: tuple[Unchecked, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

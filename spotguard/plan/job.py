@@ -14,7 +14,7 @@ from spotguard.plan.money import cost_usd, hours_bought, rate_usd_per_h, saved_p
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from spotguard.launch.base import Offer, PriceSource, Skipped
+    from spotguard.launch.base import Offer, PriceSource, Skipped, Unchecked
     from spotguard.spec.model import JobSpec
 
 SCHEMA = 1
@@ -110,6 +110,8 @@ class JobPlan:
     """Places that cannot be tried, and why."""
     prices: tuple[PriceSource, ...] = ()
     """Where prices come from."""
+    unchecked: tuple[Unchecked, ...] = ()
+    """Places of which nobody could say whether there are such."""
     not_installed: tuple[str, ...] = ()
     """What the script's PEP 723 block asks for and local nodes lack: they install nothing."""
 
@@ -125,6 +127,7 @@ def plan_job(
     batches: tuple[int, int] | None = None,
     skipped: Sequence[Skipped] = (),
     prices: Sequence[PriceSource] = (),
+    unchecked: Sequence[Unchecked] = (),
     not_installed: Sequence[str] = (),
 ) -> JobPlan:
     """Return the plan for `spec` with these offers.
@@ -136,6 +139,7 @@ def plan_job(
         batches: global batch and micro-batch, if the script or the command line says them.
         skipped: places that have no offer.
         prices: where the offers' prices come from.
+        unchecked: places of which nobody could say whether there are such.
         not_installed: requirements of the script that its nodes will not have.
     """
     markets = planned_markets(spec)
@@ -167,6 +171,7 @@ def plan_job(
         on_demand_infra=spec.on_demand_infra,
         skipped=tuple(place for place in skipped if place.market in markets),
         prices=tuple(prices),
+        unchecked=tuple(unchecked),
         not_installed=tuple(not_installed),
     )
 

@@ -17,12 +17,16 @@ from spotguard.control import drill, places
 from spotguard.errors import BudgetExhausted, JournalDamaged, StoreUnavailable
 from spotguard.events.states import Market, RunState
 from spotguard.launch.base import Offer, PriceSource, Skipped, Survey
+from spotguard.launch.skypilot import existence
 from tests.cli import pictures
 from tests.cli.fake_control import Line
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Cli
     from tests.cli.fake_control import FakeControl
+
+
+CHECK_PLACES = places.check_places
 
 
 @pytest.fixture
@@ -320,6 +324,7 @@ def clouds(monkeypatch: pytest.MonkeyPatch) -> None:
         sources=(PriceSource(infra="aws", source="SkyPilot's catalogue", read_at=time.time()),),
     )
     monkeypatch.setattr(places, "find_offers", lambda spec: found)
+    monkeypatch.setattr(places, "check_places", lambda spec: ())
 
 
 @pytest.mark.usefixtures("clouds")
@@ -333,7 +338,7 @@ def test_plan_of_a_cloud_tells_prices_skips_and_interruptions(cli: Cli, script: 
     assert len([row for row in rows if " on-demand " in row]) == 7
     assert "and 22 more; --json lists all" in said.out
     assert "skipped aws/eu-west-1 (spot): has no spot price" in said.out
-    assert "prices of aws: SkyPilot's catalogue, 0" in said.out
+    assert re.search(r"prices of aws: SkyPilot's catalogue, \d", said.out)
     assert "lost to spot: interruptions in 1 d 0 h" in said.out
     assert max(map(len, said.out.splitlines())) <= 80
 
@@ -341,6 +346,56 @@ def test_plan_of_a_cloud_tells_prices_skips_and_interruptions(cli: Cli, script: 
     assert len(body["candidates"]) == 18
     assert body["candidates"][0]["interruptions"] > 1
     assert body["skipped"][0]["why"] == "has no spot price"
+
+
+@pytest.fixture
+def answers(clouds: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, str]]:
+    """Let SkyPilot say this of each place, and be asked for it."""
+    said: dict[str, dict[str, str]] = {}
+    monkeypatch.setattr(places, "check_places", CHECK_PLACES)
+    monkeypatch.setattr(existence, "ask", lambda question, *about: {p: said[p] for p in about})
+    return said
+
+
+@pytest.mark.parametrize("command", ["plan", "up"])
+@pytest.mark.parametrize("field", ["infra", "on_demand_infra"])
+def test_a_place_that_is_not_there_is_refused(
+    cli: Cli,
+    control: FakeControl,
+    script: str,
+    answers: dict[str, dict[str, str]],
+    command: str,
+    field: str,
+) -> None:
+    """Usage, exit code 2: the field, what is there, and the way out; nothing was started."""
+    answers["slurm/lab/sport"] = {
+        "refusal": "Partition 'sport' not found in cluster 'lab'. "
+        "Available partitions: ['spot', 'gpu']"
+    }
+    answers["slurm/lab/spot"] = {"refusal": ""}
+    where = {"infra": "slurm/lab/spot", field: "slurm/lab/sport"}
+    flags = [word for key, value in where.items() for word in (f"--{key}".replace("_", "-"), value)]
+    said = cli(command, script, *flags)
+    assert (said.code, said.out, control.asked) == (2, "", [])
+    assert said.err == (
+        f"error: {field}: given 'slurm/lab/sport', but SkyPilot has no partition 'sport' in "
+        "slurm/lab; there is spot, gpu\nhint: name one that is there, such as slurm/lab/spot\n"
+    )
+
+
+def test_a_place_that_nobody_could_look_up_is_planned_and_told(
+    cli: Cli, script: str, answers: dict[str, dict[str, str]]
+) -> None:
+    """It may be there: a login node that does not answer proves nothing."""
+    answers["slurm/lab/spot"] = {"problem": "SkyPilot does not answer: connection refused"}
+    said = cli("plan", script, "--infra", "slurm/lab/spot")
+    assert said.code == 0
+    told = "not known whether there is slurm/lab/spot: SkyPilot does not answer: connection refused"
+    assert told in " ".join(said.out.split())
+    body = json.loads(cli("plan", script, "--infra", "slurm/lab/spot", "--json").out)
+    assert body["unchecked"] == [
+        {"place": "slurm/lab/spot", "why": "SkyPilot does not answer: connection refused"}
+    ]
 
 
 @pytest.mark.usefixtures("clouds")

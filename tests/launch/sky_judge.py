@@ -19,6 +19,7 @@ from sky.provision.slurm import utils as slurm
 
 from spotguard.errors import EnvironmentFailure
 from spotguard.events.states import Market
+from spotguard.launch.skypilot import existence
 from spotguard.launch.skypilot.prices import Place, survey
 from spotguard.launch.taskyaml import Machine
 
@@ -49,6 +50,29 @@ def _found(question: dict[str, Any]) -> dict[str, Any]:
         "skipped": [dataclasses.asdict(place) for place in found.skipped],
         "sources": sources,
     }
+
+
+def answer_places(places: list[str]) -> list[dict[str, Any]]:
+    """Return which places are not there, and of which nobody could say it, as plain data."""
+    found = existence.look_up([Place.parse(text) for text in places])
+    return [{"kind": type(each).__name__, **dataclasses.asdict(each)} for each in found]
+
+
+def _as_the_server(question: str, *places: str) -> dict[str, dict[str, str]]:
+    """Answer as SkyPilot's API server does before a launch: it validates the task."""
+    assert question == "refusals"
+    return {place: {"refusal": _refusal(place)} for place in places}
+
+
+def _refusal(place: str) -> str:
+    try:
+        sky.Task(run="true").set_resources(sky.Resources(infra=place)).validate()
+    except ValueError as problem:
+        return " ".join(str(problem).split())
+    return ""
+
+
+vars(existence)["ask"] = _as_the_server
 
 
 def judge(config: dict[str, Any]) -> dict[str, Any]:
@@ -85,6 +109,7 @@ def main() -> None:
     questions = json.loads(Path(sys.argv[1]).read_text())
     answers = {
         "surveys": {key: answer_survey(q) for key, q in questions["surveys"].items()},
+        "places": {key: answer_places(asked) for key, asked in questions["places"].items()},
         "verdicts": {key: judge(task) for key, task in questions["tasks"].items()},
     }
     Path(sys.argv[2]).write_text(json.dumps(answers))

@@ -116,10 +116,12 @@ def ask_skypilot(
     *,
     surveys: dict[str, Any] | None = None,
     tasks: dict[str, Any] | None = None,
+    places: dict[str, list[str]] | None = None,
 ) -> dict[str, Any]:
     """Return SkyPilot's answers; one process for all questions, since importing it takes long."""
     questions, answers = home / "questions.json", home / "answers.json"
-    questions.write_text(json.dumps({"surveys": surveys or {}, "tasks": tasks or {}}))
+    asked = {"surveys": surveys or {}, "tasks": tasks or {}, "places": places or {}}
+    questions.write_text(json.dumps(asked))
     given = {"HOME": str(home), "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
     given["HTTPS_PROXY"] = "http://127.0.0.1:9"  # nothing leaves this machine
     done = subprocess.run(

@@ -50,6 +50,30 @@ MORE_SURVEYS = {
     },
     "unpriced partition": {"places": ["slurm/spotlab/other"], "machine": {"cpus": "1+"}},
 }
+PLACES_LOOKED_UP: dict[str, tuple[str, str, str, list[str]] | None] = {
+    "aws": None,
+    "kubernetes": None,
+    "aws/us-east-1": None,
+    "aws/us-east-1/us-east-1b": None,
+    "azure/eastus": None,
+    "gcp/us-central1/us-central1-a": None,
+    "kubernetes/ctx": None,
+    "slurm/spotlab/spot": None,
+    "aws/us-east-9": ("region", "us-east-9", "aws", ["us-east-1", "us-west-2"]),
+    "azure/mars": ("region", "mars", "azure", ["eastus", "westeurope", "westus2"]),
+    "gcp/us-central1/us-central1-x": (
+        *("zone", "us-central1-x", "gcp/us-central1"),
+        ["us-central1-a", "us-central1-b"],
+    ),
+    "aws/us-east-1/mars": ("zone", "mars", "aws/us-east-1", ["us-east-1a", "us-east-1b"]),
+    "kubernetes/arn:aws:eks:x:1:cluster/me": (
+        *("context", "arn:aws:eks:x:1:cluster/me", "kubernetes"),
+        ["ctx"],
+    ),
+    "slurm/lab/spot": ("cluster", "lab", "slurm", ["spotlab"]),
+    "slurm/spotlab/sport": ("partition", "sport", "slurm/spotlab", ["spot", "ondemand"]),
+}
+"""What is not there, and what SkyPilot has instead; None: it is there."""
 
 
 def _whole_task(folder: Path) -> dict[str, Any]:
@@ -84,7 +108,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         tasks[key] = {**(task_of(case) or {}), "workdir": str(folder / "work")}
     tasks["whole"] = _whole_task(folder / "work")
     more = {key: {"market": "spot", **question} for key, question in MORE_SURVEYS.items()}
-    return ask_skypilot(python, home, surveys={**survey_questions(), **more}, tasks=tasks)
+    surveys = {**survey_questions(), **more}
+    looked_up = {place: [place] for place in PLACES_LOOKED_UP}
+    return ask_skypilot(python, home, surveys=surveys, tasks=tasks, places=looked_up)
 
 
 def test_prices_are_those_of_the_catalogue(answers: dict[str, Any]) -> None:
@@ -152,6 +178,21 @@ def test_a_skipped_place_says_why(answers: dict[str, Any], question: str, why: s
         ("spot", why),
         ("on_demand", why),
     ]
+
+
+@pytest.mark.parametrize("place", PLACES_LOOKED_UP)
+def test_a_place_that_is_not_there_is_known(answers: dict[str, Any], place: str) -> None:
+    """SkyPilot's own words say which part is wrong, and what there is."""
+    wrong, found = PLACES_LOOKED_UP[place], answers["places"][place]
+    if wrong is None:
+        assert found == []
+        return
+    part, name, above, there = wrong
+    (missing,) = found
+    assert missing == {
+        **{"kind": "Missing", "place": place, "part": part, "name": name},
+        **{"above": above, "there": there},
+    }
 
 
 def test_prices_that_cannot_be_had_are_said(tmp_path: Path) -> None:

@@ -160,6 +160,10 @@ def _notes(plan: JobPlan) -> list[Text]:
     ]
     if len(plan.skipped) > _MOST_SKIPPED:
         lines.append(f"and {len(plan.skipped) - _MOST_SKIPPED} more skipped")
+    lines += [
+        f"not known whether there is {clean(place.place)}: {clean(place.why)}"
+        for place in plan.unchecked
+    ]
     lines += [f"prices of {p.infra}: {p.source}{_age(p.read_at)}" for p in plan.prices]
     return [Text(line, style="dim") for line in lines]
 

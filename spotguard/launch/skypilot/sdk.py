@@ -230,6 +230,24 @@ class SkySdk:
             raise
         return output.getvalue().encode()
 
+    def refusal(self, infra: str) -> str:
+        """Return what SkyPilot has against a place before it launches there; empty if nothing.
+
+        It looks whether there is such a context, cluster or partition; not whether nodes are free.
+        """
+        sky = load_sky()
+        try:
+            with _translated():
+                task, dag = sky.Task(run="true"), sky.Dag()
+                task.set_resources(sky.Resources(infra=infra))
+                dag.add(task)
+                sky.client.sdk.validate(dag)
+        except LauncherFailure as problem:
+            if not isinstance(problem.__cause__, ValueError):
+                raise
+            return _plain(str(problem.__cause__))
+        return ""
+
     def ours(self, names: Sequence[str] | None = None, *, fresh: bool = False) -> list[OurCluster]:
         """Return spotguard's clusters of this user, as SkyPilot last saw them.
 
