@@ -2,6 +2,7 @@
 
 # No postponed annotations: typer reads them, and ruff would move their imports away.
 import contextlib
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spotguard.cli.common import JsonOption, YesOption
+from spotguard.cli.common import JsonOption, YesOption, heard_as_ctrl_c
 from spotguard.cli.flags import (
     OldSeedOption,
     interrupt_seed,
@@ -65,7 +66,8 @@ def drill(
     seed = interrupt_seed(new_seed, old_seed) or 0
     options = DrillOptions(nodes=nodes, kills=kills, steps=steps, seed=seed)
     tell_lack(resolve_job(script, args or [], {**flags, "infra": LOCAL}).spec)
-    report = run_drill(script, args or [], with_variables(flags), options, note)
+    with heard_as_ctrl_c(signal.SIGTERM, signal.SIGHUP):
+        report = run_drill(script, args or [], with_variables(flags), options, note)
     if as_json:
         print_json(report.to_json())
     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +14,8 @@ from spotguard.errors import Detached
 from spotguard.units import format_duration, parse_duration_s
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from spotguard.control.view import RunView
 
 RunArgument = Annotated[
@@ -25,6 +29,27 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 DetachOption = Annotated[
     bool, typer.Option("--detach", "-d", help="Start, then leave it in the background.")
 ]
+
+
+@contextlib.contextmanager
+def heard_as_ctrl_c(*numbers: signal.Signals) -> Iterator[None]:
+    """Inside the block these signals end the command as Ctrl-C does, with all that it began.
+
+    A signal that is ignored, as by `nohup`, stays so.
+    """
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.getsignal(number) for number in numbers}
+    heard = [number for number, handler in before.items() if handler is signal.SIG_DFL]
+    for number in heard:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _duration(text: str) -> float:

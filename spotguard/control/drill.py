@@ -151,8 +151,13 @@ class _Drill:
         spec = self._spec(name, nodes=nodes, plays=plays)
         with _home(self._folder):
             run_id = api.create_run(spec)
-            api.start_controller(run_id)
-            return self._wait(run_id)
+            try:
+                api.start_controller(run_id)
+                return self._wait(run_id)
+            except BaseException:
+                with contextlib.suppress(Exception):  # leave no node behind; the first error counts
+                    api.request_down(run_id)
+                raise
 
     def _spec(self, name: str, *, nodes: str, plays: list[_Play]) -> JobSpec:
         """Return the job of one of the two runs."""
@@ -186,25 +191,20 @@ class _Drill:
 
     def _wait(self, run_id: str) -> RunView:
         told = 0
-        try:
-            while True:
-                picture = api.view(run_id)
-                for attempt in picture.attempts[told:]:
-                    if attempt.end_reason is None:
-                        break
-                    told += 1
-                    self._say(
-                        f"  attempt {attempt.attempt} on {attempt.nodes} nodes: "
-                        f"{attempt.end_reason.told(attempt.saved)} after step {attempt.last_step}"
-                    )
-                if api.settled(picture):
-                    return picture
-                api.ensure_controlled(run_id)
-                time.sleep(_POLL_S)
-        except BaseException:
-            with contextlib.suppress(Exception):  # leave no node behind; the first error counts
-                api.request_down(run_id)
-            raise
+        while True:
+            picture = api.view(run_id)
+            for attempt in picture.attempts[told:]:
+                if attempt.end_reason is None:
+                    break
+                told += 1
+                self._say(
+                    f"  attempt {attempt.attempt} on {attempt.nodes} nodes: "
+                    f"{attempt.end_reason.told(attempt.saved)} after step {attempt.last_step}"
+                )
+            if api.settled(picture):
+                return picture
+            api.ensure_controlled(run_id)
+            time.sleep(_POLL_S)
 
     def _report(self, view: RunView, steps: int, plays: int) -> DrillReport:
         calm, shaken = (

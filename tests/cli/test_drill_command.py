@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -115,3 +116,42 @@ def test_a_drill_of_nothing_is_a_usage_error(
     assert said.code == 2
     assert option in said.err
     assert drill.asked == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_who_ends_a_drill_ends_what_it_began(
+    number: signal.Signals, cli: Cli, drill: FakeDrill, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`timeout`, a CI job that is cancelled and a closed terminal are heard as Ctrl-C is."""
+    ended: list[bool] = []
+
+    def run(*_: Any) -> None:
+        try:
+            signal.raise_signal(number)
+        except KeyboardInterrupt:
+            ended.append(True)
+            raise
+
+    before = signal.getsignal(number)
+    monkeypatch.setattr("spotguard.control.drill.run_drill", run)
+
+    assert cli("drill", script).code == 130
+    assert ended == [True]
+    assert signal.getsignal(number) == before
+
+
+def test_a_signal_that_is_ignored_ends_no_drill(
+    cli: Cli, drill: FakeDrill, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`nohup spotguard drill` outlives its terminal."""
+
+    def run(*told: Any) -> Any:
+        signal.raise_signal(signal.SIGHUP)
+        return drill(*told)
+
+    monkeypatch.setattr("spotguard.control.drill.run_drill", run)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert cli("drill", script).code == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)

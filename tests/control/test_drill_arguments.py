@@ -64,3 +64,20 @@ def test_a_script_that_is_missing_is_told_at_once(script: Path, tmp_path: Path) 
     with pytest.raises(SpecError, match="there is no file"):
         run_drill(script.with_name("gone.py"), [], {}, DrillOptions(), lambda _: None)
     assert not list((tmp_path / "home").glob("drills/*"))
+
+
+def test_a_drill_that_is_cut_off_leaves_no_run_behind(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the moment in which its controller is started: the first error counts."""
+    down: list[str] = []
+
+    def start(run_id: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "start_controller", start)
+    monkeypatch.setattr(api, "request_down", down.append)
+    with pytest.raises(KeyboardInterrupt):
+        run_drill(script, [], {}, DrillOptions(), lambda _: None)
+    [run_id] = down
+    assert run_id.startswith("drill-calm-")
