@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from spotguard.control.fold_attempt import progress_of
 from spotguard.control.machine import Observation
-from spotguard.control.market import may_regrow
+from spotguard.control.market import may_go_back_to_spot, may_regrow
 from spotguard.control.news import JobNews
 from spotguard.control.record import Kind
 from spotguard.errors import SpotguardError, StoreError
+from spotguard.events.states import Market
 from spotguard.launch.base import ClusterState, ClusterView, KnowsFreeNodes, NodeEnd
 from spotguard.launch.regroup import read_group
 from spotguard.storage.urls import is_folder
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from spotguard.control.record import AttemptRecord, Progress
     from spotguard.events.event import Heartbeat
     from spotguard.events.group import Group
-    from spotguard.events.states import Market
     from spotguard.launch.base import Launcher, Offer
     from spotguard.storage.base import ObjectStore
     from spotguard.units import Clock
@@ -103,6 +103,7 @@ class Lookout:
         return Observation(
             cluster=cluster,
             free_nodes=self._free_nodes(attempt),
+            free_spot=self._free_spot(attempt),
             group=self._group(attempt),
             news_complete=complete,
             silence_s=None if beat_at is None else now - beat_at,
@@ -140,6 +141,18 @@ class Lookout:
             return None
         launcher = self._launcher
         return launcher.free_nodes(attempt.offer) if isinstance(launcher, KnowsFreeNodes) else None
+
+    def _free_spot(self, attempt: AttemptRecord) -> int | None:
+        """Ask who knows in which place most spot nodes are free, once it is time to go back."""
+        launcher, record = self._launcher, self._ledger.record
+        if not may_go_back_to_spot(record, attempt, self._clock.now(), self._policy):
+            return None
+        if not isinstance(launcher, KnowsFreeNodes):
+            return None
+        spot = [offer for offer in self._offers() if offer.market is Market.SPOT]
+        told = [launcher.free_nodes(offer) for offer in spot]
+        most = max((count for count in told if count is not None), default=0)
+        return None if None in told and most < record.limits.nodes_min else most
 
     def note_progress(self, attempt: AttemptRecord) -> None:
         """Write the newest progress down, unless the record has it."""

@@ -71,6 +71,8 @@ class Observation:
     """Seconds since the launcher could last say anything of the cluster."""
     free_nodes: int | None = None
     """Nodes that are free where the attempt is, beside its own; None is unknown."""
+    free_spot: int | None = None
+    """Nodes that are free in the spot place with most of them; None is unknown."""
     group: Group | None = None
     """The nodes that began the next attempt in place."""
     offers: tuple[Offer, ...] = ()
@@ -435,7 +437,7 @@ def _stop_due(
         return AskToStop(EndReason.DEADLINE)
     if regrow_due(record, attempt, now, policy, free_nodes=seen.free_nodes):
         return AskToStop(EndReason.RESIZED)
-    if back_to_spot_due(record, attempt, now, policy):
+    if back_to_spot_due(record, attempt, now, policy, free_spot=seen.free_spot):
         return AskToStop(EndReason.RESIZED)
     return None
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _SLACK = 0.1
 """Of the work that is left, kept for interruptions before the deadline decides the market."""
 _MOST_DOUBLINGS = 5
+_ASK_AHEAD_S = 300.0
+"""So long before on-demand nodes may be given up it is asked whether spot ones are free: the
+answer takes a while, and is not waited for."""
 _TAKEN = frozenset(
     {EndReason.PREEMPTED, EndReason.TERMINATED, EndReason.NODE_LOST, EndReason.VANISHED}
 )
@@ -61,13 +64,49 @@ def markets_now(record: RunRecord, now: float, policy: Policy) -> frozenset[Mark
     return frozenset({Market.SPOT})
 
 
-def back_to_spot_due(record: RunRecord, attempt: AttemptRecord, now: float, policy: Policy) -> bool:
-    """Tell whether an attempt that made do with on-demand nodes shall look for spot again."""
-    if policy.market is not Market.SPOT or attempt.offer.market is Market.SPOT:
+def back_to_spot_due(
+    record: RunRecord,
+    attempt: AttemptRecord,
+    now: float,
+    policy: Policy,
+    *,
+    free_spot: int | None = None,
+) -> bool:
+    """Tell whether an attempt that made do with on-demand nodes shall look for spot again.
+
+    Not where it is known that too few are free (`free_spot`; None is unknown). Each try in a row
+    that ended on demand again doubles the time until the next one.
+    """
+    if not _made_do(attempt, policy):
+        return False
+    if free_spot is not None and free_spot < record.limits.nodes_min:
         return False
     if policy.on_demand_for_deadline and _deadline_presses(record, now):
         return False
-    return now - attempt.intended_at >= policy.back_to_spot_after_s
+    return now - attempt.intended_at >= _back_to_spot_after_s(record, policy)
+
+
+def may_go_back_to_spot(
+    record: RunRecord, attempt: AttemptRecord, now: float, policy: Policy
+) -> bool:
+    """Tell whether it is time to ask for free spot nodes."""
+    age_s = now - attempt.intended_at
+    return _made_do(attempt, policy) and age_s >= _back_to_spot_after_s(record, policy) - (
+        _ASK_AHEAD_S
+    )
+
+
+def _made_do(attempt: AttemptRecord, policy: Policy) -> bool:
+    return policy.market is Market.SPOT and attempt.offer.market is not Market.SPOT
+
+
+def _back_to_spot_after_s(record: RunRecord, policy: Policy) -> float:
+    in_vain = 0
+    for before, after in reversed(tuple(pairwise(record.attempts))):
+        if not (_was_resized(before) and _made_do(before, policy) and _made_do(after, policy)):
+            break
+        in_vain += 1
+    return policy.back_to_spot_after_s * float(2 ** min(in_vain, _MOST_DOUBLINGS))
 
 
 def may_regrow(record: RunRecord, attempt: AttemptRecord) -> bool:
@@ -86,8 +125,8 @@ def regrow_due(
     """Tell whether an attempt on few nodes shall be saved and launched anew on as many as may be.
 
     Not where it is known that none is free (`free_nodes`; None is unknown). The gain, should all of
-    them be had, must be worth twice the start that it costs; each try in a row that brought no more
-    nodes doubles the time until the next one.
+    them be had, must be worth twice the start that it costs; each try that brought no more nodes
+    doubles the time until the next one, until their number changes.
     """
     if free_nodes == 0 or not may_regrow(record, attempt):
         return False
@@ -105,14 +144,22 @@ def regrow_due(
 
 
 def _tries_in_vain(record: RunRecord) -> int:
-    """Return how many times in a row nodes were given up, up to now, and no more came of it."""
+    """Return how many times nodes were given up, and no more came of it, since the last change.
+
+    A change is that there were more nodes, or that some were lost and not replaced. Nodes that were
+    taken and replaced by as many change nothing: that there were no more is still known.
+    """
     count = 0
     for before, after in reversed(tuple(pairwise(record.attempts))):
-        resized = before.end is not None and before.end.reason is EndReason.RESIZED
-        if not resized or after.nodes > before.nodes:
+        resized = _was_resized(before)
+        if after.nodes > before.nodes or (after.nodes < before.nodes and not resized):
             break
-        count += 1
+        count += resized
     return count
+
+
+def _was_resized(attempt: AttemptRecord) -> bool:
+    return attempt.end is not None and attempt.end.reason is EndReason.RESIZED
 
 
 def work_left_s(record: RunRecord, nodes: int) -> float | None:

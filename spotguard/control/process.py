@@ -138,7 +138,7 @@ def launcher_for(spec: JobSpec, run_dir: Path) -> Launcher:
 
 
 def _sky_launcher(spec: JobSpec) -> Launcher:
-    from spotguard.control.places import find_offers, task_for
+    from spotguard.control.places import find_offers, machine_for, task_for
     from spotguard.launch.skypilot.launcher import SkyPilotLauncher
     from spotguard.launch.skypilot.sdk import SkySdk
 
@@ -146,6 +146,7 @@ def _sky_launcher(spec: JobSpec) -> Launcher:
         SkySdk(),
         offers=lambda: list(find_offers(spec).offers),
         task=lambda request: task_for(spec, request),
+        machine=lambda: machine_for(spec),
     )
 
 

@@ -185,7 +185,11 @@ class KnowsFreeNodes(Protocol):
     """What a launcher can do beside, where a place tells how much of it is in use."""
 
     def free_nodes(self, offer: Offer) -> int | None:
-        """Return how many nodes are free in a place now; None is unknown. Does not block long."""
+        """Return how many nodes are free in a place now, beside those in use. Does not block long.
+
+        None is unknown, and only a launch can tell. As long as somebody could tell who does not
+        answer, it is 0: nothing is given up for it.
+        """
         ...
 
 

@@ -9,6 +9,7 @@ from spotguard.control.allot import Policy
 from spotguard.control.market import (
     back_to_spot_due,
     markets_now,
+    may_go_back_to_spot,
     offers_now,
     regrow_due,
     work_left_s,
@@ -19,6 +20,7 @@ from spotguard.testing.launcher import FAKE_OFFER
 from tests.control.made import Line, ended, intended, launched, made, training
 
 if TYPE_CHECKING:
+    from spotguard.control.record import RunRecord
     from spotguard.launch.base import Offer
 
 SPOT, ON_DEMAND = Market.SPOT, Market.ON_DEMAND
@@ -156,6 +158,37 @@ def test_it_goes_back_to_spot_when_that_is_wanted_and_safe(name: str) -> None:
     assert back_to_spot_due(record, record.attempts[0], now, policy) is due
 
 
+def on_demand_again(times: int) -> RunRecord:
+    """A run that gave up on-demand nodes so often, and trains on demand again each time."""
+    record = made(*on_demand(), limits=Limits(nodes_min=2, nodes_max=2))
+    ends = made(*on_demand(), ended(600.0, "resized"), limits=record.limits).attempts
+    return replace(record, attempts=(*ends * times, *record.attempts))
+
+
+@pytest.mark.parametrize(
+    ("free", "due"), [(None, True), (0, False), (1, False), (2, True), (3, True)]
+)
+def test_on_demand_nodes_are_kept_where_it_is_known_that_too_few_spot_nodes_are_free(
+    free: int | None, due: bool
+) -> None:
+    """They are given up for as many as the run needs; unknown is asked for by trying."""
+    record = on_demand_again(0)
+    assert back_to_spot_due(record, record.attempts[0], 3600.0, AFTER, free_spot=free) is due
+
+
+def test_looking_for_spot_in_vain_makes_the_next_look_later() -> None:
+    """An hour, two, four … up to 32: each one costs a start, and the wait for on-demand nodes."""
+    for times, hours in ((0, 1), (1, 2), (2, 4), (5, 32), (50, 32)):
+        record = on_demand_again(times)
+        attempt, due_s = record.attempts[-1], hours * 3600.0
+        assert not back_to_spot_due(record, attempt, due_s - 1.0, AFTER), times
+        assert back_to_spot_due(record, attempt, due_s, AFTER), times
+        assert not may_go_back_to_spot(record, attempt, due_s - 301.0, AFTER)
+        assert may_go_back_to_spot(record, attempt, due_s - 300.0, AFTER)
+    record = made(*trained())
+    assert not may_go_back_to_spot(record, record.attempts[0], 1e6, AFTER), "it is on spot"
+
+
 GROW = Policy(regrow_startups=3.0)
 
 
@@ -204,6 +237,23 @@ def test_only_tries_since_the_last_change_count(before: tuple[tuple[int, EndReas
     """Neither what the first launch was refused, nor what failed before it grew or lost nodes."""
     assert not regrows(179.0, before=before, step_s=60.0)
     assert regrows(180.0, before=before, step_s=60.0)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        ((2, EndReason.RESIZED), (2, EndReason.RESIZED), (2, EndReason.PREEMPTED)),
+        ((2, EndReason.RESIZED), (2, EndReason.PREEMPTED), (2, EndReason.RESIZED)),
+        ((2, EndReason.PREEMPTED), (2, EndReason.RESIZED), (2, EndReason.RESIZED)),
+        ((3, EndReason.PREEMPTED), (2, EndReason.RESIZED), (2, EndReason.RESIZED)),
+    ],
+)
+def test_nodes_that_were_replaced_by_as_many_are_no_change(
+    before: tuple[tuple[int, EndReason], ...],
+) -> None:
+    """Where nodes are taken every hour, what was refused twice is still known the third time."""
+    assert not regrows(719.0, before=before, step_s=60.0)
+    assert regrows(720.0, before=before, step_s=60.0)
 
 
 def test_nodes_are_kept_where_it_is_known_that_no_other_is_free() -> None:

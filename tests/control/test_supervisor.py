@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spotguard.control.record import RunRecord
-    from spotguard.launch.base import LaunchRequest
+    from spotguard.launch.base import LaunchRequest, Offer
 
 
 def reasons(record: RunRecord) -> list[EndReason | None]:
@@ -297,6 +297,48 @@ def test_what_is_bought_on_demand_elsewhere_keeps_to_the_budget(tmp_path: Path) 
     assert record.attempts[0].intended_at - record.created_at >= 60.0
     assert 0.7 < world.launcher.billed_usd() <= 1.0
     assert record.spec["on_demand_infra"] == "slurm/lab/gpu"
+
+
+def test_on_demand_nodes_are_given_up_once_spot_ones_are_free_and_not_before(
+    tmp_path: Path,
+) -> None:
+    """Where it can be asked: twice the usual wait on demand, then one move, to what is there."""
+    dear = replace(FAKE_OFFER, market=Market.ON_DEMAND, price_usd_per_h=3.0)
+    world = World(
+        tmp_path,
+        total_steps=90,
+        policy=Policy(
+            market=Market.SPOT,
+            on_demand_after_s=5.0,
+            back_to_spot_after_s=20.0,
+            capacity_patience_s=600.0,
+        ),
+        spec={"infra": "aws", "on_demand": "fallback-after 5s"},
+    )
+    world.launcher = SpotLater(world.clock, world.job, offers=[FAKE_OFFER, dear])
+    world.launcher.spot_from = world.clock.now() + 50.0
+    record = world.run()
+    assert [(a.offer.market, a.end.reason) for a in record.attempts if a.end] == [
+        (Market.ON_DEMAND, EndReason.RESIZED),
+        (Market.SPOT, EndReason.FINISHED),
+    ]
+    assert record.attempts[1].intended_at >= world.launcher.spot_from
+
+
+class SpotLater(FakeLauncher):
+    """A place that tells how many nodes are free: of spot ones none at first."""
+
+    spot_from = 0.0
+
+    def free_nodes(self, offer: Offer) -> int | None:
+        """Return whether it has come to spot nodes yet."""
+        return 4 * (offer.market is not Market.SPOT or self._clock.now() >= self.spot_from)
+
+    def launch(self, request: LaunchRequest) -> None:
+        """Refuse what is not free."""
+        if not self.free_nodes(request.offer):
+            raise NoCapacity("no spot node is to be had")
+        super().launch(request)
 
 
 class NoSpot(FakeLauncher):

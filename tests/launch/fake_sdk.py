@@ -12,6 +12,8 @@ from spotguard.launch.skypilot.sdk import ClusterFacts, JobPhase, LaunchFacts, P
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from spotguard.launch.taskyaml import Machine
+
 
 @dataclass
 class FakeSdk:
@@ -31,7 +33,7 @@ class FakeSdk:
     away: bool = False
     """SkyPilot's API server does not answer."""
     free: int | None = None
-    """Idle nodes of each Slurm partition."""
+    """Idle nodes of each Slurm partition, and free pods of each Kubernetes context."""
     broken: str = ""
     """What SkyPilot raises at each call."""
     before_submit: Callable[[], None] | None = None
@@ -81,6 +83,11 @@ class FakeSdk:
     def free_slurm_nodes(self, cluster: str, partition: str) -> int | None:
         """Return what the test set."""
         self._ask(f"free {cluster}/{partition}")
+        return self.free
+
+    def free_kubernetes_nodes(self, context: str | None, machine: Machine) -> int | None:
+        """Return what the test set."""
+        self._ask(f"free {context} {machine.gpus}")
         return self.free
 
     def job(self, cluster: str) -> JobPhase | None:

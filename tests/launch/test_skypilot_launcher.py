@@ -20,6 +20,7 @@ from spotguard.launch.skypilot import launcher as launcher_module
 from spotguard.launch.skypilot import sdk as sdk_module
 from spotguard.launch.skypilot.launcher import SkyPilotLauncher, by_node, look
 from spotguard.launch.skypilot.sdk import JobPhase, LaunchFacts, Phase
+from spotguard.launch.taskyaml import Machine
 from spotguard.testing.clock import FakeClock
 from spotguard.testing.launcher import FAKE_OFFER
 from tests.launch.fake_sdk import FakeSdk, unhealthy, up
@@ -448,7 +449,7 @@ def test_places_are_looked_up_every_five_minutes() -> None:
 
 
 def test_slurm_says_how_many_nodes_are_free_and_clouds_do_not() -> None:
-    """Asked every half minute; an answer that does not come is unknown."""
+    """Asked every half minute; who does not answer has none, since he would not launch either."""
     sdk, clock = FakeSdk(free=2), FakeClock()
     subject = launcher(sdk, clock)
     slurm = replace(FAKE_OFFER, infra="slurm", region="lab", zone="spot")
@@ -456,8 +457,22 @@ def test_slurm_says_how_many_nodes_are_free_and_clouds_do_not() -> None:
     assert sdk.asked == ["free lab/spot"]
     clock.advance(31.0)
     sdk.away = True
-    assert subject.free_nodes(slurm) is None
-    assert subject.free_nodes(FAKE_OFFER) is None
+    assert subject.free_nodes(slurm) == 0
+    clock.advance(31.0)
+    sdk.away, sdk.broken = False, "Slurm's scontrol is not allowed"
+    assert subject.free_nodes(slurm) is None, "only a launch can tell"
+    for cloud in ("aws", "gcp", "azure"):
+        assert subject.free_nodes(replace(FAKE_OFFER, infra=cloud)) is None
+
+
+def test_kubernetes_says_how_many_pods_of_the_jobs_kind_find_room() -> None:
+    """Each place is asked for itself, also when several are asked in turn."""
+    sdk, clock = FakeSdk(free=2), FakeClock()
+    subject = launcher(sdk, clock, machine=lambda: Machine(gpus="L4:1"))
+    here = replace(FAKE_OFFER, infra="kubernetes", region="ctx", zone=None)
+    there = replace(here, region=None)
+    assert [subject.free_nodes(place) for place in (here, there, here, there)] == [2] * 4
+    assert sdk.asked == ["free ctx L4:1", "free None L4:1"]
 
 
 def test_free_nodes_are_asked_for_beside() -> None:
@@ -473,7 +488,7 @@ def test_free_nodes_are_asked_for_beside() -> None:
 
     subject = launcher(Slow(), in_background=True)
     slurm = replace(FAKE_OFFER, infra="slurm", region="lab", zone="spot")
-    assert subject.free_nodes(slurm) is None
+    assert subject.free_nodes(slurm) == 0, "nothing is given up before there is an answer"
     assert asked.wait(60.0)
     may_answer.set()
     for thread in threading.enumerate():
@@ -505,6 +520,44 @@ def test_idle_nodes_are_told_by_slurms_words(
     monkeypatch.setattr(client, "slurm_node_info", lambda slurm_cluster_name: nodes)
     monkeypatch.setattr(sky, "get", lambda request: request)
     assert sdk_module.SkySdk().free_slurm_nodes("lab", "spot") == free
+
+
+@pytest.mark.parametrize(
+    ("context", "autoscaler", "cpu_free", "free"),
+    [
+        ("ctx", None, 9.0, 2),
+        ("ctx", None, 1.0, 0),
+        ("ctx", "karpenter", 1.0, None),
+        ("ctx", "karpenter", 9.0, 2),
+        (None, None, 1.0, None),
+        (None, None, 9.0, 2),
+    ],
+)
+def test_kubernetes_is_asked_by_skypilot(
+    context: str | None,
+    autoscaler: str | None,
+    cpu_free: float,
+    free: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """None free is no word where an autoscaler may make some, or another context has some."""
+    sky = pytest.importorskip("sky")
+    from sky import models, skypilot_config
+    from sky.client import sdk as client
+
+    node = models.KubernetesNodeInfo(
+        name="n", accelerator_type=None, total={}, free={}, cpu_free=cpu_free, memory_free_gb=64.0
+    )
+    found = models.KubernetesNodesInfo(node_info_dict={"n": node}, hint="")
+    inspect.signature(client.kubernetes_node_info).bind(context=context)
+    inspect.signature(skypilot_config.get_effective_region_config).bind(
+        cloud="kubernetes", region=context, keys=("autoscaler",), default_value=None
+    )
+    monkeypatch.setattr(client, "kubernetes_node_info", lambda context: found)
+    monkeypatch.setattr(skypilot_config, "get_effective_region_config", lambda **_: autoscaler)
+    monkeypatch.setattr(sky, "get", lambda request: request)
+    machine = Machine(cpus="4+")
+    assert sdk_module.SkySdk().free_kubernetes_nodes(context, machine) == free
 
 
 def test_down_is_asked_for_and_may_fail() -> None:

@@ -65,7 +65,10 @@ class Missing:
 
     def way_out(self) -> str:
         """Return what to give instead."""
-        ways = [f"name one that is there, such as {self.above}/{name}" for name in self.there[:1]]
+        below = "/PARTITION" if self.part == "cluster" else ""
+        ways = [
+            f"name one that is there, such as {self.above}/{name}{below}" for name in self.there[:1]
+        ]
         if not self.above.startswith("slurm"):
             ways.append(f"leave it to SkyPilot: {self.above}")
         return ", or ".join(ways)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 from spotguard.errors import LauncherFailure, SpotguardError
@@ -22,6 +23,7 @@ from spotguard.launch.base import (
     Unreachable,
 )
 from spotguard.launch.skypilot.sdk import JobPhase, Phase
+from spotguard.launch.taskyaml import Machine
 from spotguard.units import SystemClock, format_duration
 
 if TYPE_CHECKING:
@@ -48,9 +50,9 @@ of a core, here and on the first node."""
 _ANSWER_VALID_S = 60.0
 """SkyPilot needs up to 20 s for a look where it is busy; one that hangs must not look calm."""
 _LOG_FRESH_S = 5.0
-_SLURM = "slurm"
+_SLURM, _KUBERNETES = "slurm", "kubernetes"
 _FREE_FRESH_S = 30.0
-"""How old the word on free nodes may be; twice that, should Slurm be slow to answer."""
+"""How old the word on free nodes may be; twice that, should who knows be slow to answer."""
 _OFFERS_FRESH_S = 300.0
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 _MARK = re.compile(rb"\((?:setup|[\w-]+, rank=(\d+)|task)[^)]*\) ?")
@@ -69,21 +71,24 @@ class SkyPilotLauncher:
         *,
         offers: Callable[[], list[Offer]],
         task: Callable[[LaunchRequest], dict[str, Any]],
+        machine: Callable[[], Machine] = Machine,
         clock: Clock | None = None,
         in_background: bool = True,
     ) -> None:
         """`task` makes the YAML of an attempt, `offers` the places to try, best first.
 
+        `machine` is what a node must be, by which free ones are counted where nodes are pods.
         Without `in_background` each `observe` asks SkyPilot itself: for tests, and for commands
         that look once.
         """
         self._sdk = sdk
         self._offers = offers
         self._task = task
+        self._machine = machine
         self._clock = clock or SystemClock()
         self._in_background = in_background
         self._watch: _Watch | None = None
-        self._free: _FreeNodes | None = None
+        self._free: dict[tuple[str, str | None, str | None], _FreeNodes] = {}
         self._known: tuple[float, list[Offer]] | None = None
         self._log: tuple[str, float, dict[int, bytes] | LauncherFailure] | None = None
 
@@ -119,12 +124,26 @@ class SkyPilotLauncher:
         return self._watch.answer()
 
     def free_nodes(self, offer: Offer) -> int | None:
-        """Return what Slurm last said of a partition, which is asked beside; clouds do not say."""
-        if offer.infra != _SLURM or offer.region is None or offer.zone is None:
+        """Return what Slurm or Kubernetes last said of a place, which is asked beside.
+
+        Clouds do not say. 0 until there is an answer, and while there is none.
+        """
+        place = (offer.infra, offer.region, offer.zone)
+        question = self._question_for(*place)
+        if question is None:
             return None
-        if self._free is None or self._free.place != (offer.region, offer.zone):
-            self._free = _FreeNodes(self._sdk, (offer.region, offer.zone), self._clock)
-        return self._free.count(in_background=self._in_background)
+        if place not in self._free:
+            self._free[place] = _FreeNodes(question, "/".join(filter(None, place)), self._clock)
+        return self._free[place].count(in_background=self._in_background)
+
+    def _question_for(
+        self, infra: str, region: str | None, zone: str | None
+    ) -> Callable[[], int | None] | None:
+        if infra == _SLURM and region is not None and zone is not None:
+            return partial(self._sdk.free_slurm_nodes, region, zone)
+        if infra == _KUBERNETES:
+            return lambda: self._sdk.free_kubernetes_nodes(region, self._machine())
+        return None
 
     def down(self, cluster: str) -> None:
         """Ask for the end of all nodes; those of a launch under way too."""
@@ -175,31 +194,43 @@ def by_node(log: bytes) -> dict[int, bytes]:
 
 
 class _FreeNodes:
-    """How many nodes of a Slurm partition are free, asked for in a thread of its own."""
+    """How many nodes of a place are free, asked for in a thread of its own."""
 
-    def __init__(self, sdk: Sdk, place: tuple[str, str], clock: Clock) -> None:
-        self.place = place
-        self._sdk = sdk
+    def __init__(self, question: Callable[[], int | None], place: str, clock: Clock) -> None:
+        self._question = question
+        self._place = place
         self._clock = clock
         self._asked_at = self._told_at = float("-inf")
         self._told: int | None = None
+        self._thread: threading.Thread | None = None
 
     def count(self, *, in_background: bool) -> int | None:
-        """Return the last answer, unless it is too old to say anything."""
+        """Return the last answer, or 0 if there is none that is fresh.
+
+        Who does not answer would not launch anything either: what a run has, it keeps. None is an
+        answer, too: nobody can tell, so only a launch can.
+        """
         now = self._clock.monotonic()
-        if now - self._asked_at >= _FREE_FRESH_S:
+        busy = self._thread is not None and self._thread.is_alive()
+        if now - self._asked_at >= _FREE_FRESH_S and not busy:
             self._asked_at = now
             if in_background:
-                threading.Thread(target=self._ask, name="spotguard-free", daemon=True).start()
+                self._thread = threading.Thread(
+                    target=self._ask, name="spotguard-free", daemon=True
+                )
+                self._thread.start()
             else:
                 self._ask()
-        return self._told if now - self._told_at <= 2 * _FREE_FRESH_S else None
+        return self._told if now - self._told_at <= 2 * _FREE_FRESH_S else 0
 
     def _ask(self) -> None:
         try:
-            self._told = self._sdk.free_slurm_nodes(*self.place)
+            self._told = self._question()
+        except Unreachable as problem:
+            log.info("free nodes of %s: %s", self._place, problem)
+            self._told = 0
         except SpotguardError as problem:
-            log.info("free nodes of %s: %s", "/".join(self.place), problem)
+            log.info("free nodes of %s: %s", self._place, problem)
             self._told = None
         self._told_at = self._clock.monotonic()
 

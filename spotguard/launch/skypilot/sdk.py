@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from spotguard.errors import LauncherFailure, NoCapacity
 from spotguard.launch.base import LogGone, Unreachable
 from spotguard.launch.skypilot.books import our_clusters
+from spotguard.launch.skypilot.pods import free_pods
 from spotguard.launch.skypilot.refusals import read_refusal
 from spotguard.launch.skypilot.vendor import load_sky, off_stdout
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from spotguard.launch.skypilot.books import OurCluster
+    from spotguard.launch.taskyaml import Machine
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +109,10 @@ class Sdk(Protocol):
 
     def free_slurm_nodes(self, cluster: str, partition: str) -> int | None:
         """Return how many nodes of a partition are idle; None if some are only partly in use."""
+        ...
+
+    def free_kubernetes_nodes(self, context: str | None, machine: Machine) -> int | None:
+        """Return how many pods that are such machines would find room; None if nobody can tell."""
         ...
 
     def job(self, cluster: str) -> JobPhase | None:
@@ -192,6 +198,21 @@ class SkySdk:
         idle = sum(node["node_state"] in _IDLE for node in mine)
         unknown = not mine or any(node["node_state"] == "mix" for node in mine)
         return None if unknown and not idle else idle
+
+    def free_kubernetes_nodes(self, context: str | None, machine: Machine) -> int | None:
+        """Ask Kubernetes, by SkyPilot, for what its nodes have left.
+
+        Where none is free, an autoscaler may still make some, and without a context SkyPilot may
+        have others to try: nobody can tell then.
+        """
+        sky = load_sky()
+        with _translated():
+            found = sky.get(sky.client.sdk.kubernetes_node_info(context=context))
+            grows = sky.skypilot_config.get_effective_region_config(
+                cloud="kubernetes", region=context, keys=("autoscaler",), default_value=None
+            )
+        free = free_pods(found.node_info_dict.values(), machine)
+        return None if not free and (grows or context is None) else free
 
     def job(self, cluster: str) -> JobPhase | None:
         """Ask the cluster itself."""
