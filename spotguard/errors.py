@@ -11,6 +11,7 @@
     │   │   ├── StoreFull             3
     │   │   └── StoreUnavailable      3
     │   ├── JournalDamaged            3
+    │   ├── LaunchesDamaged           3
     │   └── LauncherFailure           3
     ├── CheckpointError              10
     │   ├── DamagedCheckpoint        10
@@ -91,6 +92,10 @@ class StoreUnavailable(StoreError):
 
 class JournalDamaged(EnvironmentFailure):
     """The run's journal cannot be read. It is left as it is; the run store still has the state."""
+
+
+class LaunchesDamaged(EnvironmentFailure):
+    """What is written down of a run's launches cannot be read. It is left as it is."""
 
 
 class LauncherFailure(EnvironmentFailure):

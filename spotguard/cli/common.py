@@ -78,6 +78,8 @@ def named_run(text: str | None) -> str:
     from spotguard.control import api
 
     run_id = api.find_run(text)
+    if news := api.home_news():
+        note(f"note: {news}")
     if api.ensure_controlled(run_id):
         note(f"note: the controller of {run_id} was gone; it has been restarted")
     return run_id

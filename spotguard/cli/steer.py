@@ -1,4 +1,7 @@
-"""`stop`, `down`, `resume` and `adopt`: changing a run's course."""
+"""`stop`, `down`, `resume` and `adopt`: changing a run's course.
+
+Where the journal or the controller cannot be used, `stop` and `down` do without them.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +23,31 @@ from spotguard.cli.common import (
 from spotguard.cli.flags import setting_value
 from spotguard.cli.follow import DEFAULT_PATIENCE_S, LineScreen, RunSource, follow
 from spotguard.cli.output import confirm, note, print_json, say
-from spotguard.errors import Detached
+from spotguard.errors import Detached, EnvironmentFailure, JournalDamaged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from spotguard.control.alone import Left
 
-def stop(run: RunArgument = None, *, contact_patience: PatienceOption = DEFAULT_PATIENCE_S) -> None:
+
+def stop(
+    run: RunArgument = None,
+    *,
+    yes: YesOption = False,
+    contact_patience: PatienceOption = DEFAULT_PATIENCE_S,
+) -> None:
     """Save a run's state, then release its nodes.
 
     `spotguard resume` goes on from there.
     """
     from spotguard.control import api
 
-    run_id = named_run(run)
-    _end(run_id, api.request_stop, "asked to save and stop", contact_patience)
+    run_id = api.find_run(run)
+    try:
+        _end(named_run(run_id), api.request_stop, "asked to save and stop", contact_patience)
+    except EnvironmentFailure as problem:
+        _stop_alone(_left(run_id, problem), problem, yes=yes)
 
 
 def down(
@@ -47,18 +60,14 @@ def down(
 
     `spotguard resume` goes on from the last save.
     """
-    from spotguard.cli.views import words
     from spotguard.control import api
 
-    run_id = named_run(run)
-    view = api.view(run_id)
-    if not yes and not view.state.settled:
-        kept = f"step {words.count(view.saved_step)} of {words.count(view.step)} done"
-        confirm(
-            f"Release the nodes of {run_id} without saving? The last save is {kept}.",
-            refused="the run goes on",
-        )
-    _end(run_id, api.request_down, "its nodes are being released", contact_patience)
+    run_id = api.find_run(run)
+    try:
+        _confirm_down(named_run(run_id), yes=yes)
+        _end(run_id, api.request_down, "its nodes are being released", contact_patience)
+    except EnvironmentFailure as problem:
+        _down_alone(_left(run_id, problem), problem, yes=yes)
 
 
 def resume(
@@ -128,3 +137,78 @@ def _end(run_id: str, ask: Callable[[str], object], asked: str, patience_s: floa
         note(f"\nleft before the end; the request stands. Look: spotguard status {run_id} --watch")
         raise typer.Exit(Detached.exit_code) from None
     say(outcome(view))
+
+
+def _confirm_down(run_id: str, *, yes: bool) -> None:
+    from spotguard.cli.views import words
+    from spotguard.control import api
+
+    view = api.view(run_id)
+    if not yes and not view.state.settled:
+        kept = f"step {words.count(view.saved_step)} of {words.count(view.step)} done"
+        confirm(
+            f"Release the nodes of {run_id} without saving? The last save is {kept}.",
+            refused="the run goes on",
+        )
+
+
+# ---------------------------------------------------------------- without a journal
+
+
+def _left(run_id: str, problem: EnvironmentFailure) -> Left:
+    """Return what can be done without a journal; raise the problem where that is nothing."""
+    from spotguard.control import api
+
+    left = api.what_is_left(run_id)
+    if left is None or not (left.clusters or left.released):
+        raise problem
+    return left
+
+
+def _down_alone(left: Left, problem: EnvironmentFailure, *, yes: bool) -> None:
+    from spotguard.control import api
+
+    if left.released:
+        say(f"nothing to do: {left.run_id} has no cluster any more; {_rest(left, problem)}")
+        return
+    names = ", ".join(left.clusters)
+    _confirm_alone(f"Release {names} without saving?", left, problem, yes=yes)
+    note(f"{left.run_id}: {names} is being released, by what is written down of its launches")
+    api.down_alone(left.run_id, note)
+    say(f"{left.run_id} has no cluster any more: {names} released; {_rest(left, problem)}")
+
+
+def _stop_alone(left: Left, problem: EnvironmentFailure, *, yes: bool) -> None:
+    from spotguard.cli.views import words
+    from spotguard.control import api
+
+    if left.released:
+        say(f"nothing to do: {left.run_id} has no cluster any more; {_rest(left, problem)}")
+        return
+    names = ", ".join(left.clusters)
+    yes = yes or left.controller_pid is None
+    _confirm_alone(f"Save and release {names}?", left, problem, yes=yes)
+    note(f"{left.run_id}: asked to save and stop, by what is written down of its launches")
+    try:
+        step = api.stop_alone(left.run_id, note)
+    except KeyboardInterrupt:
+        note(f"\nleft before the end; the job saves and leaves. Then: spotguard down {left.run_id}")
+        raise typer.Exit(Detached.exit_code) from None
+    saved = "nothing is saved" if step is None else f"saved at step {words.count(step)}"
+    say(f"{left.run_id}: {saved}, {names} released; {_rest(left, problem)}")
+
+
+def _confirm_alone(question: str, left: Left, problem: EnvironmentFailure, *, yes: bool) -> None:
+    if yes:
+        note(problem.message)
+        return
+    pid = left.controller_pid
+    first = "" if pid is None else f" Its controller (process {pid}) is ended first."
+    confirm(f"{problem.message} {question}{first}", refused="the run goes on")
+
+
+def _rest(left: Left, problem: EnvironmentFailure) -> str:
+    """Return how the rest of the run is had again."""
+    if isinstance(problem, JournalDamaged):
+        return f"its story is in the store: spotguard adopt {left.place}"
+    return f"once the problem is mended, `spotguard status {left.run_id}` tells the rest"

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 from spotguard.control import meter
 from spotguard.control.fold import limits_to_json, read_record
 from spotguard.control.folder import RunFolder, folder_of, runs_folder
+from spotguard.control.home_name import machine_id
 from spotguard.control.journal import Journal
-from spotguard.control.lease import check_ours, machine_id
+from spotguard.control.launches import forget_wish
+from spotguard.control.lease import check_ours
 from spotguard.control.process import launcher_for, run_store
 from spotguard.control.record import Kind, Limits
 from spotguard.errors import (
@@ -130,6 +132,7 @@ def admit_resume(
         keep_private(spec.store)
         spent_usd = meter.spent_usd(record, now)
         _check_budget(limits, _offers(spec, folder.path), spent_usd=spent_usd)
+        forget_wish(folder.launches_path)
         journal.append(Kind.RESUMED.value, at=now, data={"limits": limits_to_json(limits)})
 
 

@@ -19,8 +19,9 @@ from spotguard.control.actions import Alert, Settle
 from spotguard.control.allot import Policy
 from spotguard.control.fold import read_record
 from spotguard.control.folder import RunFolder, runs_folder
+from spotguard.control.home_name import machine_id
 from spotguard.control.journal import Journal
-from spotguard.control.lease import Lease, check_dead, machine_id, read_holder
+from spotguard.control.lease import Lease, check_dead, read_holder
 from spotguard.control.machine import EXIT_UNFINISHED, Observation, decide
 from spotguard.control.news import journal_data, read_beats, recall
 from spotguard.control.process import launcher_for, run_store

@@ -21,11 +21,13 @@ from spotguard.control.view import RunSummary, RunView, Story
 from spotguard.control.watch import Watch, picture
 from spotguard.errors import Detached, JournalDamaged
 from spotguard.events.states import RunState
+from spotguard.spec.home import spotguard_home
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from spotguard.control.alone import Left
     from spotguard.control.record import RunRecord
     from spotguard.control.view import HistoryLine
     from spotguard.launch.base import Launcher
@@ -36,10 +38,12 @@ __all__ = [
     "LogLine",
     "adopt",
     "create_run",
+    "down_alone",
     "ensure_controlled",
     "exit_code",
     "find_run",
     "history",
+    "home_news",
     "launcher_for",
     "list_runs",
     "logs",
@@ -49,8 +53,10 @@ __all__ = [
     "resume",
     "settled",
     "start_controller",
+    "stop_alone",
     "view",
     "watch",
+    "what_is_left",
 ]
 
 _LOG_POLL_S = 0.2
@@ -97,6 +103,13 @@ def ensure_controlled(run_id: str) -> bool:
         journal.append(Kind.CONTROLLER_REPAIRED.value, at=folder.clock().now())
     start_controller(run_id)
     return True
+
+
+def home_news() -> str:
+    """Return one sentence if it is found only now that this home is a copy; else nothing."""
+    from spotguard.control import home_name
+
+    return home_name.home_news(spotguard_home())
 
 
 def launcher_for(spec: JobSpec, run_dir: Path) -> Launcher:
@@ -205,6 +218,43 @@ def request_stop(run_id: str) -> bool:
 def request_down(run_id: str) -> bool:
     """Ask the run to release its nodes at once; False if it had settled. Returns at once."""
     return _wish(run_id, Kind.USER_DOWN)
+
+
+def what_is_left(run_id: str) -> Left | None:
+    """Return what can be told of a run without its journal; None if nothing.
+
+    Raises:
+        LaunchesDamaged: what is written down of its launches cannot be read.
+    """
+    from spotguard.control import alone
+
+    return alone.what_is_left(folder_of(run_id))
+
+
+def down_alone(run_id: str, tell: Callable[[str], None]) -> None:
+    """End every cluster that a run may have, without its journal; return once none is left.
+
+    A living controller is ended first. `tell` hears of each cluster that is gone.
+
+    Raises:
+        UsageError: another machine has the run, or had it since.
+        EnvironmentFailure: the controller does not end.
+        LauncherFailure: some clusters could not be ended; says which.
+    """
+    from spotguard.control import alone
+
+    alone.down(folder_of(run_id), tell)
+
+
+def stop_alone(run_id: str, tell: Callable[[str], None]) -> int | None:
+    """Have a run's job save and leave, then do the same; return the step that is saved.
+
+    Raises:
+        EnvironmentFailure: the job cannot be asked; nothing was released.
+    """
+    from spotguard.control import alone
+
+    return alone.stop(folder_of(run_id), tell)
 
 
 def resume(

@@ -1,6 +1,7 @@
 """The folder of one run below spotguard's home, and who may be its controller.
 
 runs/<run_id>/journal.db         what happened
+runs/<run_id>/launches.json    the clusters that may live, for when the journal cannot be read
 runs/<run_id>/controller.lock    held (flock) by the controller for as long as it lives
 runs/<run_id>/controller.log     what the controller printed
 runs/<run_id>/live.json          the newest progress; a cache
@@ -13,13 +14,14 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import signal
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spotguard.control.journal import Journal
-from spotguard.errors import UsageError
+from spotguard.errors import EnvironmentFailure, UsageError
 from spotguard.events import keys
 from spotguard.spec.home import spotguard_home
 from spotguard.spec.nearest import nearest
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from spotguard.steady import SteadyClock
 
 _RETRY_S = 0.05
+_END_PATIENCE_S = 5.0
+"""A controller dies of its SIGTERM at once, unless it is frozen."""
 _MADE_AT = re.compile(r"-(\d{6}-\d{6})-[0-9a-f]{4}$")
 
 
@@ -50,6 +54,11 @@ class RunFolder:
     def journal_path(self) -> Path:
         """The journal's file."""
         return self.path / "journal.db"
+
+    @property
+    def launches_path(self) -> Path:
+        """What was launched and is not known to be gone."""
+        return self.path / "launches.json"
 
     @property
     def lock_path(self) -> Path:
@@ -114,6 +123,51 @@ class RunFolder:
             yield True
         finally:
             os.close(descriptor)
+
+    @contextmanager
+    def control_alone(self) -> Iterator[None]:
+        """Hold the controller's lock inside the block, once a living controller has been ended.
+
+        It keeps nothing in memory that matters, so it may be ended anywhere.
+
+        Raises:
+            EnvironmentFailure: something else than a controller holds the lock, or it does not end.
+        """
+        with ExitStack() as stack:
+            in_control = stack.enter_context(self.control(patience_s=0.0))
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                if not in_control:
+                    self._signal_controller(number)
+                    in_control = stack.enter_context(self.control(patience_s=_END_PATIENCE_S))
+            if not in_control:
+                raise EnvironmentFailure(
+                    f"The controller of {self.run_id} (process {self.controller_pid()}) does not "
+                    "end.",
+                    hint="end that process, then repeat the command",
+                )
+            yield
+
+    def _signal_controller(self, number: signal.Signals) -> None:
+        import psutil
+
+        pid = self.controller_pid()
+        if not pid:  # it has just left, or not written its number yet
+            return
+        try:
+            process = psutil.Process(pid)
+            command = process.cmdline()
+            if "spotguard.control" in command and self.run_id in command:
+                process.send_signal(number)
+                return
+        except psutil.NoSuchProcess:
+            return
+        except psutil.Error:
+            command = []
+        raise EnvironmentFailure(
+            f"Process {pid} holds run {self.run_id} and is no controller that could be ended: "
+            f"{' '.join(command)[:200] or 'it belongs to somebody else'}.",
+            hint="wait for its end, then repeat the command",
+        )
 
 
 def runs_folder() -> Path:

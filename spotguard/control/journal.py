@@ -30,7 +30,10 @@ _CHECKED_BYTES = 16 << 20
 SQLite still checks each page that it reads."""
 
 _AFTER_ALL = 1 << 62
-NO_SENSE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+NO_SENSE = (
+    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
+    *(AssertionError, RuntimeError),
+)
 """What folding raises over events that nobody can have written in earnest."""
 _INDEX = """
 CREATE INDEX IF NOT EXISTS events_by_key ON events (json_extract(data, '$.key'))

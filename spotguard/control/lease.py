@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import socket
 import threading
 from dataclasses import dataclass
@@ -27,7 +26,6 @@ from spotguard.units import format_duration, to_iso
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from spotguard.storage.base import ObjectStore
     from spotguard.units import Clock
@@ -37,6 +35,9 @@ VALID_S = 90.0
 """A lease that was not renewed for so long may be taken over: four renewals were missed."""
 _LOOK_S = 5.0
 """How often it is looked whether it is time to renew it."""
+_TWIN_PATIENCE_S = 10.0
+"""How long a controller may take to end that has let go of its lock, or whose home has moved."""
+_TWIN_POLL_S = 0.2
 _SAFE_S = VALID_S - RENEW_S
 """Who could not renew it for so long acts no more."""
 
@@ -63,6 +64,15 @@ class Holder:
         """Return whether it is, or may be, another machine than `machine`."""
         return self.damaged or self.machine != machine
 
+    def is_twin(self, now: float) -> bool:
+        """Return whether it is, or may be, a living controller beside this process.
+
+        For who holds the lock of its own folder: then it is of another copy of the same home.
+        """
+        if self.pid == os.getpid() or not self.lives(now):
+            return False
+        return self.host != socket.gethostname() or _is_controller(self.pid)
+
     def words(self, now: float) -> str:
         """Return who it is and how fresh its word is, for people."""
         age = format_duration(max(0.0, now - self.renewed_at))
@@ -88,10 +98,11 @@ class Lease:
         """Become the run's controller, unless another machine has it or had it last: `lost_to`.
 
         Raises:
-            UsageError: another controller of this machine took it at the same moment.
+            UsageError: another controller of this machine took it at the same moment, or lives on
+                in another copy of its home.
             StoreError: the store cannot be read or written.
         """
-        found = read_holder(self._store)
+        found = self._without_twin()
         if found is not None and found[0].is_foreign(self._machine):
             self.lost_to = found[0].words(self._clock.now())
         else:
@@ -104,9 +115,26 @@ class Lease:
             UsageError: another machine's controller is alive; says which.
             StoreError: the store cannot be read or written.
         """
-        found = read_holder(self._store)
+        found = self._without_twin()
         check_dead(found, self._machine, self._clock.now())
         self._begin(found)
+
+    def _without_twin(self) -> tuple[Holder, str] | None:
+        """Return who has the run, once no controller of another copy of this home does."""
+        give_up_at = self._clock.monotonic() + _TWIN_PATIENCE_S
+        while True:
+            found = read_holder(self._store)
+            if found is None or found[0].is_foreign(self._machine):
+                return found
+            if not found[0].is_twin(self._clock.now()):
+                return found
+            if self._clock.monotonic() >= give_up_at:
+                raise UsageError(
+                    f"The run is in the hands of {found[0].words(self._clock.now())}; it belongs "
+                    "to another copy of this SPOTGUARD_HOME.",
+                    hint=f"end it, or try again {format_duration(VALID_S)} after its end",
+                )
+            self._clock.sleep(_TWIN_POLL_S)
 
     def _begin(self, found: tuple[Holder, str] | None) -> None:
         try:
@@ -253,19 +281,11 @@ def read_holder(store: ObjectStore) -> tuple[Holder, str] | None:
         return Holder(machine="", host="unknown", pid=0, renewed_at=at, damaged=True), found.etag
 
 
-def machine_id(home: Path) -> str:
-    """Return the name of this `SPOTGUARD_HOME`; made at the first call."""
-    path = home / "machine-id"
+def _is_controller(pid: int) -> bool:
+    """Tell whether a process of this machine is some run's controller."""
+    import psutil
+
     try:
-        return path.read_text().strip()
-    except FileNotFoundError:
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fresh = path.with_suffix(f".{os.getpid()}")
-    fresh.write_text(secrets.token_hex(16))
-    try:
-        path.hardlink_to(fresh)
-    except FileExistsError:
-        pass  # another process was first
-    finally:
-        fresh.unlink()
-    return path.read_text().strip()
+        return "spotguard.control" in psutil.Process(pid).cmdline()
+    except psutil.Error:
+        return False

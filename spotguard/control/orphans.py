@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from spotguard.control.fold import read_record
 from spotguard.control.folder import RunFolder, runs_folder
-from spotguard.control.lease import VALID_S, machine_id, read_holder
+from spotguard.control.home_name import machine_id
+from spotguard.control.lease import VALID_S, read_holder
 from spotguard.control.leftovers import Fate, Findings, Leftover, Verdict
 from spotguard.control.news import read_beats
 from spotguard.control.process import run_store

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 from spotguard.control.allot import Policy
 from spotguard.control.fold import read_record
-from spotguard.control.lease import Lease, machine_id
+from spotguard.control.home_name import machine_id
+from spotguard.control.launches import Launches
+from spotguard.control.lease import Lease
 from spotguard.control.request import heartbeat_s
 from spotguard.control.supervisor import Supervisor
 from spotguard.errors import EnvironmentFailure
@@ -113,6 +115,7 @@ def control(folder: RunFolder) -> None:
                     policy=policy_for(spec),
                     live_path=folder.live_path,
                     lease=lease,
+                    launches=Launches.of(folder.launches_path, record),
                     machine_clock=time.time,
                 ).run()
             lease.release()

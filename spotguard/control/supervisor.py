@@ -36,6 +36,7 @@ from spotguard.control.actions import (
     Wait,
     WriteStop,
 )
+from spotguard.control.asking import ask_to_stop
 from spotguard.control.ledger import Ledger
 from spotguard.control.logs import log_tail
 from spotguard.control.lookout import Lookout
@@ -43,7 +44,7 @@ from spotguard.control.machine import EXIT_UNFINISHED, decide
 from spotguard.control.notify import Notifier
 from spotguard.control.record import Kind, offer_to_json, place_key
 from spotguard.control.request import claim_data, cluster_name, launch_request
-from spotguard.errors import AlreadyExists, NoCapacity, SpotguardError, StoreError
+from spotguard.errors import NoCapacity, SpotguardError, StoreError
 from spotguard.events import env, keys
 from spotguard.events.states import EndReason, RunState
 from spotguard.launch.base import Unreachable
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 
     from spotguard.control.allot import Policy
     from spotguard.control.journal import Journal
+    from spotguard.control.launches import Launches
     from spotguard.control.lease import Lease
     from spotguard.control.record import Allotment, AttemptRecord, RunRecord
     from spotguard.launch.base import Launcher
@@ -85,16 +87,19 @@ class Supervisor:
         live_path: Path,
         tick_s: float = TICK_S,
         lease: Lease | None = None,
+        launches: Launches | None = None,
         machine_clock: Callable[[], float] | None = None,
     ) -> None:
         """`store` is the run's own, below its run id; `live_path` gets the newest progress.
 
-        `machine_clock` is told about when it jumps, while `clock` goes on evenly.
+        `launches` are named there before they are made. `machine_clock` is told about when it
+        jumps, while `clock` goes on evenly.
         """
         self._machine_clock = machine_clock
         told = journal.newest(Kind.CLOCK_MOVED.value)
         self._told_ahead_s = 0.0 if told is None else float(told.data["ahead_s"])
         self._lease = lease
+        self._launches = launches
         self._launcher = launcher
         self._store = store
         self._clock = clock
@@ -124,6 +129,7 @@ class Supervisor:
     def run(self) -> RunRecord:
         """Drive the run until it settles; return its last record."""
         self._ledger.write(Kind.CONTROLLER_STARTED, {"pid": os.getpid()})
+        self._hear_wish()
         while self.record.settled is None:
             if not self._may_act():
                 if self._lease is not None and self._lease.lost_to:
@@ -137,6 +143,12 @@ class Supervisor:
             if self.record.settled is None:
                 self._clock.sleep(self._tick_s)
         return self.record
+
+    def _hear_wish(self) -> None:
+        """Write down what the user asked for while the journal could not be written."""
+        wish = self._launches and self._launches.wish
+        if wish and self.record.settled is None and self.record.wish is None:
+            self._ledger.write(wish)
 
     def _hand_over(self, to: str) -> None:
         """Bring this machine's part of the run to rest: what happens to it is written elsewhere."""
@@ -200,6 +212,7 @@ class Supervisor:
             case Drop():
                 self._publish(keys.launch(attempt.number), None)
                 self._ledger.write(Kind.DROPPED, {"why": action.why}, attempt=number)
+                self._forget(attempt)
             case NoteUp():
                 self._ledger.write(Kind.CLUSTER_UP, {"at": action.at}, attempt=number)
             case NoteRefused():
@@ -227,6 +240,7 @@ class Supervisor:
                 self._ledger.write(
                     Kind.ATTEMPT_ENDED, self._verdict(attempt, action), attempt=attempt.number
                 )
+                self._forget(attempt)
             case GoOn():
                 self._go_on(attempt, action)
         return True
@@ -272,6 +286,8 @@ class Supervisor:
         now = self._clock.now()
         request = launch_request(self._ledger.record, attempt, self._spec, now=now)
         is_new, self._unasked = attempt.cluster == self._unasked, None
+        if self._launches is not None:
+            self._launches.remember(attempt.cluster, attempt.number)
         try:
             keyed = {**request.env, env.KEY: secrets.token_hex(32)}  # kept nowhere but there
             self._launcher.launch(replace(request, env=keyed, is_new=is_new))
@@ -300,15 +316,16 @@ class Supervisor:
         }
         self._ledger.write(Kind.NO_CAPACITY, data, attempt=attempt.number)
         self._publish(keys.launch(attempt.number), None)
+        self._forget(attempt)
+
+    def _forget(self, attempt: AttemptRecord) -> None:
+        """Name a cluster no more of which nothing is left."""
+        if self._launches is not None:
+            self._launches.forget(attempt.cluster)
 
     def _write_stop(self, attempt: AttemptRecord, reason: EndReason) -> bool:
-        body = json.dumps(
-            {"reason": reason.value, "message": f"asked to stop: {reason.told(None)}"}
-        )
         try:
-            self._store.put(keys.stop(attempt.number), body.encode(), if_absent=True)
-        except AlreadyExists:
-            log.info("attempt %s has been asked to stop before", attempt.number)
+            ask_to_stop(self._store, attempt.number, reason)
         except StoreError as problem:
             log.warning("could not ask attempt %s to stop: %s", attempt.number, problem)
             return False

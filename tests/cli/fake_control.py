@@ -150,6 +150,13 @@ class FakeControl:
         self.views = [replace(self.views[-1], state=RunState.STOPPED)]
         return True
 
+    def home_news(self) -> str:
+        """Say that nothing is new."""
+        return ""
+
+    def what_is_left(self, run_id: str) -> None:
+        """Know nothing without the journal."""
+
     def resume(
         self,
         run_id: str,

@@ -13,7 +13,8 @@ import pytest
 from spotguard.control import doctor, orphans
 from spotguard.control.doctor import Status
 from spotguard.control.folder import RunFolder
-from spotguard.control.lease import VALID_S, machine_id
+from spotguard.control.home_name import machine_id
+from spotguard.control.lease import VALID_S
 from spotguard.control.leftovers import Fate, Findings, Leftover, Verdict
 from spotguard.control.orphans import end_named, end_orphans, find_leftovers
 from spotguard.errors import LauncherFailure, UsageError

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import socket
+import subprocess
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -18,7 +22,6 @@ from spotguard.control.lease import (
     VALID_S,
     Lease,
     check_ours,
-    machine_id,
     read_holder,
 )
 from spotguard.errors import StoreUnavailable, UsageError
@@ -28,11 +31,11 @@ from spotguard.storage import FileStore, PrefixedStore, open_store
 from spotguard.testing import FakeClock, FaultyStore, MemoryStore
 from spotguard.testing.job import FakeJob
 from spotguard.testing.launcher import FakeLauncher
-from spotguard.units import SystemClock
+from spotguard.units import SystemClock, to_iso
 from tests.checkpoint.savings import flip
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
     from typing import NoReturn
 
@@ -316,11 +319,57 @@ def test_two_takers_at_the_same_moment_have_one_winner() -> None:
         Lease(store, clock, "one").adopt()
 
 
-def test_a_home_has_one_name(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """It is made once, and another home has another."""
-    here, there = tmp_path_factory.mktemp("a"), tmp_path_factory.mktemp("b")
-    assert machine_id(here / "home") == machine_id(here / "home")
-    assert machine_id(here / "home") != machine_id(there)
+@pytest.fixture
+def elsewhere() -> Iterator[int]:
+    """Another controller that lives on this machine; its process id."""
+    words = ("-c", "import time; time.sleep(600)", "-m", "spotguard.control", "job-1")
+    process = subprocess.Popen([sys.executable, *words])
+    yield process.pid
+    process.kill()
+    process.wait()
+
+
+def held_by(clock: FakeClock, *, pid: int, host: str | None = None) -> MemoryStore:
+    """Return a store in which a process has just taken a lease for the home `one`."""
+    store = MemoryStore()
+    body = {
+        "machine": "one",
+        "host": host or socket.gethostname(),
+        "pid": pid,
+        "renewed_at": to_iso(clock.now()),
+        "released": False,
+    }
+    store.put(keys.LEASE, json.dumps(body).encode())
+    return store
+
+
+def test_a_controller_in_a_copy_of_the_home_is_not_joined(elsewhere: int) -> None:
+    """Both have the same name and a lock of their own; the one that lives has the run."""
+    clock = FakeClock()
+    store = held_by(clock, pid=elsewhere)
+    for act in (Lease.take, Lease.adopt):
+        with pytest.raises(UsageError, match=rf"process {elsewhere}\).* another copy"):
+            act(Lease(store, clock, "one"))
+    clock.advance(VALID_S)
+    Lease(store, clock, "one").take()
+
+
+def test_a_dead_controller_of_the_home_is_followed_at_once() -> None:
+    """Whoever has its process id now is no controller; the clock has not moved."""
+    clock = FakeClock()
+    began_at = clock.now()
+    Lease(held_by(clock, pid=os.getppid()), clock, "one").take()
+    assert clock.now() == began_at
+
+
+def test_a_home_on_another_host_waits_until_the_lease_is_old() -> None:
+    """Nobody here can tell whether that controller lives."""
+    clock = FakeClock()
+    store = held_by(clock, pid=1, host="another-host")
+    with pytest.raises(UsageError, match="another-host"):
+        Lease(store, clock, "one").take()
+    clock.advance(VALID_S)
+    Lease(store, clock, "one").take()
 
 
 class Answered(Exception):

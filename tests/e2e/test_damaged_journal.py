@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import signal
+import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
@@ -63,6 +66,45 @@ def test_damaged_journal(lab: Lab, calm: Callable[[int], Calm]) -> None:
     assert resumed.code == 0, resumed.err
     assert reasons(resumed.json) == ["stopped", "finished"]
     assert final_weights(resumed.json) == calm(1).weights
+
+
+@pytest.mark.timeout(300)
+def test_down_without_a_journal(lab: Lab) -> None:
+    """Nodes are released, and a controller that hangs is ended, by what is written of launches."""
+    run = lab.start(STEADY, "--nodes", "1", args=("--pause", "0.5"))
+    lab.wait_for_step(run, 4, timeout_s=150.0)
+    pid = lab.controller_pid(run)
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    _delete(lab.home / "runs" / run / "journal.db")
+    check_said(lab.spotguard("down", run), 2, "pass --yes")
+    assert lab.controller_pid(run) == pid, "nobody has said yes"
+
+    down = lab.spotguard("down", run, "--yes")
+    assert down.code == 0, down.err
+    assert f"{run}-1 released" in down.out
+    assert f"/{run}" in down.out, "where `adopt` finds it"
+    assert not lab.processes()
+
+
+@pytest.mark.timeout(300)
+def test_stop_with_a_locked_journal(lab: Lab) -> None:
+    """The job saves, its nodes go, and the run is at rest once the journal is free again."""
+    run = lab.start(STEADY, "--nodes", "1", args=("--pause", "0.5"))
+    lab.wait_for_step(run, 4, timeout_s=150.0)
+    other = sqlite3.connect(lab.home / "runs" / run / "journal.db", isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    stopped = lab.spotguard("stop", run, "--yes")
+    assert stopped.code == 0, stopped.err
+    assert f"{run}-1 released" in stopped.out
+    assert "saved at step" in stopped.out
+    assert not lab.processes()
+
+    other.close()
+    status = lab.follow(run)
+    assert status["state"] == "stopped"
+    assert reasons(status) == ["stopped"]
+    assert status["saved_step"] == status["step"]
 
 
 def test_other_machine_takes_over(lab: Lab, calm: Callable[[int], Calm], tmp_path: Path) -> None:

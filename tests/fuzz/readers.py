@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from spotguard.checkpoint.lineage import Claim
 from spotguard.checkpoint.manifest import Manifest
 from spotguard.control.adopt import _end_in, _run_json
+from spotguard.control.launches import Launches
 from spotguard.control.lease import Lease, read_holder
 from spotguard.errors import DamagedCheckpoint, SpecError, StateMismatch, UsageError
 from spotguard.events import keys
@@ -92,6 +93,10 @@ def _a_lease() -> bytes:
     return raw[: raw.index(b',"checksum"')] + b"}"
 
 
+def _launches(raw: bytes) -> Any:
+    return Launches._of_json(Path("/runs/gpt-1/launches.json"), parse_object(raw, "it"))
+
+
 def _run(raw: bytes) -> Any:
     store = MemoryStore()
     store.put(keys.RUN, raw)
@@ -125,6 +130,14 @@ _BEAT = Heartbeat(
 )
 _END = {"gone_at": AT, "reason": "finished", "exit_code": 0, "last_step": 5, "detail": "so"}
 _LAUNCH = {"cluster": "gpt-1", "nodes": 2, "market": "spot", "price_usd_per_h": 0.5, "zone": "a"}
+_LAUNCHES = {
+    "schema": 1,
+    "run_id": "gpt-1",
+    "store_root": "file:///store",
+    "spec": {"schema": 1, "script": "/job.py", "workdir": "/", "name": "gpt", "store": "/s"},
+    "clusters": {"gpt-1-7": 7, "gpt-1-8r2": 8},
+    "wish": "user_down",
+}
 _MANIFEST = make_manifest(state={"a": [1.5, {"$": "x"}], "$float": {}})
 _TOML = b"""
 budget = 20.5
@@ -177,6 +190,9 @@ READERS = {
         read=lambda raw: _lease(with_checksum(raw)), refusals=(), originals=(_a_lease(),)
     ),
     "run.json": Reader(read=_run, refusals=(UsageError,), originals=(_json(ORIGINAL),)),
+    "launches.json": Reader(
+        read=_launches, refusals=(Refused, UsageError), originals=(_json(_LAUNCHES),)
+    ),
     "launch.json": Reader(
         read=lambda raw: parse_object(raw, "it"), refusals=_REFUSED, originals=(_json(_LAUNCH),)
     ),
