@@ -20,13 +20,15 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import default_collate
 
 import spotguard.runtime as spotguard
+from benchmarks import step_parts
 from benchmarks.report import describe_machine
 from spotguard.runtime.stopping import StopGate
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 _SAMPLES = 512
 _MICRO_BATCH = 2
+_STOP_CHECK = "stop check"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,17 @@ class Loop:
     """In a block."""
     pairs: int
     """Blocks of each kind."""
+    part: str = "everything"
+    """Of the runtime; or one of `PARTS` alone, without the rest of it."""
+
+
+class Row(NamedTuple):
+    """What a loop shows, and the most that it may be."""
+
+    what: str
+    unit: str
+    loop: Loop
+    most: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +167,21 @@ class Bench:
         return model.no_sync()
 
 
+PARTS: dict[str, type[step_parts.Layout | step_parts.Buffers]] = {
+    "layout": step_parts.Layout,
+    "buffers": step_parts.Buffers,
+}
+
+
+def _bench(loop: Loop, store: str) -> Bench | step_parts.Layout | step_parts.Buffers:
+    if loop.part == "everything":
+        return Bench(loop, store)
+    torch.set_num_threads(1)
+    if loop.ranks > 1:
+        dist.init_process_group("gloo")
+    return PARTS[loop.part](ranks=loop.ranks, steps=loop.steps)
+
+
 def stop_check_us(calls: int = 200_000) -> float:
     """Return the microseconds of the one question that each step asks."""
     gate = StopGate()
@@ -191,7 +220,7 @@ def measure(loop: Loop) -> list[tuple[float, float]]:
 def child(text: str, store: str) -> None:
     """Run as one rank of a measured loop; the first rank prints the seconds per step."""
     loop = Loop(**json.loads(text))
-    bench = Bench(loop, store)
+    bench = _bench(loop, store)
     blocks = {"guarded": bench.guarded_block_s, "bare": bench.bare_block_s}
     chance = random.Random(0)  # the same order on every rank
     pairs = []
@@ -202,21 +231,45 @@ def child(text: str, store: str) -> None:
     bench.finish()
     if os.environ.get("RANK", "0") == "0":
         sys.stdout.write(f"{json.dumps(pairs)}\n")
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
-def results(*, pairs: int, steps: int) -> list[Result]:
-    """Measure everything."""
+def rows(*, pairs: int, steps: int) -> list[Row]:
+    """Return what is measured in processes."""
     # Blocks without a wait last some milliseconds: take more of them.
     short = Loop(ranks=1, micro_batches=1, wait_ms=0, steps=steps, pairs=4 * pairs)
     longer = replace(short, micro_batches=8)
     together = replace(short, ranks=2, micro_batches=4, wait_ms=20, pairs=pairs)
-    checks = [stop_check_us() for _ in range(pairs)]
+    norms = replace(short, part="buffers", steps=max(1, steps // 10))
+    layout = replace(norms, part="layout")
+    kept = "buffers of 50 BatchNorms kept"
     return [
-        _result("stop check", "µs", checks, min(checks), most=1.0),
-        _compare("a step of one micro-batch, everything", "µs", short, most=None),
-        _compare("a micro-batch of a step of 8, everything", "µs", longer, most=20.0),
-        _compare("a 20 ms step on 2 ranks, everything", "%", together, most=0.5),
+        Row("a step of one micro-batch, everything", "µs", short, None),
+        Row("a micro-batch of a step of 8, everything", "µs", longer, 20.0),
+        Row("a 20 ms step on 2 ranks, everything", "%", together, 0.5),
+        *(
+            Row(
+                f"DDP's buckets laid out by us, {ranks} ranks",
+                "%",
+                replace(layout, ranks=ranks),
+                2.0,
+            )
+            for ranks in (2, 3, 4)
+        ),
+        Row(f"{kept}, 1 rank", "µs", norms, None),
+        Row(f"{kept} and shared, 3 ranks", "µs", replace(norms, ranks=3), None),
     ]
+
+
+def results(*, pairs: int, steps: int, only: str = "") -> list[Result]:
+    """Measure everything, or what has `only` in its name."""
+    found = []
+    if only in _STOP_CHECK:
+        checks = [stop_check_us() for _ in range(pairs)]
+        found.append(_result(_STOP_CHECK, "µs", checks, min(checks), most=1.0))
+    wanted = (row for row in rows(pairs=pairs, steps=steps) if only in row.what)
+    return [*found, *(_compare(row.what, row.unit, row.loop, most=row.most) for row in wanted)]
 
 
 def _compare(what: str, unit: str, loop: Loop, *, most: float | None) -> Result:
@@ -261,6 +314,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.step_overhead", description=__doc__)
     parser.add_argument("--pairs", type=int, default=15, help="blocks of each kind (15)")
     parser.add_argument("--steps", type=int, default=25, help="in a block (25)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="rows with this in their name")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table there")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
@@ -269,7 +323,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         child(*given.child)
         return
     machine = describe_machine("cpu")
-    found = results(pairs=given.pairs, steps=given.steps)
+    found = results(pairs=given.pairs, steps=given.steps, only=given.only)
     text = to_markdown(found, machine)
     sys.stdout.write(text)
     if given.markdown:

@@ -8,7 +8,7 @@ a resume, which gives all ranks the saved ones, changes nothing.
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -34,7 +34,10 @@ class _Place(NamedTuple):
 
 
 class SmallBuffers:
-    """Up to 4 MB of the modules' persistent buffers, the smallest ones, found anew at each use."""
+    """Up to 4 MB of the modules' persistent buffers, the smallest ones, found anew at each use.
+
+    They come by dtype, those with large elements first.
+    """
 
     def __init__(self, modules: Iterable[torch.nn.Module] = ()) -> None:
         found: dict[int, tuple[int, _Place]] = {}
@@ -45,9 +48,11 @@ class SmallBuffers:
                     found.setdefault(id(buffer), (buffer.nbytes, _place(module, name, buffer)))
         by_size = sorted(found.values(), key=lambda pair: pair[0])
         fits = accumulate((size for size, _ in by_size))
-        self._places = [
+        small = [
             place for (_, place), so_far in zip(by_size, fits, strict=True) if so_far <= _MOST_BYTES
         ]
+        self._places = sorted(small, key=_by_dtype)
+        self._of_one_dtype = _runs([place.form[1] for place in self._places])
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the buffers as they are now.
@@ -56,14 +61,28 @@ class SmallBuffers:
             UsageError: one has another shape or dtype than in the beginning, so that no
                 checkpoint of it could be restored either.
         """
-        found = [getattr(place.owner, place.key) for place in self._places]
+        # Each step asks this; a module's `__getattr__` would take ten times as long as its dict.
+        found = [place.owner._buffers[place.key] for place in self._places]
         for place, now in zip(self._places, found, strict=True):
             if now is None or _form(now) != place.form:
                 raise UsageError(
                     f"the buffer {place.name} has another shape or dtype than when the loop began",
                     hint="let it keep its shape, or register it with persistent=False",
                 )
-        return [tensor.detach() for tensor in found]
+        return found  # type: ignore[return-value]  # None was refused
+
+    def copy_to(self, copies: list[torch.Tensor]) -> None:
+        """Give `copies`, one for each buffer, the buffers' values."""
+        self._copy(copies, self.tensors())
+
+    def copy_from(self, copies: list[torch.Tensor]) -> None:
+        """Give the buffers the values of `copies`."""
+        self._copy(self.tensors(), copies)
+
+    def _copy(self, to: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+        with torch.no_grad():
+            for run in self._of_one_dtype:  # a GPU copies many tensors at once only if of one dtype
+                torch._foreach_copy_(to[run], values[run])
 
 
 class BufferSync:
@@ -77,47 +96,48 @@ class BufferSync:
     def __init__(self, modules: Iterable[torch.nn.Module], ranks: Collectives) -> None:
         self._ranks = ranks
         self._buffers = SmallBuffers(modules if ranks.world_size > 1 else ())
+        self._sent = torch.empty(0)
+        self._parts: list[torch.Tensor] = []
 
     def share(self) -> None:
         """Take the first rank's buffers, on every rank. Blocks until they have come."""
         live = self._buffers.tensors()
         if not live:
             return
-        sent = as_bytes(live)
-        self._ranks.broadcast(sent)
+        self._make_room(live)
+        if not self._ranks.rank:
+            self._buffers.copy_to(self._parts)
+        self._ranks.broadcast(self._sent)
         if self._ranks.rank:
-            from_bytes(sent, live)
+            self._buffers.copy_from(self._parts)
+
+    def _make_room(self, live: Sequence[torch.Tensor]) -> None:
+        """Have one flat tensor for all, on the GPU if one is there, and its part of each buffer."""
+        devices = {tensor.device for tensor in live}
+        device = next((each for each in devices if each.type != "cpu"), torch.device("cpu"))
+        if self._parts and self._sent.device == device:
+            return
+        sizes = [tensor.nbytes for tensor in live]
+        self._sent = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+        self._parts = [
+            part.view(tensor.dtype).view(tensor.shape)
+            for part, tensor in zip(torch.split(self._sent, sizes), live, strict=True)
+        ]
 
 
-def as_bytes(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the bytes of tensors of any dtype in one flat tensor, on the GPU if one is there."""
-    devices = {tensor.device for tensor in tensors}
-    device = next((each for each in devices if each.type != "cpu"), torch.device("cpu"))
-    plain = [t.resolve_conj().resolve_neg().reshape(-1).to(device) for t in tensors]
-    return torch.cat(
-        [torch.cat([plain[i] for i in of_one]).view(torch.uint8) for of_one in _by_dtype(tensors)]
-    )
+def _by_dtype(place: _Place) -> tuple[int, str]:
+    """Return what sorts buffers so that in a flat tensor each begins where its dtype may."""
+    dtype = place.form[1]
+    return -dtype.itemsize, str(dtype)
 
 
-def from_bytes(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
-    """Fill `tensors` with the bytes that `as_bytes` made of as many of the same forms."""
-    begin = 0
-    for of_one in _by_dtype(tensors):
-        targets = [tensors[i] for i in of_one]
-        end = begin + sum(target.nbytes for target in targets)
-        whole = flat[begin:end].view(targets[0].dtype)
-        parts = torch.split(whole, [t.numel() for t in targets])
-        shaped = [part.view(t.shape) for part, t in zip(parts, targets, strict=True)]
-        torch._foreach_copy_(targets, shaped)
-        begin = end
-
-
-def _by_dtype(tensors: Sequence[torch.Tensor]) -> Iterable[list[int]]:
-    """Return the tensors' numbers by dtype, large elements first: each begins where it may."""
-    groups: dict[torch.dtype, list[int]] = {}
-    for number, tensor in enumerate(tensors):
-        groups.setdefault(tensor.dtype, []).append(number)
-    return [groups[dtype] for dtype in sorted(groups, key=lambda dtype: -dtype.itemsize)]
+def _runs(dtypes: Sequence[torch.dtype]) -> list[slice]:
+    """Return where those of one dtype stand, which are side by side."""
+    runs = []
+    for _, run in groupby(range(len(dtypes)), key=dtypes.__getitem__):
+        first, *others = run
+        runs.append(slice(first, first + 1 + len(others)))
+    return runs
 
 
 def _place(module: torch.nn.Module, name: str, buffer: torch.Tensor) -> _Place:

@@ -35,12 +35,12 @@ class BufferShadow:
     def take(self) -> None:
         """Copy the buffers as they are now."""
         if self._copies:
-            torch._foreach_copy_(self._copies, self._buffers.tensors())
+            self._buffers.copy_to(self._copies)
 
     def put_back(self) -> None:
         """Give the buffers the values of the last `take`."""
         if self._copies:
-            torch._foreach_copy_(self._buffers.tensors(), self._copies)
+            self._buffers.copy_from(self._copies)
 
 
 class ObjectShadow:

@@ -16,15 +16,26 @@ if TYPE_CHECKING:
 
 @pytest.mark.e2e
 @pytest.mark.timeout(300)
-def test_the_command_measures_all_loops(tmp_path: Path) -> None:
-    """A tiny run reports each promise, from one process and from two ranks."""
+@pytest.mark.parametrize(
+    ("only", "units"),
+    [
+        ("everything", ["µs", "µs", "%"]),
+        ("laid out by us, 2 ranks", ["%"]),
+        ("kept and shared, 3 ranks", ["µs"]),
+    ],
+)
+def test_the_command_measures_the_rows_asked_for(
+    tmp_path: Path, only: str, units: list[str]
+) -> None:
+    """A tiny run reports each promise, from one process and from several ranks."""
     out = tmp_path / "out.json"
     printed = run_module(
-        "benchmarks.step_overhead", "--pairs", "1", "--steps", "2", "--json", str(out)
+        *("benchmarks.step_overhead", "--pairs", "1", "--steps", "2", "--json", str(out)),
+        *("--only", only),
     )
     found = json.loads(out.read_text(encoding="utf-8"))["results"]
 
-    assert [result["unit"] for result in found] == ["µs", "µs", "µs", "%"]
+    assert [result["unit"] for result in found] == units
     assert all(result["what"] in printed for result in found)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from spotguard.runtime.module_buffers import BufferSync, as_bytes, from_bytes
+from spotguard.runtime.module_buffers import BufferSync
 from tests.runtime.lab import same
 from tests.runtime.simulated import SimulatedRank, on_ranks
 
@@ -44,8 +44,30 @@ def test_bytes_of_any_dtype_arrive(swapped: bool) -> None:
     ]  # fmt: skip
     sent = [(torch.arange(3.0) - 1 + i).to(dtype) for i, dtype in enumerate(dtypes)]
     sent += [torch.tensor(4.5), torch.zeros(0), torch.arange(6.0).view(2, 3).t()]
+    sent += [torch.ones(2, dtype=torch.complex128).mul(1j).conj()]
     sent = sent[::-1] if swapped else sent
-    came = [torch.empty_like(tensor) for tensor in sent]
-    from_bytes(as_bytes(sent), came)
 
-    assert all(same(one, other) for one, other in zip(sent, came, strict=True))
+    def shared(rank: SimulatedRank) -> list[torch.Tensor]:
+        model = nn.Module()
+        for number, tensor in enumerate(sent):
+            own = tensor.clone() if not rank.rank else torch.empty_like(tensor)
+            model.register_buffer(f"buffer{number}", own)
+        BufferSync([model], rank).share()
+        return list(model.buffers())
+
+    for came in on_ranks(2, shared):
+        assert all(same(one, other) for one, other in zip(sent, came, strict=True))
+
+
+def test_a_model_that_moves_to_another_device_goes_on() -> None:
+    """The room for what is sent is where the buffers are now."""
+
+    def moved(rank: SimulatedRank) -> torch.Tensor:
+        model: nn.Module = nn.BatchNorm1d(3)
+        sync = BufferSync([model], rank)
+        sync.share()
+        model.to("meta")
+        sync.share()
+        return sync._sent
+
+    assert all(sent.is_meta for sent in on_ranks(2, moved))
