@@ -20,6 +20,7 @@ from spotguard.launch.local.fates import RELEASE_GRACE_S
 from spotguard.storage import open_store
 from spotguard.testing import read_sample_trace
 from tests.runtime.processes import PATIENCE_S, Job, Jobs
+from tests.soak.patience import Patience
 from tests.soak.scenario import Kind, Life, Scenario
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ RELATIVE, ABSOLUTE = 1e-3, 1e-4
 """How far weights may lie from an undisturbed run's where only rounding may differ."""
 
 _TOLD = 75
+_LOOK_S, _POLL_S = 0.002, 0.02
 _SAID_AS = {
     Kind.NOTICE: {"preempted"},
     Kind.TERM_ONE: {"terminated"},
@@ -105,17 +107,17 @@ class Play:
         Ranks that know of each other leave by themselves. One that dies before that, in set-up,
         leaves the others in torch's rendezvous, where they would wait for it for half an hour.
         """
-        give_up_at = time.monotonic() + PATIENCE_S
-        due: list[tuple[float, signal.Signals]] | None = None
+        patience = Patience(ranks, PATIENCE_S)
+        due: list[tuple[Patience, signal.Signals]] | None = None
         while not all([rank.is_over() for rank in ranks]):  # a list: each is to be asked
-            now = time.monotonic()
-            assert now < give_up_at, "some of its ranks do not end"
+            assert not patience.is_over(), "some of its ranks do not end"
             if due is None and any(_is_lost(rank) for rank in ranks):
-                down_at = now + Policy().survivor_patience_s
-                due = [(down_at, signal.SIGTERM), (down_at + RELEASE_GRACE_S, signal.SIGKILL)]
-            if due and now >= due[0][0]:
+                down_s = Policy().survivor_patience_s
+                kill = Patience(ranks, down_s + RELEASE_GRACE_S)
+                due = [(Patience(ranks, down_s), signal.SIGTERM), (kill, signal.SIGKILL)]
+            if due and due[0][0].is_over():
                 _signal(ranks, due.pop(0)[1])
-            time.sleep(0.005)
+            time.sleep(_POLL_S)
         return [rank.wait() for rank in ranks]
 
     def _start(self, run_id: str, world: int, attempt: int, life: Life | None) -> list[Job]:
@@ -157,7 +159,7 @@ class Play:
 
     def _disturb(self, ranks: list[Job], attempt: int, life: Life) -> None:
         victim = ranks[life.victim]
-        _wait_for_steps(victim, life.after_steps + 1)
+        _wait_for_steps(victim, life.after_steps + 1, Patience(ranks, PATIENCE_S))
         if life.kind is Kind.RAISE:
             return self._end_as_torchrun_does(ranks, victim)
         time.sleep(life.delay_s)
@@ -193,9 +195,10 @@ class Play:
     def _freeze(self, ranks: list[Job], victim: Job) -> None:
         """Freeze a rank until the others have left it behind."""
         _signal([victim], signal.SIGSTOP)
-        for rank in ranks:
-            if rank is not victim:
-                rank.wait()
+        patience = Patience(ranks, PATIENCE_S)
+        while not all([rank.is_over() for rank in ranks if rank is not victim]):
+            assert not patience.is_over(), "the others do not leave a frozen rank behind"
+            time.sleep(_POLL_S)
         _signal([victim], signal.SIGKILL)
 
     def _end_as_torchrun_does(self, ranks: list[Job], victim: Job) -> None:
@@ -268,7 +271,7 @@ class Play:
 
     def _calm(self) -> None:
         ranks = self._start(CALM, self.scenario.calm_world, 1, None)
-        codes = [rank.wait() for rank in ranks]
+        codes = self._see_them_end(ranks)
         if any(codes):
             self._complain(0, f"the undisturbed run ended with {codes}", ranks)
 
@@ -324,12 +327,11 @@ _OF_OTHERS = {Kind.KILL_ONE, Kind.FREEZE}
 """Kinds that only another rank can tell of."""
 
 
-def _wait_for_steps(job: Job, count: int) -> None:
+def _wait_for_steps(job: Job, count: int, patience: Patience) -> None:
     """Return once the job has begun so many steps, or is over."""
-    end = time.monotonic() + PATIENCE_S
     while f"\n{job.said}".count("\nstep ") < count and not job.is_over():
-        assert time.monotonic() < end, f"it does not get to its step {count}:\n{job.said}"
-        time.sleep(0.002)
+        assert not patience.is_over(), f"it does not get to its step {count}:\n{job.said}"
+        time.sleep(_LOOK_S)
 
 
 def _some_in_set_up(ranks: list[Job]) -> bool:

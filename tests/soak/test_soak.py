@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import os
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from spotguard.testing import FakeClock
 from tests.runtime.processes import Zygote
 from tests.soak.__main__ import Soak
+from tests.soak.patience import Patience, queued_for_s
 from tests.soak.play import Play
 from tests.soak.scenario import Kind, Life, scenario
 
@@ -30,6 +34,32 @@ def test_every_kind_of_death_and_training_comes() -> None:
     assert {each.training.wrap for each in every} == {"plain", "ddp", "fsdp"}
     assert {each.training.workers for each in every} == {0, 1, 2}
     assert {each.bitwise for each in every} == {True, False}
+
+
+def test_waiting_for_a_core_is_no_hang() -> None:
+    """Patience runs out while all stand still, as far as they do, and not on a busy machine."""
+    clock = FakeClock(0.0)
+    queued = {1: 0.0, 2: 0.0}
+    jobs: Any = [SimpleNamespace(pid=1), SimpleNamespace(pid=2)]
+    patience = Patience(jobs, 10.0, now=clock.monotonic, queued_s=lambda pid: queued[pid])
+    for _ in range(100):
+        clock.advance(5.0)
+        queued[1] += 3.0
+        queued[2] += 3.0
+        assert not patience.is_over()
+    clock.advance(12.0)
+    queued[1] += 3.0
+    assert not patience.is_over()
+    clock.advance(1.5)
+    del queued[1]
+    queued[1] = 0.0  # it ended
+    assert patience.is_over()
+
+
+def test_the_kernel_counts_who_waits_for_a_core() -> None:
+    """And what is not there has waited for nothing."""
+    assert queued_for_s(os.getpid()) >= 0.0
+    assert queued_for_s(2**30) == 0.0
 
 
 @pytest.mark.e2e
