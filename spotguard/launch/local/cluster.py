@@ -13,6 +13,7 @@ from __future__ import annotations
 import shutil
 import struct
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spotguard.events.states import Market
@@ -23,7 +24,6 @@ from spotguard.steady import CLOCK_FILE, clock_kept_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
     from spotguard.steady import SteadyClock
 
@@ -40,6 +40,8 @@ class Order:
     options: LocalOptions
     ordered_at: float
     """By the run's clock."""
+    folder: str = ""
+    """Where the cluster was ordered: its processes go on there when the home is moved or copied."""
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` reads."""
@@ -50,6 +52,7 @@ class Order:
             "request": request,
             "options": self.options.to_json(),
             "ordered_at": self.ordered_at,
+            "folder": self.folder,
         }
 
     @classmethod
@@ -62,6 +65,7 @@ class Order:
             request=LaunchRequest(**request),
             options=LocalOptions.from_json(body["options"]),
             ordered_at=float(body["ordered_at"]),
+            folder=str(body.get("folder", "")),
         )
 
 
@@ -172,6 +176,13 @@ class ClusterFolder:
         """Return what was ordered, or None if nothing was."""
         body = read_json(self._request)
         return None if body is None else Order.from_json(body)
+
+    def ordered_elsewhere(self) -> Path | None:
+        """Return where the cluster was ordered, if this folder was moved or copied since."""
+        order = self.read_order()
+        if order is None or order.folder in ("", str(self.path)):
+            return None
+        return Path(order.folder)
 
     def write_record(self, record: Record) -> None:
         """Replace the record."""

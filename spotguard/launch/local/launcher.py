@@ -99,7 +99,14 @@ class LocalLauncher:
             self._require_capacity(request)
             folder.create()
             ordered_at = self._clock.now()
-            folder.order(Order(request=request, options=self._options, ordered_at=ordered_at))
+            folder.order(
+                Order(
+                    request=request,
+                    options=self._options,
+                    ordered_at=ordered_at,
+                    folder=str(folder.path),
+                )
+            )
             self._spawn(folder)
         except OSError as problem:
             words = f"the local cloud cannot start {request.cluster}: {problem}"
@@ -128,13 +135,18 @@ class LocalLauncher:
             return
         folder.ask_down()
         record = folder.read_record()
-        if record is None or record.state is ClusterState.GONE or folder.has_cloud():
+        if record is None or record.state is ClusterState.GONE:
             return
-        signal_all(folder.path, signal.SIGTERM)
+        if folder.has_cloud() and folder.ordered_elsewhere() is None:
+            return  # else it looks where it was started, and hears nothing here
+        places = _places(folder)
+        for place in places:
+            signal_all(place, signal.SIGTERM)
         give_up_at = time.monotonic() + _ORPHANS_GRACE_S
-        while time.monotonic() < give_up_at and any(find_processes(folder.path)):
+        while time.monotonic() < give_up_at and any(map(_is_alive, places)):
             time.sleep(0.05)
-        kill_all(folder.path)
+        for place in places:
+            kill_all(place)
 
     def read_log(self, cluster: str, node: int, offset: int) -> LogChunk:
         """Return what the node printed from byte `offset` on, 1 MiB at most."""
@@ -173,13 +185,16 @@ class LocalLauncher:
             if lock is None or record.state is ClusterState.GONE:
                 return record  # another one is about it, or it had just ended properly
             if folder.down_asked:  # it may have died before it could do so itself
-                kill_all(folder.path)
-            alive = {found.folder for found in find_processes(folder.path)}
+                for place in _places(folder):
+                    kill_all(place)
+            alive = {
+                found.folder.name for place in _places(folder) for found in find_processes(place)
+            }
             record = replace(
                 record,
                 state=ClusterState.UP,
                 nodes=tuple(
-                    _unseen_end(node) if folder.node(node.index).path not in alive else node
+                    _unseen_end(node) if folder.node(node.index).path.name not in alive else node
                     for node in record.nodes
                 ),
                 detail="its cloud process died",
@@ -221,6 +236,15 @@ class LocalLauncher:
                 f"the local cloud did not start (exit code {outcome.returncode}): {last}",
                 hint=f"{folder.log} has the whole story",
             )
+
+
+def _places(folder: ClusterFolder) -> list[Path]:
+    """Return where processes of the cluster believe their nodes to be."""
+    return [place for place in (folder.path, folder.ordered_elsewhere()) if place is not None]
+
+
+def _is_alive(place: Path) -> bool:
+    return any(find_processes(place))
 
 
 def _environment() -> dict[str, str]:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -15,8 +17,11 @@ from spotguard.errors import LauncherFailure, SpecError
 from spotguard.launch.base import ClusterState, NodeEnd
 from spotguard.launch.local import LocalLauncher, LocalOptions, find_strays, sweep
 from spotguard.launch.local.cluster import ClusterFolder, Order, Record
-from spotguard.launch.local.processes import find_processes
+from spotguard.launch.local.processes import find_processes, kill_all
 from tests.launch.local.local_lab import Lab, wait_for, wait_until_gone
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Killed(BaseException):
@@ -422,3 +427,39 @@ def test_torchrun_spans_the_nodes(lab: Lab) -> None:
     logs = [launcher.read_log("c1", node, 0).data.decode() for node in (0, 1)]
     assert [node.exit_code for node in view.nodes] == [0, 0], logs
     assert all("nodes 01" in log for log in logs)
+
+
+def _moved(lab: Lab) -> None:
+    lab.run_dir = lab.run_dir.rename(lab.run_dir.with_name("moved"))
+
+
+def _copied(lab: Lab) -> None:
+    copied = lab.run_dir.with_name("copied")
+    shutil.copytree(lab.run_dir, copied, symlinks=True)
+    lab.run_dir = copied
+
+
+def _copied_and_removed(lab: Lab) -> None:
+    original = lab.run_dir
+    _copied(lab)
+    shutil.rmtree(original)
+
+
+@pytest.mark.parametrize("change", [_moved, _copied, _copied_and_removed])
+def test_a_cluster_whose_folder_moved_is_gone_when_its_nodes_are(
+    lab: Lab, change: Callable[[Lab], None]
+) -> None:
+    """They go on where they were started; only that keeps a second cluster from being launched."""
+    first = lab.run_dir
+    lab.launcher().launch(lab.request(args=("die", "1", "600", "0", "0")))
+    wait_for(lambda: lab.notes("start"), "the job running")
+    try:
+        change(lab)
+        assert lab.launcher().observe("c1").state is ClusterState.UP
+        assert list(find_processes(first)), "it runs on"
+
+        lab.launcher().down("c1")
+        wait_until_gone(lab.launcher())
+        assert not list(find_processes(first))
+    finally:
+        kill_all(first)
