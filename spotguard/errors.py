@@ -7,8 +7,10 @@
     │   ├── MissingExtra              3
     │   ├── StoreError                3
     │   │   ├── NotFound              3
+    │   │   │   └── NoObject          3
     │   │   ├── AlreadyExists         3
     │   │   ├── StoreFull             3
+    │   │   ├── TooLarge              3
     │   │   └── StoreUnavailable      3
     │   ├── JournalDamaged            3
     │   ├── LaunchesDamaged           3
@@ -76,6 +78,14 @@ class StoreError(EnvironmentFailure):
 
 class NotFound(StoreError):
     """The store holds no object under this key."""
+
+
+class NoObject(NotFound):
+    """There is something in its place that is no object: a folder, or a pipe."""
+
+
+class TooLarge(StoreError):
+    """The object is larger than what the reader would take; it was not fetched."""
 
 
 class AlreadyExists(StoreError):

@@ -38,8 +38,9 @@ from spotguard.errors import AlreadyExists, DamagedCheckpoint, Fenced, NotFound,
 from spotguard.events import keys
 from spotguard.events.keys import MAX_ATTEMPT
 from spotguard.events.proven import check_bytes, with_checksum
-from spotguard.events.untrusted import Refused
+from spotguard.events.untrusted import Refused, check_size
 from spotguard.storage.crew import Crew
+from spotguard.storage.small import get_small
 from spotguard.units import SystemClock, to_iso
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ class Claim:
     def from_json(cls, raw: bytes, *, what: str = "claim") -> Claim:
         """Return the claim that `to_json` wrote; `DamagedCheckpoint` if it is none."""
         try:
+            check_size(raw, what)
             check_bytes(raw, what)
         except Refused as problem:
             raise DamagedCheckpoint(str(problem)) from None
@@ -173,18 +175,16 @@ def read_claim(store: ObjectStore, attempt: int) -> Claim | None:
     """
     key = keys.claim(attempt)
     try:
-        raw = store.get(key)
-    except NotFound:
-        return None
-    try:
-        claim = Claim.from_json(raw, what=key)
+        claim = Claim.from_json(get_small(store, key), what=key)
         if claim.attempt != attempt:
             raise DamagedCheckpoint(f"{key} is of attempt {claim.attempt}")
-    except DamagedCheckpoint as problem:
-        problem.hint = (
-            f"restore {key} from a backup; deleting it gives up what attempt {attempt} did"
-        )
-        raise
+    except NotFound:
+        return None
+    except (DamagedCheckpoint, Refused) as problem:
+        raise DamagedCheckpoint(
+            str(problem),
+            hint=f"restore {key} from a backup; deleting it gives up what attempt {attempt} did",
+        ) from None
     return claim
 
 

@@ -27,6 +27,8 @@ from spotguard.errors import (
 from spotguard.events import keys
 from spotguard.events.keys import MAX_ATTEMPT
 from spotguard.events.states import CheckpointKind
+from spotguard.events.untrusted import Refused
+from spotguard.storage.small import get_small
 from spotguard.units import to_iso
 
 if TYPE_CHECKING:
@@ -153,9 +155,9 @@ def commit(store: ObjectStore, manifest: Manifest) -> str:
         )
     try:
         store.put(keys.manifest(manifest.prefix), raw, if_absent=True)
-    except AlreadyExists:
-        if store.get(keys.manifest(manifest.prefix)) != raw:
-            raise
+    except AlreadyExists as taken:
+        if not _is_stored(store, keys.manifest(manifest.prefix), raw):
+            raise taken from None
     return manifest.prefix
 
 
@@ -167,15 +169,13 @@ def load_manifest(store: ObjectStore, prefix: str) -> Manifest:
         StateMismatch: a newer spotguard wrote it.
     """
     key = keys.manifest(prefix)
-    found = store.head(key)
-    if found is None:
-        raise DamagedCheckpoint(f"{key} is missing")
-    if found.size_bytes > MAX_MANIFEST_BYTES:
-        raise DamagedCheckpoint(f"{key} is too large ({found.size_bytes} bytes)")
     try:
-        manifest = Manifest.from_json(store.get(key), what=key)
-    except NotFound as problem:
-        raise DamagedCheckpoint(f"{key} vanished while it was read") from problem
+        raw = get_small(store, key, most_bytes=MAX_MANIFEST_BYTES)
+    except NotFound:
+        raise DamagedCheckpoint(f"{key} is missing") from None
+    except Refused as problem:
+        raise DamagedCheckpoint(str(problem)) from None
+    manifest = Manifest.from_json(raw, what=key)
     if manifest.prefix != prefix:
         raise DamagedCheckpoint(f"{key} belongs to {manifest.prefix}")
     return manifest
@@ -209,6 +209,13 @@ def check_shards_intact(store: ObjectStore, manifest: Manifest) -> None:
     """Raise `DamagedCheckpoint` if any byte of any shard is not as promised; reads all data."""
     for reader in shard_readers(store, manifest):
         check_intact(reader)
+
+
+def _is_stored(store: ObjectStore, key: str, raw: bytes) -> bool:
+    try:
+        return get_small(store, key, most_bytes=len(raw)) == raw
+    except Refused:
+        return False
 
 
 def _digest(body: bytes) -> bytes:

@@ -183,7 +183,7 @@ class _Trial:
         if not self.found.rights["write"]:
             self._store.head(self._small[0])  # that it is not there is an answer, too
             return ""
-        if self._store.get(self._small[0]) != _WORD:
+        if self._store.get(self._small[0], max_bytes=len(_WORD)) != _WORD:
             return "what was written reads back different"
         self._look_at_clock()
         return ""
@@ -243,7 +243,7 @@ class _Trial:
         if not (self.found.rights["write"] and self.found.rights["read"]):
             return ""
         try:
-            self._store.get(self._small[0])
+            self._store.get(self._small[0], max_bytes=len(_WORD))
         except NotFound:
             return ""
         return f"what was deleted is still there; remove {self._store.url}/{self._prefix} by hand"

@@ -263,7 +263,7 @@ def read_holder(store: ObjectStore) -> tuple[Holder, str] | None:
     if found is None:
         return None
     try:
-        raw = get_small(store, keys.LEASE, info=found)
+        raw = get_small(store, keys.LEASE)
         check_bytes(raw, "the lease")
         body = parse_object(raw, "the lease")
         holder = Holder(

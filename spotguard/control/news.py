@@ -114,7 +114,7 @@ def read_beats(
     beats = []
     for info in store.list(keys.heartbeats(attempt)):
         try:
-            beats.append(Heartbeat.from_json(get_small(store, info.key, info=info)))
+            beats.append(Heartbeat.from_json(get_small(store, info.key)))
         except NotFound:
             continue
         except Refused as problem:
@@ -189,7 +189,7 @@ def _events_of(store: ObjectStore, info: ObjectInfo) -> Iterator[tuple[str, Even
     is_chunk = keys.is_chunk(info.key)
     most_bytes = CHUNK_BYTES if is_chunk else MOST_BYTES
     try:
-        raw = get_small(store, info.key, info=info, most_bytes=most_bytes)
+        raw = get_small(store, info.key, most_bytes=most_bytes)
         found = unpack(raw) if is_chunk else iter([(info.key, Event.from_json(raw))])
     except Refused as problem:
         found = iter([(info.key, problem)])

@@ -8,7 +8,6 @@ alone: a job whose controller is silent trains on, and a store that cannot be re
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
@@ -23,9 +22,11 @@ from spotguard.control.process import run_store
 from spotguard.control.request import heartbeat_s
 from spotguard.errors import JournalDamaged, LauncherFailure, NotFound, SpotguardError, UsageError
 from spotguard.events import keys
+from spotguard.events.untrusted import parse_object
 from spotguard.spec.home import spotguard_home
 from spotguard.spec.model import JobSpec
 from spotguard.storage.deadline import give_up_after
+from spotguard.storage.small import get_small
 from spotguard.storage.urls import is_folder
 from spotguard.units import SystemClock, format_duration
 
@@ -138,7 +139,7 @@ def _ask_store(store: ObjectStore, record: RunRecord | None, now: float) -> _Tol
 def _spec(store: ObjectStore) -> JobSpec | None:
     """Return the job as the run's store has it; None if it does not, or makes no sense."""
     try:
-        return JobSpec.from_json(json.loads(store.get(keys.RUN))["spec"])
+        return JobSpec.from_json(parse_object(get_small(store, keys.RUN), keys.RUN)["spec"])
     except (NotFound, UsageError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

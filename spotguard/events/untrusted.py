@@ -43,8 +43,7 @@ def parse(raw: bytes | str, what: str, *, most_bytes: int = MOST_BYTES) -> Any:
         Refused: it is none, larger than `most_bytes`, nested too deeply, or holds an integer of
             more than 64 bits.
     """
-    if len(raw) > most_bytes:
-        raise Refused(f"{what} is too large ({len(raw)} bytes)")
+    check_size(raw, what, most_bytes=most_bytes)
     try:
         text = raw if isinstance(raw, str) else str(raw, "utf-8")
         return _plain(json.loads(text, parse_int=_integer), _DEEPEST)
@@ -52,6 +51,12 @@ def parse(raw: bytes | str, what: str, *, most_bytes: int = MOST_BYTES) -> Any:
         raise Refused(f"{what} is nested too deeply") from None
     except ValueError as problem:
         raise Refused(f"{what} makes no sense: {ascii(str(problem)[:200])[1:-1]}") from None
+
+
+def check_size(raw: bytes | str, what: str, *, most_bytes: int = MOST_BYTES) -> None:
+    """Raise `Refused` if there are more bytes than anybody reads."""
+    if len(raw) > most_bytes:
+        raise Refused(f"{what} is too large ({len(raw)} bytes)")
 
 
 def parse_object(raw: bytes | str, what: str, *, most_bytes: int = MOST_BYTES) -> dict[str, Any]:

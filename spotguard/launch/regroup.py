@@ -149,7 +149,7 @@ def _ends(store: ObjectStore, attempt: int, clock: Clock) -> list[dict[str, Any]
     ends = []
     for info in store.list(keys.events(attempt), start_after=since):
         try:
-            event = Event.from_json(get_small(store, info.key, info=info))
+            event = Event.from_json(get_small(store, info.key))
         except Refused:
             continue  # not ours to judge here
         if event.kind == JobEvent.ENDED.value:
@@ -161,7 +161,7 @@ def _words(store: ObjectStore, number: int) -> list[Joining]:
     words = []
     for info in store.list(keys.joining(number)):
         try:
-            words.append(Joining.from_json(get_small(store, info.key, info=info)))
+            words.append(Joining.from_json(get_small(store, info.key)))
         except Refused:
             continue
     return words

@@ -17,10 +17,11 @@ from spotguard.errors import StoreError
 from spotguard.events import keys
 from spotguard.events.event import Event, Heartbeat, JobEvent
 from spotguard.events.states import EndReason
-from spotguard.events.untrusted import needed, parse_object, text
+from spotguard.events.untrusted import Refused, needed, parse_object, text
 from spotguard.runtime import clock
 from spotguard.runtime.event_log import EventLog
 from spotguard.runtime.stopping import StopRequest
+from spotguard.storage.small import get_small
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -163,8 +164,12 @@ class Reporter:
         key = keys.stop(self._attempt)
         if self._heard_stop or self._store.head(key) is None:
             return
+        try:
+            raw = get_small(self._store, key)
+        except Refused:
+            raw = b""
         self._heard_stop = True
-        self._on_stop(parse_stop(self._store.get(key)))
+        self._on_stop(parse_stop(raw))
 
 
 def parse_stop(raw: bytes) -> StopRequest:

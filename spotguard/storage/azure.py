@@ -20,6 +20,7 @@ from spotguard.storage.azure_access import connect, find_place, need_packages
 from spotguard.storage.azure_errors import problem_of
 from spotguard.storage.base import ObjectInfo
 from spotguard.storage.bucket import ALWAYS, Page, PartRules
+from spotguard.storage.buffers import within
 from spotguard.storage.connections import CONNECT_S, SILENCE_S
 from spotguard.storage.deadline import timeout_s
 from spotguard.storage.vendor_http import Incoming, Outgoing, PerProcess, be_quiet
@@ -167,10 +168,16 @@ class AzureBucket:
 
     # ------------------------------------------------------------ reading
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, max_bytes: int | None = None) -> bytes:
         """Return the whole blob, proven by its MD5 if it was stored by one request."""
+
+        def look(answer: Any) -> None:  # before its body is read
+            headers = answer.http_response.headers
+            whole = headers.get("Content-Range", "").rpartition("/")[2]
+            within(key, max_bytes, b"", int(whole) if whole.isdigit() else None)
+
         with self._asking(key) as options:
-            answer = self._blob(key).download_blob(**options)
+            answer = self._blob(key).download_blob(raw_response_hook=look, **options)
             content: bytes = answer.readall()
         promised = answer.properties.content_settings.content_md5
         if promised and bytes(promised) != _md5_of([memoryview(content)]):

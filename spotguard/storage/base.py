@@ -108,8 +108,13 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def get(self, key: str) -> bytes:
-        """Return the whole object; `NotFound` if there is none."""
+    def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
+        """Return the whole object, by one request; `NotFound` if there is none.
+
+        `TooLarge` if it has more than `max_bytes`: then little more than these are transferred.
+        None is for what this very process wrote; whatever others may have written has a limit
+        (`storage.small`).
+        """
         ...
 
     def get_into(self, key: str, offset: int, into: Target) -> None:

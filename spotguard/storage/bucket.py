@@ -141,8 +141,11 @@ class Bucket(Writes, Protocol):
         """Return writes in parts below `prefix` that were begun and not ended."""
         ...
 
-    def get(self, key: str) -> bytes:
-        """Return the whole object, proven by its checksum where the server keeps one."""
+    def get(self, key: str, max_bytes: int | None = None) -> bytes:
+        """Return the whole object, proven by its checksum where the server keeps one.
+
+        `TooLarge` if it has more than `max_bytes`, after about as many were received at most.
+        """
         ...
 
     def get_range(self, key: str, offset: int, into: Sequence[memoryview]) -> None:

@@ -8,6 +8,8 @@ import mmap
 import sys
 from typing import TYPE_CHECKING
 
+from spotguard.errors import TooLarge
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -59,6 +61,13 @@ def cut(views: Iterable[memoryview], size_bytes: int) -> Iterator[tuple[memoryvi
             room = room - len(part) or size_bytes
     if part is not None:
         yield part, True
+
+
+def within(key: str, max_bytes: int | None, content: bytes, size_bytes: int | None = None) -> bytes:
+    """Return what was read of an object, unless it, or what its store says of it, is too large."""
+    if max_bytes is not None and max(len(content), size_bytes or 0) > max_bytes:
+        raise TooLarge(f"{key} is too large: it has more than {max_bytes} bytes")
+    return content
 
 
 def byte_view(buffer: Buffer) -> memoryview:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from spotguard.errors import NotFound
 from spotguard.events.untrusted import Refused, parse_object, seconds
+from spotguard.storage.small import get_small
 
 if TYPE_CHECKING:
     from spotguard.storage.base import ObjectStore
@@ -28,7 +29,7 @@ def seconds_ahead(store: ObjectStore, theirs: str, mine: str, clock: Clock) -> f
         StoreError: the store cannot be used.
     """
     try:
-        written_at = seconds(parse_object(store.get(theirs), theirs), WRITTEN_AT)
+        written_at = seconds(parse_object(get_small(store, theirs), theirs), WRITTEN_AT)
         stamped = store.head(theirs)
     except (NotFound, Refused):
         return None

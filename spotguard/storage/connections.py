@@ -81,11 +81,13 @@ class Connections:
         *,
         body: Sequence[memoryview] = (),
         into: Sequence[memoryview] = (),
+        most_bytes: int | None = None,
     ) -> Answer:
         """Make one request and return its answer, whatever its status.
 
         The views of `body` are sent one after the other. If the answer is a range its bytes go
-        into those of `into`, as far as they reach.
+        into those of `into`, as far as they reach. Of an answer with more than `most_bytes` no
+        more than one further byte is taken.
 
         Raises:
             StoreUnavailable: no answer came, or none before the caller's deadline.
@@ -97,7 +99,9 @@ class Connections:
             with contextlib.ExitStack() as stack:
                 connection = self._taken()
                 stack.callback(connection.close)
-                answer, reusable = _exchange(connection, method, target, headers, body, into)
+                answer, reusable = _exchange(
+                    connection, method, target, headers, body, into, most_bytes
+                )
                 if reusable:
                     stack.pop_all()
                     self._idle.append(connection)
@@ -156,6 +160,7 @@ def _exchange(
     headers: Mapping[str, str],
     body: Sequence[memoryview],
     into: Sequence[memoryview],
+    most_bytes: int | None,
 ) -> tuple[Answer, bool]:
     """Return the answer, and whether the connection can take another request."""
     connection.sock.settimeout(time_left_s(SILENCE_S))
@@ -172,8 +177,13 @@ def _exchange(
         filled = _fill(connection, response, into)
         answer = Answer(status=response.status, headers=said, filled_bytes=filled)
     else:
-        answer = Answer(status=response.status, headers=said, body=response.read())
+        answer = Answer(status=response.status, headers=said, body=_body(response, most_bytes))
     return answer, sent and response.isclosed() and not response.will_close
+
+
+def _body(response: http.client.HTTPResponse, most_bytes: int | None) -> bytes:
+    """Return the answer's bytes; of one that is too large, one too many of them."""
+    return response.read() if most_bytes is None else response.read(most_bytes + 1)
 
 
 def _is_range(status: int, said: Mapping[str, str]) -> bool:

@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 from spotguard.errors import (
     AlreadyExists,
+    NoObject,
     NotFound,
     StoreError,
     StoreFull,
@@ -27,7 +28,7 @@ from spotguard.errors import (
     UsageError,
 )
 from spotguard.storage.base import ObjectInfo, Reads
-from spotguard.storage.buffers import size_of, targets_of, views_of
+from spotguard.storage.buffers import size_of, targets_of, views_of, within
 from spotguard.storage.direct import is_cached, read_direct
 from spotguard.storage.durable import make_durable_folder, sync_folder, write_durably
 from spotguard.storage.keys import RESERVED, check_folder, check_key, check_prefix
@@ -99,11 +100,15 @@ class FileStore:
                     temp.unlink(missing_ok=True)
         return etag
 
-    def get(self, key: str) -> bytes:
-        """Return the whole object."""
+    def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
+        """Return the whole object, unless it has more than `max_bytes`."""
         path = self._path(key)
         with _translated("read", path), os.fdopen(_opened(path), "rb") as file:
-            return file.read()
+            if max_bytes is None:
+                return file.read()
+            size_bytes = os.fstat(file.fileno()).st_size
+            content = b"" if size_bytes > max_bytes else file.read(max_bytes + 1)
+        return within(key, max_bytes, content, size_bytes)
 
     def get_into(self, key: str, offset: int, into: Target) -> None:
         """Fill `into` with the object's bytes from `offset`."""
@@ -260,7 +265,7 @@ def _opened(path: Path) -> int:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        raise IsADirectoryError(errno.EISDIR, "no plain file")
     return descriptor
 
 
@@ -303,10 +308,10 @@ def _translated(verb: str, path: Path) -> Iterator[None]:
 
 
 def _as_store_error(problem: OSError, verb: str, path: Path) -> StoreError:
-    if verb == "read" and isinstance(
-        problem, (FileNotFoundError, IsADirectoryError, NotADirectoryError)
-    ):
+    if verb == "read" and isinstance(problem, (FileNotFoundError, NotADirectoryError)):
         return NotFound(f"there is no {path}")
+    if verb == "read" and isinstance(problem, IsADirectoryError):
+        return NoObject(f"{path} is no plain file")
     why = (problem.strerror or str(problem)).lower()
     if problem.errno in _NO_ROOM:
         return StoreFull(

@@ -30,7 +30,7 @@ from spotguard.storage.deadline import timeout_s
 from spotguard.storage.gcs_errors import lost, problem_of
 from spotguard.storage.keys import RESERVED
 from spotguard.storage.urls import taken_apart
-from spotguard.storage.vendor_http import Incoming, Outgoing, PerProcess, be_quiet
+from spotguard.storage.vendor_http import Gathered, Incoming, Outgoing, PerProcess, be_quiet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -243,10 +243,12 @@ class GcsBucket:
 
     # ------------------------------------------------------------ reading
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, max_bytes: int | None = None) -> bytes:
         """Return the whole object, proven by its crc32c."""
+        gathered = Gathered(key, max_bytes)
         with self._asking(key) as (blob, options):
-            body: bytes = blob.download_as_bytes(raw_download=True, checksum=None, **options)
+            blob.download_to_file(gathered, raw_download=True, checksum=None, **options)
+        body = gathered.getvalue()
         if blob.crc32c and blob.crc32c != crc32c_of([memoryview(body)]):
             raise StoreUnavailable(f"{self._named(key)} arrived damaged")
         return body

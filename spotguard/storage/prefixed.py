@@ -41,9 +41,9 @@ class PrefixedStore:
         """Store `data` below the prefix; return its etag."""
         return self._store.put(self._prefix + key, data, if_absent=if_absent, if_match=if_match)
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
         """Return the whole object; `NotFound` if there is none."""
-        return self._store.get(self._prefix + key)
+        return self._store.get(self._prefix + key, max_bytes=max_bytes)
 
     def get_into(self, key: str, offset: int, into: Target) -> None:
         """Fill `into` with the object's bytes from `offset`."""

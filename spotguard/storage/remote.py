@@ -202,10 +202,10 @@ class RemoteStore:
 
     # ------------------------------------------------------------ reading
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
         """Return the whole object; `NotFound` if there is none."""
         check_key(key)
-        return self._tried(lambda: self._bucket.get(key))
+        return self._tried(lambda: self._bucket.get(key, max_bytes))
 
     def get_into(self, key: str, offset: int, into: Target) -> None:
         """Fill `into` with the object's bytes from `offset`."""

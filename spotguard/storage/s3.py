@@ -22,6 +22,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from spotguard.errors import MissingExtra, NotFound, StoreError, StoreUnavailable, UsageError
 from spotguard.storage.base import ObjectInfo
 from spotguard.storage.bucket import Page, PartRules, Upload
+from spotguard.storage.buffers import within
 from spotguard.storage.checksums import crc32c_of
 from spotguard.storage.s3_errors import (
     UNUSABLE,
@@ -288,11 +289,13 @@ class S3Bucket:
 
     # ------------------------------------------------------------ reading
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, max_bytes: int | None = None) -> bytes:
         """Return the whole object, proven by its checksum where the server keeps one."""
-        with self._translated("s3:GetObject", key):
+        with self._wire.taking(max_bytes), self._translated("s3:GetObject", key):
             answer = self._client.get_object(**self._at(key), ChecksumMode="ENABLED")
-            content = answer["Body"].read()
+            within(key, max_bytes, b"", answer.get("ContentLength"))
+            content: bytes = answer["Body"].read()
+        within(key, max_bytes, content)
         promised = answer.get("ChecksumCRC32C", "")
         # Of an object made of parts it is a checksum of checksums, with the number of parts.
         if promised and "-" not in promised and promised != crc32c_of([memoryview(content)]):

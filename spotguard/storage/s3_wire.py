@@ -67,6 +67,15 @@ class Wire:
         finally:
             self._here.into = ()
 
+    @contextlib.contextmanager
+    def taking(self, most_bytes: int | None) -> Iterator[None]:
+        """Let this thread's next answers be cut one byte behind so many."""
+        self._here.most_bytes = most_bytes
+        try:
+            yield
+        finally:
+            self._here.most_bytes = None
+
     def __call__(self, request: AWSPreparedRequest, **_: object) -> AWSResponse:
         """Send a request; return its answer."""
         from botocore.awsrequest import AWSResponse, HeadersDict
@@ -82,6 +91,7 @@ class Wire:
             {name: _text(value) for name, value in request.headers.items() if _is_sent(name)},
             body=_views(request.body),
             into=into,
+            most_bytes=getattr(self._here, "most_bytes", None),
         )
         self._here.received = answer.filled_bytes
         headers: Any = HeadersDict(answer.headers)

@@ -4,36 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spotguard.errors import NotFound
+from spotguard.errors import NoObject, TooLarge
 from spotguard.events.untrusted import MOST_BYTES, Refused
 
 if TYPE_CHECKING:
-    from spotguard.storage.base import ObjectInfo, ObjectStore
+    from spotguard.storage.base import ObjectStore
 
 
-def get_small(
-    store: ObjectStore,
-    key: str,
-    *,
-    info: ObjectInfo | None = None,
-    most_bytes: int = MOST_BYTES,
-) -> bytes:
-    """Return the whole object, unless it is larger than what is wanted of its kind.
+def get_small(store: ObjectStore, key: str, *, most_bytes: int = MOST_BYTES) -> bytes:
+    """Return the whole object, unless it is larger than what is wanted of its kind. One request.
 
     Args:
         store: where it is.
         key: what it is called.
-        info: what a listing has just said of it, if one did; else the store is asked first.
-        most_bytes: a larger one is not read.
+        most_bytes: of a larger one no more than about so many are fetched.
 
     Raises:
         NotFound: there is none.
-        Refused: it is larger.
+        Refused: it is larger, or no object but a folder or a pipe.
         StoreError: the store cannot be read.
     """
-    info = info or store.head(key)
-    if info is None:
-        raise NotFound(f"there is no {key}")
-    if info.size_bytes > most_bytes:
-        raise Refused(f"{key} is too large ({info.size_bytes} bytes)")
-    return store.get(key)
+    try:
+        return store.get(key, max_bytes=most_bytes)
+    except TooLarge:
+        raise Refused(f"{key} is too large (more than {most_bytes} bytes)") from None
+    except NoObject:
+        raise Refused(f"{key} is no plain file") from None

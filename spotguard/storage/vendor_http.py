@@ -6,14 +6,15 @@ it is, and hands on what arrives in pieces too.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import socket
 import ssl
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from spotguard.errors import StoreError, StoreUnavailable
-from spotguard.storage.buffers import cut
+from spotguard.storage.buffers import cut, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -59,6 +60,19 @@ class Incoming:
                 self._rest.append(view[count:])
         self.missing_bytes -= len(content)
         return len(content)
+
+
+class Gathered(io.BytesIO):
+    """An answer as it comes in; more of it than `max_bytes` is `TooLarge`, and ends the request."""
+
+    def __init__(self, key: str, max_bytes: int | None) -> None:
+        super().__init__()
+        self._key, self._max_bytes = key, max_bytes
+
+    def write(self, content: Any) -> int:
+        """Take a piece, if there is room for it."""
+        within(self._key, self._max_bytes, b"", self.tell() + len(content))
+        return super().write(content)
 
 
 class PerProcess(Generic[Client]):

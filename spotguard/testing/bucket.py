@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from spotguard.errors import AlreadyExists, NotFound, StoreError, StoreUnavailable
 from spotguard.storage.base import ObjectInfo
 from spotguard.storage.bucket import Condition, Page, PartRules, Upload
+from spotguard.storage.buffers import within
 from spotguard.units import SystemClock
 
 if TYPE_CHECKING:
@@ -173,9 +174,9 @@ class MemoryBucket:
 
         return self._call("uploads", effect)
 
-    def get(self, key: str) -> bytes:
-        """Return the whole object."""
-        return self._call("get", lambda: self._readable(key).content)
+    def get(self, key: str, max_bytes: int | None = None) -> bytes:
+        """Return the whole object, unless it has more than `max_bytes`."""
+        return self._call("get", lambda: within(key, max_bytes, self._readable(key).content))
 
     def get_range(self, key: str, offset: int, into: Sequence[memoryview]) -> None:
         """Fill the views from byte `offset` on."""

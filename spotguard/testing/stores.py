@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from spotguard.errors import AlreadyExists, NotFound, StoreError, StoreFull, StoreUnavailable
 from spotguard.storage.base import ObjectInfo, Reads
-from spotguard.storage.buffers import targets_of, views_of
+from spotguard.storage.buffers import targets_of, views_of, within
 from spotguard.storage.keys import check_folder, check_key, check_prefix
 
 if TYPE_CHECKING:
@@ -75,11 +75,11 @@ class MemoryStore:
             self.archived.discard(key)
             return etag
 
-    def get(self, key: str) -> bytes:
-        """Return the whole object; `NotFound` if there is none."""
+    def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
+        """Return the whole object, unless it has more than `max_bytes`."""
         if self._found(key).archived:
             raise StoreError(f"{key} is archived")
-        return self._objects[key][0]
+        return within(key, max_bytes, self._objects[key][0])
 
     def get_into(self, key: str, offset: int, into: Target) -> None:
         """Fill `into` with the object's bytes from `offset`."""
@@ -307,9 +307,9 @@ class FaultyStore:
 
         return self._call("put", key, whole, torn)
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
         """Get, unless scripted otherwise."""
-        return self._call("get", key, lambda: self.inner.get(key))
+        return self._call("get", key, lambda: self.inner.get(key, max_bytes=max_bytes))
 
     def get_into(self, key: str, offset: int, into: Target) -> None:
         """Read a range, unless scripted otherwise."""

@@ -53,9 +53,9 @@ class Altered(FaultyStore):
         match = None if self.broken == "if-match" else if_match
         return super().put(key, data, if_absent=absent, if_match=match)
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
         """Return the bytes; flipped if that is the broken promise."""
-        data = super().get(key)
+        data = super().get(key, max_bytes=max_bytes)
         return data[::-1] if self.broken == "reads back different" else data
 
     def get_into(self, key: str, offset: int, into: Target) -> None:

@@ -239,3 +239,20 @@ def test_only_five_places_catch_everything() -> None:
             and (node.type is None or ast.unparse(node.type) == "Exception")
         ]
     assert sorted(found) == sorted(allowed)
+
+
+def test_whatever_others_may_have_written_is_read_up_to_a_limit() -> None:
+    """Each whole read of a store's object says how much it takes; torch's store has no such."""
+    unbounded = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in MODULES
+        if path.relative_to(PACKAGE).parts[0] != "testing" and path.stem != "coordination"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "get"
+        and ast.unparse(node.func.value).split(".")[-1] in ("store", "_store")
+        and len(node.args) == 1
+        and not node.keywords
+    ]
+    assert unbounded == [], "pass max_bytes, or use storage.small"

@@ -30,6 +30,8 @@ class Reply:
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     claimed: int | None = None
+    endless: bool = False
+    """The body comes again and again, until the client has enough."""
     hang: threading.Event | None = None
     """Nothing is answered before it is set."""
 
@@ -87,4 +89,6 @@ def _send(handler: BaseHTTPRequestHandler, reply: Reply) -> None:
         handler.end_headers()
         if handler.command != "HEAD":
             handler.wfile.write(reply.body)
+            while reply.endless:
+                handler.wfile.write(reply.body)
     handler.close_connection = handler.close_connection or reply.claimed is not None

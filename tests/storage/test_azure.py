@@ -38,6 +38,7 @@ from spotguard.errors import (
     SpotguardError,
     StoreError,
     StoreUnavailable,
+    TooLarge,
     UsageError,
 )
 from spotguard.net import free_port
@@ -340,6 +341,15 @@ def test_the_code_is_read_from_the_body_too(canned: Canned) -> None:
         at(canned).get("x")
     with pytest.raises(NotFound):
         at(canned).get("x")
+
+
+def test_what_is_too_large_is_refused_by_what_the_first_answer_says(canned: Canned) -> None:
+    """Its body, which never comes here, is not waited for; nothing more is asked."""
+    headers = {"Content-Range": f"bytes 0-{2**25 - 1}/{10**15}", "Content-Length": str(2**25)}
+    canned.replies[0] = Reply(206, headers)
+    with pytest.raises(TooLarge, match="x is too large"):
+        at(canned).get("x", 1000)
+    assert len(canned.heard) == 1
 
 
 def test_what_arrives_damaged_is_worth_another_try(canned: Canned) -> None:

@@ -29,6 +29,7 @@ from spotguard.errors import (
     NotFound,
     StoreError,
     StoreUnavailable,
+    TooLarge,
     UsageError,
 )
 from spotguard.net import free_port
@@ -167,6 +168,17 @@ def test_every_body_is_proven_by_the_server(bucket: GcsBucket, fake: FakeGcs) ->
     told = [asked.body for asked in fake.asked if asked.query["uploadType"] != "resumable"]
     told += [asked.body for asked in fake.asked if asked.method == "POST"][1:]
     assert [b'"crc32c": "4waSgw=="' in each for each in told] == [True, True]
+
+
+def test_what_is_too_large_is_refused_by_the_bytes_that_come(
+    bucket: GcsBucket, fake: FakeGcs
+) -> None:
+    """By one request, that ends there."""
+    put(bucket, "x", bytes(300_000))
+    asked = len(fake.asked)
+    with pytest.raises(TooLarge, match="x is too large"):
+        bucket.get("x", 1000)
+    assert len(fake.asked) == asked + 1
 
 
 def test_damaged_bytes_are_worth_another_try(bucket: GcsBucket, fake: FakeGcs) -> None:

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from spotguard.checkpoint.lineage import read_claim, restorable
 from spotguard.checkpoint.manifest import load_manifest
-from spotguard.errors import DamagedCheckpoint, NotFound, SpecError
+from spotguard.control.lease import read_holder
+from spotguard.control.news import newest_events, read_beats
+from spotguard.errors import DamagedCheckpoint, NotFound, SpecError, StoreError
 from spotguard.events import keys
+from spotguard.events.states import EndReason
+from spotguard.events.untrusted import Refused
+from spotguard.launch.regroup import read_group
+from spotguard.runtime.reporting import Reporter
 from spotguard.spec.layers import file_layer
 from spotguard.spec.setting import duration, number, usd, whole
 from spotguard.storage import FileStore
+from spotguard.storage.comparing import seconds_ahead
+from spotguard.testing import FakeClock, FaultyStore, MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from spotguard.runtime.stopping import StopRequest
+    from spotguard.storage.base import ObjectStore
 
 PREFIX = keys.checkpoint(1, 1)
 
@@ -85,9 +98,80 @@ def test_a_pipe_is_no_object(tmp_path: Path) -> None:
 
 def sparse(path: Path, size_bytes: int) -> None:
     """Make a file that is long and takes no room."""
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         file.truncate(size_bytes)
+
+
+@pytest.mark.parametrize("kind", ["huge", "pipe", "folder"])
+def test_a_claim_that_is_none_is_refused_in_time(kind: str, tmp_path: Path) -> None:
+    """By its key and the way out; it does not pass for an attempt that made none."""
+    store = FileStore(tmp_path)
+    store.put(keys.launch(1), b"{}")
+    place = tmp_path / keys.claim(1)
+    if kind == "huge":
+        sparse(place, 50_000_000_000)
+    else:
+        (os.mkfifo if kind == "pipe" else os.mkdir)(place)
+
+    def act() -> None:
+        with pytest.raises(DamagedCheckpoint, match=r"attempts/000001/claim\.json is") as caught:
+            next(restorable(store))
+        assert "gives up what attempt 1 did" in caught.value.hint
+
+    in_time(act)
+
+
+ONE_EACH: dict[str, tuple[str, Callable[[ObjectStore], object]]] = {
+    "lease": (keys.LEASE, lambda s: (found := read_holder(s)) is None or not found[0].damaged),
+    "event": (keys.event(1, at=1e9, node=0, rank=0, count=0), lambda s: newest_events(s, 1)),
+    "heartbeat": (keys.heartbeat(1, 0), lambda s: read_beats(s, 1)),
+    "group": (keys.group(2), lambda s: read_group(s, 2)),
+    "clock": ("theirs", lambda s: seconds_ahead(s, "theirs", "mine", FakeClock())),
+    "manifest": (keys.manifest(PREFIX), lambda s: load_manifest(s, PREFIX)),
+    "claim": (keys.claim(1), lambda s: read_claim(s, 1)),
+}
+
+
+@pytest.mark.parametrize("what", ONE_EACH)
+def test_nothing_that_is_read_whole_is_read_whatever_its_size(what: str, tmp_path: Path) -> None:
+    """Whoever can write into the store cannot fill the memory of who reads there."""
+    key, read = ONE_EACH[what]
+    sparse(tmp_path / key, 50_000_000_000)
+
+    def act() -> None:
+        with contextlib.suppress(DamagedCheckpoint, Refused):
+            assert not read(FileStore(tmp_path))
+
+    in_time(act)
+
+
+def test_a_request_to_stop_that_is_far_too_large_means_stop(tmp_path: Path) -> None:
+    """Only the controller writes there: whatever it wanted to say, it asked."""
+    sparse(tmp_path / keys.stop(1), 50_000_000_000)
+    heard: list[StopRequest] = []
+    reporter = Reporter(
+        FileStore(tmp_path), attempt=1, node=0, rank=0, heartbeat_s=1.0, heartbeat=None,
+        on_stop=heard.append,
+    )  # fmt: skip
+    in_time(reporter._look_for_stop)
+    assert [request.reason for request in heard] == [EndReason.STOPPED]
+
+
+def test_a_request_to_stop_that_cannot_be_read_now_is_read_later() -> None:
+    """A hiccup of the store swallows no word."""
+    heard: list[StopRequest] = []
+    store = FaultyStore(MemoryStore())
+    reporter = Reporter(
+        store, attempt=1, node=0, rank=0, heartbeat_s=1.0, heartbeat=None, on_stop=heard.append
+    )
+    store.put(keys.stop(1), b'{"reason":"budget"}')
+    store.fail("get")
+    with pytest.raises(StoreError):
+        reporter._look_for_stop()
+    reporter._look_for_stop()
+    reporter._look_for_stop()
+    assert [request.reason for request in heard] == [EndReason.BUDGET]
 
 
 def test_a_manifest_of_500_megabytes_is_refused_in_time(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_name_service_away_for_twenty_seconds_is_waited_out() -> None:
     bucket = MemoryBucket()
 
     class Away(MemoryBucket):
-        def get(self, key: str) -> bytes:
+        def get(self, key: str, max_bytes: int | None = None) -> bytes:
             if clock.monotonic() < began + 20:
                 raise StoreUnavailable("the name cannot be looked up")
             return bucket.get(key)

@@ -19,6 +19,7 @@ from spotguard.errors import (
     StoreError,
     StoreFull,
     StoreUnavailable,
+    TooLarge,
     UsageError,
 )
 from spotguard.storage.bucket import ALWAYS, Condition
@@ -128,6 +129,17 @@ def test_what_is_not_there_is_not_found(bucket: S3Bucket) -> None:
     assert bucket.head("none") is None
     assert bucket.writer_of("none") is None
     bucket.delete("none")
+
+
+def test_what_is_too_large_is_not_fetched() -> None:
+    """One request, and the server, which would go on for ever, is left alone."""
+    endless = Reply(headers={"etag": '"e"'}, body=bytes(1 << 16), claimed=10**15, endless=True)
+    with (
+        scripted_server(lambda _: endless) as server,
+        pytest.raises(TooLarge, match="x is too large"),
+    ):
+        bucket_at(server).get("x", 1000)
+    assert len(server.requests) == 1
 
 
 def test_an_object_without_a_date_is_an_object() -> None:

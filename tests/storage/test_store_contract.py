@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spotguard.errors import AlreadyExists, NotFound, StoreError, UsageError
+from spotguard.errors import AlreadyExists, NotFound, StoreError, TooLarge, UsageError
 from spotguard.storage import FileStore, PrefixedStore
 from spotguard.storage.remote import RemoteStore
 from spotguard.testing.bucket import MemoryBucket
@@ -316,3 +316,18 @@ def run_threads(work: object, count: int) -> None:
         thread.join()
     if problems:
         raise problems[0]
+
+
+def test_what_is_larger_than_wanted_is_refused(store: ObjectStore) -> None:
+    """A reader that says how much it takes is never given more; just as much is taken."""
+    store.put("five", b"12345")
+    store.put("empty", b"")
+    assert store.get("five", max_bytes=5) == b"12345"
+    assert store.get("five", max_bytes=1000) == b"12345"
+    assert store.get("empty", max_bytes=0) == store.get("empty", max_bytes=9) == b""
+    for most_bytes in (4, 0):
+        with pytest.raises(TooLarge, match="five"):
+            store.get("five", max_bytes=most_bytes)
+    with pytest.raises(NotFound):
+        store.get("missing", max_bytes=5)
+    assert store.get("five") == b"12345"
