@@ -279,6 +279,14 @@ _LOSS_TOLERANCE = 1e-3
 """Relative; summation order alone gives about 1e-6 a step, amplified by training."""
 
 
+_NOT_OF_THE_WHOLE = "is a loss or a statistic computed over the whole global batch?"
+_LAST_BITS = (
+    "L-BFGS makes its directions and line searches of differences of losses and gradients, and so "
+    "much of their last bits, which another number of ranks adds up in another order; "
+    'init(exact="bitwise") adds them up in one order'
+)
+
+
 def _elastic_drift(calm: ProbedRun, disturbed: ProbedRun) -> tuple[float | None, list[Finding]]:
     """Compare the losses of the steps done on another number of ranks."""
     drifts = {
@@ -295,12 +303,13 @@ def _elastic_drift(calm: ProbedRun, disturbed: ProbedRun) -> tuple[float | None,
     if worst <= _LOSS_TOLERANCE:
         return worst, []
     step = min(step for step, drift in drifts.items() if drift > _LOSS_TOLERANCE)
+    amplifiers = disturbed.steps[step].get("amplifiers", [])
     return worst, [
         Finding(
-            variable="the loss",
+            variable=amplifiers[0] if amplifiers else "the loss",
             label="elastic step",
             step=step,
-            detail=f"on another number of ranks it differs by {worst:.1e}; is a loss or a "
-            "statistic computed over the whole global batch?",
+            detail=f"on another number of ranks the loss differs by {worst:.1e}; "
+            + (_LAST_BITS if amplifiers else _NOT_OF_THE_WHOLE),
         )
     ]

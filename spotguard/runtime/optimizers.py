@@ -1,21 +1,23 @@
 """What an optimizer's step asks of the rest: gradients that are the global mean.
 
 Before it nobody changes weights, so the boundary can be saved; a closure that the optimizer calls
-first, for forward and backward, still belongs to that time. In the first step of an attempt it is
-also checked that all gradients went through `step.backward`: those that did not are each rank's
-own, and the ranks would train apart, with nothing to be seen.
+first, for forward and backward, still belongs to that time. In the first step of an attempt that
+trains a parameter, which for a generator may be the fifth, it is also checked that its gradient
+went through `step.backward`: one that did not is each rank's own, and the ranks would train apart,
+with nothing to be seen.
 """
 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from torch.compiler import is_compiling
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from spotguard.errors import UsageError
-from spotguard.runtime.gradients import parameters_of
+from spotguard.runtime.gradients import count_parameters, parameters_of
 from spotguard.runtime.sharding import is_dtensor
 from spotguard.runtime.tracked import TrackedModule
 
@@ -56,13 +58,14 @@ class OptimizerWatch:
     @property
     def expected_gradients(self) -> AbstractContextManager[None]:
         """Within it, gradients are those of `step.backward`."""
-        return self._check.expected_gradients() if self._check is not None else _UNWATCHED
+        if self._check is None or not self._check.is_looking:
+            return _UNWATCHED
+        return self._check.expected_gradients()
 
-    def end_of_first_step(self) -> None:
-        """Take it that a script which was right in one step is right in all."""
+    def end_of_step(self) -> None:
+        """Take it that a script which trained a parameter rightly once always does."""
         if self._check is not None:
-            self._check.close()
-            self._check = None
+            self._check.end_of_step()
 
     def _before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -104,7 +107,7 @@ class OptimizerWatch:
 
 
 class GradientCheck:
-    """Finds, in one step, gradients that are not synchronised when an optimizer steps on them."""
+    """Finds gradients that are not synchronised when an optimizer first steps on them."""
 
     def __init__(
         self,
@@ -115,23 +118,68 @@ class GradientCheck:
     ) -> None:
         self._optimizers = optimizers
         self._gradients = gradients
+        self._seen: dict[int, torch.Tensor] = {}
+        """All parameters that are or were looked at: none is taken for another that is gone."""
         self._names = names
         """Of the parameters of tracked modules, by their ids."""
         self._expected = False
         self._outside: dict[int, torch.Tensor] = {}
-        watched = {id(p): p for p in parameters_of(optimizers)}
-        watched.update((id(p), p) for module in modules for p in module.parameters())
-        self._handles: list[Any] = [register_optimizer_step_pre_hook(self._before_step)]
-        for parameter in watched.values():
-            self._watch(parameter, parameter)
+        self._stepped: set[int] = set()
+        """Ids of parameters that were trained in this step, and never before."""
+        self._handles: dict[int, list[Any]] = {}
+        """Of the hooks on each parameter that was not trained yet, by its id."""
+        self._of_parts: list[tuple[set[int], Any]] = []
+        """Ids of the parameters of each part of a sharded module, and of the hook on it."""
+        self._settled: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = (
+            weakref.WeakKeyDictionary()
+        )
+        """How many parameters an optimizer has of which none is new."""
+        self._of_steps = register_optimizer_step_pre_hook(self._before_step)
+        for parameter in (p for module in modules for p in module.parameters()):
+            self._watch_once(parameter)
+        self._watch_added()
         for module in modules:
             for part in module.modules():
                 self._watch_gathered(part)
 
+    @property
+    def is_looking(self) -> bool:
+        """True while there are parameters that may be trained, and never were."""
+        return bool(self._handles)
+
+    def end_of_step(self) -> None:
+        """Look no more at what the step has trained, and from now on at what was added."""
+        if self._stepped:
+            for key in self._stepped:
+                _remove(self._handles.pop(key, []))
+            self._stepped.clear()
+            looked_at, self._of_parts = self._of_parts, []
+            for parameters, handle in looked_at:
+                if parameters & self._handles.keys():
+                    self._of_parts.append((parameters, handle))
+                else:
+                    handle.remove()
+        if count_parameters(self._optimizers) != self._known:
+            self._watch_added()
+
     def close(self) -> None:
-        """Look no more."""
-        for handle in self._handles:
-            handle.remove()
+        """Look no more at anything."""
+        _remove([self._of_steps, *(handle for _, handle in self._of_parts)])
+        for handles in self._handles.values():
+            _remove(handles)
+        self._handles.clear()
+
+    def _watch_added(self) -> None:
+        """Look at the parameters that the optimizers have by now."""
+        self._known = count_parameters(self._optimizers)
+        self._settled.clear()
+        for parameter in parameters_of(self._optimizers):
+            self._watch_once(parameter)
+
+    def _watch_once(self, parameter: torch.Tensor) -> None:
+        if id(parameter) not in self._seen:
+            self._seen[id(parameter)] = parameter
+            self._watch(parameter, parameter)
 
     @contextlib.contextmanager
     def expected_gradients(self) -> Iterator[None]:
@@ -153,7 +201,7 @@ class GradientCheck:
 
         if seen.requires_grad and seen.is_leaf:
             watch: Any = seen.register_post_accumulate_grad_hook
-            self._handles.append(watch(note))
+            self._handles.setdefault(id(parameter), []).append(watch(note))
 
     def _watch_gathered(self, part: torch.nn.Module) -> None:
         """FSDP2 puts whole parameters in the place of the parts when it goes forward."""
@@ -168,12 +216,21 @@ class GradientCheck:
             for name, whole in part.named_parameters(recurse=False):
                 if id(whole) not in seen and not is_dtensor(whole):
                     seen.add(id(whole))
+                    if id(parts[name]) not in self._handles:
+                        continue
                     self._watch(whole, parts[name])
 
-        self._handles.append(part.register_forward_pre_hook(before_forward))
+        handle = part.register_forward_pre_hook(before_forward)
+        self._of_parts.append((set(map(id, parts.values())), handle))
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        mine = parameters_of([optimizer])
+        count = count_parameters((optimizer,))
+        if not self._handles or self._settled.get(optimizer) == count:
+            return
+        mine = [p for p in parameters_of((optimizer,)) if id(p) in self._handles]
+        if not mine:
+            self._settled[optimizer] = count
+        self._stepped.update(id(p) for p in mine if p.grad is not None)
         self._refuse(
             (p for p in mine if id(p) in self._outside and _has_gradient(p)),
             "got a gradient outside of step.backward(), which is not synchronised",
@@ -193,6 +250,11 @@ class GradientCheck:
         for parameter in parameters:
             name = self._names.get(id(parameter), "a parameter")
             raise UsageError(f"{name} {what}: the ranks would train apart", hint=hint)
+
+
+def _remove(handles: Iterable[Any]) -> None:
+    for handle in handles:
+        handle.remove()
 
 
 def _names(keeper: Keeper) -> dict[int, str]:

@@ -39,8 +39,9 @@ _MOST_ITEMS = 10_000
 class Probe:
     """Appends one JSON line per step; the first rank only."""
 
-    def __init__(self, path: str, job: Job) -> None:
+    def __init__(self, path: str, job: Job, *, bitwise: bool) -> None:
         self._job = job
+        self._bitwise = bitwise
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     def record(self, finished: int, frame: types.FrameType | None) -> None:
@@ -55,9 +56,15 @@ class Probe:
                 name: _packed_hash(t.value) for name, t in self._job.keeper.objects.items()
             },
             "random": _random_hash(),
+            "amplifiers": [] if self._bitwise else self._amplifiers(),
             "variables": self._variables(frame),
         }
         os.write(self._file, (json.dumps(line) + "\n").encode())
+
+    def _amplifiers(self) -> list[str]:
+        """Return the names of optimizers that make much of the last bits of a sum."""
+        objects = self._job.keeper.objects
+        return [n for n, item in objects.items() if isinstance(item.value, torch.optim.LBFGS)]
 
     def _variables(self, frame: types.FrameType | None) -> dict[str, dict[str, str]]:
         known = self._known()

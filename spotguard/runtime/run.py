@@ -152,7 +152,7 @@ class Run:
         if settings.probe_path:
             from spotguard.runtime.probe import Probe
 
-            self._probe = Probe(settings.probe_path, job)
+            self._probe = Probe(settings.probe_path, job, bitwise=bitwise)
 
     @property
     def id(self) -> str:
@@ -433,7 +433,7 @@ class Run:
                     hint="loop over all of them: for batch in step: ... step.backward(loss)",
                 )
             finished += 1
-            self._optimizers.end_of_first_step()
+            self._optimizers.end_of_step()
             self._loader.keep(finished)
             job.finished_step(finished, time.perf_counter() - started, step)
             if self._probe is not None:
