@@ -263,7 +263,7 @@ def test_a_missing_or_vanishing_manifest_is_damage() -> None:
         load_manifest(store, PREFIX)
     save(store, 10)
     store.before("get", store.inner.delete)
-    with pytest.raises(DamagedCheckpoint, match="vanished"):
+    with pytest.raises(DamagedCheckpoint, match="missing"):
         load_manifest(store, PREFIX)
 
 

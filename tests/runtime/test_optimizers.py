@@ -76,7 +76,8 @@ def test_a_group_that_is_added_is_looked_at(script: Script) -> None:
     script.optimizers[0].add_param_group({"params": [added]})
     script.train(0)
     script.check.end_of_step()
-    (X @ added).sum().backward()
+    loss: Any = (X @ added).sum()
+    loss.backward()
     with pytest.raises(UsageError, match="a parameter got a gradient outside of"):
         script.optimizers[0].step()
 
