@@ -13,9 +13,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.pythons import interpreters
 from tests.pythons.environments import ROOT, Environment, NotToBeHadError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 OWN = "{}.{}".format(*sys.version_info)
 QUICK = ("-q", "-n", "2", "-p", "no:cacheprovider", "-m", "not e2e and not cloud")
@@ -63,23 +67,34 @@ def _say(*lines: str) -> None:
     sys.stdout.flush()
 
 
-def main() -> int:
-    """Try each Python, then the lowest versions of all packages on the oldest; print a table."""
-    parser = argparse.ArgumentParser(prog="python -m tests.pythons", description=__doc__)
-    parser.add_argument("--only", metavar="NAME", help="3.12, or 3.10-lowest")
-    parser.add_argument("tests", nargs="*", help="given to pytest; all quick tests if none")
-    chosen = parser.parse_args()
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Try each Python, then the lowest versions of all packages on the oldest; print a table.
+
+    Returns 1 if anything failed; what is not to be had here is skipped, and fails nothing.
+    """
     every = [Environment(version) for version in interpreters.SUPPORTED]
     every.append(Environment(interpreters.SUPPORTED[0], lowest=True))
+    names = [environment.name for environment in every]
+    parser = argparse.ArgumentParser(prog="python -m tests.pythons", description=__doc__)
+    parser.add_argument("--only", action="append", choices=names, help="may come several times")
+    parser.add_argument("tests", nargs="*", help="given to pytest; all quick tests if none")
+    chosen = parser.parse_args(arguments)
     lines = []
     for environment in every:
-        if chosen.only in (None, environment.name):
-            began = time.monotonic()
+        if environment.name in (chosen.only or names):
+            began, used_s = time.monotonic(), _children_s()
             word = tried(environment, chosen.tests)
-            lines.append(f"Python {environment.name}: {word} ({time.monotonic() - began:.0f} s)")
+            took = f"{time.monotonic() - began:.0f} s, {_children_s() - used_s:.0f} s of processors"
+            lines.append(f"Python {environment.name}: {word} ({took})")
             _say(lines[-1])
     _say("", *lines)
     return int(any("FAILED" in line for line in lines))
+
+
+def _children_s() -> float:
+    """Return the processor seconds of all processes that were started here and have ended."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 if __name__ == "__main__":
