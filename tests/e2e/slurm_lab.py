@@ -94,6 +94,7 @@ class SlurmLab:
                 said = log.read_text(errors="replace")[-4000:] if log.exists() else "no log"
                 if not left:
                     raise AssertionError(f"{failure}\n{said}") from failure
+                self.verb("end-api")  # too slow, it may still be on its way, and hold a port
 
     def down(self) -> None:
         """Take away what `up` brought."""
