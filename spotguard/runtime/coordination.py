@@ -136,7 +136,7 @@ class Rendezvous:
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),
             f"spotguard/{round_}",
-            Seal.from_environment(round_),
+            Seal.from_environment(),
         )
 
     def connect(self) -> Rendezvous:

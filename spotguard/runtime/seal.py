@@ -33,10 +33,13 @@ class Seal:
         self._warned: set[str] = set()
 
     @classmethod
-    def from_environment(cls, *context: str, environ: Mapping[str, str] = os.environ) -> Seal:
-        """Return the seal of the attempt that the launcher says this process is part of."""
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Seal:
+        """Return the seal of the attempt, and of torchrun's round in it, that this process is in.
+
+        So nothing that was said before a restart inside one torchrun is heard after it.
+        """
         about = (environ.get(env.RUN_ID, ""), environ.get(env.ATTEMPT, ""))
-        return cls(environ.get(env.KEY, ""), *about, *context)
+        return cls(environ.get(env.KEY, ""), *about, environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
     def proof(self, name: str, word: str) -> str:
         """Return the proof of a word: no other name or attempt has the same. "" without a key."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
+from spotguard.events import env
 from spotguard.runtime import seal
 from spotguard.runtime.coordination import Alone, LostContact, Rendezvous
 from spotguard.runtime.process import speaks_of_peers
@@ -267,6 +268,28 @@ def test_a_strangers_word_is_not_heard() -> None:
     stranger(store).first("request", "{}")
     with pytest.raises(LostContact, match="a stranger"):
         rank.first("request", "mine")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [env.RUN_ID, env.ATTEMPT, env.KEY, "TORCHELASTIC_RESTART_COUNT", "name", "sender"],
+)
+@pytest.mark.parametrize("name", ["stop/entered/1", "save/40/periodic/1", "ring/1/2", "peers/1"])
+def test_a_recorded_word_is_not_heard_again(name: str, changed: str) -> None:
+    """What was said once is worth nothing in another run, attempt or round, or from another rank.
+
+    The ring's greetings are proved by the same seal.
+    """
+    environ = {env.RUN_ID: "a-run", env.ATTEMPT: "1", env.KEY: KEY}
+    recorded = Seal.from_environment(environ).close(name, "word")
+    assert Seal.from_environment(environ).open(name, recorded) == "word"
+    if changed == "sender":
+        name = f"{name[:-1]}3"
+    elif changed == "name":
+        name = f"restore/1/{name}"
+    else:
+        environ[changed] = "7"
+    assert Seal.from_environment(environ).open(name, recorded) is None
 
 
 @pytest.mark.parametrize("where", ["another key", "another name", "another attempt"])
