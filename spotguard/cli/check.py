@@ -82,6 +82,14 @@ def doctor(
         typer.Argument(metavar="STORE", help="The store to try; default: the local one."),
     ] = None,
     *,
+    infra: Annotated[
+        str | None,
+        typer.Option(
+            "--infra",
+            metavar="PLACE",
+            help="Where jobs shall run; default: what the settings here say.",
+        ),
+    ] = None,
     end_orphans: Annotated[
         bool,
         typer.Option("--end-orphans", help="End the clusters that nobody wants, after asking."),
@@ -97,6 +105,8 @@ def doctor(
 ) -> None:
     """Check this machine and a store: what works, what is missing, how fast it is.
 
+    Tells which clouds SkyPilot has enabled, and why not those on which jobs shall run: those of
+    `--infra`, else of `infra` and `on_demand_infra` in spotguard.toml, your own file or a variable.
     Tells how long an emergency save would take from here, and of clusters that cost money though
     nobody wants them: their run is at rest, or neither its controller nor its job gives a sign of
     life. One whose job still trains is ended only by its name, with `--end`. What is written to
@@ -106,10 +116,12 @@ def doctor(
     from spotguard.cli.views.lists import doctor_screen
     from spotguard.control.doctor import examine
     from spotguard.control.orphans import skypilot_books
+    from spotguard.spec.sources import places_named
 
+    places = places_named(infra)
     books = skypilot_books()
     with _telling() as tell:
-        report = examine(store, tell, books)
+        report = examine(store, tell, books, places)
     if not as_json:
         console().print(doctor_screen(report))
     if (end_orphans or end) and books is None:

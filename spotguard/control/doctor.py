@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spotguard.control.doctor_clouds import Clouds, look_at_clouds
 from spotguard.control.doctor_store import try_store
 from spotguard.control.leftovers import Findings
 from spotguard.control.orphans import find_leftovers
@@ -25,7 +26,7 @@ from spotguard.storage.whoami import who_am_i
 from spotguard.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from spotguard.control.leftovers import Leftover
     from spotguard.control.orphans import Books
@@ -84,6 +85,8 @@ class DoctorReport:
     """What was measured of the store; None if it could not be tried."""
     clusters: Findings = field(default_factory=Findings)
     """What SkyPilot's books have of spotguard's."""
+    clouds: Clouds = field(default_factory=Clouds)
+    """Where SkyPilot would start nodes."""
 
     @property
     def works(self) -> bool:
@@ -118,6 +121,7 @@ class DoctorReport:
             "checks": checks,
             "store": store,
             "clusters": self.clusters.to_json(),
+            "clouds": self.clouds.to_json(),
         }
 
 
@@ -125,6 +129,7 @@ def examine(
     store: str | None = None,
     tell: Callable[[str], None] = lambda doing: None,
     books: Books | None = None,
+    infra: Sequence[str] = (),
 ) -> DoctorReport:
     """Return what works here and what does not; leaves nothing behind but spotguard's home.
 
@@ -132,6 +137,7 @@ def examine(
         store: the store to try; the default store of this machine unless given.
         tell: is told what is done now, before anything that can take seconds.
         books: SkyPilot's, to look for clusters that nobody wants.
+        infra: where jobs shall run: these clouds must be enabled at SkyPilot.
     """
     home = spotguard_home()
     tell("importing torch")
@@ -141,12 +147,16 @@ def examine(
     found, trial = check_store(store, tell)
     tell("looking at this machine's runs")
     checks += [*found, check_disk(home), *check_extras(), *check_runs()]
+    tell("asking SkyPilot which clouds are enabled")
+    clouds = look_at_clouds(infra)
+    checks += check_clouds(clouds)
     clusters = Findings()
     if books is not None:
         tell("asking SkyPilot for clusters that nobody wants")
-        clusters = find_leftovers(books)
+        silent = Findings(asked=True, problem=clouds.problem)
+        clusters = silent if clouds.problem else find_leftovers(books)
     checks += check_clusters(clusters)
-    return DoctorReport(checks=tuple(checks), store=trial, clusters=clusters)
+    return DoctorReport(checks=tuple(checks), store=trial, clusters=clusters, clouds=clouds)
 
 
 def check_python() -> Check:
@@ -337,6 +347,32 @@ def check_extras() -> Iterator[Check]:
             )
         else:
             yield Check(name=f"extra {extra}", status=Status.OK, detail=f"{package} {version}")
+
+
+def check_clouds(found: Clouds) -> Iterator[Check]:
+    """Tell which clouds SkyPilot has enabled; one that a job names and that is not one fails."""
+    if not found.asked:
+        return
+    if found.problem:
+        # One that is silent may only be busy; one that is absent or broken starts nothing.
+        required = bool(found.named) and not found.is_silent
+        status = Status.FAILED if required else Status.NOTED
+        yield Check(name="clouds", status=status, detail=found.problem, hint=found.hint)
+        return
+    some = ", ".join(found.enabled)
+    yield Check(
+        name="clouds",
+        status=Status.OK if some else Status.NOTED,
+        detail=f"enabled at SkyPilot: {some or 'none'}",
+        hint="" if some else "enable one: sky check",
+    )
+    for cloud, reason in found.disabled.items():
+        yield Check(
+            name=f"cloud {cloud}",
+            status=Status.FAILED,
+            detail=f"is named, and SkyPilot has not enabled it: {reason}",
+            hint=found.way_out(cloud),
+        )
 
 
 def check_clusters(found: Findings) -> list[Check]:

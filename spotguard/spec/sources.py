@@ -115,6 +115,43 @@ def resolve(
     return Resolved(spec=spec, values=_values(spec, given), batches=job.batches)
 
 
+def places_named(
+    infra: str | None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> tuple[str, ...]:
+    """Return where jobs shall run by the settings of this folder and user, without any script.
+
+    `infra`, if given, stands for all of them.
+
+    Raises:
+        SpecError: a setting is wrong.
+    """
+    if infra is not None:
+        given: Mapping[str, Given] = {"infra": Given(infra, "flag --infra")}
+    else:
+        environ = os.environ if environ is None else environ
+        cwd = Path.cwd() if cwd is None else cwd
+        home = spotguard_home(environ)
+        given = ChainMap(
+            variable_layer(environ, cwd),
+            file_layer(cwd / PROJECT_FILE, PROJECT_FILE),
+            file_layer(home / USER_FILE, _short(home / USER_FILE)),
+        )
+    return tuple(_parsed(key, given[key]) for key in ("infra", "on_demand_infra") if key in given)
+
+
+def _parsed(key: str, given: Given) -> str:
+    setting = catalogue()[key].setting
+    try:
+        return str(setting.parse(given.value))
+    except ValueError:
+        raise SpecError(
+            key, f"given {given.value!r} ({given.origin}); allowed: {setting.allowed}"
+        ) from None
+
+
 def _dependent_defaults(job: Script, cwd: Path, home: Path) -> Layer:
     values = {
         "name": sanitized_name(job.path.stem),

@@ -56,7 +56,29 @@ def validate(dag):
         )
 
 
-client = SimpleNamespace(sdk=SimpleNamespace(validate=validate))
+def enabled_clouds():
+    _reach()
+    return list(WORLD["enabled"])
+
+
+def check(infra_list, verbose):
+    return infra_list[0]
+
+
+def get(request):
+    return request
+
+
+def stream_and_get(request, output_stream):
+    print("<sky-payload>as SkyPilot does</sky-payload>")
+    output_stream.write(WORLD["checks"].get(request, ""))
+    able = ["compute", "storage"] if request not in WORLD["checks"] else []
+    return {"default": {request.upper(): able} if able else {}}
+
+
+client = SimpleNamespace(
+    sdk=SimpleNamespace(validate=validate, enabled_clouds=enabled_clouds, check=check)
+)
 """
 _EXCEPTIONS = """
 class ApiServerConnectionError(RuntimeError): ...
@@ -65,6 +87,7 @@ class ClusterStatusFetchingError(RuntimeError): ...
 class RequestInterruptedError(RuntimeError): ...
 class ResourcesUnavailableError(RuntimeError): ...
 """
+_WORLD = {"away": False, "there": [], "enabled": [], "checks": {}}
 
 
 def plant_sky(
@@ -82,4 +105,4 @@ def plant_sky(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(package.parent))
-    monkeypatch.setenv("FAKE_SKY", json.dumps({"away": False, "there": [], **world}))
+    monkeypatch.setenv("FAKE_SKY", json.dumps({**_WORLD, **world}))

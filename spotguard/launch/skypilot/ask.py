@@ -97,7 +97,18 @@ def _refusals(sdk: SkySdk, places: Sequence[str]) -> dict[str, dict[str, str]]:
     return found
 
 
-_QUESTIONS = {"refusals": _refusals}
+def _clouds(sdk: SkySdk, named: Sequence[str]) -> dict[str, Any]:
+    """Return which clouds are enabled, and why those named here are not."""
+    enabled = sdk.enabled_clouds()
+    reasons = {cloud: sdk.why_disabled(cloud) for cloud in named if cloud not in enabled}
+    just_now = [cloud for cloud, reason in reasons.items() if not reason]
+    return {
+        "enabled": sorted({*enabled, *just_now}),
+        "disabled": {cloud: reason for cloud, reason in reasons.items() if reason},
+    }
+
+
+_QUESTIONS = {"refusals": _refusals, "clouds": _clouds}
 
 
 if __name__ == "__main__":

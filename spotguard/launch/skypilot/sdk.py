@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from spotguard.errors import LauncherFailure, NoCapacity
 from spotguard.launch.base import LogGone, Unreachable
 from spotguard.launch.skypilot.books import our_clusters
+from spotguard.launch.skypilot.checked import reason_in
 from spotguard.launch.skypilot.pods import free_pods
 from spotguard.launch.skypilot.refusals import read_refusal
 from spotguard.launch.skypilot.vendor import load_sky, off_stdout
@@ -268,6 +269,25 @@ class SkySdk:
                 raise
             return _plain(str(problem.__cause__))
         return ""
+
+    def enabled_clouds(self) -> list[str]:
+        """Return the clouds on which SkyPilot would start nodes, as it last found out."""
+        sky = load_sky()
+        with _translated():
+            return [str(cloud) for cloud in sky.get(sky.client.sdk.enabled_clouds())]
+
+    def why_disabled(self, cloud: str) -> str:
+        """Have SkyPilot check a cloud's credentials; return its reason, empty if they are good."""
+        sky, output = load_sky(), io.StringIO()
+        with _translated():
+            request = sky.client.sdk.check((cloud,), verbose=False)
+            found = sky.stream_and_get(request, output_stream=output)
+        is_able = any(
+            name.lower() == cloud and "compute" in able
+            for clouds in found.values()
+            for name, able in clouds.items()
+        )
+        return "" if is_able else reason_in(output.getvalue())
 
     def ours(self, names: Sequence[str] | None = None, *, fresh: bool = False) -> list[OurCluster]:
         """Return spotguard's clusters of this user, as SkyPilot last saw them.
