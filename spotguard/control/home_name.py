@@ -7,6 +7,7 @@ homes of one name would both hold the runs of one; a home that may be a copy hol
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -42,8 +43,14 @@ def machine_id(home: Path) -> str:
 
 
 def home_news(home: Path) -> str:
-    """Return one sentence if it is found only now that the home is a copy; else nothing."""
-    return _settled(home)[1] if (home / _FILE).exists() else ""
+    """Return one sentence if it is found only now that the home is a copy; else nothing.
+
+    A home that cannot be written, for which no controller can start, is left for later.
+    """
+    with contextlib.suppress(OSError):
+        if (home / _FILE).exists():
+            return _settled(home)[1]
+    return ""
 
 
 def _settled(home: Path) -> tuple[str, str]:

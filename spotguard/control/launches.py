@@ -7,6 +7,7 @@ missing, wherever the controller dies. The file is small, and each change replac
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -164,10 +165,14 @@ class Launches:
 
 
 def forget_wish(path: Path) -> None:
-    """Take back what the user had asked for while the journal could not be written."""
-    known = Launches.read(path)
-    if known is not None:
-        known.ask(None)
+    """Take back what the user had asked for while the journal could not be written.
+
+    A file that makes no sense holds no wish: the next controller moves it aside.
+    """
+    with contextlib.suppress(LaunchesDamaged):
+        known = Launches.read(path)
+        if known is not None:
+            known.ask(None)
 
 
 def _clusters(body: dict[str, Any], run_id: str) -> dict[str, int]:

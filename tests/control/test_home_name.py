@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from typing import TYPE_CHECKING
@@ -135,6 +136,23 @@ def test_an_original_that_cannot_be_looked_at_may_be_there(
 
     monkeypatch.setattr(home_name, "_read", refuse)
     assert machine_id(copied) != name
+
+
+def test_a_home_that_cannot_be_written_is_looked_at_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`status` of a copy on a full disk says nothing of it, and does not fail."""
+    home = tmp_path / "home"
+    machine_id(home)
+    copied = copy(home, tmp_path / "copy")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(home_name, "_write", full)
+        assert home_news(copied) == ""
+    assert "is a copy" in home_news(copied)
 
 
 @pytest.mark.parametrize("body", ["", "\n", "\n{}", "x\n[]", "x\n{", 'x\n{"path": 5}'])

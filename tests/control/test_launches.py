@@ -177,6 +177,7 @@ def test_a_torn_file_is_refused_and_a_controller_makes_a_new_one(tmp_path: Path,
     path.write_bytes(raw[:cut])
     with pytest.raises(LaunchesDamaged):
         Launches.read(path)
+    forget_wish(path)  # a `resume` is not in its way
     Launches.of(path, world.record())
     assert path.read_bytes() == raw
     assert path.with_suffix(".damaged").read_bytes() == raw[:cut]
