@@ -13,6 +13,7 @@ import pytest
 import spotguard.control
 from spotguard.cli import follow
 from spotguard.cli.main import main
+from spotguard.control import doctor, doctor_store
 from tests.cli.fake_control import FakeControl
 
 if TYPE_CHECKING:
@@ -55,6 +56,13 @@ def control(monkeypatch: pytest.MonkeyPatch) -> FakeControl:
     monkeypatch.setattr(spotguard.control, "api", fake, raising=False)
     monkeypatch.setattr(follow, "POLL_S", 0.0)
     return fake
+
+
+@pytest.fixture
+def quick_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the doctor import no torch, which takes seconds, and write little: others test these."""
+    monkeypatch.setattr(doctor_store, "SPEED_BYTES", 1_000_000)
+    monkeypatch.setattr(doctor, "check_torch", doctor.check_python)
 
 
 @pytest.fixture

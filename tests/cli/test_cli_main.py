@@ -347,6 +347,7 @@ def test_the_keys_of_status_json_are_frozen(cli: Cli, control: FakeControl) -> N
     assert body["attempts"][0]["end_reason"] == "preempted"
 
 
+@pytest.mark.usefixtures("quick_doctor")
 @pytest.mark.parametrize(
     ("command", "keys", "listed", "item_keys"),
     [
@@ -392,6 +393,7 @@ def test_what_is_not_a_number_is_null_in_json(cli: Cli, control: FakeControl) ->
     assert body["eta_s"] is None
 
 
+@pytest.mark.usefixtures("quick_doctor")
 def test_no_colour_without_a_terminal(cli: Cli, control: FakeControl) -> None:
     """Pipes and CI logs stay plain."""
     for command in (("status",), ("history",), ("runs",), ("doctor",), ("--help",)):

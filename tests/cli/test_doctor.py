@@ -229,6 +229,7 @@ def test_saves_are_compared_with_each_clouds_notice() -> None:
     assert [save.seconds for save in trial.saves] == [13.0, 61.0, 241.0, 961.0]
 
 
+@pytest.mark.usefixtures("quick_doctor")
 def test_a_bucket_is_tried_login_and_all_and_no_secret_is_told(
     cli: Cli, control: FakeControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:

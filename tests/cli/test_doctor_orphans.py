@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spotguard.control import doctor, doctor_store, orphans
+from spotguard.control import orphans
 from tests.control.run_folders import make_run
 from tests.control.test_doctor_orphans import RUN, FakeBooks, beats, cluster
 
@@ -19,12 +19,7 @@ if TYPE_CHECKING:
     from tests.cli.conftest import Cli
     from tests.cli.fake_control import FakeControl
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What else the doctor looks at has tests of its own."""
-    monkeypatch.setattr(doctor_store, "SPEED_BYTES", 1_000_000)
-    monkeypatch.setattr(doctor, "check_torch", doctor.check_python)
+pytestmark = pytest.mark.usefixtures("quick_doctor")
 
 
 @pytest.fixture
