@@ -15,7 +15,7 @@ import secrets
 from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
-from spotguard.errors import NotFound, StoreError, StoreUnavailable
+from spotguard.errors import NotFound, StoreError, StoreUnavailable, TooLarge
 from spotguard.storage.azure_access import connect, find_place, need_packages
 from spotguard.storage.azure_errors import problem_of
 from spotguard.storage.base import ObjectInfo
@@ -174,7 +174,11 @@ class AzureBucket:
         def look(answer: Any) -> None:  # before its body is read
             headers = answer.http_response.headers
             whole = headers.get("Content-Range", "").rpartition("/")[2]
-            within(key, max_bytes, b"", int(whole) if whole.isdigit() else None)
+            try:
+                within(key, max_bytes, b"", int(whole) if whole.isdigit() else None)
+            except TooLarge:  # the connection ends here: nobody reads what is under way
+                answer.http_response.internal_response.close()
+                raise
 
         with self._asking(key) as options:
             answer = self._blob(key).download_blob(raw_response_hook=look, **options)
