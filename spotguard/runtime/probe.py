@@ -72,6 +72,10 @@ class Probe:
         waiting = collections.deque(_visible(frame))
         while waiting:
             name, value = waiting.popleft()
+            if id(value) in known and isinstance(value, torch.optim.Optimizer):
+                # SAM and the like step by another one, whose state is seldom in their own.
+                inner = [(f"{name}.{part}", item) for part, item in vars(value).items()]
+                waiting.extend(each for each in inner if isinstance(each[1], torch.optim.Optimizer))
             if name.startswith("__") or name in found or id(value) in known:
                 continue
             kind = _asked(partial(_kind, value))

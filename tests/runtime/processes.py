@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 RUNNING = 1000
 TINY = Path(__file__).parent / "jobs" / "tiny.py"
 PATIENCE_S = 120.0  # also where five others keep the cores busy
+_ANSWER_S = 600.0  # the first one comes when torch is imported
 
 
 class Zygote:
@@ -43,7 +44,7 @@ class Zygote:
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
-        ready, _, _ = select.select([self._process.stdout], [], [], PATIENCE_S)
+        ready, _, _ = select.select([self._process.stdout], [], [], _ANSWER_S)
         assert ready, f"no answer to {request}"
         return int(self._process.stdout.readline())
 

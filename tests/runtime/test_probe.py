@@ -77,3 +77,41 @@ def test_optimizers_that_make_much_of_the_last_bits_are_named(
 
     line = json.loads((tmp_path / "probe").read_text())
     assert line["amplifiers"] == ([] if bitwise else ["a"])
+
+
+class Sharpened(torch.optim.Optimizer):
+    """Steps by an optimizer of its own, whose momentum is not in its state, as SAM's often is."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+        self.base = torch.optim.SGD(self.param_groups, lr=0.1, momentum=0.9)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # returns no loss
+        """Let the other one step."""
+        self.base.step()
+
+
+def test_an_optimizer_within_a_tracked_one_is_looked_at(tmp_path: Path) -> None:
+    """What it keeps is lost in a resume: the drill names it, instead of nothing at all."""
+    model = nn.Linear(2, 1)
+    sharpened = Sharpened(model.parameters())
+    objects = adapters({"model": model, "optimizer": sharpened})
+    job: Any = SimpleNamespace(
+        rank=0, attempt=1, world_size=1, keeper=SimpleNamespace(objects=objects)
+    )
+    probe = Probe(str(tmp_path / "probe"), job, bitwise=False)
+
+    def loop(optimizer: Any) -> None:
+        probe.record(1, sys._getframe())
+
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+        sharpened.step()
+        loop(sharpened)
+
+    first, second = (
+        json.loads(line)["variables"]["optimizer.base"]
+        for line in (tmp_path / "probe").read_text().splitlines()
+    )
+    assert first["kind"] == "optimizer"
+    assert first["hash"] != second["hash"]
