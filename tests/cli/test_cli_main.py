@@ -365,7 +365,7 @@ def test_the_keys_of_status_json_are_frozen(cli: Cli, control: FakeControl) -> N
         ),
         (
             "doctor",
-            {"schema", "ok", "checks", "store", "clusters"},
+            {"schema", "ok", "checks", "store", "clusters", "clouds"},
             "checks",
             {"name", "status", "detail", "hint"},
         ),
