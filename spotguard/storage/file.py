@@ -107,7 +107,8 @@ class FileStore:
             if max_bytes is None:
                 return file.read()
             size_bytes = os.fstat(file.fileno()).st_size
-            content = b"" if size_bytes > max_bytes else file.read(max_bytes + 1)
+            # Memory for as many bytes as are asked for is taken before the first is read.
+            content = b"" if size_bytes > max_bytes else file.read(size_bytes + 1)
         return within(key, max_bytes, content, size_bytes)
 
     def get_into(self, key: str, offset: int, into: Target) -> None:
