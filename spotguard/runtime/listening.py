@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from spotguard.events.event import JobEvent
 from spotguard.events.states import EndReason
 from spotguard.runtime import clock
+from spotguard.runtime.forking import hold_ctrl_c_while_forking
 from spotguard.runtime.notices import FileNotices, Notice, NoticeSource, notice_source
 from spotguard.runtime.signals import SignalWatch
 from spotguard.runtime.stopping import StopRequest, StopWatch
@@ -49,6 +50,7 @@ class Listener:
         self._signals: SignalWatch | None = None
         if threading.current_thread() is threading.main_thread():
             self._signals = SignalWatch(self._on_sigterm)
+            hold_ctrl_c_while_forking()
         for at, reason, message in (
             (settings.budget_stop_at, EndReason.BUDGET, "the money of this attempt is used up"),
             (settings.deadline_stop_at, EndReason.DEADLINE, "the deadline has come"),
