@@ -16,11 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _RUNTIME = "spotguard.runtime"
-_FIX = """add these lines to the script, around its training loop:
+_FIX = """if an installed package imports it, give --trust-script; else put around the training loop:
     import spotguard.runtime as spotguard
     run = spotguard.init()
-    for step in run.steps(loader, total=1000): ...
-or, if a package does so that is installed elsewhere: --trust-script"""
+    for step in run.steps(loader, total=1000): ..."""
 _MOST_FILES = 2000
 """Followed from one script; a project has fewer."""
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_the_command_measures_all_rows(tmp_path: Path) -> None:
     """It prints one row per number of ranks and size, and writes every pair of steps."""
     out = tmp_path / "out.json"

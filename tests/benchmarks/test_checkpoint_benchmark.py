@@ -48,7 +48,7 @@ def run_module(name: str, *arguments: str) -> str:
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_command_reports_on_every_method(tmp_path: Path) -> None:
     """All floors and methods get a row, or the report says why one has none."""
     files = {"--json": tmp_path / "out.json", "--markdown": tmp_path / "out.md"}
@@ -91,7 +91,7 @@ def check_table(markdown: str, rows: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_memory_is_watched_in_a_process_of_its_own(tmp_path: Path) -> None:
     """A method's extra memory is that of a fresh process: here some copy of a part of the state."""
     found = measure_extra_memory(

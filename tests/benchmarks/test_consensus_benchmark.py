@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_the_command_measures_ours_and_the_bare_collectives(tmp_path: Path) -> None:
     """Whatever is installed, two ranks time our gate and both collectives in every round."""
     out = tmp_path / "out.json"

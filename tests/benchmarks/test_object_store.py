@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_the_command_moves_the_bytes_by_every_way_that_is_there(tmp_path: Path) -> None:
     """Ours, boto3's and rclone's move them up and down in each round, and ours tells its memory."""
     pytest.importorskip("boto3")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_the_command_measures_folder_bucket_and_commands(tmp_path: Path) -> None:
     """Requests do not grow with the events: a small run needs hardly fewer than a large one."""
     out = tmp_path / "out.json"

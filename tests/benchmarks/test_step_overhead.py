@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("only", "units"),
     [

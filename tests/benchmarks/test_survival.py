@@ -37,7 +37,7 @@ def outcome(step: int | None, *, finished: int = 9, left_s: float | None = 1.0) 
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_command_runs_a_cell(tmp_path: Path) -> None:
     """A real job is started, told to stop, judged and resumed; the JSON holds each try."""
     out = tmp_path / "out.json"

@@ -61,13 +61,13 @@ class Lab:
         return {**kept, "SPOTGUARD_HOME": str(self.home), **(more or {})}
 
     def spotguard(
-        self, *arguments: str | Path, env: Mapping[str, str] | None = None, timeout_s: float = 180.0
+        self, *arguments: str | Path, env: Mapping[str, str] | None = None, timeout_s: float = 400.0
     ) -> Said:
         """Run one command to its end."""
         return self.run(*SPOTGUARD, *arguments, env=env, timeout_s=timeout_s)
 
     def run(
-        self, *command: str | Path, env: Mapping[str, str] | None = None, timeout_s: float = 180.0
+        self, *command: str | Path, env: Mapping[str, str] | None = None, timeout_s: float = 400.0
     ) -> Said:
         """Run any command to its end, in the working folder and without a terminal."""
         done = subprocess.run(
@@ -89,7 +89,7 @@ class Lab:
         args: tuple[str, ...] = (),
         env: Mapping[str, str] | None = None,
         code: int = 0,
-        timeout_s: float = 180.0,
+        timeout_s: float = 400.0,
     ) -> Status:
         """Launch a job, follow it to its end, check its exit code, and return its status."""
         words = ("up", script, "--yes", "--json", *flags, "--", *args)
@@ -130,7 +130,7 @@ class Lab:
         return lines
 
     def wait_for_step(
-        self, run: str, step: int, *, attempt: int = 1, timeout_s: float = 60.0
+        self, run: str, step: int, *, attempt: int = 1, timeout_s: float = 200.0
     ) -> Status:
         """Return as soon as so many steps are done in `attempt` or a later one."""
         status: Status = {}
@@ -184,7 +184,7 @@ class Lab:
 
 
 def wait_until(
-    condition: Callable[[], object], what: str, timeout_s: float = 30.0, *, every_s: float = 0.1
+    condition: Callable[[], object], what: str, timeout_s: float = 120.0, *, every_s: float = 0.1
 ) -> None:
     """Return as soon as `condition` holds, which is looked at so often; fail if not in time."""
     give_up_at = time.monotonic() + timeout_s

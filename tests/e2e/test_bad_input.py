@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from tests.e2e.lab import Lab, Said
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 GOOD = "import spotguard.runtime as spotguard\nrun = spotguard.init()\n"
 BLOCK = "# /// script\n# [tool.spotguard]\n# {}\n# ///\n" + GOOD

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import Calm
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 def _truncate(journal: Path) -> None:
@@ -68,7 +68,7 @@ def test_damaged_journal(lab: Lab, calm: Callable[[int], Calm]) -> None:
     assert final_weights(resumed.json) == calm(1).weights
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_down_without_a_journal(lab: Lab) -> None:
     """Nodes are released, and a controller that hangs is ended, by what is written of launches."""
     run = lab.start(STEADY, "--nodes", "1", args=("--pause", "0.5"))
@@ -87,7 +87,7 @@ def test_down_without_a_journal(lab: Lab) -> None:
     assert not lab.processes()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_stop_with_a_locked_journal(lab: Lab) -> None:
     """The job saves, its nodes go, and the run is at rest once the journal is free again."""
     run = lab.start(STEADY, "--nodes", "1", args=("--pause", "0.5"))

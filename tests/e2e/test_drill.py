@@ -6,7 +6,7 @@ import pytest
 
 from tests.e2e.lab import STEADY, Lab
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 SCRIPTS = Path(__file__).parents[1] / "drill_scripts"
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import Calm
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 def test_files_that_may_not_grow(lab: Lab, calm: Callable[[int], Calm]) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import Calm
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 def clusters(lab: Lab, run: str) -> list[str]:

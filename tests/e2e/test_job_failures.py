@@ -9,7 +9,7 @@ from tests.e2e.lab import STEADY, Lab, reasons
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 def test_exception_is_shown_and_not_retried(lab: Lab) -> None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import Calm
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 A_DIME_A_SECOND = ("--price", "360", "--on-demand-price", "1200")
 WELL_UNDER_WAY = ("--nodes", "1", "--budget", "4.80", *A_DIME_A_SECOND, *OFTEN)
@@ -58,7 +58,7 @@ def test_deaf_jobs_cannot_overspend(lab: Lab) -> None:
         assert status["spent_usd"] <= status["budget_usd"]
         assert status["saved_step"] == (10 if run == busy else 5)
         assert status["attempts"][0]["steps_lost"] > 0
-    wait_until(lambda: not lab.processes(), "nothing left running", timeout_s=10.0)
+    wait_until(lambda: not lab.processes(), "nothing left running")
 
 
 def test_leak_guard_keeps_the_budget_without_a_controller(lab: Lab) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import Calm
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 def test_plain_python_and_torchrun(lab: Lab, calm: Callable[[int], Calm], tmp_path: Path) -> None:

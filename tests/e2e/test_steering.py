@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import Calm
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 def test_stop_resume_down_resume(lab: Lab, calm: Callable[[int], Calm]) -> None:

@@ -11,7 +11,7 @@ from tests.e2e.lab import EXAMPLES, TORCHRUN, Lab, checkpoints
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 SMALL = ("--steps", "12", "--width", "32", "--layers", "1", "--length", "32")
 

@@ -17,7 +17,7 @@ from spotguard.net import free_port
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 def torchrun(tmp_path: Path, script: str) -> subprocess.Popen[str]:

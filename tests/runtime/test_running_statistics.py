@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 RUNNING = Path(__file__).parent / "jobs" / "running_statistics.py"
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(360)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("odd", ["", "1"], ids=["batchnorm", "odd"])

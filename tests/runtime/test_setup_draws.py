@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 DRAWS = Path(__file__).parent / "jobs" / "setup_draws.py"
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(360)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 def test_the_set_up_draws_the_same_everywhere(jobs: Jobs) -> None:

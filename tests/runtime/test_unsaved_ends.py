@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 EIGHT_BIT = Path(__file__).parent / "jobs" / "eight_bit.py"
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(360)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("begins", [0, 3])

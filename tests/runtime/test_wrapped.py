@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 WRAPPED = Path(__file__).parent / "jobs" / "wrapped.py"
 STEPS = 6
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 def said_by(ranks: list[Job], of: str = "state") -> dict[int, str]:
