@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _RUNTIME = "spotguard.runtime"
-_FIX = """if an installed package imports it, give --trust-script; else put around the training loop:
+_FIX = """if an installed package does so, give --trust-script; else add around the training loop:
     import spotguard.runtime as spotguard
     run = spotguard.init()
     for step in run.steps(loader, total=1000): ..."""
