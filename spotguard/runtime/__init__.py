@@ -13,7 +13,8 @@ The same script runs under plain `python`, under `torchrun` and under `spotguard
 
 from spotguard.runtime.box import Box
 from spotguard.runtime.loader import ElasticLoader
-from spotguard.runtime.run import Run, init
+from spotguard.runtime.run import Run
+from spotguard.runtime.starting import init, reset
 from spotguard.runtime.step import Step
 
-__all__ = ["Box", "ElasticLoader", "init", "Run", "Step"]
+__all__ = ["Box", "ElasticLoader", "init", "reset", "Run", "Step"]

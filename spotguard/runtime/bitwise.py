@@ -169,6 +169,11 @@ class BitwiseSync:
         """Return the ids of the parameters whose gradients become the global mean."""
         return set(map(id, self._parameters))
 
+    def close(self) -> None:
+        """Let what wraps a module synchronise by itself again."""
+        for module in self._ddp:
+            module.require_backward_grad_sync = True
+
     def begin(self, share: Share) -> None:
         """Prepare for the forward pass of a micro-batch."""
         for module in self._ddp:

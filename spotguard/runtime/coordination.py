@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from spotguard.runtime.seal import Seal
+from spotguard.runtime.seal import Lives, Seal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _Answer = TypeVar("_Answer")
+_Calls = queue.SimpleQueue["Callable[[], None] | None"]
 
 _CONNECT_S = 30.0
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.0005, 0.01
@@ -66,6 +67,10 @@ class Coordinator(Protocol):
         """From here on, take it for lost contact when an answer takes longer than this."""
         ...
 
+    def close(self, timeout_s: float) -> None:
+        """End it and all connections that came of it; nothing may be said any more."""
+        ...
+
 
 class Alone:
     """The coordinator of a single process."""
@@ -103,6 +108,9 @@ class Alone:
     def hurry(self, patience_s: float) -> None:
         """Do nothing: answers take no time."""
 
+    def close(self, timeout_s: float) -> None:
+        """Do nothing: a dict needs no end."""
+
 
 class Rendezvous:
     """The coordinator of several ranks: a client of the job's TCP store.
@@ -110,17 +118,30 @@ class Rendezvous:
     What strangers write there is not heard: words are sealed.
     """
 
-    def __init__(self, host: str, port: int, prefix: str, seal: Seal | None = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        prefix: str,
+        seal: Seal | None = None,
+        *,
+        beside: Rendezvous | None = None,
+    ) -> None:
+        """Connect; `beside` is the connection with which this one is closed."""
         self._address = (host, port, prefix, seal)
         self._seal = seal or Seal()
         self._patience_s = _PATIENCE_S
         self._unanswered: threading.Event | None = None
         """Set once the call is answered that was given up, if it ever is."""
-        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._calls: _Calls = queue.SimpleQueue()
         weakref.finalize(self, self._calls.put, None)
-        threading.Thread(
+        thread = threading.Thread(
             target=_make_calls, args=(self._calls,), name="spotguard-rendezvous", daemon=True
-        ).start()
+        )
+        thread.start()
+        self._threads: list[tuple[threading.Thread, _Calls]] = beside._threads if beside else []
+        """Of all connections that are closed together."""
+        self._threads.append((thread, self._calls))
         timeout = timedelta(seconds=_CONNECT_S)
         client = self._call(
             lambda: TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
@@ -131,17 +152,16 @@ class Rendezvous:
     def from_environment(cls) -> Rendezvous:
         """Return a client of the store that torchrun named in MASTER_ADDR and MASTER_PORT."""
         # A restart inside one torchrun must not hear the words of the round before.
-        round_ = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return cls(
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),
-            f"spotguard/{round_}",
+            f"spotguard/{Lives.round()}",
             Seal.from_environment(),
         )
 
     def connect(self) -> Rendezvous:
         """Return another client of the same store."""
-        return Rendezvous(*self._address)
+        return Rendezvous(*self._address, beside=self)
 
     def set(self, key: str, value: str) -> None:
         """Say `value` under `key`."""
@@ -183,6 +203,14 @@ class Rendezvous:
         """From here on, take it for lost contact when an answer takes longer than this."""
         self._patience_s = min(patience_s, self._patience_s)
 
+    def close(self, timeout_s: float) -> None:
+        """End it and all connections that came of it; blocks `timeout_s` at most."""
+        for _, calls in self._threads:
+            calls.put(None)
+        end = time.monotonic() + timeout_s
+        for thread, _ in self._threads:  # one may hang in a call to a store that is frozen
+            thread.join(max(end - time.monotonic(), 0.0))
+
     def _call(self, call: Callable[[], _Answer]) -> _Answer:
         """Return the answer of the store, or its error; give it up when it is silent."""
         answers: list[_Answer] = []
@@ -217,7 +245,7 @@ def _waited(done: threading.Event, patience_s: float) -> bool:
     return done.is_set()
 
 
-def _make_calls(calls: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+def _make_calls(calls: _Calls) -> None:
     """Top of the thread beside a connection; it ends with it."""
     while (call := calls.get()) is not None:
         call()

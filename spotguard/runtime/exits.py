@@ -1,31 +1,61 @@
-"""How the script ended itself: Python calls no hook for a `SystemExit`, and keeps none.
+"""How the script ends: the hooks that Python has for it, and what it has none for.
 
+Python calls no hook for a `SystemExit`, and keeps none.
 Without it a script that catches its own error and calls `sys.exit(1)` looks like one that left
 its loop on purpose.
 """
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import sys
 import threading
+import traceback
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import CodeType, FrameType, TracebackType
+
+    Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
 _CALLS = ((sys, "exit"), (builtins, "exit"), (builtins, "quit"))
 
 
 class ExitWatch:
-    """Remembers the main thread's last `sys.exit`, `exit` or `quit`; they do what they did."""
+    """Hangs in both hooks; remembers the main thread's last `sys.exit`, `exit` or `quit`.
 
-    def __init__(self) -> None:
+    These do what they did.
+    """
+
+    def __init__(self, on_exception: Hook, at_exit: Callable[[], None]) -> None:
+        self._on_exception = on_exception
+        self._at_exit = at_exit
+        self.previous_hook = sys.excepthook
+        sys.excepthook = on_exception
+        atexit.register(at_exit)
         self._last: SystemExit | None = None
+        self._loop: CodeType | None = None
+        """The script's code that left its loop in the body of a step."""
+        self._shown_before: TracebackType | None = None
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
         for place, name in _CALLS:
             if hasattr(place, name):  # the builtins are not there for `python -S`
-                setattr(place, name, self._watched(getattr(place, name)))
+                before = getattr(place, name)
+                ours = self._watched(before)
+                setattr(place, name, ours)
+                self._replaced.append((place, name, before, ours))
+
+    def close(self) -> None:
+        """Put back what was there, unless somebody else has replaced it since."""
+        for place, name, before, ours in self._replaced:
+            if getattr(place, name, None) is ours:
+                setattr(place, name, before)
+        if sys.excepthook == self._on_exception:
+            sys.excepthook = self.previous_hook
+        atexit.unregister(self._at_exit)
 
     @property
     def called(self) -> bool:
@@ -36,9 +66,25 @@ class ExitWatch:
     def error(self) -> BaseException | None:
         """The error that the script ended itself with or because of; None if it meant well."""
         last = self._last
-        if last is None or last.code is None or (isinstance(last.code, int) and not last.code):
+        if last is None:
+            return self._shown
+        if last.code is None or (isinstance(last.code, int) and not last.code):
             return None
         return last.__context__ or last
+
+    @property
+    def _shown(self) -> BaseException | None:
+        """The error by which the loop was left, where a notebook shows it and asks no hook."""
+        trace = _last_traceback()
+        if trace is self._shown_before:
+            return None
+        codes = {frame.f_code for frame, _ in traceback.walk_tb(trace)}
+        return getattr(sys, "last_value", None) if self._loop in codes else None
+
+    def loop_left(self, frame: FrameType | None) -> None:
+        """Take note of who left the loop in the body of a step: on purpose, or by an error."""
+        self._loop = frame.f_code if frame is not None else None
+        self._shown_before = _last_traceback()
 
     def forget(self) -> None:
         """Take it that the script went on: it caught its own exit."""
@@ -55,3 +101,7 @@ class ExitWatch:
                 raise
 
         return watched
+
+
+def _last_traceback() -> TracebackType | None:
+    return getattr(sys, "last_traceback", None)

@@ -134,6 +134,13 @@ class GradientSync:
         themselves = (p for module in self._wrappers.modules for p in module.parameters())
         return set(map(id, (*self._parameters, *themselves)))
 
+    def close(self) -> None:
+        """Let what wraps a module synchronise by itself again."""
+        for ddp in self._wrappers.ddp:
+            ddp.require_backward_grad_sync = True
+        for fsdp in self._wrappers.fsdp:
+            fsdp.set_requires_gradient_sync(True, recurse=False)
+
     def _reduce(self, parameters: Iterable[torch.Tensor]) -> None:
         buckets = list(cut_into_buckets(parameters))
         flats = [flatten(bucket, [p.grad for p in bucket]) for bucket in buckets]

@@ -7,26 +7,20 @@ torchrun returns 1 even after a clean save.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import math
 import os
-import sys
 import threading
 import time
 import traceback
 from dataclasses import replace
 from enum import Enum
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
-
 from spotguard.errors import Fenced, SpotguardError, StoreError
-from spotguard.events.event import Heartbeat, JobEvent
+from spotguard.events.event import JobEvent
 from spotguard.events.states import EXIT_CODE_OF_JOB_TOLD_TO_STOP, EndReason
-from spotguard.net import address_towards
 from spotguard.runtime import clock
 from spotguard.runtime.coordination import Alone, Coordinator, Rendezvous
 from spotguard.runtime.exits import ExitWatch
@@ -34,14 +28,18 @@ from spotguard.runtime.identity import identify
 from spotguard.runtime.keeping import Keeper
 from spotguard.runtime.listening import Listener
 from spotguard.runtime.local_copy import LocalCopy
-from spotguard.runtime.peers import Peers
+from spotguard.runtime.peers import join_ring
 from spotguard.runtime.process import (
     Progress,
+    at_prompt,
+    cancel_exits,
+    destroy_group,
     device_of,
     ensure_process_group,
     exit_now,
     exit_soon,
     free_device,
+    leave_group,
     log_to_stderr,
     place_in_script,
     sentence,
@@ -49,7 +47,6 @@ from spotguard.runtime.process import (
 )
 from spotguard.runtime.reporting import Reporter, last_word_s
 from spotguard.runtime.saving import WithoutOthers
-from spotguard.runtime.seal import Seal
 from spotguard.runtime.stopping import BEFORE_LOOP, StopGate, StopRequest, StopWatch
 from spotguard.runtime.waiting import StillWatch
 from spotguard.storage import PrefixedStore, open_store
@@ -58,6 +55,7 @@ from spotguard.units import to_iso
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from spotguard.runtime.peers import Peers
     from spotguard.runtime.restoring import Restored
     from spotguard.runtime.settings import Settings
     from spotguard.runtime.step import Step
@@ -102,6 +100,8 @@ class Job:
         self._left = threading.Event()
         self._ending = threading.Lock()  # taken for good by the thread that writes the end
         self._failure: BaseException | None = None
+        self._goes_on = False
+        """True once the run is to end and the process is not: `reset`."""
         self.gate = StopGate()
         self.reporter = Reporter(
             self.store,
@@ -109,7 +109,7 @@ class Job:
             node=settings.node,
             rank=self.rank,
             heartbeat_s=settings.heartbeat_s,
-            heartbeat=self._heartbeat if settings.local_rank == 0 else None,
+            heartbeat=(lambda: self.keeper.heartbeat()) if settings.local_rank == 0 else None,
             on_stop=lambda request: self.watch.request(request),
         )
         self.keeper = Keeper(
@@ -141,10 +141,7 @@ class Job:
         if told:
             self.reporter.event(JobEvent.WARNING, message=told)
         self._listener = Listener(settings, self.watch, self.reporter)
-        self._previous_hook = sys.excepthook
-        sys.excepthook = self._on_exception
-        self._exits = ExitWatch()
-        atexit.register(self._at_exit)
+        self.exits = ExitWatch(self._on_exception, self._at_exit)
         if self.rank == 0 and not settings.launched:
             log.info("run %s, saves in %s", self.run_id, self.store.url)
 
@@ -181,7 +178,7 @@ class Job:
 
     def begin_training(self, first: int, total: int) -> None:
         """Say that the loop begins with `first` of `total` steps done."""
-        self._exits.forget()
+        self.exits.forget()
         self.keeper.begin(first, total)
         if not self.gate.start(first):  # the watcher is about to end the process
             exit_soon(_HUNG_SAVE_S)
@@ -195,7 +192,7 @@ class Job:
 
     def finished_step(self, finished: int, seconds: float, step: Step) -> None:
         """Take note of a finished step: from here on it is the state to save."""
-        self._exits.forget()
+        self.exits.forget()
         self.keeper.finished_step(finished, seconds, step)
         self._progress.write(finished, self.keeper.total or 0)
         if finished == self.keeper.first_step + 1 and self.rank == 0:
@@ -238,6 +235,8 @@ class Job:
     def fail_saving_or_state(self, problem: SpotguardError) -> None:
         """Write down an error of ours and leave with its exit code, in one sentence."""
         self._end_by_problem(problem)
+        if at_prompt():
+            raise problem
         exit_soon(_EXIT_PATIENCE_S, problem.exit_code)
         raise SystemExit(problem.exit_code)
 
@@ -255,25 +254,12 @@ class Job:
     # ------------------------------------------------------------------ peers
 
     def _join_peers(self) -> Peers | None:
-        """Begin to look after the other ranks, if there are any and they can be reached."""
+        """Begin to look after the other ranks, if there are any."""
         timeout_s = self.settings.peer_timeout_s
         if self.world_size == 1 or timeout_s is None:
             return None
-        try:
-            words = self.coordinator.connect()
-            peers = Peers(
-                self.rank,
-                self.world_size,
-                timeout_s=timeout_s,
-                on_lost=partial(self._on_peer_lost, words),
-                address=address_towards(os.environ["MASTER_ADDR"]),
-                seal=Seal.from_environment(),
-            )
-            peers.start(words)
-        except OSError as problem:
-            log.warning("ranks that vanish cannot be looked for: %s", problem)
-            return None
-        return peers
+        who = self.rank, self.world_size
+        return join_ring(self.coordinator, *who, timeout_s=timeout_s, on_lost=self._on_peer_lost)
 
     def _look_for_stillness(self) -> StillWatch | None:
         """Return what tells of ranks that wait for each other, if there are any that may."""
@@ -390,16 +376,16 @@ class Job:
         trace: TracebackType | None,
     ) -> None:
         """Show what the script did not catch, and end by it."""
-        if self._is_fork:
-            self._previous_hook(kind, error, trace)
+        if self.is_fork or self._goes_on:
+            self.exits.previous_hook(kind, error, trace)
             return
         if isinstance(error, SpotguardError):
             log.error("%s%s", place_in_script(trace), sentence(error))
         else:
             with contextlib.suppress(OSError):  # the log pipe may be dead already
-                self._previous_hook(kind, error, trace)
+                self.exits.previous_hook(kind, error, trace)
         self._end_by_error(error)
-        if isinstance(error, SpotguardError):
+        if isinstance(error, SpotguardError) and not at_prompt():
             raise SystemExit(error.exit_code)
 
     def _end_by_error(self, error: BaseException) -> None:
@@ -454,11 +440,50 @@ class Job:
             return True
 
     def _at_exit(self) -> None:
-        if self._is_fork:
+        if self.is_fork:
             return
         self._listener.drain()  # the script's own handler of a signal may be what ended it
         code = self._end_as_the_script_did()
-        self._listener.close(leaving=True)
+        self._close(leaving=True)
+        undisturbed = self._failure is None and self.watch.agreed is None
+        if self._owns_group and undisturbed:
+            destroy_group()  # else the peers may be gone: no collectives
+        if code is not None:
+            exit_now(code)
+
+    def reset(self) -> None:
+        """End the run as the end of the script would, and give back all that was taken.
+
+        Raises:
+            SpotguardError: the last save failed. The run is over all the same.
+            SystemExit: the process was told to stop.
+        """
+        self.keeper.saver.wait()
+        self._goes_on = True
+        self._listener.drain()
+        try:
+            code = self._end_as_the_script_did()
+        finally:
+            self._close(leaving=False)
+            self._give_back()
+        if self.watch.agreed or self._listener.sigterm:
+            exit_soon(_EXIT_PATIENCE_S)
+            raise SystemExit(EXIT_CODE_OF_JOB_TOLD_TO_STOP)
+        if code is not None:
+            assert self._failure is not None
+            raise self._failure
+
+    def _give_back(self) -> None:
+        self.phase = Phase.AFTER
+        self.coordinator.close(_EXIT_PATIENCE_S)
+        self.exits.close()
+        cancel_exits()
+        if self._owns_group:
+            leave_group(self.world_size)
+
+    def _close(self, *, leaving: bool) -> None:
+        """End what listens, watches and reports."""
+        self._listener.close(leaving=leaving)
         # A thread in torch's C++ code when the interpreter ends would abort the whole process.
         self._left.set()
         if self._peers is not None:
@@ -467,14 +492,9 @@ class Job:
             self._still.close(_EXIT_PATIENCE_S)
         self.watch.close(_EXIT_PATIENCE_S)
         self.reporter.close(_EXIT_PATIENCE_S)
-        undisturbed = self._failure is None and self.watch.agreed is None
-        if self._owns_group and undisturbed and dist.is_initialized():
-            dist.destroy_process_group()  # else the peers may be gone: no collectives
-        if code is not None:
-            exit_now(code)
 
     @property
-    def _is_fork(self) -> bool:
+    def is_fork(self) -> bool:
         """True in a process that the script forked: nothing here is its own, least the weights."""
         return os.getpid() != self._pid
 
@@ -486,8 +506,8 @@ class Job:
             told = self.watch.agreed or self._listener.sigterm
             if told is not None:
                 return self._leave_as_told(told)
-            if self._exits.error is not None:
-                self._end_by_error(self._exits.error)
+            if self.exits.error is not None:
+                self._end_by_error(self.exits.error)
                 return None
             try:  # `break`, or an exit without an error: the loop was left early, on purpose
                 self.finish_loop("the loop was left early", left_early=True)
@@ -504,7 +524,7 @@ class Job:
 
         Where it left by `break` is the boundary; an exit may have cut an optimizer short.
         """
-        if not self._exits.called:
+        if not self.exits.called:
             self.keeper.left_early()
         self._survive(told)
         return EXIT_CODE_OF_JOB_TOLD_TO_STOP
@@ -512,6 +532,8 @@ class Job:
     def _end_at_once(self, request: StopRequest, problem: SpotguardError | None) -> None:
         """Write how it ended, and end the process; a thread that has begun to is not cut short."""
         if self._write_ended(request, problem):
+            if self._goes_on and request.reason is EndReason.STOPPED:  # by Ctrl-C
+                return
             exit_now()
         exit_soon(_HUNG_SAVE_S)
 
@@ -575,20 +597,3 @@ class Job:
     def _is_alone(self, request: StopRequest | None) -> bool:
         """Return True if no other rank is reckoned with: each that is left writes its own end."""
         return self.keeper.saver.alone.is_set() or (request is not None and request.solo)
-
-    def _heartbeat(self) -> Heartbeat:
-        last = self.keeper.saver.last
-        loss = self.keeper.step.loss if self.keeper.step else None
-        return Heartbeat(
-            at=clock.now(),
-            attempt=self.attempt,
-            node=self.settings.node,
-            step=self.keeper.finished,
-            total_steps=self.keeper.total,
-            epoch=self.keeper.epoch,
-            train_s=self.keeper.train_s,
-            step_s=self.keeper.step_s or None,
-            loss=None if loss is None else float(loss) * self.world_size,
-            saved_step=last.step if last else None,
-            saved_at=last.at if last else None,
-        )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from spotguard.checkpoint.retention import Retention
 from spotguard.errors import Fenced, SpotguardError, StoreError
-from spotguard.events.event import JobEvent
+from spotguard.events.event import Heartbeat, JobEvent
 from spotguard.events.states import CheckpointKind
 from spotguard.runtime import clock, estimate
 from spotguard.runtime.best import Best
@@ -86,6 +86,7 @@ class Keeper:
         """True from where weights may change until the next boundary: the state is neither."""
         self._changed = False
         """True between an optimizer's step and the next boundary."""
+        self._attempt = attempt
         self._settings = settings
         self._reporter = reporter
         self._save_random = save_random
@@ -223,6 +224,24 @@ class Keeper:
     def progress(self) -> tuple[int, int]:
         """Return the steps finished, and the micro-batches done of the one under way."""
         return self.finished, self.current.done if self.current is not None else 0
+
+    def heartbeat(self) -> Heartbeat:
+        """Return how far this rank is, and what it has saved."""
+        last = self.saver.last
+        loss = self.step.loss if self.step else None
+        return Heartbeat(
+            at=clock.now(),
+            attempt=self._attempt,
+            node=self._settings.node,
+            step=self.finished,
+            total_steps=self.total,
+            epoch=self.epoch,
+            train_s=self.train_s,
+            step_s=self.step_s or None,
+            loss=None if loss is None else float(loss) * self._settings.world_size,
+            saved_step=last.step if last else None,
+            saved_at=last.at if last else None,
+        )
 
     def freeze(self, left: threading.Event, patience_s: float) -> None:
         """Keep the state as it is, unless the job left.

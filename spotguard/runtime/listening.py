@@ -32,6 +32,7 @@ log = logging.getLogger("spotguard")
 _SILENT_AFTER = 5
 _SLOW_POLL_S = 5.0
 _OUTLIVED_S = 30.0
+_JOIN_S = 1.0  # a source may be asked just now, and be slow to answer
 _ASK_S = 0.3  # a metadata service answers within milliseconds, and SIGTERM leaves 15 s or more
 
 
@@ -48,6 +49,8 @@ class Listener:
         self._noticed_until: float | None = None
         self._began_at = clock.now()
         self._signals: SignalWatch | None = None
+        self._threads: list[threading.Thread] = []
+        self._timers: list[threading.Timer] = []
         if threading.current_thread() is threading.main_thread():
             self._signals = SignalWatch(self._on_sigterm)
             hold_ctrl_c_while_forking()
@@ -72,22 +75,29 @@ class Listener:
     def close(self, *, leaving: bool = False) -> None:
         """Stop listening; signals go where they went before, if the process is not `leaving`."""
         self._closed.set()
+        for timer in self._timers:
+            timer.cancel()
+        for thread in [] if leaving else [*self._threads, *self._timers]:
+            thread.join(_JOIN_S)
         if self._signals is not None:
             self._signals.close(leaving=leaving)
 
     def _start(self, target: object, *args: object) -> None:
-        threading.Thread(
+        thread = threading.Thread(
             target=target,  # type: ignore[arg-type]
             args=args,
             name="spotguard-listen",
             daemon=True,
-        ).start()
+        )
+        thread.start()
+        self._threads.append(thread)
 
     def _stop_later(self, at: float, request: StopRequest) -> None:
         # Counted down on the monotonic clock: a wall clock that jumps must not spend money.
         timer = threading.Timer(max(at - clock.now(), 0.0), self._watch.request, [request])
         timer.daemon = True
         timer.start()
+        self._timers.append(timer)
 
     def _on_sigterm(self) -> None:
         request = self._sigterm_request()

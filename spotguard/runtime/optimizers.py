@@ -52,8 +52,13 @@ class OptimizerWatch:
         self._check = (
             GradientCheck(_names(keeper), modules, optimizers, gradients) if self._several else None
         )
-        for optimizer in optimizers:
-            optimizer.register_step_pre_hook(self._before_step)
+        self._hooks = [o.register_step_pre_hook(self._before_step) for o in optimizers]
+
+    def close(self) -> None:
+        """Stand before no step any more."""
+        _remove(self._hooks)
+        if self._check is not None:
+            self._check.close()
 
     @property
     def expected_gradients(self) -> AbstractContextManager[None]:

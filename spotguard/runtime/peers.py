@@ -27,8 +27,10 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
+from spotguard.net import address_towards
 from spotguard.runtime.seal import Seal
 
 if TYPE_CHECKING:
@@ -255,6 +257,35 @@ class Peers:
         self._lost.add(peer)
         self._say(_LOST, str(peer).encode(), why.encode())
         self._on_lost(peer, why)
+
+
+def join_ring(
+    coordinator: Coordinator,
+    rank: int,
+    world_size: int,
+    *,
+    timeout_s: float,
+    on_lost: Callable[[Coordinator, int, str], None],
+) -> Peers | None:
+    """Begin to look after the other ranks, if they can be reached.
+
+    `on_lost` is told of the ring's own connection, too: only its thread may use that.
+    """
+    try:
+        words = coordinator.connect()
+        peers = Peers(
+            rank,
+            world_size,
+            timeout_s=timeout_s,
+            on_lost=partial(on_lost, words),
+            address=address_towards(os.environ["MASTER_ADDR"]),
+            seal=Seal.from_environment(),
+        )
+        peers.start(words)
+    except OSError as problem:
+        log.warning("ranks that vanish cannot be looked for: %s", problem)
+        return None
+    return peers
 
 
 def _family(address: str) -> socket.AddressFamily:

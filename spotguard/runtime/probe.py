@@ -61,6 +61,10 @@ class Probe:
         }
         os.write(self._file, (json.dumps(line) + "\n").encode())
 
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._file)
+
     def _amplifiers(self) -> list[str]:
         """Return the names of optimizers that make much of the last bits of a sum."""
         objects = self._job.keeper.objects

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import logging
@@ -13,7 +14,7 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("spotguard")
 
+_exits: list[threading.Timer] = []
+_hooks: list[tuple[Any, Any]] = []
+"""`sys.excepthook` before and after torch made a process group: it hangs in one, for good."""
+_left_group = False
+"""True while the process group is of a run that is over."""
 _PEER_WORDS = re.compile(r"gloo|nccl|processgroup|connection (closed|reset)|broken pipe", re.I)
 
 
@@ -59,14 +65,42 @@ def device_of(local_rank: int) -> torch.device:
 
 def ensure_process_group(settings: Settings, backend: str | None) -> bool:
     """Create the process group unless the script has; return True if it is ours to destroy."""
+    global _left_group
+    left, _left_group = _left_group, False
+    atexit.unregister(destroy_group)
     if not dist.is_available() or dist.is_initialized():
-        return False
+        return left
+    before = sys.excepthook
     backend = backend or ("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     if settings.world_size > 1:
         dist.init_process_group(backend)
     else:  # so that DDP, FSDP and collectives work in a script that runs alone
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    _hooks.append((before, sys.excepthook))
     return True
+
+
+def destroy_group() -> None:
+    """Destroy the process group, if it is there."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def leave_group(world_size: int) -> None:
+    """Let go of the process group that is ours, as the run is over and the process goes on.
+
+    That of several ranks stays, for the next run or the process's end: a second one would read the
+    addresses of the first in the same store, and hang (torch 2.13).
+    """
+    global _left_group
+    if world_size == 1:
+        destroy_group()
+        before, torchs = _hooks.pop()
+        if sys.excepthook is torchs:
+            sys.excepthook = before
+        return
+    _left_group = True
+    atexit.register(destroy_group)
 
 
 def speaks_of_peers(error: BaseException) -> bool:
@@ -113,7 +147,7 @@ def tell_uncaught_in_a_sentence() -> None:
             return
         log_to_stderr()
         log.error("%s%s", place_in_script(trace), sentence(error))
-        if not hasattr(sys, "ps1"):  # who types at a prompt wants to go on
+        if not at_prompt():
             raise SystemExit(error.exit_code)
 
     sys.excepthook = hook
@@ -124,6 +158,18 @@ def exit_soon(seconds: float, code: int = EXIT_CODE_OF_JOB_TOLD_TO_STOP) -> None
     timer = threading.Timer(seconds, exit_now, [code])
     timer.daemon = True
     timer.start()
+    _exits.append(timer)
+
+
+def cancel_exits() -> None:
+    """Take back each `exit_soon`."""
+    while _exits:
+        _exits.pop().cancel()
+
+
+def at_prompt() -> bool:
+    """Return True in a notebook and the like: who types there wants to go on after an error."""
+    return hasattr(sys, "ps1")
 
 
 def exit_now(code: int = EXIT_CODE_OF_JOB_TOLD_TO_STOP) -> None:

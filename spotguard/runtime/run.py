@@ -1,7 +1,8 @@
-"""The training loop's side of spotguard: `init` and `Run`."""
+"""The training loop's side of spotguard: `Run`, which `init` makes."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import time
@@ -23,11 +24,9 @@ from spotguard.runtime.gradients import GradientSync, broadcast_initial, evened_
 from spotguard.runtime.job import Job, Phase
 from spotguard.runtime.loader import ElasticLoader, Loader, Share
 from spotguard.runtime.optimizers import OptimizerWatch
-from spotguard.runtime.process import tell_uncaught_in_a_sentence
-from spotguard.runtime.randomness import BOUNDARY, mix, seed_everything, seed_setup
+from spotguard.runtime.randomness import BOUNDARY, mix, seed_everything
 from spotguard.runtime.scaling import ScaledElasticLoader, learning_rate_scale
 from spotguard.runtime.schedule import SaveSchedule
-from spotguard.runtime.settings import Settings
 from spotguard.runtime.state import Packed
 from spotguard.runtime.step import Step
 from spotguard.runtime.streaming import StreamLoader, is_stream, refuse_indexed_options
@@ -42,82 +41,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("spotguard")
 
 _Batch = TypeVar("_Batch")
-_current: Run | None = None
-
-
-def init(
-    *,
-    run_id: str | None = None,
-    store: str | None = None,
-    seed: int | None = None,
-    save_every: str | None = None,
-    keep_last: int | None = None,
-    reseed: bool = True,
-    exact: str | None = None,
-    peer_timeout: str | None = None,
-    backend: str | None = None,
-) -> Run:
-    """Set up the run of this process and return it; call it once, early, on every rank.
-
-    It reads the launcher's environment, creates the process group if there is none, and begins
-    to listen for notices and signals. Without a launcher the script is a run of its own: saves
-    go to `store` (default `./spotguard-runs`), and giving `run_id` again resumes it.
-
-    What the environment of a launcher says wins over these arguments.
-
-    Args:
-        run_id: Name of the run in the store; lower-case letters, digits and dashes.
-        store: Folder or URL of the store.
-        seed: Seed of the sample order and of all randomness (default 0): Python, NumPy and torch
-            are seeded here, so that what the script draws from here on, such as initial weights
-            or a split of its data, is the same on all ranks and in every attempt.
-        save_every: `auto` (from measured cost and risk), a duration (`30s`), or `100 steps`.
-        keep_last: Checkpoints to keep, at least 2 (default 3).
-        reseed: Seed Python, NumPy and torch here and per micro-batch, so that randomness does not
-            depend on the number of ranks. False leaves the global generators to the script; their
-            states are then saved, and restored on the same number of ranks.
-        exact: `bitwise` adds up gradients in one order, so that weights and optimizer state are
-            the same to the last bit on every number of ranks, and gives torch one CPU thread. By
-            default only the rounding differs between numbers of ranks.
-        peer_timeout: Duration in which all ranks leave, saved if they can, after another one's
-            machine has vanished, or `off` (default `10s`). A process that dies is known at once;
-            one that is frozen after three times as long.
-        backend: Of the process group; default NCCL with CUDA, else gloo.
-
-    Raises:
-        UsageError: called twice, or a setting makes no sense.
-        StoreError: the store cannot be used.
-    """
-    global _current
-    if _current is not None:
-        raise UsageError("spotguard.init() was called twice in one process")
-    try:
-        _check_exact(exact, reseed=reseed)
-        settings = Settings.from_environment(
-            run_id=run_id,
-            store=store,
-            seed=seed,
-            save_every=save_every,
-            keep_last=keep_last,
-            peer_timeout=peer_timeout,
-        )
-        job = Job(settings, backend=backend, save_random=not reseed)
-    except SpotguardError:
-        tell_uncaught_in_a_sentence()
-        raise
-    if reseed:
-        seed_setup(settings.seed)
-    _current = Run(job, reseed=reseed, bitwise=exact is not None)
-    return _current
-
-
-def _check_exact(exact: str | None, *, reseed: bool) -> None:
-    if exact not in (None, "bitwise"):
-        raise UsageError(f"spotguard.init: exact is {exact!r}; allowed: bitwise")
-    if exact and not reseed:
-        raise UsageError(
-            'spotguard.init: exact="bitwise" needs reseed=True, or each rank draws its own numbers'
-        )
 
 
 class Run:
@@ -127,6 +50,7 @@ class Run:
         self._job = job
         self._reseed = reseed
         self._bitwise = bitwise
+        self._threads = torch.get_num_threads()
         if bitwise:
             # Threads share out a sum or a product by their number, which ranks differ in.
             torch.set_num_threads(1)
@@ -134,6 +58,9 @@ class Run:
         self._loader: Loader
         self._gradients: GradientSync | BitwiseSync
         self._optimizers: OptimizerWatch
+        self._hooked = contextlib.ExitStack()
+        """Takes back what was hung on models and optimizers."""
+        self._in_loop = False
         self._batches: Iterator[tuple[Share, Any]] = iter(())
         self._step: Step | None = None
         self._end_early: str | None = None
@@ -183,6 +110,12 @@ class Run:
     def seed(self) -> int:
         """Return the run's seed."""
         return self._job.settings.seed
+
+    @property
+    def _is_untouched(self) -> bool:
+        """True while nothing is tracked and no step was asked for."""
+        job = self._job
+        return job.phase is Phase.SETUP and not self._in_loop and not job.keeper.objects
 
     def loader(
         self,
@@ -389,6 +322,7 @@ class Run:
         self._loader = loader
         self._prepare()
         every, coordinator = job.settings.save_every, job.coordinator
+        self._in_loop = True
         try:
             first, last = self._restore(total, epochs, strict=strict)
             schedule = SaveSchedule(every, coordinator, job.rank, job.world_size)
@@ -399,8 +333,13 @@ class Run:
                 if self._gradients.meets_in_forward:
                     self._batches = evened_out(batches, self.rank, loader.ranges)
                 yield from self._train(first, last, schedule)
+        except GeneratorExit:
+            job.exits.loop_left(sys._getframe().f_back)
+            raise
         except SpotguardError as problem:
             job.fail_saving_or_state(problem)
+        finally:
+            self._in_loop = False
 
     def _train(self, finished: int, last: int, schedule: SaveSchedule) -> Iterator[Step]:
         job = self._job
@@ -459,7 +398,10 @@ class Run:
                 hint="call run.track(model=model, optimizer=optimizer) first",
             )
         if self._job.phase is not Phase.SETUP:
-            raise UsageError("run.steps() can be used once per process")
+            raise UsageError(
+                "run.steps() can be used once per process",
+                hint="spotguard.reset() ends the run; then spotguard.init() begins another one",
+            )
 
     def _last_step(self, total: int | None, epochs: int | None) -> int:
         """Return how many steps there are in all, as seen from where this attempt begins."""
@@ -476,11 +418,14 @@ class Run:
             self._gradients = BitwiseSync(modules, optimizers, self._ranks, self._loader)
         else:
             self._gradients = GradientSync(modules, optimizers, self._ranks)
+        self._hooked.callback(self._gradients.close)
         self._optimizers = OptimizerWatch(
             modules, optimizers, self._gradients, self._job.keeper, self.world_size
         )
+        self._hooked.callback(self._optimizers.close)
         if self._loader.scale is not None:
             self._loader.scale.attach(optimizers, lambda: self._job.keeper.finished)
+            self._hooked.callback(self._loader.scale.detach)
 
     def _restore(self, total: int | None, epochs: int | None, *, strict: bool) -> tuple[int, int]:
         """Restore, claim the attempt, and return the steps done already and those in all."""
@@ -568,6 +513,38 @@ class Run:
                 f"run.loader changed since the checkpoint: {'; '.join(changed)}",
                 hint="use the same values to resume, or start a new run",
             )
+
+    def _refuse_to_reset(self) -> None:
+        """Raise unless this run may end here and now, for another one to begin."""
+        if self._job.settings.launched:
+            raise UsageError(
+                "spotguard.reset(): a launcher began this attempt, which is its process's only one",
+                hint="launch another run instead",
+            )
+        if self._job.is_fork:
+            raise UsageError(
+                "spotguard.reset() was called in a forked process",
+                hint="only the process that called spotguard.init() can end its run",
+            )
+        if self._in_loop:
+            raise UsageError(
+                "spotguard.reset() was called inside the loop over run.steps()",
+                hint="leave the loop first, by break, or close() the iterator that it was held in",
+            )
+
+    def _reset(self) -> None:
+        """End the run, and give back what it took of the process and the script's objects."""
+        try:
+            self._job.reset()
+        finally:
+            self._hooked.close()
+            if self._trace is not None:
+                self._trace.close()
+            if self._probe is not None:
+                self._probe.close()
+            self._trace = self._probe = None
+            if self._bitwise:
+                torch.set_num_threads(self._threads)
 
     def _next_batch(self) -> tuple[Share, Any]:
         return next(self._batches)

@@ -55,6 +55,7 @@ class LearningRateScale:
         )
         self.before = self.after = 1.0
         self._since = 0
+        self._hooks: list[Any] = []
 
     def begin(self, world_size: int, step: int) -> bool:
         """Aim at the factor for so many ranks, from `step` on; return whether it is another."""
@@ -88,8 +89,15 @@ class LearningRateScale:
                 for group, rate in zip(optimizer.param_groups, rates, strict=True):
                     group["lr"] = rate
 
-            optimizer.register_step_pre_hook(scale)
-            optimizer.register_step_post_hook(put_back)
+            self._hooks += [
+                optimizer.register_step_pre_hook(scale),
+                optimizer.register_step_post_hook(put_back),
+            ]
+
+    def detach(self) -> None:
+        """Scale no rates any more."""
+        while self._hooks:
+            self._hooks.pop().remove()
 
     def state(self) -> list[float]:
         """Return the warm-up's state, for a checkpoint."""

@@ -23,6 +23,19 @@ if TYPE_CHECKING:
 log = logging.getLogger("spotguard")
 
 
+class Lives:
+    """Counts the runs that one process has had, one after the other."""
+
+    over = 0
+    """How many are over: the same on all ranks, which end a run together."""
+
+    @classmethod
+    def round(cls, environ: Mapping[str, str] = os.environ) -> str:
+        """Return what no earlier run of these processes had, nor one before torchrun's restart."""
+        restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return f"{restarts}.{cls.over}" if cls.over else restarts
+
+
 class Seal:
     """What proves the words of one attempt. Without a key, as under plain torchrun, none are."""
 
@@ -36,10 +49,11 @@ class Seal:
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Seal:
         """Return the seal of the attempt, and of torchrun's round in it, that this process is in.
 
-        So nothing that was said before a restart inside one torchrun is heard after it.
+        So nothing that was said before a restart inside one torchrun is heard after it, nor what
+        was said in a run of these processes before this one.
         """
         about = (environ.get(env.RUN_ID, ""), environ.get(env.ATTEMPT, ""))
-        return cls(environ.get(env.KEY, ""), *about, environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        return cls(environ.get(env.KEY, ""), *about, Lives.round(environ))
 
     def proof(self, name: str, word: str) -> str:
         """Return the proof of a word: no other name or attempt has the same. "" without a key."""

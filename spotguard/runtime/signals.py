@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import threading
+import weakref
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _MARK = 0  # is no signal's number
+_JOIN_S = 5.0
 
 
 class SignalWatch:
@@ -33,9 +35,12 @@ class SignalWatch:
         self._drained = threading.Event()
         self._previous = signal.signal(signal.SIGTERM, self._handle)
         self._previous_fd = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
-        # A forked child shares the pipe: its own SIGTERM would look like ours.
-        os.register_at_fork(after_in_child=self._leave_child)
-        threading.Thread(target=self._watch, name="spotguard-signals", daemon=True).start()
+        # A forked child shares the pipe: its own SIGTERM would look like ours. Python keeps what is
+        # registered for ever, and with it all that `on_sigterm` belongs to.
+        myself = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _leave_child(myself()))
+        self._thread = threading.Thread(target=self._watch, name="spotguard-signals", daemon=True)
+        self._thread.start()
 
     def drain(self, timeout_s: float) -> None:
         """Block until `on_sigterm` has returned for all that came, `timeout_s` at most."""
@@ -45,17 +50,24 @@ class SignalWatch:
             self._drained.wait(timeout_s)
 
     def close(self, *, leaving: bool = False) -> None:
-        """Put back the handlers that were there.
+        """Put back the handlers that were there, unless the script has put others in their place.
 
         `leaving`: the process is ending by itself. SIGTERM comes two or three times, and torchrun
         sends one to the ranks that leave last; where only the system would handle it, it is
         ignored, so that a saved and clean end does not become a death by a signal.
         """
         self._closed = True
-        signal.set_wakeup_fd(self._previous_fd)
+        fd = signal.set_wakeup_fd(self._previous_fd)
+        if not leaving and fd not in (-1, self._write.fileno()):
+            signal.set_wakeup_fd(fd)
         late = signal.SIG_IGN if leaving and self._previous is signal.SIG_DFL else self._previous
-        signal.signal(signal.SIGTERM, late)
+        if leaving or signal.getsignal(signal.SIGTERM) == self._handle:
+            signal.signal(signal.SIGTERM, late)
+        with contextlib.suppress(OSError):  # closing alone ends nothing while a child has it, too
+            self._write.shutdown(socket.SHUT_RDWR)
         self._write.close()
+        if not leaving and self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
 
     def _handle(self, number: int, frame: types.FrameType | None) -> None:
         if not self._closed and os.getpid() == self._pid:  # a script's handler may chain to it
@@ -91,10 +103,16 @@ class SignalWatch:
             return self._read.recv(64)
         return b""
 
-    def _leave_child(self) -> None:
+    def leave_child(self) -> None:
+        """Take part in nothing any more: this is a forked child of the process that watches."""
         if self._closed or os.getpid() == self._pid:
             return
         with contextlib.suppress(ValueError, OSError):  # not the main thread, or already closed
             if signal.getsignal(signal.SIGTERM) == self._handle:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.set_wakeup_fd(-1)
+
+
+def _leave_child(watch: SignalWatch | None) -> None:
+    if watch is not None:
+        watch.leave_child()

@@ -24,3 +24,7 @@ class SampleTrace:
         """Append one line."""
         line = json.dumps({**self._constants, **fields}) + "\n"
         os.write(self._file, line.encode())
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._file)

@@ -83,6 +83,9 @@ class FakeCoordinator:
     def hurry(self, patience_s: float) -> None:
         """Do nothing: what is lost here is lost at once."""
 
+    def close(self, timeout_s: float) -> None:
+        """Do nothing: the words stay, for the other ranks."""
+
     def first(self, key: str, value: str) -> str:
         """Say `value` under `key` unless somebody was first; return what stands there."""
         self._words._begin(self._rank, "first", key)

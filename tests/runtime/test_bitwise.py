@@ -13,7 +13,7 @@ from torch import nn
 from spotguard.batching import rank_range
 from spotguard.errors import UsageError
 from spotguard.runtime.bitwise import BitwiseSync, Node, TreeSum, whole_nodes
-from spotguard.runtime.run import _check_exact
+from spotguard.runtime.starting import _check_exact
 from tests.runtime.lab import raw
 from tests.runtime.processes import digest
 from tests.runtime.simulated import SimulatedRank, Training, on_ranks, simulated_ranks

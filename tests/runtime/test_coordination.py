@@ -15,7 +15,7 @@ from spotguard.events import env
 from spotguard.runtime import seal
 from spotguard.runtime.coordination import Alone, LostContact, Rendezvous
 from spotguard.runtime.process import speaks_of_peers
-from spotguard.runtime.seal import Seal
+from spotguard.runtime.seal import Lives, Seal
 from spotguard.testing import FakeRendezvous
 
 if TYPE_CHECKING:
@@ -121,6 +121,17 @@ def test_rounds_do_not_hear_each_other() -> None:
     Rendezvous("127.0.0.1", store.port, "spotguard/0").set("stop", "yes")
 
     assert Rendezvous("127.0.0.1", store.port, "spotguard/1").peek("stop") is None
+
+
+def test_a_closed_connection_ends_all_that_came_of_it() -> None:
+    """No thread of a run that is over stays, whoever still holds its connections."""
+    store, before = server(), set(threading.enumerate())
+    words = Rendezvous("127.0.0.1", store.port, "test")
+    others = [words.connect(), words.connect().connect()]
+    assert len(set(threading.enumerate()) - before) == 4
+    words.close(60.0)
+    assert set(threading.enumerate()) <= before
+    assert others
 
 
 def test_a_dead_store_is_lost_contact() -> None:
@@ -272,10 +283,12 @@ def test_a_strangers_word_is_not_heard() -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [env.RUN_ID, env.ATTEMPT, env.KEY, "TORCHELASTIC_RESTART_COUNT", "name", "sender"],
+    [env.RUN_ID, env.ATTEMPT, env.KEY, "TORCHELASTIC_RESTART_COUNT", "life", "name", "sender"],
 )
 @pytest.mark.parametrize("name", ["stop/entered/1", "save/40/periodic/1", "ring/1/2", "peers/1"])
-def test_a_recorded_word_is_not_heard_again(name: str, changed: str) -> None:
+def test_a_recorded_word_is_not_heard_again(
+    name: str, changed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was said once is worth nothing in another run, attempt or round, or from another rank.
 
     The ring's greetings are proved by the same seal.
@@ -287,6 +300,8 @@ def test_a_recorded_word_is_not_heard_again(name: str, changed: str) -> None:
         name = f"{name[:-1]}3"
     elif changed == "name":
         name = f"restore/1/{name}"
+    elif changed == "life":
+        monkeypatch.setattr(Lives, "over", 1)
     else:
         environ[changed] = "7"
     assert Seal.from_environment(environ).open(name, recorded) is None

@@ -63,7 +63,18 @@ CASES = {
         loop("run.track(late={})"),
         "run.track() must come before run.steps()",
     ),
-    "init twice": (START + "spotguard.init()", "spotguard.init() was called twice"),
+    "init twice": (
+        START + TRACK + "spotguard.init()",
+        "spotguard.init() was called twice in one process (call spotguard.reset() before it",
+    ),
+    "another init": (
+        START + "spotguard.init(seed=1)",
+        "spotguard.init() was called twice in one process (call spotguard.reset() before it",
+    ),
+    "a reset within the loop": (
+        loop("spotguard.reset()"),
+        "spotguard.reset() was called inside the loop over run.steps() (leave the loop first",
+    ),
     "another loader": (
         START + TRACK + "next(run.steps(torch.utils.data.DataLoader(data), total=3))",
         "run.steps needs a loader from run.loader(...), not a DataLoader",
@@ -186,7 +197,7 @@ def test_a_second_init_ends_the_run_that_the_first_began(jobs: Jobs) -> None:
     script = jobs.folder / "script.py"
     script.write_text(
         "import spotguard.runtime as s\n"
-        "try:\n    s.init(keep_last=1)\nexcept Exception:\n    s.init()\ns.init()\n"
+        "try:\n    s.init(keep_last=1)\nexcept Exception:\n    s.init()\ns.init(seed=1)\n"
     )
     said = jobs.run(script, code=2)
     assert "script.py:6: spotguard.init() was called twice" in said

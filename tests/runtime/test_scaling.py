@@ -70,6 +70,16 @@ def test_the_change_is_spread_over_the_warmup() -> None:
     assert [training.step() for _ in range(6)] == pytest.approx([1, 1.5, 2, 2.5, 3, 3])
 
 
+def test_a_run_that_is_over_leaves_the_rate_alone() -> None:
+    """The script's optimizer steps by its own rate again."""
+    scale = scale_of()
+    scale.begin(3, 0)
+    training = Training(scale)
+    assert training.step() == 3.0
+    scale.detach()
+    assert training.step() == 1.0
+
+
 @pytest.mark.parametrize("rate", [1.0, torch.tensor(1.0, dtype=torch.float64)], ids=type)
 def test_the_schedule_does_not_notice(rate: float | torch.Tensor) -> None:
     """Schedulers and checkpoints see the script's own rate; a factor never piles up."""

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import signal
 import socket
@@ -7,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +65,29 @@ def test_who_leaves_is_not_killed_by_a_late_sigterm(restored: None) -> None:
     SignalWatch(lambda: None).close(leaving=True)
     os.kill(os.getpid(), signal.SIGTERM)
     assert heard == [signal.SIGTERM], "the script's own handler hears it"
+
+
+def test_who_watched_is_not_held_by_what_forks(restored: None) -> None:
+    """What is registered for forks is never taken back, and a notebook may have many runs."""
+    watch = SignalWatch(lambda: None)
+    gone = weakref.ref(watch)
+    watch.close()
+    del watch
+    gc.collect()
+    assert gone() is None
+
+
+def test_what_the_script_has_put_in_place_since_stays(restored: None) -> None:
+    """Its own handler and wakeup fd are not taken away by the end of a run."""
+    watch = SignalWatch(lambda: None)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    handler = signal.getsignal(signal.SIGTERM)
+    with contextlib.closing(socket.socket()) as mine:
+        mine.setblocking(False)
+        signal.set_wakeup_fd(mine.fileno())
+        watch.close()
+        assert signal.set_wakeup_fd(-1) == mine.fileno()
+    assert signal.getsignal(signal.SIGTERM) is handler
 
 
 def test_sigterm_is_heard_and_passed_on(watch: Any) -> None:
