@@ -4,11 +4,16 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SPOTGUARD := $(BIN)/spotguard
 
-.PHONY: help demo check lint types test test-pythons fuzz first-half second-half unit emulators e2e e2e-commands e2e-jobs aside lab lab-tests lab-story lab-down cloud-tests clean
+# Tests start hundreds of Pythons: where nothing compiled may be kept, each compiles all anew.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: help demo test check-all check lint types unit test-pythons fuzz first-half second-half emulators e2e e2e-commands e2e-jobs aside lab lab-tests lab-story lab-down cloud-tests clean
 
 help:
 	@echo "make demo    train a small GPT on two local nodes through three interruptions"
-	@echo "make check   lint, types and all tests: what CI runs"
+	@echo "make test    lint, types and the quick tests: minutes, and neither root, npm nor Slurm"
+	@echo "make check-all  all other tests, in two halves beside each other: emulators, whole jobs, the lab, other Pythons"
+	@echo "make check   both: what CI runs"
 	@echo "make unit    the quick tests only"
 	@echo "make test-pythons  the quick tests and the demo on every other Python that this machine has"
 	@echo "make fuzz    100 000 mutated documents for each reader of what others may write (SEED=1)"
@@ -49,18 +54,25 @@ types: $(VENV)/.installed-dev
 # npm may need minutes, more than a test has; without npm the tests that need azurite are skipped.
 .PHONY: azurite
 azurite: $(VENV)/.installed-dev
-	-$(BIN)/python -c 'from tests.storage.servers import azurite_program; print(azurite_program())'
+	-$(BIN)/python -c 'from tests.storage.harness.servers import azurite_program; print(azurite_program())'
 
 # A test that fails gets a second chance alone, which tells what is broken from what its neighbours' load
 # broke. Both are printed: a test that needs its second chance is to be mended.
 PYTEST = $(BIN)/python -m pytest -q -o cache_dir=.pytest_cache/$@
 TESTED = $(PYTEST) $(1) || $(PYTEST) $(1) -n 0 --last-failed --last-failed-no-failures=none
 
-unit: $(VENV)/.installed-dev azurite
-	$(call TESTED,-n 2 -m "not e2e and not cloud")
+unit: $(VENV)/.installed-dev
+	$(call TESTED,-n 2 --dist worksteal -m "not e2e and not cloud")
 
 test-pythons: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.pythons
+
+# As much of it as an hour of CI has room for: the demo on all of them; and what depends on versions the
+# most, on the oldest Python with the lowest versions and on the newest with the newest.
+.PHONY: edge-pythons
+edge-pythons: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.pythons --demo-only 3.10 --demo-only 3.12 \
+	  tests/guards tests/spec tests/runtime/state tests/checkpoint
 
 SEED ?= 1
 fuzz: $(VENV)/.installed-dev
@@ -71,7 +83,7 @@ emulators: $(VENV)/.installed-dev azurite
 	$(call TESTED,-n 3 -m "e2e and not cloud" tests/storage tests/checkpoint)
 
 # Commands whose tests take minutes, but nobody's time counts: they may run beside others.
-ASIDE := tests/benchmarks tests/cloud
+ASIDE := tests/benchmarks
 ELSEWHERE := tests/storage tests/checkpoint tests/e2e $(ASIDE)
 
 e2e: e2e-commands e2e-jobs
@@ -101,19 +113,25 @@ lab-down:
 	$(LAB) down purge
 
 cloud-tests: $(VENV)/.installed-dev
-	$(PYTEST) -rs -m cloud tests/cloud
+	$(PYTEST) -rs -m cloud tests/e2e/cloud
 
-# Runs on the lab wait most of their time, so other tests go on beside them. The halves take equally long.
+# Lint and types say little and end early: the tests' own last lines stay the last.
 test: $(VENV)/.installed-dev
+	@$(MAKE) --no-print-directory -j 3 lint types unit
+
+# What `make test` leaves out. Runs on the lab wait most of their time, so other tests go on beside them.
+check-all: $(VENV)/.installed-dev
 	$(MAKE) -j 2 --output-sync=target first-half second-half
 
 first-half:
 	$(MAKE) -j 1 lab-tests e2e-commands
 
 second-half:
-	$(MAKE) -j 1 unit emulators e2e-jobs aside
+	$(MAKE) -j 1 emulators e2e-jobs aside edge-pythons
 
-check: lint types test
+check:
+	@$(MAKE) --no-print-directory test
+	@$(MAKE) --no-print-directory check-all
 
 clean:
 	rm -rf $(VENV) .pythons build dist .mypy_cache .ruff_cache .pytest_cache

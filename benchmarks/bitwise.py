@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.report import describe_machine
-from spotguard.runtime.bitwise import BitwiseSync
-from spotguard.runtime.collectives import ProcessGroup
-from spotguard.runtime.gradients import GradientSync
-from spotguard.runtime.loader import ElasticLoader
+from benchmarks.machine import describe_machine
+from spotguard.runtime.data.loader import ElasticLoader
+from spotguard.runtime.distributed.bitwise_reduce import BitwiseSync
+from spotguard.runtime.distributed.collectives import ProcessGroup
+from spotguard.runtime.distributed.gradients import GradientSync
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.report import describe_machine
-from spotguard.runtime.coordination import Rendezvous
-from spotguard.runtime.stopping import StopGate, StopWatch
+from benchmarks.machine import describe_machine
+from spotguard.runtime.distributed.rendezvous import Rendezvous
+from spotguard.runtime.preemption.stop_consensus import StopGate, StopWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -31,15 +31,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.report import describe_machine
-from spotguard.storage.remote import RemoteStore
-from spotguard.storage.s3 import S3Bucket
-from tests.storage.servers import rclone_s3
+from benchmarks.machine import describe_machine
+from spotguard.storage.remote.store import RemoteStore
+from spotguard.storage.s3.bucket import S3Bucket
+from tests.storage.harness.servers import rclone_s3
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from tests.storage.servers import Server
+    from tests.storage.harness.servers import Server
 
 OURS = "spotguard"
 BUCKET = "bucket"

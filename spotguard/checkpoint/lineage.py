@@ -39,8 +39,8 @@ from spotguard.events import keys
 from spotguard.events.keys import MAX_ATTEMPT
 from spotguard.events.proven import check_bytes, with_checksum
 from spotguard.events.untrusted import Refused, check_size
-from spotguard.storage.crew import Crew
-from spotguard.storage.small import get_small
+from spotguard.storage.remote.thread_pool import Crew
+from spotguard.storage.small_objects import get_small
 from spotguard.units import SystemClock, to_iso
 
 if TYPE_CHECKING:

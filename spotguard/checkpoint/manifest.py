@@ -28,7 +28,7 @@ from spotguard.events import keys
 from spotguard.events.keys import MAX_ATTEMPT
 from spotguard.events.states import CheckpointKind
 from spotguard.events.untrusted import Refused
-from spotguard.storage.small import get_small
+from spotguard.storage.small_objects import get_small
 from spotguard.units import to_iso
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from spotguard.storage.buffers import byte_view, cut
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from spotguard.storage.base import Buffer, ObjectStore, Stream
+    from spotguard.storage.base import Buffer, ObjectStore, ObjectStream
 
 _LINE_BYTES = 64
 
@@ -195,7 +195,7 @@ class _Hashed:
 
 
 def _put_uncommitted(
-    store: ObjectStore, checkpoint_prefix: str, file_name: str, content: Stream
+    store: ObjectStore, checkpoint_prefix: str, file_name: str, content: ObjectStream
 ) -> None:
     """Store a shard, over what a failed save left behind, but never over a committed one."""
     key = checkpoint_prefix + file_name

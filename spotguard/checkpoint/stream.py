@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class ShardChunk:
     """Some proven bytes of a tensor."""
 
     name: str
@@ -26,7 +26,7 @@ class Chunk:
     """Whole elements; valid until the next chunk is asked for."""
 
 
-def read_chunks(reader: ShardReader) -> Iterator[Chunk]:
+def read_chunks(reader: ShardReader) -> Iterator[ShardChunk]:
     """Yield all tensors' bytes in the order of the file; needs one piece of memory.
 
     A tensor is aligned for its dtype and pieces are whole pages, so no cut goes through an element.
@@ -39,7 +39,7 @@ def read_chunks(reader: ShardReader) -> Iterator[Chunk]:
     spans = sorted((info.start, name) for name, info in tensors.items() if info.size_bytes)
     for start, piece in proven_pieces(reader):
         for name, low, high in _overlaps(tensors, spans, start, start + len(piece)):
-            yield Chunk(name, low - tensors[name].start, piece[low - start : high - start])
+            yield ShardChunk(name, low - tensors[name].start, piece[low - start : high - start])
 
 
 def _overlaps(

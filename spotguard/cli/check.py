@@ -18,14 +18,14 @@ from spotguard.cli.flags import (
     takes_job_flags,
     with_variables,
 )
-from spotguard.cli.output import clean, confirm, console, note, print_json
-from spotguard.cli.progress import QUIET_S
+from spotguard.cli.terminal.output import clean, confirm, console, note, print_json
+from spotguard.cli.terminal.progress import QUIET_S
 from spotguard.cli.up import JobArguments, ScriptArgument, tell_lack
 from spotguard.errors import EnvironmentFailure, JobFailed
 
 if TYPE_CHECKING:
-    from spotguard.control.leftovers import Findings
-    from spotguard.control.orphans import Books
+    from spotguard.control.doctor.orphan_report import Findings
+    from spotguard.control.doctor.orphans import Books
 
 
 @takes_job_flags(
@@ -60,7 +60,7 @@ def drill(
     restored and the step where the two runs part (exit 10).
     """
     from spotguard.cli.views.lists import drill_screen
-    from spotguard.control.drill import DrillOptions, run_drill
+    from spotguard.control.drill.run import DrillOptions, run_drill
     from spotguard.spec.infra import LOCAL
 
     seed = interrupt_seed(new_seed, old_seed) or 0
@@ -114,8 +114,8 @@ def doctor(
     a cluster that nobody wants is left.
     """
     from spotguard.cli.views.lists import doctor_screen
-    from spotguard.control.doctor import examine
-    from spotguard.control.orphans import skypilot_books
+    from spotguard.control.doctor.checks import examine
+    from spotguard.control.doctor.orphans import skypilot_books
     from spotguard.spec.sources import places_named
 
     places = places_named(infra)
@@ -137,7 +137,7 @@ def doctor(
 
 
 def _ended(found: "Findings", books: "Books", *, yes: bool) -> "Findings":
-    from spotguard.control.orphans import end_orphans
+    from spotguard.control.doctor.orphans import end_orphans
 
     if not yes:
         training = sum(each.training_at_step is not None for each in found.orphans)
@@ -152,7 +152,7 @@ def _ended(found: "Findings", books: "Books", *, yes: bool) -> "Findings":
 
 
 def _ended_by_name(found: "Findings", names: list[str], books: "Books") -> "Findings":
-    from spotguard.control.orphans import end_named
+    from spotguard.control.doctor.orphans import end_named
 
     with _telling() as tell:
         ended = end_named(found, names, books, tell)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spotguard.cli.common import JsonOption, YesOption
-from spotguard.cli.output import confirm, console, note, print_json, say
-from spotguard.cli.progress import bytes_progress
+from spotguard.cli.terminal.output import confirm, console, note, print_json, say
+from spotguard.cli.terminal.progress import bytes_progress
 from spotguard.errors import CheckpointError, UsageError
 from spotguard.units import format_bytes, parse_duration_s
 
 if TYPE_CHECKING:
     from spotguard.checkpoint.lineage import CheckpointRef
-    from spotguard.control.checkpoint_find import OpenedRun
+    from spotguard.control.checkpoints.find import OpenedRun
 
 SCHEMA = 1
 
@@ -45,8 +45,8 @@ StepOption = Annotated[
 def ls(run: RunOrPlace = None, *, every: AllOption = False, as_json: JsonOption = False) -> None:
     """List a run's checkpoints, newest first: what counts, what is damaged, what is pinned."""
     from spotguard.cli.views.checkpoints import checkpoints_screen
-    from spotguard.control.checkpoint_find import open_run
-    from spotguard.control.checkpoints import list_checkpoints
+    from spotguard.control.checkpoints.commands import list_checkpoints
+    from spotguard.control.checkpoints.find import open_run
 
     opened = open_run(run)
     rows = list_checkpoints(opened, newest=None if every else _NEWEST + 1)
@@ -74,8 +74,8 @@ def show(
     """Tell what a checkpoint holds: tensors and where they are, counters, versions, parents."""
     from spotguard.checkpoint.lineage import list_all
     from spotguard.cli.views.checkpoints import detail_screen
-    from spotguard.control.checkpoint_detail import describe
-    from spotguard.control.checkpoint_find import find_checkpoint, open_run
+    from spotguard.control.checkpoints.detail import describe
+    from spotguard.control.checkpoints.find import find_checkpoint, open_run
 
     opened = open_run(run)
     listing = list_all(opened.store)
@@ -99,8 +99,8 @@ def verify(
     Exits with 10 when something is damaged, and names the file; also if another run saved it.
     """
     from spotguard.cli.views.checkpoints import verified_screen
-    from spotguard.control import checkpoints
-    from spotguard.control.checkpoint_find import committed, find_checkpoint, open_run
+    from spotguard.control.checkpoints import commands as checkpoints
+    from spotguard.control.checkpoints.find import committed, find_checkpoint, open_run
 
     if everything and step is not None:
         raise UsageError("--all and --step exclude each other")
@@ -112,8 +112,8 @@ def verify(
         checkpoints.check_own(opened, refs[0])
     with bytes_progress("verifying") as tell:
         results = checkpoints.verify(opened, refs, tell)
-    condition = checkpoints.Condition
-    broken = (condition.DAMAGED, condition.NEWER, condition.FOREIGN)
+    validity = checkpoints.Validity
+    broken = (validity.DAMAGED, validity.NEWER, validity.FOREIGN)
     intact = not any(item.condition in broken for item in results)  # what is archived is unread
     if as_json:
         listed = [item.to_json() for item in results]
@@ -149,8 +149,8 @@ def prune(
     """
     from spotguard.checkpoint.retention import Retention
     from spotguard.cli.views.checkpoints import pruned_lines
-    from spotguard.control import checkpoints
-    from spotguard.control.checkpoint_find import open_run
+    from spotguard.control.checkpoints import commands as checkpoints
+    from spotguard.control.checkpoints.find import open_run
 
     opened = open_run(run)
     policy = Retention(keep_last=keep_last, keep_every_steps=every)
@@ -190,8 +190,8 @@ def archive(
     two, every `best` and `final`, and what is pinned stay where they are.
     """
     from spotguard.cli.views.checkpoints import archivable_table
-    from spotguard.control import archive as control
-    from spotguard.control.checkpoint_find import open_run
+    from spotguard.control.checkpoints import archive as control
+    from spotguard.control.checkpoints.find import open_run
 
     age_s = _age_s(older_than)
     opened = open_run(run)
@@ -235,7 +235,7 @@ def pin(
     why: Annotated[str, typer.Option(metavar="TEXT", help="A note for later.")] = "",
 ) -> None:
     """Keep a checkpoint for good: neither the run nor `prune` deletes it."""
-    from spotguard.control import checkpoints
+    from spotguard.control.checkpoints import commands as checkpoints
 
     opened, ref = _opened(run, step)
     fresh = checkpoints.pin(opened.store, ref, why=why)
@@ -244,7 +244,7 @@ def pin(
 
 def unpin(run: RunOrPlace = None, *, step: StepOption = None) -> None:
     """Leave a pinned checkpoint to retention again."""
-    from spotguard.control import checkpoints
+    from spotguard.control.checkpoints import commands as checkpoints
 
     opened, ref = _opened(run, step)
     was_pinned = checkpoints.unpin(opened.store, ref)
@@ -291,7 +291,7 @@ def export(
 
     Every byte is verified on the way. The file appears when it is whole, or not at all.
     """
-    from spotguard.control.export import export as write
+    from spotguard.control.checkpoints.export import export as write
 
     if object_name is not None and not weights_only:
         raise UsageError("--everything and --object exclude each other")
@@ -318,13 +318,13 @@ def export(
 
 
 def _opened(run: str | None, step: str | None) -> "tuple[OpenedRun, CheckpointRef]":
-    from spotguard.control.checkpoint_find import find_checkpoint, open_run
+    from spotguard.control.checkpoints.find import find_checkpoint, open_run
 
     opened = open_run(run)
     return opened, find_checkpoint(opened.store, step)
 
 
 def _name(opened: "OpenedRun", ref: "CheckpointRef") -> str:
-    from spotguard.control.checkpoint_find import short_name
+    from spotguard.control.checkpoints.find import short_name
 
     return f"checkpoint {short_name(ref.step, ref.attempt)} of {opened.run_id}"

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spotguard.cli.output import console, note, print_json
+from spotguard.cli.terminal.output import console, note, print_json
 from spotguard.errors import Detached
 from spotguard.units import format_duration, parse_duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from spotguard.control.view import RunView
+    from spotguard.control.status.view import RunView
 
 RunArgument = Annotated[
     str | None,
@@ -131,10 +131,9 @@ def say_detached(run_id: str) -> None:
 
 def outcome(view: RunView) -> str:
     """Return one sentence on a settled run: what is saved, what it cost."""
-    from spotguard.cli.views import words
+    from spotguard.cli.views import formats
 
     saved = "nothing is saved" if view.saved_step is None else f"saved at step {view.saved_step}"
     age = format_duration((view.finished_at or time.time()) - view.created_at)
-    return (
-        f"{view.run_id} is {view.state.label}: {saved}, spent {words.usd(view.spent_usd)} in {age}"
-    )
+    cost = formats.usd(view.spent_usd)
+    return f"{view.run_id} is {view.state.label}: {saved}, spent {cost} in {age}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from spotguard.cli.output import note
+from spotguard.cli.terminal.output import note
 from spotguard.errors import SpecError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import threading
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from spotguard.cli.output import say
+from spotguard.cli.terminal.output import say
 from spotguard.errors import ContactLost
 from spotguard.events.states import RunState
 from spotguard.units import Clock, SystemClock, format_duration
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from spotguard.control.view import HistoryLine, Look, RunView
+    from spotguard.control.status.view import HistoryLine, Look, RunView
 
 POLL_S = 0.5
 REPAIR_EVERY_S = 5.0
@@ -179,7 +179,7 @@ class LineScreen:
 
     def show(self, look: Look, now: float) -> None:
         """Print what is new, also what was learned late, but nothing from before `since_at`."""
-        from spotguard.cli.views.happenings import happening, progress
+        from spotguard.cli.views.timeline import happening, progress
 
         if look.earlier and not self._since_at:
             say(f"({look.earlier} earlier happenings are not shown: spotguard history --all)")

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from spotguard.cli import check, checkpoints, look, setup, steer, up
-from spotguard.cli.output import note, say
-from spotguard.cli.plain_help import PlainCommand, PlainGroup
+from spotguard.cli import check, checkpoints, run_commands, setup, status_commands, up
+from spotguard.cli.terminal.output import note, say
+from spotguard.cli.terminal.plain_help import PlainCommand, PlainGroup
 from spotguard.errors import SpotguardError, UsageError
 from spotguard.version import __version__
 
@@ -54,8 +54,19 @@ saves = typer.Typer(
 
 _RUNNING, _LOOKING, _CARE = "Run", "Look", "Prepare and check"
 for _panel, _commands in (
-    (_RUNNING, (up.up, steer.stop, steer.down, steer.resume, steer.adopt)),
-    (_LOOKING, (look.status, look.history, look.logs, look.runs)),
+    (
+        _RUNNING,
+        (up.up, run_commands.stop, run_commands.down, run_commands.resume, run_commands.adopt),
+    ),
+    (
+        _LOOKING,
+        (
+            status_commands.status,
+            status_commands.history,
+            status_commands.logs,
+            status_commands.runs,
+        ),
+    ),
     (_CARE, (up.plan, check.drill, check.doctor, setup.init)),
 ):
     for _command in _commands:
@@ -158,6 +169,10 @@ def _say_usage(problem: Any) -> int:
         hint += "; the script's own arguments come after `--`"
     elif "No such command" in message and message.split("'")[1].endswith(".py"):
         hint = "to run a script: spotguard up SCRIPT"
+    elif "No such command" in message and "Did you mean" not in message and context is not None:
+        from spotguard.spec.nearest import did_you_mean
+
+        hint = f"{did_you_mean(message.split(chr(39))[1], context.command.commands)}; {hint}"
     return _say_error(message, hint, UsageError.exit_code)
 
 

@@ -8,7 +8,7 @@ import typer
 
 from spotguard.cli.common import JsonOption
 from spotguard.cli.flags import resolve_job, takes_job_flags
-from spotguard.cli.output import console, print_json, say
+from spotguard.cli.terminal.output import console, print_json, say
 from spotguard.cli.up import JobArguments, ScriptArgument
 from spotguard.errors import EnvironmentFailure, UsageError
 

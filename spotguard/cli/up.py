@@ -17,7 +17,7 @@ from spotguard.cli.common import (
 )
 from spotguard.cli.flags import resolve_job, takes_job_flags
 from spotguard.cli.follow import DEFAULT_PATIENCE_S
-from spotguard.cli.output import confirm, console, note, print_json
+from spotguard.cli.terminal.output import confirm, console, note, print_json
 from spotguard.errors import UsageError
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _survey(spec: JobSpec) -> Survey:
     from spotguard.spec.infra import LOCAL
 
     if spec.infra != LOCAL:
-        from spotguard.control.places import check_places, find_offers
+        from spotguard.control.supervisor.skypilot_request import check_places, find_offers
 
         unchecked = check_places(spec)
         return replace(find_offers(spec), unchecked=unchecked)
@@ -177,7 +177,7 @@ def _plan(resolved: Resolved, found: Survey) -> JobPlan:
 
 def tell_lack(spec: JobSpec) -> tuple[str, ...]:
     """Say what the script needs and local nodes lack; return the requirements."""
-    from spotguard.control.needs import lack_of
+    from spotguard.control.local_requirements import lack_of
 
     lack = lack_of(spec)
     for sentence in lack.words():
@@ -186,7 +186,7 @@ def tell_lack(spec: JobSpec) -> tuple[str, ...]:
 
 
 def _print_task(spec: JobSpec, found: Survey) -> None:
-    from spotguard.control.places import preview
+    from spotguard.control.supervisor.skypilot_request import preview
     from spotguard.events.states import Market
     from spotguard.launch.taskyaml import as_text
     from spotguard.plan.job import planned_markets

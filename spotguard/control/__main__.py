@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 
-from spotguard.control.folder import folder_of
-from spotguard.control.process import control
+from spotguard.control.controller_process import control
+from spotguard.control.run_folder import folder_of
 from spotguard.errors import SpotguardError
 
 

@@ -15,20 +15,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from spotguard.checkpoint.lineage import read_claim
-from spotguard.control.actions import Alert, Settle
-from spotguard.control.allot import Policy
-from spotguard.control.fold import read_record
-from spotguard.control.folder import RunFolder, runs_folder
+from spotguard.control.controller_process import launcher_for, run_store
 from spotguard.control.home_name import machine_id
-from spotguard.control.journal import Journal
-from spotguard.control.lease import Lease, check_dead, read_holder
-from spotguard.control.machine import EXIT_UNFINISHED, Observation, decide
-from spotguard.control.news import journal_data, read_beats, recall
-from spotguard.control.process import launcher_for, run_store
-from spotguard.control.record import JOB_PREFIX, Allotment, Kind
-from spotguard.control.request import cluster_name
-from spotguard.control.snapshot import keep_snapshot
-from spotguard.control.verdict import judge
+from spotguard.control.journal.fold import read_record
+from spotguard.control.journal.job_events import journal_data, read_beats, recall
+from spotguard.control.journal.journal import Journal
+from spotguard.control.journal.record import JOB_PREFIX, Allotment, Kind
+from spotguard.control.journal.snapshot import keep_snapshot
+from spotguard.control.run_folder import RunFolder, runs_folder
+from spotguard.control.supervisor.actions import Alert, Settle
+from spotguard.control.supervisor.decide import EXIT_UNFINISHED, Observation, decide
+from spotguard.control.supervisor.end_reason import judge
+from spotguard.control.supervisor.lease import Lease, check_dead, read_holder
+from spotguard.control.supervisor.policy import Policy
+from spotguard.control.supervisor.request import cluster_name
 from spotguard.errors import JournalDamaged, NotFound, UsageError
 from spotguard.events import keys
 from spotguard.events.states import EndReason, Market, RunState
@@ -44,11 +44,11 @@ from spotguard.events.untrusted import (
     text,
 )
 from spotguard.launch.base import ClusterState
-from spotguard.launch.regroup import read_group
+from spotguard.launch.membership import read_group
 from spotguard.spec.home import spotguard_home
 from spotguard.spec.model import JobSpec
 from spotguard.storage import open_store
-from spotguard.storage.small import get_small
+from spotguard.storage.small_objects import get_small
 from spotguard.storage.urls import split_last
 from spotguard.units import SystemClock
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from spotguard.control.fold import fold, read_record
-from spotguard.control.folder import RunFolder, find_run, folder_of, known_runs, runs_folder
-from spotguard.control.journal import making_sense
-from spotguard.control.logs import LogLine, RunLog
-from spotguard.control.picture import run_summary
-from spotguard.control.record import Kind
-from spotguard.control.story import SILENT, history_lines, newest_lines
-from spotguard.control.view import RunSummary, RunView, Story
-from spotguard.control.watch import Watch, picture
+from spotguard.control.journal.fold import fold, read_record
+from spotguard.control.journal.journal import making_sense
+from spotguard.control.journal.record import Kind
+from spotguard.control.run_folder import RunFolder, find_run, folder_of, known_runs, runs_folder
+from spotguard.control.status.history import SILENT, history_lines, newest_lines
+from spotguard.control.status.picture import run_summary
+from spotguard.control.status.view import RunSummary, RunView, Story
+from spotguard.control.status.watch import Watch, picture
+from spotguard.control.supervisor.logs import LogLine, RunLog
 from spotguard.errors import Detached, JournalDamaged
 from spotguard.events.states import RunState
 from spotguard.spec.home import spotguard_home
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from spotguard.control.alone import Left
-    from spotguard.control.record import RunRecord
-    from spotguard.control.view import HistoryLine
+    from spotguard.control.journal.record import RunRecord
+    from spotguard.control.status.view import HistoryLine
+    from spotguard.control.without_journal import Left
     from spotguard.launch.base import Launcher
     from spotguard.spec.model import JobSpec
     from spotguard.spec.nodes import NodeRange
@@ -75,7 +75,7 @@ def create_run(spec: JobSpec) -> str:
         BudgetExhausted: the budget buys no useful training.
         StoreError: the store cannot be written.
     """
-    from spotguard.control import admit
+    from spotguard.control import create_run as admit
 
     return admit.create_run(spec)
 
@@ -86,9 +86,9 @@ def start_controller(run_id: str) -> None:
     Raises:
         EnvironmentFailure: it did not start; says what it printed.
     """
-    from spotguard.control import process
+    from spotguard.control import controller_process
 
-    process.start(folder_of(run_id))
+    controller_process.start(folder_of(run_id))
 
 
 def ensure_controlled(run_id: str) -> bool:
@@ -114,9 +114,9 @@ def home_news() -> str:
 
 def launcher_for(spec: JobSpec, run_dir: Path) -> Launcher:
     """Return the launcher that the job asks for; it keeps its own files below `run_dir`."""
-    from spotguard.control import process
+    from spotguard.control import controller_process
 
-    return process.launcher_for(spec, run_dir)
+    return controller_process.launcher_for(spec, run_dir)
 
 
 # ---------------------------------------------------------------- looking
@@ -226,9 +226,9 @@ def what_is_left(run_id: str) -> Left | None:
     Raises:
         LaunchesDamaged: what is written down of its launches cannot be read.
     """
-    from spotguard.control import alone
+    from spotguard.control import without_journal
 
-    return alone.what_is_left(folder_of(run_id))
+    return without_journal.what_is_left(folder_of(run_id))
 
 
 def down_alone(run_id: str, tell: Callable[[str], None]) -> None:
@@ -241,9 +241,9 @@ def down_alone(run_id: str, tell: Callable[[str], None]) -> None:
         EnvironmentFailure: the controller does not end.
         LauncherFailure: some clusters could not be ended; says which.
     """
-    from spotguard.control import alone
+    from spotguard.control import without_journal
 
-    alone.down(folder_of(run_id), tell)
+    without_journal.down(folder_of(run_id), tell)
 
 
 def stop_alone(run_id: str, tell: Callable[[str], None]) -> int | None:
@@ -252,9 +252,9 @@ def stop_alone(run_id: str, tell: Callable[[str], None]) -> int | None:
     Raises:
         EnvironmentFailure: the job cannot be asked; nothing was released.
     """
-    from spotguard.control import alone
+    from spotguard.control import without_journal
 
-    return alone.stop(folder_of(run_id), tell)
+    return without_journal.stop(folder_of(run_id), tell)
 
 
 def resume(
@@ -277,7 +277,7 @@ def resume(
         BudgetExhausted: what is left of the budget buys no useful training.
         DeadlineReached: the old deadline has passed and no new one is given.
     """
-    from spotguard.control import admit
+    from spotguard.control import create_run as admit
 
     admit.admit_resume(run_id, budget_usd=budget_usd, deadline_s=deadline_s, nodes=nodes)
     start_controller(run_id)

@@ -30,12 +30,12 @@ from spotguard.errors import SpotguardError
 from spotguard.events import env, keys
 from spotguard.events.event import Event, JobEvent
 from spotguard.events.untrusted import Refused, parse_object
-from spotguard.launch.allocation import give_back
+from spotguard.launch.membership import Part, next_part
 from spotguard.launch.metadata import DETECT, detect
-from spotguard.launch.regroup import Part, next_part
-from spotguard.steady import SteadyClock
+from spotguard.launch.slurm_allocation import give_back
+from spotguard.shared.steady_clock import SteadyClock
 from spotguard.storage import PrefixedStore, open_store
-from spotguard.storage.comparing import seconds_ahead
+from spotguard.storage.clock_comparison import seconds_ahead
 from spotguard.storage.deadline import give_up_after
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from spotguard.batching import BatchPlan, split_micro_batches
 from spotguard.events.states import Market
-from spotguard.hazard import expected_interruptions
 from spotguard.plan.ladder import node_ladder
 from spotguard.plan.money import cost_usd, hours_bought, rate_usd_per_h, saved_pct
+from spotguard.shared.batching import BatchPlan, split_micro_batches
+from spotguard.shared.hazard import expected_interruptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,16 +21,23 @@ from typing import TYPE_CHECKING, Any
 from spotguard.errors import Fenced, SpotguardError, StoreError
 from spotguard.events.event import JobEvent
 from spotguard.events.states import EXIT_CODE_OF_JOB_TOLD_TO_STOP, EndReason
-from spotguard.runtime import clock
-from spotguard.runtime.coordination import Alone, Coordinator, Rendezvous
-from spotguard.runtime.exits import ExitWatch
-from spotguard.runtime.identity import identify
-from spotguard.runtime.keeping import Keeper
-from spotguard.runtime.listening import Listener
-from spotguard.runtime.local_copy import LocalCopy
-from spotguard.runtime.peers import join_ring
-from spotguard.runtime.process import (
-    Progress,
+from spotguard.runtime.checkpoint.local_copy import LocalCopy
+from spotguard.runtime.checkpoint.training_state import Keeper
+from spotguard.runtime.distributed.rendezvous import Alone, Coordinator, Rendezvous
+from spotguard.runtime.distributed.stall_report import StillWatch
+from spotguard.runtime.preemption.exit_hooks import ExitWatch
+from spotguard.runtime.preemption.peer_monitor import join_ring
+from spotguard.runtime.preemption.stop_consensus import (
+    BEFORE_LOOP,
+    StopGate,
+    StopRequest,
+    StopWatch,
+)
+from spotguard.runtime.preemption.stop_sources import Listener
+from spotguard.runtime.process import clock
+from spotguard.runtime.process.identity import identify
+from spotguard.runtime.process.surroundings import (
+    ProgressFile,
     at_prompt,
     cancel_exits,
     destroy_group,
@@ -45,19 +52,17 @@ from spotguard.runtime.process import (
     sentence,
     speaks_of_peers,
 )
-from spotguard.runtime.reporting import Reporter, last_word_s
-from spotguard.runtime.saving import WithoutOthers
-from spotguard.runtime.stopping import BEFORE_LOOP, StopGate, StopRequest, StopWatch
-from spotguard.runtime.waiting import StillWatch
+from spotguard.runtime.reporting.end_writer import EndWriter
+from spotguard.runtime.reporting.node_reports import Reporter
 from spotguard.storage import PrefixedStore, open_store
 from spotguard.units import to_iso
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from spotguard.runtime.peers import Peers
-    from spotguard.runtime.restoring import Restored
-    from spotguard.runtime.settings import Settings
+    from spotguard.runtime.checkpoint.restore import Restored
+    from spotguard.runtime.preemption.peer_monitor import Peers
+    from spotguard.runtime.process.settings import Settings
     from spotguard.runtime.step import Step
 
 log = logging.getLogger("spotguard")
@@ -98,7 +103,6 @@ class Job:
         self._init_at = clock.now() - self.age_s
         self._pid = os.getpid()
         self._left = threading.Event()
-        self._ending = threading.Lock()  # taken for good by the thread that writes the end
         self._failure: BaseException | None = None
         self._goes_on = False
         """True once the run is to end and the process is not: `reset`."""
@@ -125,6 +129,7 @@ class Job:
                 StopRequest(reason=EndReason.FENCED, message=str(problem))
             ),
         )
+        self.end = EndWriter(self.rank, self.coordinator, self.keeper, self.reporter)
         self.watch = StopWatch(
             gate=self.gate,
             coordinator=self.coordinator,
@@ -133,7 +138,7 @@ class Job:
             reserve_s=self.keeper.reserve_s,
             on_agreed=self._see_it_through,
         )
-        self._progress = Progress(settings.progress_path if settings.local_rank == 0 else None)
+        self._progress = ProgressFile(settings.progress_path if settings.local_rank == 0 else None)
         self._peers = self._join_peers()
         self._still = self._look_for_stillness()
         self.watch.start()
@@ -228,7 +233,7 @@ class Job:
         request = self.watch.nearest(self.watch.agreed)
         self._left.set()
         problem = self.keeper.save_for(request, halfway=halfway)
-        self._write_ended(request, problem)
+        self.end.write_told(request, problem)
         exit_soon(_EXIT_PATIENCE_S)
         raise SystemExit(EXIT_CODE_OF_JOB_TOLD_TO_STOP)
 
@@ -243,12 +248,14 @@ class Job:
     def _end_by_problem(self, problem: SpotguardError) -> None:
         self._failure = problem
         if isinstance(problem, Fenced):
-            self._end(EndReason.FENCED, message=str(problem))
+            self.end.write(EndReason.FENCED, message=str(problem))
         elif isinstance(problem, StoreError):
-            self._end(EndReason.STORE_FAILED, message=str(problem))
+            self.end.write(EndReason.STORE_FAILED, message=str(problem))
         else:
-            self._end(EndReason.FAILED, message=sentence(problem), trace=traceback.format_exc())
-        self._say_failure()
+            self.end.write(
+                EndReason.FAILED, message=sentence(problem), trace=traceback.format_exc()
+            )
+        self.end.say_failure()
         log.error("%s", sentence(problem))
 
     # ------------------------------------------------------------------ peers
@@ -286,9 +293,9 @@ class Job:
 
     def _on_peer_lost(self, words: Coordinator, peer: int, why: str) -> None:
         """Ring's thread: leave, saved if this rank can do so, however the main thread hangs."""
-        if self._ending.locked() or self.phase is Phase.AFTER:
+        if self.end.begun or self.phase is Phase.AFTER:
             return
-        if self._someone_failed(words, 0.2):
+        if self.end.someone_failed(words, 0.2):
             return
         log.warning("rank %d is gone: %s", peer, why)
         self.keeper.saver.alone.set()
@@ -391,14 +398,14 @@ class Job:
     def _end_by_error(self, error: BaseException) -> None:
         """Tell a lost peer, Ctrl-C and the script's own failure apart; save if it can be."""
         self._failure = error
-        if self._ending.locked():
+        if self.end.begun:
             return
         if isinstance(error, KeyboardInterrupt):
             self._survive(StopRequest(reason=EndReason.STOPPED, message="Ctrl-C", solo=True))
         elif (
             self.world_size > 1
             and speaks_of_peers(error)
-            and not self._someone_failed(self.coordinator, 1.0)
+            and not self.end.someone_failed(self.coordinator, 1.0)
         ):
             self.reporter.event(
                 JobEvent.PEER_LOST,
@@ -407,10 +414,10 @@ class Job:
             )
             lost = StopRequest(reason=EndReason.NODE_LOST, message="another rank vanished")
             self._survive(replace(self.watch.agreed or lost, solo=True))
-        elif self._say_failure():
+        elif self.end.say_failure():
             self.keeper.saver.wait(_EXIT_PATIENCE_S)  # a save in flight is still good
             text = "".join(traceback.format_exception(error))
-            self._end(EndReason.FAILED, message=f"{type(error).__name__}: {error}", trace=text)
+            self.end.write(EndReason.FAILED, message=f"{type(error).__name__}: {error}", trace=text)
 
     def _survive(self, request: StopRequest) -> None:
         """Save what this rank holds, if it is a boundary's, and leave with code 75."""
@@ -423,21 +430,6 @@ class Job:
         else:
             self.keeper.saver.wait(_EXIT_PATIENCE_S)
         self._end_at_once(request, problem)
-
-    def _someone_failed(self, words: Coordinator, timeout_s: float) -> bool:
-        """Return True if another rank said that the script itself failed there."""
-        words.hurry(timeout_s)
-        try:
-            return words.get("failure", timeout_s) is not None
-        except ConnectionError:
-            return False
-
-    def _say_failure(self) -> bool:
-        """Tell the other ranks that the script failed; True if we are the first."""
-        try:
-            return self.coordinator.first("failure", str(self.rank)) == str(self.rank)
-        except ConnectionError:
-            return True
 
     def _at_exit(self) -> None:
         if self.is_fork:
@@ -500,7 +492,7 @@ class Job:
 
     def _end_as_the_script_did(self) -> int | None:
         """Write how the script ended, if it is not written; return the exit code if not its own."""
-        if self._ending.locked() or self._failure is not None or self.phase is Phase.SETUP:
+        if self.end.begun or self._failure is not None or self.phase is Phase.SETUP:
             return None
         if self.phase is Phase.TRAINING:
             told = self.watch.agreed or self._listener.sigterm
@@ -514,9 +506,9 @@ class Job:
             except SpotguardError as problem:
                 self._end_by_problem(problem)
                 return problem.exit_code
-        if self.rank == 0 or self._is_alone(None):
+        if self.rank == 0 or self.end.is_alone(None):
             told = self.watch.agreed  # while it was finishing
-            self._end(EndReason.FINISHED, message="all steps done", request=told)
+            self.end.write(EndReason.FINISHED, message="all steps done", request=told)
         return None
 
     def _leave_as_told(self, told: StopRequest) -> int:
@@ -531,69 +523,8 @@ class Job:
 
     def _end_at_once(self, request: StopRequest, problem: SpotguardError | None) -> None:
         """Write how it ended, and end the process; a thread that has begun to is not cut short."""
-        if self._write_ended(request, problem):
+        if self.end.write_told(request, problem):
             if self._goes_on and request.reason is EndReason.STOPPED:  # by Ctrl-C
                 return
             exit_now()
         exit_soon(_HUNG_SAVE_S)
-
-    def _write_ended(self, request: StopRequest, problem: SpotguardError | None) -> bool:
-        """Write the end of a job that was told to stop; False if another thread writes one."""
-        reason, message = request.reason, request.message
-        if problem is not None:
-            message = f"{message}; the last save failed: {problem}"
-            if not reason.retried and not isinstance(problem, WithoutOthers):
-                reason = EndReason.STORE_FAILED
-        if self.rank == 0 or self._is_alone(request):
-            return self._end(reason, message=message, request=request)
-        if not self._ending.acquire(blocking=False):
-            return False
-        try:  # the first rank writes; it must not lose its rendezvous before it has
-            self.coordinator.get("ended", 5.0)
-        except ConnectionError:
-            log.debug("the rendezvous ended first")
-        return True
-
-    def _end(
-        self,
-        reason: EndReason,
-        *,
-        message: str,
-        trace: str | None = None,
-        request: StopRequest | None = None,
-    ) -> bool:
-        """Write how this attempt ended, once; False if another thread does or has."""
-        if not self._ending.acquire(blocking=False):
-            return False
-        last = self.keeper.saver.last
-        warned_at = request.warned_at if request else None
-        deadline_at = request.deadline_at if request else None
-        self.reporter.event(
-            JobEvent.ENDED,
-            reason=str(reason),
-            step=self.keeper.finished,
-            saved_step=last.step if last else None,
-            saved_at=to_iso(last.at) if last else None,
-            checkpoint=last.checkpoint if last else self.keeper.saver.parent,
-            train_s=self.keeper.train_s,
-            warned_at=warned_at and to_iso(warned_at),
-            deadline_at=deadline_at and to_iso(deadline_at),
-            resumed_step=self.keeper.first_step,
-            solo=self._is_alone(request),
-            saved=self.keeper.is_saved,
-            message=message,
-            traceback=trace,
-        )
-        self.reporter.flush(last_word_s(deadline_at, _EXIT_PATIENCE_S))
-        log.info("ended at step %d: %s", self.keeper.finished, reason.told(self.keeper.is_saved))
-        if self._is_alone(request):
-            return True  # the rendezvous may be frozen with its node; nobody waits for the word
-        try:
-            self.coordinator.set("ended", "1")
-        except ConnectionError:
-            log.debug("the rendezvous ended first")
-        return True
-
-    def _is_alone(self, request: StopRequest | None) -> bool:
-        """Return True if no other rank is reckoned with: each that is left writes its own end."""
-        return self.keeper.saver.alone.is_set() or (request is not None and request.solo)

@@ -16,22 +16,22 @@ from spotguard.checkpoint.lineage import claim_attempt
 from spotguard.checkpoint.manifest import check_run
 from spotguard.errors import Fenced, SpotguardError, UsageError
 from spotguard.events.event import JobEvent
-from spotguard.runtime import restoring
-from spotguard.runtime.bitwise import BitwiseSync
-from spotguard.runtime.clock import RUN_CLOCK
-from spotguard.runtime.collectives import ProcessGroup
-from spotguard.runtime.gradients import GradientSync, broadcast_initial, evened_out
+from spotguard.runtime.checkpoint import restore as restoring
+from spotguard.runtime.checkpoint.save_schedule import SaveSchedule
+from spotguard.runtime.data.batch_scaling import ScaledElasticLoader, learning_rate_scale
+from spotguard.runtime.data.loader import ElasticLoader, Loader, Share
+from spotguard.runtime.data.sample_log import SampleTrace
+from spotguard.runtime.data.streaming import StreamLoader, is_stream, refuse_indexed_options
+from spotguard.runtime.distributed.bitwise_reduce import BitwiseSync
+from spotguard.runtime.distributed.collectives import ProcessGroup
+from spotguard.runtime.distributed.gradients import GradientSync, broadcast_initial, evened_out
+from spotguard.runtime.distributed.optimizers import OptimizerWatch
 from spotguard.runtime.job import Job, Phase
-from spotguard.runtime.loader import ElasticLoader, Loader, Share
-from spotguard.runtime.optimizers import OptimizerWatch
-from spotguard.runtime.randomness import BOUNDARY, mix, seed_everything
-from spotguard.runtime.scaling import ScaledElasticLoader, learning_rate_scale
-from spotguard.runtime.schedule import SaveSchedule
-from spotguard.runtime.state import Packed
-from spotguard.runtime.step import Step
-from spotguard.runtime.streaming import StreamLoader, is_stream, refuse_indexed_options
-from spotguard.runtime.trace import SampleTrace
-from spotguard.runtime.tracked import TrackedModule, tracked
+from spotguard.runtime.process.clock import RUN_CLOCK
+from spotguard.runtime.state.rng import BOUNDARY, mix, seed_everything
+from spotguard.runtime.state.tracked import TrackedModule, tracked
+from spotguard.runtime.state.tree import Packed
+from spotguard.runtime.step import Step, TrainingLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -61,7 +61,6 @@ class Run:
         self._hooked = contextlib.ExitStack()
         """Takes back what was hung on models and optimizers."""
         self._in_loop = False
-        self._batches: Iterator[tuple[Share, Any]] = iter(())
         self._step: Step | None = None
         self._end_early: str | None = None
         settings = job.settings
@@ -77,7 +76,7 @@ class Run:
         )
         self._probe = None
         if settings.probe_path:
-            from spotguard.runtime.probe import Probe
+            from spotguard.runtime.fingerprint import Probe
 
             self._probe = Probe(settings.probe_path, job, bitwise=bitwise)
 
@@ -329,10 +328,10 @@ class Run:
             schedule.start(first)
             job.begin_training(first, last)
             with closing(loader.read(first, last)) as batches:  # its workers end with it
-                self._batches = batches
+                mine: Iterator[tuple[Share, Any]] = batches
                 if self._gradients.meets_in_forward:
-                    self._batches = evened_out(batches, self.rank, loader.ranges)
-                yield from self._train(first, last, schedule)
+                    mine = evened_out(batches, self.rank, loader.ranges)
+                yield from self._train(first, last, schedule, mine)
         except GeneratorExit:
             job.exits.loop_left(sys._getframe().f_back)
             raise
@@ -341,8 +340,24 @@ class Run:
         finally:
             self._in_loop = False
 
-    def _train(self, finished: int, last: int, schedule: SaveSchedule) -> Iterator[Step]:
+    def _train(
+        self,
+        finished: int,
+        last: int,
+        schedule: SaveSchedule,
+        batches: Iterator[tuple[Share, Any]],
+    ) -> Iterator[Step]:
         job = self._job
+        loop = TrainingLoop(
+            job=job,
+            loader=self._loader,
+            batches=batches,
+            gradients=self._gradients,
+            optimizers=self._optimizers,
+            ranks=self._ranks,
+            trained_once=self._trace_step,
+            ended=lambda step: self._seed_boundary(step.number, after=True),
+        )
         while finished < last and self._end_early is None:
             job.hold(finished)
             if not job.gate.passes(finished):
@@ -357,7 +372,7 @@ class Run:
                     age_s=job.age_s,
                 )
             self._seed_boundary(finished, after=False)
-            step = self._step = Step(self, finished, self._loader.epoch_of(finished))
+            step = self._step = Step(loop, finished, self._loader.epoch_of(finished))
             job.keeper.current = step
             started = time.perf_counter()
             try:
@@ -546,9 +561,6 @@ class Run:
             if self._bitwise:
                 torch.set_num_threads(self._threads)
 
-    def _next_batch(self) -> tuple[Share, Any]:
-        return next(self._batches)
-
     def _seed_boundary(self, step: int, *, after: bool) -> None:
         if self._reseed:
             seed_everything(mix(self._job.settings.seed, step, BOUNDARY, int(after)))
@@ -558,6 +570,6 @@ class Run:
             self._trace.write(
                 step=step.number,
                 epoch=step.epoch,
-                samples=step._samples,
+                samples=step.samples,
                 loss=0.0 if step.loss is None else float(step.loss),
             )

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from spotguard.errors import SpotguardError, UsageError
+from spotguard.runtime.distributed.message_seal import Lives
 from spotguard.runtime.job import Job
-from spotguard.runtime.process import tell_uncaught_in_a_sentence
-from spotguard.runtime.randomness import seed_setup
+from spotguard.runtime.process.settings import Settings
+from spotguard.runtime.process.surroundings import tell_uncaught_in_a_sentence
 from spotguard.runtime.run import Run
-from spotguard.runtime.seal import Lives
-from spotguard.runtime.settings import Settings
+from spotguard.runtime.state.rng import seed_setup
 
 
 @dataclass(frozen=True)

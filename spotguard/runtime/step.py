@@ -4,18 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import zlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from spotguard.errors import UsageError
-from spotguard.runtime.gradients import loss_weight
+from spotguard.runtime.distributed.gradients import loss_weight
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from spotguard.runtime.loader import Share
-    from spotguard.runtime.run import Run
+    from spotguard.runtime.data.loader import Loader, Share
+    from spotguard.runtime.distributed.bitwise_reduce import BitwiseSync
+    from spotguard.runtime.distributed.collectives import ProcessGroup
+    from spotguard.runtime.distributed.gradients import GradientSync
+    from spotguard.runtime.distributed.optimizers import OptimizerWatch
+    from spotguard.runtime.job import Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingLoop:
+    """What the steps of a training loop have in common."""
+
+    job: Job
+    loader: Loader
+    batches: Iterator[tuple[Share, Any]]
+    """This rank's micro-batches, step after step."""
+    gradients: GradientSync | BitwiseSync
+    optimizers: OptimizerWatch
+    ranks: ProcessGroup
+    trained_once: Callable[[Step], None]
+    """Called when all micro-batches of a step were handed out and trained on for the first time."""
+    ended: Callable[[Step], None]
+    """Called when the script leaves the loop over a step's micro-batches, each time."""
 
 
 class _Pass:
@@ -47,8 +69,8 @@ class _Pass:
 class Step:
     """One optimizer step: iterate for this rank's micro-batches, and call `backward` on each."""
 
-    def __init__(self, run: Run, number: int, epoch: int) -> None:
-        self._run = run
+    def __init__(self, loop: TrainingLoop, number: int, epoch: int) -> None:
+        self._loop = loop
         self.number = number
         """Steps done before this one: 0 for the first."""
         self.epoch = epoch
@@ -59,7 +81,8 @@ class Step:
         """How often all micro-batches were trained on."""
         self._kept: list[tuple[Share, Any]] = []
         """This rank's micro-batches, for the phases to come."""
-        self._samples: list[int] = []
+        self.samples: list[int] = []
+        """Indices of what this rank trains on."""
         self.done = 0
         """Micro-batches whose backward pass has begun on this rank, over all phases."""
 
@@ -81,7 +104,7 @@ class Step:
     @property
     def ends_epoch(self) -> bool:
         """True for the last step of a pass over the dataset; never for a stream, which has none."""
-        return self._run._loader.epoch_of(self.number + 1) != self.epoch
+        return self._loop.loader.epoch_of(self.number + 1) != self.epoch
 
     @property
     def loss(self) -> torch.Tensor | None:
@@ -102,15 +125,15 @@ class Step:
         """
         if not self._pass.complete:
             raise UsageError("step.mean_loss() comes after the loop over the micro-batches")
-        run = self._run
-        count = max(part.stop for part in run._loader.ranges(self.number))
+        loop = self._loop
+        count = max(part.stop for part in loop.loader.ranges(self.number))
         # Each part in a place of its own, so that they are added up in one order everywhere.
         parts = self._pass.losses[0][1].new_zeros(count)
         for share, loss, weight in self._pass.losses:
             if share.weight:
                 parts[share.number] = (loss * weight).reshape(())
-        if run.world_size > 1:
-            run._ranks.add_up(parts)()
+        if loop.job.world_size > 1:
+            loop.ranks.add_up(parts)()
         return parts.sum()
 
     @contextlib.contextmanager
@@ -138,7 +161,7 @@ class Step:
         self._refuse_phase(name)
         self._pass, self._in_phase = _Pass(name), True
         try:
-            with self._run._gradients.only(optimizers):
+            with self._loop.gradients.only(optimizers):
                 yield
                 if not self._pass.complete:
                     raise UsageError(
@@ -148,12 +171,12 @@ class Step:
         finally:
             self._in_phase = False
         # What comes before the next phase may change weights, by an optimizer or by hand.
-        self._run._job.keeper.begin_to_change(done=False)
+        self._loop.job.keeper.begin_to_change(done=False)
 
     def __iter__(self) -> Iterator[Any]:
-        run = self._run
-        if not run._job.gate.enter(self.number):
-            run._job.leave(halfway=True)
+        loop = self._loop
+        if not loop.job.gate.enter(self.number):
+            loop.job.leave(halfway=True)
         now = self._pass
         if now.share is not None:
             raise UsageError(
@@ -161,20 +184,20 @@ class Step:
                 hint='give each loop a phase: with step.phase("name"): for batch in step: ...',
             )
         if self.passes_done:
-            run._job.keeper.keep_copies()
+            loop.job.keeper.keep_copies()
         for share, batch in self._micro_batches():
             now.refuse_unused_batch()
             now.share, now.waiting = share, True
-            run._gradients.begin(share)
-            run._loader.seed_training(share, now.salt)
+            loop.gradients.begin(share)
+            loop.loader.seed_training(share, now.salt)
             yield batch
             now.refuse_unused_batch()
-        run._seed_boundary(self.number, after=True)
+        loop.ended(self)
 
     def _micro_batches(self) -> Iterator[tuple[Share, Any]]:
         yield from tuple(self._kept)
         while not self._kept or not self._kept[-1][0].last:
-            share, batch = self._run._next_batch()
+            share, batch = next(self._loop.batches)
             if self._in_phase:
                 self._kept.append((share, batch))
             yield share, batch
@@ -205,16 +228,16 @@ class Step:
         self.done += 1
         now.losses.append((share, loss.detach(), weight))
         if share.weight and not self.passes_done:
-            self._samples.extend(share.indices)
+            self.samples.extend(share.indices)
         now.waiting = False
         if share.last:
             now.complete = True
             if not self.passes_done:
-                self._run._trace_step(self)
+                self._loop.trained_once(self)
             self.passes_done += 1
         loss = loss if scaler is None else scaler.scale(loss)
-        with self._run._optimizers.expected_gradients:
-            self._run._gradients.backward(loss, weight, share)
+        with self._loop.optimizers.expected_gradients:
+            self._loop.gradients.backward(loss, weight, share)
 
     def forget_batches(self) -> None:
         """Let go of the micro-batches: the step has ended."""

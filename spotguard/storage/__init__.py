@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from spotguard.errors import UsageError
-from spotguard.storage.file import FileStore
+from spotguard.storage.filesystem.store import FileStore
 from spotguard.storage.prefixed import PrefixedStore
 from spotguard.storage.urls import taken_apart
 
 if TYPE_CHECKING:
     from spotguard.storage.base import ObjectStore
-    from spotguard.storage.bucket import Bucket
+    from spotguard.storage.credentials import Identity
+    from spotguard.storage.remote.bucket import Bucket
 
-__all__ = ["FileStore", "open_store", "PrefixedStore"]
+__all__ = ["FileStore", "open_store", "PrefixedStore", "who_am_i"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SCHEMES = ("file", "s3", "gs", "az")
@@ -39,7 +40,7 @@ def open_store(url: str | os.PathLike[str]) -> ObjectStore:
         return FileStore(_checked_path(text, text))
     if scheme[1].lower() == "file":
         return FileStore(_path_of_file_url(text))
-    from spotguard.storage.remote import RemoteStore  # with tenacity: not for every job
+    from spotguard.storage.remote.store import RemoteStore  # with tenacity: not for every job
 
     return RemoteStore(_open_bucket(scheme[1].lower(), text))
 
@@ -47,18 +48,42 @@ def open_store(url: str | os.PathLike[str]) -> ObjectStore:
 def _open_bucket(scheme: str, url: str) -> Bucket:
     """Import one vendor's file: a run needs one, and each brings a large package."""
     if scheme == "s3":
-        from spotguard.storage.s3 import S3Bucket
+        from spotguard.storage.s3.bucket import S3Bucket
 
         return S3Bucket(url)
     if scheme == "gs":
-        from spotguard.storage.gcs import open_gcs
+        from spotguard.storage.gcs.bucket import open_gcs
 
         return open_gcs(url)
     if scheme == "az":
-        from spotguard.storage.azure import open_azure
+        from spotguard.storage.azure.bucket import open_azure
 
         return open_azure(url)
     raise _unknown(scheme)
+
+
+def who_am_i(url: str) -> Identity | None:
+    """Return the credentials that the store at `url` would be used with; None needs none.
+
+    Raises:
+        StoreError: there are none, or they cannot be used; the hint says how to get some.
+        UsageError: the URL or the environment makes no sense.
+        MissingExtra: the vendor's package is not installed.
+    """
+    scheme = url.partition("://")[0].lower()
+    if scheme == "s3":
+        from spotguard.storage.s3.credentials import s3_identity
+
+        return s3_identity(url)
+    if scheme == "gs":
+        from spotguard.storage.gcs.credentials import gcs_identity
+
+        return gcs_identity(url)
+    if scheme == "az":
+        from spotguard.storage.azure.credentials import azure_identity
+
+        return azure_identity(url)
+    return None
 
 
 def _path_of_file_url(url: str) -> str:

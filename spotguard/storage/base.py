@@ -27,7 +27,7 @@ class ObjectInfo:
     """False: it was archived where it has to be brought back first, which takes hours."""
 
 
-class Stream(Protocol):
+class ObjectStream(Protocol):
     """Bytes that are made ready while they are written: a copy, a hash, or both at once.
 
     It may be gone through again, from the start, when a write is repeated.
@@ -62,7 +62,7 @@ class Sink(Protocol):
 
 Target: TypeAlias = "memoryview | list[memoryview] | Sink"
 """Where bytes that are got shall go: writable memory, or several pieces of it."""
-Content: TypeAlias = "Buffer | list[Buffer] | tuple[Buffer, ...] | Stream"
+Content: TypeAlias = "Buffer | list[Buffer] | tuple[Buffer, ...] | ObjectStream"
 """What can be put: one buffer, several in a row, or a stream of them."""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from spotguard.errors import UsageError
 
 RESERVED = ".spotguard"
@@ -9,6 +11,7 @@ RESERVED = ".spotguard"
 
 MAX_KEY_BYTES = 1024
 MAX_PART_BYTES = 255
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def check_key(key: str) -> str:
@@ -49,7 +52,7 @@ def _problem_of_part(part: str) -> str:
         return "has an empty, '.' or '..' part"
     if part == RESERVED:
         return f"uses the reserved name {RESERVED!r}"
-    if any(ord(char) < 32 or ord(char) == 127 for char in part):
+    if _CONTROL.search(part):
         return "holds a control character"
     try:
         size_bytes = len(part.encode())

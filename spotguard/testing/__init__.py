@@ -9,21 +9,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from spotguard.events.sample_log import read_sample_trace
+    from spotguard.launch.local.metadata_service import FakeMetadata
     from spotguard.testing.clock import FakeClock
     from spotguard.testing.coordination import FakeRendezvous
     from spotguard.testing.launcher import FakeLauncher
-    from spotguard.testing.metadata import FakeMetadata
-    from spotguard.testing.samples import read_sample_trace
     from spotguard.testing.stores import FaultyStore, MemoryStore
 
 _MODULE_OF: Final = {
-    "FakeClock": "clock",
-    "FakeLauncher": "launcher",
-    "FakeMetadata": "metadata",
-    "FakeRendezvous": "coordination",
-    "FaultyStore": "stores",
-    "MemoryStore": "stores",
-    "read_sample_trace": "samples",
+    "FakeClock": "spotguard.testing.clock",
+    "FakeLauncher": "spotguard.testing.launcher",
+    "FakeMetadata": "spotguard.launch.local.metadata_service",
+    "FakeRendezvous": "spotguard.testing.coordination",
+    "FaultyStore": "spotguard.testing.stores",
+    "MemoryStore": "spotguard.testing.stores",
+    "read_sample_trace": "spotguard.events.sample_log",
 }
 
 __all__ = [
@@ -41,7 +41,7 @@ def __getattr__(name: str) -> object:
     """Import a fake when it is first asked for."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    return getattr(import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:

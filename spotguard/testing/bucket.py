@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from spotguard.errors import AlreadyExists, NotFound, StoreError, StoreUnavailable
 from spotguard.storage.base import ObjectInfo
-from spotguard.storage.bucket import Condition, Page, PartRules, Upload
 from spotguard.storage.buffers import within
+from spotguard.storage.remote.bucket import Page, PartRules, Precondition, Upload
 from spotguard.units import SystemClock
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class MemoryBucket:
         return f"memory-bucket://{id(self):x}"
 
     def put(
-        self, key: str, body: Sequence[memoryview], *, condition: Condition, writer: str
+        self, key: str, body: Sequence[memoryview], *, condition: Precondition, writer: str
     ) -> str:
         """Store the views as one object; return its etag."""
         return self._call("put", lambda: self._store(key, b"".join(body), condition, writer))
@@ -144,7 +144,7 @@ class MemoryBucket:
         upload_id: str,
         parts: Sequence[str],
         *,
-        condition: Condition,
+        condition: Precondition,
         writer: str,
     ) -> str:
         """Make the parts the object; return its etag."""
@@ -217,7 +217,7 @@ class MemoryBucket:
 
         self._call("delete", effect)
 
-    def copy(self, source: str, target: str, *, condition: Condition, writer: str) -> str:
+    def copy(self, source: str, target: str, *, condition: Precondition, writer: str) -> str:
         """Copy an object; return the new etag."""
 
         def effect() -> str:
@@ -244,7 +244,7 @@ class MemoryBucket:
                 below.append(f"{prefix}{inside}/")
         return Page(infos, below, None)
 
-    def _store(self, key: str, content: bytes, condition: Condition, writer: str) -> str:
+    def _store(self, key: str, content: bytes, condition: Precondition, writer: str) -> str:
         found = self.objects.get(key)
         if not self._ignores:
             if condition.if_absent and found:

@@ -64,7 +64,7 @@ class FakeRendezvous:
 
 @dataclass(frozen=True)
 class FakeCoordinator:
-    """One rank's `spotguard.runtime.coordination.Coordinator`; serves all its threads."""
+    """One rank's `spotguard.runtime.distributed.rendezvous.Coordinator`; serves all its threads."""
 
     _words: FakeRendezvous
     _rank: int

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fate:
+class JobFate:
     """What happens to one attempt, `at_s` seconds after its launch.
 
     `how` is one of
@@ -83,7 +83,7 @@ class FakeJob:
     save_every: int = 5
     save_s: float = 0.0
     """Seconds that the last save before leaving takes."""
-    fates: Mapping[int, Fate] = field(default_factory=dict)
+    fates: Mapping[int, JobFate] = field(default_factory=dict)
     trained: list[tuple[int, int]] = field(default_factory=list)
     """(attempt, step) of every step finished, in order."""
     saves: list[tuple[int, int]] = field(default_factory=list)
@@ -161,7 +161,7 @@ class FakeJob:
             raise ValueError(f"no such fate: {fate.how!r}")
         return play.over
 
-    def _warned(self, cluster: FakeCluster, play: _Play, fate: Fate) -> None:
+    def _warned(self, cluster: FakeCluster, play: _Play, fate: JobFate) -> None:
         cloud = fate.how == "notice"
         deadline_at = to_iso(play.at + 120.0) if cloud else None
         source = "aws" if cloud else "sigterm"
@@ -170,7 +170,7 @@ class FakeJob:
         )
         self._leave(cluster, play, EndReason.PREEMPTED if cloud else EndReason.TERMINATED)
 
-    def _lose(self, cluster: FakeCluster, play: _Play, fate: Fate) -> None:
+    def _lose(self, cluster: FakeCluster, play: _Play, fate: JobFate) -> None:
         for node in range(min(fate.nodes, cluster.request.nodes)):
             cluster.end(node, play.at, NodeEnd.LOST, detail="killed without notice")
         play.over = True

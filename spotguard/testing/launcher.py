@@ -35,7 +35,7 @@ FAKE_OFFER = Offer(
 )
 
 
-class Job(Protocol):
+class PlayedJob(Protocol):
     """What runs on a fake cluster, such as `spotguard.testing.job.FakeJob`."""
 
     def play(self, cluster: FakeCluster, now: float) -> None:
@@ -97,7 +97,7 @@ class FakeLauncher:
     def __init__(
         self,
         clock: Clock,
-        job: Job,
+        job: PlayedJob,
         *,
         offers: Sequence[Offer] = (FAKE_OFFER,),
         capacity: int | Callable[[float], int] = 1024,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.elastic_rivals import Row, judge, outcome, row, to_markdown
-from benchmarks.elastic_rivals_deepspeed import CONFIGS, Worlds
-from benchmarks.elastic_rivals_ways import (
+from benchmarks.elastic_rivals.deepspeed_elasticity import CONFIGS, Worlds
+from benchmarks.elastic_rivals.table import Row, judge, outcome, row, to_markdown
+from benchmarks.elastic_rivals.ways import (
     GLOBAL_BATCH,
     RANKS,
     SAMPLES,

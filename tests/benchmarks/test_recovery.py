@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.recovery import Line, Sample, gap, lines_of, main, to_markdown
+from benchmarks.recovery.table import Line, Sample, gap, lines_of, main, to_markdown
 
-JOB = Path(__file__).parents[2] / "benchmarks" / "recovery_job.py"
+JOB = Path(__file__).parents[2] / "benchmarks" / "recovery" / "job.py"
 
 
 def line(at: float, step: int, life: str = "first") -> Line:

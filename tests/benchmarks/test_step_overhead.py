@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks.step_overhead import Result, stop_check_us, to_markdown
+from benchmarks.step_overhead.table import Result, stop_check_us, to_markdown
 from tests.benchmarks.test_checkpoint_benchmark import run_module
 
 if TYPE_CHECKING:

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks import survival, survival_model
-from benchmarks.survival import CONTESTANTS, Row, to_markdown
-from benchmarks.survival_hf import HuggingFace
-from benchmarks.survival_lightning import Lightning
-from benchmarks.survival_ours import Spotguard
-from benchmarks.survival_try import CELLS, Outcome
+from benchmarks.survival import matrix, model
+from benchmarks.survival.hf import HuggingFace
+from benchmarks.survival.lightning_trainer import Lightning
+from benchmarks.survival.matrix import CONTESTANTS, Row, to_markdown
+from benchmarks.survival.one_try import CELLS, Outcome
+from benchmarks.survival.ours import Spotguard
 from tests.benchmarks.test_checkpoint_benchmark import run_module
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from benchmarks.survival_contestant import Contestant
+    from benchmarks.survival.contestant import Contestant
 
 
 def outcome(step: int | None, *, finished: int = 9, left_s: float | None = 1.0) -> Outcome:
@@ -85,8 +85,8 @@ def test_a_missing_rival_is_left_out_and_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The report says who did not take part, and why."""
-    monkeypatch.setattr(survival, "CONTESTANTS", (Absent(),))
-    survival.main(["--contestants", "absent"])
+    monkeypatch.setattr(matrix, "CONTESTANTS", (Absent(),))
+    matrix.main(["--contestants", "absent"])
 
     assert "absent: left out: `spotguard_no_such_package`" in capsys.readouterr().out
 
@@ -94,7 +94,7 @@ def test_a_missing_rival_is_left_out_and_named(
 def test_an_unknown_cell_is_refused() -> None:
     """A misspelt name does not silently measure nothing."""
     with pytest.raises(SystemExit):
-        survival.main(["--cells", "bth"])
+        matrix.main(["--cells", "bth"])
 
 
 @pytest.mark.parametrize("contestant", CONTESTANTS, ids=lambda one: one.name)
@@ -128,14 +128,14 @@ def test_progress_outlives_its_process_and_tells_first_and_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A resume is proved by the first step that it trained."""
-    monkeypatch.setenv(survival_model.PROGRESS, str(tmp_path))
+    monkeypatch.setenv(model.PROGRESS, str(tmp_path))
     monkeypatch.setenv("RANK", "1")
-    progress = survival_model.Progress()
-    assert survival_model.read_progress(tmp_path) == {}
+    progress = model.Progress()
+    assert model.read_progress(tmp_path) == {}
     for finished in (5, 6, 7):
         progress.note(finished)
 
-    assert survival_model.read_progress(tmp_path) == {1: (5, 7)}
+    assert model.read_progress(tmp_path) == {1: (5, 7)}
 
 
 def test_every_contestant_and_cell_has_a_name_of_its_own() -> None:

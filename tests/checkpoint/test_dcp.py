@@ -6,24 +6,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from spotguard.checkpoint.shard import shard_file, write_shard
 from spotguard.storage import FileStore
-from tests.control.saved_models import TiedNet, block, raw, save_objects
+from tests.control.checkpoints.saved_models import TiedNet, block, raw, save_objects
 
+hf_storage = pytest.importorskip("torch.distributed.checkpoint.hf_storage", reason="an old torch")
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.control.saved_models import Cut
+    from tests.control.checkpoints.saved_models import Cut
 
 
 def load(folder: Path, wanted: dict[str, torch.Tensor]) -> None:
     """Fill `wanted` from the folder of a checkpoint, as a script without us would."""
-    reader = HuggingFaceStorageReader(path=str(folder))
+    reader = hf_storage.HuggingFaceStorageReader(path=str(folder))
     dcp_load(wanted, storage_reader=reader, no_dist=True)
 
 

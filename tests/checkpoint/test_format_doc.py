@@ -15,7 +15,14 @@ from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
 from spotguard.storage import FileStore
 from spotguard.testing import MemoryStore
-from tests.checkpoint.savings import blocks, body_of, cut_into_pieces, flip, make_manifest, save
+from tests.checkpoint.crashes.savings import (
+    blocks,
+    body_of,
+    cut_into_pieces,
+    flip,
+    make_manifest,
+    save,
+)
 
 PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
 

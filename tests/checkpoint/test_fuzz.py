@@ -22,8 +22,8 @@ from spotguard.events import keys
 from spotguard.events.proven import with_checksum
 from spotguard.testing.stores import MemoryStore
 from spotguard.units import to_iso
-from tests.checkpoint.mutation import mutants, survive
-from tests.checkpoint.savings import blocks, body_of, make_manifest, save
+from tests.checkpoint.crashes.mutation import mutants, survive
+from tests.checkpoint.crashes.savings import blocks, body_of, make_manifest, save
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -30,7 +30,7 @@ from spotguard.events import keys
 from spotguard.events.proven import with_checksum
 from spotguard.testing.clock import FakeClock
 from spotguard.testing.stores import FaultyStore, MemoryStore
-from tests.checkpoint.savings import body_of, claim, flip, save, sealed
+from tests.checkpoint.crashes.savings import body_of, claim, flip, save, sealed
 
 
 def history(store: Any) -> list[tuple[int, int]]:

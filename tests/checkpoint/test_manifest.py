@@ -27,7 +27,7 @@ from spotguard.errors import (
 )
 from spotguard.events import keys
 from spotguard.testing.stores import FaultyStore, MemoryStore
-from tests.checkpoint.savings import body_of, flip, make_manifest, save, sealed
+from tests.checkpoint.crashes.savings import body_of, flip, make_manifest, save, sealed
 
 PREFIX = keys.checkpoint(10, 1)
 

@@ -6,13 +6,13 @@ import pytest
 
 from spotguard.checkpoint.lineage import latest_valid, list_all, restorable
 from spotguard.checkpoint.retention import Retention, pin, prune
-from spotguard.control.checkpoint_find import OpenedRun, find_checkpoint
-from spotguard.control.checkpoints import list_checkpoints
+from spotguard.control.checkpoints.commands import list_checkpoints
+from spotguard.control.checkpoints.find import OpenedRun, find_checkpoint
 from spotguard.errors import DamagedCheckpoint
 from spotguard.events import keys
-from spotguard.storage.remote import RemoteStore
+from spotguard.storage.remote.store import RemoteStore
 from spotguard.testing.bucket import MemoryBucket
-from tests.checkpoint.savings import claim, save
+from tests.checkpoint.crashes.savings import claim, save
 
 COUNT = 120
 PAGE = 20

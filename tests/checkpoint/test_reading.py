@@ -14,7 +14,7 @@ from spotguard.errors import DamagedCheckpoint
 from spotguard.storage import FileStore
 from spotguard.storage.buffers import targets_of
 from spotguard.testing import MemoryStore
-from tests.checkpoint.savings import cut_into_pieces, flip
+from tests.checkpoint.crashes.savings import cut_into_pieces, flip
 
 if TYPE_CHECKING:
     from pathlib import Path

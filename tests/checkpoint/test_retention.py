@@ -12,7 +12,7 @@ from spotguard.errors import AlreadyExists, Fenced, NotFound, StoreUnavailable
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
 from spotguard.testing.stores import FaultyStore, MemoryStore
-from tests.checkpoint.savings import claim, flip, save
+from tests.checkpoint.crashes.savings import claim, flip, save
 
 KEEP_2 = Retention(keep_last=2)
 

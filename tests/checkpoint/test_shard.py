@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import safetensors
 import xxhash
+from packaging.version import Version
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
@@ -29,7 +31,7 @@ from spotguard.errors import (
 from spotguard.events import keys
 from spotguard.storage import FileStore
 from spotguard.testing.stores import FaultyStore, MemoryStore
-from tests.checkpoint.savings import CountingStore, blocks, cut_into_pieces, flip
+from tests.checkpoint.crashes.savings import CountingStore, blocks, cut_into_pieces, flip
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -122,14 +124,17 @@ def test_we_read_what_safetensors_writes(tmp_path: Path) -> None:
 
 
 def test_every_dtype_is_known_to_safetensors(tmp_path: Path) -> None:
-    """Each dtype we write is one that the reference implementation opens."""
+    """Each dtype we write is one that the reference implementation opens, two since 0.7 at most."""
+    is_old = Version(safetensors.__version__) < Version("0.7")
+    known = DTYPE_BYTES.keys() - ({"F8_E8M0", "C64"} if is_old else set())
     what = [
         Block(name=dtype, dtype=dtype, shape=(2,), data=bytes(2 * size))
         for dtype, size in DTYPE_BYTES.items()
+        if dtype in known
     ]
     written(FileStore(tmp_path), what)
     with safe_open(tmp_path / KEY, "numpy") as file:
-        assert sorted(file.keys()) == sorted(DTYPE_BYTES)
+        assert sorted(file.keys()) == sorted(known)
 
 
 def test_nothing_is_copied_on_the_way_to_the_store() -> None:

@@ -8,12 +8,12 @@ import pytest
 from spotguard.checkpoint.manifest import load_manifest, shard_readers
 from spotguard.checkpoint.reading import ShardReader
 from spotguard.checkpoint.shard import Block, write_shard
-from spotguard.checkpoint.stream import Chunk, read_chunks
+from spotguard.checkpoint.stream import ShardChunk, read_chunks
 from spotguard.checkpoint.tensors import DTYPE_BYTES, PIECE_BYTES
 from spotguard.errors import DamagedCheckpoint, StoreUnavailable
 from spotguard.storage.buffers import targets_of
 from spotguard.testing import FaultyStore, MemoryStore
-from tests.checkpoint.savings import cut_into_pieces, flip, save
+from tests.checkpoint.crashes.savings import cut_into_pieces, flip, save
 
 if TYPE_CHECKING:
     from spotguard.storage.base import Target
@@ -54,7 +54,7 @@ def test_every_flipped_bit_is_found_and_nothing_of_its_piece_is_given() -> None:
     key = prefix + reader.info.file
     for bit in (0, 70, 9 * 8, 2000 * 8, 4096 * 8 + 3, -1):
         flip(store, key, bit)
-        given: list[Chunk] = []
+        given: list[ShardChunk] = []
         fresh = ShardReader(store, prefix, reader.info)
         with pytest.raises(DamagedCheckpoint, match=f"{key} is damaged: the hash of"):
             given.extend(read_chunks(fresh))

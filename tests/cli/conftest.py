@@ -13,7 +13,8 @@ import pytest
 import spotguard.control
 from spotguard.cli import follow
 from spotguard.cli.main import main
-from spotguard.control import doctor, doctor_store
+from spotguard.control.doctor import checks as doctor
+from spotguard.control.doctor import store as doctor_store
 from tests.cli.fake_control import FakeControl
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from spotguard.control.view import HistoryLine, Look, RunSummary, RunView, Story
+from spotguard.control.status.view import HistoryLine, Look, RunSummary, RunView, Story
 from spotguard.errors import SpotguardError, UsageError
 from spotguard.events.states import Market, RunState
 from spotguard.launch.base import Offer

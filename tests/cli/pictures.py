@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from spotguard.control.recovery import Recovery
-from spotguard.control.view import AttemptView, HistoryLine, RunView
+from spotguard.control.status.recovery import Recovery
+from spotguard.control.status.view import AttemptView, HistoryLine, RunView
 from spotguard.events.states import EndReason, RunState
 
 NOW = 1_763_719_500.0

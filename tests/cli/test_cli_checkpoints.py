@@ -14,13 +14,13 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from spotguard.checkpoint.shard import shard_file, write_shard
-from spotguard.cli import progress
-from spotguard.cli.progress import bytes_progress
+from spotguard.cli.terminal import progress
+from spotguard.cli.terminal.progress import bytes_progress
 from spotguard.events import keys
 from spotguard.testing import FakeClock
-from tests.checkpoint.savings import blocks, claim, flip, save
+from tests.checkpoint.crashes.savings import blocks, claim, flip, save
+from tests.control.checkpoints.saved_models import TiedNet, save_objects
 from tests.control.run_folders import make_run
-from tests.control.saved_models import TiedNet, save_objects
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -366,7 +366,7 @@ def test_looking_at_checkpoints_imports_no_torch() -> None:
     """Listing and verifying stay quick on a machine where torch takes seconds to load."""
     code = (
         "import sys; import spotguard.cli.checkpoints, spotguard.cli.views.checkpoints, "
-        "spotguard.control.checkpoint_detail, spotguard.control.export; "
+        "spotguard.control.checkpoints.detail, spotguard.control.checkpoints.export; "
         "sys.exit(' '.join({'torch', 'numpy', 'sky'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run(

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from spotguard.cli.views import words
-from spotguard.control import drill, places
+from spotguard.cli.views import formats
+from spotguard.control.drill import run as drill
+from spotguard.control.supervisor import skypilot_request
 from spotguard.errors import BudgetExhausted, JournalDamaged, StoreUnavailable
 from spotguard.events.states import Market, RunState
 from spotguard.launch.base import Offer, PriceSource, Skipped, Survey
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from tests.cli.fake_control import FakeControl
 
 
-CHECK_PLACES = places.check_places
+CHECK_PLACES = skypilot_request.check_places
 
 
 @pytest.fixture
@@ -329,8 +330,8 @@ def clouds(monkeypatch: pytest.MonkeyPatch) -> None:
         skipped=(Skipped(place="aws/eu-west-1", market=Market.SPOT, why="has no spot price"),),
         sources=(PriceSource(infra="aws", source="SkyPilot's catalogue", read_at=time.time()),),
     )
-    monkeypatch.setattr(places, "find_offers", lambda spec: found)
-    monkeypatch.setattr(places, "check_places", lambda spec: ())
+    monkeypatch.setattr(skypilot_request, "find_offers", lambda spec: found)
+    monkeypatch.setattr(skypilot_request, "check_places", lambda spec: ())
 
 
 @pytest.mark.usefixtures("clouds")
@@ -358,7 +359,7 @@ def test_plan_of_a_cloud_tells_prices_skips_and_interruptions(cli: Cli, script: 
 def answers(clouds: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, str]]:
     """Let SkyPilot say this of each place, and be asked for it."""
     said: dict[str, dict[str, str]] = {}
-    monkeypatch.setattr(places, "check_places", CHECK_PLACES)
+    monkeypatch.setattr(skypilot_request, "check_places", CHECK_PLACES)
     monkeypatch.setattr(existence, "ask", lambda question, *about: {p: said[p] for p in about})
     return said
 
@@ -458,7 +459,7 @@ def test_plan_shows_a_step_on_each_number_of_nodes(
     assert "20 samples a step, in micro-batches of 8, the last one of 4" in said.out
     rows = [" ".join(line.split()) for line in said.out.splitlines()]
     for row in ("4 4 3 0 or 1 1 75 %", "3 3 3 1 - 100 %", "2 2 3 1 or 2 - 75 %", "1 1 3 3 - 100 %"):
-        assert row.replace("-", words.DASH) in rows
+        assert row.replace("-", formats.DASH) in rows
     assert max(map(len, said.out.splitlines())) <= 80
 
     body = json.loads(cli("plan", script, "--nodes", "1:4", *sizes, "--json").out)
@@ -550,7 +551,7 @@ def test_a_long_history_shows_the_newest_and_says_so(
     whole = json.loads(cli("history", "--json").out)
     assert (len(whole["history"]), whole["earlier"]) == (5, 0)
     assert "not shown" not in cli("history").out
-    monkeypatch.setattr("spotguard.cli.look._NEWEST", 2)
+    monkeypatch.setattr("spotguard.cli.status_commands._NEWEST", 2)
     said = cli("history")
     assert said.out.endswith("3 earlier happenings are not shown; --all tells them, too\n")
     assert len(said.out.splitlines()) == 5

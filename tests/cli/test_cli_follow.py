@@ -12,14 +12,14 @@ import pytest
 from rich.console import Console
 
 from spotguard.cli.follow import LineScreen, LiveScreen, SilentScreen, follow
-from spotguard.control.view import Look
+from spotguard.control.status.view import Look
 from spotguard.errors import ContactLost
 from spotguard.events.states import RunState
 from spotguard.testing import FakeClock
 from tests.cli import pictures
 
 if TYPE_CHECKING:
-    from spotguard.control.view import HistoryLine, RunView
+    from spotguard.control.status.view import HistoryLine, RunView
 
 
 def seen(view: RunView, *news: HistoryLine, earlier: int = 0) -> Look:

@@ -16,7 +16,7 @@ import pytest
 
 import spotguard
 from spotguard import errors
-from spotguard.cli import flags, look
+from spotguard.cli import flags, status_commands
 from spotguard.cli.main import EXIT_CODES, app, main
 from spotguard.spec.catalogue import catalogue
 from tests.cli import pictures
@@ -245,7 +245,8 @@ def test_ctrl_c_in_a_plain_command_is_quiet(
 def test_a_closed_pipe_is_quiet() -> None:
     """`spotguard --help | head -1` prints no complaint."""
     code = (
-        "import sys, time; from spotguard.cli.main import main; from spotguard.cli import output; "
+        "import sys, time; from spotguard.cli.main import main; "
+        "from spotguard.cli.terminal import output; "
         "sys.stdin.readline(); [output.say('x' * 999) for _ in range(999)]"
     )
     wrapped = code.replace("[output", "import typer; main.__globals__['app'] = lambda **k: [output")
@@ -378,7 +379,7 @@ def test_the_keys_of_the_other_documents_are_frozen(
     body = json.loads(cli(command, "--json").out)
     assert set(body) == keys
     assert set(body[listed][0]) == item_keys
-    assert body["schema"] == look.SCHEMA
+    assert body["schema"] == status_commands.SCHEMA
 
 
 def test_what_is_not_a_number_is_null_in_json(cli: Cli, control: FakeControl) -> None:
@@ -405,7 +406,9 @@ def test_colour_is_for_terminals_and_no_color_is_honoured(no_color: str, coloure
     """On a terminal there is colour, unless the user says NO_COLOR."""
     inside, outside = pty.openpty()
     try:
-        code = "from spotguard.cli.output import console; console().print('x', style='green')"
+        code = (
+            "from spotguard.cli.terminal.output import console; console().print('x', style='green')"
+        )
         environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TERM": "xterm-256color"}
         environ.pop("NO_COLOR", None)
         if no_color:
@@ -435,7 +438,7 @@ def test_a_terminal_without_utf8_gets_question_marks_not_a_crash() -> None:
     """An old locale must not keep anyone from stopping a run."""
     said = python(
         "-c",
-        "from spotguard.cli.main import main; from spotguard.cli import output; "
+        "from spotguard.cli.main import main; from spotguard.cli.terminal import output; "
         "main(['--version']); output.say('\\u2013 \\u2713 \\u2192')",
         PYTHONIOENCODING="ascii",
     )

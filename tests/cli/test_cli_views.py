@@ -7,11 +7,11 @@ import re
 import pytest
 from rich.console import Console, RenderableType
 
-from spotguard.cli.views import words
+from spotguard.cli.views import formats
 from spotguard.cli.views.attempts import attempts
-from spotguard.cli.views.happenings import by_day, happening
 from spotguard.cli.views.recoveries import recoveries
 from spotguard.cli.views.run import live, status
+from spotguard.cli.views.timeline import by_day, happening
 from spotguard.events.states import EndReason, RunState
 from tests.cli import pictures
 
@@ -172,7 +172,7 @@ def test_where_the_time_of_a_recovery_went_is_shown_at_any_width(width: int) -> 
     row = pictures.recovery(10, **long, restore_s=None)
     shown = plain(recoveries([row], width=width), width)
     flat = re.sub(r"\s+", "", shown)
-    for part in ("#10→#11", "1.2s", words.DASH, "7.4s", "0.1s", "provision", "setup"):
+    for part in ("#10→#11", "1.2s", formats.DASH, "7.4s", "0.1s", "provision", "setup"):
         assert part in flat
     assert "0.0s" not in flat
     assert "…" not in shown
@@ -198,7 +198,7 @@ def test_only_the_newest_recoveries_are_shown() -> None:
 )
 def test_a_saving_is_told_honestly(pct: float | None, said: str) -> None:
     """Costing more than on demand is not 'minus 12 % saved'."""
-    assert words.saved_money(pct) == said
+    assert formats.saved_money(pct) == said
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_saving_is_told_honestly(pct: float | None, said: str) -> None:
 )
 def test_almost_is_not_all(share: float, said: str) -> None:
     """100 % means done, 0 % means nothing."""
-    assert words.percent(share) == said
+    assert formats.percent(share) == said
 
 
 @pytest.mark.parametrize("state", list(RunState))
@@ -221,14 +221,14 @@ def test_a_budget_pause_says_how_to_raise_it() -> None:
     """Exit 20 leads to `resume --budget`."""
     spent = pictures.attempt(1, end_reason=EndReason.BUDGET)
     view = pictures.run(state=RunState.PAUSED, attempts=(spent,))
-    assert words.next_commands(view) == [f"spotguard resume {pictures.RUN} --budget USD"]
+    assert formats.next_commands(view) == [f"spotguard resume {pictures.RUN} --budget USD"]
 
 
 def test_bars_read_the_same_without_colour() -> None:
     """A filled and an empty part differ in shape, and a little is not nothing."""
-    assert words.bar(0.5, 10, "green").plain == "━━━━━─────"
-    assert words.bar(0.001, 10, "green").plain == "━─────────"
-    assert words.bar(None, 4, "green").plain == "────"
+    assert formats.bar(0.5, 10, "green").plain == "━━━━━─────"
+    assert formats.bar(0.001, 10, "green").plain == "━─────────"
+    assert formats.bar(None, 4, "green").plain == "────"
 
 
 def test_a_happening_is_one_line_with_time_attempt_and_cost() -> None:

@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spotguard.control import doctor, doctor_store
-from spotguard.control.doctor import Status
-from spotguard.control.doctor_store import try_opened, try_store
-from spotguard.control.store_trial import StoreTrial
+from spotguard.control.doctor import checks as doctor
+from spotguard.control.doctor import store as doctor_store
+from spotguard.control.doctor.checks import Status
+from spotguard.control.doctor.store import try_opened, try_store
+from spotguard.control.doctor.store_trial import StoreTrial
 from spotguard.errors import StoreError, StoreUnavailable, UsageError
 from spotguard.events.env import PROGRESS
 from spotguard.storage import open_store
-from spotguard.storage.remote import RemoteStore
+from spotguard.storage.remote.store import RemoteStore
 from spotguard.testing import FakeClock, FaultyStore, MemoryStore
 from spotguard.testing.bucket import MemoryBucket
 from tests.cli import pictures
-from tests.storage.servers import S3_SECRET, CannotRun, moto_server
+from tests.storage.harness.servers import S3_SECRET, CannotRun, moto_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -347,6 +348,7 @@ def test_a_machine_in_order_says_so(control: FakeControl) -> None:
     assert check.status is Status.OK
 
 
+@pytest.mark.usefixtures("quick_doctor")
 def test_doctor_prints_a_mark_for_each_finding_and_exits_with_3_when_needed(
     cli: Cli, control: FakeControl, tmp_path: Path
 ) -> None:

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from spotguard.control import doctor, doctor_clouds, doctor_store, orphans
+from spotguard.control.doctor import checks as doctor
+from spotguard.control.doctor import clouds as doctor_clouds
+from spotguard.control.doctor import orphans
+from spotguard.control.doctor import store as doctor_store
 from spotguard.launch.skypilot.ask import ask
-from tests.control.test_doctor_orphans import FakeBooks
+from tests.control.doctor.test_orphans import FakeBooks
 from tests.launch.fake_package import plant_sky
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spotguard.control import orphans
+from spotguard.control.doctor import orphans
+from tests.control.doctor.test_orphans import RUN, FakeBooks, beats, cluster
 from tests.control.run_folders import make_run
-from tests.control.test_doctor_orphans import RUN, FakeBooks, beats, cluster
 
 if TYPE_CHECKING:
     from pathlib import Path

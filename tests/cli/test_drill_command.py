@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import spotguard.control
+from spotguard.control.drill.run import DrillOptions
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Cli
@@ -27,16 +25,6 @@ class Finding:
     detail: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What the drill is asked for."""
-
-    nodes: int
-    kills: int
-    steps: int | None
-    seed: int
-
-
 @dataclass
 class FakeDrill:
     """Gives the verdict that the test lays out, and remembers what it was asked."""
@@ -44,7 +32,7 @@ class FakeDrill:
     findings: list[Finding] = field(default_factory=list)
     asked: list[Any] = field(default_factory=list)
 
-    def __call__(self, script: str, args: Any, flags: Any, options: Options, tell: Any) -> Any:
+    def __call__(self, script: str, args: Any, flags: Any, options: DrillOptions, tell: Any) -> Any:
         """Tell one thing, then return itself as the report."""
         self.asked.append((script, list(args), flags, options))
         tell("attempt 1 of 5: undisturbed")
@@ -69,11 +57,7 @@ class FakeDrill:
 def drill(monkeypatch: pytest.MonkeyPatch) -> FakeDrill:
     """Put a fake in the drill's place."""
     fake = FakeDrill()
-    module = ModuleType("spotguard.control.drill")
-    module.DrillOptions = Options  # type: ignore[attr-defined]
-    module.run_drill = fake  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(spotguard.control, "drill", module, raising=False)
+    monkeypatch.setattr("spotguard.control.drill.run.run_drill", fake)
     return fake
 
 
@@ -85,7 +69,7 @@ def test_a_passed_drill_exits_with_0_and_tells_its_progress(
     assert said.code == 0
     assert "PASS  bitwise the same" in said.out
     assert "undisturbed" in said.err
-    options = Options(nodes=3, kills=5, steps=None, seed=0)
+    options = DrillOptions(nodes=3, kills=5, steps=None, seed=0)
     assert drill.asked == [(script, ["--lr", "1"], {"env": {"A": "b"}}, options)]
 
 
@@ -133,7 +117,7 @@ def test_who_ends_a_drill_ends_what_it_began(
             raise
 
     usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-    monkeypatch.setattr("spotguard.control.drill.run_drill", run)
+    monkeypatch.setattr("spotguard.control.drill.run.run_drill", run)
     before = signal.signal(number, usual)  # of a suite in the background it may be ignored
     try:
         assert cli("drill", script).code == 130
@@ -152,7 +136,7 @@ def test_a_signal_that_is_ignored_ends_no_drill(
         signal.raise_signal(signal.SIGHUP)
         return drill(*told)
 
-    monkeypatch.setattr("spotguard.control.drill.run_drill", run)
+    monkeypatch.setattr("spotguard.control.drill.run.run_drill", run)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         assert cli("drill", script).code == 0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from spotguard.control.fold import fold, limits_to_json
-from spotguard.control.journal import Entry
-from spotguard.control.record import Allotment, Limits, RunRecord, offer_to_json
+from spotguard.control.journal.fold import fold, limits_to_json
+from spotguard.control.journal.journal import Entry
+from spotguard.control.journal.record import Allotment, Limits, RunRecord, offer_to_json
 from spotguard.testing.launcher import FAKE_OFFER
 
 Line = tuple[Any, ...]

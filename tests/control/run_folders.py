@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from spotguard.control.fold import limits_to_json
-from spotguard.control.folder import RunFolder
-from spotguard.control.journal import Journal
-from spotguard.control.record import Kind, Limits
+from spotguard.control.journal.fold import limits_to_json
+from spotguard.control.journal.journal import Journal
+from spotguard.control.journal.record import Kind, Limits
+from spotguard.control.run_folder import RunFolder
 from spotguard.spec.model import JobSpec
 from spotguard.storage import PrefixedStore, open_store
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from spotguard.control import api
-from spotguard.control.admit import admit_resume
-from spotguard.control.allot import Policy
-from spotguard.control.folder import RunFolder, folder_of
-from spotguard.control.journal import Journal
-from spotguard.control.lease import Lease
-from spotguard.control.record import Kind
-from spotguard.control.supervisor import Supervisor
+from spotguard.control.create_run import admit_resume
+from spotguard.control.journal.journal import Journal
+from spotguard.control.journal.record import Kind
+from spotguard.control.run_folder import RunFolder, folder_of
+from spotguard.control.supervisor.lease import Lease
+from spotguard.control.supervisor.policy import Policy
+from spotguard.control.supervisor.supervisor import Supervisor
 from spotguard.errors import (
     BudgetExhausted,
     DeadlineReached,
@@ -31,7 +31,7 @@ from spotguard.events.states import EndReason, RunState
 from spotguard.spec.model import JobSpec, build_spec
 from spotguard.storage import PrefixedStore, open_store
 from spotguard.testing.clock import FakeClock
-from spotguard.testing.job import FakeJob, Fate
+from spotguard.testing.job import FakeJob, JobFate
 from spotguard.testing.launcher import FakeLauncher
 from spotguard.units import SystemClock
 
@@ -239,7 +239,7 @@ def test_the_store_alone_tells_the_whole_story(
     run_id = api.create_run(a_spec(home, budget_usd=0.03, store=str(home.parent / "store")))
     clock = FakeClock(time.time())
     store = PrefixedStore(open_store(home.parent / "store"), run_id)
-    fates = {1: Fate(how="notice", at_s=6), 2: Fate(how="lose", at_s=6)}
+    fates = {1: JobFate(how="notice", at_s=6), 2: JobFate(how="lose", at_s=6)}
     job = FakeJob(store=store, total_steps=total_steps, fates=fates)
     launcher = FakeLauncher(clock, job, teardown_s=1.0)
     folder = folder_of(run_id)

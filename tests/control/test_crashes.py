@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from spotguard.control.journal import Journal
-from spotguard.control.record import Kind, Limits
+from spotguard.control.journal.journal import Journal
+from spotguard.control.journal.record import Kind, Limits
 from spotguard.events.states import EndReason, RunState
-from spotguard.testing.job import Fate
+from spotguard.testing.job import JobFate
 from spotguard.testing.stores import SimulatedCrash
 from tests.control.world import World
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from spotguard.control.record import RunRecord
+    from spotguard.control.journal.record import RunRecord
 
 
 @dataclass
@@ -75,14 +75,15 @@ def run_with(world: World, saboteur: Saboteur) -> bool:
 def eventful(folder: Path) -> World:
     """Return a run in which everything happens that a controller has to act upon."""
     fates = {
-        1: Fate(how="notice", at_s=4),
-        2: Fate(how="lose", at_s=5),
-        3: Fate(how="stuck", at_s=5),
+        1: JobFate(how="notice", at_s=4),
+        2: JobFate(how="lose", at_s=5),
+        3: JobFate(how="stuck", at_s=5),
     }
     return World(
         folder,
         limits=Limits(budget_usd=0.05, nodes_min=2, nodes_max=3),
         launcher={"capacity": lambda now: 0 if now < 1_700_000_000 + 2 else 2},
+        tick_s=1.0,
         total_steps=12,
         save_every=4,
         fates=fates,
@@ -92,12 +93,17 @@ def eventful(folder: Path) -> World:
 def in_place(folder: Path) -> World:
     """Return a run that goes on in place twice, then on a new cluster."""
     fates = {
-        1: Fate(how="notice", at_s=4, regroup_s=1.0),
-        2: Fate(how="lose_and_tell", at_s=5, regroup_s=1.0),
-        3: Fate(how="notice", at_s=4),
+        1: JobFate(how="notice", at_s=4, regroup_s=1.0),
+        2: JobFate(how="lose_and_tell", at_s=5, regroup_s=1.0),
+        3: JobFate(how="notice", at_s=4),
     }
     return World(
-        folder, limits=Limits(nodes_min=1, nodes_max=3), total_steps=20, save_every=4, fates=fates
+        folder,
+        limits=Limits(nodes_min=1, nodes_max=3),
+        tick_s=1.0,
+        total_steps=20,
+        save_every=4,
+        fates=fates,
     )
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spotguard.control import api, home_name
-from spotguard.control.folder import RunFolder
+from spotguard.control.controller_process import control
 from spotguard.control.home_name import home_news, machine_id
-from spotguard.control.lease import Lease
-from spotguard.control.process import control
+from spotguard.control.run_folder import RunFolder
+from spotguard.control.supervisor.lease import Lease
 from spotguard.errors import UsageError
 from spotguard.units import SystemClock
 from tests.control.run_folders import make_run

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from spotguard.control import meter
-from spotguard.control.allot import Policy
-from spotguard.control.fold import limits_to_json, read_record
-from spotguard.control.journal import Journal
-from spotguard.control.record import Kind, Limits, RunRecord
-from spotguard.control.supervisor import Supervisor
+from spotguard.control.journal import cost
+from spotguard.control.journal.fold import limits_to_json, read_record
+from spotguard.control.journal.journal import Journal
+from spotguard.control.journal.record import Kind, Limits, RunRecord
+from spotguard.control.supervisor.policy import Policy
+from spotguard.control.supervisor.supervisor import Supervisor
 from spotguard.spec.model import JobSpec
 from spotguard.testing.clock import FakeClock
 from spotguard.testing.job import FakeJob
@@ -33,9 +33,11 @@ class World:
         policy: Policy | None = None,
         launcher: dict[str, Any] | None = None,
         spec: dict[str, Any] | None = None,
+        tick_s: float = 0.5,
         **job: Any,
     ) -> None:
         self.folder = folder
+        self.tick_s = tick_s  # how often its controllers look: half as often takes half the work
         self.clock = FakeClock()
         self.store = MemoryStore()
         self.job = FakeJob(store=self.store, **job)
@@ -67,7 +69,7 @@ class World:
             "clock": self.clock,
             "policy": self.policy,
             "live_path": self.folder / "live.json",
-            "tick_s": 0.5,
+            "tick_s": self.tick_s,
         }
         return Supervisor(journal=journal, **{**given, **parts})
 
@@ -103,4 +105,4 @@ class World:
 
     def spent_usd(self) -> float:
         """Return the known cost by the journal."""
-        return meter.known_spent_usd(self.record(), self.clock.now())
+        return cost.known_spent_usd(self.record(), self.clock.now())

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.lab import STEADY, Lab, Status, Weights, final_weights
+from tests.e2e.lab.lab_jobs import STEADY, Lab, Status, Weights, final_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.lab import FAST_CLOUD, OFTEN, STEADY, Lab, final_weights
+from tests.e2e.lab.lab_jobs import FAST_CLOUD, OFTEN, STEADY, Lab, final_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.lab import STEADY, Lab
+from tests.e2e.lab.lab_jobs import STEADY, Lab
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-SCRIPTS = Path(__file__).parents[1] / "drill_scripts"
+SCRIPTS = Path(__file__).parent / "drill_scripts"
 
 
 def test_a_good_script_passes(lab: Lab) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spotguard.testing import read_sample_trace
-from tests.e2e.lab import FAST_CLOUD, OFTEN, STEADY, STEADY_STEPS, Lab, reasons
+from tests.e2e.lab.lab_jobs import FAST_CLOUD, OFTEN, STEADY, STEADY_STEPS, Lab, reasons
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spotguard.testing import read_sample_trace
-from tests.e2e.lab import (
+from tests.e2e.lab.lab_jobs import (
     FAST_CLOUD,
     OFTEN,
     STEADY,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.lab import OFTEN, SPOTGUARD, STEADY, Lab, final_weights, reasons
+from tests.e2e.lab.lab_jobs import OFTEN, SPOTGUARD, STEADY, Lab, final_weights, reasons
 
 if TYPE_CHECKING:
     from collections.abc import Callable

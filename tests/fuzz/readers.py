@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from spotguard.checkpoint.lineage import Claim
 from spotguard.checkpoint.manifest import Manifest
 from spotguard.control.adopt import _end_in, _run_json
-from spotguard.control.launches import Launches
-from spotguard.control.lease import Lease, read_holder
+from spotguard.control.journal.launches import Launches
+from spotguard.control.supervisor.lease import Lease, read_holder
 from spotguard.errors import DamagedCheckpoint, SpecError, StateMismatch, UsageError
 from spotguard.events import keys
 from spotguard.events.chunk import pack, unpack
@@ -19,16 +19,16 @@ from spotguard.events.event import Event, Heartbeat
 from spotguard.events.group import Group, Joining
 from spotguard.events.proven import with_checksum
 from spotguard.events.untrusted import Refused, parse_object
-from spotguard.runtime.notices import AwsNotices, AzureNotices
-from spotguard.runtime.reporting import parse_stop
+from spotguard.runtime.preemption.notices import AwsNotices, AzureNotices
+from spotguard.runtime.reporting.node_reports import parse_stop
 from spotguard.spec import layers
 from spotguard.spec.setting import usd
 from spotguard.testing import FakeClock, MemoryStore
 from spotguard.units import parse_duration_s
-from tests.checkpoint.mutation import mutants, survive
-from tests.checkpoint.savings import body_of, make_manifest
+from tests.checkpoint.crashes.mutation import mutants, survive
+from tests.checkpoint.crashes.savings import body_of, make_manifest
 from tests.checkpoint.test_fuzz import bare, headers, parse, seal
-from tests.control.test_fuzz_run_json import ORIGINAL
+from tests.control.journal.test_fuzz_run_json import ORIGINAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable

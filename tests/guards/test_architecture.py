@@ -3,6 +3,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,19 +13,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PACKAGE = Path(__file__).parents[2] / "spotguard"
+ROOT = PACKAGE.parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-FOUNDATION = {"errors", "units", "version", "batching", "hazard", "net", "steady"}
+FOUNDATION = {"errors", "units", "version", "shared"}
 STATE = {"checkpoint", "storage", "events"} | FOUNDATION
 MAY_IMPORT = {
     "__init__": {"errors", "version"},
     "errors": set[str](),
     "units": set[str](),
     "version": set[str](),
-    "batching": set[str](),
-    "hazard": set[str](),
-    "net": set[str](),
-    "steady": set[str](),
+    "shared": {"errors", "units", "version"},
     "events": FOUNDATION,
     "storage": {"events"} | FOUNDATION,
     "checkpoint": {"storage", "events"} | FOUNDATION,
@@ -40,8 +39,6 @@ MAY_IMPORT = {
 EXCEPTIONS = {
     ("plan.job", "launch.base"): "names its types for the type checker only",
     ("plan.job", "spec.model"): "names its types for the type checker only",
-    ("launch.local.node", "testing.metadata"): "the local cloud's metadata service is the fake",
-    ("control.drill_report", "testing.samples"): "reads the sample log as tests do",
 }
 HEAVY = {"typer", "pydantic", "pydantic_core", "boto3", "botocore", "sky", "rich", "requests"}
 """What a job must not wait for, and a bare node does not have."""
@@ -60,12 +57,20 @@ class Import(NamedTuple):
     """Inside a function, so not paid for at import."""
 
 
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def _imports(path: Path) -> list[Import]:
     module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
     found: list[Import] = []
 
     def visit(node: ast.AST, typing_only: bool, local: bool) -> None:
         for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr):
+                continue  # no import stands inside an expression
             if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
                 visit(child, True, local)
                 continue
@@ -79,11 +84,14 @@ def _imports(path: Path) -> list[Import]:
             inside = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
             visit(child, typing_only, local or inside)
 
-    visit(ast.parse(path.read_text()), False, False)
+    visit(_tree(path), False, False)
     return found
 
 
-ALL_IMPORTS = [found for path in MODULES for found in _imports(path)]
+@cache
+def all_imports() -> list[Import]:
+    """Return the imports of all modules, read when the first test asks for them."""
+    return [found for path in MODULES for found in _imports(path)]
 
 
 def _is_excepted(found: Import) -> bool:
@@ -97,7 +105,7 @@ def _is_excepted(found: Import) -> bool:
 def test_arrows_point_one_way() -> None:
     """No module imports against the arrows of the architecture, not even inside a function."""
     wrong = []
-    for found in ALL_IMPORTS:
+    for found in all_imports():
         if not found.name.startswith("spotguard."):
             continue
         source, target = found.module.split(".")[0], found.name.split(".")[1]
@@ -108,6 +116,75 @@ def test_arrows_point_one_way() -> None:
     assert not wrong
 
 
+FLOORS = {
+    "runtime": (
+        *("state", "data", "distributed", "process", "preemption", "checkpoint", "reporting"),
+        *("fingerprint", "step", "job", "run", "starting", "__init__"),
+    ),
+    "control": (
+        *("home_name", "local_requirements", "journal", "supervisor", "run_folder"),
+        *("controller_process", "status", "checkpoints", "create_run", "adopt", "without_journal"),
+        *("api", "doctor", "drill", "__main__", "__init__"),
+    ),
+    "storage": (
+        *("base", "keys", "urls", "buffers", "deadline", "small_objects", "clock_comparison"),
+        *("credentials", "prefixed", "http", "remote", "filesystem", "s3", "gcs", "azure"),
+        "__init__",
+    ),
+}
+"""The folders and modules of a package from the ground up: each imports only what stands before."""
+
+
+def _floor(package: str, module: str) -> int:
+    rest = module.removeprefix(package).removeprefix(".")
+    return FLOORS[package].index(rest.split(".")[0] if rest else "__init__")
+
+
+def _module_of(name: str) -> str:
+    """Return the module, below `spotguard`, that an imported name is or comes from."""
+    parts = name.split(".")[1:]
+    while parts:
+        path = PACKAGE.joinpath(*parts)
+        if path.is_dir() or path.with_suffix(".py").exists():
+            return ".".join(parts)
+        parts = parts[:-1]
+    return ""
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_folders_of_a_package_import_one_way(package: str) -> None:
+    """No folder imports from one above it, not even inside a function; types may be named."""
+    wrong = []
+    for found in all_imports():
+        target = _module_of(found.name) if found.name.startswith("spotguard.") else ""
+        within = found.module.split(".")[0] == package == target.split(".")[0]
+        if within and not found.typing_only:
+            source = found.module.removesuffix(".__init__")
+            if _floor(package, source) < _floor(package, target):
+                wrong.append(f"{found.module} imports {found.name}")
+    assert not wrong
+
+
+def _is_kept(room: Path) -> bool:
+    """Return False for what a folder leaves that was moved: the compiled modules it held."""
+    return room.is_file() or any("__pycache__" not in path.parts for path in room.rglob("*.*"))
+
+
+def test_no_folder_has_more_than_fifteen_rooms() -> None:
+    """Who looks into a folder sees at once what is in it."""
+    no_rooms = {"__init__.py", "__main__.py", "__pycache__", "py.typed"}
+    folders = [PACKAGE, *(path for path in PACKAGE.rglob("*") if path.is_dir())]
+    for top in ("benchmarks", "tests"):
+        folders += [ROOT / top, *(path for path in (ROOT / top).rglob("*") if path.is_dir())]
+    crowded = [
+        f"{folder.relative_to(ROOT)}: {len(rooms)}"
+        for folder in folders
+        if folder.name not in no_rooms
+        and len(rooms := {room.name for room in folder.iterdir() if _is_kept(room)} - no_rooms) > 15
+    ]
+    assert not crowded
+
+
 def test_every_package_has_its_arrows() -> None:
     """A new package or module at the top must say where it stands, and none is listed in vain."""
     there = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in MODULES}
@@ -115,7 +192,7 @@ def test_every_package_has_its_arrows() -> None:
     for module, target in EXCEPTIONS:
         assert any(
             found.module == module and found.name.startswith(f"spotguard.{target}.")
-            for found in ALL_IMPORTS
+            for found in all_imports()
         ), f"{module} does not import {target} any more"
 
 
@@ -142,7 +219,7 @@ def test_jobs_load_nothing_heavy() -> None:
     """What runs inside a job never asks for the command line's or a cloud's packages at import."""
     wrong = [
         f"{found.module} imports {found.name}"
-        for found in ALL_IMPORTS
+        for found in all_imports()
         if found.module.split(".")[0] in RUNTIME_SIDE
         and found.name.split(".")[0] in HEAVY
         and not (found.local or found.typing_only)
@@ -167,7 +244,7 @@ def test_runtime_import_pulls_in_nothing_heavy() -> None:
 @pytest.mark.parametrize("path", [p for p in MODULES if p.name == "__init__.py"], ids=str)
 def test_exported_names(path: Path) -> None:
     """`__all__` is sorted and short, and every name in it is there."""
-    tree = ast.parse(path.read_text())
+    tree = _tree(path)
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             names = ast.literal_eval(node.value)
@@ -198,7 +275,7 @@ def _dangers(path: Path) -> Iterator[str]:
     for found in _imports(path):
         if found.name.split(".")[0] in FORBIDDEN_MODULES:
             yield f"imports {found.name}"
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(_tree(path)):
         if not isinstance(node, ast.Call):
             continue
         name = ast.unparse(node.func)
@@ -225,16 +302,16 @@ def test_only_five_places_catch_everything() -> None:
     allowed = {
         "cli.main": "the top of the command line",
         "launch.skypilot.sdk": "SkyPilot's server sends whatever it met, to be raised again here",
-        "runtime.listening": "no answer of a metadata service may end the watch",
-        "runtime.probe": "an object of another library may raise anything when a drill looks at it",
-        "runtime.saving": "a background save that fails must be told, whatever it fails with",
+        "runtime.preemption.stop_sources": "no answer of a metadata service may end the watch",
+        "runtime.fingerprint": "an object of a library may raise anything when a drill looks at it",
+        "runtime.checkpoint.saver": "a background save that fails must be told, whatever the cause",
     }
     found = []
     for path in MODULES:
         module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
         found += [
             module
-            for node in ast.walk(ast.parse(path.read_text()))
+            for node in ast.walk(_tree(path))
             if isinstance(node, ast.ExceptHandler)
             and (node.type is None or ast.unparse(node.type) == "Exception")
         ]
@@ -246,8 +323,8 @@ def test_whatever_others_may_have_written_is_read_up_to_a_limit() -> None:
     unbounded = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}"
         for path in MODULES
-        if path.relative_to(PACKAGE).parts[0] != "testing" and path.stem != "coordination"
-        for node in ast.walk(ast.parse(path.read_text()))
+        if path.relative_to(PACKAGE).parts[0] != "testing" and path.stem != "rendezvous"
+        for node in ast.walk(_tree(path))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "get"
@@ -256,3 +333,13 @@ def test_whatever_others_may_have_written_is_read_up_to_a_limit() -> None:
         and not node.keywords
     ]
     assert unbounded == [], "pass max_bytes, or use storage.small"
+
+
+def test_no_class_name_means_two_things() -> None:
+    """A public class is known by its name alone, wherever it is read."""
+    homes: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+    assert not {name: where for name, where in homes.items() if len(where) > 1}

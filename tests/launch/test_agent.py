@@ -14,7 +14,7 @@ import pytest
 from spotguard.events import env
 from spotguard.events.event import Event, JobEvent
 from spotguard.launch.agent import command_line, environment
-from spotguard.launch.regroup import Part
+from spotguard.launch.membership import Part
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

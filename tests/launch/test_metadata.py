@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from spotguard.launch.metadata import NONE, detect
-from spotguard.net import free_port
+from spotguard.shared.net import free_port
 from spotguard.testing import FakeMetadata
 
 

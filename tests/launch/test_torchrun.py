@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spotguard.launch.agent import command_line
-from spotguard.launch.regroup import Part
-from spotguard.net import free_port
+from spotguard.launch.membership import Part
+from spotguard.shared.net import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,7 @@ def torchrun(tmp_path: Path, script: str) -> subprocess.Popen[str]:
 
 def test_ranks_that_saved_are_no_failure(tmp_path: Path) -> None:
     """They exit with 75 after a notice; torchrun still ends with 1, but says nothing of FAILED."""
-    with torchrun(tmp_path, "import sys; print('saved step 7', flush=True); sys.exit(75)") as job:
+    with torchrun(tmp_path, "import sys; sys.stdout.write('saved step 7\\n'); sys.exit(75)") as job:
         printed, _ = job.communicate()
     assert job.returncode == 1
     assert set(printed.split("\n")) <= {"saved step 7", ""}

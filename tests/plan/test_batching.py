@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotguard.batching import (
+from spotguard.shared.batching import (
     BatchPlan,
     EpochPlan,
     MicroBatch,

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from spotguard.hazard import expected_interruptions, hazard_per_h
+from spotguard.shared.hazard import expected_interruptions, hazard_per_h
 
 
 def _simulated(hours: float, runs: int = 1500) -> float:

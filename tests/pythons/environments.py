@@ -57,14 +57,28 @@ class Environment:
         into = ("pip", "install", "--quiet", "--no-deps", "--python", str(self.python))
         _uv(*into, "--requirements", str(wanted))
         _uv(*into, "--editable", str(ROOT))
+        self._name_dead_weight()
         self._mend_torch()
         done.touch()
 
+    def _name_dead_weight(self) -> None:
+        """Say that what is left out is there, to whoever asks if torch has all it needs."""
+        [packages] = self.folder.glob("lib/python*/site-packages")
+        for line in (self.folder / "left-out.txt").read_text().splitlines():
+            name, version = line.split("==")
+            described = packages / f"{name.replace('-', '_')}-{version}.dist-info"
+            described.mkdir(exist_ok=True)
+            (described / "METADATA").write_text(
+                f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+            )
+
     def _resolved(self) -> list[str]:
-        """Return what to install, each package at its version."""
+        """Return what to install, each package at its version; write down what is left out."""
         limits = self._lowest() if self.lowest else ROOT / "constraints.txt"
         lines = self._compile("--constraint", str(limits), *_extras("dev")).splitlines()
-        return [line for line in lines if not _DEAD_WEIGHT.match(line)]
+        dead = [line for line in lines if _DEAD_WEIGHT.match(line)]
+        (self.folder / "left-out.txt").write_text("".join(f"{line}\n" for line in dead))
+        return [line for line in lines if line not in dead]
 
     def _lowest(self) -> Path:
         """Write down the lowest versions that `pyproject.toml` promises; the rest is free."""

@@ -69,6 +69,21 @@ def test_what_fails_fails_the_command(
     assert f"Python {OTHER}: passed" in said
 
 
+def test_where_time_is_short_the_demo_alone_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the Pythons that are named; the others have their quick tests too."""
+    ran: list[str] = []
+
+    def passes(words: list[str], **env: str) -> bool:
+        ran.append(f"{'pytest' if 'pytest' in words else 'make'} {' '.join(words)}")
+        return True
+
+    monkeypatch.setattr(command, "_passes", passes)
+    lowest = f"{interpreters.SUPPORTED[0]}-lowest"
+    assert command.main(["--only", OTHER, "--only", lowest, "--demo-only", OTHER]) == 0
+    assert [each.split()[0] for each in ran] == ["make", "pytest", "make"]
+    assert f".pythons/{lowest}/" in ran[1]
+
+
 def test_a_python_that_nobody_supports_is_refused() -> None:
     """A typo must not look like a success in which nothing ran."""
     with pytest.raises(SystemExit) as ended:

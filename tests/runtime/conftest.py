@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.runtime.processes import Jobs, Zygote
+from tests.runtime.harness.processes import Jobs, Zygote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.runtime.processes import Zygote
+from tests.runtime.harness.processes import Zygote
 from tests.soak.play import Play
 from tests.soak.scenario import scenario
 

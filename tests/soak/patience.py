@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tests.runtime.processes import Job
+    from tests.runtime.harness.processes import Job
 
 _LOOK_S = 0.25
 """Looking costs a file for each thread."""

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spotguard.checkpoint.manifest import load_manifest
-from spotguard.control.allot import Policy
+from spotguard.control.supervisor.policy import Policy
 from spotguard.errors import SpotguardError
 from spotguard.events import keys
-from spotguard.launch.local.fates import RELEASE_GRACE_S
+from spotguard.launch.local.interruption_timing import RELEASE_GRACE_S
 from spotguard.storage import open_store
 from spotguard.testing import read_sample_trace
-from tests.runtime.processes import PATIENCE_S, Job, Jobs
+from tests.runtime.harness.processes import PATIENCE_S, Job, Jobs
 from tests.soak.patience import Patience
 from tests.soak.scenario import Kind, Life, Scenario
 
 if TYPE_CHECKING:
     from spotguard.events.event import Event
-    from spotguard.testing.samples import TracedStep
-    from tests.runtime.processes import Zygote
+    from spotguard.events.sample_log import TracedStep
+    from tests.runtime.harness.processes import Zygote
 
 SCRIPT = Path(__file__).parent / "jobs" / "train.py"
 RUN, CALM = "a-run", "calm"
@@ -245,9 +245,15 @@ class Play:
                 may_be = {-signal.SIGKILL, _TOLD}
             elif life.kind is Kind.RAISE:
                 may_be = {1} if rank == life.victim else {1, _TOLD, -signal.SIGTERM}
+                if rank != life.victim and self._in_last_step(ranks[life.victim]):
+                    may_be.add(0)
             if code not in may_be and not (code == 0 and life.kind in killed):
                 self._complain(attempt, f"{life.kind}: the codes are {codes}", ranks)
                 return
+
+    def _in_last_step(self, rank: Job) -> bool:
+        """Return whether the rank ended in the last step, whose end others do not wait for."""
+        return f"step {self.scenario.training.steps - 1}\n" in rank.said
 
     def _look_at_words(
         self, attempt: int, life: Life, ends: list[dict[str, Any]], ranks: list[Job]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from spotguard.testing import FakeClock
-from tests.runtime.processes import Zygote
+from tests.runtime.harness.processes import Zygote
 from tests.soak.__main__ import Soak
 from tests.soak.patience import Patience, queued_for_s
 from tests.soak.play import Play

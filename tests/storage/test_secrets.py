@@ -18,29 +18,29 @@ from urllib.parse import quote
 import pytest
 import torch
 
-from spotguard.control.admit import create_run
+from spotguard.control.create_run import create_run
 from spotguard.errors import SpotguardError, StoreError, UsageError
 from spotguard.events.event import Event
-from spotguard.runtime.event_log import EventLog
-from spotguard.runtime.settings import Settings
+from spotguard.runtime.process.settings import Settings
+from spotguard.runtime.reporting.event_log import EventLog
 from spotguard.spec.model import JobSpec
 from spotguard.storage import open_store
-from spotguard.storage.remote import RemoteStore
+from spotguard.storage.remote.store import RemoteStore
 from spotguard.testing import FakeClock
-from tests.runtime.lab import Rank
-from tests.storage import fault_proxy as faults
-from tests.storage.fake_gcs import FakeGcs
-from tests.storage.lanes import be_impatient, close, forget_accounts, open_bucket
-from tests.storage.scripted_server import Reply, scripted_server
+from tests.runtime.harness.lab import Rank
+from tests.storage.harness import fault_proxy as faults
+from tests.storage.harness.fake_gcs import FakeGcs
+from tests.storage.harness.lanes import be_impatient, close, forget_accounts, open_bucket
+from tests.storage.harness.scripted_server import Reply, scripted_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from spotguard.storage.base import ObjectStore
-    from tests.storage.fault_proxy import Exchange
-    from tests.storage.lanes import Lane
-    from tests.storage.scripted_server import Request
+    from tests.storage.harness.fault_proxy import Exchange
+    from tests.storage.harness.lanes import Lane
+    from tests.storage.harness.scripted_server import Request
 
 PLANTED = {
     "AWS_ACCESS_KEY_ID": "AKIAPLANTEDKEYID",
@@ -61,7 +61,7 @@ def planted(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         for name, value in PLANTED.items():
             monkeypatch.setenv(name, value)
         return list(PLANTED.values())
-    from tests.storage.servers import AZURITE_KEY
+    from tests.storage.harness.servers import AZURITE_KEY
 
     return [AZURITE_KEY]
 

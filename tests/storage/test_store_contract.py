@@ -11,18 +11,18 @@ import pytest
 
 from spotguard.errors import AlreadyExists, NotFound, StoreError, TooLarge, UsageError
 from spotguard.storage import FileStore, PrefixedStore
-from spotguard.storage.remote import RemoteStore
+from spotguard.storage.remote.store import RemoteStore
 from spotguard.testing.bucket import MemoryBucket
 from spotguard.testing.stores import FaultyStore, MemoryStore
-from tests.storage.fake_gcs import FakeGcs
-from tests.storage.lanes import close, forget_accounts, make_container, open_bucket
+from tests.storage.harness.fake_gcs import FakeGcs
+from tests.storage.harness.lanes import close, forget_accounts, make_container, open_bucket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from spotguard.storage.base import ObjectStore
-    from tests.storage.servers import Server
+    from tests.storage.harness.servers import Server
 
 
 SLOW = "this server ignores conditions, and finding out by bids takes 3 s a write"

@@ -8,12 +8,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from spotguard.cli.views import words
+from spotguard.cli.views import formats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from spotguard.control.view import AttemptView
+    from spotguard.control.status.view import AttemptView
 
 NARROW = 76
 """Below this many columns a row no longer fits; each attempt becomes a short paragraph."""
@@ -46,17 +46,17 @@ def _table(rows: Sequence[AttemptView]) -> Table:
     for name in ("notice", "saved\nbefore", "steps\nlost", "cost"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        text, colour = words.why(row)
+        text, colour = formats.why(row)
         table.add_row(
             str(row.attempt),
-            words.cluster(row),
+            formats.cluster(row),
             str(row.nodes),
-            words.steps_span(row),
+            formats.steps_span(row),
             Text(text, style=colour),
-            words.seconds(row.notice_s),
-            words.seconds(row.saved_before_end_s),
-            words.count(row.steps_lost),
-            words.usd(row.cost_usd),
+            formats.seconds(row.notice_s),
+            formats.seconds(row.saved_before_end_s),
+            formats.count(row.steps_lost),
+            formats.usd(row.cost_usd),
         )
     return table
 
@@ -66,13 +66,14 @@ def _paragraphs(rows: Sequence[AttemptView]) -> Group:
 
 
 def _paragraph(row: AttemptView) -> Text:
-    text, colour = words.why(row)
+    text, colour = formats.why(row)
     plural = "node" if row.nodes == 1 else "nodes"
     return Text.assemble(
         (f"#{row.attempt} ", "bold"),
         (text, colour),
-        f"\n   {words.cluster(row)}, {row.nodes} {plural}, steps {words.steps_span(row)}",
-        f"\n   notice {words.seconds(row.notice_s)}, saved {words.seconds(row.saved_before_end_s)}"
-        f" before the end,\n   steps lost {words.count(row.steps_lost)}, cost "
-        f"{words.usd(row.cost_usd)}",
+        f"\n   {formats.cluster(row)}, {row.nodes} {plural}, steps {formats.steps_span(row)}",
+        f"\n   notice {formats.seconds(row.notice_s)}, "
+        f"saved {formats.seconds(row.saved_before_end_s)} before the end,"
+        f"\n   steps lost {formats.count(row.steps_lost)}, cost "
+        f"{formats.usd(row.cost_usd)}",
     )

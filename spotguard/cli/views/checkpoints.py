@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from spotguard.checkpoint.lineage import CheckpointRef
-from spotguard.cli.output import clean
-from spotguard.cli.views import words
+from spotguard.cli.terminal.output import clean
+from spotguard.cli.views import formats
 from spotguard.cli.views.lists import plain_table
-from spotguard.control.checkpoint_find import short_name
-from spotguard.control.checkpoints import Condition
+from spotguard.control.checkpoints.commands import Validity
+from spotguard.control.checkpoints.find import short_name
 from spotguard.units import format_bytes
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from rich.table import Column
 
-    from spotguard.control.archive import Archivable
-    from spotguard.control.checkpoint_detail import CheckpointDetail, TensorRow
-    from spotguard.control.checkpoints import CheckpointRow, Pruned, Verified
+    from spotguard.control.checkpoints.archive import Archivable
+    from spotguard.control.checkpoints.commands import CheckpointRow, Pruned, Verified
+    from spotguard.control.checkpoints.detail import CheckpointDetail, TensorRow
 
 _OUTSIDE = (
     "counts: no = outside the run's history, written after a later attempt had taken over; "
@@ -39,10 +39,10 @@ def checkpoints_screen(rows: Sequence[CheckpointRow]) -> RenderableType:
     for row in rows:
         table.add_row(
             short_name(row.step, row.attempt),
-            words.DASH if row.kind is None else row.kind.label,
+            formats.DASH if row.kind is None else row.kind.label,
             _created(row.created_at),
             format_bytes(row.size_bytes),
-            words.count(row.world_size),
+            formats.count(row.world_size),
             _counts(row),
             _state(row),
         )
@@ -97,9 +97,11 @@ def _facts(detail: CheckpointDetail, run_id: str) -> Table:
     if row.problem:
         facts.add_row("problem", Text(clean(row.problem), style="red"))
     facts.add_row("counts", _counts(row))
-    facts.add_row("kind", words.DASH if row.kind is None else row.kind.label)
+    facts.add_row("kind", formats.DASH if row.kind is None else row.kind.label)
     facts.add_row("created", _created(row.created_at))
-    facts.add_row("size", f"{format_bytes(row.size_bytes)} by {words.count(row.world_size)} ranks")
+    facts.add_row(
+        "size", f"{format_bytes(row.size_bytes)} by {formats.count(row.world_size)} ranks"
+    )
     facts.add_row("parents", _parents(detail))
     facts.add_row("counters", _pairs({k: json.dumps(v) for k, v in detail.counters.items()}))
     facts.add_row("written by", _pairs(detail.versions))
@@ -161,7 +163,10 @@ def archivable_table(planned: Sequence[Archivable]) -> RenderableType:
 
 
 def _state(row: CheckpointRow) -> Text:
-    more = {", archived": row.archived and row.condition is Condition.WHOLE, ", pinned": row.pinned}
+    more = {
+        ", archived": row.archived and row.condition is Validity.WHOLE,
+        ", pinned": row.pinned,
+    }
     said = "".join(word for word, holds in more.items() if holds)
     return Text(f"{row.condition.label}{said}", style=row.condition.colour)
 
@@ -172,14 +177,14 @@ def _counts(row: CheckpointRow) -> str:
     if row.is_next:
         return "next"
     if row.created_at is None and not row.in_history:
-        return words.DASH
+        return formats.DASH
     return "yes" if row.in_history else "no"
 
 
 def _created(at: float | None) -> str:
     if at is None:
-        return words.DASH
-    return f"{words.local_day(at).split()[0]} {words.clock_time(at)[:5]}"
+        return formats.DASH
+    return f"{formats.local_day(at).split()[0]} {formats.clock_time(at)[:5]}"
 
 
 def _parents(detail: CheckpointDetail) -> str:
@@ -197,7 +202,7 @@ def _short(prefix: str) -> str:
 
 
 def _pairs(values: dict[str, str]) -> str:
-    return clean(", ".join(f"{name} {value}" for name, value in values.items())) or words.DASH
+    return clean(", ".join(f"{name} {value}" for name, value in values.items())) or formats.DASH
 
 
 def _shape(shape: tuple[int, ...]) -> str:

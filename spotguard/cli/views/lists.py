@@ -8,18 +8,18 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from spotguard.cli.output import clean
-from spotguard.cli.views import words
-from spotguard.control.store_trial import NOTICES_S
+from spotguard.cli.terminal.output import clean
+from spotguard.cli.views import formats
+from spotguard.control.doctor.store_trial import NOTICES_S
 from spotguard.units import format_bytes, format_duration, to_iso
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from spotguard.control.doctor import DoctorReport
-    from spotguard.control.drill_report import DrillReport
-    from spotguard.control.store_trial import Save
-    from spotguard.control.view import RunSummary
+    from spotguard.control.doctor.checks import DoctorReport
+    from spotguard.control.doctor.store_trial import SaveTime
+    from spotguard.control.drill.report import DrillReport
+    from spotguard.control.status.view import RunSummary
     from spotguard.spec.sources import ConfigValue
 
 
@@ -40,8 +40,8 @@ def runs_table(runs: Sequence[RunSummary]) -> Table:
         table.add_row(
             run.run_id,
             Text(run.state.label, style=run.state.colour),
-            f"{words.local_day(run.created_at).split()[0]} {words.clock_time(run.created_at)}",
-            words.usd(run.spent_usd),
+            f"{formats.local_day(run.created_at).split()[0]} {formats.clock_time(run.created_at)}",
+            formats.usd(run.spent_usd),
         )
     return table
 
@@ -86,7 +86,7 @@ def doctor_screen(report: DoctorReport) -> RenderableType:
     return Group(grid, Text(""), *table, verdict)
 
 
-def _saves_table(saves: Sequence[Save]) -> Iterator[RenderableType]:
+def _saves_table(saves: Sequence[SaveTime]) -> Iterator[RenderableType]:
     """Yield how long emergency saves would take, and whether each cloud's notice is enough."""
     if not saves:
         return
@@ -120,8 +120,8 @@ def drill_screen(report: DrillReport) -> RenderableType:
         for finding in report.findings:
             table.add_row(
                 clean(str(finding.label)),
-                clean(str(finding.variable or words.DASH)),
-                words.count(finding.step),
+                clean(str(finding.variable or formats.DASH)),
+                formats.count(finding.step),
                 clean(str(finding.detail)),
             )
         parts.append(table)

@@ -14,8 +14,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from spotguard.cli.output import clean
-from spotguard.cli.views import words
+from spotguard.cli.terminal.output import clean
+from spotguard.cli.views import formats
 from spotguard.events.states import Market
 from spotguard.units import format_duration, format_usd
 
@@ -50,7 +50,7 @@ def _what(plan: JobPlan, width: int) -> Panel:
         title_align="left",
         border_style="dim",
         padding=(0, 1),
-        width=min(width, words.WIDEST),
+        width=min(width, formats.WIDEST),
     )
 
 
@@ -118,12 +118,12 @@ def _shown(plan: JobPlan) -> list[Candidate]:
 def _row(plan: JobPlan, candidate: Candidate) -> list[str]:
     machine = f" {candidate.instance_type}" if candidate.instance_type else ""
     row = [
-        f"{words.place(candidate)}{machine}",
+        f"{formats.place(candidate)}{machine}",
         candidate.market.replace("_", "-"),
         str(candidate.nodes),
-        words.rate(candidate.price_usd_per_h),
-        words.rate(candidate.rate_usd_per_h),
-        words.rate(candidate.on_demand_rate_usd_per_h),
+        formats.rate(candidate.price_usd_per_h),
+        formats.rate(candidate.rate_usd_per_h),
+        formats.rate(candidate.on_demand_rate_usd_per_h),
     ]
     if plan.budget_usd is not None:
         hours = candidate.hours_bought
@@ -192,6 +192,6 @@ def _step(rung: Rung) -> list[str]:
         str(rung.ranks),
         str(rung.micro_batches),
         each,
-        str(rung.idle_ranks or words.DASH),
+        str(rung.idle_ranks or formats.DASH),
         f"{busy:g} %",
     ]

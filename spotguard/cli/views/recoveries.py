@@ -8,13 +8,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from spotguard.cli.views import words
+from spotguard.cli.views import formats
 from spotguard.cli.views.attempts import NARROW, with_word_on_hidden
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from spotguard.control.recovery import Recovery
+    from spotguard.control.status.recovery import Recovery
 
 NEWEST = 5
 """So many are shown; `status --json` has all."""
@@ -43,7 +43,7 @@ def _table(rows: Sequence[Recovery]) -> Table:
     for name, _ in _PARTS:
         table.add_column(name, justify="right", overflow="fold")
     for row in rows:
-        table.add_row(_which(row), *(words.seconds(getattr(row, part)) for _, part in _PARTS))
+        table.add_row(_which(row), *(formats.seconds(getattr(row, part)) for _, part in _PARTS))
     return table
 
 
@@ -53,7 +53,8 @@ def _paragraphs(rows: Sequence[Recovery]) -> Group:
 
 def _paragraph(row: Recovery) -> Text:
     parts = [
-        f"{name.replace(chr(10), ' ')} {words.seconds(getattr(row, part))}" for name, part in _PARTS
+        f"{name.replace(chr(10), ' ')} {formats.seconds(getattr(row, part))}"
+        for name, part in _PARTS
     ]
     return Text.assemble((f"recovery {_which(row)}", "bold"), f"\n   {', '.join(parts)}")
 

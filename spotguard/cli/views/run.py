@@ -11,18 +11,18 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from spotguard.cli.output import clean
-from spotguard.cli.views import words
+from spotguard.cli.terminal.output import clean
+from spotguard.cli.views import formats
 from spotguard.cli.views.attempts import attempts
-from spotguard.cli.views.happenings import happenings_table
 from spotguard.cli.views.recoveries import recoveries
+from spotguard.cli.views.timeline import happenings_table
 from spotguard.events.states import RunState
 from spotguard.units import format_usd
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from spotguard.control.view import HistoryLine, RunView
+    from spotguard.control.status.view import HistoryLine, RunView
 
 TRACEBACK_LINES = 15
 _BAR = 16
@@ -45,7 +45,7 @@ def status(view: RunView, *, now: float, width: int) -> RenderableType:
     parts += [_warning(text) for text in view.warnings]
     if view.traceback and view.state is RunState.FAILED:
         parts += _traceback(view.traceback)
-    parts += [Text.assemble(("next  ", "dim"), (c, "bold")) for c in words.next_commands(view)]
+    parts += [Text.assemble(("next  ", "dim"), (c, "bold")) for c in formats.next_commands(view)]
     return Group(*parts)
 
 
@@ -95,11 +95,11 @@ def summary(view: RunView, *, now: float, width: int, brief: bool = False) -> Pa
     return Panel(
         grid,
         box=box.ROUNDED,
-        title=Text.assemble((view.run_id, "not dim bold"), "  ", words.state(view)),
+        title=Text.assemble((view.run_id, "not dim bold"), "  ", formats.state(view)),
         title_align="left",
         border_style="dim",
         padding=(0, 1),
-        width=min(width, words.WIDEST),
+        width=min(width, formats.WIDEST),
     )
 
 
@@ -112,17 +112,17 @@ def _state_name(view: RunView) -> str:
 def _rows(view: RunView, now: float) -> list[tuple[str, Text]]:
     rows = [("progress", _progress(view))]
     if not view.state.settled:
-        rows.append(("pace", Text(words.pace(view))))
+        rows.append(("pace", Text(formats.pace(view))))
     if not view.state.settled and view.attempts and view.attempts[-1].ended_at is None:
         newest = view.attempts[-1]
-        rows.append(("nodes", Text(f"{words.machines(newest)}, {words.place(newest)}")))
+        rows.append(("nodes", Text(f"{formats.machines(newest)}, {formats.place(newest)}")))
     if not view.state.settled and view.on_demand_infra is not None:
         rows.append(("on demand at", Text(clean(view.on_demand_infra))))
-    rows.append(("saved", Text(words.last_save(view, now))))
+    rows.append(("saved", Text(formats.last_save(view, now))))
     rows.append(("spent", _spent(view)))
     rows.append(("on demand", _on_demand(view)))
     if view.goodput is not None:
-        share = f"{words.percent(view.goodput)} of the billed time went into steps that count"
+        share = f"{formats.percent(view.goodput)} of the billed time went into steps that count"
         rows.append(("goodput", Text(share)))
     else:
         rows.append(("goodput", Text("unknown", style="dim")))
@@ -132,11 +132,11 @@ def _rows(view: RunView, now: float) -> list[tuple[str, Text]]:
 
 def _progress(view: RunView) -> Text:
     line = Text()
-    share = words.fraction(view.step, view.total_steps)
+    share = formats.fraction(view.step, view.total_steps)
     if share is not None:
-        line.append_text(words.bar(share, _BAR, "green"))
-        line.append(f" {words.percent(share)}  ")
-    line.append(words.steps_done(view))
+        line.append_text(formats.bar(share, _BAR, "green"))
+        line.append(f" {formats.percent(share)}  ")
+    line.append(formats.steps_done(view))
     if view.state.settled and view.loss is not None:
         line.append(f" · loss {view.loss:.4g}")
     return line
@@ -144,10 +144,10 @@ def _progress(view: RunView) -> Text:
 
 def _spent(view: RunView) -> Text:
     line = Text()
-    share = words.fraction(view.spent_usd, view.budget_usd)
+    share = formats.fraction(view.spent_usd, view.budget_usd)
     if share is not None:
-        line.append_text(words.bar(share, _BAR, "yellow" if share >= 0.8 else "cyan"))
-        line.append(f" {words.percent(share)}  ")
+        line.append_text(formats.bar(share, _BAR, "yellow" if share >= 0.8 else "cyan"))
+        line.append(f" {formats.percent(share)}  ")
     line.append(format_usd(view.spent_usd))
     if view.budget_usd is None:
         line.append(", no budget set", style="dim")
@@ -160,7 +160,7 @@ def _on_demand(view: RunView) -> Text:
     if view.on_demand_usd is None:
         return Text("unknown", style="dim")
     same = f"{format_usd(view.on_demand_usd)} for the same work"
-    return Text.assemble(f"{same} · ", (words.saved_money(view.saved_pct), "bold"))
+    return Text.assemble(f"{same} · ", (formats.saved_money(view.saved_pct), "bold"))
 
 
 def _warning(text: str) -> Text:

@@ -2,6 +2,6 @@
 
 from spotguard.launch.local.launcher import LocalLauncher
 from spotguard.launch.local.options import LocalOptions
-from spotguard.launch.local.strays import StrayProcess, find_strays, sweep
+from spotguard.launch.local.stray_processes import StrayProcess, find_strays, sweep
 
 __all__ = ["find_strays", "LocalLauncher", "LocalOptions", "StrayProcess", "sweep"]

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spotguard.launch.base import ClusterState, NodeEnd, NodeView
-from spotguard.launch.local.cluster import ClusterFolder, Order, Record, latest
-from spotguard.launch.local.fates import Fate, leak_guard_fate, release_fate
+from spotguard.launch.local.cluster import ClusterFolder, ClusterOrder, Record, latest
 from spotguard.launch.local.files import try_lock
 from spotguard.launch.local.interrupter import Interrupter
-from spotguard.launch.local.node import Node, Rendezvous
+from spotguard.launch.local.interruption_timing import Fate, leak_guard_fate, release_fate
+from spotguard.launch.local.node import LocalNode, MeetingPoint
 from spotguard.launch.local.processes import kill_all, signal_all
-from spotguard.launch.local.world import World
+from spotguard.launch.local.simulation_state import World
 from spotguard.units import to_iso
 
 if TYPE_CHECKING:
@@ -39,14 +39,14 @@ _LOCK_PATIENCE_S = 5.0
 class Cloud:
     """One cluster's life, from its order to its end."""
 
-    def __init__(self, folder: ClusterFolder, order: Order) -> None:
+    def __init__(self, folder: ClusterFolder, order: ClusterOrder) -> None:
         self._clock = folder.clock()
         world = World(folder.run_folder, order.options, self._clock)
         world.begin()
         self._folder = folder
         self._order = order
         self._interrupter = Interrupter(world, order)
-        self._nodes = [Node(folder.node(i), order, i) for i in range(order.request.nodes)]
+        self._nodes = [LocalNode(folder.node(i), order, i) for i in range(order.request.nodes)]
         self._released = False
         self._guarded = False
         self._told_to_end = threading.Event()
@@ -72,7 +72,7 @@ class Cloud:
         scratch = Path(tempfile.mkdtemp(prefix="spotguard-"))
         self._folder.link_scratch(scratch)
         for node in self._nodes:
-            node.start(Rendezvous(port=port, scratch=scratch))
+            node.start(MeetingPoint(port=port, scratch=scratch))
             _say(f"node {node.index} started")
         self._write(ClusterState.UP)
 
@@ -108,7 +108,7 @@ class Cloud:
         self._guarded = True
         self._doom(self._nodes, leak_guard_fate(now, lifetime_s, late_s=late_s), "leak guard")
 
-    def _doom(self, nodes: Iterable[Node], fate: Fate, reason: str) -> None:
+    def _doom(self, nodes: Iterable[LocalNode], fate: Fate, reason: str) -> None:
         for node in nodes:
             if node.doom(fate):
                 _say(f"node {node.index} doomed: {reason}")
@@ -121,7 +121,7 @@ class Cloud:
         self._folder.bury(self._record(ClusterState.GONE, detail), at=self._clock.now())
         _say("gone")
 
-    def _kill_together(self, now: float) -> list[Node]:
+    def _kill_together(self, now: float) -> list[LocalNode]:
         """Kill all nodes in one sweep if all are due, so that none sees the others die first."""
         running = [node for node in self._nodes if node.running]
         if not all(node.is_due(now) for node in running):

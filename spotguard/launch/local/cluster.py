@@ -20,12 +20,12 @@ from spotguard.events.states import Market
 from spotguard.launch.base import ClusterState, LaunchRequest, NodeEnd, NodeView, Offer
 from spotguard.launch.local.files import create_json, is_locked, read_json, write_json
 from spotguard.launch.local.options import LocalOptions
-from spotguard.steady import CLOCK_FILE, clock_kept_at
+from spotguard.shared.steady_clock import CLOCK_FILE, clock_kept_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from spotguard.steady import SteadyClock
+    from spotguard.shared.steady_clock import SteadyClock
 
 SCHEMA = 1
 _STEP_AND_TOTAL = struct.Struct("<qq")
@@ -33,7 +33,7 @@ PROGRESS_BYTES = _STEP_AND_TOTAL.size
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class ClusterOrder:
     """What `request.json` holds."""
 
     request: LaunchRequest
@@ -56,7 +56,7 @@ class Order:
         }
 
     @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> Order:
+    def from_json(cls, body: Mapping[str, Any]) -> ClusterOrder:
         """Return the order that `to_json` wrote."""
         request = dict(body["request"])
         offer = {**request["offer"], "market": Market(request["offer"]["market"])}
@@ -168,14 +168,14 @@ class ClusterFolder:
         """Make the folder, unless it is there."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    def order(self, order: Order) -> bool:
+    def order(self, order: ClusterOrder) -> bool:
         """Write the request, unless there is one; return whether it was written."""
         return create_json(self._request, order.to_json())
 
-    def read_order(self) -> Order | None:
+    def read_order(self) -> ClusterOrder | None:
         """Return what was ordered, or None if nothing was."""
         body = read_json(self._request)
-        return None if body is None else Order.from_json(body)
+        return None if body is None else ClusterOrder.from_json(body)
 
     def ordered_elsewhere(self) -> Path | None:
         """Return where the cluster was ordered, if this folder was moved or copied since."""

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from spotguard.events.states import Market
 from spotguard.launch.interruptions import How
-from spotguard.launch.local.fates import Fate, fate_of
+from spotguard.launch.local.interruption_timing import Fate, fate_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from spotguard.launch.local.cluster import Order
-    from spotguard.launch.local.node import Node
-    from spotguard.launch.local.world import Scripted, World
+    from spotguard.launch.local.cluster import ClusterOrder
+    from spotguard.launch.local.node import LocalNode
+    from spotguard.launch.local.simulation_state import Scripted, World
 
 _CAPACITY_EVERY_S = 0.1
 
@@ -23,7 +23,7 @@ _CAPACITY_EVERY_S = 0.1
 class Decision:
     """A fate for some nodes, and why."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[LocalNode, ...]
     fate: Fate
     reason: str
 
@@ -31,7 +31,7 @@ class Decision:
 class Interrupter:
     """The cloud's will towards one cluster. Used by one thread."""
 
-    def __init__(self, world: World, order: Order) -> None:
+    def __init__(self, world: World, order: ClusterOrder) -> None:
         self._world = world
         self._options = order.options
         self._spot = order.request.offer.market is Market.SPOT
@@ -40,7 +40,7 @@ class Interrupter:
         self._arrival = next(self._arrivals, None)
         self._look_at_capacity_at = 0.0
 
-    def decide(self, nodes: list[Node], *, step: int | None, now: float) -> Iterator[Decision]:
+    def decide(self, nodes: list[LocalNode], *, step: int | None, now: float) -> Iterator[Decision]:
         """Yield what is to be done at `now` (monotonic) to the running ones of `nodes`."""
         elapsed_s = self._world.elapsed_s
         running = tuple(node for node in nodes if node.running)
@@ -52,7 +52,7 @@ class Interrupter:
             yield from self._take_surplus(running, now)
 
     def _play(
-        self, scripted: Scripted, running: tuple[Node, ...], now: float
+        self, scripted: Scripted, running: tuple[LocalNode, ...], now: float
     ) -> Iterator[Decision]:
         wanted = scripted.interruption
         targets = tuple(n for n in running if wanted.node is None or n.index == wanted.node)
@@ -64,7 +64,7 @@ class Interrupter:
             yield Decision(nodes=targets, fate=fate, reason=f"scripted {wanted}")
 
     def _play_random(
-        self, running: tuple[Node, ...], elapsed_s: float, now: float
+        self, running: tuple[LocalNode, ...], elapsed_s: float, now: float
     ) -> Iterator[Decision]:
         while self._arrival is not None and self._arrival.at_s <= elapsed_s:
             arrival, self._arrival = self._arrival, next(self._arrivals, None)
@@ -75,7 +75,7 @@ class Interrupter:
                 reason = f"random {arrival.how.value} at {arrival.at_s:.1f} s"
                 yield Decision(nodes=(victim,), fate=fate, reason=reason)
 
-    def _take_surplus(self, running: tuple[Node, ...], now: float) -> Iterator[Decision]:
+    def _take_surplus(self, running: tuple[LocalNode, ...], now: float) -> Iterator[Decision]:
         if now < self._look_at_capacity_at:
             return
         self._look_at_capacity_at = now + _CAPACITY_EVERY_S

@@ -24,7 +24,7 @@ from spotguard.launch.base import (
     NodeView,
     Offer,
 )
-from spotguard.launch.local.cluster import ClusterFolder, Order, Record
+from spotguard.launch.local.cluster import ClusterFolder, ClusterOrder, Record
 from spotguard.launch.local.files import try_lock
 from spotguard.launch.local.options import (
     DEFAULT_ON_DEMAND_USD_PER_H,
@@ -32,8 +32,8 @@ from spotguard.launch.local.options import (
     LocalOptions,
 )
 from spotguard.launch.local.processes import find_processes, kill_all, signal_all
-from spotguard.launch.local.world import World
-from spotguard.steady import CLOCK_FILE, clock_kept_at
+from spotguard.launch.local.simulation_state import World
+from spotguard.shared.steady_clock import CLOCK_FILE, clock_kept_at
 
 if TYPE_CHECKING:
     from spotguard.units import Clock
@@ -100,7 +100,7 @@ class LocalLauncher:
             folder.create()
             ordered_at = self._clock.now()
             folder.order(
-                Order(
+                ClusterOrder(
                     request=request,
                     options=self._options,
                     ordered_at=ordered_at,

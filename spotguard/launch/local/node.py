@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 from spotguard.events import env
 from spotguard.launch.base import LaunchRequest, NodeEnd, NodeView
-from spotguard.launch.local.fates import Fate, term_grace_s
+from spotguard.launch.local.interruption_timing import Fate, term_grace_s
+from spotguard.launch.local.metadata_service import FakeMetadata
 from spotguard.launch.local.processes import find_processes, kill_all, signal_all
-from spotguard.testing.metadata import FakeMetadata
 from spotguard.units import format_duration, to_iso
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from spotguard.launch.local.cluster import NodeFolder, Order
+    from spotguard.launch.local.cluster import ClusterOrder, NodeFolder
 
 _STRAGGLERS_GRACE_S = 2.0
 """How long helpers may outlive a node's main process before they are killed."""
@@ -30,7 +30,7 @@ _RESCAN_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rendezvous:
+class MeetingPoint:
     """Where the nodes of one cluster meet."""
 
     port: int
@@ -38,10 +38,10 @@ class Rendezvous:
     """Short: sockets below TMPDIR must fit into 107 bytes."""
 
 
-class Node:
+class LocalNode:
     """A node that runs. Used by one thread."""
 
-    def __init__(self, folder: NodeFolder, order: Order, index: int) -> None:
+    def __init__(self, folder: NodeFolder, order: ClusterOrder, index: int) -> None:
         self.folder = folder
         self.index = index
         self.view = NodeView(index=index, end=NodeEnd.RUNNING)
@@ -60,7 +60,7 @@ class Node:
         """True until its end is certain."""
         return self.view.end is NodeEnd.RUNNING
 
-    def start(self, rendezvous: Rendezvous) -> None:
+    def start(self, rendezvous: MeetingPoint) -> None:
         """Boot the node and start its part of the job; OSError if the machine cannot."""
         self.folder.create()
         if self._metadata is not None:
@@ -193,7 +193,7 @@ class Node:
         }
 
 
-def command_line(order: Order, node: int, port: int) -> list[str]:
+def command_line(order: ClusterOrder, node: int, port: int) -> list[str]:
     """Return what starts the job on a node."""
     request = order.request
     if order.options.runner == "python":
@@ -211,7 +211,7 @@ def command_line(order: Order, node: int, port: int) -> list[str]:
     ]
 
 
-def base_environment(order: Order) -> dict[str, str]:
+def base_environment(order: ClusterOrder) -> dict[str, str]:
     """Return what all nodes share: this machine's environment, then the request's.
 
     `SPOTGUARD_*` comes only from the request: what the user's shell says was read already.

@@ -22,7 +22,7 @@ from spotguard.launch.base import (
     NodeView,
     Unreachable,
 )
-from spotguard.launch.skypilot.sdk import JobPhase, Phase
+from spotguard.launch.skypilot.sdk import ClusterPhase, JobPhase
 from spotguard.launch.taskyaml import Machine
 from spotguard.units import SystemClock, format_duration
 
@@ -329,19 +329,19 @@ def look(sdk: Sdk, cluster: str, clock: Clock, *, was_starting: bool = False) ->
 
 def _look(sdk: Sdk, cluster: str, clock: Clock, *, was_starting: bool) -> ClusterView:
     launch = sdk.launch_of(cluster)
-    if launch is not None and launch.phase is Phase.UNDER_WAY:
+    if launch is not None and launch.phase is ClusterPhase.UNDER_WAY:
         return ClusterView(state=ClusterState.STARTING)
-    just_up = was_starting and launch is not None and launch.phase is Phase.DONE
+    just_up = was_starting and launch is not None and launch.phase is ClusterPhase.DONE
     facts = sdk.cluster(cluster, fresh=not just_up)
     if facts is None:
-        if launch is not None and launch.phase is Phase.NO_CAPACITY:
+        if launch is not None and launch.phase is ClusterPhase.NO_CAPACITY:
             return ClusterView(
                 state=ClusterState.REFUSED, detail=launch.problem, lasting=launch.lasting
             )
-        if launch is not None and launch.phase is Phase.FAILED:
+        if launch is not None and launch.phase is ClusterPhase.FAILED:
             return ClusterView(state=ClusterState.FAILED, detail=launch.problem)
         return _gone(sdk, cluster, known=launch is not None, clock=clock)
-    if launch is not None and launch.phase in (Phase.NO_CAPACITY, Phase.FAILED):
+    if launch is not None and launch.phase in (ClusterPhase.NO_CAPACITY, ClusterPhase.FAILED):
         # Something of it may be left, and cost money: it has to be taken down.
         return ClusterView(
             state=ClusterState.UP,

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from spotguard.errors import LauncherFailure, NoCapacity
 from spotguard.launch.base import LogGone, Unreachable
-from spotguard.launch.skypilot.books import our_clusters
 from spotguard.launch.skypilot.checked import reason_in
+from spotguard.launch.skypilot.cluster_list import our_clusters
 from spotguard.launch.skypilot.pods import free_pods
 from spotguard.launch.skypilot.refusals import read_refusal
 from spotguard.launch.skypilot.vendor import load_sky, off_stdout
@@ -26,7 +26,7 @@ from spotguard.launch.skypilot.vendor import load_sky, off_stdout
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from spotguard.launch.skypilot.books import OurCluster
+    from spotguard.launch.skypilot.cluster_list import OurCluster
     from spotguard.launch.taskyaml import Machine
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ _PROBLEM_CHARS = 600
 _HISTORY_DAYS = 30
 
 
-class Phase(str, Enum):
+class ClusterPhase(str, Enum):
     """How far a launch is."""
 
     UNDER_WAY = "under way"
@@ -50,7 +50,7 @@ class Phase(str, Enum):
 class LaunchFacts:
     """What became of the request to launch a cluster."""
 
-    phase: Phase
+    phase: ClusterPhase
     problem: str = ""
     lasting: bool = False
     """Nothing that a wait would mend: a right, an image, a quota, a network."""
@@ -155,9 +155,9 @@ class SkySdk:
             return None
         last = max(launches, key=lambda each: each.created_at)
         if last.status in _UNDER_WAY:
-            return LaunchFacts(phase=Phase.UNDER_WAY)
+            return LaunchFacts(phase=ClusterPhase.UNDER_WAY)
         if last.status == "SUCCEEDED":
-            return LaunchFacts(phase=Phase.DONE)
+            return LaunchFacts(phase=ClusterPhase.DONE)
         return self._why_failed(last.request_id)
 
     def is_going_down(self, cluster: str) -> bool:
@@ -332,11 +332,11 @@ class SkySdk:
             refusal = read_refusal(history, _plain_lines(self._printed(request_id)))
             refused = isinstance(problem, NoCapacity)
             return LaunchFacts(
-                phase=Phase.NO_CAPACITY if refused else Phase.FAILED,
+                phase=ClusterPhase.NO_CAPACITY if refused else ClusterPhase.FAILED,
                 problem=refusal.words or problem.message,
                 lasting=refusal.lasting,
             )
-        return LaunchFacts(phase=Phase.DONE)
+        return LaunchFacts(phase=ClusterPhase.DONE)
 
     def _printed(self, request_id: str) -> str:
         """Return what the API server noted down of a request that is over; empty if it forgot."""

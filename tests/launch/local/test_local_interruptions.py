@@ -12,7 +12,7 @@ import pytest
 from spotguard.errors import NoCapacity
 from spotguard.launch.base import ClusterState, NodeEnd
 from spotguard.launch.interruptions import How
-from spotguard.launch.local.fates import (
+from spotguard.launch.local.interruption_timing import (
     Fate,
     fate_of,
     kill_fate,

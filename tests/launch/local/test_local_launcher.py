@@ -16,7 +16,7 @@ import pytest
 from spotguard.errors import LauncherFailure, SpecError
 from spotguard.launch.base import ClusterState, NodeEnd
 from spotguard.launch.local import LocalLauncher, LocalOptions, find_strays, sweep
-from spotguard.launch.local.cluster import ClusterFolder, Order, Record
+from spotguard.launch.local.cluster import ClusterFolder, ClusterOrder, Record
 from spotguard.launch.local.processes import find_processes, kill_all
 from tests.launch.local.local_lab import Lab, wait_for, wait_until_gone
 
@@ -303,7 +303,7 @@ def test_the_leak_guard_counts_from_the_order(lab: Lab) -> None:
     folder.create()
     ordered_at = time.time() - 600.0
     options = LocalOptions(runner="python", speed_up=120.0, seed=0)
-    folder.order(Order(request=request, options=options, ordered_at=ordered_at))
+    folder.order(ClusterOrder(request=request, options=options, ordered_at=ordered_at))
     launcher.launch(request)
 
     node = wait_until_gone(launcher).nodes[0]

@@ -11,7 +11,7 @@ from spotguard.events.states import Market
 from spotguard.launch.base import LaunchRequest
 from spotguard.launch.local import LocalLauncher, LocalOptions
 from spotguard.launch.local.files import create_json, is_locked, read_json, try_lock, write_json
-from spotguard.launch.local.world import World, arrivals
+from spotguard.launch.local.simulation_state import World, arrivals
 from spotguard.testing import FakeClock
 
 if TYPE_CHECKING:

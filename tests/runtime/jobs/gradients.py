@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from spotguard.runtime.bitwise import BitwiseSync
-from spotguard.runtime.collectives import ProcessGroup
-from spotguard.runtime.gradients import GradientSync, broadcast_initial, evened_out
-from spotguard.runtime.loader import ElasticLoader
+from spotguard.runtime.data.loader import ElasticLoader
+from spotguard.runtime.distributed.bitwise_reduce import BitwiseSync
+from spotguard.runtime.distributed.collectives import ProcessGroup
+from spotguard.runtime.distributed.gradients import GradientSync, broadcast_initial, evened_out
 
 WRAP = os.environ["WRAP"]
 AMP = os.environ.get("AMP")

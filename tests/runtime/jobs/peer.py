@@ -6,9 +6,9 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import TCPStore
 
-from spotguard.net import address_towards
-from spotguard.runtime.coordination import Rendezvous
-from spotguard.runtime.peers import Peers
+from spotguard.runtime.distributed.rendezvous import Rendezvous
+from spotguard.runtime.preemption.peer_monitor import Peers
+from spotguard.shared.net import address_towards
 
 
 def say(words: str) -> None:

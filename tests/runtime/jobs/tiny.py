@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import spotguard.runtime as spotguard
-from spotguard.storage.file import FileStore
+from spotguard.storage.filesystem.store import FileStore
 
 WHEN, WHERE, HOW = os.environ.get("HURT", "::").split(":")
 STEPS = int(os.environ.get("STEPS", "24"))

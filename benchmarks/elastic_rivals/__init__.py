@@ -1,0 +1,1 @@
+"""Which samples of an interrupted epoch are read on another number of ranks."""

@@ -1,0 +1,1 @@
+"""From a preemption to the first new step."""

@@ -1,0 +1,1 @@
+"""What looking at a very long run costs."""

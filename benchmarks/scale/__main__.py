@@ -1,0 +1,4 @@
+from benchmarks.scale.table import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())

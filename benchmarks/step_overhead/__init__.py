@@ -1,0 +1,1 @@
+"""What the runtime costs per step when nothing happens."""

@@ -1,0 +1,1 @@
+"""The survival matrix: how often an interrupted job ends saved and complete."""

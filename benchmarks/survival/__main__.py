@@ -1,0 +1,4 @@
+from benchmarks.survival.matrix import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""`status`, `history`, `logs` and `runs`: what happened and what it cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from spotguard.cli.common import (
+    JsonOption,
+    PatienceOption,
+    RunArgument,
+    named_run,
+    show_status,
+)
+from spotguard.cli.follow import (
+    DEFAULT_PATIENCE_S,
+    LineScreen,
+    LiveScreen,
+    RunSource,
+    Screen,
+    follow,
+)
+from spotguard.cli.terminal.output import (
+    clean_log_line,
+    console,
+    note,
+    print_json,
+    print_json_line,
+    print_json_list,
+    say,
+)
+from spotguard.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from spotguard.control.status.view import HistoryLine
+
+_NEWEST = 100
+"""Happenings that `history` tells unless it is asked for all."""
+SCHEMA = 1
+"""Version of the JSON documents made here; `status --json` has its own, in `control.view`."""
+
+
+def status(
+    run: RunArgument = None,
+    *,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing it.")] = False,
+    contact_patience: PatienceOption = DEFAULT_PATIENCE_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell how a run stands: attempts, steps lost, money spent and saved."""
+    from spotguard.control import api
+
+    if watch and as_json:
+        raise UsageError("--watch and --json exclude each other", hint="call --json repeatedly")
+    run_id = named_run(run)
+    if as_json:
+        print_json(api.view(run_id).to_json())
+        return
+    if watch:
+        terminal = console()
+        screen: Screen = LiveScreen(terminal) if terminal.is_terminal else LineScreen()
+        try:
+            follow(RunSource(run_id), screen, patience_s=contact_patience)
+        except KeyboardInterrupt:
+            raise typer.Exit from None
+    show_status(api.view(run_id))
+
+
+def history(
+    run: RunArgument = None,
+    *,
+    every: Annotated[
+        bool, typer.Option("--all", help="Tell more than the 100 newest happenings.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell what happened to a run, and what it had cost by then."""
+    from spotguard.control import api
+
+    run_id = named_run(run)
+    story = api.history(run_id, newest=None if every else _NEWEST)
+    if as_json:
+        body = {"schema": SCHEMA, "run_id": run_id, "earlier": story.earlier}
+        print_json_list(body, "history", (line.to_json() for line in story.lines))
+        return
+    _show_history(story.lines)
+    if story.earlier:
+        say(f"{story.earlier} earlier happenings are not shown; --all tells them, too")
+
+
+def _show_history(lines: Iterable[HistoryLine]) -> None:
+    from spotguard.cli.views.timeline import HEADER, by_day, happening, happenings_table
+
+    terminal = console()
+    for day, of_day in by_day(lines):
+        terminal.print(day, style="bold")
+        if terminal.is_terminal:
+            terminal.print(happenings_table(of_day))
+        else:  # a pipe has no width: one line each, so that grep finds whole sentences
+            say(HEADER)
+            for line in of_day:
+                say(happening(line))
+
+
+def logs(
+    run: RunArgument = None,
+    *,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Keep printing until the run settles.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON Lines to stdout.")] = False,
+) -> None:
+    """Print what the job printed, across all attempts and nodes."""
+    from spotguard.control import api
+
+    run_id = named_run(run)
+    try:
+        for line in api.logs(run_id, follow):
+            text = clean_log_line(line.text)
+            if as_json and line.node is None:
+                note(f"#{line.attempt} | {text}")
+            elif as_json:
+                body = {"schema": SCHEMA, "attempt": line.attempt, "node": line.node, "text": text}
+                print_json_line(body)
+            else:
+                node = "" if line.node is None else f" node {line.node}"
+                say(f"#{line.attempt}{node} | {text}")
+    except KeyboardInterrupt:
+        raise typer.Exit from None
+
+
+def runs(*, as_json: JsonOption = False) -> None:
+    """List the runs of this machine, newest first."""
+    from spotguard.cli.views.lists import runs_json, runs_table
+    from spotguard.control import api
+
+    known = api.list_runs()
+    if as_json:
+        print_json({"schema": SCHEMA, "runs": runs_json(known)})
+    elif known:
+        console().print(runs_table(known))
+    else:
+        say("no runs yet; start one with: spotguard up train.py")

@@ -1,0 +1,1 @@
+"""What `spotguard checkpoints` does with what is saved."""

@@ -1,0 +1,215 @@
+"""What may start: a new run, and a settled one that shall go on. Checks all, then writes."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import time
+from typing import TYPE_CHECKING
+
+from spotguard.control.controller_process import launcher_for, run_store
+from spotguard.control.home_name import machine_id
+from spotguard.control.journal import cost
+from spotguard.control.journal.fold import limits_to_json, read_record
+from spotguard.control.journal.journal import Journal
+from spotguard.control.journal.launches import forget_wish
+from spotguard.control.journal.record import Kind, Limits
+from spotguard.control.run_folder import RunFolder, folder_of, runs_folder
+from spotguard.control.supervisor.lease import check_ours
+from spotguard.errors import (
+    BudgetExhausted,
+    DeadlineReached,
+    EnvironmentFailure,
+    SpecError,
+    UsageError,
+)
+from spotguard.events import keys
+from spotguard.events.states import RunState
+from spotguard.plan.money import check_budget
+from spotguard.spec.home import keep_private, spotguard_home
+from spotguard.spec.infra import LOCAL
+from spotguard.spec.model import JobSpec
+from spotguard.spec.nodes import NodeRange
+from spotguard.storage import open_store
+from spotguard.units import to_iso
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spotguard.control.journal.record import RunRecord
+    from spotguard.launch.base import Offer
+
+RUN_SCHEMA = 1
+_MAX_NAME_CHARS = 40
+
+
+def create_run(spec: JobSpec) -> str:
+    """Create a run for the job and return its id; nothing is launched yet.
+
+    Checks the launcher's options, the budget and the store first. On failure nothing is left.
+
+    Raises:
+        SpecError: an option of the launcher makes no sense, or a price is unknown.
+        BudgetExhausted: the budget buys no useful training.
+        StoreError: the store cannot be written.
+    """
+    now = time.time()
+    run_id = _new_run_id(spec.name, now)
+    final = RunFolder(runs_folder() / run_id)
+    limits = Limits(
+        budget_usd=spec.budget_usd,
+        deadline_at=None if spec.deadline_s is None else now + spec.deadline_s,
+        nodes_min=spec.nodes.min,
+        nodes_max=spec.nodes.max,
+        allow_unknown_price=spec.allow_unknown_price,
+    )
+    offers = _offers(spec, final.path)
+    _check_budget(limits, offers, spent_usd=0.0)
+    if spec.infra != LOCAL:
+        from spotguard.control.supervisor.skypilot_request import check_places, preview
+
+        check_places(spec)
+        preview(spec, offers)  # raises where something cannot be carried to the nodes
+    store_root = open_store(spec.store).url
+    keep_private(spec.store)
+    # Built aside and renamed: a run that is half made is never seen.
+    draft = _make_folder(runs_folder() / f".new-{run_id}")
+    try:
+        data = {
+            "run_id": run_id,
+            "name": spec.name,
+            "store_root": store_root,
+            "limits": limits_to_json(limits),
+            "spec": spec.to_json(),
+        }
+        with Journal.create(draft.journal_path) as journal:
+            journal.append(Kind.CREATED.value, at=now, data=data)
+        public = {**data, "spec": spec.public_json(), "created_at": to_iso(now)}
+        body = json.dumps({"schema": RUN_SCHEMA, **public}, sort_keys=True, indent=1)
+        run_store(store_root, run_id).put(keys.RUN, body.encode(), if_absent=True)
+        draft.path.rename(final.path)
+    except BaseException:
+        shutil.rmtree(draft.path, ignore_errors=True)
+        raise
+    return run_id
+
+
+def admit_resume(
+    run_id: str,
+    *,
+    budget_usd: float | None = None,
+    deadline_s: float | None = None,
+    nodes: NodeRange | str | int | None = None,
+) -> None:
+    """Write down that a settled run goes on, with new limits where they are given.
+
+    Args:
+        run_id: the run.
+        budget_usd: new budget of the whole run, with what it has spent so far.
+        deadline_s: new deadline, counted from now.
+        nodes: new count or range of nodes.
+
+    Raises:
+        UsageError: the run has finished, or still goes on, or another machine had it since.
+        BudgetExhausted: what is left of the budget buys no useful training.
+        DeadlineReached: the old deadline has passed and no new one is given.
+    """
+    folder = folder_of(run_id)
+    with folder.journal() as journal:
+        record = read_record(journal)
+        _check_resumable(record)
+        now = folder.clock().now()
+        store = run_store(record.store_root, record.run_id)
+        check_ours(store, machine_id(spotguard_home()), now)
+        limits = _new_limits(record.limits, now, budget_usd, deadline_s, nodes)
+        if limits.deadline_at is not None and limits.deadline_at <= now:
+            raise DeadlineReached(
+                f"The deadline of {run_id} passed at {to_iso(limits.deadline_at)}.",
+                hint="give it more time: --deadline 2h (from now)",
+            )
+        spec = JobSpec.from_json(record.spec)
+        keep_private(spec.store)
+        spent_usd = cost.spent_usd(record, now)
+        _check_budget(limits, _offers(spec, folder.path), spent_usd=spent_usd)
+        forget_wish(folder.launches_path)
+        journal.append(Kind.RESUMED.value, at=now, data={"limits": limits_to_json(limits)})
+
+
+def _new_run_id(name: str, now: float) -> str:
+    if not name[0].isalpha():  # a cluster's name, which begins with it, needs a letter there
+        name = f"run-{name}"
+    stamp = time.strftime("%y%m%d-%H%M%S", time.gmtime(now))
+    return f"{name[:_MAX_NAME_CHARS].strip('-')}-{stamp}-{secrets.token_hex(2)}"
+
+
+def _make_folder(path: Path) -> RunFolder:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.mkdir(mode=0o700)
+    except OSError as problem:
+        raise EnvironmentFailure(
+            f"{path.parent} cannot be written: {problem.strerror}.",
+            hint="set SPOTGUARD_HOME to a folder that you can write",
+        ) from problem
+    return RunFolder(path)
+
+
+def _offers(spec: JobSpec, run_dir: Path) -> list[Offer]:
+    offers = launcher_for(spec, run_dir).offers()
+    return [offer for offer in offers if offer.market is spec.market]
+
+
+def _check_budget(limits: Limits, offers: list[Offer], *, spent_usd: float | None) -> None:
+    """Let pass if any place is within the budget; else raise what the best one lacks."""
+    problem: BudgetExhausted | None = None
+    for offer in offers:
+        try:
+            check_budget(
+                limits.budget_usd,
+                offer.price_usd_per_h,
+                nodes=limits.nodes_min,
+                spent_usd=spent_usd,
+                allow_unknown_price=limits.allow_unknown_price,
+            )
+        except BudgetExhausted as found:
+            problem = problem or found
+        else:
+            return
+    if problem is not None:
+        raise problem
+
+
+def _check_resumable(record: RunRecord) -> None:
+    if record.settled is None:
+        raise UsageError(
+            f"Run {record.run_id} still goes on, so there is nothing to resume.",
+            hint=f"look: spotguard status {record.run_id} --watch",
+        )
+    if record.settled.state is RunState.FINISHED:
+        raise UsageError(
+            f"Run {record.run_id} has finished all its steps, so there is nothing to resume.",
+            hint="start a new run: spotguard up job.py",
+        )
+
+
+def _new_limits(
+    old: Limits,
+    now: float,
+    budget_usd: float | None,
+    deadline_s: float | None,
+    nodes: NodeRange | str | int | None,
+) -> Limits:
+    try:
+        wanted = (
+            NodeRange(old.nodes_min, old.nodes_max) if nodes is None else NodeRange.parse(nodes)
+        )
+    except ValueError as problem:
+        raise SpecError("nodes", f"given {nodes!r}; {problem}") from problem
+    return Limits(
+        budget_usd=old.budget_usd if budget_usd is None else budget_usd,
+        deadline_at=old.deadline_at if deadline_s is None else now + deadline_s,
+        nodes_min=wanted.min,
+        nodes_max=wanted.max,
+        allow_unknown_price=old.allow_unknown_price,
+    )

@@ -1,0 +1,1 @@
+"""`spotguard doctor`: one look at everything a run will need."""

@@ -1,0 +1,1 @@
+"""`spotguard drill`: proof that a script survives, before money is spent."""

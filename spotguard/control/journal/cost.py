@@ -1,0 +1,163 @@
+"""The spend meter: what a run cost, what it would have cost on demand, what of it counts.
+
+Pure functions over the record. An attempt is billed from the moment at which its nodes
+began to cost (where the launcher cannot tell: at which its launch was written down) until the
+launcher confirmed its last node gone. Unknown stays unknown (None).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spotguard.events import keys
+from spotguard.events.states import EndReason
+from spotguard.plan import money
+
+if TYPE_CHECKING:
+    from spotguard.control.journal.record import AttemptRecord, RunRecord
+
+
+def billed_s(attempt: AttemptRecord, now: float) -> float:
+    """Return for how many seconds the attempt's nodes have been paid."""
+    until = now if attempt.end is None else attempt.end.gone_at
+    if attempt.gone_by is not None:  # while nobody can be asked, or nobody asked
+        until = min(until, attempt.gone_by)
+    return max(0.0, until - attempt.billed_from)
+
+
+def cost_usd(attempt: AttemptRecord, now: float) -> float | None:
+    """Return what the attempt has cost, or None if its price is unknown."""
+    rate = money.rate_usd_per_h(attempt.offer.price_usd_per_h, attempt.nodes)
+    return money.cost_usd(rate, billed_s(attempt, now))
+
+
+def spent_usd(record: RunRecord, now: float) -> float | None:
+    """Return what the run has cost, or None if a price is unknown."""
+    return _sum([cost_usd(attempt, now) for attempt in record.attempts])
+
+
+def known_spent_usd(record: RunRecord, now: float) -> float:
+    """Return the known part of what the run has cost: a lower bound, for guards only."""
+    return sum(cost_usd(attempt, now) or 0.0 for attempt in record.attempts)
+
+
+def counted_train_s(record: RunRecord) -> dict[int, float]:
+    """Return, for each attempt, its seconds in finished steps that still count.
+
+    Walks back from the newest attempt that trained: all of its work counts (up to its last save,
+    once it has ended unfinished), of the attempt it resumed from the work up to that checkpoint,
+    and so on. Steps done again were paid twice and count once. Where a save was not reported,
+    the one before it stands in: a lower bound.
+    """
+    counted = {attempt.number: 0.0 for attempt in record.attempts}
+    started = [attempt for attempt in record.attempts if attempt.started_at is not None]
+    if not started:
+        return counted
+    attempt = started[-1]
+    counted[attempt.number] = _train_s_at_end(attempt)
+    by_number = {attempt.number: attempt for attempt in started}
+    while attempt.resumed_from is not None:
+        checkpoint = keys.parse_checkpoint(attempt.resumed_from)
+        source = by_number.get(checkpoint[1]) if checkpoint else None
+        if checkpoint is None or source is None or source.number >= attempt.number:
+            break
+        counted[source.number] = _train_s_at(source, step=checkpoint[0])
+        attempt = source
+    return counted
+
+
+def on_demand_usd(record: RunRecord, now: float) -> float | None:
+    """Return what the same useful work would have cost on demand, undisturbed.
+
+    That is each attempt's counted training time on its nodes at the on-demand price, and one
+    start-up (from launch to the first step) at the size of the first attempt.
+    """
+    counted = counted_train_s(record)
+    costs: list[float | None] = []
+    for attempt in record.attempts:
+        useful_s = counted[attempt.number]
+        if attempt is record.attempts[0]:
+            useful_s += startup_s(attempt, now)
+        if useful_s > 0:
+            rate = money.rate_usd_per_h(attempt.offer.on_demand_usd_per_h, attempt.nodes)
+            costs.append(money.cost_usd(rate, useful_s))
+    return _sum(costs)
+
+
+def startup_s(attempt: AttemptRecord, now: float) -> float:
+    """Return the seconds from the launch to the job's start, or what has passed of them."""
+    started_at = attempt.started_at
+    if started_at is None:
+        return billed_s(attempt, now)
+    return max(0.0, started_at - attempt.intended_at)
+
+
+def goodput(record: RunRecord, now: float) -> float | None:
+    """Return the share (0..1) of billed wall time that went into steps that count."""
+    billed = sum(billed_s(attempt, now) for attempt in record.attempts)
+    if billed <= 0:
+        return None
+    return min(1.0, sum(counted_train_s(record).values()) / billed)
+
+
+def steps_lost(record: RunRecord, attempt: AttemptRecord) -> int | None:
+    """Return the finished steps of an ended attempt that no later attempt could build on."""
+    if attempt.end is None:
+        return None
+    done = attempt.last_step
+    if attempt.end.reason is EndReason.FINISHED or done is None:
+        return 0
+    kept = _step_resumed_after(record, attempt)
+    if kept is None:
+        kept = attempt.last_save.step if attempt.last_save else attempt.resumed_step or 0
+    return max(0, done - kept)
+
+
+def notice_s(attempt: AttemptRecord) -> float | None:
+    """Return the seconds of warning that the attempt had; None without a notice."""
+    if attempt.notice is None or attempt.notice.deadline_at is None:
+        return None
+    return max(0.0, attempt.notice.deadline_at - attempt.notice.at)
+
+
+def saved_before_end_s(record: RunRecord, attempt: AttemptRecord) -> float | None:
+    """Return the seconds between the last save and the end of training.
+
+    The save may be of an attempt before, if this one ended before its first. None if there is
+    none, or the attempt still lives.
+    """
+    if attempt.end is None or attempt.end.training_ended_at is None:
+        return None
+    ended_at = attempt.end.training_ended_at
+    saves = [
+        save for each in record.attempts if each.number <= attempt.number for save in each.saves
+    ]
+    return max(0.0, ended_at - saves[-1].at) if saves else None
+
+
+def _step_resumed_after(record: RunRecord, attempt: AttemptRecord) -> int | None:
+    for later in record.attempts:
+        if later.number > attempt.number and later.started_at is not None:
+            return later.resumed_step
+    return None
+
+
+def _train_s_at_end(attempt: AttemptRecord) -> float:
+    if attempt.end is None or attempt.end.reason is EndReason.FINISHED:
+        tellers = (attempt.progress, attempt.job_end, *attempt.saves)
+        known = [teller.train_s for teller in tellers if teller is not None]
+        return max((train_s for train_s in known if train_s is not None), default=0.0)
+    last = attempt.last_save
+    return 0.0 if last is None else _train_s_at(attempt, step=last.step)
+
+
+def _train_s_at(attempt: AttemptRecord, *, step: int) -> float:
+    known = [
+        save.train_s for save in attempt.saves if save.step <= step and save.train_s is not None
+    ]
+    return max(known, default=0.0)
+
+
+def _sum(costs: list[float | None]) -> float | None:
+    known = [cost for cost in costs if cost is not None]
+    return sum(known) if len(known) == len(costs) else None

@@ -1,0 +1,315 @@
+"""The fold: what each journal event changes in a `RunRecord`. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from spotguard.control.journal.fold_attempt import CHANGES_OF_ATTEMPT, end_attempt
+from spotguard.control.journal.journal import making_sense
+from spotguard.control.journal.record import (
+    JOB_PREFIX,
+    Allotment,
+    AttemptRecord,
+    Course,
+    Kind,
+    Limits,
+    RunRecord,
+    Search,
+    Settled,
+    Tiding,
+    offer_from_json,
+)
+from spotguard.control.journal.snapshot import newest_snapshot
+from spotguard.events.event import JobEvent
+from spotguard.events.states import EndReason, RunState
+from spotguard.events.untrusted import integer, objects
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from spotguard.control.journal.journal import Entry, Journal
+
+_MAX_WARNINGS = 20
+_FAILED_SAVE = re.compile(r"attempt \d+: the save at step (\d{1,18}) failed: ")
+_MAX_UNTOLD = 20
+_LONGEST_WARNING = 2000
+
+
+def fold(entries: Iterable[Entry], record: RunRecord | None = None) -> RunRecord:
+    """Return what the whole journal says; it must begin with `run_created`.
+
+    With a `record`, that is what all entries before these say.
+
+    Raises:
+        ValueError: it does not.
+    """
+    for entry in entries:
+        if record is not None:
+            record = apply(record, entry)
+        elif entry.kind == Kind.CREATED.value:
+            record = _created(entry)
+        else:
+            break
+    if record is None:
+        raise ValueError("it does not begin with the creation of a run")
+    return record
+
+
+def read_record(journal: Journal) -> RunRecord:
+    """Return what an open journal says; `JournalDamaged` if it makes no sense."""
+    with making_sense(journal.path):
+        record = newest_snapshot(journal)
+        return fold(journal.read(record.seq if record else 0), record)
+
+
+def apply(record: RunRecord, entry: Entry) -> RunRecord:
+    """Return the record after one more event. Unknown kinds change nothing."""
+    change = _ON_RUN.get(entry.kind)
+    if change is not None:
+        record = change(record, entry)
+    change_attempt = CHANGES_OF_ATTEMPT.get(entry.kind)
+    if change_attempt is not None:
+        attempts = tuple(
+            change_attempt(attempt, entry) if attempt.number == entry.attempt else attempt
+            for attempt in record.attempts
+        )
+        record = replace(record, attempts=attempts)
+    return replace(record, seq=entry.seq)
+
+
+def limits_to_json(limits: Limits) -> dict[str, Any]:
+    """Return the limits as the journal holds them."""
+    return dict(limits.__dict__)
+
+
+def _created(entry: Entry) -> RunRecord:
+    data = entry.data
+    return RunRecord(
+        run_id=data["run_id"],
+        name=data["name"],
+        created_at=entry.at,
+        store_root=data["store_root"],
+        spec=data["spec"],
+        limits=Limits(**data["limits"]),
+        seq=entry.seq,
+    )
+
+
+def _intended(record: RunRecord, entry: Entry) -> RunRecord:
+    data, before = entry.data, record.attempts
+    allotment = dict(data["allotment"])
+    allotment["down_reason"] = EndReason(allotment["down_reason"])
+    attempt = AttemptRecord(
+        number=int(entry.attempt or 0),
+        cluster=data["cluster"],
+        nodes=data["nodes"],
+        offer=offer_from_json(data["offer"]),
+        intended_at=entry.at,
+        allotment=Allotment(**allotment),
+        members=tuple(data["members"]) if data.get("members") else None,
+        course=Course(
+            waiting_since=record.waiting_since,
+            after_resume=bool(before) and before[-1].number == record.resumed_after,
+        ),
+    )
+    return replace(
+        record, attempts=(*before, attempt), next_number=attempt.number + 1, retry_at=None
+    )
+
+
+def _went_on(record: RunRecord, entry: Entry) -> RunRecord:
+    """Give the verdict on the attempt before, and begin this one: one event, or half is lost."""
+    data = entry.data
+    ended = replace(entry, attempt=data["after"], data=data["ended"])
+    attempts = tuple(
+        end_attempt(attempt, ended) if attempt.number == data["after"] else attempt
+        for attempt in record.attempts
+    )
+    record = _intended(replace(record, attempts=attempts), entry)
+    begun = replace(record.attempts[-1], intended_at=data["at"], launched=True)
+    return _launched(replace(record, attempts=(*record.attempts[:-1], begun)), entry)
+
+
+def _launched(record: RunRecord, _: Entry) -> RunRecord:
+    search = Search(
+        tried=record.tried,
+        mendable=record.mendable,
+        rounds=record.rounds,
+        waiting_since=record.waiting_since,
+    )
+    record = replace(record, tried=(), mendable=False, refusal="")
+    return replace(record, rounds=0, waiting_since=None, retry_at=None, search=search)
+
+
+def _no_capacity(record: RunRecord, entry: Entry) -> RunRecord:
+    number = int(entry.attempt or 0)
+    asked = [attempt.intended_at for attempt in record.attempts if attempt.number == number]
+    if entry.data.get("late") and record.search is not None:  # it had counted as launched
+        search = record.search
+        record = replace(
+            record,
+            tried=search.tried,
+            mendable=search.mendable,
+            rounds=search.rounds,
+            waiting_since=search.waiting_since,
+        )
+    return replace(
+        record,
+        attempts=_without(record, number),
+        next_number=number,
+        refused=record.refused + 1,
+        tried=(*record.tried, (entry.data["nodes"], entry.data["place"])),
+        mendable=record.mendable or not entry.data.get("lasting"),
+        refusal=entry.data.get("problem", ""),
+        waiting_since=min([entry.at, *asked])  # a cloud may need a minute to say no
+        if record.waiting_since is None
+        else record.waiting_since,
+    )
+
+
+def _dropped(record: RunRecord, entry: Entry) -> RunRecord:
+    return replace(record, attempts=_without(record, int(entry.attempt or 0)))
+
+
+def _waiting(record: RunRecord, entry: Entry) -> RunRecord:
+    since = entry.at if record.waiting_since is None else record.waiting_since
+    return replace(
+        record,
+        tried=(),
+        mendable=False,
+        rounds=record.rounds + 1,
+        retry_at=entry.data["retry_at"],
+        waiting_since=since,
+    )
+
+
+def _settled(record: RunRecord, entry: Entry) -> RunRecord:
+    data = entry.data
+    settled = Settled(
+        at=entry.at,
+        state=RunState(data["state"]),
+        detail=data["detail"],
+        exit_code=data["exit_code"],
+    )
+    words = f"the run is {settled.state.value}: {settled.detail}"
+    return _untold(replace(record, settled=settled), entry, words)
+
+
+def _wished(record: RunRecord, entry: Entry) -> RunRecord:
+    # A later "stop" does not soften an earlier "down".
+    return record if record.wish is Kind.USER_DOWN else replace(record, wish=Kind(entry.kind))
+
+
+def _resumed(record: RunRecord, entry: Entry) -> RunRecord:
+    return replace(
+        record,
+        limits=Limits(**entry.data["limits"]),
+        resumed_after=record.attempts[-1].number if record.attempts else 0,
+        wish=None,
+        settled=None,
+        alerted=(),
+        tried=(),
+        mendable=False,
+        refusal="",
+        rounds=0,
+        waiting_since=None,
+        retry_at=None,
+    )
+
+
+def _alerted(record: RunRecord, entry: Entry) -> RunRecord:
+    percent = entry.data["percent"]
+    record = replace(record, alerted=(*record.alerted, percent))
+    return _untold(record, entry, f"{percent} % of the budget are spent")
+
+
+def _untold(record: RunRecord, entry: Entry, words: str) -> RunRecord:
+    tiding = Tiding(seq=entry.seq, kind=entry.kind, text=words)
+    return replace(record, untold=(*record.untold, tiding)[-_MAX_UNTOLD:])
+
+
+def _told(record: RunRecord, entry: Entry) -> RunRecord:
+    left = tuple(each for each in record.untold if each.seq != entry.data["seq"])
+    return replace(record, untold=left)
+
+
+def _total_steps(record: RunRecord, entry: Entry) -> RunRecord:
+    total = integer(entry.data, "total_steps")
+    record = record if total is None else replace(record, total_steps=total)
+    for skipped in objects(entry.data, "skipped"):
+        record = _warn(
+            record,
+            f"attempt {entry.attempt}: checkpoint {skipped.get('checkpoint')} was passed over: "
+            f"{skipped.get('problem')}",
+        )
+    return record
+
+
+def _job_warning(record: RunRecord, entry: Entry) -> RunRecord:
+    return _warn(record, f"attempt {entry.attempt}: {entry.data.get('message')}")
+
+
+def _set_aside(record: RunRecord, entry: Entry) -> RunRecord:
+    data = entry.data
+    return _warn(
+        record, f"attempt {entry.attempt}: {data['key']} was passed over: {data['problem']}"
+    )
+
+
+def _save_failed(record: RunRecord, entry: Entry) -> RunRecord:
+    step = integer(entry.data, "step")
+    saved = (save.step for each in record.attempts for save in each.saves)
+    if step is not None and any(saved_step >= step for saved_step in saved):
+        return record  # another rank could
+    return _warn(
+        record,
+        f"attempt {entry.attempt}: the save at step {step} failed: {entry.data.get('problem')}",
+    )
+
+
+def _saved_after_all(record: RunRecord, entry: Entry) -> RunRecord:
+    """Take back what was said of a failed save, once that step or a later one is saved."""
+    step = integer(entry.data, "step") or 0
+
+    def stands(warning: str) -> bool:
+        failed = _FAILED_SAVE.match(warning)
+        return failed is None or int(failed[1]) > step
+
+    return replace(record, warnings=tuple(filter(stands, record.warnings)))
+
+
+def _warn(record: RunRecord, sentence: str) -> RunRecord:
+    sentence = sentence[:_LONGEST_WARNING]
+    if sentence in record.warnings:
+        return record
+    return replace(record, warnings=(*record.warnings, sentence)[-_MAX_WARNINGS:])
+
+
+def _without(record: RunRecord, number: int) -> tuple[AttemptRecord, ...]:
+    return tuple(attempt for attempt in record.attempts if attempt.number != number)
+
+
+_ON_RUN: dict[str, Callable[[RunRecord, Entry], RunRecord]] = {
+    Kind.INTENDED.value: _intended,
+    Kind.LAUNCHED.value: _launched,
+    Kind.WENT_ON.value: _went_on,
+    Kind.NO_CAPACITY.value: _no_capacity,
+    Kind.DROPPED.value: _dropped,
+    Kind.WAITING.value: _waiting,
+    Kind.SETTLED.value: _settled,
+    Kind.USER_STOP.value: _wished,
+    Kind.USER_DOWN.value: _wished,
+    Kind.RESUMED.value: _resumed,
+    Kind.ALERT.value: _alerted,
+    Kind.TOLD.value: _told,
+    Kind.STORE_LOST.value: lambda record, _: replace(record, store_lost=True),
+    Kind.STORE_BACK.value: lambda record, _: replace(record, store_lost=False),
+    Kind.SET_ASIDE.value: _set_aside,
+    Kind.PROGRESS.value: _total_steps,
+    JOB_PREFIX + JobEvent.STARTED.value: _total_steps,
+    JOB_PREFIX + JobEvent.WARNING.value: _job_warning,
+    JOB_PREFIX + JobEvent.SAVE_FAILED.value: _save_failed,
+    JOB_PREFIX + JobEvent.SAVED.value: _saved_after_all,
+}

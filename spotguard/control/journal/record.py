@@ -1,0 +1,437 @@
+"""What is known of a run: one immutable `RunRecord`, folded from the journal's events.
+
+Nothing here reads a clock, a store or a launcher, so the same journal always gives the same
+record, in the controller as in `spotguard status`. Data that came from the job is not trusted
+to be complete: what is missing or of the wrong type is unknown (None).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from spotguard.events.states import CheckpointKind, EndReason, Market, RunState
+from spotguard.launch.base import NodeEnd, Offer
+
+
+class Kind(str, Enum):
+    """What the journal's events are. Job events stand in it as `job_` + their own kind."""
+
+    CREATED = "run_created"
+    ADOPTED = "adopted"
+    CONTROLLER_STARTED = "controller_started"
+    TAKEN_OVER = "taken_over"
+    CLOCK_MOVED = "clock_moved"
+    """The clock of the controller's machine jumped; the run's time goes on evenly."""
+    CONTROLLER_REPAIRED = "controller_repaired"
+    INTENDED = "launch_intended"
+    LAUNCHED = "launched"
+    CLUSTER_UP = "cluster_up"
+    """The nodes began to cost, at an instant that the launcher knows."""
+    NO_CAPACITY = "no_capacity"
+    LAUNCH_FAILED = "launch_failed"
+    DROPPED = "launch_dropped"
+    WAITING = "waiting"
+    NODE_ENDED = "node_ended"
+    CONTACT_LOST = "contact_lost"
+    CONTACT_BACK = "contact_back"
+    CLOUD_SILENT = "cloud_silent"
+    """The launcher cannot be asked of a cluster whose job is heard."""
+    CLOUD_BACK = "cloud_back"
+    STORE_LOST = "store_lost"
+    STORE_BACK = "store_back"
+    STOP_ASKED = "stop_asked"
+    STOP_WRITTEN = "stop_written"
+    DOWN_ASKED = "down_asked"
+    DOWN_SENT = "down_sent"
+    DOWN_FAILED = "down_failed"
+    ATTEMPT_ENDED = "attempt_ended"
+    WENT_ON = "went_on_in_place"
+    """An attempt ended, and the nodes that stayed had begun the next one by themselves."""
+    PROGRESS = "progress"
+    ALERT = "budget_alert"
+    TOLD = "told"
+    """The user's webhooks have heard of an event, or were given up."""
+    SETTLED = "settled"
+    USER_STOP = "user_stop"
+    USER_DOWN = "user_down"
+    RESUMED = "resumed"
+    SET_ASIDE = "set_aside"
+    """Something in the run store makes no sense; it is never read again."""
+    CHUNK_READ = "chunk_read"
+    """All events of a chunk of the run store are in the journal."""
+    SNAPSHOT = "snapshot"
+    """What all entries before said, so that a reader can begin here; changes nothing."""
+
+
+JOB_PREFIX = "job_"
+KEPT_SAVES = 32
+"""Saves that an attempt's record keeps: see `thinned`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the user allows the run; `resume` can change it."""
+
+    budget_usd: float | None = None
+    deadline_at: float | None = None
+    nodes_min: int = 1
+    nodes_max: int = 1
+    allow_unknown_price: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allotment:
+    """When one attempt has to be over, and what sees to it. None is 'no such limit'."""
+
+    budget_stop_at: float | None = None
+    """The job saves and stops by itself from here on."""
+    deadline_stop_at: float | None = None
+    """The same, for the deadline."""
+    down_at: float | None = None
+    """The controller takes the nodes down, saved or not."""
+    down_reason: EndReason = EndReason.BUDGET
+    """Which limit `down_at` comes from."""
+    max_lifetime_s: float | None = None
+    """The launcher's own leak guard, should the controller be dead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Save:
+    """A committed checkpoint, as the job reported it."""
+
+    at: float
+    step: int
+    train_s: float | None
+    checkpoint: str | None
+    kind: str
+    duration_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoticeHeard:
+    """The first warning of an attempt's end."""
+
+    at: float
+    source: str
+    deadline_at: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepProgress:
+    """Where training stood."""
+
+    at: float
+    step: int
+    total_steps: int | None = None
+    epoch: int | None = None
+    train_s: float | None = None
+    step_s: float | None = None
+    loss: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobEnd:
+    """How the job itself says that an attempt ended."""
+
+    at: float
+    """By the job's clock."""
+    seen_at: float
+    """By the controller's clock, which may differ."""
+    reason: EndReason
+    step: int | None
+    saved_step: int | None
+    train_s: float | None
+    message: str
+    traceback: str | None
+    warned: bool = False
+    """True if it had been told to stop, whether or not that is why it ended."""
+    solo: bool = False
+    """True if another rank was gone: who wrote this left without its answer."""
+    saved: bool | None = None
+    """Whether who wrote this had all that was done saved; None if it did not say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeEnded:
+    """A node's part of the job ended, as the launcher told."""
+
+    node: int
+    at: float
+    end: NodeEnd
+    exit_code: int | None
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopAsked:
+    """The controller asked the job to save and stop; `written` once the job can see it."""
+
+    at: float
+    reason: EndReason
+    written: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownAsked:
+    """The controller wants the nodes gone; `sent_at` once the launcher has been told."""
+
+    at: float
+    reason: EndReason
+    detail: str
+    log: str | None = None
+    """The last lines of the job's output, if it failed: a cloud forgets them with the cluster."""
+    sent_at: float | None = None
+    failed_at: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptEnd:
+    """The verdict on an attempt, given when its last node was confirmed gone."""
+
+    at: float
+    reason: EndReason
+    detail: str
+    gone_at: float
+    last_step: int | None
+    training_ended_at: float | None
+    traceback: str | None
+    last_beat_at: float | None = None
+    """By the node's clock: its last sign of life."""
+
+
+_KILL_WAIT_S = 30.0
+"""How long Slurm lets processes live after `scancel`, if nobody changed its `KillWait`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """When an attempt came how far: what `control.recovery` is made of. None is unknown."""
+
+    waiting_since: float | None = None
+    """By the controller's clock: the first launch that was refused. None: none was."""
+    node_up_at: float | None = None
+    """By the node's clock, as the two below: the first command of ours ran there."""
+    init_at: float | None = None
+    """The script called `spotguard.init`; it had restored its state at `started_at`."""
+    first_step_at: float | None = None
+    end_seen_at: float | None = None
+    """By the controller's clock: it first knew that the attempt ends."""
+    after_resume: bool = False
+    """The run had come to rest before, and the user let it go on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptRecord:
+    """One cluster's life, from the intent to launch it to its confirmed end."""
+
+    number: int
+    cluster: str
+    nodes: int
+    offer: Offer
+    intended_at: float
+    allotment: Allotment
+    members: tuple[int, ...] | None = None
+    """The nodes that it began on, if it began in place: on what was left of a cluster."""
+    launched: bool = False
+    up_at: float | None = None
+    """When its nodes began to cost, where the launcher can tell."""
+    launch_problem: str | None = None
+    started_at: float | None = None
+    resumed_from: str | None = None
+    resumed_step: int | None = None
+    notice: NoticeHeard | None = None
+    saves: tuple[Save, ...] = ()
+    progress: StepProgress | None = None
+    job_end: JobEnd | None = None
+    node_ends: tuple[NodeEnded, ...] = ()
+    stop: StopAsked | None = None
+    down: DownAsked | None = None
+    contact_lost_at: float | None = None
+    """Nothing is heard of its job, and nobody says that it has ended."""
+    cloud_silent_at: float | None = None
+    """The launcher says nothing of its cluster, whose job is heard."""
+    given_back_at: float | None = None
+    """A node of it had its whole allocation cancelled, by the node's clock."""
+    end: AttemptEnd | None = None
+    course: Course = Course()
+
+    @property
+    def billed_from(self) -> float:
+        """When its nodes began to cost, or at the earliest can have."""
+        return self.intended_at if self.up_at is None else max(self.up_at, self.intended_at)
+
+    @property
+    def gone_by(self) -> float | None:
+        """When it is gone at the latest, as one of its own nodes says; None if none does."""
+        return None if self.given_back_at is None else self.given_back_at + _KILL_WAIT_S
+
+    @property
+    def in_place(self) -> bool:
+        """True if it began on what was left of the cluster of the attempt before."""
+        return self.members is not None
+
+    @property
+    def cluster_nodes(self) -> tuple[int, ...]:
+        """The indices of its nodes in the cluster."""
+        return tuple(range(self.nodes)) if self.members is None else self.members
+
+    @property
+    def last_save(self) -> Save | None:
+        """The newest save, if there is one."""
+        return self.saves[-1] if self.saves else None
+
+    @property
+    def last_step(self) -> int | None:
+        """The highest number of finished steps that anything told of, or None."""
+        tellers = (self.progress, self.last_save, self.job_end)
+        known = [teller.step for teller in tellers if teller is not None]
+        known += [self.resumed_step, self.end.last_step if self.end is not None else None]
+        return max((step for step in known if step is not None), default=None)
+
+    @property
+    def saved(self) -> bool | None:
+        """Whether all that it did is saved, by whomever; None if it is not known what it did."""
+        done, save = self.last_step, self.last_save
+        if done is None:
+            return None
+        if save is not None and save.step >= done:
+            return True
+        if self.job_end is not None and self.job_end.saved is not None:
+            return self.job_end.saved
+        return (save.step if save is not None else self.resumed_step or 0) >= done
+
+    @property
+    def lost_nodes(self) -> tuple[NodeEnded, ...]:
+        """The nodes that were taken, for all that is known, in the order in which it was seen."""
+        return tuple(n for n in self.node_ends if n.end in (NodeEnd.LOST, NodeEnd.OVER))
+
+    @property
+    def failed_nodes(self) -> tuple[NodeEnded, ...]:
+        """The nodes whose job ended by itself with an exit code other than 0."""
+        return tuple(
+            node for node in self.node_ends if node.end is NodeEnd.EXITED and node.exit_code
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settled:
+    """The run came to rest."""
+
+    at: float
+    state: RunState
+    detail: str
+    exit_code: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """How far a search for capacity is."""
+
+    tried: tuple[tuple[int, str], ...]
+    mendable: bool
+    rounds: int
+    waiting_since: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiding:
+    """An event that people want to hear of."""
+
+    seq: int
+    """Number of the journal's event."""
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """All that is known of a run."""
+
+    run_id: str
+    name: str
+    created_at: float
+    store_root: str
+    """URL of the store; the run lives below it at `run_id`."""
+    spec: dict[str, Any]
+    """The job, as `JobSpec.to_json` gave it."""
+    limits: Limits
+    attempts: tuple[AttemptRecord, ...] = ()
+    next_number: int = 1
+    tried: tuple[tuple[int, str], ...] = ()
+    """(nodes, place) that had no capacity in this round of launching."""
+    mendable: bool = False
+    """Something in this round was refused that a wait may mend: capacity, not a right."""
+    refusal: str = ""
+    """What the newest refusal said."""
+    rounds: int = 0
+    """Rounds of launching without any capacity, since the last launch."""
+    waiting_since: float | None = None
+    retry_at: float | None = None
+    search: Search | None = None
+    """How far the search for capacity was when the last launch was taken; it may yet be refused."""
+    refused: int = 0
+    """Launches that were refused; no cluster's name is used again."""
+    wish: Kind | None = None
+    """USER_STOP or USER_DOWN while the user wants the run to end."""
+    resumed_after: int = 0
+    """Number of the last attempt before the last `resume`; its end no longer settles the run."""
+    untold: tuple[Tiding, ...] = ()
+    """What the user's webhooks have not been told yet."""
+    alerted: tuple[int, ...] = ()
+    """Shares of the budget (percent) that have been reported."""
+    total_steps: int | None = None
+    store_lost: bool = False
+    warnings: tuple[str, ...] = ()
+    settled: Settled | None = None
+    seq: int = 0
+    """Number of the last journal event in here."""
+
+    @property
+    def current(self) -> AttemptRecord | None:
+        """The attempt that lives or may live; None between attempts."""
+        last = self.attempts[-1] if self.attempts else None
+        return last if last is not None and last.end is None else None
+
+    @property
+    def last_ended(self) -> AttemptRecord | None:
+        """The newest attempt whose end is confirmed."""
+        ended = [attempt for attempt in self.attempts if attempt.end is not None]
+        return ended[-1] if ended else None
+
+
+def thinned(saves: tuple[Save, ...]) -> tuple[Save, ...]:
+    """Return at most `KEPT_SAVES` of them: all of the newest, fewer the older they are.
+
+    The slowest and every final one stay. A run that goes on from a save that is left out counts
+    the one kept before it, as if it had not been reported.
+    """
+    if len(saves) <= KEPT_SAVES:
+        return saves
+    older, newer = saves[: KEPT_SAVES // 2], saves[KEPT_SAVES // 2 :]
+    slowest = max(saves, key=lambda save: save.duration_s or 0.0)
+    kept = tuple(
+        save
+        for index, save in enumerate(older)
+        if index % 2 == 0 or save is slowest or save.kind == CheckpointKind.FINAL.value
+    )
+    return kept + newer
+
+
+def place_key(offer: Offer) -> str:
+    """Return a name for a place that tells it from the others, for a round of launching."""
+    words = (offer.infra, offer.region, offer.zone, offer.instance_type, offer.market.value)
+    return "/".join(word or "-" for word in words)
+
+
+def offer_to_json(offer: Offer) -> dict[str, Any]:
+    """Return the offer as the journal and the job's claim hold it."""
+    return {**offer.__dict__, "market": offer.market.value}
+
+
+def offer_from_json(body: dict[str, Any]) -> Offer:
+    """Return the offer that `offer_to_json` gave."""
+    known: dict[str, Any] = {name: body.get(name) for name in Offer.__dataclass_fields__}
+    known["market"] = Market(body["market"])
+    return Offer(**known)

@@ -1,0 +1,239 @@
+"""The folder of one run below spotguard's home, and who may be its controller.
+
+runs/<run_id>/journal.db         what happened
+runs/<run_id>/launches.json    the clusters that may live, for when the journal cannot be read
+runs/<run_id>/controller.lock    held (flock) by the controller for as long as it lives
+runs/<run_id>/controller.log     what the controller printed
+runs/<run_id>/live.json          the newest progress; a cache
+runs/<run_id>/clock.json         where this machine's clock stood, so that no jump of it counts
+runs/<run_id>/local/             the local launcher's clusters
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import signal
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spotguard.control.journal.journal import Journal
+from spotguard.errors import EnvironmentFailure, UsageError
+from spotguard.events import keys
+from spotguard.shared.steady_clock import CLOCK_FILE, clock_kept_at
+from spotguard.spec.home import spotguard_home
+from spotguard.spec.nearest import nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from spotguard.shared.steady_clock import SteadyClock
+
+_RETRY_S = 0.05
+_END_PATIENCE_S = 5.0
+"""A controller dies of its SIGTERM at once, unless it is frozen."""
+_MADE_AT = re.compile(r"-(\d{6}-\d{6})-[0-9a-f]{4}$")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where a run keeps what this machine knows of it."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self.path.name
+
+    @property
+    def journal_path(self) -> Path:
+        """The journal's file."""
+        return self.path / "journal.db"
+
+    @property
+    def launches_path(self) -> Path:
+        """What was launched and is not known to be gone."""
+        return self.path / "launches.json"
+
+    @property
+    def lock_path(self) -> Path:
+        """The file that the controller holds locked."""
+        return self.path / "controller.lock"
+
+    @property
+    def log_path(self) -> Path:
+        """What the controller printed."""
+        return self.path / "controller.log"
+
+    @property
+    def live_path(self) -> Path:
+        """The newest progress, for watchers; a cache, lost without harm."""
+        return self.path / "live.json"
+
+    def clock(self) -> SteadyClock:
+        """Return the clock by which this machine keeps the run, whatever is done to its own."""
+        return clock_kept_at(self.path / CLOCK_FILE)
+
+    def journal(self, *, again: bool = False) -> Journal:
+        """Open the run's journal; `again` as in `Journal.open`."""
+        return Journal.open(self.journal_path, again=again)
+
+    def identity(self) -> int | None:
+        """Return what tells the journal's file from one that takes its place; None if none is."""
+        try:
+            return self.journal_path.stat().st_ino
+        except OSError:
+            return None
+
+    def controller_pid(self) -> int | None:
+        """Return the process id of the living controller; None if there is none."""
+        try:
+            descriptor = os.open(self.lock_path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            # A shared lock: two commands that look at once do not take each other for it.
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            written = os.read(descriptor, 32).strip()
+            return int(written) if written.isdigit() else 0
+        else:
+            return None
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def control(self, *, patience_s: float) -> Iterator[bool]:
+        """Hold the controller's lock inside the block; yields False if another one keeps it.
+
+        The patience is for a predecessor that is about to leave, and for commands that look.
+        """
+        descriptor = os.open(self.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if not _flock(descriptor, patience_s):
+                yield False
+                return
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+            yield True
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def control_alone(self) -> Iterator[None]:
+        """Hold the controller's lock inside the block, once a living controller has been ended.
+
+        It keeps nothing in memory that matters, so it may be ended anywhere.
+
+        Raises:
+            EnvironmentFailure: something else than a controller holds the lock, or it does not end.
+        """
+        with ExitStack() as stack:
+            in_control = stack.enter_context(self.control(patience_s=0.0))
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                if not in_control:
+                    self._signal_controller(number)
+                    in_control = stack.enter_context(self.control(patience_s=_END_PATIENCE_S))
+            if not in_control:
+                raise EnvironmentFailure(
+                    f"The controller of {self.run_id} (process {self.controller_pid()}) does not "
+                    "end.",
+                    hint="end that process, then repeat the command",
+                )
+            yield
+
+    def _signal_controller(self, number: signal.Signals) -> None:
+        import psutil
+
+        pid = self.controller_pid()
+        if not pid:  # it has just left, or not written its number yet
+            return
+        try:
+            process = psutil.Process(pid)
+            command = process.cmdline()
+            if "spotguard.control" in command and self.run_id in command:
+                process.send_signal(number)
+                return
+        except psutil.NoSuchProcess:
+            return
+        except psutil.Error:
+            command = []
+        raise EnvironmentFailure(
+            f"Process {pid} holds run {self.run_id} and is no controller that could be ended: "
+            f"{' '.join(command)[:200] or 'it belongs to somebody else'}.",
+            hint="wait for its end, then repeat the command",
+        )
+
+
+def runs_folder() -> Path:
+    """Return the folder that holds all runs; it need not exist."""
+    return spotguard_home() / "runs"
+
+
+def folder_of(run_id: str) -> RunFolder:
+    """Return the folder of a run by its whole id; `UsageError` if there is none."""
+    if keys.RUN_ID_PATTERN.fullmatch(run_id) and (runs_folder() / run_id).is_dir():
+        return RunFolder(runs_folder() / run_id)
+    raise UsageError(f"There is no run {run_id!r} on this machine.", hint=_guess(run_id))
+
+
+def known_runs() -> list[str]:
+    """Return the ids of all runs of this machine, newest first."""
+    root = runs_folder()
+    if not root.is_dir():
+        return []
+    found = [path.name for path in root.iterdir() if keys.RUN_ID_PATTERN.fullmatch(path.name)]
+    return sorted(found, key=_made_at, reverse=True)
+
+
+def find_run(text: str | None) -> str:
+    """Return the id of the run that the user means: an id, a unique beginning, None the newest.
+
+    Raises:
+        UsageError: there is none, or several begin like that.
+    """
+    runs = known_runs()
+    if not runs:
+        raise UsageError(
+            f"There is no run on this machine yet (in {runs_folder()}).",
+            hint="start one: spotguard up job.py",
+        )
+    if text is None:
+        return runs[0]
+    matches = [run_id for run_id in runs if run_id.startswith(text)] if text else []
+    if text in matches or len(matches) == 1:
+        return text if text in matches else matches[0]
+    if matches:
+        raise UsageError(
+            f"{len(matches)} runs begin with {text!r}: {', '.join(matches[:5])}.",
+            hint=f"give more of its id; the newest of them is {matches[0]}",
+        )
+    raise UsageError(f"There is no run {text!r} on this machine.", hint=_guess(text))
+
+
+def _made_at(run_id: str) -> tuple[str, str]:
+    match = _MADE_AT.search(run_id)
+    return (match[1] if match else "", run_id)
+
+
+def _guess(text: str) -> str:
+    close = nearest(text, known_runs())
+    return f"did you mean {close}?" if close else "list them: spotguard runs"
+
+
+def _flock(descriptor: int, patience_s: float) -> bool:
+    give_up_at = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= give_up_at:
+                return False
+            time.sleep(_RETRY_S)
+        else:
+            return True

@@ -1,0 +1,1 @@
+"""What `status`, `history` and the live view show of a run."""

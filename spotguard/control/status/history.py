@@ -1,0 +1,368 @@
+"""The run's story: each journal event as one sentence for `spotguard history`."""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+from spotguard.control.journal import cost
+from spotguard.control.journal.fold import fold
+from spotguard.control.journal.record import JOB_PREFIX, Kind
+from spotguard.control.journal.snapshot import snapshot_before
+from spotguard.control.status.recovery import recoveries
+from spotguard.control.status.view import HistoryLine
+from spotguard.events.event import JobEvent
+from spotguard.events.states import EndReason, RunState
+from spotguard.events.untrusted import instant, integer, number
+from spotguard.units import format_bytes, format_duration, format_usd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from spotguard.control.journal.journal import Entry, Journal
+    from spotguard.control.journal.record import RunRecord
+
+SILENT = (
+    # The second halves of acts whose first half is told, and what `status` shows better. Nothing
+    # of it changes what the run costs, so a story can be told without reading them.
+    Kind.PROGRESS.value,
+    Kind.STOP_WRITTEN.value,
+    Kind.DOWN_SENT.value,
+    Kind.CHUNK_READ.value,
+    Kind.TOLD.value,
+    Kind.SNAPSHOT.value,
+)
+_FIRST_STEP = JOB_PREFIX + JobEvent.FIRST_STEP.value
+_NODE_LEFT = (Kind.NODE_ENDED.value, JOB_PREFIX + JobEvent.NODE_EXITED.value)
+_TOLD_TO_LEAVE = (
+    EndReason.PREEMPTED,
+    EndReason.TERMINATED,
+    EndReason.RESIZED,
+    EndReason.BUDGET,
+    EndReason.DEADLINE,
+    EndReason.STOPPED,
+)
+_LATE = 10_000
+"""Lines that are held back to put them in order: the job's events are journaled a moment after they
+happened, and hardly ever later than so many others."""
+
+
+class Teller:
+    """Tells events one after the other, each with what the run had cost by then."""
+
+    def __init__(self, record: RunRecord | None = None) -> None:
+        """`record` is what all events before the first one say."""
+        self.record = record
+
+    def tell(self, entry: Entry) -> HistoryLine | None:
+        """Take in the next event, and return its line; None if it is not told."""
+        self.record = fold([entry], self.record)
+        if entry.kind in SILENT:
+            return None
+        sentence, colour = (
+            _trains_again(self.record, entry) or _left_as_told(self.record, entry) or _tell(entry)
+        )
+        return HistoryLine(
+            at=entry.at,
+            attempt=entry.attempt,
+            kind=entry.kind.removeprefix(JOB_PREFIX),
+            text=sentence,
+            colour=colour,
+            cost_usd=cost.spent_usd(self.record, entry.at),
+            data=_public(entry),
+        )
+
+    def tell_all(self, entries: Iterable[Entry]) -> Iterator[HistoryLine]:
+        """Take in the next events, and yield the lines of those that are told."""
+        for entry in entries:
+            line = self.tell(entry)
+            if line is not None:
+                yield line
+
+
+def history_lines(entries: Iterable[Entry]) -> Iterator[HistoryLine]:
+    """Yield the story of a whole journal by time, in little memory however long it is."""
+    held: list[tuple[float, int, HistoryLine]] = []
+    for order, line in enumerate(Teller().tell_all(entries)):
+        heappush(held, (line.at, order, line))
+        if len(held) > _LATE:
+            yield heappop(held)[-1]
+    while held:
+        yield heappop(held)[-1]
+
+
+def newest_lines(
+    journal: Journal, count: int, *, until: int | None = None
+) -> tuple[list[HistoryLine], int]:
+    """Return the last lines by time, and how many there are before them.
+
+    Costs what these lines do, not what the journal does.
+
+    Args:
+        journal: where they are.
+        count: how many lines at most.
+        until: number of the last event that is looked at.
+    """
+    last = journal.start_of_newest(1) if until is None else until
+    teller = Teller(snapshot_before(journal, journal.start_of_newest(count, without=SILENT)))
+    entries = journal.read(teller.record.seq if teller.record else 0, without=SILENT)
+    told = teller.tell_all(takewhile(lambda entry: entry.seq <= last, entries))
+    lines = deque(told, maxlen=count)
+    return by_time(lines), journal.count(before=last + 1, without=SILENT) - len(lines)
+
+
+def by_time(lines: Iterable[HistoryLine]) -> list[HistoryLine]:
+    """Return the lines in order."""
+    return sorted(lines, key=lambda line: line.at)
+
+
+def _trains_again(record: RunRecord, entry: Entry) -> tuple[str, str] | None:
+    """Return how long the recovery took that ends with this event, if it is one and known."""
+    if entry.kind != _FIRST_STEP:
+        return None
+    for recovery in recoveries(record):
+        if recovery.attempt == entry.attempt and recovery.total_s is not None:
+            took = format_duration(recovery.total_s)
+            return _plain(f"trains again, {took} after attempt {recovery.ended} had ended", "green")
+    return None
+
+
+def _left_as_told(record: RunRecord, entry: Entry) -> tuple[str, str] | None:
+    """Return how a node left whose job had saved as it was told; torchrun returns 1 after that."""
+    if entry.kind not in _NODE_LEFT or entry.data.get("exit_code") != 1:
+        return None
+    ends = [attempt.job_end for attempt in record.attempts if attempt.number == entry.attempt]
+    if not any(end is not None and end.warned and end.reason in _TOLD_TO_LEAVE for end in ends):
+        return None
+    return _plain(f"node {entry.data.get('node')} left, as it was told")
+
+
+def _tell(entry: Entry) -> tuple[str, str]:
+    teller = _TELLERS.get(entry.kind)
+    if teller is None:
+        return entry.kind.removeprefix(JOB_PREFIX).replace("_", " "), "default"
+    return teller(entry)
+
+
+def _public(entry: Entry) -> dict[str, Any]:
+    """Return the event's data without the job's spec, which holds the values of variables."""
+    return {name: value for name, value in entry.data.items() if name != "spec"}
+
+
+def _plain(text: str, colour: str = "default") -> tuple[str, str]:
+    return text, colour
+
+
+def _adopted(entry: Entry) -> tuple[str, str]:
+    left = integer(entry.data, "chunks_left")
+    words = f"; {left} bundles of old events were left there" if left else ""
+    return _plain(f"the journal was rebuilt from the run's store{words}")
+
+
+def _created(entry: Entry) -> tuple[str, str]:
+    limits = entry.data["limits"]
+    budget = limits["budget_usd"]
+    words = "no budget" if budget is None else f"a budget of {format_usd(budget)}"
+    return _plain(f"run created, on {_node_range(limits)}, with {words}")
+
+
+def _node_range(limits: dict[str, Any]) -> str:
+    least, most = limits["nodes_min"], limits["nodes_max"]
+    return _nodes(most) if least == most else f"{least} to {most} nodes"
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node{'' if count == 1 else 's'}"
+
+
+def _clock_moved(entry: Entry) -> tuple[str, str]:
+    by_s = entry.data["by_s"]
+    way = "forward" if by_s > 0 else "back"
+    return _plain(
+        f"the clock of the controller's machine jumped {way} by {format_duration(abs(by_s))}; "
+        "the run's own time goes on without it",
+        "yellow",
+    )
+
+
+def _intended(entry: Entry) -> tuple[str, str]:
+    offer = entry.data["offer"]
+    names = (offer["infra"], offer["region"], offer["zone"], offer["instance_type"])
+    place = "/".join(name for name in names if name)
+    price = offer["price_usd_per_h"]
+    rate = "at an unknown price" if price is None else f"at {format_usd(price)} per node and hour"
+    return _plain(f"launching {_nodes(entry.data['nodes'])} in {place} {rate}", "cyan")
+
+
+def _launched(entry: Entry) -> tuple[str, str]:
+    if entry.data.get("found"):
+        return _plain("the launch had been made before the controller was restarted", "cyan")
+    return _plain("the launch was accepted", "cyan")
+
+
+def _waiting(entry: Entry) -> tuple[str, str]:
+    wait_s = max(0.0, entry.data["retry_at"] - entry.at)
+    return _plain(f"waiting for capacity, asking again in {format_duration(wait_s)}", "yellow")
+
+
+def _node_ended(entry: Entry) -> tuple[str, str]:
+    data = entry.data
+    if data["end"] == "lost":
+        return _plain(f"node {data['node']} was lost: {data['detail'] or 'taken'}", "yellow")
+    return _plain(f"node {data['node']} ended its part with exit code {data['exit_code']}")
+
+
+def _asked(prefix: str) -> Callable[[Entry], tuple[str, str]]:
+    def tell(entry: Entry) -> tuple[str, str]:
+        reason = EndReason(entry.data["reason"])
+        detail = entry.data.get("detail")
+        return _plain(f"{prefix}: {reason.told(None)}{f' ({detail})' if detail else ''}", "cyan")
+
+    return tell
+
+
+def _attempt_ended(entry: Entry) -> tuple[str, str]:
+    reason = EndReason(entry.data["reason"])
+    detail = entry.data["detail"]
+    words = reason.told(entry.data.get("saved"))
+    return _plain(f"attempt ended: {words}{f' ({detail})' if detail else ''}", reason.colour)
+
+
+def _went_on(entry: Entry) -> tuple[str, str]:
+    ended = entry.data["ended"]
+    words = EndReason(ended["reason"]).told(ended.get("saved"))
+    nodes = _nodes(entry.data["nodes"])
+    return _plain(
+        f"attempt {entry.data['after']} ended: {words}; {nodes} that stayed go on in place",
+        "cyan",
+    )
+
+
+def _settled(entry: Entry) -> tuple[str, str]:
+    state = RunState(entry.data["state"])
+    return _plain(f"the run is {state.label}: {entry.data['detail']}", state.colour)
+
+
+def _resumed(entry: Entry) -> tuple[str, str]:
+    limits = entry.data["limits"]
+    budget = limits["budget_usd"]
+    words = "" if budget is None else f", with a budget of {format_usd(budget)}"
+    return _plain(f"resumed by you, on {_node_range(limits)}{words}", "cyan")
+
+
+def _started(entry: Entry) -> tuple[str, str]:
+    step = integer(entry.data, "resumed_step")
+    begin = f"goes on after step {step}" if step else "starts at the beginning"
+    world = integer(entry.data, "world_size")
+    return _plain(f"training {begin}{f' on {world} process(es)' if world else ''}", "green")
+
+
+def _notice(entry: Entry) -> tuple[str, str]:
+    deadline_at = instant(entry.data, "deadline_at")
+    words = "" if deadline_at is None else f", in {format_duration(deadline_at - entry.at)}"
+    source = entry.data.get("source")
+    return _plain(
+        f"notice: node {entry.data.get('node')} will be taken{words} ({source})", "yellow"
+    )
+
+
+def _saved(entry: Entry) -> tuple[str, str]:
+    data = entry.data
+    size, took = (
+        format_bytes(number(data, "size_bytes")),
+        format_duration(number(data, "duration_s")),
+    )
+    return _plain(
+        f"saved step {data.get('step')} ({data.get('checkpoint_kind')}, {size} in {took})"
+    )
+
+
+def _job_ended(entry: Entry) -> tuple[str, str]:
+    data = entry.data
+    try:
+        reason = EndReason(str(data.get("reason")))
+    except ValueError:
+        return _plain(f"the job reports its end: {data.get('reason')}")
+    message = f" ({data['message']})" if data.get("message") else ""
+    saved = data["saved"] if isinstance(data.get("saved"), bool) else None
+    return _plain(f"the job reports its end: {reason.told(saved)}{message}", reason.colour)
+
+
+def _cluster_up(entry: Entry) -> tuple[str, str]:
+    since_at = number(entry.data, "at")
+    if since_at is None:
+        return _plain("the nodes are up")
+    charged = format_duration(max(0.0, entry.at - since_at))
+    return _plain(f"the nodes are up, and charged for since {charged}")
+
+
+def _of(text: str, colour: str = "default") -> Callable[[Entry], tuple[str, str]]:
+    """Return a teller of a text whose {names} stand in the event's data."""
+
+    def tell(entry: Entry) -> tuple[str, str]:
+        known = {
+            "node": None,
+            "exit_code": None,
+            "step": None,
+            "stop_step": None,
+            "problem": "",
+            "message": "",
+            "source": "",
+            "reason": "",
+        }
+        return text.format_map({**known, **entry.data}), colour
+
+    return tell
+
+
+_TELLERS: dict[str, Callable[[Entry], tuple[str, str]]] = {
+    Kind.CREATED.value: _created,
+    Kind.ADOPTED.value: _adopted,
+    Kind.CONTROLLER_STARTED.value: _of("the controller started (process {pid})"),
+    Kind.CONTROLLER_REPAIRED.value: _of("the controller was gone and is started again", "yellow"),
+    Kind.TAKEN_OVER.value: _of("the run was taken over by {by}", "yellow"),
+    Kind.CLOCK_MOVED.value: _clock_moved,
+    Kind.INTENDED.value: _intended,
+    Kind.LAUNCHED.value: _launched,
+    Kind.CLUSTER_UP.value: _cluster_up,
+    Kind.NO_CAPACITY.value: _of("no capacity for {nodes} node(s): {problem}", "yellow"),
+    Kind.LAUNCH_FAILED.value: _of("the launch failed: {problem}", "red"),
+    Kind.DROPPED.value: _of("the launch was given up: {why}"),
+    Kind.WAITING.value: _waiting,
+    Kind.NODE_ENDED.value: _node_ended,
+    Kind.CONTACT_LOST.value: _of("contact lost: {detail}; nothing is killed", "yellow"),
+    Kind.CONTACT_BACK.value: _of("contact is back", "green"),
+    Kind.CLOUD_SILENT.value: _of("{detail}; the job gives signs of life", "yellow"),
+    Kind.CLOUD_BACK.value: _of("the cluster can be asked again", "green"),
+    Kind.STORE_LOST.value: _of("the run's store cannot be read: {problem}", "yellow"),
+    Kind.STORE_BACK.value: _of("the run's store can be read again", "green"),
+    Kind.STOP_ASKED.value: _asked("asking the job to save and stop"),
+    Kind.DOWN_ASKED.value: _asked("taking the nodes down"),
+    Kind.DOWN_FAILED.value: _of("the nodes could not be taken down yet: {problem}", "yellow"),
+    Kind.ATTEMPT_ENDED.value: _attempt_ended,
+    Kind.WENT_ON.value: _went_on,
+    Kind.ALERT.value: _of("{percent} % of the budget are spent", "yellow"),
+    Kind.SETTLED.value: _settled,
+    Kind.USER_STOP.value: _of("you asked to save and stop", "cyan"),
+    Kind.USER_DOWN.value: _of("you asked to release the nodes at once", "cyan"),
+    Kind.RESUMED.value: _resumed,
+    Kind.SET_ASIDE.value: _of("{key} was passed over: {problem}", "yellow"),
+    JOB_PREFIX + JobEvent.STARTED.value: _started,
+    _FIRST_STEP: _of("the first step is done", "green"),
+    JOB_PREFIX + JobEvent.NOTICE.value: _notice,
+    JOB_PREFIX + JobEvent.NODE_EXITED.value: _of("node {node} left with exit code {exit_code}"),
+    JOB_PREFIX + JobEvent.GIVEN_BACK.value: _of("its node had Slurm end the whole allocation"),
+    JOB_PREFIX + JobEvent.WITHDRAWN.value: _of("the notice was withdrawn ({source})", "green"),
+    JOB_PREFIX + JobEvent.AGREED.value: _of("all ranks stop after step {stop_step} ({reason})"),
+    JOB_PREFIX + JobEvent.SAVED.value: _saved,
+    JOB_PREFIX + JobEvent.SAVE_FAILED.value: _of("saving step {step} failed: {problem}", "red"),
+    JOB_PREFIX + JobEvent.FITS.value: _of("{message}"),
+    JOB_PREFIX + JobEvent.PEER_LOST.value: _of(
+        "a peer was lost at step {step}: {problem}", "yellow"
+    ),
+    JOB_PREFIX + JobEvent.RESCALED.value: _of("{message}", "cyan"),
+    JOB_PREFIX + JobEvent.WARNING.value: _of("{message}", "yellow"),
+    JOB_PREFIX + JobEvent.ENDED.value: _job_ended,
+}

@@ -1,0 +1,204 @@
+"""Makes the picture that `status` shows from a record. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spotguard.control.journal import cost
+from spotguard.control.status.recovery import recoveries
+from spotguard.control.status.view import AttemptView, RunSummary, RunView
+from spotguard.control.supervisor.decide import state_of
+from spotguard.events.states import EndReason, RunState
+from spotguard.plan.money import saved_pct
+from spotguard.units import format_duration
+
+if TYPE_CHECKING:
+    from spotguard.control.journal.record import AttemptRecord, RunRecord, Save, StepProgress
+
+
+def run_view(
+    record: RunRecord,
+    *,
+    live: StepProgress | None,
+    now: float,
+    controller_alive: bool,
+    store_url: str,
+) -> RunView:
+    """Return the picture of a run.
+
+    Args:
+        record: the folded journal.
+        live: newer progress of the current attempt than the journal's, if there is any.
+        now: epoch seconds.
+        controller_alive: whether a process controls the run.
+        store_url: of the run's own prefix.
+    """
+    state = state_of(record)
+    step = _step(record, live)
+    total_steps = (live and live.total_steps) or record.total_steps
+    progress = live or _last_progress(record)
+    step_s = progress.step_s if progress else None
+    saved = newest_save(record)
+    until = now if record.settled is None else record.settled.at
+    spent = cost.spent_usd(record, until)
+    on_demand = cost.on_demand_usd(record, until)
+    last = record.last_ended
+    failed = state is RunState.FAILED and last is not None and last.end is not None
+    return RunView(
+        run_id=record.run_id,
+        name=record.name,
+        state=state,
+        state_detail=_detail(record, state, now),
+        step=step,
+        total_steps=total_steps,
+        loss=progress.loss if progress else None,
+        step_s=step_s,
+        eta_s=_eta_s(state, step, total_steps, step_s),
+        store=store_url,
+        created_at=record.created_at,
+        finished_at=record.settled.at if record.settled else None,
+        spent_usd=spent,
+        budget_usd=record.limits.budget_usd,
+        on_demand_usd=on_demand,
+        saved_pct=saved_pct(spent, on_demand),
+        goodput=cost.goodput(record, until),
+        saved_step=saved.step if saved else None,
+        saved_at=saved.at if saved else None,
+        warnings=record.warnings,
+        traceback=last.end.traceback if failed and last and last.end else None,
+        controller_alive=controller_alive,
+        attempts=tuple(_attempt_view(record, attempt, live, until) for attempt in record.attempts),
+        recoveries=recoveries(record),
+        on_demand_infra=record.spec.get("on_demand_infra"),
+    )
+
+
+def run_summary(record: RunRecord, *, now: float) -> RunSummary:
+    """Return one line of the list of runs."""
+    return RunSummary(
+        run_id=record.run_id,
+        name=record.name,
+        state=state_of(record),
+        created_at=record.created_at,
+        spent_usd=cost.spent_usd(record, now if record.settled is None else record.settled.at),
+    )
+
+
+def newest_save(record: RunRecord) -> Save | None:
+    """Return the save from which the next attempt would go on; None if there is none."""
+    for attempt in reversed(record.attempts):
+        if attempt.last_save is not None:
+            return attempt.last_save
+        if attempt.started_at is not None:
+            return _save_named(record, attempt.resumed_from)
+    return None
+
+
+def _save_named(record: RunRecord, checkpoint: str | None) -> Save | None:
+    saves = [save for attempt in record.attempts for save in attempt.saves]
+    return next((save for save in saves if checkpoint and save.checkpoint == checkpoint), None)
+
+
+def _attempt_view(
+    record: RunRecord, attempt: AttemptRecord, live: StepProgress | None, now: float
+) -> AttemptView:
+    end, offer = attempt.end, attempt.offer
+    last_step = attempt.last_step
+    if attempt is record.current and live is not None:
+        last_step = max(last_step or 0, live.step)
+    return AttemptView(
+        attempt=attempt.number,
+        infra=offer.infra,
+        region=offer.region,
+        zone=offer.zone,
+        instance_type=offer.instance_type,
+        market=offer.market.value,
+        nodes=attempt.nodes,
+        in_place=attempt.in_place,
+        price_usd_per_h=offer.price_usd_per_h,
+        on_demand_usd_per_h=offer.on_demand_usd_per_h,
+        started_at=attempt.intended_at,
+        ended_at=end.gone_at if end else None,
+        end_reason=end.reason if end else None,
+        end_detail=end.detail if end else "",
+        saved=attempt.saved if end else None,
+        notice_s=cost.notice_s(attempt),
+        saved_before_end_s=cost.saved_before_end_s(record, attempt),
+        steps_lost=cost.steps_lost(record, attempt),
+        first_step=attempt.resumed_step,
+        last_step=last_step,
+        cost_usd=cost.cost_usd(attempt, now),
+        train_s=cost.counted_train_s(record)[attempt.number],
+    )
+
+
+def _last_progress(record: RunRecord) -> StepProgress | None:
+    known = [attempt.progress for attempt in record.attempts if attempt.progress is not None]
+    return known[-1] if known else None
+
+
+def _step(record: RunRecord, live: StepProgress | None) -> int | None:
+    """Return the steps done: of the living attempt, else those that the next one need not do."""
+    last = record.attempts[-1] if record.attempts else None
+    if last is None:
+        return 0
+    finished = last.end is not None and last.end.reason is EndReason.FINISHED
+    if finished or (last.end is None and last.started_at is not None):
+        known = [step for step in (last.last_step, live.step if live else None) if step is not None]
+        return max(known, default=None)
+    save = newest_save(record)
+    return save.step if save else 0
+
+
+def _eta_s(
+    state: RunState, step: int | None, total_steps: int | None, step_s: float | None
+) -> float | None:
+    if (
+        state not in (RunState.RUNNING, RunState.CLOUD_SILENT)
+        or step is None
+        or total_steps is None
+        or step_s is None
+    ):
+        return None
+    return max(0, total_steps - step) * step_s
+
+
+def _detail(record: RunRecord, state: RunState, now: float) -> str:
+    """Return one sentence on what is going on, or why the run settled."""
+    if record.settled is not None:
+        return record.settled.detail
+    attempt = record.current
+    if attempt is not None:
+        return _detail_of_attempt(attempt, state, store_lost=record.store_lost)
+    if state is RunState.WAITING:
+        wait_s = max(0.0, (record.retry_at or now) - now)
+        said = f" ({record.refusal})" if record.refusal else ""
+        return f"no place has enough nodes now{said}; asked again in {format_duration(wait_s)}"
+    last = record.last_ended
+    if last is not None and last.end is not None:
+        words = last.end.reason.told(last.saved)
+        return f"attempt {last.number} ended ({words}); the next one is prepared"
+    return state.hint
+
+
+def _detail_of_attempt(attempt: AttemptRecord, state: RunState, *, store_lost: bool) -> str:
+    nodes = f"{attempt.nodes} node{'s' if attempt.nodes > 1 else ''}"
+    if state is RunState.LAUNCHING:
+        return f"attempt {attempt.number}: starting {nodes}"
+    if state is RunState.CONTACT_LOST and store_lost:
+        return "the run's store cannot be read, so nothing is heard of the job; nothing is killed"
+    if state in (RunState.CONTACT_LOST, RunState.CLOUD_SILENT):
+        return state.hint
+    if attempt.job_end is not None:
+        words = attempt.job_end.reason.told(attempt.saved)
+        return f"{words}; the nodes of attempt {attempt.number} are leaving"
+    if attempt.down is not None:
+        words = attempt.down.reason.told(attempt.saved)
+        return f"{words}; the nodes of attempt {attempt.number} are leaving"
+    if attempt.stop is not None:
+        return f"asked to save and stop: {attempt.stop.reason.told(None)}"
+    if attempt.lost_nodes:
+        return f"node {attempt.lost_nodes[0].node} is lost; the others have a moment to save"
+    if attempt.notice is not None:
+        return f"a node will be taken ({attempt.notice.source}); it saves and leaves first"
+    return f"attempt {attempt.number} trains on {nodes}"

@@ -1,0 +1,166 @@
+"""What `status` shows: one frozen picture of a run, and the JSON it becomes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from spotguard.units import to_iso
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from spotguard.control.status.recovery import Recovery
+    from spotguard.events.states import EndReason, RunState
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptView:
+    """One cluster's life inside a run. None means unknown, never zero."""
+
+    attempt: int
+    infra: str
+    region: str | None
+    zone: str | None
+    instance_type: str | None
+    market: str
+    nodes: int
+    in_place: bool
+    """True if it began on what was left of the cluster of the attempt before."""
+    price_usd_per_h: float | None
+    """Of one node."""
+    on_demand_usd_per_h: float | None
+    started_at: float
+    """Epoch seconds from which it is billed: when it was asked for."""
+    ended_at: float | None
+    """Epoch seconds at which its last node was confirmed gone; None while it lives."""
+    end_reason: EndReason | None
+    end_detail: str
+    """The reason in words, with what the launcher or the job said."""
+    saved: bool | None
+    """Whether all that it did is saved; None while it lives, or if that is not known."""
+    notice_s: float | None
+    """Seconds of warning: from the first notice to the deadline it named; None without notice."""
+    saved_before_end_s: float | None
+    """Seconds between the last committed save and the end of training in this attempt."""
+    steps_lost: int | None
+    """Steps finished after the last save that counts; None while it lives or unknown."""
+    first_step: int | None
+    """Steps already done when it started."""
+    last_step: int | None
+    """Steps done when it ended, or now."""
+    cost_usd: float | None
+    train_s: float | None
+    """Seconds in finished steps that still count."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunView:
+    """One picture of a run."""
+
+    run_id: str
+    name: str
+    state: RunState
+    state_detail: str
+    """One sentence on what is going on or why it settled."""
+    step: int | None
+    """Steps done; while running it may be some seconds old."""
+    total_steps: int | None
+    loss: float | None
+    step_s: float | None
+    eta_s: float | None
+    store: str
+    """URL of the run's own prefix, `<store>/<run_id>`."""
+    created_at: float
+    finished_at: float | None
+    spent_usd: float | None
+    budget_usd: float | None
+    on_demand_usd: float | None
+    """The same useful work bought on demand, undisturbed; see `control.meter`."""
+    saved_pct: float | None
+    goodput: float | None
+    """Share (0..1) of billed wall time that went into steps that count."""
+    saved_step: int | None
+    saved_at: float | None
+    warnings: tuple[str, ...]
+    """Sentences the user should read: failed saves, skipped checkpoints, unmet expectations."""
+    traceback: str | None
+    """Of the job's own failure."""
+    controller_alive: bool
+    attempts: tuple[AttemptView, ...]
+    recoveries: tuple[Recovery, ...] = ()
+    on_demand_infra: str | None = None
+    """Where nodes are bought on demand, if elsewhere than spot ones."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the schema-versioned object of `status --json`; instants are ISO 8601 UTC."""
+        body = asdict(self)
+        for name in ("created_at", "finished_at", "saved_at"):
+            body[name] = None if body[name] is None else to_iso(body[name])
+        for attempt in body["attempts"]:
+            for name in ("started_at", "ended_at"):
+                attempt[name] = None if attempt[name] is None else to_iso(attempt[name])
+            attempt["end_reason"] = attempt["end_reason"] and str(attempt["end_reason"])
+        for recovery in body["recoveries"]:
+            recovery["ended_at"] = recovery["ended_at"] and to_iso(recovery["ended_at"])
+            recovery["reason"] = str(recovery["reason"])
+        body["state"] = str(self.state)
+        return {"schema": SCHEMA, **body}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryLine:
+    """One thing that happened, for `history`."""
+
+    at: float
+    attempt: int | None
+    kind: str
+    """A journal or job event's kind."""
+    text: str
+    """One sentence for a human, with its reason."""
+    colour: str = "default"
+    cost_usd: float | None = None
+    """What the run had cost by then, where it is known."""
+    data: dict[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `history --json` lists."""
+        body = asdict(self)
+        body["at"] = to_iso(self.at)
+        del body["colour"]
+        return body
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What somebody sees who looks at a run again and again."""
+
+    view: RunView
+    """How it stands."""
+    news: tuple[HistoryLine, ...]
+    """What happened since the last look, by time; at the first one, the newest."""
+    earlier: int = 0
+    """How many happenings before them are not told: at the first look of a long run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Story:
+    """What happened to a run."""
+
+    lines: Iterable[HistoryLine]
+    """By time. Can be gone through once."""
+    earlier: int
+    """How many lines before these are left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """One line of the list of runs."""
+
+    run_id: str
+    name: str
+    state: RunState
+    created_at: float
+    spent_usd: float | None

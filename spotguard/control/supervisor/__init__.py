@@ -1,0 +1,1 @@
+"""The controller at work: it looks, decides, acts and writes down."""

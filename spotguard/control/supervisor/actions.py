@@ -1,0 +1,177 @@
+"""What the machine can decide to do. Each action is journaled before it touches the world."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from spotguard.control.journal.record import Allotment
+    from spotguard.events.group import Group
+    from spotguard.events.states import EndReason, RunState
+    from spotguard.launch.base import Offer
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing is to be done now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intend:
+    """Write down that an attempt will be launched. `Launch` follows."""
+
+    nodes: int
+    offer: Offer
+    allotment: Allotment
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Launch the attempt that was intended; may be repeated, the launcher is idempotent."""
+
+
+@dataclass(frozen=True)
+class NoteLaunched:
+    """The cluster exists although nobody wrote it down: the controller died in between."""
+
+
+@dataclass(frozen=True)
+class NoteUp:
+    """Write down when the nodes began to cost."""
+
+    at: float
+
+
+@dataclass(frozen=True)
+class NoteRefused:
+    """The launch was taken, and then the nodes were not to be had: try the next place."""
+
+    problem: str
+    lasting: bool = False
+    """No wait will mend it."""
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Forget an intent that provably started nothing and is too old to follow."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class BackOff:
+    """No place has even the smallest number of nodes: try again at `retry_at`."""
+
+    retry_at: float
+
+
+@dataclass(frozen=True)
+class AskToStop:
+    """Write down that the job shall save and stop. `WriteStop` follows."""
+
+    reason: EndReason
+
+
+@dataclass(frozen=True)
+class WriteStop:
+    """Put the stop request where the job sees it; may be repeated."""
+
+    reason: EndReason
+
+
+@dataclass(frozen=True)
+class AskDown:
+    """Write down that the nodes shall go, and why. `SendDown` follows."""
+
+    reason: EndReason
+    detail: str
+
+
+@dataclass(frozen=True)
+class SendDown:
+    """Tell the launcher to take the nodes down; may be repeated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conclude:
+    """The cluster is gone: write down the verdict on the attempt."""
+
+    reason: EndReason
+    detail: str
+    gone_at: float
+    training_ended_at: float
+    traceback: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoOn:
+    """Write down that the attempt ended and the next one began, in place, without us."""
+
+    group: Group
+    verdict: Conclude
+    allotment: Allotment
+
+
+@dataclass(frozen=True)
+class LoseContact:
+    """Say that nothing is seen of the attempt; kill nothing."""
+
+    detail: str
+
+
+@dataclass(frozen=True)
+class RegainContact:
+    """Say that it was seen again."""
+
+
+@dataclass(frozen=True)
+class LoseSight:
+    """Say that the launcher cannot be asked of the attempt, though its job is heard."""
+
+    detail: str
+
+
+@dataclass(frozen=True)
+class RegainSight:
+    """Say that the launcher answers again."""
+
+
+@dataclass(frozen=True)
+class Alert:
+    """Say that this share of the budget is spent."""
+
+    percent: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settle:
+    """The run comes to rest."""
+
+    state: RunState
+    detail: str
+    exit_code: int
+
+
+Action: TypeAlias = (
+    Wait
+    | Intend
+    | Launch
+    | NoteLaunched
+    | NoteUp
+    | NoteRefused
+    | Drop
+    | BackOff
+    | AskToStop
+    | WriteStop
+    | AskDown
+    | SendDown
+    | Conclude
+    | GoOn
+    | LoseContact
+    | RegainContact
+    | LoseSight
+    | RegainSight
+    | Alert
+    | Settle
+)

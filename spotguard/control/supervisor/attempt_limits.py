@@ -1,0 +1,104 @@
+"""How long an attempt may live, so that a run never costs more than its budget. Pure.
+
+The money that is left buys the nodes until `end`. Counting back from there: the controller (and,
+should it be dead, the launcher's leak guard) takes the nodes down early enough for a slow
+teardown, and the job saves and stops by itself early enough for a slow save before that:
+
+    now ──── training ────► stop_at ── save ──► down_at ── teardown ──► end
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spotguard.control.journal import cost
+from spotguard.control.journal.record import Allotment
+from spotguard.events.states import EndReason
+from spotguard.plan import money
+
+if TYPE_CHECKING:
+    from spotguard.control.journal.record import AttemptRecord, RunRecord
+    from spotguard.control.supervisor.policy import Policy
+
+
+def allot(
+    record: RunRecord, *, nodes: int, price_usd_per_h: float | None, now: float, policy: Policy
+) -> Allotment | EndReason:
+    """Return the limits of an attempt launched now, or the reason for which it is not worth it."""
+    margins = _Margins.of(record, policy)
+    budget_end = _budget_end(record, nodes=nodes, price_usd_per_h=price_usd_per_h, now=now)
+    deadline_end = record.limits.deadline_at
+    for end, reason in ((deadline_end, EndReason.DEADLINE), (budget_end, EndReason.BUDGET)):
+        if end is not None and end - margins.save_s - margins.teardown_s - now < margins.useful_s:
+            return reason
+    ends = [
+        (end, reason)
+        for end, reason in ((budget_end, EndReason.BUDGET), (deadline_end, EndReason.DEADLINE))
+        if end is not None
+    ]
+    if not ends:
+        return Allotment()
+    first_end, first_reason = min(ends, key=lambda pair: pair[0])
+    down_at = first_end - margins.teardown_s
+    return Allotment(
+        budget_stop_at=margins.stop_at(budget_end),
+        deadline_stop_at=margins.stop_at(deadline_end),
+        down_at=down_at,
+        down_reason=first_reason,
+        max_lifetime_s=down_at - now,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Margins:
+    """What the run's own attempts have shown about saves, teardowns and starts."""
+
+    save_s: float
+    teardown_s: float
+    useful_s: float
+
+    @classmethod
+    def of(cls, record: RunRecord, policy: Policy) -> _Margins:
+        saves_s, steps_s, teardowns_s, startups_s = [0.0], [0.0], [0.0], []
+        for attempt in record.attempts:
+            saves_s += [save.duration_s or 0.0 for save in attempt.saves]
+            if attempt.progress is not None:
+                steps_s.append(attempt.progress.step_s or 0.0)
+            teardowns_s.append(_teardown_s(attempt))
+            if attempt.started_at is not None:
+                startups_s.append(cost.startup_s(attempt, attempt.started_at))
+        return cls(
+            save_s=max(policy.save_s, 2 * (max(saves_s) + max(steps_s))),
+            teardown_s=max(policy.teardown_s, 1.5 * max(teardowns_s)),
+            useful_s=policy.useful_s + min(startups_s, default=0.0),
+        )
+
+    def stop_at(self, end: float | None) -> float | None:
+        return None if end is None else end - self.teardown_s - self.save_s
+
+
+def _teardown_s(attempt: AttemptRecord) -> float:
+    """Return how long the nodes took to go once it was time, whoever saw to it; 0 if unknown."""
+    if attempt.end is None:
+        return 0.0
+    if attempt.down is not None:
+        return attempt.end.gone_at - attempt.down.at
+    guard_at = attempt.allotment.down_at
+    return 0.0 if guard_at is None else attempt.end.gone_at - guard_at
+
+
+def _budget_end(
+    record: RunRecord, *, nodes: int, price_usd_per_h: float | None, now: float
+) -> float | None:
+    """Return when the money is used up; None without a budget, or with an unknown price.
+
+    Whether an unknown price may be launched under a budget at all is the machine's decision.
+    """
+    return money.budget_stop_at(
+        now=now,
+        spent_usd=cost.known_spent_usd(record, now),
+        budget_usd=record.limits.budget_usd,
+        rate_usd_per_h=money.rate_usd_per_h(price_usd_per_h, nodes),
+        reserve_usd=0.0,
+    )

@@ -1,0 +1,514 @@
+"""The state machine: what to do next, given all that is known. Pure, so every case is testable.
+
+`decide` looks at the record (the journal, folded), at one observation of the outside, and at the
+time, and names one action. The supervisor carries it out, writes down what came of it, and asks
+again until the answer is `Wait`. Because an intent is in the record before the act, and every
+act may be repeated, a controller that was killed anywhere just starts to ask again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from spotguard.control.journal import cost
+from spotguard.control.journal.record import Kind, place_key
+from spotguard.control.supervisor.actions import (
+    Action,
+    Alert,
+    AskDown,
+    AskToStop,
+    BackOff,
+    Conclude,
+    Drop,
+    GoOn,
+    Intend,
+    Launch,
+    LoseContact,
+    LoseSight,
+    NoteLaunched,
+    NoteRefused,
+    NoteUp,
+    RegainContact,
+    RegainSight,
+    SendDown,
+    Settle,
+    Wait,
+    WriteStop,
+)
+from spotguard.control.supervisor.attempt_limits import allot
+from spotguard.control.supervisor.end_reason import judge, judge_nodes, words_of_patience
+from spotguard.control.supervisor.placement import back_to_spot_due, offers_now, regrow_due
+from spotguard.control.supervisor.request import may_go_on_in_place
+from spotguard.errors import BudgetExhausted, DeadlineReached, EnvironmentFailure, JobFailed
+from spotguard.errors import NoCapacity as NoCapacityError
+from spotguard.events.states import EndReason, RunState
+from spotguard.launch.base import ClusterState, ClusterView, Offer
+from spotguard.launch.membership import GO_ON_AFTER
+from spotguard.plan.ladder import node_ladder
+from spotguard.units import format_duration, format_usd
+
+if TYPE_CHECKING:
+    from spotguard.control.journal.record import AttemptRecord, JobEnd, RunRecord
+    from spotguard.control.supervisor.policy import Policy
+    from spotguard.events.group import Group
+
+ALERT_PERCENTS = (50, 80, 95)
+EXIT_UNFINISHED = 75
+_ROUNDS_OF_DOUBT = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """One look at the outside."""
+
+    cluster: ClusterView | None = None
+    """Of the current attempt; None between attempts."""
+    news_complete: bool = True
+    """All that the job wrote before `cluster` was looked at has been read into the record."""
+    silence_s: float | None = None
+    """Seconds since the last heartbeat; None if there never was one."""
+    unreachable_s: float = 0.0
+    """Seconds since the launcher could last say anything of the cluster."""
+    free_nodes: int | None = None
+    """Nodes that are free where the attempt is, beside its own; None is unknown."""
+    free_spot: int | None = None
+    """Nodes that are free in the spot place with most of them; None is unknown."""
+    group: Group | None = None
+    """The nodes that began the next attempt in place."""
+    offers: tuple[Offer, ...] = ()
+    """The places that could be asked, best first; only needed between attempts."""
+
+
+def decide(record: RunRecord, seen: Observation, now: float, policy: Policy) -> Action:
+    """Return what to do next."""
+    if record.settled is not None:
+        return Wait()
+    percent = _alert_due(record, now)
+    if percent is not None:
+        return Alert(percent)
+    attempt = record.current
+    if attempt is None:
+        return _between_attempts(record, seen, now, policy)
+    if seen.cluster is None:
+        return Wait()
+    if not attempt.launched:
+        return _launching(record, attempt, seen.cluster, now, policy)
+    return _living(record, attempt, seen, seen.cluster, now, policy)
+
+
+def state_of(record: RunRecord) -> RunState:
+    """Return where the run stands."""
+    if record.settled is not None:
+        return record.settled.state
+    attempt = record.current
+    if attempt is None:
+        if record.waiting_since is not None:
+            return RunState.WAITING
+        return RunState.RECOVERING if record.attempts else RunState.LAUNCHING
+    if attempt.down is not None or attempt.job_end is not None or attempt.stop is not None:
+        return RunState.DRAINING
+    if attempt.contact_lost_at is not None or record.store_lost:
+        return RunState.CONTACT_LOST
+    if attempt.cloud_silent_at is not None:
+        return RunState.CLOUD_SILENT
+    return RunState.LAUNCHING if attempt.started_at is None else RunState.RUNNING
+
+
+# ---------------------------------------------------------------- between attempts
+
+
+def _between_attempts(record: RunRecord, seen: Observation, now: float, policy: Policy) -> Action:
+    last = record.last_ended
+    settled = None
+    if last is not None and last.number > record.resumed_after:
+        settled = _settled_by(last)
+    # A job that was done before it heard of the stop is not to be resumed, only to find that out.
+    finished = settled is not None and settled.state is RunState.FINISHED
+    if record.wish is not None and not finished:
+        return Settle(state=RunState.STOPPED, detail="stopped by you", exit_code=EXIT_UNFINISHED)
+    if settled is not None:
+        return settled
+    if _barren(record) >= policy.barren_attempts:
+        return Settle(
+            state=RunState.PAUSED,
+            detail=f"{policy.barren_attempts} attempts in a row made no progress; "
+            "see why each ended in `spotguard history`",
+            exit_code=NoCapacityError.exit_code,
+        )
+    if record.retry_at is not None and now < record.retry_at:
+        return Wait()
+    return _next_launch(record, seen.offers, now, policy)
+
+
+def _settled_by(last: AttemptRecord) -> Settle | None:
+    """Return how the newest attempt's end settles the run; None if the next one may start."""
+    assert last.end is not None
+    state, exit_code = {
+        EndReason.FINISHED: (RunState.FINISHED, 0),
+        EndReason.FAILED: (RunState.FAILED, JobFailed.exit_code),
+        EndReason.STORE_FAILED: (RunState.FAILED, EnvironmentFailure.exit_code),
+        EndReason.LAUNCH_FAILED: (RunState.FAILED, EnvironmentFailure.exit_code),
+        EndReason.BUDGET: (RunState.PAUSED, BudgetExhausted.exit_code),
+        EndReason.DEADLINE: (RunState.PAUSED, DeadlineReached.exit_code),
+        EndReason.STOPPED: (RunState.STOPPED, EXIT_UNFINISHED),
+    }.get(last.end.reason, (None, 0))
+    if state is None:
+        return None
+    reason = last.end.reason
+    words = reason.hint if reason is EndReason.FINISHED else reason.told(last.saved)
+    detail = words if last.end.detail in ("", words) else f"{words}: {last.end.detail}"
+    return Settle(state=state, detail=detail, exit_code=exit_code)
+
+
+def _barren(record: RunRecord) -> int:
+    """Return how many attempts in a row, up to the newest, finished no new step."""
+    count = 0
+    for attempt in reversed(record.attempts):
+        first, last = attempt.resumed_step or 0, attempt.last_step
+        if attempt.number <= record.resumed_after or (last is not None and last > first):
+            break
+        count += 1
+    return count
+
+
+def _next_launch(
+    record: RunRecord, offers: tuple[Offer, ...], now: float, policy: Policy
+) -> Action:
+    """Take the largest number of nodes that can be paid and was not refused in this round."""
+    refusals: list[EndReason] = []
+    unpriced, priced = None, bool(record.tried)
+    for nodes in node_ladder(record.limits.nodes_min, record.limits.nodes_max):
+        for offer in offers_now(record, offers, now, policy):
+            if (nodes, place_key(offer)) in record.tried:
+                continue
+            if _price_forbids(record, offer):
+                unpriced = unpriced or offer
+                continue
+            priced = True
+            allotted = allot(
+                record,
+                nodes=nodes,
+                price_usd_per_h=offer.price_usd_per_h,
+                now=now,
+                policy=policy,
+            )
+            if not isinstance(allotted, EndReason):
+                return Intend(nodes=nodes, offer=offer, allotment=allotted)
+            refusals.append(allotted)
+    if unpriced is not None and not priced:
+        return _unknown_price(record, unpriced)
+    if refusals and not record.tried:
+        return _refused(record, refusals[0], now)
+    return _no_capacity(record, now, policy)
+
+
+def _no_capacity(record: RunRecord, now: float, policy: Policy) -> Action:
+    if record.tried and not record.mendable and record.rounds >= _rounds_of_doubt(record):
+        return Settle(
+            state=RunState.FAILED,
+            detail=f"the launch failed: {record.refusal}",
+            exit_code=EnvironmentFailure.exit_code,
+        )
+    since = now if record.waiting_since is None else record.waiting_since
+    if now - since >= policy.capacity_patience_s:
+        return Settle(
+            state=RunState.PAUSED,
+            detail=f"no place had {record.limits.nodes_min} node(s) for "
+            f"{format_duration(now - since)}{_in_words(record.refusal)}",
+            exit_code=NoCapacityError.exit_code,
+        )
+    # The exponent is capped so that a long wait cannot overflow a float.
+    delay_s = policy.capacity_backoff_s * 2.0 ** min(record.rounds, 30)
+    return BackOff(now + min(delay_s, policy.capacity_backoff_max_s))
+
+
+def _rounds_of_doubt(record: RunRecord) -> int:
+    """Return how many rounds are waited although no wait is said to mend what was refused.
+
+    What has worked in this run before may be away for a moment: a name service, a role.
+    """
+    worked = any(attempt.started_at is not None for attempt in record.attempts)
+    return _ROUNDS_OF_DOUBT if worked else 0
+
+
+def _in_words(refusal: str) -> str:
+    return f": {refusal}" if refusal else ""
+
+
+def _price_forbids(record: RunRecord, offer: Offer) -> bool:
+    """Tell whether a budget stands against a price that nobody knows."""
+    limits = record.limits
+    if limits.budget_usd is None or limits.allow_unknown_price:
+        return False
+    known = all(attempt.offer.price_usd_per_h is not None for attempt in record.attempts)
+    return offer.price_usd_per_h is None or not known
+
+
+def _unknown_price(record: RunRecord, offer: Offer) -> Settle:
+    return Settle(
+        state=RunState.PAUSED,
+        detail=f"the price of {offer.instance_type or offer.infra} is unknown, so the budget of "
+        f"{format_usd(record.limits.budget_usd)} cannot be kept",
+        exit_code=BudgetExhausted.exit_code,
+    )
+
+
+def _refused(record: RunRecord, reason: EndReason, now: float) -> Settle:
+    """Settle because what is left of the money or the time buys no useful training."""
+    if reason is EndReason.DEADLINE:
+        return Settle(
+            state=RunState.PAUSED,
+            detail="the time left until the deadline is too short for another attempt",
+            exit_code=DeadlineReached.exit_code,
+        )
+    spent = format_usd(cost.known_spent_usd(record, now))
+    return Settle(
+        state=RunState.PAUSED,
+        detail=f"{spent} of the budget of {format_usd(record.limits.budget_usd)} are spent, and "
+        "the rest buys no useful training",
+        exit_code=BudgetExhausted.exit_code,
+    )
+
+
+# ---------------------------------------------------------------- one attempt
+
+
+def _launching(
+    record: RunRecord, attempt: AttemptRecord, cluster: ClusterView, now: float, policy: Policy
+) -> Action:
+    """An attempt was intended; whether it was also launched, the launcher has to say."""
+    if cluster.state is ClusterState.UNREACHABLE:
+        return Wait()
+    if cluster.state is not ClusterState.ABSENT:
+        return NoteLaunched()
+    if attempt.launch_problem is not None:
+        return Conclude(
+            reason=EndReason.LAUNCH_FAILED,
+            detail=attempt.launch_problem,
+            gone_at=attempt.intended_at,
+            training_ended_at=attempt.intended_at,
+        )
+    if record.wish is not None:
+        return Drop("you asked to stop before it was launched")
+    down_at = attempt.allotment.down_at
+    if down_at is not None and now >= down_at - policy.useful_s:
+        return Drop("what was allotted to it is used up, and nothing was started")
+    if now - attempt.intended_at > policy.intent_valid_s:
+        return Drop("it was not launched in time, and nothing was started")
+    return Launch()
+
+
+def _living(
+    record: RunRecord,
+    attempt: AttemptRecord,
+    seen: Observation,
+    cluster: ClusterView,
+    now: float,
+    policy: Policy,
+) -> Action:
+    job = attempt.job_end
+    if seen.group is not None and job is not None and job.reason in GO_ON_AFTER:
+        return _go_on(record, attempt, seen.group, cluster, now, policy)
+    if cluster.state in (ClusterState.REFUSED, ClusterState.FAILED):
+        return _never_came(attempt, cluster, now)
+    if cluster.state in (ClusterState.GONE, ClusterState.ABSENT):
+        return _conclude(attempt, cluster, now) if seen.news_complete else Wait()
+    if cluster.up_at is not None and attempt.up_at is None:
+        return NoteUp(cluster.up_at)
+    if attempt.down is not None:
+        return _pursue_down(attempt, now, policy)
+    return (
+        _end_due(record, attempt, seen, cluster, now, policy)
+        or _stop_due(record, attempt, seen, now, policy)
+        or _contact(attempt, seen, cluster, policy)
+        or Wait()
+    )
+
+
+def _never_came(attempt: AttemptRecord, cluster: ClusterView, now: float) -> Action:
+    """Its launch was taken, and nothing came of it: unless nodes were up, nothing was billed."""
+    if attempt.down is not None:
+        gone_at = attempt.intended_at if attempt.up_at is None else now
+        return _conclude(attempt, replace(cluster, gone_at=gone_at), now)
+    if cluster.state is ClusterState.REFUSED:
+        return NoteRefused(cluster.detail, lasting=cluster.lasting)
+    return Conclude(
+        reason=EndReason.LAUNCH_FAILED,
+        detail=cluster.detail,
+        gone_at=attempt.intended_at,
+        training_ended_at=attempt.intended_at,
+    )
+
+
+def _end_due(
+    record: RunRecord,
+    attempt: AttemptRecord,
+    seen: Observation,
+    cluster: ClusterView,
+    now: float,
+    policy: Policy,
+) -> AskDown | None:
+    """Return the order to take the nodes down, if it is time for it."""
+    limit = attempt.allotment
+    job, stop = attempt.job_end, attempt.stop
+    launch_problem = cluster.detail if cluster.lasting else attempt.launch_problem
+    if launch_problem is not None:
+        return AskDown(EndReason.LAUNCH_FAILED, launch_problem)
+    if record.wish is Kind.USER_DOWN:
+        return AskDown(EndReason.STOPPED, "you asked to release the nodes at once")
+    if record.wish is Kind.USER_STOP and attempt.started_at is None:
+        return AskDown(EndReason.STOPPED, "it had not started to train")
+    if limit.down_at is not None and now >= limit.down_at:
+        return AskDown(limit.down_reason, "the nodes were taken down at the hard limit")
+    if job is not None:
+        regroups = job.reason.retried and may_go_on_in_place(record, attempt)
+        over = cluster.job_over or (_all_left(attempt) and not regroups)
+        if over or now - job.seen_at >= _exit_patience_s(job, policy, regroups=regroups):
+            return AskDown(job.reason, job.message)
+        return None
+    if cluster.job_over or _all_left(attempt):
+        verdict = judge_nodes(attempt)
+        return AskDown(verdict.reason, verdict.detail) if seen.news_complete else None
+    ended = [*attempt.lost_nodes, *attempt.failed_nodes]
+    if ended and now - min(node.at for node in ended) >= policy.survivor_patience_s:
+        verdict = judge_nodes(attempt)
+        return AskDown(verdict.reason, verdict.detail)
+    if stop is not None and now - stop.at >= policy.stop_patience_s:
+        words = words_of_patience("it did not save and leave", policy.stop_patience_s)
+        return AskDown(stop.reason, words)
+    return None
+
+
+def _all_left(attempt: AttemptRecord) -> bool:
+    """Tell whether each node's end is known, which SkyPilot says up to a minute later."""
+    return {node.node for node in attempt.node_ends} >= set(attempt.cluster_nodes)
+
+
+def _exit_patience_s(job: JobEnd, policy: Policy, *, regroups: bool) -> float:
+    """Return how long nodes may stay after the job reported its end."""
+    if job.reason is EndReason.FINISHED:
+        return policy.finish_patience_s
+    if regroups:
+        return policy.regroup_patience_s
+    saved_alone = job.solo and job.saved_step is not None and job.saved_step == job.step
+    return policy.solo_exit_patience_s if saved_alone else policy.exit_patience_s
+
+
+def _go_on(
+    record: RunRecord,
+    attempt: AttemptRecord,
+    group: Group,
+    cluster: ClusterView,
+    now: float,
+    policy: Policy,
+) -> GoOn:
+    """Take note of an attempt in place; what it may spend follows from its own nodes."""
+    group = replace(group, at=min(max(group.at, attempt.intended_at), now))
+    gone = _conclude(attempt, cluster, group.at)
+    verdict = replace(
+        gone, gone_at=group.at, training_ended_at=min(gone.training_ended_at, group.at)
+    )
+    allotted = allot(
+        record,
+        nodes=len(group.nodes),
+        price_usd_per_h=attempt.offer.price_usd_per_h,
+        now=group.at,
+        policy=policy,
+    )
+    # It is under way already: where nothing is left to spend, the old limits end it.
+    limits = attempt.allotment if isinstance(allotted, EndReason) else allotted
+    return GoOn(group=group, verdict=verdict, allotment=limits)
+
+
+def _stop_due(
+    record: RunRecord, attempt: AttemptRecord, seen: Observation, now: float, policy: Policy
+) -> Action | None:
+    """Return the request that the job save and stop, if it is time for it."""
+    stop, limit = attempt.stop, attempt.allotment
+    if stop is not None:
+        return None if stop.written else WriteStop(stop.reason)
+    if attempt.job_end is not None:
+        return None
+    if record.wish is not None:
+        return AskToStop(EndReason.STOPPED)
+    if limit.budget_stop_at is not None and now >= limit.budget_stop_at:
+        return AskToStop(EndReason.BUDGET)
+    if limit.deadline_stop_at is not None and now >= limit.deadline_stop_at:
+        return AskToStop(EndReason.DEADLINE)
+    if regrow_due(record, attempt, now, policy, free_nodes=seen.free_nodes):
+        return AskToStop(EndReason.RESIZED)
+    if back_to_spot_due(record, attempt, now, policy, free_spot=seen.free_spot):
+        return AskToStop(EndReason.RESIZED)
+    return None
+
+
+def _contact(
+    attempt: AttemptRecord, seen: Observation, cluster: ClusterView, policy: Policy
+) -> Action | None:
+    """Silence is a state, not a verdict: nothing is killed for it.
+
+    Contact is lost where nothing is heard of the job. A launcher that says nothing while its job
+    gives signs of life is another state.
+    """
+    if attempt.node_ends or attempt.job_end is not None:
+        return None  # it is silent because it is ending, and is already seen to
+    patience_s = policy.contact_patience_s
+    unseen = seen.unreachable_s > patience_s
+    asked = f"the cluster cannot be asked: {cluster.detail or 'no answer'}"
+    problems = [asked] if unseen else []
+    heard = seen.silence_s is not None and seen.silence_s <= patience_s
+    if seen.silence_s is not None and not heard:
+        problems.insert(0, f"no heartbeat for {format_duration(seen.silence_s)}")
+    if problems and not heard:
+        lost = LoseContact("; ".join(problems))
+        return lost if attempt.contact_lost_at is None else None
+    if attempt.contact_lost_at is not None:
+        return RegainContact()
+    if unseen:
+        return LoseSight(asked) if attempt.cloud_silent_at is None else None
+    return None if attempt.cloud_silent_at is None else RegainSight()
+
+
+def _pursue_down(attempt: AttemptRecord, now: float, policy: Policy) -> Action:
+    assert attempt.down is not None
+    sent_at, failed_at = attempt.down.sent_at, attempt.down.failed_at
+    if failed_at is not None and now - failed_at < policy.down_retry_s:
+        return Wait()
+    if sent_at is not None and now - sent_at < policy.down_patience_s:
+        return Wait()
+    return SendDown()
+
+
+def _conclude(attempt: AttemptRecord, cluster: ClusterView, now: float) -> Conclude:
+    verdict = judge(attempt)
+    gone_at = now if cluster.gone_at is None else min(cluster.gone_at, now)
+    if cluster.state is ClusterState.ABSENT:
+        # A launcher that forgot the cluster (the run was adopted elsewhere): what was seen last.
+        gone_at = _last_sign_at(attempt)
+    if attempt.gone_by is not None:  # SkyPilot may have been asked hours later
+        gone_at = min(gone_at, attempt.gone_by)
+    ends = [node.at for node in attempt.node_ends]
+    ended_at = attempt.job_end.at if attempt.job_end else min(ends, default=gone_at)
+    return Conclude(
+        reason=verdict.reason,
+        detail=verdict.detail,
+        gone_at=gone_at,
+        training_ended_at=min(ended_at, gone_at),
+        traceback=verdict.traceback,
+    )
+
+
+def _last_sign_at(attempt: AttemptRecord) -> float:
+    signs = [attempt.intended_at, *(save.at for save in attempt.saves)]
+    signs += [sign.at for sign in (attempt.progress, attempt.job_end, attempt.notice) if sign]
+    return max([*signs, *(node.at for node in attempt.node_ends), attempt.started_at or 0.0])
+
+
+def _alert_due(record: RunRecord, now: float) -> int | None:
+    budget_usd = record.limits.budget_usd
+    if not budget_usd:
+        return None
+    share = 100.0 * cost.known_spent_usd(record, now) / budget_usd
+    due = [percent for percent in ALERT_PERCENTS if share >= percent]
+    return due[-1] if due and due[-1] not in record.alerted else None

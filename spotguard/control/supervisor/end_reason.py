@@ -1,0 +1,177 @@
+"""Why an attempt ended: the run store's word first, the launcher's second. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spotguard.events.states import EXIT_CODE_OF_JOB_TOLD_TO_STOP, CheckpointKind, EndReason
+from spotguard.launch.base import NodeEnd
+from spotguard.units import format_duration
+
+if TYPE_CHECKING:
+    from spotguard.control.journal.record import AttemptRecord, JobEnd, NodeEnded
+
+_BLAME_WINDOW_S = 10.0
+"""A job's failure within so many seconds of a node's loss is taken for its consequence."""
+
+_OVERRIDING = (
+    EndReason.STOPPED,
+    EndReason.BUDGET,
+    EndReason.DEADLINE,
+    EndReason.LAUNCH_FAILED,
+)
+"""Why the controller took nodes down, when that explains an end better than the job can: the job
+only sees a SIGTERM then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Why an attempt ended."""
+
+    reason: EndReason
+    detail: str = ""
+    traceback: str | None = None
+
+
+def judge(attempt: AttemptRecord) -> Verdict:
+    """Return why an attempt whose nodes all ended did so; all its events must have been read."""
+    job, down = attempt.job_end, attempt.down
+    if job is not None and job.reason is EndReason.FINISHED:
+        return _finished(attempt, job)
+    if job is not None and job.reason in (EndReason.FAILED, EndReason.STORE_FAILED):
+        return _failed(attempt, job)
+    if down is not None and down.reason in _OVERRIDING:
+        return Verdict(reason=down.reason, detail=_with_save(attempt, down.detail))
+    if job is not None and _left_alone(attempt, job):
+        # Slurm ends the rest of an allocation when a node of it dies: the signal is not the cause.
+        detail = f"{job.message}, and another rank gave no answer"
+        return Verdict(reason=EndReason.NODE_LOST, detail=_with_save(attempt, detail))
+    if job is not None:
+        return Verdict(reason=job.reason, detail=job.message)
+    if down is not None:
+        return Verdict(reason=down.reason, detail=down.detail)
+    return judge_nodes(attempt)
+
+
+def _left_alone(attempt: AttemptRecord, job: JobEnd) -> bool:
+    """Tell whether a node was told to end by a signal while another one was silent."""
+    return job.solo and job.reason is EndReason.TERMINATED and attempt.nodes > 1
+
+
+def judge_nodes(attempt: AttemptRecord) -> Verdict:
+    """Return why an attempt ended that never said so itself, from its nodes' ends alone."""
+    failed = attempt.failed_nodes
+    lost = _lost_first(attempt, failed[0].at) if failed else attempt.lost_nodes
+    if lost and _guarded(attempt):
+        return Verdict(
+            reason=attempt.allotment.down_reason,
+            detail=_with_save(attempt, "the launcher's own guard took the nodes"),
+        )
+    if lost or not attempt.node_ends:
+        whole = not lost or len(lost) == attempt.nodes
+        reason = EndReason.VANISHED if whole else EndReason.NODE_LOST
+        return Verdict(reason=reason, detail=_words_of_loss(attempt))
+    if failed:
+        return _exited_badly(attempt)
+    if any(save.kind == CheckpointKind.FINAL.value for save in attempt.saves):
+        return Verdict(reason=EndReason.FINISHED, detail="its final save says so")
+    return Verdict(reason=EndReason.FAILED, detail="the script ended without finishing its loop")
+
+
+def _finished(attempt: AttemptRecord, job: JobEnd) -> Verdict:
+    bad = [
+        node
+        for node in attempt.failed_nodes
+        if node.exit_code != EXIT_CODE_OF_JOB_TOLD_TO_STOP and not _was_told(node)
+    ]
+    if bad and not job.warned:  # else it may be torchrun's, which was told to stop, too
+        return Verdict(
+            reason=EndReason.FAILED,
+            detail=f"the script failed after its last step, with exit code {bad[0].exit_code}",
+        )
+    return Verdict(reason=EndReason.FINISHED, detail=job.message)
+
+
+def _failed(attempt: AttemptRecord, job: JobEnd) -> Verdict:
+    lost = _lost_first(attempt, job.at)
+    if lost and lost[0].at <= job.at + _BLAME_WINDOW_S:
+        # A collective that breaks when a peer dies looks like an error of the script.
+        return Verdict(
+            reason=EndReason.NODE_LOST,
+            detail=f"{_words_of_loss(attempt)}; the rest of the job failed with it: {job.message}",
+        )
+    return Verdict(reason=job.reason, detail=job.message, traceback=job.traceback)
+
+
+def _lost_first(attempt: AttemptRecord, failed_at: float) -> tuple[NodeEnded, ...]:
+    """Return the lost nodes that may be the cause of a failure, and not its consequence.
+
+    With the first node that fails SkyPilot ends the job on all the others: some still say that
+    they were told to leave, of some it is known only that the job is over.
+    """
+    if attempt.notice is not None and attempt.notice.at <= failed_at:
+        return attempt.lost_nodes
+    return tuple(n for n in attempt.lost_nodes if n.at <= failed_at or _vanished(n))
+
+
+def _vanished(node: NodeEnded) -> bool:
+    return node.end is NodeEnd.LOST and node.exit_code is None
+
+
+def _exited_badly(attempt: AttemptRecord) -> Verdict:
+    node = attempt.failed_nodes[0]
+    if attempt.notice is not None:
+        return Verdict(
+            reason=EndReason.NODE_LOST,
+            detail=f"it left after the notice with exit code {node.exit_code}, and could not say "
+            "whether it had saved",
+        )
+    if _was_told(node):
+        return Verdict(
+            reason=EndReason.NODE_LOST,
+            detail=f"node {node.node}: {node.detail}, before the script could say anything",
+        )
+    return Verdict(
+        reason=EndReason.FAILED,
+        detail=f"the script ended with exit code {node.exit_code} on node {node.node}",
+    )
+
+
+def _was_told(node: NodeEnded) -> bool:
+    """Tell whether a signal told torchrun to leave: it then says 1, whatever its ranks say."""
+    return node.exit_code == 1 and node.detail.startswith("left after")
+
+
+def _words_of_loss(attempt: AttemptRecord) -> str:
+    lost = attempt.lost_nodes
+    if not lost:
+        return "nothing is left of the cluster"
+    names = ", ".join(str(node.node) for node in sorted(lost, key=lambda node: node.node))
+    words = f"node{'s' if len(lost) > 1 else ''} {names}: {lost[0].detail or 'taken'}"
+    if attempt.notice is None:
+        return words
+    return f"{words}; the notice left too little time to report a save"
+
+
+def _with_save(attempt: AttemptRecord, detail: str) -> str:
+    """Say honestly what is saved, where the end reason's label alone would promise too much."""
+    job, save = attempt.job_end, attempt.last_save
+    if job is not None and job.saved_step is not None and job.saved_step == job.step:
+        return f"{detail}; saved at step {job.saved_step}"
+    if save is not None:
+        return f"{detail}; the last save is of step {save.step}"
+    return f"{detail}; this attempt had not saved yet"
+
+
+def _guarded(attempt: AttemptRecord) -> bool:
+    """Tell whether the nodes went when the launcher's leak guard was due."""
+    lifetime_s = attempt.allotment.max_lifetime_s
+    if lifetime_s is None:
+        return False
+    return attempt.lost_nodes[0].at >= attempt.intended_at + lifetime_s - 1.0
+
+
+def words_of_patience(what: str, patience_s: float) -> str:
+    """Return a sentence part on something that did not happen in time."""
+    return f"{what} within {format_duration(patience_s)}"

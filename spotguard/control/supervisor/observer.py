@@ -1,0 +1,292 @@
+"""The lookout: one look at the launcher and at the run store, noted where it matters."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from spotguard.control.journal.fold_attempt import progress_of
+from spotguard.control.journal.job_events import JobNews
+from spotguard.control.journal.record import Kind
+from spotguard.control.supervisor.decide import Observation
+from spotguard.control.supervisor.placement import may_go_back_to_spot, may_regrow
+from spotguard.errors import SpotguardError, StoreError
+from spotguard.events.states import Market
+from spotguard.launch.base import ClusterState, ClusterView, KnowsFreeNodes, NodeEnd
+from spotguard.launch.membership import read_group
+from spotguard.storage.urls import is_folder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spotguard.control.journal.ledger import Ledger
+    from spotguard.control.journal.record import AttemptRecord, StepProgress
+    from spotguard.control.supervisor.policy import Policy
+    from spotguard.events.event import Heartbeat
+    from spotguard.events.group import Group
+    from spotguard.launch.base import Launcher, Offer
+    from spotguard.storage.base import ObjectStore
+    from spotguard.units import Clock
+
+log = logging.getLogger(__name__)
+
+_NEWS_EVERY_S = 0.2
+_BEATS_EVERY_S = 0.5
+_BUCKET_PACE = 10.0
+"""Buckets are asked less often by this factor: each question costs money, 0.2 USD a day so."""
+_SILENT_AFTER_S = 8.0
+"""A job gives a sign of life every five seconds; a store that is read seldom adds to that."""
+_PROGRESS_EVERY_S = 10.0
+
+
+class Lookout:
+    """Sees the current attempt. What it remembers itself, a new one soon sees again."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        launcher: Launcher,
+        store: ObjectStore,
+        clock: Clock,
+        policy: Policy,
+        markets: frozenset[Market],
+        live_path: Path,
+    ) -> None:
+        self._ledger = ledger
+        self._launcher = launcher
+        self._clock = clock
+        self._policy = policy
+        self._markets = markets
+        self._live_path = live_path
+        self._store = store
+        self._pace = 1.0 if is_folder(store.url) else _BUCKET_PACE
+        self._news = JobNews(store, ledger)
+        self._watched = _Watched(0, clock.monotonic())
+
+    @property
+    def step(self) -> int:
+        """The most finished steps that were seen of the current attempt; 0 if none were."""
+        return self._watched.step
+
+    @property
+    def beat_at(self) -> float | None:
+        """When the current attempt last gave a sign of life, by its node's clock."""
+        return self._watched.beat_at
+
+    def look(self, *, unasked: str | None = None) -> Observation:
+        """Look once, and write down which nodes ended and what the job reported.
+
+        `unasked` is a cluster that nobody can have asked for yet: it is known not to be there.
+        """
+        attempt = self._ledger.record.current
+        if attempt is None:
+            return Observation(offers=tuple(self._offers()))
+        if attempt.number != self._watched.attempt:
+            self._watched = _Watched(attempt.number, self._clock.monotonic())
+        watched, now = self._watched, self._clock.monotonic()
+        if attempt.cluster == unasked:
+            cluster = ClusterView(state=ClusterState.ABSENT)
+        else:
+            cluster = self._launcher.observe(attempt.cluster, heard=self._is_heard(attempt))
+        if cluster.state is not ClusterState.UNREACHABLE:
+            watched.reached_at = now
+        cluster = self._with_survivors(attempt, cluster)
+        watched.step = max(watched.step, cluster.last_step or 0)
+        # The cluster was looked at first: what its job wrote before its end is now in the store.
+        over = cluster.job_over or cluster.state is ClusterState.ABSENT
+        complete = self._read_store(attempt, over=over)
+        self._note_node_ends(attempt, cluster)
+        beat_at = watched.beat_seen_at
+        return Observation(
+            cluster=cluster,
+            free_nodes=self._free_nodes(attempt),
+            free_spot=self._free_spot(attempt),
+            group=self._group(attempt),
+            news_complete=complete,
+            silence_s=None if beat_at is None else now - beat_at,
+            unreachable_s=now - watched.reached_at,
+        )
+
+    def _with_survivors(self, attempt: AttemptRecord, cluster: ClusterView) -> ClusterView:
+        """Take nodes for running that may be: nobody says which are lost, and the job is heard.
+
+        Those that are left have a save to finish. Or SkyPilot is mistaken: a job that goes on to
+        finish steps has lost no node. One that does not may hang for it, however alive it sounds.
+        """
+        watched, now = self._watched, self._clock.monotonic()
+        if not (cluster.some_lost and self._is_heard(attempt)):
+            watched.some_lost = None
+            return cluster
+        if watched.some_lost is None or watched.step > watched.some_lost[1]:
+            watched.some_lost = now, watched.step
+        if now - watched.some_lost[0] >= self._policy.survivor_patience_s:
+            return cluster
+        nodes = tuple(replace(node, end=NodeEnd.RUNNING) for node in cluster.nodes)
+        return replace(cluster, nodes=nodes)
+
+    def _is_heard(self, attempt: AttemptRecord) -> bool:
+        """Tell whether the job lives, for all that is known, and is not about to end."""
+        seen_at = self._watched.beat_seen_at
+        if seen_at is None or attempt.job_end is not None or attempt.node_ends:
+            return False
+        silent_after_s = _SILENT_AFTER_S + self._pace * _BEATS_EVERY_S
+        return self._clock.monotonic() - seen_at < silent_after_s
+
+    def _free_nodes(self, attempt: AttemptRecord) -> int | None:
+        """Ask who knows, where more nodes would be taken: those that it has are not given up."""
+        if not may_regrow(self._ledger.record, attempt):
+            return None
+        launcher = self._launcher
+        return launcher.free_nodes(attempt.offer) if isinstance(launcher, KnowsFreeNodes) else None
+
+    def _free_spot(self, attempt: AttemptRecord) -> int | None:
+        """Ask who knows in which place most spot nodes are free, once it is time to go back."""
+        launcher, record = self._launcher, self._ledger.record
+        if not may_go_back_to_spot(record, attempt, self._clock.now(), self._policy):
+            return None
+        if not isinstance(launcher, KnowsFreeNodes):
+            return None
+        spot = [offer for offer in self._offers() if offer.market is Market.SPOT]
+        told = [launcher.free_nodes(offer) for offer in spot]
+        most = max((count for count in told if count is not None), default=0)
+        return None if None in told and most < record.limits.nodes_min else most
+
+    def note_progress(self, attempt: AttemptRecord) -> None:
+        """Write the newest progress down, unless the record has it."""
+        progress = self._watched.progress
+        if progress is not None and (
+            attempt.progress is None or _told(progress) != _told(attempt.progress)
+        ):
+            self._ledger.write(Kind.PROGRESS, _told(progress), attempt=attempt.number)
+
+    def _offers(self) -> list[Offer]:
+        """Return the places of the markets that the user allows, unless it is no time to ask."""
+        retry_at = self._ledger.record.retry_at
+        if retry_at is not None and self._clock.now() < retry_at:
+            return []
+        try:
+            offers = self._launcher.offers()
+        except SpotguardError as problem:
+            log.warning("no offers: %s", problem)
+            return []
+        return [offer for offer in offers if offer.market in self._markets]
+
+    def _note_node_ends(self, attempt: AttemptRecord, cluster: ClusterView) -> None:
+        """Write down which nodes ended by something else than our own order."""
+        if attempt.down is not None or not attempt.launched:
+            return
+        current = self._ledger.record.current  # with what the nodes themselves wrote
+        known = {node.node for node in current.node_ends} if current else set[int]()
+        for node in cluster.nodes:
+            mine = node.index in attempt.cluster_nodes
+            if mine and node.end is not NodeEnd.RUNNING and node.index not in known:
+                self._ledger.write(
+                    Kind.NODE_ENDED,
+                    {
+                        "node": node.index,
+                        "end": node.end.value,
+                        "exit_code": node.exit_code,
+                        "detail": node.detail,
+                    },
+                    attempt=attempt.number,
+                )
+
+    # ------------------------------------------------------------ the run store
+
+    def _group(self, attempt: AttemptRecord) -> Group | None:
+        """Return who began the next attempt in place, once this one's job has ended."""
+        current = self._ledger.record.current  # it may have ended by what was read just now
+        if current is None or current.job_end is None:
+            return None
+        try:
+            group = read_group(self._store, attempt.number + 1)
+        except StoreError:
+            return None  # it is read again, and the lost store is noted where events are read
+        is_ours = group is not None and set(group.nodes) <= set(attempt.cluster_nodes)
+        return group if is_ours else None
+
+    def _read_store(self, attempt: AttemptRecord, *, over: bool) -> bool:
+        """Copy what the job wrote into the journal; return whether all of it could be read."""
+        watched, now = self._watched, self._clock.monotonic()
+        try:
+            if over or now - watched.news_at >= self._pace * _NEWS_EVERY_S:
+                for key, event in self._news.events(attempt.number, all_of_them=over):
+                    self._ledger.copy(key, event)
+                watched.news_at = now
+            if over or now - watched.beats_at >= self._pace * _BEATS_EVERY_S:
+                self._note_beats(attempt, self._news.beats(attempt.number))
+                watched.beats_at = now
+        except StoreError as problem:
+            self._note_store_lost(problem)
+            return False
+        watched.store_lost_at = None
+        if self._ledger.record.store_lost:
+            self._ledger.write(Kind.STORE_BACK)
+        return True
+
+    def _note_store_lost(self, problem: StoreError) -> None:
+        watched, now = self._watched, self._clock.monotonic()
+        if watched.store_lost_at is None:
+            watched.store_lost_at = now
+        lost_s = now - watched.store_lost_at
+        if lost_s > self._policy.contact_patience_s and not self._ledger.record.store_lost:
+            self._ledger.write(Kind.STORE_LOST, {"problem": problem.message})
+
+    def _note_beats(self, attempt: AttemptRecord, beats: list[Heartbeat]) -> None:
+        if not beats:
+            return
+        watched = self._watched
+        signs = {beat.node: beat.at for beat in beats}
+        if signs != watched.signs:  # of any node: one whose clock is ahead must not hide the others
+            watched.signs, watched.beat_seen_at = signs, self._clock.monotonic()
+            watched.beat_at = min(max(signs.values()), self._clock.now())
+        newest_at = watched.beat_at or self._clock.now()
+        furthest = max(beats, key=lambda beat: (beat.step, beat.at))
+        watched.step = max(watched.step, furthest.step)
+        watched.progress = progress_of({**furthest.__dict__, "step": watched.step}, newest_at)
+        if watched.progress is None:
+            return
+        self._write_live(attempt, watched.progress)
+        known = attempt.progress
+        if known is None or self._clock.now() - known.at >= _PROGRESS_EVERY_S:
+            self.note_progress(attempt)
+
+    def _write_live(self, attempt: AttemptRecord, progress: StepProgress) -> None:
+        body = {"attempt": attempt.number, **vars(progress)}
+        fresh = self._live_path.with_suffix(".new")
+        try:
+            fresh.write_text(json.dumps(body))
+            fresh.replace(self._live_path)
+        except OSError as problem:
+            log.warning("no live file: %s", problem)
+
+
+class _Watched:
+    """What is seen of the current attempt and changes too often, or matters too little, to keep.
+
+    Instants are of the monotonic clock, so that a jump of the wall clock loses no contact.
+    """
+
+    def __init__(self, attempt: int, now: float) -> None:
+        self.attempt = attempt
+        self.reached_at = now
+        self.news_at = float("-inf")
+        self.beats_at = float("-inf")
+        self.signs: dict[int, float] = {}
+        """Each node's last sign of life, by its own clock."""
+        self.beat_at: float | None = None
+        self.beat_seen_at: float | None = None
+        self.store_lost_at: float | None = None
+        self.some_lost: tuple[float, int] | None = None
+        """Since when some node is said to be lost, and at which step the job was then."""
+        self.step = 0
+        self.progress: StepProgress | None = None
+
+
+def _told(progress: StepProgress) -> dict[str, Any]:
+    body = dict(vars(progress))
+    del body["at"]
+    return body

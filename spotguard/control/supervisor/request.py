@@ -1,0 +1,104 @@
+"""What the launcher is asked for one attempt, and what the job learns of it. Pure."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import TYPE_CHECKING
+
+from spotguard.control.journal.record import offer_to_json
+from spotguard.events import env, keys
+from spotguard.launch.base import LaunchRequest
+from spotguard.spec.infra import LOCAL
+from spotguard.storage.urls import is_folder
+
+if TYPE_CHECKING:
+    from spotguard.control.journal.record import AttemptRecord, RunRecord
+    from spotguard.spec.model import JobSpec
+
+
+BUCKET_HEARTBEAT_S = 10.0
+"""4 US cents a day and node; every second it would be 43 (S3's price of a PUT, 2026)."""
+
+
+_NODES_OUTLIVE_EACH_OTHER = frozenset({LOCAL})
+"""SkyPilot ends a job on all nodes with the first one that fails or is gone (`get_or_fail` in its
+`task_codegen.py`); on Slurm the allocation itself ends."""
+
+
+def may_go_on_in_place(record: RunRecord, attempt: AttemptRecord) -> bool:
+    """Tell whether nodes that stay may begin the next attempt themselves when others leave."""
+    wanted = record.spec.get("in_place", True) and attempt.offer.infra in _NODES_OUTLIVE_EACH_OTHER
+    return bool(wanted) and attempt.nodes > record.limits.nodes_min
+
+
+def cluster_name(run_id: str, attempt: int, refused: int = 0) -> str:
+    """Return the name of an attempt's cluster; never reused, also not after so many refusals."""
+    return f"{run_id}-{attempt}r{refused}" if refused else f"{run_id}-{attempt}"
+
+
+def launch_request(
+    record: RunRecord, attempt: AttemptRecord, spec: JobSpec, *, now: float
+) -> LaunchRequest:
+    """Return the request for an intended attempt: the same each time it is asked for.
+
+    Only its lifetime is what is left of it now: an attempt that is launched late ends no later.
+    """
+    down_at = attempt.allotment.down_at
+    return LaunchRequest(
+        cluster=attempt.cluster,
+        run_id=record.run_id,
+        attempt=attempt.number,
+        nodes=attempt.nodes,
+        nproc_per_node=spec.nproc_per_node,
+        script=spec.script,
+        args=tuple(spec.args),
+        workdir=spec.workdir,
+        env={**spec.env, **_job_env(record, attempt, spec)},
+        offer=attempt.offer,
+        max_lifetime_s=None if down_at is None else max(1.0, down_at - now),
+    )
+
+
+def claim_data(attempt: AttemptRecord) -> dict[str, object]:
+    """Return what the attempt's claim says of its place: enough to rebuild a lost journal."""
+    return {
+        **offer_to_json(attempt.offer),
+        "nodes": attempt.nodes,
+        "cluster": attempt.cluster,
+        "intended_at": attempt.intended_at,
+        "controller_host": socket.gethostname(),
+    }
+
+
+def _job_env(record: RunRecord, attempt: AttemptRecord, spec: JobSpec) -> dict[str, str]:
+    down_at = attempt.allotment.down_at
+    variables: dict[str, object] = {
+        env.RUN_ID: record.run_id,
+        env.ATTEMPT: attempt.number,
+        env.STORE: record.store_root,
+        env.CLAIM: json.dumps(claim_data(attempt), sort_keys=True),
+        env.SAVE_EVERY: _unless_default(spec, "save_every"),
+        env.KEEP_LAST: _unless_default(spec, "keep_last"),
+        env.HEARTBEAT_S: heartbeat_s(spec),
+        env.SEED: spec.seed,
+        env.NODES_MIN: record.limits.nodes_min if may_go_on_in_place(record, attempt) else None,
+        env.CLOCK: keys.launch(attempt.number),
+        env.BUDGET_STOP_AT: attempt.allotment.budget_stop_at,
+        env.DEADLINE_STOP_AT: attempt.allotment.deadline_stop_at,
+        env.DOWN_AT: down_at,
+    }
+    return {name: str(value) for name, value in variables.items() if value is not None}
+
+
+def heartbeat_s(spec: JobSpec) -> float:
+    """Return how often nodes show that they live: to a bucket less often, for it costs money."""
+    if is_folder(spec.store) or spec.heartbeat_s != type(spec).model_fields["heartbeat_s"].default:
+        return spec.heartbeat_s
+    return BUCKET_HEARTBEAT_S
+
+
+def _unless_default(spec: JobSpec, field: str) -> object:
+    """Return the setting if it was changed: a default must not beat what the script says."""
+    value = getattr(spec, field)
+    return None if value == type(spec).model_fields[field].default else value

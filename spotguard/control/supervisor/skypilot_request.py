@@ -1,0 +1,173 @@
+"""What the user asked for, in SkyPilot's words: places, machines, the task of an attempt."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spotguard.control.journal.record import Allotment, AttemptRecord, Limits, RunRecord
+from spotguard.control.supervisor.attempt_limits import allot
+from spotguard.control.supervisor.policy import policy_for
+from spotguard.control.supervisor.request import cluster_name, launch_request
+from spotguard.errors import SpecError, UsageError
+from spotguard.events.states import Market
+from spotguard.launch.skypilot.existence import Missing, look_up
+from spotguard.launch.skypilot.prices import Place, survey
+from spotguard.launch.taskyaml import Machine, secrets_hidden, task_yaml
+from spotguard.launch.wheel import build_wheel
+from spotguard.plan.job import planned_markets
+from spotguard.spec.home import spotguard_home
+from spotguard.spec.infra import LOCAL
+from spotguard.spec.layers import script_needs
+from spotguard.spec.script import read_script
+from spotguard.spec.templates import BASE, load_template
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from spotguard.launch.base import LaunchRequest, Offer, Survey, Unchecked
+    from spotguard.spec.model import JobSpec
+
+
+def find_offers(spec: JobSpec) -> Survey:
+    """Return where SkyPilot can have the job's nodes, and for how much. Takes some seconds.
+
+    Raises:
+        MissingExtra: SkyPilot is not installed.
+    """
+    elsewhere = spec.on_demand_infra
+    found = survey(
+        _places(spec.infra),
+        machine_for(spec),
+        market=spec.market,
+        on_demand_places=_places(elsewhere) if elsewhere else (),
+    )
+    return replace(found, offers=tuple(_repriced(spec, offer) for offer in found.offers))
+
+
+def check_places(spec: JobSpec) -> tuple[Unchecked, ...]:
+    """Return the places of which nobody could say whether there are such. Takes some seconds.
+
+    Raises:
+        SpecError: there is no such region, zone, context, cluster or partition.
+    """
+    unchecked: list[Unchecked] = []
+    for field, infra in (("infra", spec.infra), ("on_demand_infra", spec.on_demand_infra)):
+        for verdict in look_up(_places(infra) if infra else ()):
+            if isinstance(verdict, Missing):
+                raise SpecError(field, verdict.words(), hint=verdict.way_out())
+            unchecked.append(verdict)
+    return tuple(unchecked)
+
+
+def machine_for(spec: JobSpec) -> Machine:
+    """Return what a node of the job must be; what the user leaves open is the template's.
+
+    Raises:
+        SpecError: the script cannot be read, or what it says of its needs makes no sense.
+    """
+    node = spec.node
+    script = read_script(Path(spec.script))
+    needs = script_needs(script.path, script.source)
+    cpus = node.cpus
+    if cpus is None and not spec.gpus and node.instance_type is None:
+        cpus = template_for(spec)["resources"].get("cpus")
+    return Machine(
+        gpus=spec.gpus,
+        instance_type=node.instance_type,
+        cpus=cpus,
+        memory=node.memory,
+        disk_gb=node.disk_gb,
+        image=node.image,
+        setup=node.setup,
+        requirements=needs.dependencies,
+        requirements_file=node.requirements,
+        python=needs.python,
+    )
+
+
+def template_for(spec: JobSpec) -> dict[str, Any]:
+    """Return the template that the user chose, else that of the first place."""
+    name = spec.template if spec.template != BASE else _places(spec.infra)[0].infra
+    return load_template(name)
+
+
+def task_for(spec: JobSpec, request: LaunchRequest, offers: Sequence[Offer] = ()) -> dict[str, Any]:
+    """Return the SkyPilot task of an attempt; makes the wheel that it names if need be.
+
+    Args:
+        spec: the job.
+        request: the attempt.
+        offers: the places to try, in this order; the request's own unless given.
+
+    Raises:
+        SpecError: something cannot be carried to the nodes; names the setting.
+    """
+    wheel = build_wheel(spotguard_home() / "wheels")
+    return task_yaml(request, machine_for(spec), template_for(spec), offers=offers, wheel=wheel)
+
+
+def preview(spec: JobSpec, offers: Sequence[Offer]) -> dict[str, Any]:
+    """Return the task of a first attempt on the most nodes, as it may be shown: no secrets.
+
+    Raises:
+        UsageError: the job runs on this machine, without SkyPilot.
+        SpecError: no place has such nodes, or something cannot be carried to them.
+    """
+    if spec.infra == LOCAL:
+        raise UsageError(
+            "a job on this machine has no SkyPilot task",
+            hint="say where it shall run: --infra aws",
+        )
+    wanted = planned_markets(spec)[0]
+    chosen = [offer for offer in offers if offer.market is wanted]
+    if not chosen:
+        raise SpecError("infra", f"given {spec.infra!r}, where no such node is offered")
+    request = _first_request(spec, chosen[0])
+    return secrets_hidden(task_for(spec, request, chosen))
+
+
+def _first_request(spec: JobSpec, offer: Offer) -> LaunchRequest:
+    now = time.time()
+    run_id = f"{spec.name}-preview"
+    limits = Limits(
+        budget_usd=spec.budget_usd,
+        deadline_at=None if spec.deadline_s is None else now + spec.deadline_s,
+        nodes_min=spec.nodes.min,
+        nodes_max=spec.nodes.max,
+    )
+    record = RunRecord(
+        run_id=run_id,
+        name=spec.name,
+        created_at=now,
+        store_root=spec.store,
+        spec={},
+        limits=limits,
+    )
+    nodes, price = spec.nodes.max, offer.price_usd_per_h
+    allotted = allot(record, nodes=nodes, price_usd_per_h=price, now=now, policy=policy_for(spec))
+    attempt = AttemptRecord(
+        number=1,
+        cluster=cluster_name(run_id, 1),
+        nodes=nodes,
+        offer=offer,
+        intended_at=now,
+        allotment=allotted if isinstance(allotted, Allotment) else Allotment(),
+    )
+    return launch_request(record, attempt, spec, now=now)
+
+
+def _places(infra: str) -> tuple[Place, ...]:
+    return tuple(map(Place.parse, infra.split(",")))
+
+
+def _repriced(spec: JobSpec, offer: Offer) -> Offer:
+    """Return the offer at the prices that the user gave, if any."""
+    on_demand = spec.on_demand_usd_per_h or offer.on_demand_usd_per_h
+    if offer.market is Market.ON_DEMAND:
+        price = spec.on_demand_usd_per_h or offer.price_usd_per_h
+        return replace(offer, price_usd_per_h=price, on_demand_usd_per_h=price)
+    price = spec.price_usd_per_h or offer.price_usd_per_h
+    return replace(offer, price_usd_per_h=price, on_demand_usd_per_h=on_demand)

@@ -1,0 +1,395 @@
+"""The supervisor: looks, asks the machine what to do, does it, writes it down.
+
+Crash-only: it holds nothing that matters in memory. A new supervisor on the same journal, store
+and launcher goes on where a killed one was, whatever it was doing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from spotguard.control.journal.ledger import Ledger
+from spotguard.control.journal.record import Kind, offer_to_json, place_key
+from spotguard.control.supervisor.actions import (
+    Action,
+    Alert,
+    AskDown,
+    AskToStop,
+    BackOff,
+    Conclude,
+    Drop,
+    GoOn,
+    Intend,
+    Launch,
+    LoseContact,
+    LoseSight,
+    NoteLaunched,
+    NoteRefused,
+    NoteUp,
+    RegainContact,
+    RegainSight,
+    SendDown,
+    Settle,
+    Wait,
+    WriteStop,
+)
+from spotguard.control.supervisor.decide import EXIT_UNFINISHED, decide
+from spotguard.control.supervisor.logs import log_tail
+from spotguard.control.supervisor.notify import Notifier
+from spotguard.control.supervisor.observer import Lookout
+from spotguard.control.supervisor.request import claim_data, cluster_name, launch_request
+from spotguard.control.supervisor.stop_request import ask_to_stop
+from spotguard.errors import NoCapacity, SpotguardError, StoreError
+from spotguard.events import env, keys
+from spotguard.events.states import EndReason, RunState
+from spotguard.launch.base import Unreachable
+from spotguard.plan.job import planned_markets
+from spotguard.spec.model import JobSpec
+from spotguard.storage.clock_comparison import WRITTEN_AT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from spotguard.control.journal.journal import Journal
+    from spotguard.control.journal.launches import Launches
+    from spotguard.control.journal.record import Allotment, AttemptRecord, RunRecord
+    from spotguard.control.supervisor.lease import Lease
+    from spotguard.control.supervisor.policy import Policy
+    from spotguard.launch.base import Launcher
+    from spotguard.storage.base import ObjectStore
+    from spotguard.units import Clock
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+_ACTS_PER_TICK = 50
+_JUMP_S = 2.0
+"""Time servers set clocks right by less than this every day."""
+
+
+class Supervisor:
+    """Drives one run until it settles. Not thread-safe; one for a run at any time."""
+
+    def __init__(
+        self,
+        *,
+        journal: Journal,
+        launcher: Launcher,
+        store: ObjectStore,
+        clock: Clock,
+        policy: Policy,
+        live_path: Path,
+        tick_s: float = TICK_S,
+        lease: Lease | None = None,
+        launches: Launches | None = None,
+        machine_clock: Callable[[], float] | None = None,
+    ) -> None:
+        """`store` is the run's own, below its run id; `live_path` gets the newest progress.
+
+        `launches` are named there before they are made. `machine_clock` is told about when it
+        jumps, while `clock` goes on evenly.
+        """
+        self._machine_clock = machine_clock
+        told = journal.newest(Kind.CLOCK_MOVED.value)
+        self._told_ahead_s = 0.0 if told is None else float(told.data["ahead_s"])
+        self._lease = lease
+        self._launches = launches
+        self._launcher = launcher
+        self._store = store
+        self._clock = clock
+        self._policy = policy
+        self._tick_s = tick_s
+        self._ledger = Ledger(journal, clock)
+        self._spec = JobSpec.from_json(self._ledger.record.spec)
+        self._unasked: str | None = None
+        """The cluster of an intent of this very process, until it is asked for: no other can be."""
+        self._adopted = journal.newest(Kind.ADOPTED.value) is not None
+        self._notifier = Notifier(self._spec.notify, self._ledger, clock)
+        self._lookout = Lookout(
+            self._ledger,
+            launcher=launcher,
+            store=store,
+            clock=clock,
+            policy=policy,
+            markets=frozenset(planned_markets(self._spec)),
+            live_path=live_path,
+        )
+
+    @property
+    def record(self) -> RunRecord:
+        """What the journal says."""
+        return self._ledger.record
+
+    def run(self) -> RunRecord:
+        """Drive the run until it settles; return its last record."""
+        self._ledger.write(Kind.CONTROLLER_STARTED, {"pid": os.getpid()})
+        self._hear_wish()
+        while self.record.settled is None:
+            if not self._may_act():
+                if self._lease is not None and self._lease.lost_to:
+                    self._hand_over(self._lease.lost_to)
+                    return self.record
+                self._clock.sleep(self._tick_s)
+                continue
+            self._tell_jump()
+            self.tick()
+            self._notifier.tell(last=self.record.settled is not None)
+            if self.record.settled is None:
+                self._clock.sleep(self._tick_s)
+        return self.record
+
+    def _hear_wish(self) -> None:
+        """Write down what the user asked for while the journal could not be written."""
+        wish = self._launches and self._launches.wish
+        if wish and self.record.settled is None and self.record.wish is None:
+            self._ledger.write(wish)
+
+    def _hand_over(self, to: str) -> None:
+        """Bring this machine's part of the run to rest: what happens to it is written elsewhere."""
+        self._ledger.write(Kind.TAKEN_OVER, {"by": to})
+        back = f"spotguard adopt {self._store.url.rstrip('/')}"
+        self._settle(
+            Settle(
+                state=RunState.STOPPED,
+                detail=f"on this machine: taken over by {to}; `{back}` brings it back",
+                exit_code=EXIT_UNFINISHED,
+            )
+        )
+
+    def _settle(self, action: Settle) -> None:
+        self._ledger.write(Kind.SETTLED, {**asdict(action), "state": action.state.value})
+
+    def _may_act(self) -> bool:
+        """Tell whether no other machine can have taken the run over."""
+        return self._lease is None or self._lease.keep()
+
+    def _tell_jump(self) -> None:
+        """Write down that the machine's own clock jumped, which the run's time does not follow."""
+        if self._machine_clock is None:
+            return
+        ahead_s = self._machine_clock() - self._clock.now()
+        if abs(ahead_s - self._told_ahead_s) > _JUMP_S:
+            data = {"by_s": ahead_s - self._told_ahead_s, "ahead_s": ahead_s}
+            self._ledger.write(Kind.CLOCK_MOVED, data)
+            self._told_ahead_s = ahead_s
+
+    def tick(self) -> None:
+        """Look and act until there is nothing more to do now."""
+        for _ in range(_ACTS_PER_TICK):
+            self._ledger.catch_up()
+            seen = self._lookout.look(unasked=self._unasked)  # which adds to the record
+            action = decide(self.record, seen, self._clock.now(), self._policy)
+            if isinstance(action, Wait) or not self._act(action):
+                return
+
+    # ------------------------------------------------------------ acting
+
+    def _act(self, action: Action) -> bool:
+        """Carry out one action; return False if it is to be tried again at the next tick."""
+        attempt = self._ledger.record.current
+        number = attempt.number if attempt is not None else None
+        match action:
+            case Intend():
+                self._intend(action)
+            case BackOff():
+                self._ledger.write(Kind.WAITING, {"retry_at": action.retry_at})
+            case Alert():
+                self._ledger.write(Kind.ALERT, {"percent": action.percent})
+            case Settle():
+                self._settle(action)
+            case _ if attempt is None:
+                raise AssertionError(f"{action} without an attempt")
+            case Launch():
+                return self._launch(attempt)
+            case NoteLaunched():
+                self._ledger.write(Kind.LAUNCHED, {"found": True}, attempt=number)
+            case Drop():
+                self._publish(keys.launch(attempt.number), None)
+                self._ledger.write(Kind.DROPPED, {"why": action.why}, attempt=number)
+                self._forget(attempt)
+            case NoteUp():
+                self._ledger.write(Kind.CLUSTER_UP, {"at": action.at}, attempt=number)
+            case NoteRefused():
+                self._note_refusal(attempt, action.problem, late=True, lasting=action.lasting)
+            case AskToStop():
+                self._ledger.write(Kind.STOP_ASKED, {"reason": action.reason.value}, attempt=number)
+            case WriteStop():
+                return self._write_stop(attempt, action.reason)
+            case AskDown():
+                data: dict[str, Any] = {"reason": action.reason.value, "detail": action.detail}
+                if action.reason is EndReason.FAILED:  # a cloud forgets the log with the cluster
+                    data["log"] = log_tail(self._launcher, attempt.cluster, _failed_node(attempt))
+                self._ledger.write(Kind.DOWN_ASKED, data, attempt=number)
+            case SendDown():
+                self._send_down(attempt)
+            case LoseContact():
+                self._ledger.write(Kind.CONTACT_LOST, {"detail": action.detail}, attempt=number)
+            case RegainContact():
+                self._ledger.write(Kind.CONTACT_BACK, attempt=number)
+            case LoseSight():
+                self._ledger.write(Kind.CLOUD_SILENT, {"detail": action.detail}, attempt=number)
+            case RegainSight():
+                self._ledger.write(Kind.CLOUD_BACK, attempt=number)
+            case Conclude():
+                self._ledger.write(
+                    Kind.ATTEMPT_ENDED, self._verdict(attempt, action), attempt=attempt.number
+                )
+                self._forget(attempt)
+            case GoOn():
+                self._go_on(attempt, action)
+        return True
+
+    def _go_on(self, attempt: AttemptRecord, action: GoOn) -> None:
+        group = action.group
+        self._ledger.write(
+            Kind.WENT_ON,
+            {
+                "after": attempt.number,
+                "ended": self._verdict(attempt, action.verdict),
+                "at": group.at,
+                "cluster": attempt.cluster,
+                "members": list(group.nodes),
+                "nodes": len(group.nodes),
+                "offer": offer_to_json(attempt.offer),
+                "allotment": _allotment_to_json(action.allotment),
+            },
+            attempt=group.attempt,
+        )
+        begun = self._ledger.record.current
+        assert begun is not None
+        self._publish_launch(begun)
+
+    def _intend(self, action: Intend) -> None:
+        number = self._ledger.record.next_number
+        name = cluster_name(self._ledger.record.run_id, number, self._ledger.record.refused)
+        self._ledger.write(
+            Kind.INTENDED,
+            {
+                "cluster": name,
+                "nodes": action.nodes,
+                "offer": offer_to_json(action.offer),
+                "allotment": _allotment_to_json(action.allotment),
+            },
+            attempt=number,
+        )
+        # An adopted journal may not know of all refusals, and so not of all names.
+        self._unasked = None if self._adopted else name
+
+    def _launch(self, attempt: AttemptRecord) -> bool:
+        self._publish_launch(attempt)
+        now = self._clock.now()
+        request = launch_request(self._ledger.record, attempt, self._spec, now=now)
+        is_new, self._unasked = attempt.cluster == self._unasked, None
+        if self._launches is not None:
+            self._launches.remember(attempt.cluster, attempt.number)
+        try:
+            keyed = {**request.env, env.KEY: secrets.token_hex(32)}  # kept nowhere but there
+            self._launcher.launch(replace(request, env=keyed, is_new=is_new))
+        except NoCapacity as problem:
+            self._note_refusal(attempt, problem.message, late=False)
+        except Unreachable as problem:  # it may have been taken all the same: ask again
+            log.warning("launch of attempt %s: %s", attempt.number, problem)
+            return False
+        except SpotguardError as problem:
+            self._ledger.write(
+                Kind.LAUNCH_FAILED, {"problem": problem.message}, attempt=attempt.number
+            )
+        else:
+            self._ledger.write(Kind.LAUNCHED, attempt=attempt.number)
+        return True
+
+    def _note_refusal(
+        self, attempt: AttemptRecord, problem: str, *, late: bool, lasting: bool = False
+    ) -> None:
+        data = {
+            "nodes": attempt.nodes,
+            "place": place_key(attempt.offer),
+            "problem": problem,
+            "late": late,
+            "lasting": lasting,
+        }
+        self._ledger.write(Kind.NO_CAPACITY, data, attempt=attempt.number)
+        self._publish(keys.launch(attempt.number), None)
+        self._forget(attempt)
+
+    def _forget(self, attempt: AttemptRecord) -> None:
+        """Name a cluster no more of which nothing is left."""
+        if self._launches is not None:
+            self._launches.forget(attempt.cluster)
+
+    def _write_stop(self, attempt: AttemptRecord, reason: EndReason) -> bool:
+        try:
+            ask_to_stop(self._store, attempt.number, reason)
+        except StoreError as problem:
+            log.warning("could not ask attempt %s to stop: %s", attempt.number, problem)
+            return False
+        self._ledger.write(Kind.STOP_WRITTEN, attempt=attempt.number)
+        return True
+
+    def _send_down(self, attempt: AttemptRecord) -> None:
+        try:
+            self._launcher.down(attempt.cluster)
+        except SpotguardError as problem:
+            self._ledger.write(
+                Kind.DOWN_FAILED, {"problem": problem.message}, attempt=attempt.number
+            )
+        else:
+            self._ledger.write(Kind.DOWN_SENT, attempt=attempt.number)
+
+    def _verdict(self, attempt: AttemptRecord, action: Conclude) -> dict[str, Any]:
+        """Publish why an attempt ended, and return it as the journal keeps it."""
+        traceback = action.traceback
+        if action.reason is EndReason.FAILED and traceback is None:
+            kept = attempt.down and attempt.down.log
+            traceback = kept or log_tail(self._launcher, attempt.cluster, _failed_node(attempt))
+        self._lookout.note_progress(attempt)
+        steps = [step for step in (attempt.last_step, self._lookout.step) if step is not None]
+        known = attempt.started_at is not None or self._lookout.step > 0
+        end = {
+            **asdict(replace(action, traceback=traceback)),
+            "reason": action.reason.value,
+            "last_step": max(steps) if known else None,
+            "last_beat_at": self._lookout.beat_at,
+            "saved": attempt.saved,
+        }
+        problem = self._publish(keys.end(attempt.number), end)
+        if problem is not None and action.reason is EndReason.FAILED and attempt.job_end is None:
+            # A job on a full store can neither save nor say why it leaves: it looks like a crash.
+            detail = f"{problem.message}; the job could not report its end there"
+            end |= {"reason": EndReason.STORE_FAILED.value, "detail": detail, "traceback": None}
+        return end
+
+    def _publish_launch(self, attempt: AttemptRecord) -> None:
+        """Publish what is launched; the nodes set their clocks by it."""
+        body = {**claim_data(attempt), WRITTEN_AT: self._clock.now()}
+        self._publish(keys.launch(attempt.number), body)
+
+    def _publish(self, key: str, body: dict[str, Any] | None) -> StoreError | None:
+        """Put into the run store (or with None: remove) what only the journal would know.
+
+        It is for who has to rebuild a lost journal; a store that fails here stops nothing, and
+        its problem is returned.
+        """
+        try:
+            if body is None:
+                self._store.delete(key)
+            else:
+                self._store.put(key, json.dumps(body, sort_keys=True).encode())
+        except StoreError as problem:
+            log.warning("could not publish %s: %s", key, problem)
+            return problem
+        return None
+
+
+def _allotment_to_json(allotment: Allotment) -> dict[str, Any]:
+    return {**asdict(allotment), "down_reason": allotment.down_reason.value}
+
+
+def _failed_node(attempt: AttemptRecord) -> int:
+    return attempt.failed_nodes[0].node if attempt.failed_nodes else 0

@@ -1,0 +1,1 @@
+"""Saving the training state and restoring it."""

@@ -1,0 +1,92 @@
+"""When the next periodic save is due: at a step that all ranks know beforehand.
+
+The first rank measures; each next step is told over the rendezvous right after a save, and always
+lies some steps ahead, so that the others have heard of it before they can reach it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from spotguard.runtime.distributed.rendezvous import LostContact
+from spotguard.shared.hazard import hazard_per_h
+
+if TYPE_CHECKING:
+    from spotguard.runtime.distributed.rendezvous import Coordinator
+    from spotguard.runtime.process.settings import SaveEvery
+
+_LEAD_STEPS = 3
+_WORD_TIMEOUT_S = 60.0
+_SHORTEST_S = 1.0
+_LONGEST_S = 1800.0
+
+
+def best_interval_s(cost_s: float, age_s: float) -> float:
+    """Return the seconds between saves that lose least time: `sqrt(2 * cost / hazard)`.
+
+    J. W. Young, "A first order approximation to the optimum checkpoint interval", 1974.
+    """
+    return math.sqrt(2 * cost_s / (hazard_per_h(age_s) / 3600))
+
+
+class SaveSchedule:
+    """Knows whether a save is due at a step; the same answer on every rank."""
+
+    def __init__(
+        self, every: SaveEvery, coordinator: Coordinator, rank: int, world_size: int
+    ) -> None:
+        self._every = every
+        self._coordinator = coordinator
+        self._rank = rank
+        self._world_size = world_size
+        self._round = 0
+        self._last = 0
+        self._next: int | None = None
+
+    def start(self, finished: int) -> None:
+        """Plan the first save of an attempt: soon, because it measures what a save costs."""
+        self._last = finished
+        self._next = finished + (self._every.steps or _LEAD_STEPS)
+
+    def due(self, finished: int) -> bool:
+        """Return True if the state after `finished` steps is to be saved."""
+        if self._next is None and finished >= self._last + _LEAD_STEPS - 1:
+            self._next = self._hear()
+        return self._next is not None and finished >= self._next
+
+    def saved(
+        self, finished: int, *, step_s: float, stall_s: float, duration_s: float, age_s: float
+    ) -> None:
+        """Plan the save after the one that was just begun at `finished`.
+
+        Args:
+            finished: Steps done.
+            step_s: Seconds a step takes.
+            stall_s: Seconds a save holds up the loop.
+            duration_s: Seconds from a save's begin to its commit.
+            age_s: Age of this attempt.
+        """
+        self._round += 1
+        self._last = finished
+        if self._every.steps is not None:
+            self._next = finished + self._every.steps
+        elif self._rank == 0:
+            seconds = self._every.seconds or self._automatic_s(stall_s, duration_s, age_s)
+            steps = max(_LEAD_STEPS, round(seconds / max(step_s, 1e-6)))
+            self._next = finished + steps
+            if self._world_size > 1:
+                self._coordinator.set(f"schedule/{self._round}", str(self._next))
+        else:
+            self._next = None
+
+    def _automatic_s(self, stall_s: float, duration_s: float, age_s: float) -> float:
+        # The background write slows the steps meanwhile; a tenth of it is what CPUs show.
+        best = best_interval_s(stall_s + 0.1 * duration_s, age_s)
+        return min(max(best, _SHORTEST_S, 2 * duration_s), _LONGEST_S)
+
+    def _hear(self) -> int:
+        word = self._coordinator.get(f"schedule/{self._round}", _WORD_TIMEOUT_S)
+        if word is None:
+            raise LostContact("the first rank did not say when to save next")
+        return int(word)

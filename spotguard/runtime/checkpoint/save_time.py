@@ -1,0 +1,60 @@
+"""How long an emergency save will take, and whether the cloud's notice leaves time for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spotguard.runtime.preemption.notices import promised_grace_s
+from spotguard.runtime.state.tracked import TrackedModule
+from spotguard.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from spotguard.runtime.checkpoint.saver import Saved
+    from spotguard.runtime.state.tracked import Tracked
+
+MARGIN_S = 1.0
+"""Seconds kept free beside every estimate."""
+_GUESSED_RATE_BYTES_PER_S = 100e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """Does an emergency save fit the notice that this place gives?"""
+
+    emergency_s: float
+    grace_s: float
+    message: str
+    """One sentence for the log and the history, with what to do if it does not."""
+
+    @property
+    def fits(self) -> bool:
+        """Return True if there is time enough."""
+        return self.emergency_s <= self.grace_s
+
+
+def emergency_s(last: Saved | None, objects: Iterable[Tracked]) -> float:
+    """Return the expected seconds of an emergency save: as measured, or guessed before any."""
+    if last is not None:
+        return last.duration_s
+    size_bytes = sum(
+        parameter.numel() * parameter.element_size()
+        for item in objects
+        if isinstance(item, TrackedModule)
+        for parameter in item.bare.parameters()
+    )
+    return 3 * size_bytes / _GUESSED_RATE_BYTES_PER_S  # weights and two moments
+
+
+def fit(saved: Saved, metadata: str, sigterm_grace_s: float) -> Fit:
+    """Compare what a save took with the notice of the cloud (`SPOTGUARD_METADATA`)."""
+    grace_s = promised_grace_s(metadata) or sigterm_grace_s
+    need_s = 1.2 * saved.duration_s + MARGIN_S
+    words = (
+        f"an emergency save of {format_bytes(saved.size_bytes)} takes about "
+        f"{format_duration(need_s)}; the notice here is {format_duration(grace_s)}"
+    )
+    verdict = "it fits" if need_s <= grace_s else "too long: save more often, only those count"
+    return Fit(emergency_s=need_s, grace_s=grace_s, message=f"{words}: {verdict}")

@@ -1,0 +1,529 @@
+"""Saving: capture at a step boundary, then write and commit, in the background or at once.
+
+Periodic: the state is copied into a reused flat buffer, most of it while the next forward and
+backward run (`staging`), and a background thread hashes, writes and commits. Emergency and final:
+the shard is written straight from the live tensors, because nobody will change them any more.
+
+Every rank with something of its own to store writes one shard; the first rank collects what the
+others wrote over the rendezvous and commits by writing the manifest last. A rank on its own
+(its peers are gone) commits alone, which is whole unless the model is sharded.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+import threading
+import time
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from spotguard.checkpoint.lineage import check_not_fenced
+from spotguard.checkpoint.manifest import Manifest, check_run, commit, load_manifest
+from spotguard.checkpoint.retention import Retention, prune
+from spotguard.checkpoint.shard import shard_file, write_layout
+from spotguard.checkpoint.tensors import ShardInfo
+from spotguard.errors import AlreadyExists, CheckpointError, SpotguardError, StoreError
+from spotguard.events import keys
+from spotguard.events.states import CheckpointKind
+from spotguard.runtime.checkpoint.staging import (
+    Plan,
+    Staged,
+    StagingBuffer,
+    WeightsChanged,
+    live_views,
+)
+from spotguard.runtime.process import clock
+from spotguard.runtime.process.surroundings import without_collections
+from spotguard.runtime.state.pack_cache import Packer
+from spotguard.runtime.state.rng import capture_random_states
+from spotguard.runtime.state.tree import Leaf, Packed, pack
+from spotguard.storage.deadline import give_up_after
+from spotguard.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from spotguard.runtime.checkpoint.local_copy import LocalCopy
+    from spotguard.runtime.distributed.rendezvous import Coordinator
+    from spotguard.runtime.state.tracked import Packs
+    from spotguard.storage.base import ObjectStore
+
+log = logging.getLogger("spotguard")
+
+PLACE = "place"
+"""In what is a rank's own, beside its random states: where it is in data only it reads."""
+
+_COMMITTED = "ok"
+_GIVE_UP_PATIENCE_S = 2.0
+_LOOK_UP_S = 0.25
+_PEER_TIMEOUT_S = 120.0
+_BROKEN_OFF_AFTER_S = 86_400.0
+_ROOM_FOR_COPY = 4.0  # an emergency save's own time, so often, must be left for a local copy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capture:
+    """The whole training state at a step boundary; tensors still live."""
+
+    step: int
+    kind: CheckpointKind
+    tree: dict[str, Any]
+    leaves: list[Leaf]
+    own: Any
+    """What is this rank's alone: random states, and its place in data that only it reads."""
+    counters: dict[str, Any]
+    sharded: bool
+    """True if no rank alone has the whole state."""
+
+    @cached_property
+    def size_bytes(self) -> int:
+        """Return the bytes of all tensors of this rank."""
+        return sum(leaf.size_bytes for leaf in self.leaves)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """A committed checkpoint."""
+
+    step: int
+    checkpoint: str
+    kind: CheckpointKind
+    at: float
+    size_bytes: int
+    stall_s: float
+    duration_s: float
+
+
+class WithoutOthers(CheckpointError):
+    """This rank cannot save alone, and the others have no part in it: the store is not to blame."""
+
+
+class OutOfContact(WithoutOthers):
+    """The other ranks cannot be heard: their rendezvous is gone, perhaps with the first of them."""
+
+
+class Saver:
+    """Captures and stores checkpoints of one attempt; at most one save is in flight."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        run_id: str,
+        attempt: int,
+        rank: int,
+        world_size: int,
+        coordinator: Coordinator,
+        retention: Retention,
+        save_random: bool,
+        local_copy: LocalCopy | None = None,
+        on_saved: Callable[[Saved, dict[str, Any]], None],
+        on_failed: Callable[[int, SpotguardError], None],
+    ) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._attempt = attempt
+        self._rank = rank
+        self._world_size = world_size
+        self._coordinator = coordinator
+        self._retention = retention
+        self._save_random = save_random
+        self._local_copy = local_copy
+        self._on_saved = on_saved
+        self._on_failed = on_failed
+        self._packer = Packer()
+        self._buffer = StagingBuffer()
+        self._thread: threading.Thread | None = None
+        self._connection: Coordinator | None = None
+        self._plan: Plan | None = None
+        self._staged: Staged | None = None
+        self._stall_s = 0.0
+        self._given_up = threading.Event()
+        self._may_overlap = True
+        self._seen: dict[str, Manifest] = {}
+        self.parent: str | None = None
+        """The checkpoint that the next one descends from."""
+        self.last: Saved | None = None
+        self.alone = threading.Event()
+        """Set when another rank is gone, or all contact: no answer is waited for any more."""
+        self.rate_bytes_per_s: float | None = None
+        """Measured: bytes of this rank's shard over the seconds to its commit."""
+
+    @without_collections()
+    def capture(
+        self,
+        step: int,
+        kind: CheckpointKind,
+        objects: Mapping[str, Packs],
+        counters: dict[str, Any],
+        *,
+        solo: bool = False,
+        random_states: dict[str, Any] | None = None,
+        place: Any = None,
+    ) -> Capture:
+        """Return the state of `objects` now; nothing is copied yet.
+
+        `random_states` replaces those that the global generators have now; `place` is where this
+        rank is in data that only it reads.
+        """
+        tree, packed = self._packer.pack(objects)
+        leaves = list(packed.leaves.values())
+        sharded = any(leaf.global_shape is not None for leaf in leaves)
+        if self._rank and not solo:
+            # Replicas are stored once, by the first rank; parts by the rank that holds them.
+            mine = [leaf for leaf in leaves if leaf.global_shape is not None]
+        else:
+            mine = leaves
+        return Capture(
+            step=step,
+            kind=kind,
+            tree=tree,
+            leaves=mine,
+            own=_own_tree(_random_tree(random_states) if self._save_random else None, place),
+            counters=counters,
+            sharded=sharded or (place is not None and self._world_size > 1),
+        )
+
+    @without_collections()
+    def save_in_background(self, capture: Capture, *, overlap: bool = False) -> None:
+        """Copy the state and return; the rest happens in a thread. Waits for the save before.
+
+        With `overlap`, what only a tracked optimizer's step changes is copied in the thread too:
+        `wait_copied` must then be called before such a step.
+        """
+        started = time.monotonic()
+        self.wait()
+        plan = self._plan_of(capture.leaves)
+        staged = self._buffer.stage(capture.leaves, plan, overlap=overlap and self._may_overlap)
+        self._staged = staged
+        self._stall_s = time.monotonic() - started
+        if self._connection is None:  # of the background threads, of which one lives at a time
+            self._connection = self._coordinator.connect()
+        self._thread = threading.Thread(
+            target=self._save_quietly,
+            args=(capture, staged, plan, self._connection, started),
+            name="spotguard-save",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def warm(self, objects: Mapping[str, Packs]) -> None:
+        """Make buffer and store ready in the background, so that no save need wait for it."""
+        leaves = self.capture(0, CheckpointKind.PERIODIC, objects, {}).leaves
+        plan = self._plan_of(leaves)
+
+        def make_ready() -> None:
+            self._buffer.warm(leaves, plan)
+            self._store.warm()
+            if not self._rank:
+                self._clean_up()
+
+        self._thread = threading.Thread(target=make_ready, name="spotguard-warm", daemon=True)
+        self._thread.start()
+
+    def wait_copied(self) -> None:
+        """Block until the tensors of a save in flight may change."""
+        staged = self._staged
+        if staged is not None and not staged.copied.is_set():
+            started = time.monotonic()
+            staged.copy_rest()  # two hands are faster than one
+            staged.copied.wait()
+            self._stall_s += time.monotonic() - started
+
+    @without_collections()
+    def save_now(
+        self, capture: Capture, *, solo: bool = False, timeout_s: float = _PEER_TIMEOUT_S
+    ) -> Saved | None:
+        """Store straight from the live tensors and return once committed (on every rank).
+
+        With `solo` no other rank is waited for. The live tensors must not change meanwhile.
+
+        Raises:
+            SpotguardError: it could not be stored; the previous checkpoint stands.
+        """
+        started = time.monotonic()
+        in_flight = self._thread
+        if in_flight is not None and in_flight.is_alive():
+            # Its bytes are older than ours. If they are stored already, its commit is quick.
+            self._given_up.set()
+            self.wait(min(timeout_s / 2, _GIVE_UP_PATIENCE_S))
+        if self.last is not None and self.last.step == capture.step:
+            return self.last  # nothing has changed since
+        plan = self._plan_of(capture.leaves)
+        if in_flight is None or not in_flight.is_alive():
+            data = self._buffer.gather(capture.leaves, plan)
+        else:  # it was given up, but still reads the buffer
+            data = live_views(capture.leaves, plan)
+
+        def write(prefix: str) -> ShardInfo | None:
+            return self._write(prefix, plan, data, lambda end: None)
+
+        self._stall_s = 0.0
+        try:
+            saved = self._save(capture, write, self._coordinator, started, solo, timeout_s)
+        except OutOfContact:
+            self.alone.set()  # the ring may not have told yet
+            raise
+        if timeout_s > _ROOM_FOR_COPY * (time.monotonic() - started):
+            self._keep_near(capture, plan, data)
+        return saved
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Block until no save is in flight, `timeout_s` at most."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            self._thread = None
+        self._given_up = threading.Event()  # a thread that was not waited for keeps its own
+
+    def _save_quietly(
+        self,
+        capture: Capture,
+        staged: Staged,
+        plan: Plan,
+        connection: Coordinator,
+        started: float,
+    ) -> None:
+        """Top of the background thread: copy, write, commit; a failure is reported, not raised."""
+        given_up = self._given_up
+
+        def go_on(end: int) -> str | None:
+            if given_up.is_set():
+                raise CheckpointError(f"the save of step {capture.step} gave way to a later one")
+            staged.wait_ready(end)
+            return staged.hashes.get(end)
+
+        def write(prefix: str) -> ShardInfo | None:
+            shard = self._write(prefix, plan, [staged.data], go_on)
+            staged.wait_ready()  # all of it, and nothing was changed meanwhile
+            return shard
+
+        try:
+            threading.Thread(
+                target=staged.copy_rest,
+                kwargs={"hashing": True},
+                name="spotguard-copy",
+                daemon=True,
+            ).start()
+            self._save(capture, write, connection, started, False, _PEER_TIMEOUT_S)
+            self._keep_near(capture, plan, [staged.data])
+        except WeightsChanged as problem:
+            self._may_overlap = False  # this script is not as we took it to be
+            self._on_failed(capture.step, problem)
+        except SpotguardError as problem:
+            if not given_up.is_set():
+                self._on_failed(capture.step, problem)
+        except Exception as problem:  # noqa: BLE001 - a thread's top: nobody else would hear of it
+            self._on_failed(capture.step, CheckpointError(f"{type(problem).__name__}: {problem}"))
+
+    def _plan_of(self, leaves: list[Leaf]) -> Plan:
+        metadata = {"run_id": self._run_id}
+        self._plan = Plan.of(leaves, metadata, self._plan, keep=self._packer.keeps)
+        return self._plan
+
+    def _save(
+        self,
+        capture: Capture,
+        write: Callable[[str], ShardInfo | None],
+        connection: Coordinator,
+        started: float,
+        solo: bool,
+        timeout_s: float,
+    ) -> Saved:
+        if solo and capture.sharded:
+            raise WithoutOthers(
+                "a sharded model, or a stream of data, cannot be saved without the other ranks"
+            )
+        prefix = keys.checkpoint(capture.step, self._attempt)
+        end = time.monotonic() + timeout_s
+        word = f"save/{capture.step}/{capture.kind}"
+        try:
+            with give_up_after(timeout_s):
+                mine = write(prefix)
+                saved = self._meet(capture, prefix, mine, connection, word, end, solo)
+        except AlreadyExists:  # a survivor beside us committed this very step
+            saved = _saved(capture, prefix)
+        except ConnectionError as problem:
+            raise OutOfContact(f"step {capture.step} not saved: {problem}") from problem
+        except BaseException as problem:  # whatever it is, the other ranks wait for a word
+            _tell(
+                connection,
+                f"{word}/done" if not self._rank else f"{word}/{self._rank}",
+                f"!{problem}" if isinstance(problem, SpotguardError) else f"!{problem!r}",
+            )
+            raise
+        duration_s = time.monotonic() - started
+        self.parent = prefix
+        self.rate_bytes_per_s = max(capture.size_bytes, 1) / max(duration_s, 1e-3)
+        self.last = replace(saved, stall_s=self._stall_s, duration_s=duration_s)
+        if self._rank == 0 or solo:
+            self._on_saved(self.last, capture.counters)
+            if capture.kind is not CheckpointKind.EMERGENCY:  # nothing else may cost grace
+                self._prune()
+        return self.last
+
+    def _clean_up(self) -> None:
+        """Free what saves of dead ranks left half-written; a living one may still be at it."""
+        try:
+            self._store.clean_up(older_than_s=_BROKEN_OFF_AFTER_S)
+        except StoreError as problem:
+            log.warning("what broken-off saves left behind stays for now: %s", problem)
+
+    def _prune(self) -> None:
+        """Delete what retention does not keep; what cannot be deleted now goes next time."""
+        try:
+            for prefix in prune(
+                self._store, self._retention, attempt=self._attempt, load=self._manifest_of
+            ):
+                self._seen.pop(prefix, None)
+        except StoreError as problem:
+            log.warning("old checkpoints stay for now: %s", problem)
+
+    def _manifest_of(self, store: ObjectStore, prefix: str) -> Manifest:
+        """Return what retention asks of a manifest; each is read once, ours never."""
+        if prefix not in self._seen:
+            manifest = load_manifest(store, prefix)
+            check_run(manifest, self._run_id)
+            self._seen[prefix] = replace(manifest, state=None, ranks={})
+        return self._seen[prefix]
+
+    def _keep_near(self, capture: Capture, plan: Plan, data: list[memoryview]) -> None:
+        if self._local_copy is not None and plan.layout.tensors:
+            name = shard_file(self._rank, self._world_size)
+            prefix = keys.checkpoint(capture.step, self._attempt)
+            self._local_copy.keep(prefix, name, plan.layout, data)
+
+    def _write(
+        self, prefix: str, plan: Plan, data: list[memoryview], go_on: Callable[[int], str | None]
+    ) -> ShardInfo | None:
+        if not plan.layout.tensors and self._rank:
+            return None
+        name = shard_file(self._rank, self._world_size)
+        return write_layout(self._store, prefix, name, plan.layout, data, go_on=go_on)
+
+    def _meet(
+        self,
+        capture: Capture,
+        prefix: str,
+        mine: ShardInfo | None,
+        connection: Coordinator,
+        word: str,
+        end: float,
+        solo: bool,
+    ) -> Saved:
+        """Collect all ranks' shards and commit (first rank), or wait for that (the others)."""
+        if solo:
+            return self._commit(capture, prefix, {self._rank: (mine, capture.own)})
+        if self._rank == 0:
+            parts = {0: (mine, capture.own)}
+            for peer in range(1, self._world_size):
+                text = self._hear(connection, f"{word}/{peer}", end)
+                if text is None:
+                    raise WithoutOthers(f"step {capture.step} not saved: rank {peer} is silent")
+                if text.startswith("!"):
+                    raise CheckpointError(f"step {capture.step} not saved: rank {peer}: {text[1:]}")
+                body = json.loads(text)
+                shard = ShardInfo.from_json(body["shard"], "a shard") if body["shard"] else None
+                parts[peer] = (shard, body["own"])
+            saved = self._commit(capture, prefix, parts)
+            connection.set(f"{word}/done", _COMMITTED)
+            return saved
+        body = {"shard": mine.to_json() if mine else None, "own": capture.own}
+        connection.set(f"{word}/{self._rank}", json.dumps(body))
+        try:
+            done = self._hear(connection, f"{word}/done", end)
+        except ConnectionError:
+            # Without torchrun the rendezvous lives in the first rank, and ends with it: perhaps
+            # it committed and left before its word was heard. Then the commit itself is the word.
+            if self._store.head(keys.manifest(prefix)) is None:
+                raise
+            done = _COMMITTED
+        if done is None:
+            raise WithoutOthers(f"step {capture.step} not saved: no answer")
+        if done != _COMMITTED:
+            raise CheckpointError(f"step {capture.step} not saved: {done[1:]}")
+        return _saved(capture, prefix)
+
+    def _hear(self, connection: Coordinator, key: str, end: float) -> str | None:
+        """Wait for a word of another rank, but not when one is gone: perhaps that very one."""
+        left_s = end - time.monotonic()
+        while True:
+            text = connection.get(key, min(left_s, _LOOK_UP_S))
+            left_s -= _LOOK_UP_S
+            if text is not None or left_s <= 0 or self.alone.is_set():
+                return text
+
+    def _commit(
+        self, capture: Capture, prefix: str, parts: dict[int, tuple[ShardInfo | None, Any]]
+    ) -> Saved:
+        check_not_fenced(self._store, self._attempt)
+        manifest = Manifest(
+            run_id=self._run_id,
+            attempt=self._attempt,
+            step=capture.step,
+            kind=capture.kind,
+            created_at=clock.now(),
+            parent=self.parent,
+            world_size=self._world_size,
+            shards=tuple(shard for shard, _ in parts.values() if shard is not None),
+            state=capture.tree,
+            ranks={str(rank): own for rank, (_, own) in parts.items() if own is not None},
+            counters=capture.counters,
+            versions={
+                "spotguard": __version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
+        )
+        try:
+            commit(self._store, manifest)
+        except AlreadyExists:
+            # A survivor beside us, or a periodic save of this very step, was first.
+            log.info("step %d was committed already", capture.step)
+        else:
+            self._seen[prefix] = replace(manifest, state=None, ranks={})
+        return replace(_saved(capture, prefix), size_bytes=manifest.size_bytes)
+
+
+def _tell(connection: Coordinator, key: str, value: str) -> None:
+    try:
+        connection.set(key, value)
+    except ConnectionError as problem:
+        log.warning("could not tell the other ranks: %s", problem)
+
+
+def _saved(capture: Capture, prefix: str) -> Saved:
+    return Saved(
+        step=capture.step,
+        checkpoint=prefix,
+        kind=capture.kind,
+        at=clock.now(),
+        size_bytes=capture.size_bytes,
+        stall_s=0.0,
+        duration_s=0.0,
+    )
+
+
+def _random_tree(states: dict[str, Any] | None) -> Any:
+    """Return this rank's random states as JSON: tensors become bytes, they are small."""
+    states = states or capture_random_states()
+    plain = {
+        name: value.numpy().tobytes() if isinstance(value, torch.Tensor) else _as_bytes(value)
+        for name, value in states.items()
+    }
+    return pack(plain, "random", Packed())
+
+
+def _own_tree(random: Any, place: Any) -> Any:
+    return random if place is None else {**(random or {}), PLACE: place}
+
+
+def _as_bytes(value: Any) -> Any:
+    """Replace NumPy arrays inside a generator state by lists, so that no tensor is left."""
+    if isinstance(value, dict):
+        return {key: _as_bytes(item) for key, item in value.items()}
+    return value.tolist() if hasattr(value, "tolist") else value

@@ -1,0 +1,458 @@
+"""The training state at the last step boundary: what belongs to it, and how it is saved.
+
+Weights are the boundary's until an optimizer begins to change them; the rest of the state is
+shadowed, so that a save in the middle of a step can still store the boundary before it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from spotguard.checkpoint.retention import Retention
+from spotguard.errors import Fenced, SpotguardError, StoreError
+from spotguard.events.event import Heartbeat, JobEvent
+from spotguard.events.states import CheckpointKind
+from spotguard.runtime.checkpoint import save_time
+from spotguard.runtime.checkpoint.saver import Capture, Saved, Saver
+from spotguard.runtime.process import clock
+from spotguard.runtime.state.best import Best
+from spotguard.runtime.state.boundary_copy import (
+    BoundaryState,
+    BufferShadow,
+    GroupShadow,
+    ObjectShadow,
+    StepShadow,
+)
+from spotguard.runtime.state.sharding import is_sharded
+from spotguard.runtime.state.tracked import Tracked, TrackedModule, TrackedOptimizer
+from spotguard.runtime.state.tree import Packed
+from spotguard.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from spotguard.runtime.checkpoint.local_copy import LocalCopy
+    from spotguard.runtime.checkpoint.restore import Restored
+    from spotguard.runtime.data.loader import Loader
+    from spotguard.runtime.distributed.rendezvous import Coordinator
+    from spotguard.runtime.preemption.stop_consensus import StopRequest
+    from spotguard.runtime.process.settings import Settings
+    from spotguard.runtime.reporting.node_reports import Reporter
+    from spotguard.runtime.step import Step
+    from spotguard.storage.base import ObjectStore
+
+log = logging.getLogger("spotguard")
+
+_FAILED_SAVES_BEFORE_STOP = 3
+_LAST_SAVE_S = 10.0
+
+
+class Keeper:
+    """This rank's training state: tracked objects, counters, and the saves of both."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        store: ObjectStore,
+        run_id: str,
+        attempt: int,
+        coordinator: Coordinator,
+        local_copy: LocalCopy | None,
+        reporter: Reporter,
+        save_random: bool,
+        on_fenced: Callable[[Fenced], None],
+    ) -> None:
+        self.objects: dict[str, Tracked] = {}
+        self.finished = 0
+        self.first_step = 0
+        self.total: int | None = None
+        self.train_s = 0.0
+        self.step_s = 0.0
+        self.epoch = 0
+        self.best = Best()
+        self.step: Step | None = None
+        """The last finished one."""
+        self.current: Step | None = None
+        """The one that the loop was given last."""
+        self._left = False
+        self._left_done = False
+        self.lock = threading.Lock()
+        """Held while the state changes from one boundary to the next."""
+        self.changing = False
+        """True from where weights may change until the next boundary: the state is neither."""
+        self._changed = False
+        """True between an optimizer's step and the next boundary."""
+        self._attempt = attempt
+        self._settings = settings
+        self._reporter = reporter
+        self._save_random = save_random
+        self._on_fenced = on_fenced
+        self._loader: Loader
+        self._shadow = StepShadow()
+        self._everything: ObjectShadow | None = None
+        """What copies of a whole boundary are taken with, if they are asked for."""
+        self._copy: BoundaryState | None = None
+        """The last boundary, for when weights have changed."""
+        self._failed_saves = 0
+        self._failed_at_end = False
+        self._kept: list[int] = []
+        """How many parameters each optimizer keeps something of."""
+        self._first_save = True
+        self._best_at: int | None = None
+        """Boundary of the newest save of a best state."""
+        self._stall_s = 0.0
+        self.saver = Saver(
+            store,
+            run_id=run_id,
+            attempt=attempt,
+            rank=settings.rank,
+            world_size=settings.world_size,
+            coordinator=coordinator,
+            retention=Retention(keep_last=settings.keep_last),
+            save_random=save_random,
+            local_copy=local_copy,
+            on_saved=self._on_saved,
+            on_failed=self._on_save_failed,
+        )
+
+    # ------------------------------------------------------------------ from boundary to boundary
+
+    def begin_to_change(self, *, done: bool = True) -> None:
+        """Take note that weights may change from here on, so that no save reads them meanwhile.
+
+        `done`: by an optimizer, so that a step which is left from here on counts.
+        """
+        self.saver.wait_copied()
+        with self.lock:  # held for ever by a save that abandons this step
+            self.changing = True
+            self._changed = self._changed or done
+
+    def restored(self, restored: Restored, loader: Loader) -> None:
+        """Take note of what this attempt starts from."""
+        manifest = restored.manifest
+        self._loader = loader
+        self.saver.parent = restored.prefix
+        counters = manifest.counters if manifest else {}
+        # An emergency save may have come before the save of the best state, at the same step.
+        self.best = Best(counters.get("best"), is_new=counters.get("best_is_new", False))
+
+    def begin(self, first: int, total: int) -> None:
+        """Take `first` of `total` steps done as the first boundary."""
+        modules = [i.bare for i in self.objects.values() if isinstance(i, TrackedModule)]
+        self._shadow = StepShadow(
+            BufferShadow(modules),
+            ObjectShadow(self.objects, with_random=self._save_random),
+            GroupShadow(item.value for item in self.objects.values()),
+        )
+        self.finished = self.first_step = first
+        self.total = total
+        self.best.take()
+        self._shadow.take()
+
+    def finished_step(self, finished: int, seconds: float, step: Step) -> None:
+        """Take note of a finished step: from here on it is the state to save."""
+        self.train_s += seconds
+        self.step_s = seconds if not self.step_s else 0.8 * self.step_s + 0.2 * seconds
+        self._take_boundary()
+        self._pass_boundary(finished, step)
+        if finished == self.first_step + 1:  # an optimizer's state is there after its first step
+            self.saver.warm(self.objects)
+        self._look_at_new_state()
+        if self._failed_saves >= _FAILED_SAVES_BEFORE_STOP:
+            raise StoreError(
+                f"{self._failed_saves} saves in a row failed; stopping, as nothing would be kept"
+            )
+
+    def _look_at_new_state(self) -> None:
+        """Refuse what cannot be stored when an optimizer begins to keep it, not at the notice."""
+        optimizers = {n: i for n, i in self.objects.items() if isinstance(i, TrackedOptimizer)}
+        kept = [len(item.value.state) for item in optimizers.values()]
+        if kept != self._kept:
+            self._kept = kept
+            for name, item in optimizers.items():
+                item.pack(name, Packed())
+
+    def _take_boundary(self) -> None:
+        """Keep what a step that is given up has to go back to."""
+        self.best.take()
+        self._shadow.take()
+
+    def keep_copies(self) -> None:
+        """From the next boundary on keep a copy of all state, if it is small.
+
+        For scripts that go on with forward passes after weights have changed.
+        """
+        if self._everything is None:
+            self._everything = ObjectShadow(
+                self.objects, with_random=self._save_random, all_kinds=True
+            )
+
+    @property
+    def has_boundary(self) -> bool:
+        """True if the state of the last boundary can be saved."""
+        return not self.changing or self._copy is not None
+
+    def _copied(self) -> BoundaryState | None:
+        """Return a copy of the state as it is, if that was asked for and it is small."""
+        everything = self._everything
+        if everything is not None and everything.is_whole:
+            everything.take()  # which finds out whether it is too large
+        if everything is None or not everything.is_whole:
+            return None
+        return BoundaryState(
+            everything.over(self.objects),
+            everything.random_states,
+            self.best.now,
+            self._loader.shared,
+            self._loader.own,
+        )
+
+    def _pass_boundary(self, finished: int, step: Step) -> None:
+        """Take the state as it is, or as it was last taken, for that after `finished` steps."""
+        self.epoch = step.epoch
+        self.step = step
+        copy = self._copied()
+        with self.lock:
+            self._copy = copy
+            self.finished = finished
+            self.changing = self._changed = False
+
+    def progress(self) -> tuple[int, int]:
+        """Return the steps finished, and the micro-batches done of the one under way."""
+        return self.finished, self.current.done if self.current is not None else 0
+
+    def heartbeat(self) -> Heartbeat:
+        """Return how far this rank is, and what it has saved."""
+        last = self.saver.last
+        loss = self.step.loss if self.step else None
+        return Heartbeat(
+            at=clock.now(),
+            attempt=self._attempt,
+            node=self._settings.node,
+            step=self.finished,
+            total_steps=self.total,
+            epoch=self.epoch,
+            train_s=self.train_s,
+            step_s=self.step_s or None,
+            loss=None if loss is None else float(loss) * self._settings.world_size,
+            saved_step=last.step if last else None,
+            saved_at=last.at if last else None,
+        )
+
+    def freeze(self, left: threading.Event, patience_s: float) -> None:
+        """Keep the state as it is, unless the job left.
+
+        The weights of the last step are intact until something begins to change them; the lock,
+        which is kept, keeps it from beginning. Blocks while an optimizer is at it, `patience_s` at
+        most: its step is short, unless it waits for other ranks, in a closure or a later phase.
+        """
+        end = time.monotonic() + patience_s
+        while not left.is_set():
+            self.lock.acquire()
+            if self.has_boundary or time.monotonic() > end:
+                return
+            self.lock.release()
+            time.sleep(0.005)
+
+    # ------------------------------------------------------------------ saving
+
+    @property
+    def last_stall_s(self) -> float:
+        """Return how long the last finished save held up the loop, in seconds."""
+        return self.saver.last.stall_s if self.saver.last else self._stall_s
+
+    @property
+    def last_duration_s(self) -> float:
+        """Return how long the last finished save took to commit, in seconds."""
+        return self.saver.last.duration_s if self.saver.last else 4 * self._stall_s
+
+    @property
+    def needs_all_ranks(self) -> bool:
+        """True if no rank alone holds what a checkpoint must have."""
+        return self._loader.has_own_state or any(
+            is_sharded(i.bare) for i in self.objects.values() if isinstance(i, TrackedModule)
+        )
+
+    @property
+    def is_saved(self) -> bool:
+        """True if the boundary is what this rank's last save holds, or what it came from."""
+        last = self.saver.last
+        if last is None:
+            return self.finished == self.first_step and not self._failed_at_end
+        return last.step == self.finished
+
+    @property
+    def _can_save_alone(self) -> bool:
+        """True if another rank is gone and this one has all of the state, as a replica has."""
+        return self.saver.alone.is_set() and not self.needs_all_ranks
+
+    def reserve_s(self) -> float:
+        """Return the seconds before a deadline at which the loop must stop."""
+        return 1.5 * self.emergency_s() + 2 * self.step_s + save_time.MARGIN_S
+
+    def emergency_s(self) -> float:
+        """Return the expected seconds of an emergency save, from the rate measured so far."""
+        return save_time.emergency_s(self.saver.last, self.objects.values())
+
+    def save_in_background(self) -> None:
+        """Begin a save of the state at this boundary: periodic, or of the best so far."""
+        started = time.monotonic()
+        kind = CheckpointKind.BEST if self.best.is_new else CheckpointKind.PERIODIC
+        self.saver.save_in_background(self._capture(kind), overlap=True)
+        if kind is CheckpointKind.BEST:
+            self._best_at = self.finished
+        self.best.is_being_saved()
+        self._stall_s = time.monotonic() - started
+
+    def loop_left(self) -> None:
+        """Take note that the loop was left in the body of a step: by `break`, or by an error.
+
+        A step that changed the weights is done. Nothing is decided yet: if it was an error, the
+        last save stands.
+        """
+        self._left, self._left_done = True, self._changed
+        if self._left_done:
+            self._loader.keep(self.finished + 1)
+            self._take_boundary()
+
+    def left_early(self) -> None:
+        """Take the place at which the loop was left, on purpose, for the last boundary."""
+        if not self._left:  # the script still holds the loop's iterator
+            self.loop_left()
+        if self._left_done and self.current is not None:
+            self._pass_boundary(self.finished + 1, self.current)
+
+    def save_final(self, *, halfway: bool = False) -> None:
+        """Save the state after the last step, unless it is what this attempt began with."""
+        self.saver.wait()
+        if self.finished == self.first_step and self.saver.parent is not None:
+            return
+        final = CheckpointKind.FINAL
+        try:
+            self.saver.save_now(self._capture(final, halfway=halfway))
+        except SpotguardError:
+            if not self._can_save_alone:
+                raise
+            self.saver.save_now(self._capture(final, solo=True, halfway=halfway), solo=True)
+
+    def save_for(self, request: StopRequest, *, halfway: bool = False) -> SpotguardError | None:
+        """Make the emergency save that `request` leaves time for; return what went wrong."""
+        if self.finished == self.first_step and self.saver.parent is not None:
+            return None  # nothing new since the checkpoint that it came from
+        timeout_s = 60.0
+        if request.deadline_at is not None:
+            timeout_s = max(request.deadline_at - clock.now() - 0.2, 0.5)
+        try:
+            self.saver.save_now(
+                self._capture(CheckpointKind.EMERGENCY, solo=request.solo, halfway=halfway),
+                solo=request.solo,
+                timeout_s=timeout_s,
+            )
+        except SpotguardError as problem:
+            if self._can_save_alone and not request.solo:
+                return self.save_for(replace(request, solo=True), halfway=halfway)
+            self._failed_at_end = True
+            self._reporter.event(JobEvent.SAVE_FAILED, step=self.finished, problem=str(problem))
+            log.error("the emergency save failed: %s", problem)
+            return problem
+        return None
+
+    def save_boundary(self, request: StopRequest) -> SpotguardError | None:
+        """Save the last boundary, within a step, if it is there; return what went wrong."""
+        if self.has_boundary:
+            return self.save_for(request, halfway=True)
+        log.warning("some weights have changed since the last step: the last save counts")
+        self.saver.wait(_LAST_SAVE_S)  # one in flight is the newest there can be
+        return None
+
+    def _capture(
+        self, kind: CheckpointKind, *, solo: bool = False, halfway: bool = False
+    ) -> Capture:
+        """Return the state to save; `halfway` through a step, that of the boundary before it."""
+        now = self._halfway() if halfway else self._at_boundary()
+        best, best_is_new = now.best
+        counters = {
+            "train_s": self.train_s,
+            "epoch": self.epoch,
+            "total_steps": self.total,
+            "loader": self._loader.identity(),
+            "place": now.shared,
+            "best": best,
+            "best_is_new": kind is not CheckpointKind.BEST and (best_is_new or self._best_owed),
+        }
+        return self.saver.capture(
+            self.finished,
+            kind,
+            now.objects,
+            counters,
+            solo=solo,
+            random_states=now.random_states,
+            place=now.own,
+        )
+
+    def _at_boundary(self) -> BoundaryState:
+        """Return the state as it is: nothing has happened since the boundary."""
+        places = self._loader.shared, self._loader.own
+        return BoundaryState(self.objects, None, self.best.now, *places)
+
+    def _halfway(self) -> BoundaryState:
+        """Return the state of the last boundary, in the midst of a step."""
+        if self.changing and self._copy is not None:
+            return self._copy
+        objects = self._shadow.boundary(self.objects)
+        places = self._loader.shared, self._loader.own
+        return BoundaryState(objects, self._shadow.random_states, self.best.at_boundary, *places)
+
+    @property
+    def _best_owed(self) -> bool:
+        """True if the save of the best state, of this very boundary, gave way to this one."""
+        last = self.saver.last
+        saved = last is not None and (last.step, last.kind) == (self.finished, CheckpointKind.BEST)
+        return self._best_at == self.finished and not saved
+
+    def _say_if_it_fits(self, saved: Saved) -> None:
+        """After the first save, when the rate is known: would an emergency save be in time?"""
+        found = save_time.fit(saved, self._settings.metadata, self._settings.grace_s)
+        log.log(logging.INFO if found.fits else logging.WARNING, "%s", found.message)
+        self._reporter.event(
+            JobEvent.FITS if found.fits else JobEvent.WARNING,
+            emergency_s=found.emergency_s,
+            grace_s=found.grace_s,
+            fits=found.fits,
+            message=found.message,
+        )
+
+    def _on_saved(self, saved: Saved, counters: dict[str, Any]) -> None:
+        if self._first_save:
+            self._first_save = False
+            self._say_if_it_fits(saved)
+        self._failed_saves = 0
+        self._reporter.event(
+            JobEvent.SAVED,
+            step=saved.step,
+            checkpoint=saved.checkpoint,
+            checkpoint_kind=str(saved.kind),
+            size_bytes=saved.size_bytes,
+            stall_s=round(saved.stall_s, 6),
+            duration_s=round(saved.duration_s, 6),
+            train_s=counters["train_s"],
+        )
+        log.info(
+            "saved step %d (%s, %s, %s)",
+            saved.step,
+            saved.kind.label,
+            format_bytes(saved.size_bytes),
+            format_duration(saved.duration_s),
+        )
+
+    def _on_save_failed(self, step: int, problem: SpotguardError) -> None:
+        self._failed_saves += 1
+        self._reporter.event(JobEvent.SAVE_FAILED, step=step, problem=str(problem))
+        log.error("%s; training goes on, the next save may do", problem)
+        if isinstance(problem, Fenced):
+            self._on_fenced(problem)

@@ -1,0 +1,1 @@
+"""Which samples a rank reads at a step, and how large its batches are."""

@@ -1,0 +1,379 @@
+"""Elastic data loading: which samples a rank reads at a step is arithmetic, not state.
+
+Everything follows from the step number: epoch, position in the epoch, the samples of the global
+batch, their split into micro-batches and this rank's share of those. So there is no sampler
+state to save, and a resume with another number of ranks reads each sample exactly once. Data that
+has no indices, or no length, is read by `streaming`; global batches follow the ranks in `scaling`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from spotguard.errors import UsageError
+from spotguard.runtime.data.sampling import FromSampler, InOrder, Sampling, Shuffled, Weighted
+from spotguard.runtime.state.rng import mix, seed_everything
+from spotguard.shared.batching import EpochPlan, rank_range, split_micro_batches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Sequence
+
+    from spotguard.runtime.data.batch_scaling import LearningRateScale
+
+READ, _TRAIN = 0x5851F42D4C957F2D, 0x14057B7EF767814F
+"""Two streams, so that a dataset's own draws do not shift the dropout masks."""
+
+
+class Share(NamedTuple):
+    """One micro-batch as one rank trains on it."""
+
+    step: int
+    number: int
+    """Which of the step's micro-batches."""
+    weight: float
+    """Its samples over the step's samples; 0 for a rank that has nothing to do."""
+    indices: tuple[int, ...]
+    last: bool
+    """True for this rank's last one in the step: the one after which gradients are synchronised."""
+
+
+class Loader(ABC):
+    """What the loop asks of data: this rank's micro-batches, and how to find the place again."""
+
+    has_own_state = False
+    """True if a rank knows its own place only: no rank can save that of all."""
+    any_world = True
+    """True if a step's micro-batches are the same on every number of ranks."""
+    shared: Any = None
+    """The place at the last step boundary, the same on all ranks, as JSON; None: the step says."""
+    own: Any = None
+    """This rank's part of it, as JSON; None if it has none."""
+    scale: LearningRateScale | None = None
+    """Scales the optimizers' rates with the global batch, where that follows the ranks."""
+
+    def __init__(
+        self,
+        *,
+        global_batch_size: int,
+        micro_batch_size: int | None,
+        seed: int,
+        reseed: bool,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        rank: int,
+        world_size: int,
+        speeds: Sequence[float] | None = None,
+    ) -> None:
+        check_sizes(global_batch_size, micro_batch_size)
+        self.global_batch_size = global_batch_size
+        self.micro_batch_size = min(micro_batch_size or global_batch_size, global_batch_size)
+        self.seed = seed
+        self._reseed = reseed
+        self._collate = collate_fn or _default_collate
+        self._rank = rank
+        self._world_size = world_size
+        self._speeds = tuple(speeds or ())
+        self._range(1, rank)  # so that wrong speeds are refused now
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """Return what must not change between a save and a resume."""
+
+    @abstractmethod
+    def epoch_of(self, step: int) -> int:
+        """Return the epoch (from 0) that step `step` (from 0) belongs to."""
+
+    @abstractmethod
+    def first_step_of(self, epoch: int) -> int:
+        """Return the step (from 0) that epoch `epoch` (from 0) begins with.
+
+        Raises:
+            UsageError: a stream has no length.
+        """
+
+    @abstractmethod
+    def shares(self, step: int) -> list[Share]:
+        """Return this rank's micro-batches of step `step` (from 0), at least one."""
+
+    @abstractmethod
+    def read(self, first_step: int, last_step: int) -> Generator[tuple[Share, Any], None, None]:
+        """Yield this rank's micro-batches of steps `first_step` to `last_step` - 1, in order."""
+
+    @abstractmethod
+    def keep(self, finished: int) -> None:
+        """Take down the place after `finished` steps, in `shared` and `own`: it may be saved."""
+
+    @abstractmethod
+    def restore(self, shared: Any, own: dict[int, Any], world_size: int) -> str | None:
+        """Go to the place of a checkpoint; return a warning if it cannot be the very same.
+
+        Args:
+            shared: What `shared` was.
+            own: What `own` was on each rank that had one.
+            world_size: How many ranks there were.
+        """
+
+    def begin(self, first: int) -> dict[str, Any] | None:
+        """Begin at step `first`, after `restore`; return what is other from here on, to be told."""
+        return None
+
+    def checksum(self, step: int) -> int | None:
+        """Return what must be the same on all ranks, besides `identity`; None if that is all."""
+        return None
+
+    def seed_training(self, share: Share, salt: int = 0) -> None:
+        """Seed the random state that the forward pass of `share` sees, in the phase of `salt`."""
+        if self._reseed:
+            seed_everything(mix(self.seed, share.step, share.number) ^ _TRAIN ^ salt)
+
+    def ranges(self, step: int) -> list[range]:
+        """Return which micro-batches of step `step` each rank trains on, by rank."""
+        count = len(self._sizes(step))
+        return [self._range(count, rank) for rank in range(self._world_size)]
+
+    @abstractmethod
+    def _sizes(self, step: int) -> list[int]:
+        """Return the samples of each micro-batch of a step."""
+
+    def _shares(self, step: int, places: range, sample: Callable[[int], int]) -> list[Share]:
+        """Return this rank's part of a step: of the samples at `places` in the epoch's order."""
+        sizes = self._sizes(step)
+        starts = [0, *itertools.accumulate(sizes)]
+        mine = self._range(len(sizes), self._rank)
+
+        def share(index: int, weight: float, *, last: bool) -> Share:
+            samples = tuple(map(sample, places[starts[index] : starts[index + 1]]))
+            return Share(step, index, weight, samples, last)
+
+        if not mine:  # it joins the collectives with a zero weight, so that nobody waits for it
+            return [share(0, 0.0, last=True)]
+        return [share(i, sizes[i] / starts[-1], last=i == mine[-1]) for i in mine]
+
+    def _range(self, micro_batch_count: int, rank: int) -> range:
+        try:
+            return rank_range(micro_batch_count, self._world_size, rank, speeds=self._speeds)
+        except (TypeError, ValueError) as problem:
+            raise UsageError(
+                f"run.loader: {problem}",
+                hint="pass each rank's relative speed, the same list on all ranks",
+            ) from problem
+
+
+class ElasticLoader(Loader):
+    """Cuts a map-style dataset into global batches and those into micro-batches.
+
+    The batch at a step depends on `(seed, step)` only. Made by `run.loader(...)`.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        shuffle: bool,
+        drop_last: bool,
+        weights: Any = None,
+        sampler: Any = None,
+        num_workers: int,
+        options: dict[str, Any],
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        _check_dataset(dataset)
+        self.dataset = dataset
+        self.drop_last = drop_last
+        self._num_workers = num_workers
+        self._options = options
+        self._size = len(dataset)
+        self._sampling = _sampling(
+            self._size, self.seed, shuffle=shuffle, weights=weights, sampler=sampler
+        )
+        length = self._sampling.length
+        if length < (self.global_batch_size if drop_last else 1):
+            raise UsageError(
+                f"run.loader: an epoch has {length} samples, too few for one global batch of "
+                f"{self.global_batch_size}",
+                hint="lower global_batch_size, or leave drop_last off",
+            )
+        self._plan = EpochPlan(
+            samples=length, global_batch=self.global_batch_size, drop_last=drop_last
+        )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps in one pass over the dataset, on this attempt's number of ranks."""
+        return self._plan.steps
+
+    def __len__(self) -> int:
+        """Return `steps_per_epoch`."""
+        return self.steps_per_epoch
+
+    def identity(self) -> dict[str, Any]:
+        """Return what must not change between a save and a resume."""
+        return {
+            "samples": self._size,
+            "global_batch_size": self.global_batch_size,
+            "micro_batch_size": self.micro_batch_size,
+            **self._sampling.identity(),
+            "drop_last": self.drop_last,
+            "seed": self.seed,
+        }
+
+    def epoch_of(self, step: int) -> int:
+        """Return the epoch (from 0) that step `step` (from 0) belongs to."""
+        return self._plan.at(step)[0]
+
+    def first_step_of(self, epoch: int) -> int:
+        """Return the step (from 0) that epoch `epoch` (from 0) begins with."""
+        return self._plan.first_step_of(epoch)
+
+    def shares(self, step: int) -> list[Share]:
+        """Return this rank's micro-batches of step `step` (from 0), at least one."""
+        epoch, places = self._plan.at(step)
+        order = self._sampling.order(epoch)
+        return self._shares(step, places, order.__getitem__)
+
+    def _sizes(self, step: int) -> list[int]:
+        _, places = self._plan.at(step)
+        return split_micro_batches(len(places), self.micro_batch_size)
+
+    def read(self, first_step: int, last_step: int) -> Generator[tuple[Share, Any], None, None]:
+        """Yield this rank's micro-batches of steps `first_step` to `last_step` - 1, in order.
+
+        Worker processes ignore the SIGTERM of others (a notice reaches the whole process tree,
+        and the save still needs them out of its way, not dead in the middle of a queue) and are
+        shut down when the iterator is closed.
+        """
+        shares = (s for step in range(first_step, last_step) for s in self.shares(step))
+        if not self._num_workers:
+            may_draw = self._collate is not _default_collate or not _only_holds(self.dataset)
+            dataset = _Seeded(self.dataset, self.seed, self._reseed and may_draw)
+            for share in shares:
+                yield share, self._collate(dataset.__getitems__(share))
+            return
+        ahead, behind = itertools.tee(shares)
+        from torch.utils.data import DataLoader
+
+        # Else starting workers would draw from the script's generator, once more after a resume.
+        own_seeds = torch.Generator().manual_seed(mix(self.seed, first_step, self._rank, READ))
+        quiet = Quiet(self._options.get("worker_init_fn"))
+        batches: Iterable[Any] = DataLoader(
+            _Seeded(self.dataset, self.seed, self._reseed),  # type: ignore[arg-type]
+            batch_sampler=ahead,  # type: ignore[arg-type]  # a Share stands for its list of indices
+            collate_fn=self._collate,
+            num_workers=self._num_workers,
+            **{"generator": own_seeds, **self._options, "worker_init_fn": quiet},
+        )
+        yield from zip(behind, batches, strict=True)
+
+    def checksum(self, step: int) -> int | None:
+        """Return the checksum of the sampler's order of the step's epoch, if there is a sampler."""
+        return self._sampling.checksum(self.epoch_of(step))
+
+    def keep(self, finished: int) -> None:
+        """Take down the sampler's state, if it has one."""
+        self.shared = self._sampling.state(self.epoch_of(finished))
+
+    def restore(self, shared: Any, own: dict[int, Any], world_size: int) -> str | None:
+        """Have a sampler draw again what it had drawn."""
+        if shared is not None:
+            self._sampling.restore(shared)
+        return None
+
+
+class _Seeded:
+    """A dataset that is asked for a `Share` and seeds its randomness by it, in any process."""
+
+    def __init__(self, dataset: Any, seed: int, reseed: bool) -> None:
+        self._dataset = dataset
+        self._seed = seed
+        self._reseed = reseed
+
+    def __getitems__(self, share: Share) -> list[Any]:
+        if self._reseed:
+            seed_everything(mix(self._seed, share.step, share.number) ^ READ)
+        together = getattr(self._dataset, "__getitems__", None)
+        if together is not None:
+            return list(together(list(share.indices)))
+        return [self._dataset[index] for index in share.indices]
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+
+def _only_holds(dataset: Any) -> bool:
+    """Return True if reading from `dataset` cannot draw random numbers: seeding would be idle."""
+    kind = type(dataset)
+    return kind in (list, tuple, torch.Tensor) or (
+        kind.__name__ == "TensorDataset" and kind.__module__ == "torch.utils.data.dataset"
+    )
+
+
+class Quiet:
+    """Worker start: from here on only the SIGTERM of its own job ends a worker.
+
+    The one that torchrun or a cloud sends to the whole process tree does not. Ignoring it
+    altogether would let a job hang at its exit, which terminates its workers and waits for them.
+    """
+
+    def __init__(self, then: Callable[[int], None] | None) -> None:
+        self._then = then
+
+    def __call__(self, worker: int) -> None:
+        """Begin as worker number `worker`."""
+        if hasattr(signal, "sigwaitinfo"):  # macOS has none: there SIGTERM ends a worker
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            threading.Thread(target=_obey, args=(os.getppid(),), daemon=True).start()
+        if self._then is not None:
+            self._then(worker)
+
+
+def _obey(job: int) -> None:
+    """End this worker when its job, the process `job`, sends it SIGTERM."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != job:
+        pass
+    os._exit(0)
+
+
+def _default_collate(samples: list[Any]) -> Any:
+    # torch.utils.data takes 30 ms to import, which a script without a loader need not pay.
+    from torch.utils.data import default_collate
+
+    return default_collate(samples)
+
+
+def _sampling(size: int, seed: int, *, shuffle: bool, weights: Any, sampler: Any) -> Sampling:
+    if weights is not None and sampler is not None:
+        raise UsageError("run.loader: give either weights or a sampler, not both")
+    if weights is not None:
+        return Weighted(weights, size, seed)
+    if sampler is not None:
+        return FromSampler(sampler, size, seed)
+    return Shuffled(size, seed) if shuffle else InOrder(size)
+
+
+def _check_dataset(dataset: Any) -> None:
+    from torch.utils.data import IterableDataset
+
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise UsageError(
+            f"run.loader: {type(dataset).__name__} has no length and no indices",
+            hint="pass a map-style dataset (with __len__ and __getitem__)",
+        )
+    if not len(dataset):
+        raise UsageError("run.loader: the dataset has 0 samples")
+
+
+def check_sizes(global_batch_size: int, micro_batch_size: int | None) -> None:
+    """Raise `UsageError` unless both are whole numbers above 0."""
+    for name, value in (
+        ("global_batch_size", global_batch_size),
+        ("micro_batch_size", 1 if micro_batch_size is None else micro_batch_size),
+    ):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UsageError(f"run.loader: {name} is {value!r}, but must be a whole number above 0")

@@ -1,0 +1,270 @@
+"""Data without indices: streams that know their place, read by each rank for itself.
+
+A stream is an iterable with `state_dict()` and `load_state_dict()` (the protocol of torchdata's
+`StatefulDataLoader`, Hugging Face's `IterableDataset` and others). Where each one stands is saved
+with every checkpoint. What that guarantees depends on what `run.loader` is given:
+
+- A function `f(shard, shards)` that opens one shard of the data: there is a stream for each
+  micro-batch of a step, so the data of step `s`, micro-batch `i` do not depend on the number of
+  ranks. On any number of them, each stream is read in its order, nothing twice, nothing left out.
+- One stream a rank, its own shard of the data: the same, on the same number of ranks. On another
+  number nobody can tell what was read already, since the shards are others: the streams begin
+  another pass, and a warning says so.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from spotguard.errors import UsageError
+from spotguard.runtime.data.loader import READ, Loader, Quiet, Share
+from spotguard.runtime.state.inline_json import from_inline, to_inline
+from spotguard.runtime.state.rng import mix, seed_everything
+from spotguard.shared.batching import split_micro_batches
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+_END = object()
+
+
+class Stream:
+    """One stream, read pass after pass; it can be left and found again at any sample."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self._passes = 0
+        self._at_start = True
+        self._items: Iterator[Any] | None = None
+
+    def next(self) -> Any:
+        """Return the next item; at the end of a pass the first one of the next.
+
+        Raises:
+            UsageError: there is nothing in it.
+        """
+        while True:
+            if self._items is None:
+                if self._at_start:
+                    self._set_epoch()
+                self._items = iter(self._source)
+            item = next(self._items, _END)
+            if item is not _END:
+                self._at_start = False
+                return item
+            if self._at_start:
+                raise UsageError(
+                    f"run.loader: a whole pass over {type(self._source).__name__} gave nothing",
+                    hint="an iter() after the end must begin anew, and each shard needs a sample",
+                )
+            self._begin_pass(self._passes + 1)
+
+    @property
+    def passes(self) -> int:
+        """Passes that were read to their end."""
+        return self._passes
+
+    def state(self) -> dict[str, Any]:
+        """Return as JSON where it is: before the item that `next` would give."""
+        state = to_inline(self._source.state_dict(), type(self._source).__name__)
+        return {"passes": self._passes, "state": state}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go to where `state` was returned."""
+        self._begin_pass(state["passes"])
+        self._set_epoch()  # before: some take a state for one of their epoch only
+        self._source.load_state_dict(from_inline(state["state"]))
+        self._at_start = False
+
+    def skip_to(self, passes: int) -> None:
+        """Go to the beginning of a pass; only for a stream that was not read."""
+        self._begin_pass(passes)
+
+    def close(self) -> None:
+        """Let go of the iterator, and with it of what it has open."""
+        self._items = None
+
+    def _begin_pass(self, passes: int) -> None:
+        self._passes = passes
+        self._items = None
+        self._at_start = True
+
+    def _set_epoch(self) -> None:
+        inside = getattr(self._source, "dataset", None)
+        for each in (self._source, inside):
+            if each is not None and hasattr(each, "set_epoch"):
+                each.set_epoch(self._passes)
+                return
+
+
+class StreamLoader(Loader):
+    """Makes the micro-batches of each step of the next samples of streams.
+
+    Every micro-batch is full: one that meets the end of a pass goes on with the next pass.
+    """
+
+    has_own_state = True
+
+    def __init__(self, source: Any, **common: Any) -> None:
+        super().__init__(**common)
+        self.any_world = _opens_shards(source)
+        numbers = range(self._rank, self._rank + 1)
+        if self.any_world:
+            shards = len(self._sizes(0))
+            # A rank without work runs forward on the first one's data; it reads, but owns, nothing.
+            numbers = self._range(shards, self._rank) or range(1)
+            sources = {number: source(number, shards) for number in numbers}
+        else:
+            self._check_work()
+            sources = {self._rank: source}
+        for each in sources.values():
+            _check_source(each)
+        self._in_batches = _gives_batches(next(iter(sources.values())))
+        if self._in_batches:
+            for each in sources.values():
+                self._check_batches(each)
+        self._streams = {number: Stream(each) for number, each in sources.items()}
+
+    def identity(self) -> dict[str, Any]:
+        """Return what must not change between a save and a resume."""
+        return {
+            "streams": "by micro-batch" if self.any_world else "by rank",
+            "global_batch_size": self.global_batch_size,
+            "micro_batch_size": self.micro_batch_size,
+            "seed": self.seed,
+        }
+
+    def epoch_of(self, step: int) -> int:
+        """Return 0: a stream has no length, and passes of its own."""
+        return 0
+
+    def first_step_of(self, epoch: int) -> int:
+        """Raise: a stream has no length."""
+        raise UsageError(
+            "run.steps: a stream has no length, so epochs= says nothing",
+            hint="give total=, the optimizer steps in all",
+        )
+
+    def shares(self, step: int) -> list[Share]:
+        """Return this rank's micro-batches of a step; samples are numbered through the run."""
+        first = step * self.global_batch_size
+        return self._shares(step, range(first, first + self.global_batch_size), int)
+
+    def read(self, first_step: int, last_step: int) -> Generator[tuple[Share, Any], None, None]:
+        """Yield this rank's micro-batches; nothing is read before it is asked for."""
+        with closing(self):
+            for step in range(first_step, last_step):
+                for share in self.shares(step):
+                    if self._reseed:
+                        seed_everything(mix(self.seed, step, share.number) ^ READ)
+                    yield share, self._next(share)
+
+    def close(self) -> None:
+        """Let go of all iterators."""
+        for stream in self._streams.values():
+            stream.close()
+
+    def keep(self, finished: int) -> None:
+        """Take down where this rank's streams are; it costs their `state_dict()`."""
+        owned = self._streams
+        if self.any_world and not self._range(len(self._sizes(0)), self._rank):
+            owned = {}
+        self.own = {str(number): stream.state() for number, stream in owned.items()}
+
+    def restore(self, shared: Any, own: dict[int, Any], world_size: int) -> str | None:
+        """Go on where the streams were; return a warning if nobody can tell where that is."""
+        found = {int(number): state for each in own.values() for number, state in each.items()}
+        same = self.any_world or world_size == self._world_size
+        if same and all(number in found for number in self._streams):
+            for number, stream in self._streams.items():
+                stream.restore(found[number])
+            return None
+        passes = 1 + max((state["passes"] for state in found.values()), default=-1)
+        for stream in self._streams.values():
+            stream.skip_to(passes)
+        why = (
+            "their places are not in the checkpoint"
+            if same
+            else f"their places were saved by {world_size} ranks, now there are {self._world_size}"
+        )
+        return (
+            f"the streams of data begin their pass {passes + 1}: {why}, so samples of the pass "
+            "before may be read again, or be left out"
+        )
+
+    def _sizes(self, step: int) -> list[int]:
+        return split_micro_batches(self.global_batch_size, self.micro_batch_size)
+
+    def _next(self, share: Share) -> Any:
+        stream = self._streams[share.number if self.any_world else self._rank]
+        if self._in_batches:
+            return stream.next()
+        return self._collate([stream.next() for _ in share.indices])
+
+    def _check_work(self) -> None:
+        count = len(self._sizes(0))
+        if count < self._world_size:
+            raise UsageError(
+                f"run.loader: a step has {count} micro-batches, fewer than the "
+                f"{self._world_size} ranks, so the data of some ranks would never be read",
+                hint="lower micro_batch_size, or pass a function f(shard, shards) that opens a "
+                "part of the data",
+            )
+
+    def _check_batches(self, source: Any) -> None:
+        name = type(source).__name__
+        if source.batch_size != self.micro_batch_size:
+            raise UsageError(
+                f"run.loader: {name} gives batches of {source.batch_size}, but micro_batch_size is "
+                f"{self.micro_batch_size}",
+                hint="use the same number for both",
+            )
+        if self.global_batch_size % self.micro_batch_size or not source.drop_last:
+            raise UsageError(
+                f"run.loader: {name} must give whole micro-batches only, or a short one would "
+                "count like a whole one",
+                hint="pass drop_last=True to it, and a global_batch_size that is a multiple",
+            )
+        if source.num_workers and not isinstance(source.worker_init_fn, Quiet):
+            source.worker_init_fn = Quiet(source.worker_init_fn)
+
+
+def is_stream(dataset: Any) -> bool:
+    """Return True for what has no indices to choose from: iterables, loaders, a function."""
+    from torch.utils.data import IterableDataset
+
+    has_indices = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    return isinstance(dataset, IterableDataset) or not has_indices
+
+
+def refuse_indexed_options(**given: Any) -> None:
+    """Raise `UsageError` if an option was given that only makes sense with indices."""
+    names = [name for name, value in given.items() if value]
+    if names:
+        raise UsageError(
+            f"run.loader: {', '.join(names)} cannot be used with a stream",
+            hint="a stream has its own order; for worker processes pass a StatefulDataLoader",
+        )
+
+
+def _opens_shards(source: Any) -> bool:
+    return callable(source) and not hasattr(source, "__iter__")
+
+
+def _gives_batches(source: Any) -> bool:
+    from torch.utils.data import DataLoader
+
+    return isinstance(source, DataLoader)
+
+
+def _check_source(source: Any) -> None:
+    has_state = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
+    if hasattr(source, "__iter__") and has_state:
+        return
+    raise UsageError(
+        f"run.loader: {type(source).__name__} has no length and no indices, and no state_dict() "
+        "either, so a resume could not find its place again",
+        hint="pass a map-style dataset (with __len__ and __getitem__), or an iterable with "
+        "state_dict() and load_state_dict(), such as torchdata's StatefulDataLoader",
+    )

@@ -1,0 +1,1 @@
+"""What ranks do together: gradients, words between them, who waits for whom."""

@@ -1,0 +1,283 @@
+"""What an optimizer's step asks of the rest: gradients that are the global mean.
+
+Before it nobody changes weights, so the boundary can be saved; a closure that the optimizer calls
+first, for forward and backward, still belongs to that time. In the first step of an attempt that
+trains a parameter, which for a generator may be the fifth, it is also checked that its gradient
+went through `step.backward`: one that did not is each rank's own, and the ranks would train apart,
+with nothing to be seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from torch.compiler import is_compiling
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from spotguard.errors import UsageError
+from spotguard.runtime.distributed.gradients import count_parameters, parameters_of
+from spotguard.runtime.state.sharding import is_dtensor
+from spotguard.runtime.state.tracked import TrackedModule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    import torch
+
+    from spotguard.runtime.checkpoint.training_state import Keeper
+    from spotguard.runtime.distributed.bitwise_reduce import BitwiseSync
+    from spotguard.runtime.distributed.gradients import GradientSync
+
+_UNWATCHED = contextlib.nullcontext()
+_Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class OptimizerWatch:
+    """Stands before each step of the tracked optimizers."""
+
+    def __init__(
+        self,
+        modules: Sequence[torch.nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        gradients: GradientSync | BitwiseSync,
+        keeper: Keeper,
+        world_size: int,
+    ) -> None:
+        self._gradients = gradients
+        self._keeper = keeper
+        self._several = world_size > 1
+        self._check = (
+            GradientCheck(_names(keeper), modules, optimizers, gradients) if self._several else None
+        )
+        self._hooks = [o.register_step_pre_hook(self._before_step) for o in optimizers]
+
+    def close(self) -> None:
+        """Stand before no step any more."""
+        _remove(self._hooks)
+        if self._check is not None:
+            self._check.close()
+
+    @property
+    def expected_gradients(self) -> AbstractContextManager[None]:
+        """Within it, gradients are those of `step.backward`."""
+        if self._check is None or not self._check.is_looking:
+            return _UNWATCHED
+        return self._check.expected_gradients()
+
+    def end_of_step(self) -> None:
+        """Take it that a script which trained a parameter rightly once always does."""
+        if self._check is not None:
+            self._check.end_of_step()
+
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> _Arguments | None:
+        step = self._keeper.current
+        if self._several and step is not None and step.is_halfway:
+            raise UsageError(
+                "optimizer.step() came before the last micro-batch of the step",
+                hint="gradients are the global mean after the loop over the micro-batches: "
+                "call optimizer.step() there",
+            )
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None or not _calls_closure_first(optimizer):
+            self._begin_to_change()
+        if closure is None:
+            return None
+        evaluate = self._evaluated(closure)
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": evaluate}
+        return (args[0], evaluate, *args[2:]), kwargs
+
+    def _begin_to_change(self) -> None:
+        self._gradients.catch_up()
+        self._keeper.begin_to_change()
+
+    def _evaluated(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """Return a closure after which weights may change, and whose loss is that of all ranks."""
+
+        def evaluate() -> Any:
+            step = self._keeper.current
+            before = step.passes_done if step is not None else 0
+            loss = closure()
+            if step is not None and step.passes_done > before:
+                loss = step.mean_loss()
+            self._begin_to_change()
+            return loss
+
+        return evaluate
+
+
+class GradientCheck:
+    """Finds gradients that are not synchronised when an optimizer first steps on them."""
+
+    def __init__(
+        self,
+        names: Mapping[int, str],
+        modules: Sequence[torch.nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        gradients: GradientSync | BitwiseSync,
+    ) -> None:
+        self._optimizers = optimizers
+        self._gradients = gradients
+        self._seen: dict[int, torch.Tensor] = {}
+        """All parameters that are or were looked at: none is taken for another that is gone."""
+        self._names = names
+        """Of the parameters of tracked modules, by their ids."""
+        self._expected = False
+        self._outside: dict[int, torch.Tensor] = {}
+        self._stepped: set[int] = set()
+        """Ids of parameters that were trained in this step, and never before."""
+        self._handles: dict[int, list[Any]] = {}
+        """Of the hooks on each parameter that was not trained yet, by its id."""
+        self._of_parts: list[tuple[set[int], Any]] = []
+        """Ids of the parameters of each part of a sharded module, and of the hook on it."""
+        self._settled: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = (
+            weakref.WeakKeyDictionary()
+        )
+        """How many parameters an optimizer has of which none is new."""
+        self._of_steps = register_optimizer_step_pre_hook(self._before_step)
+        for parameter in (p for module in modules for p in module.parameters()):
+            self._watch_once(parameter)
+        self._watch_added()
+        for module in modules:
+            for part in module.modules():
+                self._watch_gathered(part)
+
+    @property
+    def is_looking(self) -> bool:
+        """True while there are parameters that may be trained, and never were."""
+        return bool(self._handles)
+
+    def end_of_step(self) -> None:
+        """Look no more at what the step has trained, and from now on at what was added."""
+        if self._stepped:
+            for key in self._stepped:
+                _remove(self._handles.pop(key, []))
+            self._stepped.clear()
+            looked_at, self._of_parts = self._of_parts, []
+            for parameters, handle in looked_at:
+                if parameters & self._handles.keys():
+                    self._of_parts.append((parameters, handle))
+                else:
+                    handle.remove()
+        if count_parameters(self._optimizers) != self._known:
+            self._watch_added()
+
+    def close(self) -> None:
+        """Look no more at anything."""
+        _remove([self._of_steps, *(handle for _, handle in self._of_parts)])
+        for handles in self._handles.values():
+            _remove(handles)
+        self._handles.clear()
+
+    def _watch_added(self) -> None:
+        """Look at the parameters that the optimizers have by now."""
+        self._known = count_parameters(self._optimizers)
+        self._settled.clear()
+        for parameter in parameters_of(self._optimizers):
+            self._watch_once(parameter)
+
+    def _watch_once(self, parameter: torch.Tensor) -> None:
+        if id(parameter) not in self._seen:
+            self._seen[id(parameter)] = parameter
+            self._watch(parameter, parameter)
+
+    @contextlib.contextmanager
+    def expected_gradients(self) -> Iterator[None]:
+        """Within it, gradients are made as they should be."""
+        # Gradients that were thrown away before this backward pass do no harm.
+        self._outside = {key: p for key, p in self._outside.items() if _has_gradient(p)}
+        self._expected = True
+        try:
+            yield
+        finally:
+            self._expected = False
+
+    def _watch(self, seen: torch.Tensor, parameter: torch.Tensor) -> None:
+        """Note when `seen`, which is `parameter` or gathered from its parts, gets a gradient."""
+
+        def note(_: torch.Tensor) -> None:
+            if not self._expected:
+                self._outside[id(parameter)] = parameter
+
+        if seen.requires_grad and seen.is_leaf:
+            watch: Any = seen.register_post_accumulate_grad_hook
+            self._handles.setdefault(id(parameter), []).append(watch(note))
+
+    def _watch_gathered(self, part: torch.nn.Module) -> None:
+        """FSDP2 puts whole parameters in the place of the parts when it goes forward."""
+        parts = dict(part.named_parameters(recurse=False))
+        if not any(map(is_dtensor, parts.values())):
+            return
+        seen: set[int] = set()
+
+        def before_forward(*_: Any) -> None:
+            if is_compiling():  # what is compiled is not looked into
+                return
+            for name, whole in part.named_parameters(recurse=False):
+                if id(whole) not in seen and not is_dtensor(whole):
+                    seen.add(id(whole))
+                    if id(parts[name]) not in self._handles:
+                        continue
+                    self._watch(whole, parts[name])
+
+        handle = part.register_forward_pre_hook(before_forward)
+        self._of_parts.append((set(map(id, parts.values())), handle))
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        count = count_parameters((optimizer,))
+        if not self._handles or self._settled.get(optimizer) == count:
+            return
+        mine = [p for p in parameters_of((optimizer,)) if id(p) in self._handles]
+        if not mine:
+            self._settled[optimizer] = count
+        self._stepped.update(id(p) for p in mine if p.grad is not None)
+        self._refuse(
+            (p for p in mine if id(p) in self._outside and _has_gradient(p)),
+            "got a gradient outside of step.backward(), which is not synchronised",
+            'give each backward pass a phase: with step.phase("name"): for batch in step: ... '
+            "step.backward(loss)",
+        )
+        if any(optimizer is known for known in self._optimizers):
+            return
+        known = self._gradients.synchronised()
+        self._refuse(
+            (p for p in mine if id(p) in self._names.keys() - known and _has_gradient(p)),
+            "is trained by an optimizer that is not tracked, so nobody synchronises its gradient",
+            "call run.track(optimizer=optimizer) before the loop",
+        )
+
+    def _refuse(self, parameters: Iterable[torch.Tensor], what: str, hint: str) -> None:
+        for parameter in parameters:
+            name = self._names.get(id(parameter), "a parameter")
+            raise UsageError(f"{name} {what}: the ranks would train apart", hint=hint)
+
+
+def _remove(handles: Iterable[Any]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+def _names(keeper: Keeper) -> dict[int, str]:
+    return {
+        id(parameter): f"{name}.{of_module}"
+        for name, item in keeper.objects.items()
+        if isinstance(item, TrackedModule)
+        for of_module, parameter in item.bare.named_parameters()
+    }
+
+
+def _has_gradient(parameter: torch.Tensor) -> bool:
+    gradient = parameter.grad
+    if gradient is None:
+        return False
+    return bool((gradient.to_local() if is_dtensor(gradient) else gradient).any())
+
+
+def _calls_closure_first(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether weights are untouched when the closure is called, as with all of torch's."""
+    return type(optimizer).__module__.startswith("torch.optim.")

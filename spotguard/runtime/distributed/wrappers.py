@@ -1,0 +1,140 @@
+"""The modules that synchronise gradients by themselves: DDP and FSDP2, wherever they are.
+
+A script may track the bare module and call the DDP around it, compile either, put one into a larger
+module, or track the optimizer alone. So they are looked for among all living modules, by the
+parameters that they share with what is tracked.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from spotguard.errors import UsageError
+from spotguard.runtime.state.sharding import is_fsdp_module
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from torch.distributed.fsdp import FSDPModule
+
+
+class Wrappers(NamedTuple):
+    """What synchronises tracked parameters, in the same order on every rank."""
+
+    ddp: list[DistributedDataParallel]
+    fsdp: list[FSDPModule]
+    """Also those within others: `fully_shard` makes one of each module that it is applied to."""
+
+    @property
+    def modules(self) -> list[torch.nn.Module]:
+        """Return all of them."""
+        return [*self.ddp, *self.fsdp]  # type: ignore[list-item]
+
+
+def find_wrappers(
+    modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]
+) -> Wrappers:
+    """Return the DDP and FSDP2 modules that hold a parameter of what is tracked.
+
+    Raises:
+        UsageError: a DDP has a static graph. It then synchronises after the first backward pass,
+            whatever it was told, and fails if that was not the step's last one (torch 2.13).
+    """
+    modules = list(modules)
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    parameters = [p for module in modules for p in module.parameters()]
+    parameters += [p for group in groups for p in group["params"]]
+    place: dict[int, int] = {}
+    for number, parameter in enumerate(parameters):
+        place.setdefault(id(parameter), number)
+    first: dict[int, tuple[int, torch.nn.Module]] = {}
+    for module in _candidates(modules):
+        shared = [place[id(p)] for p in module.parameters() if id(p) in place]
+        if shared:
+            first[id(module)] = (min(shared), module)
+    # Stable, so those of one tree that begin with the same parameter stay in its order.
+    found = [module for _, module in sorted(first.values(), key=lambda pair: pair[0])]
+    ddp = [module for module in found if isinstance(module, DistributedDataParallel)]
+    if any(module.static_graph for module in ddp):
+        raise UsageError(
+            "DistributedDataParallel(static_graph=True) cannot accumulate micro-batches",
+            hint="leave static_graph out",
+        )
+    return Wrappers(ddp, [module for module in found if is_fsdp_module(module)])
+
+
+def _candidates(modules: list[torch.nn.Module]) -> Iterator[torch.nn.Module]:
+    for module in modules:
+        yield from filter(_synchronises, module.modules())
+    if not dist.is_initialized():
+        return  # neither can be made without a process group
+    gc.collect()  # what one rank has thrown away already must not be found on another
+    yield from filter(_synchronises, gc.get_objects())
+
+
+def _synchronises(thing: Any) -> bool:
+    # By `type`: to ask a lazy proxy for its class may import or compute what it stands for.
+    kind = type(thing)
+    return issubclass(kind, DistributedDataParallel) or (
+        issubclass(kind, torch.nn.Module) and is_fsdp_module(thing)
+    )
+
+
+def settle_buckets(ddp: DistributedDataParallel) -> None:
+    """Have `ddp` lay out its buckets for good, before its first backward pass.
+
+    By itself it begins with one layout and rebuilds it once, by the order in which the first
+    gradients came (torch 2.13). What stands where in a bucket decides in which order three or more
+    ranks add up, so the first step after a resume would differ in its last bits from the same step
+    of a run that nobody disturbed. Here a round of zeros arrives instead, from the last parameter
+    to the first. All ranks must call it.
+    """
+    reducer: Any = getattr(ddp, "reducer", None)
+    if reducer is None or not _will_rebuild(ddp) or reducer._rebuild_buckets():
+        return
+    parameters, sparse = ddp._build_params_for_reducer()  # type: ignore[no-untyped-call]
+    gradients = [parameter.grad for parameter in parameters]
+    for parameter, is_sparse in zip(parameters, sparse, strict=True):
+        layout = torch.sparse_coo  # such a bucket asks for a gradient; others take none for zeros
+        parameter.grad = torch.zeros_like(parameter, layout=layout) if is_sparse else None
+    reducer.prepare_for_backward([])
+    with torch.enable_grad():
+        start = torch.zeros((), requires_grad=True)
+        _Arrivals.apply(start, reducer, len(parameters)).backward()  # type: ignore[no-untyped-call]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    reducer._rebuild_buckets()
+
+
+def _will_rebuild(ddp: DistributedDataParallel) -> bool:
+    """Return True if the first backward pass decides over the layout of the later ones."""
+    return not (
+        ddp.find_unused_parameters
+        or ddp._has_rebuilt_buckets
+        or ddp._use_python_reducer  # it has no buckets
+        or ddp.mixed_precision is not None  # its own hook needs a forward pass before it
+    )
+
+
+class _Arrivals(torch.autograd.Function):
+    """In its backward pass, tells a reducer that gradients have arrived, the last one first.
+
+    A reducer can be told only within a backward pass. No parameter is in this one, so no hook of
+    the script's runs.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, start: torch.Tensor, reducer: Any, count: int) -> torch.Tensor:
+        ctx.reducer, ctx.count = reducer, count
+        return start.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        for index in reversed(range(ctx.count)):
+            ctx.reducer._autograd_hook(index)
+        return gradients[0], None, None

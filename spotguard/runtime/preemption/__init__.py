@@ -1,0 +1,1 @@
+"""What can end this process early, and how all ranks leave at the same step."""

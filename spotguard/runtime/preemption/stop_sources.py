@@ -1,0 +1,217 @@
+"""Everything that can tell this rank to stop, turned into requests for the watcher.
+
+SIGTERM reaches every rank by itself. The cloud's metadata service and a notice file are asked by
+one rank per node. The run's own limits (budget, deadline) are kept by every rank, so that the job
+stops itself when the controller is dead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spotguard.events.event import JobEvent
+from spotguard.events.states import EndReason
+from spotguard.runtime.preemption.fork_signals import hold_ctrl_c_while_forking
+from spotguard.runtime.preemption.notices import FileNotices, Notice, NoticeSource, notice_source
+from spotguard.runtime.preemption.signals import SignalWatch
+from spotguard.runtime.preemption.stop_consensus import StopRequest, StopWatch
+from spotguard.runtime.process import clock
+from spotguard.units import to_iso
+
+if TYPE_CHECKING:
+    from spotguard.runtime.process.settings import Settings
+    from spotguard.runtime.reporting.node_reports import Reporter
+
+log = logging.getLogger("spotguard")
+
+_SILENT_AFTER = 5
+_SLOW_POLL_S = 5.0
+_OUTLIVED_S = 30.0
+_JOIN_S = 1.0  # a source may be asked just now, and be slow to answer
+_ASK_S = 0.3  # a metadata service answers within milliseconds, and SIGTERM leaves 15 s or more
+
+
+class Listener:
+    """Starts what listens on this rank; all of it runs in daemon threads."""
+
+    def __init__(self, settings: Settings, watch: StopWatch, reporter: Reporter) -> None:
+        self._settings = settings
+        self._watch = watch
+        self._reporter = reporter
+        self._closed = threading.Event()
+        self.sigterm: StopRequest | None = None
+        """What the first SIGTERM asked for."""
+        self._noticed_until: float | None = None
+        self._began_at = clock.now()
+        self._signals: SignalWatch | None = None
+        self._threads: list[threading.Thread] = []
+        self._timers: list[threading.Timer] = []
+        if threading.current_thread() is threading.main_thread():
+            self._signals = SignalWatch(self._on_sigterm)
+            hold_ctrl_c_while_forking()
+        for at, reason, message in (
+            (settings.budget_stop_at, EndReason.BUDGET, "the money of this attempt is used up"),
+            (settings.deadline_stop_at, EndReason.DEADLINE, "the deadline has come"),
+        ):
+            if at is not None:
+                self._stop_later(at, StopRequest(reason=reason, message=message))
+        if settings.local_rank == 0:
+            cloud = notice_source(settings.metadata)
+            file = FileNotices(settings.notice_file) if settings.notice_file else None
+            for source in (cloud, file):
+                if source is not None:
+                    self._start(self._poll, source)
+
+    def drain(self) -> None:
+        """Block until each signal that came has become a request; not for long."""
+        if self._signals is not None:
+            self._signals.drain(2 * _ASK_S)
+
+    def close(self, *, leaving: bool = False) -> None:
+        """Stop listening; signals go where they went before, if the process is not `leaving`."""
+        self._closed.set()
+        for timer in self._timers:
+            timer.cancel()
+        for thread in [] if leaving else [*self._threads, *self._timers]:
+            thread.join(_JOIN_S)
+        if self._signals is not None:
+            self._signals.close(leaving=leaving)
+
+    def _start(self, target: object, *args: object) -> None:
+        thread = threading.Thread(
+            target=target,  # type: ignore[arg-type]
+            args=args,
+            name="spotguard-listen",
+            daemon=True,
+        )
+        thread.start()
+        self._threads.append(thread)
+
+    def _stop_later(self, at: float, request: StopRequest) -> None:
+        # Counted down on the monotonic clock: a wall clock that jumps must not spend money.
+        timer = threading.Timer(max(at - clock.now(), 0.0), self._watch.request, [request])
+        timer.daemon = True
+        timer.start()
+        self._timers.append(timer)
+
+    def _on_sigterm(self) -> None:
+        request = self._sigterm_request()
+        self.sigterm = self.sigterm or request
+        self._watch.request(request)
+
+    def _sigterm_request(self) -> StopRequest:
+        """Return what a SIGTERM asks for now: perhaps what the cloud has just announced."""
+        now = clock.now()
+        deadline = now + self._settings.grace_s
+        if self._noticed_until is None and (notice := self._ask_why()) is not None:
+            self._noticed_until = min(deadline, max(notice.deadline_at or deadline, now))
+            self._mark_leaving(leaving=True)
+            return _request_of(replace(notice, deadline_at=self._noticed_until))
+        if self._noticed_until is not None:
+            # The end of an announced grace: the notice's own deadline may be nearer.
+            deadline = min(deadline, max(self._noticed_until, now))
+        return StopRequest(
+            reason=EndReason.TERMINATED, message="SIGTERM", warned_at=now, deadline_at=deadline
+        )
+
+    def _ask_why(self) -> Notice | None:
+        """Ask the cloud once: it may have announced this very end a moment ago, to nobody yet."""
+        source = notice_source(self._settings.metadata)
+        if source is None:
+            return None
+        answers: list[Notice] = []
+
+        def ask() -> None:
+            with contextlib.suppress(Exception):  # no answer is an answer
+                found = self._heeded(source.check())
+                if found is not None and not found.advisory:
+                    answers.append(found)
+
+        thread = threading.Thread(target=ask, name="spotguard-ask", daemon=True)
+        thread.start()
+        thread.join(_ASK_S)
+        return answers[0] if answers else None
+
+    def _heeded(self, notice: Notice | None) -> Notice | None:
+        """Return the notice, unless its time had come before this process began.
+
+        The machine has outlived it: the notice is of an earlier life of it, or of its hibernation.
+        """
+        if notice is None or notice.deadline_at is None:
+            return notice
+        return None if notice.deadline_at < self._began_at - _OUTLIVED_S else notice
+
+    def _poll(self, source: NoticeSource) -> None:
+        """Ask `source` until the process ends; report the first notice and its withdrawal."""
+        known: Notice | None = None
+        failures = 0
+        while not self._closed.is_set():
+            try:
+                found = self._heeded(source.check())
+                failures = 0
+            except Exception as problem:  # noqa: BLE001 - no answer may end the watch
+                failures += 1
+                if failures == _SILENT_AFTER:
+                    self._reporter.event(
+                        JobEvent.WARNING,
+                        message=f"the {source.name} notice source does not answer: {problem}",
+                    )
+                self._closed.wait(1.0 if failures < _SILENT_AFTER else _SLOW_POLL_S)
+                continue
+            if found != known and not _same(found, known):
+                self._changed(source, found)
+                known = found
+            self._closed.wait(source.poll_s)
+
+    def _mark_leaving(self, *, leaving: bool) -> None:
+        """Tell whoever started this process whether its node is about to be taken."""
+        if self._settings.leaving_file is None:
+            return
+        with contextlib.suppress(OSError):
+            if leaving:
+                Path(self._settings.leaving_file).touch()
+            else:
+                Path(self._settings.leaving_file).unlink(missing_ok=True)
+
+    def _changed(self, source: NoticeSource, notice: Notice | None) -> None:
+        if notice is None:
+            log.info("the %s notice was withdrawn", source.name)
+            self._reporter.event(JobEvent.WITHDRAWN, source=source.name)
+            self._noticed_until = None
+            self._mark_leaving(leaving=False)
+            self._watch.withdraw(EndReason.PREEMPTED)
+            return
+        self._reporter.event(
+            JobEvent.NOTICE,
+            source=notice.source,
+            action=notice.action,
+            deadline_at=notice.deadline_at and to_iso(notice.deadline_at),
+            detail="a recommendation only" if notice.advisory else "",
+        )
+        log.info("%s announces: %s", notice.source, notice.action)
+        if notice.advisory:
+            return
+        self._noticed_until = notice.deadline_at
+        self._mark_leaving(leaving=True)
+        self._watch.request(_request_of(notice))
+
+
+def _request_of(notice: Notice) -> StopRequest:
+    return StopRequest(
+        reason=EndReason.PREEMPTED,
+        message=f"{notice.source}: {notice.action}",
+        warned_at=clock.now(),
+        deadline_at=notice.deadline_at,
+    )
+
+
+def _same(one: Notice | None, other: Notice | None) -> bool:
+    """Return True for the same notice seen twice (a deadline may be recomputed each time)."""
+    if one is None or other is None:
+        return one is other
+    return (one.source, one.action, one.advisory) == (other.source, other.action, other.advisory)

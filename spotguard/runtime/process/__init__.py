@@ -1,0 +1,1 @@
+"""The process around a job: its settings, identity, clock and surroundings."""

@@ -1,0 +1,1 @@
+"""What a node writes into the run store: events and heartbeats."""

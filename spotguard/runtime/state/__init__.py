@@ -1,0 +1,1 @@
+"""What belongs to the training state, and how it becomes plain data."""

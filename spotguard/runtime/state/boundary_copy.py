@@ -1,0 +1,212 @@
+"""What a step changes before `optimizer.step()`, as it was at the last step boundary.
+
+A forward pass changes buffers (BatchNorm's running statistics), and a loop's body draws from
+random generators and counts in dicts, long before weights change. If that step is given up, what
+is saved must be all of one boundary: that of the weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from spotguard.runtime.state.module_buffers import SmallBuffers
+from spotguard.runtime.state.rng import capture_random_states
+from spotguard.runtime.state.tracked import TrackedStateful, TrackedValue
+from spotguard.runtime.state.tree import Leaf, Packed, pack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from spotguard.runtime.state.tracked import Packs, Tracked
+
+_LARGEST_BYTES = 4 << 20
+
+
+class BufferShadow:
+    """Keeps the small persistent buffers as they were at the last `take`."""
+
+    def __init__(self, modules: Iterable[torch.nn.Module] = ()) -> None:
+        self._buffers = SmallBuffers(modules)
+        self._copies = [torch.empty_like(buffer) for buffer in self._buffers.tensors()]
+
+    def take(self) -> None:
+        """Copy the buffers as they are now."""
+        if self._copies:
+            self._buffers.copy_to(self._copies)
+
+    def put_back(self) -> None:
+        """Give the buffers the values of the last `take`."""
+        if self._copies:
+            self._buffers.copy_from(self._copies)
+
+
+class ObjectShadow:
+    """Keeps the state of generators, dicts and the user's own objects of the last `take`.
+
+    Left out are objects of more than 4 MB, which would slow each step, and, unless `all_kinds` are
+    kept, what changes only with the weights: models, optimizers and gradient scalers (whose state
+    costs a device sync).
+    """
+
+    def __init__(
+        self,
+        objects: Mapping[str, Tracked] | None = None,
+        *,
+        with_random: bool = False,
+        all_kinds: bool = False,
+    ) -> None:
+        self._objects = {
+            name: item
+            for name, item in (objects or {}).items()
+            if all_kinds
+            or isinstance(item, TrackedValue)
+            or (
+                isinstance(item, TrackedStateful)
+                and not isinstance(item.value, torch.amp.GradScaler)
+            )
+        }
+        self._count = len(self._objects)
+        self._held: dict[str, Packs] = {}
+        self._with_random = with_random
+        self.random_states: dict[str, Any] | None = None
+        """The global generators' states, if they are part of what is saved."""
+
+    def take(self) -> None:
+        """Keep the objects' states as they are now."""
+        for name, item in list(self._objects.items()):
+            held = _hold(name, item)
+            if held is None:
+                del self._objects[name]
+                self._held.pop(name, None)
+            else:
+                self._held[name] = held
+        if self._with_random:
+            self.random_states = capture_random_states()
+
+    @property
+    def is_whole(self) -> bool:
+        """True unless something was too large, or in parts."""
+        return len(self._objects) == self._count
+
+    def over(self, objects: Mapping[str, Tracked]) -> dict[str, Packs]:
+        """Return `objects` with what was kept of them in their place."""
+        return {**objects, **self._held}
+
+
+class GroupShadow:
+    """Keeps what optimizers have beside tensors, such as learning rates, as at the last `take`.
+
+    A schedule that follows a metric moves them in the body, before the weights change.
+    """
+
+    def __init__(self, values: Iterable[Any] = ()) -> None:
+        """Keep those of the optimizers among the tracked `values`."""
+        optimizers = (value for value in values if isinstance(value, torch.optim.Optimizer))
+        self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        self._held: list[dict[str, Any]] = []
+
+    def take(self) -> None:
+        """Keep the values as they are now."""
+        self._held = [
+            {key: _copied(value) for key, value in group.items() if key != "params"}
+            for group in self._groups
+        ]
+
+    def put_back(self) -> None:
+        """Give the groups the values of the last `take`."""
+        for group, held in zip(self._groups, self._held, strict=True):
+            group.update(held)
+
+
+class StepShadow:
+    """All that a step may change before the weights, as it was at the last boundary."""
+
+    def __init__(
+        self,
+        buffers: BufferShadow | None = None,
+        objects: ObjectShadow | None = None,
+        groups: GroupShadow | None = None,
+    ) -> None:
+        self._buffers = buffers or BufferShadow()
+        self._objects = objects or ObjectShadow()
+        self._groups = groups or GroupShadow()
+
+    @property
+    def random_states(self) -> dict[str, Any] | None:
+        """Return the global generators' states, if they are part of what is saved."""
+        return self._objects.random_states
+
+    def take(self) -> None:
+        """Keep everything as it is now: a step has just ended."""
+        self._buffers.take()
+        self._objects.take()
+        self._groups.take()
+
+    def boundary(self, objects: Mapping[str, Tracked]) -> dict[str, Packs]:
+        """Return `objects` as they were.
+
+        Buffers and the optimizers' groups are put back in place, the rest is left alone.
+        """
+        self._buffers.put_back()
+        self._groups.put_back()
+        return self._objects.over(objects)
+
+
+@dataclass(frozen=True)
+class BoundaryState:
+    """What is saved of a boundary, beside its number."""
+
+    objects: Mapping[str, Packs]
+    random_states: dict[str, Any] | None
+    best: tuple[float | None, bool]
+    shared: Any
+    """The loader's place, the same on all ranks."""
+    own: Any
+    """This rank's part of it."""
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+@dataclass(frozen=True)
+class _HeldState:
+    """A generator's state; made a tree only if it is needed, since 625 numbers take a while."""
+
+    state: Any
+
+    def pack(self, name: str, into: Packed) -> Any:
+        """Return the tree of the state."""
+        return pack(self.state, name, into)
+
+
+@dataclass(frozen=True)
+class _HeldTree:
+    """An object's state, with copies of its tensors."""
+
+    tree: Any
+    leaves: dict[str, Leaf]
+
+    def pack(self, name: str, into: Packed) -> Any:
+        """Return the tree of the state."""
+        into.leaves.update(self.leaves)
+        return self.tree
+
+
+def _hold(name: str, item: Tracked) -> Packs | None:
+    """Return a copy of the object's state, or None if it is too large or in parts."""
+    if isinstance(item, TrackedValue) and not isinstance(item.value, dict):
+        return _HeldState(item.read())
+    packed = Packed()
+    tree = item.pack(name, packed)
+    leaves = packed.leaves.values()
+    if sum(leaf.size_bytes for leaf in leaves) > _LARGEST_BYTES:
+        return None
+    if any(leaf.global_shape is not None for leaf in leaves):
+        return None
+    for leaf in leaves:
+        leaf.tensor = leaf.tensor.clone()
+    return _HeldTree(tree, packed.leaves)

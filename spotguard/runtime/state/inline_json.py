@@ -1,0 +1,56 @@
+"""Small state as one JSON value, its tensors inside it.
+
+For what lies beside the tracked objects in a manifest, such as the position in a stream of data,
+and need not be cut, placed or read in parts.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from spotguard.errors import UnsupportedState
+from spotguard.runtime.state.tree import DTYPES, TORCH_DTYPES, Packed, pack, unpack
+
+if TYPE_CHECKING:
+    from spotguard.runtime.state.tree import Leaf
+
+_LARGEST_BYTES = 16 << 20  # every rank reads all of a manifest, and sends its part of it to one
+
+
+def to_inline(value: Any, name: str) -> dict[str, Any]:
+    """Return `value` as JSON that shares nothing with it.
+
+    Raises:
+        UnsupportedState: something in it has no safe plain form, or it is larger than 16 MB.
+    """
+    packed = Packed()
+    tree = pack(value, name, packed)
+    size_bytes = sum(leaf.size_bytes for leaf in packed.leaves.values())
+    if size_bytes > _LARGEST_BYTES:
+        raise UnsupportedState(
+            f"the state of {name} has {size_bytes >> 20} MB, at most {_LARGEST_BYTES >> 20} fit",
+            hint="let its state_dict() tell where it is, not what it holds (such as a buffer)",
+        )
+    return {"tree": tree, "tensors": {n: _encoded(leaf) for n, leaf in packed.leaves.items()}}
+
+
+def from_inline(stored: dict[str, Any]) -> Any:
+    """Return a value equal to the one that `to_inline` was given."""
+    return unpack(stored["tree"], lambda name: _decoded(stored["tensors"][name]))
+
+
+def _encoded(leaf: Leaf) -> list[Any]:
+    tensor = leaf.tensor.cpu().contiguous()
+    raw = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+    return [DTYPES[tensor.dtype], list(tensor.shape), base64.b64encode(raw).decode()]
+
+
+def _decoded(stored: list[Any]) -> torch.Tensor:
+    dtype, shape, text = stored
+    raw = bytearray(base64.b64decode(text, validate=True))
+    if not raw:
+        return torch.empty(shape, dtype=TORCH_DTYPES[dtype])
+    return torch.frombuffer(raw, dtype=TORCH_DTYPES[dtype]).reshape(shape)

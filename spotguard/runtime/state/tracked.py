@@ -1,0 +1,397 @@
+"""What `run.track` accepts, and how each kind gives and takes its state."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from spotguard.errors import StateMismatch, UnsupportedState
+from spotguard.runtime.state.sharding import is_dtensor
+from spotguard.runtime.state.tree import Packed, pack
+
+Finish = Callable[[], None]
+"""Completes a restore once all tensors have been read."""
+
+
+class Reading(Protocol):
+    """The tensors of a checkpoint: asked for first, then read all at once."""
+
+    left_out: set[int]
+    """Addresses of parameters that nothing stored fits: their moments begin anew, too."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of the whole stored tensor."""
+        ...
+
+    def fits(self, name: str, value: object) -> bool:
+        """Return True if `value` is a plain tensor of the stored one's shape and dtype."""
+        ...
+
+    def into(self, name: str, target: torch.Tensor) -> None:
+        """Fill `target` (of a sharded one this rank's part) with the stored tensor."""
+        ...
+
+    def new(self, name: str, like: torch.Tensor | None = None) -> torch.Tensor:
+        """Return new memory to be filled: whole, or cut and placed like the sharded `like`."""
+        ...
+
+    def later(self, tree: Any) -> Callable[[], Any]:
+        """Return what unpacks `tree` once its tensors have been read."""
+        ...
+
+    def differs(self, problem: StateMismatch) -> None:
+        """Raise `problem`; or write it down, if what fits shall be restored without the rest."""
+        ...
+
+
+class Packs(Protocol):
+    """Something whose state can be stored."""
+
+    def pack(self, name: str, into: Packed) -> Any:
+        """Return the tree of the state; its tensors go into `into`."""
+        ...
+
+
+class Tracked(Packs, Protocol):
+    """One tracked object: packs its state, and takes a packed one back."""
+
+    value: Any
+
+    def restore(self, name: str, tree: Any, reading: Reading) -> Finish:
+        """Ask `reading` for what the object needs; return what to call once it is there.
+
+        Tensors may be filled where they are; all else stays as it is until then.
+
+        Raises:
+            StateMismatch: the stored state does not fit; nothing was changed.
+        """
+        ...
+
+
+class Bulk(NamedTuple):
+    """The part of an object's state that is tensors and nothing else."""
+
+    tensors: list[torch.Tensor]
+    pack: Callable[[Packed], Any]
+    """Return the part's tree."""
+    complete: Callable[[Any, Packed], Any]
+    """Return the object's tree, given that of the part."""
+
+
+class TrackedModule:
+    """A module: parameters and buffers by name, whatever wraps it."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.value = module
+        self.bare: torch.nn.Module = (
+            module.module if isinstance(module, DistributedDataParallel) else module
+        )
+
+    def pack(self, name: str, into: Packed) -> Any:
+        """Return the tree of the module's state dict, in its order."""
+        return _pack_entries(self.bare.state_dict(), name, into)
+
+    def bulk(self, name: str) -> Bulk | None:
+        """Return the state dict as it is now, if it holds nothing but tensors."""
+        state = self.bare.state_dict(keep_vars=True)
+        tensors = list(state.values())
+        if not all(isinstance(value, torch.Tensor) for value in tensors):
+            return None
+        return Bulk(tensors, partial(_pack_entries, state, name), lambda tree, into: tree)
+
+    def restore(self, name: str, tree: Any, reading: Reading) -> Finish:
+        """Have the stored values read into the module's own tensors, on their device, in place."""
+        mine = self.bare.state_dict()
+        stored = dict(tree)
+        tensors = {
+            key: stored[key]["name"]
+            for key, value in mine.items()
+            if isinstance(value, torch.Tensor) and _is_tensor(stored.get(key))
+        }
+        shapes = {key: reading.shape(stored_name) for key, stored_name in tensors.items()}
+        problem = _difference(name, list(stored), mine, shapes)
+        if problem is not None:
+            reading.differs(problem)
+            fitting = {k: v for k, v in tensors.items() if shapes[k] == tuple(mine[k].shape)}
+            reading.left_out |= {
+                _address(value)
+                for key, value in mine.items()
+                if isinstance(value, torch.Tensor) and key not in fitting
+            }
+            tensors = fitting
+        others = {
+            key: reading.later(stored[key]) for key in mine if key in stored and key not in shapes
+        }
+        if _loads_plainly(self.bare):
+            for key, stored_name in tensors.items():
+                reading.into(stored_name, mine[key])
+            values: dict[str, Any] = {}
+        else:  # whoever has a say in loading gets the values to load
+            values = {
+                key: reading.new(stored_name, mine[key] if is_dtensor(mine[key]) else None)
+                for key, stored_name in tensors.items()
+            }
+
+        def finish() -> None:
+            values.update({key: value() for key, value in others.items()})
+            if values:
+                self.bare.load_state_dict(values, strict=len(values) == len(mine))
+
+        return finish
+
+
+class TrackedOptimizer:
+    """An optimizer: parameter groups and per-parameter state, dtype-exact."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.value = optimizer
+
+    def pack(self, name: str, into: Packed) -> Any:
+        """Return the tree of the optimizer's state dict."""
+        return _pack_steady(self.value.state_dict(), name, into)
+
+    def bulk(self, name: str) -> Bulk | None:
+        """Return the per-parameter state as it is now, if it holds nothing but tensors."""
+        rest = dict(self.value.state_dict())
+        state = rest.pop("state", None)
+        if not isinstance(state, dict) or not all(isinstance(e, dict) for e in state.values()):
+            return None
+        tensors = [value for entries in state.values() for value in entries.values()]
+        if not all(isinstance(value, torch.Tensor) for value in tensors):
+            return None
+        return Bulk(
+            tensors,
+            partial(_pack_steady, state, f"{name}.state"),
+            lambda tree, into: {"state": tree, **_pack_steady(rest, name, into)},
+        )
+
+    def addresses(self) -> Iterator[int]:
+        """Yield the addresses of the parameters that its step changes."""
+        for group in self.value.param_groups:
+            for parameter in group["params"]:
+                yield _address(parameter)
+
+    def restore(self, name: str, tree: Any, reading: Reading) -> Finish:
+        """Have the state read, into the optimizer's own tensors where it has them already.
+
+        Each tensor keeps the dtype that it was saved with.
+        """
+        params = [p for group in self.value.param_groups for p in group["params"]]
+        groups = reading.later(tree["param_groups"])
+        stored = [_count(group) for group in tree["param_groups"]]
+        mine = [len(group["params"]) for group in self.value.param_groups]
+        if stored != mine:
+            reading.differs(
+                StateMismatch(
+                    f"{name}: parameter groups of {stored} tensors are stored, "
+                    f"the script has {mine}",
+                    hint="build the optimizer over the same parameters, in the same order",
+                )
+            )
+            return lambda: None  # it begins anew
+        state = {
+            index: {key: self._entry(value, key, params[index], reading) for key, value in entries}
+            for index, entries in _pairs(tree["state"])
+            if _address(params[index]) not in reading.left_out
+        }
+
+        def finish() -> None:
+            values = {
+                index: {key: value() for key, value in entries.items()}
+                for index, entries in state.items()
+            }
+            self.value.load_state_dict({"state": values, "param_groups": groups()})
+            # load_state_dict casts floating state to the parameter's dtype: fp32 moments of bf16
+            # parameters would come back rounded. Put the exact ones back.
+            for index, entries in values.items():
+                for key, value in entries.items():
+                    held = self.value.state[params[index]].get(key)
+                    if isinstance(value, torch.Tensor) and held.dtype != value.dtype:
+                        self.value.state[params[index]][key] = value.to(held.device)
+
+        return finish
+
+    def _entry(
+        self, tree: Any, key: str, param: torch.Tensor, reading: Reading
+    ) -> Callable[[], Any]:
+        """Have one entry of a parameter's state read; return what gives it then."""
+        if not _is_tensor(tree):
+            return reading.later(tree)
+        value = self.value.state.get(param, {}).get(key)
+        stored = tree["name"]
+        if reading.fits(stored, value):
+            reading.into(stored, value)
+        else:  # a sharded parameter has sharded moments
+            like_param = is_dtensor(param) and reading.shape(stored) == tuple(param.shape)
+            value = reading.new(stored, param if like_param else None)
+        return lambda: value
+
+
+class TrackedStateful:
+    """Anything with `state_dict()` and `load_state_dict()`: schedulers, scalers, metrics."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def pack(self, name: str, into: Packed) -> Any:
+        """Return the tree of the object's state dict."""
+        state = self.value.state_dict()
+        if isinstance(self.value, torch.optim.swa_utils.SWALR):
+            # torch 2.6 has a function there, which depends on the arguments of SWALR alone.
+            state = {key: value for key, value in state.items() if key != "anneal_func"}
+        return pack(state, name, into)
+
+    def restore(self, name: str, tree: Any, reading: Reading) -> Finish:
+        """Have the state dict read; the object loads it then."""
+        state = reading.later(tree)
+        return lambda: self.value.load_state_dict(state()) and None
+
+
+class TrackedValue:
+    """A random generator or a dict: state is read and written by a pair of functions."""
+
+    def __init__(
+        self, value: Any, read: Callable[[Any], Any], write: Callable[[Any, Any], None]
+    ) -> None:
+        self.value = value
+        self._read = read
+        self._write = write
+
+    def pack(self, name: str, into: Packed) -> Any:
+        """Return the tree of the value's state."""
+        return pack(self.read(), name, into)
+
+    def read(self) -> Any:
+        """Return the state; of a random generator in memory of its own, of a dict a view."""
+        return self._read(self.value)
+
+    def restore(self, name: str, tree: Any, reading: Reading) -> Finish:
+        """Have the state read; it is written into the same object then."""
+        state = reading.later(tree)
+        return lambda: self._write(self.value, state())
+
+
+def tracked(name: str, value: Any) -> Tracked:
+    """Return the adapter for `value`.
+
+    Raises:
+        UnsupportedState: there is no way to read and write its state; the message says what to do.
+    """
+    if isinstance(value, torch.nn.Module):
+        return TrackedModule(value)
+    if isinstance(value, torch.optim.Optimizer):
+        return TrackedOptimizer(value)
+    if callable(getattr(value, "state_dict", None)) and callable(
+        getattr(value, "load_state_dict", None)
+    ):
+        return TrackedStateful(value)
+    pair = random_accessors(value)
+    if pair is not None:
+        return TrackedValue(value, *pair)
+    if isinstance(value, dict):
+        return TrackedValue(value, dict, _replace_dict)
+    raise UnsupportedState(
+        f"run.track: {name} is a {type(value).__name__}, which has no state_dict()",
+        hint="give it state_dict() and load_state_dict(), track a dict that holds its values, or "
+        "put a single value into a spotguard.runtime.Box",
+    )
+
+
+def random_accessors(
+    value: Any,
+) -> tuple[Callable[[Any], Any], Callable[[Any, Any], None]] | None:
+    """Return how to read and write the state of a random generator object, or None."""
+    if isinstance(value, torch.Generator):
+        return torch.Generator.get_state, lambda g, state: g.set_state(state) and None
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
+        return lambda g: g.getstate(), lambda g, state: g.setstate(state)
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.random.Generator):
+        return (
+            lambda g: g.bit_generator.state,
+            lambda g, state: setattr(g.bit_generator, "state", state),
+        )
+    if numpy is not None and isinstance(value, numpy.random.RandomState):
+        return lambda g: g.get_state(legacy=False), lambda g, state: g.set_state(state)
+    return None
+
+
+def _replace_dict(target: dict[Any, Any], state: dict[Any, Any]) -> None:
+    target.clear()
+    target.update(state)
+
+
+def _pairs(tree: Any) -> list[tuple[int, list[tuple[str, Any]]]]:
+    """Return [(parameter index, [(state key, subtree)])] of a packed optimizer state."""
+    entries = tree["items"] if "$" in tree else list(tree.items())
+    return [(int(index), list(state.items())) for index, state in entries]
+
+
+def _pack_entries(state: Mapping[str, Any], name: str, into: Packed) -> Any:
+    return [[key, pack(value, f"{name}.{key}", into)] for key, value in state.items()]
+
+
+def _pack_steady(state: dict[Any, Any], name: str, into: Packed) -> Any:
+    into.all_steady = True
+    try:
+        return pack(state, name, into)
+    finally:
+        into.all_steady = False
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return (tensor.to_local() if is_dtensor(tensor) else tensor).data_ptr()
+
+
+def _is_tensor(tree: Any) -> bool:
+    return isinstance(tree, dict) and tree.get("$") == "tensor"
+
+
+def _count(group: Any) -> int:
+    return len(group["params"])
+
+
+def _loads_plainly(module: torch.nn.Module) -> bool:
+    """Return True if loading only copies: no submodule has a method or hook of its own for it."""
+    return type(module).load_state_dict is torch.nn.Module.load_state_dict and all(
+        type(each)._load_from_state_dict.__module__.startswith("torch.nn.modules.")
+        and not each._load_state_dict_pre_hooks
+        and not each._load_state_dict_post_hooks
+        for each in module.modules()
+    )
+
+
+def _difference(
+    name: str,
+    stored: list[str],
+    mine: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> StateMismatch | None:
+    """Return what differs between a stored module and the script's, None if nothing does."""
+    found = {
+        "missing from the checkpoint": sorted(set(mine) - set(stored)),
+        "not in the script": sorted(set(stored) - set(mine)),
+        "reshaped": [
+            f"{key} {shape} → {tuple(mine[key].shape)}"
+            for key, shape in shapes.items()
+            if shape != tuple(mine[key].shape)
+        ],
+    }
+    parts = [
+        f"{word}: {', '.join(names[:8])}{' …' if len(names) > 8 else ''}"
+        for word, names in found.items()
+        if names
+    ]
+    if not parts:
+        return None
+    return StateMismatch(
+        f"{name}: the model changed since the checkpoint; {'; '.join(parts)}",
+        hint="restore with the code that made the checkpoint, start a new run, or pass "
+        "strict=False to run.steps() to restore what fits",
+    )

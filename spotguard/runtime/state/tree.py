@@ -1,0 +1,271 @@
+"""Training state as plain data: a JSON tree that names tensors, and the tensors.
+
+Nothing here is a pickle. What has no safe plain form is refused by name when it is tracked, not
+when a machine is about to vanish.
+"""
+
+from __future__ import annotations
+
+import base64
+import collections
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from spotguard.errors import UnsupportedState
+from spotguard.runtime.state.sharding import is_dtensor, local_part
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.complex64: "C64",
+}
+"""The safetensors name of each dtype that can be stored."""
+if hasattr(torch, "float8_e8m0fnu"):  # since torch 2.7
+    DTYPES[torch.float8_e8m0fnu] = "F8_E8M0"
+TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+
+_MOST_BITS = 1328  # of an integer: what a manifest may hold, about 400 digits
+
+_TAG = "$"
+"""The key that marks an encoded value in the tree; user dicts with it are encoded as pairs."""
+
+
+@dataclass
+class Leaf:
+    """One tensor to store: this rank's part and where that lies in the whole."""
+
+    name: str
+    tensor: torch.Tensor
+    global_shape: tuple[int, ...] | None = None
+    """Shape of the whole tensor when it is sharded over ranks, else None."""
+    offsets: tuple[int, ...] | None = None
+    steady: bool = False
+    """True if nothing but a tracked optimizer's step changes it."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the bytes of this rank's part."""
+        return self.tensor.numel() * self.tensor.element_size()
+
+
+@dataclass
+class Packed:
+    """A JSON tree and the tensors that it names."""
+
+    leaves: dict[str, Leaf] = field(default_factory=dict)
+    steady: frozenset[int] = frozenset()
+    """Addresses of tensors that only a tracked optimizer's step changes."""
+    all_steady: bool = False
+    """True while an optimizer's own state is packed."""
+    _seen: dict[tuple[Any, ...], str] = field(default_factory=dict)
+
+    def copy(self) -> Packed:
+        """Return a copy that can be added to; the leaves are the same."""
+        return Packed(dict(self.leaves), self.steady, self.all_steady, dict(self._seen))
+
+    def add(self, path: str, value: torch.Tensor) -> str:
+        """Take a tensor in under `path` and return the name it is stored by.
+
+        Tensors that share their memory (tied weights) are stored once.
+        """
+        leaf = _leaf(path, value)
+        local = leaf.tensor
+        key = (local.data_ptr(), local.dtype, tuple(local.shape), local.stride(), local.device)
+        if local.numel() and key in self._seen:
+            return self._seen[key]
+        name, count = path, 1
+        while name in self.leaves:
+            count += 1
+            name = f"{path}#{count}"
+        leaf.name = name
+        leaf.steady = self.all_steady or local.data_ptr() in self.steady
+        self.leaves[name] = leaf
+        self._seen[key] = name
+        return name
+
+
+def _leaf(path: str, value: torch.Tensor) -> Leaf:
+    value = value.detach()
+    if is_dtensor(value):
+        _, offsets = local_part(value)
+        return Leaf(path, _plain(path, value.to_local()), tuple(value.shape), offsets)
+    return Leaf(path, _plain(path, value))
+
+
+def _plain(path: str, value: torch.Tensor) -> torch.Tensor:
+    if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        raise _unsupported(path, value, "this tensor subclass has no plain form")
+    if value.is_nested or value.is_quantized:
+        kind = "nested" if value.is_nested else "quantized"
+        raise _unsupported(path, value, f"a {kind} tensor cannot be stored")
+    if value.layout is not torch.strided or value.device.type == "meta":
+        raise _unsupported(path, value, f"{value.layout} on {value.device} cannot be stored")
+    if value.dtype not in DTYPES:
+        raise _unsupported(path, value, f"dtype {value.dtype} cannot be stored")
+    return value.resolve_conj().resolve_neg()  # itself, unless it is a lazy view
+
+
+def _unsupported(path: str, value: object, why: str) -> UnsupportedState:
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    return UnsupportedState(
+        f"cannot store {path} ({kind}): {why}",
+        hint="keep it out of the tracked state, or give it a plain state_dict()",
+    )
+
+
+def pack(value: Any, path: str, into: Packed) -> Any:
+    """Return the JSON tree of `value`; its tensors go into `into`.
+
+    Raises:
+        UnsupportedState: something inside has no safe plain form; the message says where.
+    """
+    try:
+        return _pack(value, path, into)
+    except RecursionError:
+        raise _unsupported(path, value, "it is nested too deeply, or holds itself") from None
+
+
+def _pack(value: Any, path: str, into: Packed) -> Any:
+    if value is None or type(value) in (bool, str):
+        return value
+    if type(value) is int:
+        if value.bit_length() > _MOST_BITS:
+            raise _unsupported(path, value, "an integer of so many digits cannot be stored")
+        return value
+    if type(value) is float:
+        return value if math.isfinite(value) else {_TAG: "float", "value": repr(value)}
+    if isinstance(value, torch.Tensor):
+        name = into.add(path, value)
+        sharded = into.leaves[name].global_shape is not None
+        return {_TAG: "tensor", "name": name, **({"sharded": True} if sharded else {})}
+    if type(value) in (dict, collections.OrderedDict, collections.Counter):
+        return _pack_dict(value, path, into)
+    if type(value) in (list, tuple, torch.Size, set, frozenset):
+        items = [_pack(item, f"{path}.{i}", into) for i, item in enumerate(value)]
+        return items if type(value) is list else {_TAG: type(value).__name__, "items": items}
+    return _pack_other(value, path, into)
+
+
+def _pack_dict(value: dict[Any, Any], path: str, into: Packed) -> Any:
+    if type(value) is not collections.Counter and all(
+        type(key) is str and key != _TAG for key in value
+    ):
+        return {key: _pack(item, f"{path}.{key}", into) for key, item in value.items()}
+    pairs = [
+        [_pack(key, f"{path}.key", into), _pack(item, f"{path}.{key}", into)]
+        for key, item in value.items()
+    ]
+    return {_TAG: "Counter" if type(value) is collections.Counter else "dict", "items": pairs}
+
+
+def _pack_other(value: Any, path: str, into: Packed) -> Any:
+    if type(value) is bytes:
+        return {_TAG: "bytes", "value": base64.b64encode(value).decode()}
+    if type(value) is complex:
+        return {_TAG: "complex", "value": [repr(value.real), repr(value.imag)]}
+    if isinstance(value, torch.dtype):
+        return {_TAG: "dtype", "value": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {_TAG: "device", "value": str(value)}
+    kind = type(value)
+    if kind.__module__ == "numpy" and hasattr(value, "dtype"):
+        return _pack_numpy(value, path, into)
+    raise _unsupported(path, value, "it is neither a tensor nor a plain value")
+
+
+def _pack_numpy(value: Any, path: str, into: Packed) -> Any:
+    import numpy as np
+
+    if type(value) is not np.ndarray and not isinstance(value, np.generic):
+        raise _unsupported(path, value, "this array subclass has no plain form")
+    array = np.ascontiguousarray(value)
+    try:
+        tensor = torch.from_numpy(array.copy())
+    except (TypeError, ValueError) as problem:
+        raise _unsupported(path, value, str(problem)) from None
+    name = into.add(path, tensor)
+    shape = list(value.shape)  # ascontiguousarray makes a 0-d array 1-d
+    return {_TAG: "ndarray", "name": name, "shape": shape, "scalar": isinstance(value, np.generic)}
+
+
+Fetch = Callable[[str], torch.Tensor]
+"""Gives the stored tensor of a name, in memory of its own."""
+
+
+def unpack(tree: Any, fetch: Fetch) -> Any:
+    """Return the value whose tree `pack` returned; `fetch` supplies the tensors.
+
+    Raises:
+        ValueError: it is not such a tree.
+    """
+    if isinstance(tree, list):
+        return [unpack(item, fetch) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if _TAG not in tree:
+        return {key: unpack(item, fetch) for key, item in tree.items()}
+    decode = _DECODERS.get(str(tree[_TAG]))
+    if decode is None:
+        raise ValueError(f"unknown tag {tree[_TAG]!r} in a state tree")
+    return decode(tree, fetch)
+
+
+def _unpack_items(tree: dict[str, Any], fetch: Fetch) -> list[Any]:
+    return [unpack(item, fetch) for item in tree["items"]]
+
+
+def _unpack_dtype(tree: dict[str, Any], _: Fetch) -> torch.dtype:
+    found = getattr(torch, str(tree["value"]), None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"there is no dtype {tree['value']!r}")
+    return found
+
+
+def _unpack_ndarray(tree: dict[str, Any], fetch: Fetch) -> Any:
+    array = fetch(tree["name"]).numpy().reshape(tree["shape"])
+    return array[()] if tree["scalar"] else array
+
+
+_DECODERS: dict[str, Callable[[dict[str, Any], Fetch], Any]] = {
+    "tensor": lambda tree, fetch: fetch(tree["name"]),
+    "float": lambda tree, _: float(tree["value"]),
+    "complex": lambda tree, _: complex(float(tree["value"][0]), float(tree["value"][1])),
+    "bytes": lambda tree, _: base64.b64decode(tree["value"], validate=True),
+    "dtype": _unpack_dtype,
+    "device": lambda tree, _: torch.device(tree["value"]),
+    "tuple": lambda tree, fetch: tuple(_unpack_items(tree, fetch)),
+    "Size": lambda tree, fetch: torch.Size(_unpack_items(tree, fetch)),
+    "set": lambda tree, fetch: set(_unpack_items(tree, fetch)),
+    "frozenset": lambda tree, fetch: frozenset(_unpack_items(tree, fetch)),
+    "dict": lambda tree, fetch: {k: v for k, v in _unpack_items(tree, fetch)},
+    "Counter": lambda tree, fetch: collections.Counter(dict(_unpack_items(tree, fetch))),
+    "ndarray": _unpack_ndarray,
+}
+
+
+def tensor_names(tree: Any) -> list[str]:
+    """Return the names of all tensors in a tree, in order."""
+    if isinstance(tree, list):
+        return [name for item in tree for name in tensor_names(item)]
+    if not isinstance(tree, dict):
+        return []
+    if tree.get(_TAG) in ("tensor", "ndarray"):
+        return [tree["name"]]
+    return [name for item in tree.values() for name in tensor_names(item)]

@@ -1,0 +1,60 @@
+"""Files and folders that survive a power cut once the call has returned."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from typing import TYPE_CHECKING
+
+from spotguard.storage.filesystem.direct_io import write_direct
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+_SMALL_WRITES_BYTES = 1 << 16
+"""Smaller buffers are gathered up to this size; larger ones go to the kernel as they are."""
+_LARGE_BYTES = 8 << 20
+"""Files from this size on bypass the page cache."""
+
+
+def write_durably(path: Path, views: Iterable[memoryview], size_bytes: int) -> os.stat_result:
+    """Create `path`, on the disk, with the `size_bytes` of `views` one after the other."""
+    with path.open("xb", buffering=_SMALL_WRITES_BYTES) as file:
+        if size_bytes >= _LARGE_BYTES:
+            write_direct(file.fileno(), views, size_bytes)
+        else:
+            for view in views:
+                file.write(view)
+            file.flush()
+        # The kernel's own stamp is as coarse as 4 ms; two versions must not look the same.
+        now_ns = time.time_ns()
+        os.utime(file.fileno(), ns=(now_ns, now_ns))
+        os.fsync(file.fileno())
+        return os.fstat(file.fileno())
+
+
+def make_durable_folder(folder: Path, *, within: Path) -> None:
+    """Make `folder` and its parents; sync the entries of the new ones and of all below `within`."""
+    chain = [folder, *folder.parents]
+    fresh = [path for path in chain if within in (path, *path.parents) or not path.exists()]
+    with contextlib.suppress(FileExistsError):  # also raised when it vanishes in between
+        folder.mkdir(parents=True)
+    for path in reversed(fresh):
+        with contextlib.suppress(PermissionError):  # above the store we may not be able to look
+            sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Put the entries of `folder` on the disk; a folder deleted meanwhile has none to lose."""
+    with contextlib.suppress(FileNotFoundError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        except OSError as problem:
+            if problem.errno != errno.EINVAL:  # CIFS cannot sync folders, and need not
+                raise
+        finally:
+            os.close(descriptor)

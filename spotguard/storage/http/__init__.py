@@ -1,0 +1,1 @@
+"""HTTP for large objects: connections, time limits, bodies without a copy."""

@@ -1,0 +1,1 @@
+"""A bucket as an object store: parts in parallel, deadlines, conditional writes."""

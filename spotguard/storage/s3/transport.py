@@ -1,0 +1,118 @@
+"""botocore's requests on our own connections: it signs them, the bytes do not pass through it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import threading
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from spotguard.storage.http.connections import Connections
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from botocore.awsrequest import AWSPreparedRequest, AWSResponse
+
+
+class Body(io.RawIOBase):
+    """Views, as botocore wants to see a body: it looks at the length only."""
+
+    def __init__(self, views: Sequence[memoryview]) -> None:
+        super().__init__()
+        self.views = views
+
+    def __len__(self) -> int:
+        return sum(map(len, self.views))
+
+    def seekable(self) -> bool:
+        """Return True: a redirected request is sent again, which always begins at the start."""
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Return the start, the only place there is."""
+        return 0
+
+    def tell(self) -> int:
+        """Return the start."""
+        return 0
+
+
+class _Raw:
+    """An answer's body, as botocore reads it from urllib3."""
+
+    def __init__(self, body: bytes) -> None:
+        self._file = io.BytesIO(body)
+        self.read = self._file.read
+        self.close = self._file.close
+
+    def stream(self) -> Iterator[bytes]:
+        yield self._file.read()
+
+
+class Wire:
+    """What sends botocore's signed requests and receives the answers. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._connections: dict[str, Connections] = {}
+        self._here = threading.local()
+
+    @contextlib.contextmanager
+    def receiving(self, into: Sequence[memoryview]) -> Iterator[Callable[[], int]]:
+        """Let this thread's next answer go into the views; what is yielded tells how much came."""
+        self._here.into, self._here.received = into, 0
+        try:
+            yield lambda: self._here.received
+        finally:
+            self._here.into = ()
+
+    @contextlib.contextmanager
+    def taking(self, most_bytes: int | None) -> Iterator[None]:
+        """Let this thread's next answers be cut one byte behind so many."""
+        self._here.most_bytes = most_bytes
+        try:
+            yield
+        finally:
+            self._here.most_bytes = None
+
+    def __call__(self, request: AWSPreparedRequest, **_: object) -> AWSResponse:
+        """Send a request; return its answer."""
+        from botocore.awsrequest import AWSResponse, HeadersDict
+
+        parts = urlsplit(request.url)
+        server = f"{parts.scheme}://{parts.netloc}"
+        if server not in self._connections:
+            self._connections.setdefault(server, Connections(server))
+        into = getattr(self._here, "into", ())
+        answer = self._connections[server].ask(
+            request.method,
+            request.url.removeprefix(server) or "/",
+            {name: _text(value) for name, value in request.headers.items() if _is_sent(name)},
+            body=_views(request.body),
+            into=into,
+            most_bytes=getattr(self._here, "most_bytes", None),
+        )
+        self._here.received = answer.filled_bytes
+        headers: Any = HeadersDict(answer.headers)
+        return AWSResponse(request.url, answer.status, headers, _Raw(answer.body))
+
+
+def _is_sent(name: str) -> bool:
+    # The host and the length are added by who sends; waiting for a `100 Continue` is a round trip.
+    return name.lower() not in ("host", "content-length", "transfer-encoding", "expect")
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else value
+
+
+def _views(body: object) -> Sequence[memoryview]:
+    if isinstance(body, Body):
+        return body.views
+    if isinstance(body, str):
+        body = body.encode()
+    if isinstance(body, (bytes, bytearray)):
+        return [memoryview(body)] if body else []
+    assert body is None, f"botocore sends a {type(body).__name__}"
+    return []

@@ -1,0 +1,45 @@
+"""What a drill says of two runs, from their fingerprints alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spotguard.control.drill.report import ProbedRun, compare
+
+
+def a_run(losses: list[float], *, ranks_after_2: int, amplifiers: list[str]) -> ProbedRun:
+    """Return a run that is on another number of ranks after two steps."""
+    steps: dict[int, dict[str, Any]] = {
+        step: {
+            "attempt": 1 + (step > 2),
+            "world_size": ranks_after_2 if step > 2 else 2,
+            "tracked": {},
+            "random": "r",
+            "amplifiers": amplifiers,
+            "variables": {},
+        }
+        for step in range(1, len(losses) + 1)
+    }
+    return ProbedRun(steps=steps, losses=dict(enumerate(losses, 1)))
+
+
+@pytest.mark.parametrize(
+    ("amplifiers", "who", "why"),
+    [
+        (["second_order"], "second_order", 'init(exact="bitwise") adds them up in one order'),
+        ([], "the loss", "is a loss or a statistic computed over the whole global batch?"),
+    ],
+)
+def test_a_loss_that_drifts_on_other_ranks_names_its_cause(
+    amplifiers: list[str], who: str, why: str
+) -> None:
+    """L-BFGS makes much of the last bits, and no loss is wrong; without it, one may be."""
+    calm = a_run([4.0, 3.0, 2.0, 1.0], ranks_after_2=2, amplifiers=amplifiers)
+    disturbed = a_run([4.0, 3.0, 2.001, 1.5], ranks_after_2=1, amplifiers=amplifiers)
+    [finding], _, _, worst = compare(calm, disturbed)
+
+    assert worst == pytest.approx(0.5)
+    assert (finding.variable, finding.label, finding.step) == (who, "elastic step", 4)
+    assert why in finding.detail

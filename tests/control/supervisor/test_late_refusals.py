@@ -1,0 +1,203 @@
+"""Clouds that take a launch, and say half a minute later that there are no nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from spotguard.control.journal.record import Kind, Limits
+from spotguard.control.supervisor.policy import Policy
+from spotguard.events.states import EndReason, RunState
+from spotguard.launch.base import Unreachable
+from spotguard.testing.job import JobFate
+from spotguard.testing.launcher import FAKE_OFFER
+from tests.control.test_crashes import Saboteur, repaired, run_with
+from tests.control.world import World
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spotguard.launch.base import LaunchRequest
+
+OTHER = replace(FAKE_OFFER, zone="here-b")
+
+
+def late(folder: Path) -> World:
+    """Return a run of which the first two launches come to nothing."""
+    world = World(folder, limits=Limits(nodes_min=1, nodes_max=3))
+    world.launcher.refuse_late("none left", times=2)
+    return world
+
+
+def check_books(world: World) -> None:
+    """No name was used twice, nothing is left, and refusals cost nothing."""
+    assert len(set(world.launcher.started)) == len(world.launcher.started)
+    assert world.launcher.living() == []
+    assert world.spent_usd() == pytest.approx(world.launcher.billed_usd())
+
+
+def test_a_late_refusal_leads_to_the_next_rung_under_another_name(tmp_path: Path) -> None:
+    """3, then 2, then 1 node: one attempt in the end, of which only what was there is billed."""
+    world = late(tmp_path)
+    record = world.run()
+    assert record.settled is not None
+    assert record.settled.state is RunState.FINISHED
+    assert [(a.number, a.nodes) for a in record.attempts] == [(1, 1)]
+    assert world.launcher.started == ["job-1-1", "job-1-1r1", "job-1-1r2"]
+    assert record.refused == 2
+    check_books(world)
+
+
+def test_all_places_are_asked_for_a_number_of_nodes_before_fewer(tmp_path: Path) -> None:
+    """A place that refuses late is as tried as one that refuses at once."""
+    world = late(tmp_path)
+    world.launcher.places = [FAKE_OFFER, OTHER]
+    record = world.run()
+    assert [(a.nodes, a.offer.zone) for a in record.attempts] == [(2, "here-a")]
+    check_books(world)
+
+
+def test_late_refusals_lengthen_the_waits_and_the_search_goes_on(tmp_path: Path) -> None:
+    """What was tried, and since when, is not forgotten because a launch had been taken."""
+    world = World(tmp_path)
+    world.launcher.refuse_late("none left", after_s=1.0, times=100)
+    began = world.clock.now()
+    record = world.run_until(30.0)
+    with world.journal() as journal:
+        waits = [e.data["retry_at"] - e.at for e in journal.events() if e.kind == "waiting"]
+    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0]
+    assert record.waiting_since is not None
+    assert record.waiting_since - began < 3.0, "the patience counts from the first refusal"
+
+
+def test_patience_ends_a_search_that_is_refused_late_each_time(tmp_path: Path) -> None:
+    """Launches that are taken and come to nothing cannot keep a run searching for ever."""
+    world = World(tmp_path, policy=Policy(capacity_patience_s=60.0))
+    world.launcher.refuse_late("none left", after_s=1.0, times=1000)
+    record = world.run()
+    assert record.settled is not None
+    assert (record.settled.state, record.settled.exit_code) == (RunState.PAUSED, 11)
+    assert record.attempts == ()
+    check_books(world)
+
+
+def test_a_late_failure_settles_the_run(tmp_path: Path) -> None:
+    """What no other place would mend is told, with the launcher's words, at no cost."""
+    world = World(tmp_path)
+    world.launcher.fail_late("no such image")
+    record = world.run()
+    assert record.settled is not None
+    assert (record.settled.state, record.settled.exit_code) == (RunState.FAILED, 3)
+    assert "no such image" in record.settled.detail
+    assert [a.end.reason for a in record.attempts if a.end] == [EndReason.LAUNCH_FAILED]
+    assert world.spent_usd() == 0.0
+    check_books(world)
+
+
+def test_what_no_wait_will_mend_ends_the_run_with_its_cause(tmp_path: Path) -> None:
+    """Every place and number of nodes is asked once, and nothing is waited for."""
+    world = World(tmp_path, limits=Limits(nodes_min=1, nodes_max=2))
+    world.launcher.refuse_late("VcpuLimitExceeded", times=100, lasting=True)
+    record = world.run()
+    assert record.settled is not None
+    assert (record.settled.state, record.settled.exit_code) == (RunState.FAILED, 3)
+    assert record.settled.detail == "the launch failed: VcpuLimitExceeded"
+    assert len(world.launcher.started) == 2
+    assert "waiting" not in world.kinds()
+    assert world.spent_usd() == 0.0
+
+
+def test_one_place_without_capacity_is_waited_for_whatever_the_others_lack(tmp_path: Path) -> None:
+    """The run goes on as soon as it has some."""
+    world = World(tmp_path, total_steps=30, launcher={"offers": [FAKE_OFFER, OTHER]})
+    world.launcher.refuse_late("none left").refuse_late("AccessDenied", lasting=True)
+    done = world.run()
+    assert done.settled is not None
+    assert done.settled.state is RunState.FINISHED
+    assert world.kinds().count("waiting") == 1
+
+
+def test_what_worked_before_is_asked_for_again_before_it_ends_a_run(tmp_path: Path) -> None:
+    """A name service that is away for a moment does not end a run of days; what stays away does."""
+    lost = {1: JobFate(how="lose", at_s=10)}
+    world = World(tmp_path, total_steps=300, fates=lost)
+    world.run_until(8.0)
+    world.launcher.refuse_late("AccessDenied", after_s=1.0, times=2, lasting=True)
+    assert world.run_until(60.0).attempts[-1].started_at is not None
+
+    (tmp_path / "stuck").mkdir()
+    stuck = World(tmp_path / "stuck", total_steps=300, fates=lost)
+    stuck.run_until(8.0)
+    stuck.launcher.refuse_late("AccessDenied", after_s=1.0, times=1000, lasting=True)
+    record = stuck.run()
+    assert record.settled is not None
+    assert (record.settled.state, record.settled.exit_code) == (RunState.FAILED, 3)
+    assert stuck.kinds().count("waiting") == 3
+
+
+def test_a_launch_that_you_stop_before_it_is_refused(tmp_path: Path) -> None:
+    """Stopped while the nodes are looked for: nothing is launched after that."""
+    world = late(tmp_path)
+    world.run_until(1.0)
+    world.write(Kind.USER_STOP)
+    record = world.run()
+    assert record.settled is not None
+    assert record.settled.state is RunState.STOPPED
+    assert world.launcher.started == ["job-1-1"]
+    check_books(world)
+
+
+def count_acts(folder: Path) -> int:
+    """Return how many acts the undisturbed controller does."""
+    saboteur = Saboteur()
+    folder.mkdir()
+    assert run_with(late(folder), saboteur)
+    return saboteur.acts
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_controller_killed_anywhere_finds_the_refusal(tmp_path: Path, after: bool) -> None:
+    """Killed before or after each of its acts: nothing is launched twice, no rung left out."""
+    for nth in range(1, count_acts(tmp_path / "count") + 1):
+        world, record = repaired(late, tmp_path / str(nth), Saboteur(nth=nth, after=after))
+        assert record.settled is not None, nth
+        assert record.settled.state is RunState.FINISHED, nth
+        assert [a.nodes for a in record.attempts] == [1], nth
+        assert len(set(world.launcher.started)) == len(world.launcher.started) == 3, nth
+        assert world.launcher.living() == [], nth
+
+
+class Mumbling:
+    """A launcher whose answer to a launch is lost on the way, the first two times."""
+
+    def __init__(self, world: World, *, took_it: bool) -> None:
+        self._inner = world.launcher
+        self._took_it = took_it
+        self._left = 2
+
+    def launch(self, request: LaunchRequest) -> None:
+        """Launch or not, and then say that nobody answered."""
+        if self._took_it or not self._left:
+            self._inner.launch(request)
+        if self._left:
+            self._left -= 1
+            raise Unreachable("no answer")
+
+    def __getattr__(self, name: str) -> object:
+        """Return what the launcher itself has."""
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize("took_it", [False, True])
+def test_a_launch_without_an_answer_is_asked_for_again(tmp_path: Path, took_it: bool) -> None:
+    """It neither counts as launched nor as failed, and never starts two clusters."""
+    world = World(tmp_path)
+    with world.journal() as journal:
+        record = world.supervisor(journal, launcher=Mumbling(world, took_it=took_it)).run()
+    assert record.settled is not None
+    assert record.settled.state is RunState.FINISHED
+    assert [a.number for a in record.attempts] == [1]
+    assert world.launcher.started == ["job-1-1"]
+    assert Kind.LAUNCH_FAILED.value not in world.kinds()

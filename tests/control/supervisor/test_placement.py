@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from spotguard.control.journal.record import Limits, place_key
+from spotguard.control.supervisor.placement import (
+    back_to_spot_due,
+    markets_now,
+    may_go_back_to_spot,
+    offers_now,
+    regrow_due,
+    work_left_s,
+)
+from spotguard.control.supervisor.policy import Policy
+from spotguard.events.states import EndReason, Market
+from spotguard.testing.launcher import FAKE_OFFER
+from tests.control.made import Line, ended, intended, launched, made, training
+
+if TYPE_CHECKING:
+    from spotguard.control.journal.record import RunRecord
+    from spotguard.launch.base import Offer
+
+SPOT, ON_DEMAND = Market.SPOT, Market.ON_DEMAND
+OTHER = replace(FAKE_OFFER, zone="here-b")
+DEAR = replace(FAKE_OFFER, market=ON_DEMAND, price_usd_per_h=3.0)
+NEVER = Policy(market=SPOT)
+AFTER = Policy(market=SPOT, on_demand_after_s=1200.0)
+DEADLINE = Policy(market=SPOT, on_demand_for_deadline=True)
+
+
+def refused(at: float, *, nodes: int = 2, offer: Offer = FAKE_OFFER) -> tuple[Line, Line]:
+    """A launch is refused at once."""
+    data = {"nodes": nodes, "place": place_key(offer), "problem": "none"}
+    return intended(at, nodes=nodes), ("no_capacity", at, 1, data)
+
+
+def trained(*, step: int = 500, step_s: float = 1.0, nodes: int = 2) -> tuple[Line, ...]:
+    """An attempt started after 60 s and did some of 1000 steps; it still lives."""
+    progress = {"step": step, "total_steps": 1000, "step_s": step_s}
+    return (*launched(0.0, nodes=nodes), training(60.0), ("progress", 600.0, 1, progress))
+
+
+# 500 steps of 1 s are left, and a start of 60 s: 560 s, and 50 s of slack are to be kept.
+MARKETS: dict[str, tuple[Policy, tuple[Line, ...], float | None, float, set[Market]]] = {
+    "whatever is offered": (Policy(), (), None, 0.0, {SPOT, ON_DEMAND}),
+    "on demand only": (Policy(market=ON_DEMAND), (), None, 0.0, {ON_DEMAND}),
+    "never, nothing waited": (NEVER, (), None, 0.0, {SPOT}),
+    "never, waited for ever": (NEVER, refused(0.0), None, 1e6, {SPOT}),
+    "after, nothing waited": (AFTER, (), None, 1e6, {SPOT}),
+    "after, not yet": (AFTER, refused(100.0), None, 1299.0, {SPOT}),
+    "after, now": (AFTER, refused(100.0), None, 1300.0, {SPOT, ON_DEMAND}),
+    "after, counts from the first refusal": (
+        AFTER,
+        (*refused(100.0), *refused(900.0)),
+        None,
+        1300.0,
+        {SPOT, ON_DEMAND},
+    ),
+    "deadline, there is none": (DEADLINE, trained(), None, 700.0, {SPOT}),
+    "deadline, far": (DEADLINE, trained(), 700.0 + 611.0, 700.0, {SPOT}),
+    "deadline, presses": (DEADLINE, trained(), 700.0 + 609.0, 700.0, {ON_DEMAND}),
+    "deadline, passed": (DEADLINE, trained(), 100.0, 700.0, {ON_DEMAND}),
+    "deadline, nobody knows the pace": (DEADLINE, launched(), 100.0, 50.0, {SPOT}),
+    "deadline, never ran, waited a tenth": (DEADLINE, refused(100.0), 1100.0, 200.0, {SPOT}),
+    "deadline, never ran, waited longer": (DEADLINE, refused(100.0), 1100.0, 201.0, {ON_DEMAND}),
+    "deadline, ran at an unknown pace": (
+        DEADLINE,
+        (
+            *launched(),
+            training(),
+            ended(50.0, "vanished"),
+            ("waiting", 100.0, None, {"retry_at": 1}),
+        ),
+        1100.0,
+        300.0,
+        {SPOT},
+    ),
+    "deadline near, but never on demand": (NEVER, trained(), 710.0, 700.0, {SPOT}),
+}
+
+
+@pytest.mark.parametrize("name", MARKETS)
+def test_the_rule_says_what_may_be_bought(name: str) -> None:
+    """The whole table of rules, waits and deadlines."""
+    policy, lines, deadline_at, now, markets = MARKETS[name]
+    limits = Limits(nodes_min=1, nodes_max=2, deadline_at=deadline_at)
+    assert markets_now(made(*lines, limits=limits), now, policy) == markets
+
+
+def test_waiting_survives_a_launch_that_is_refused_late() -> None:
+    """A launch that was taken and came to nothing does not start the 20 minutes anew."""
+    late = {"nodes": 2, "place": place_key(OTHER), "problem": "none", "late": True}
+    lines = (*refused(100.0), *launched(200.0), ("no_capacity", 260.0, 1, late))
+    assert markets_now(made(*lines), 1299.0, AFTER) == {SPOT}
+    assert markets_now(made(*lines), 1300.0, AFTER) == {SPOT, ON_DEMAND}
+
+
+def order(lines: tuple[Line, ...], now: float, policy: Policy, *offers: Offer) -> list[Offer]:
+    """Return the offers as they are asked."""
+    return offers_now(made(*lines), offers or (FAKE_OFFER, OTHER, DEAR), now, policy)
+
+
+@pytest.mark.parametrize(
+    ("reason", "avoided"),
+    [
+        ("preempted", True),
+        ("terminated", True),
+        ("node_lost", True),
+        ("vanished", True),
+        ("resized", False),
+        ("failed", False),
+        ("budget", False),
+    ],
+)
+def test_a_place_that_took_nodes_is_asked_last_for_a_while(reason: str, avoided: bool) -> None:
+    """Only for nodes that were taken, only for half an hour, and never before on demand."""
+    lines = (*launched(), training(), ended(100.0, reason, last_step=5))
+    policy = Policy()
+    soon = order(lines, 100.0 + policy.avoid_lost_place_s - 1, policy)
+    assert soon == ([OTHER, FAKE_OFFER, DEAR] if avoided else [FAKE_OFFER, OTHER, DEAR])
+    later = order(lines, 100.0 + policy.avoid_lost_place_s, policy)
+    assert later == [FAKE_OFFER, OTHER, DEAR]
+
+
+def test_what_may_not_be_bought_is_not_asked() -> None:
+    """The market's rule has the word, spot comes first where both are allowed."""
+    assert order((), 0.0, NEVER, DEAR, OTHER) == [OTHER]
+    assert order((), 0.0, Policy(market=ON_DEMAND), FAKE_OFFER, DEAR) == [DEAR]
+    assert order((), 0.0, Policy(), DEAR, OTHER) == [OTHER, DEAR]
+
+
+def on_demand() -> tuple[Line, ...]:
+    """An attempt that had to be bought on demand trains."""
+    kind, at, attempt, data = intended()
+    data["offer"]["market"] = ON_DEMAND.value
+    return (kind, at, attempt, data), ("launched", at, attempt), *trained()[2:]
+
+
+BACK: dict[str, tuple[tuple[Line, ...], Policy, float | None, float, bool]] = {
+    "not yet": (on_demand(), AFTER, None, 3599.0, False),
+    "an hour later": (on_demand(), AFTER, None, 3600.0, True),
+    "it is on spot": (trained(), AFTER, None, 3600.0, False),
+    "you wanted on demand": (on_demand(), Policy(market=ON_DEMAND), None, 3600.0, False),
+    "whatever is offered": (on_demand(), Policy(), None, 3600.0, False),
+    "the deadline presses": (on_demand(), DEADLINE, 3700.0, 3600.0, False),
+    "the deadline is far": (on_demand(), DEADLINE, 9000.0, 3600.0, True),
+}
+
+
+@pytest.mark.parametrize("name", BACK)
+def test_it_goes_back_to_spot_when_that_is_wanted_and_safe(name: str) -> None:
+    """The whole table of when an on-demand attempt looks for spot nodes again."""
+    lines, policy, deadline_at, now, due = BACK[name]
+    record = made(*lines, limits=Limits(nodes_max=2, deadline_at=deadline_at))
+    assert back_to_spot_due(record, record.attempts[0], now, policy) is due
+
+
+def on_demand_again(times: int) -> RunRecord:
+    """A run that gave up on-demand nodes so often, and trains on demand again each time."""
+    record = made(*on_demand(), limits=Limits(nodes_min=2, nodes_max=2))
+    ends = made(*on_demand(), ended(600.0, "resized"), limits=record.limits).attempts
+    return replace(record, attempts=(*ends * times, *record.attempts))
+
+
+@pytest.mark.parametrize(
+    ("free", "due"), [(None, True), (0, False), (1, False), (2, True), (3, True)]
+)
+def test_on_demand_nodes_are_kept_where_it_is_known_that_too_few_spot_nodes_are_free(
+    free: int | None, due: bool
+) -> None:
+    """They are given up for as many as the run needs; unknown is asked for by trying."""
+    record = on_demand_again(0)
+    assert back_to_spot_due(record, record.attempts[0], 3600.0, AFTER, free_spot=free) is due
+
+
+def test_looking_for_spot_in_vain_makes_the_next_look_later() -> None:
+    """An hour, two, four … up to 32: each one costs a start, and the wait for on-demand nodes."""
+    for times, hours in ((0, 1), (1, 2), (2, 4), (5, 32), (50, 32)):
+        record = on_demand_again(times)
+        attempt, due_s = record.attempts[-1], hours * 3600.0
+        assert not back_to_spot_due(record, attempt, due_s - 1.0, AFTER), times
+        assert back_to_spot_due(record, attempt, due_s, AFTER), times
+        assert not may_go_back_to_spot(record, attempt, due_s - 301.0, AFTER)
+        assert may_go_back_to_spot(record, attempt, due_s - 300.0, AFTER)
+    record = made(*trained())
+    assert not may_go_back_to_spot(record, record.attempts[0], 1e6, AFTER), "it is on spot"
+
+
+GROW = Policy(regrow_startups=3.0)
+
+
+def regrows(
+    now: float,
+    *,
+    before: tuple[tuple[int, EndReason], ...] = (),
+    nodes_max: int = 3,
+    free: int | None = None,
+    **how: Any,
+) -> bool:
+    """Tell whether an attempt on two nodes is launched anew; its start took 60 s.
+
+    `before` are the attempts before it: on how many nodes, and how each ended.
+    """
+    record = made(*trained(**how), limits=Limits(nodes_min=1, nodes_max=nodes_max))
+    now_on = record.attempts[0]
+    ends = made(*trained(**how), ended(600.0, "resized")).attempts[0]
+    assert ends.end is not None
+    gone = [
+        replace(ends, nodes=nodes, end=replace(ends.end, reason=reason)) for nodes, reason in before
+    ]
+    record = replace(record, attempts=(*gone, now_on), refused=7)
+    return regrow_due(record, now_on, now, GROW, free_nodes=free)
+
+
+def test_regrowing_waits_for_three_starts_and_twice_as_long_after_each_try_in_vain() -> None:
+    """180 s, 360 s, 720 s … up to 2 ** 5 times: what was refused is not asked for all the time."""
+    for tries, first_s in ((0, 180.0), (1, 360.0), (2, 720.0), (5, 5760.0), (50, 5760.0)):
+        before = ((2, EndReason.RESIZED),) * tries
+        assert not regrows(first_s - 1.0, before=before, step_s=60.0), tries
+        assert regrows(first_s, before=before, step_s=60.0), tries
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        (),
+        ((1, EndReason.RESIZED),),
+        ((2, EndReason.PREEMPTED),),
+        ((2, EndReason.RESIZED), (3, EndReason.PREEMPTED)),
+        ((2, EndReason.RESIZED), (2, EndReason.RESIZED), (1, EndReason.RESIZED)),
+    ],
+)
+def test_only_tries_since_the_last_change_count(before: tuple[tuple[int, EndReason], ...]) -> None:
+    """Neither what the first launch was refused, nor what failed before it grew or lost nodes."""
+    assert not regrows(179.0, before=before, step_s=60.0)
+    assert regrows(180.0, before=before, step_s=60.0)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        ((2, EndReason.RESIZED), (2, EndReason.RESIZED), (2, EndReason.PREEMPTED)),
+        ((2, EndReason.RESIZED), (2, EndReason.PREEMPTED), (2, EndReason.RESIZED)),
+        ((2, EndReason.PREEMPTED), (2, EndReason.RESIZED), (2, EndReason.RESIZED)),
+        ((3, EndReason.PREEMPTED), (2, EndReason.RESIZED), (2, EndReason.RESIZED)),
+    ],
+)
+def test_nodes_that_were_replaced_by_as_many_are_no_change(
+    before: tuple[tuple[int, EndReason], ...],
+) -> None:
+    """Where nodes are taken every hour, what was refused twice is still known the third time."""
+    assert not regrows(719.0, before=before, step_s=60.0)
+    assert regrows(720.0, before=before, step_s=60.0)
+
+
+def test_nodes_are_kept_where_it_is_known_that_no_other_is_free() -> None:
+    """They are given up for nothing else; unknown is asked for by trying."""
+    assert not regrows(1e5, free=0, step_s=60.0)
+    assert regrows(180.0, free=1, step_s=60.0)
+    assert not regrows(179.0, free=1, step_s=60.0)
+    assert regrows(180.0, free=None, step_s=60.0)
+
+
+def test_regrowing_must_pay() -> None:
+    """2 -> 3 nodes saves a third of what is left; that must be more than two starts of 60 s."""
+    # 360 s on two nodes, of which a third node saves 120 s, are 500 steps of 0.72 s.
+    assert not regrows(1e5, step_s=0.71)
+    assert regrows(1e5, step_s=0.73)
+    assert not regrows(1e5, step_s=60.0, step=1000)
+    assert not regrows(1e5, step_s=60.0, nodes_max=2), "it has all that it may have"
+    assert not regrows(1e5, step_s=0.0), "nobody knows the pace"
+
+
+def test_without_start_ups_only_what_went_on_in_place_grows() -> None:
+    """A local run begins at once on all that there is; only a regroup leaves nodes behind."""
+    policy = Policy(regrow_after_s=30.0)
+    record = made(*trained(), limits=Limits(nodes_max=3))
+    assert not regrow_due(record, record.attempts[0], 1e5, policy)
+    in_place = replace(record.attempts[0], members=(1, 2))
+    assert not regrow_due(record, in_place, 29.0, policy)
+    assert regrow_due(record, in_place, 30.0, policy)
+    assert not regrow_due(record, replace(in_place, started_at=None), 30.0, policy)
+
+
+def test_the_work_left_is_counted_in_the_best_pace_per_node() -> None:
+    """Of all attempts the fastest counts; more nodes are that much faster."""
+    record = made(
+        *trained(step=400, step_s=2.0),
+        ended(700.0, "preempted", last_step=400),
+        *launched(700.0, 2, nodes=4),
+        training(760.0, 2, step=400),
+        ("progress", 800.0, 2, {"step": 600, "total_steps": 1000, "step_s": 0.5}),
+        limits=Limits(nodes_max=4),
+    )
+    assert work_left_s(record, 1) == pytest.approx(400 * 2.0)
+    assert work_left_s(record, 4) == pytest.approx(400 * 0.5)
+    assert work_left_s(made(), 4) is None

@@ -1,0 +1,298 @@
+"""The Slurm lab as tests use it: its nodes and verbs, and a user's machine beside it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.e2e.lab import lab_jobs
+from tests.e2e.lab.lab_jobs import Lab, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+SCRIPT = Path(__file__).parents[3] / "infra" / "lab" / "slurm_lab.sh"
+_MORTAL = Path(__file__).with_name("mortal")
+NODES = 3
+_BOOKS_EVERY_S = 3.0
+_API_STARTS = 3
+_NO_CLUSTERS = ("spotlab-hold", "bash")
+"""What preempts in the lab, and SkyPilot's look at what Slurm is like."""
+_SKY_CONFIG = """\
+slurm:
+  provision_timeout: 25
+  cluster_configs:
+    spotlab:
+      partition_configs:
+        spot: {pricing: {cpu: 1.0, memory: 0.0}}
+        ondemand: {pricing: {cpu: 3.0, memory: 0.0}}
+"""
+"""As the lab's own, but a launch that finds too few nodes gives up sooner."""
+
+
+wait_until = partial(lab_jobs.wait_until, every_s=1.0)
+"""Each look is a command: more of them would take the cores from what they wait for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """What Slurm's own books say of one cluster."""
+
+    name: str
+    nodes: int
+    begin_at: float
+    end_at: float | None
+
+    @property
+    def cluster(self) -> str:
+        """SkyPilot's name of it; on Slurm a mark of the user's follows."""
+        return self.name.rpartition("-")[0]
+
+    @property
+    def node_s(self) -> float:
+        """Seconds times nodes; up to now if it is not over."""
+        return self.nodes * ((self.end_at or time.time()) - self.begin_at)
+
+
+class SlurmLab:
+    """A running lab."""
+
+    def __init__(self, folder: Path, *, ours: bool) -> None:
+        """`ours`: it is brought up here, and taken away again."""
+        self.folder = folder
+        self.ours = ours
+        self.environ: dict[str, str] = {}
+
+    def up(self) -> None:
+        """Start what does not run yet, SkyPilot's API server included."""
+        if self.ours:
+            config = self.folder / "home" / ".sky" / "config.yaml"
+            config.parent.mkdir(parents=True, exist_ok=True)
+            config.write_text(_SKY_CONFIG)
+            self.verb("up", str(NODES), timeout_s=500.0)
+        printed = _output(["bash", "-c", f'eval "$({SCRIPT} env)"; env -0'], self._knobs(), 30.0)
+        self.environ = dict(line.split("=", 1) for line in printed.split("\0") if line)
+        self._start_api()  # else it would be a child of the first controller
+
+    def _start_api(self) -> None:
+        """Start SkyPilot's API server; on a busy machine it may give up before it serves."""
+        for left in reversed(range(_API_STARTS)):
+            try:
+                self.sky("api", "start")
+                return
+            except AssertionError as failure:
+                log = Path(self.environ["HOME"], ".sky", "api_server", "server.log")
+                said = log.read_text(errors="replace")[-4000:] if log.exists() else "no log"
+                if not left:
+                    raise AssertionError(f"{failure}\n{said}") from failure
+                self.verb("end-api")  # too slow, it may still be on its way, and hold a port
+
+    def down(self) -> None:
+        """Take away what `up` brought."""
+        if self.ours:
+            self.verb("down", "purge")
+
+    def calm(self) -> None:
+        """Heal what is broken, let nodes be free, take announcements back."""
+        self.reach(True)
+        self.verb("release")
+        for index in range(1, NODES + 1):
+            self.verb("heal", f"spot{index}")
+        self.verb("imds", "all", "aws")
+        left = self.sky_names()
+        if left:
+            self.sky("down", "-y", *left)
+        wait_until(lambda: not self.clusters(), "no cluster is left", timeout_s=60.0)
+
+    def reach(self, possible: bool) -> None:
+        """Let this machine reach the lab, or not; what is in the lab reaches each other always."""
+        network = os.environ.get("SPOTLAB_NET", "10.77.0")
+        verb = "replace" if possible else "del"
+        _output(["ip", "addr", verb, f"{network}.1/24", "dev", "spotlab0"], self._knobs(), 10.0)
+
+    def verb(self, *words: str, grace_s: float = 30.0, timeout_s: float = 120.0) -> str:
+        """Run one of the lab's verbs."""
+        knobs = {**self._knobs(), "SPOTLAB_GRACE_S": f"{grace_s:.0f}"}
+        return _output([SCRIPT, *words], knobs, timeout_s)
+
+    def sky(self, *words: str) -> str:
+        """Run SkyPilot's command line."""
+        return _output([Path(sys.executable).with_name("sky"), *words], self.environ, 180.0)
+
+    def sky_names(self) -> list[str]:
+        """Return the names of the clusters that SkyPilot has in its books."""
+        code = "import sky; print(*(c['name'] for c in sky.get(sky.status())))"
+        return _output([sys.executable, "-c", code], self.environ, 120.0).split()
+
+    def sky_node_s(self, names: Sequence[str]) -> dict[str, float]:
+        """Return how many node-seconds SkyPilot says that each cluster was billed for."""
+        code = (
+            "import sky\n"
+            "for c in sky.get(sky.cost_report(days=1)):\n"
+            "    print(c['name'], c['num_nodes'] * c['duration'])"
+        )
+        lines = _output([sys.executable, "-c", code], self.environ, 120.0).splitlines()
+        known = {name: float(node_s) for name, node_s in map(str.split, lines)}
+        return {name: known[name] for name in names if name in known}
+
+    def clusters(self) -> list[str]:
+        """Return the names of the clusters that Slurm has not ended."""
+        lines = self.slurm("squeue", "-h", "-o", "%j").splitlines()  # of those that live
+        return [line.strip() for line in lines if line.strip() not in _NO_CLUSTERS]
+
+    def slurm(self, *words: str) -> str:
+        """Run one of Slurm's commands in the lab, which can also be done when it is cut off."""
+        return self.verb("exec", "login", *words)
+
+    def _knobs(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "SPOTLAB_DIR": str(self.folder),
+            "SPOTLAB_PYTHON": sys.executable,
+        }
+
+
+class Books(threading.Thread):
+    """Copies Slurm's books while a test runs: Slurm forgets a job after five minutes."""
+
+    def __init__(self, slurm: SlurmLab) -> None:
+        super().__init__(daemon=True)
+        self.entries: dict[str, Allocation] = {}
+        self._slurm = slurm
+        self._since = time.time()
+        self._stopped = threading.Event()
+
+    def __enter__(self) -> Books:
+        """Begin to copy."""
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Copy a last time."""
+        self._stopped.set()
+        self.join()
+
+    def run(self) -> None:
+        """Copy until told to stop."""
+        while not self._stopped.wait(_BOOKS_EVERY_S):
+            self._copy()
+        self._copy()
+
+    def _copy(self) -> None:
+        for line in self._slurm.slurm("scontrol", "show", "job", "-o").splitlines():
+            job = dict(word.split("=", 1) for word in line.split() if "=" in word)
+            begin_at = _instant(job.get("StartTime", ""))
+            if begin_at is None or begin_at < self._since or job["JobState"] == "PENDING":
+                continue
+            if job["JobName"] in _NO_CLUSTERS:
+                continue
+            over = job["JobState"] not in ("RUNNING", "COMPLETING")
+            self.entries[job["JobId"]] = Allocation(
+                name=job["JobName"],
+                nodes=int(job["NumNodes"].partition("-")[0]),
+                begin_at=begin_at,
+                end_at=_instant(job["EndTime"]) if over else None,
+            )
+
+
+class Beside(Lab):
+    """A user's machine that can reach the lab; its runs keep their state on the lab's disk."""
+
+    def __init__(self, folder: Path, slurm: SlurmLab) -> None:
+        super().__init__(folder)
+        self.slurm = slurm
+        self.mortal: Path | None = None
+        """Where controllers that die at each of their outside acts leave their marks."""
+        self.store = slurm.folder / "shared" / f"{folder.name}-{time.time():.0f}"
+
+    def environ(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Return the environment of a shell that uses the lab."""
+        given = {**self.slurm.environ, "SPOTGUARD_STORE": str(self.store)}
+        if self.mortal is not None:
+            path = given["PYTHONPATH"]
+            given["PYTHONPATH"] = f"{_MORTAL}{os.pathsep}{path}"
+            given["CONTROLLERS_DEATHS"] = str(self.mortal)
+        return {**given, "SPOTGUARD_HOME": str(self.home), **(more or {})}
+
+    def mark(self, name: str) -> Path:
+        """Return a new empty file that jobs on the nodes see."""
+        path = self.store.with_name(f"{self.store.name}.{name}")
+        path.touch()
+        return path
+
+    def copy(self, job: Path) -> Path:
+        """Return a copy of a script in the folder that goes to the nodes."""
+        return Path(shutil.copy(job, self.work))
+
+    def begin(self, job: Path, *flags: str, args: tuple[str, ...]) -> str:
+        """Start a run on Slurm's spot nodes and return its id."""
+        place = ("--infra", "slurm/spotlab/spot", "--save-every", "5 steps")
+        return self.start(self.copy(job), *place, *flags, args=args)
+
+    def trains(self, run: str, *, attempt: int, more_steps: int = 10) -> Status:
+        """Return the status once `attempt`, or a later one, has done some steps."""
+        status: Status = {}
+        base: list[int] = []
+
+        def reached() -> bool:
+            nonlocal status
+            status = self.status(run)
+            assert status["state"] not in ("failed", "paused", "stopped"), status
+            attempts = status["attempts"]
+            if status["state"] != "running" or attempts[-1]["attempt"] < attempt:
+                return False
+            base.append(status["step"])
+            return bool(status["step"] >= base[0] + more_steps)
+
+        wait_until(reached, f"attempt {attempt} trains", timeout_s=300.0)
+        return status
+
+    def ended(self, run: str, *, attempt: int, within_s: float = 180.0) -> Status:
+        """Return the status once `attempt` has ended."""
+        status: Status = {}
+
+        def over() -> bool:
+            nonlocal status
+            status = self.status(run)
+            ends = {each["attempt"]: each["end_reason"] for each in status["attempts"]}
+            return ends.get(attempt) is not None
+
+        wait_until(over, f"attempt {attempt} has ended", timeout_s=within_s)
+        return status
+
+    def settled(self, run: str, *, within_s: float = 420.0) -> Status:
+        """Wait until the run settles and return its status."""
+        said = self.spotguard("status", run, "--watch", timeout_s=within_s)
+        assert said.code == 0, said.err
+        return self.status(run)
+
+
+def _instant(text: str) -> float | None:
+    try:
+        return datetime.fromisoformat(text).astimezone().timestamp()
+    except ValueError:
+        return None
+
+
+def _output(command: Sequence[str | Path], environ: dict[str, str], limit_s: float) -> str:
+    done = subprocess.run(
+        [str(word) for word in command],
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        check=False,
+    )
+    words = " ".join(str(word) for word in command)
+    assert done.returncode == 0, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout

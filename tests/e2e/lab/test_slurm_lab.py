@@ -1,0 +1,330 @@
+"""Whole runs through the real SkyPilot on a real Slurm, on the virtual nodes of `infra/lab`.
+
+`SPOTLAB_DIR` names a lab that is up already; without it one is brought up, which needs root and
+Debian, and taken away again. What happens in a run is real, and takes the time that it takes: two
+runs share the lab where they do not disturb each other.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.lab.lab_jobs import (
+    EXAMPLES,
+    JOBS,
+    Lab,
+    Status,
+    Weights,
+    final_weights,
+    reasons,
+    store_of,
+)
+from tests.e2e.lab.slurm_lab import Beside, Books, SlurmLab, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = [pytest.mark.e2e, pytest.mark.lab, pytest.mark.timeout(1800)]
+
+GPT = EXAMPLES / "train_gpt.py"
+EXACT = JOBS / "exact.py"
+_OWN_FOLDER = Path("/tmp/spotlab-tests")
+_LOCK = _OWN_FOLDER.with_suffix(".lock")
+_LATE_S = 30.0
+"""How much longer than Slurm SkyPilot bills a cluster, on a machine that has much else to do."""
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[SlurmLab]:
+    """A Slurm cluster of three spot nodes, and a SkyPilot that knows it."""
+    lent = os.environ.get("SPOTLAB_DIR")
+    why_not = _why_not(lent=bool(lent))
+    if why_not:
+        pytest.skip(why_not)
+    lab = SlurmLab(Path(lent) if lent else _OWN_FOLDER, ours=not lent)
+    lock = _LOCK.open("w")  # held for as long as this process lives
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pytest.skip("another run of these tests has the lab")
+    try:
+        if _OWN_FOLDER.exists():  # a run of these tests was killed
+            lab.down()
+        lab.up()
+        lab.calm()
+        yield lab
+    finally:
+        lab.down()
+        lock.close()
+
+
+def _why_not(*, lent: bool) -> str | None:
+    if find_spec("sky") is None:
+        return "SkyPilot is not installed: pip install 'spotguard[sky]'"
+    if lent:
+        return None
+    if os.getuid() != 0 or not shutil.which("apt-get"):
+        return "the Slurm lab needs root and Debian"
+    if subprocess.run(["unshare", "--net", "--mount", "true"], check=False).returncode:
+        return "the Slurm lab needs a machine on which root may make namespaces"
+    if Path("/run/netns/login").exists() and not _OWN_FOLDER.exists():
+        return "a lab is up: use it with SPOTLAB_DIR, or take it down"
+    return None
+
+
+@pytest.fixture
+def beside(tmp_path: Path, slurm: SlurmLab) -> Iterator[Beside]:
+    """A user's machine; nothing may be left of what it started, here or in the lab."""
+    machine = Beside(tmp_path, slurm)
+    yield machine
+    left = machine.clean_up()
+    clusters = slurm.clusters()
+    slurm.calm()
+    assert not left, f"processes outlived their run: {left}"
+    assert not clusters, f"clusters outlived their run: {clusters}"
+
+
+@pytest.fixture
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Weights]:
+    """Return a function: what a job's weights are in the end, on this machine alone."""
+
+    def run(job: Path, *args: str) -> Weights:
+        lab = Lab(tmp_path_factory.mktemp("undisturbed"))
+        return final_weights(lab.up(job, args=args, timeout_s=900.0))
+
+    return run
+
+
+def test_preempted_twice_shrunk_killed_and_grown_again(
+    beside: Beside, slurm: SlurmLab, undisturbed: Callable[..., Weights]
+) -> None:
+    """Whatever Slurm takes, the run goes on where it was, on what there is, at the right price."""
+    steps = 320  # those of the first three attempts are 200 at most
+    args = ("--bitwise", "--steps", str(steps))
+    with Books(slurm) as books:
+        flags = ("--nodes", "1:3", "--budget", "5")
+        run = beside.begin(GPT, *flags, args=(*args, "--pause", "0.08"))
+        beside.trains(run, attempt=1)
+        announce_and_preempt(beside, slurm, run)
+
+        beside.trains(run, attempt=2)
+        slurm.verb("release")
+        slurm.verb("preempt", "spot2", grace_s=15.0)
+        beside.ended(run, attempt=2)
+        slurm.verb("release")
+
+        beside.trains(run, attempt=3)
+        found_out_s = kill_and_heal(beside, slurm, run, attempt=3)
+        status = beside.settled(run)
+
+    nodes = [attempt["nodes"] for attempt in status["attempts"]]
+    assert nodes[:3] == [3, 2, 3]
+    assert nodes[3:] in ([3], [2]), "2 if the dead node takes long to start again"
+    ends = reasons(status)
+    assert (ends[0], ends[3]) == ("preempted", "finished")
+    assert ends[1] in ("terminated", "node_lost"), "a rank may be too busy to answer in time"
+    assert ends[2] in ("vanished", "node_lost")
+    assert found_out_s < 60.0
+    assert [recovery["detect_s"] < 3.0 for recovery in status["recoveries"]] == [True] * 3
+    assert final_weights(status) == undisturbed(GPT, *args)
+    assert status["step"] == status["total_steps"] == steps
+    assert {"notice", "no_capacity"} <= set(kinds(beside, run))
+    assert slurm.sky_names() == []
+    check_money(status, books, slurm)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_the_example_is_preempted_shrinks_and_grows_by_its_own_rule(
+    beside: Beside, slurm: SlurmLab, undisturbed: Callable[..., Weights]
+) -> None:
+    """With less than it may have, a run trains on, and lets go when more may be had and it pays.
+
+    How long it waits follows from how long a start takes, so this needs a quiet machine.
+    """
+    steps = 1000
+    args = ("--bitwise", "--steps", str(steps))
+    with Books(slurm) as books, ThreadPoolExecutor() as meanwhile:
+        expected = meanwhile.submit(undisturbed, GPT, *args)
+        flags = ("--nodes", "1:3", "--budget", "5")
+        run = beside.begin(GPT, *flags, args=(*args, "--pause", "0.2"))
+        beside.trains(run, attempt=1)
+        announce_and_preempt(beside, slurm, run)
+
+        beside.trains(run, attempt=2)
+        slurm.verb("release")
+        beside.ended(run, attempt=2, within_s=420.0)
+
+        beside.trains(run, attempt=3)
+        slurm.verb("preempt", "spot2", grace_s=15.0)
+        beside.ended(run, attempt=3)
+        slurm.verb("release")
+
+        beside.trains(run, attempt=4)
+        found_out_s = kill_and_heal(beside, slurm, run, attempt=4)
+        status = beside.settled(run, within_s=900.0)
+
+    assert [attempt["nodes"] for attempt in status["attempts"]] == [3, 2, 3, 3, 3]
+    ends = reasons(status)
+    assert (ends[:2], ends[4]) == (["preempted", "resized"], "finished")
+    assert ends[2] in ("terminated", "node_lost"), "a rank may be too busy to answer in time"
+    assert ends[3] in ("vanished", "node_lost")
+    assert found_out_s < 60.0
+    assert [recovery["detect_s"] < 3.0 for recovery in status["recoveries"]] == [True] * 4
+    assert final_weights(status) == expected.result()
+    assert status["step"] == status["total_steps"] == steps
+    lost = [attempt["steps_lost"] for attempt in status["attempts"]]
+    assert (lost[:3], lost[4]) == ([0, 0, 0], 0)
+    assert lost[3] <= 10, "two intervals between saves"
+    assert {"notice", "no_capacity"} <= set(kinds(beside, run))
+    assert slurm.sky_names() == []
+    check_money(status, books, slurm)
+
+
+def test_killed_at_each_outside_act_nothing_is_done_twice(
+    beside: Beside, slurm: SlurmLab, tmp_path: Path, undisturbed: Callable[..., Weights]
+) -> None:
+    """A controller dies before and after each request and each write; `status` starts the next."""
+    epochs = 100
+    slow = beside.mark("slow")  # or it might be done before a dying controller hands a stop on
+    deaths = tmp_path / "deaths"
+    deaths.mkdir()
+    beside.mortal = deaths
+    with Books(slurm) as books:
+        args = ("--epochs", str(epochs), "--pause", "0.1", "--while", str(slow))
+        run = beside.begin(EXACT, "--nodes", "1", args=args)
+        beside.trains(run, attempt=1, more_steps=5)
+        assert beside.spotguard("stop", run, timeout_s=300.0).code == 0
+        beside.ended(run, attempt=1)
+        wait_until(lambda: beside.status(run)["state"] == "stopped", "it rests", timeout_s=120.0)
+        assert beside.spotguard("resume", run, "--detach").code == 0
+        beside.trains(run, attempt=2)
+        slow.unlink()
+        status = beside.settled(run)
+
+    died = {path.name for path in deaths.iterdir()}
+    acts = ("submit", "down", "put launch", "put stop", "put end", "put controller")
+    assert died >= {f"{act}.{side}" for act in acts for side in ("before", "after")}
+    assert reasons(status) == ["stopped", "finished"]
+    assert final_weights(status) == undisturbed(EXACT, "--epochs", str(epochs))
+    assert len(books.entries) == 2, books.entries
+    check_money(status, books, slurm)
+
+
+def test_out_of_reach_a_run_goes_on_and_a_budget_is_kept(
+    beside: Beside, slurm: SlurmLab, undisturbed: Callable[..., Weights]
+) -> None:
+    """SkyPilot is silent for five minutes: nothing is killed or started anew, and it goes on.
+
+    Its job is heard all the time, so no contact is lost.
+
+    Another run, whose controller is dead, uses its money up meanwhile: its job saves and stops by
+    itself, and its cluster goes away.
+    """
+    epochs, budget_usd = 200, 0.13
+    slow = beside.mark("slow")
+    with Books(slurm) as books:
+        alone = beside.begin(
+            EXACT,
+            *("--nodes", "1", "--budget", str(budget_usd)),
+            args=("--epochs", "999", "--pause", "0.1"),
+        )
+        args = ("--epochs", str(epochs), "--pause", "0.25", "--while", str(slow))
+        run = beside.begin(EXACT, "--nodes", "1", args=args)
+        poor = beside.trains(alone, attempt=1)
+        kill_controller(beside, alone)
+        beside.trains(run, attempt=1)
+        slurm.reach(False)
+        try:
+            cut_at = time.monotonic()
+            wait_until(
+                lambda: beside.status(run)["state"] == "cloud_silent",
+                "the cloud is silent",
+                timeout_s=240.0,
+            )
+            wait_until(
+                lambda: time.monotonic() - cut_at > 300.0 and len(slurm.clusters()) == 1,
+                "five minutes are over, and the budget's cluster is gone",
+                timeout_s=800.0,
+            )
+        finally:
+            slurm.reach(True)
+        wait_until(
+            lambda: beside.status(run)["state"] in ("running", "draining", "finished"),
+            "the cloud is back",
+            timeout_s=120.0,
+        )
+        slow.unlink()
+        status = beside.settled(run)
+
+    assert reasons(status) == ["finished"]
+    assert final_weights(status) == undisturbed(EXACT, "--epochs", str(epochs))
+    assert {"cloud_silent", "cloud_back"} <= set(kinds(beside, run))
+    assert "contact_lost" not in kinds(beside, run)
+    assert len(books.entries) == 2, books.entries
+
+    assert beside.controller_pid(alone) is None, "somebody else took it down"
+    saved = sorted((store_of(poor)).glob("checkpoints/*/manifest.json"))
+    poor = beside.settled(alone)
+    assert (poor["state"], reasons(poor)) == ("paused", ["budget"])
+    assert poor["saved_step"] == int(saved[-1].parent.name.split("-")[0])
+    assert poor["attempts"][0]["steps_lost"] == 0
+    assert poor["spent_usd"] <= budget_usd
+
+
+def kinds(beside: Beside, run: str) -> list[str]:
+    """Return what kinds of things happened to a run."""
+    return [entry["kind"] for entry in beside.history(run)]
+
+
+def announce_and_preempt(beside: Beside, slurm: SlurmLab, run: str) -> None:
+    """Take a node of the first attempt as a cloud does: 12 s after its metadata said so."""
+    slurm.verb("notice", "spot1", "aws", "12")
+    time.sleep(12.0)
+    slurm.verb("preempt", "spot1", grace_s=5.0)
+    beside.ended(run, attempt=1)
+    slurm.verb("imds", "all", "aws")  # what comes in its place is another machine
+
+
+def kill_and_heal(beside: Beside, slurm: SlurmLab, run: str, *, attempt: int) -> float:
+    """Cut the power of a node; return after how many seconds the attempt was known to be over."""
+    killed_at = time.time()
+    slurm.verb("kill", "spot3")
+    beside.ended(run, attempt=attempt)
+    found_out_s = time.time() - killed_at
+    slurm.verb("heal", "spot3")
+    return found_out_s
+
+
+def kill_controller(beside: Beside, run: str) -> None:
+    """Kill the run's controller as an out-of-memory killer would."""
+    pid = beside.controller_pid(run)
+    assert pid is not None
+    os.kill(pid, 9)
+    wait_until(lambda: beside.controller_pid(run) is None, "the controller is dead")
+
+
+def check_money(status: Status, books: Books, slurm: SlurmLab) -> None:
+    """Compare what `status` says that a run cost with SkyPilot's books and with Slurm's.
+
+    SkyPilot bills from its request to Slurm, which starts it some seconds later, to the end that
+    it sees some seconds after Slurm.
+    """
+    held = [entry for entry in books.entries.values() if entry.node_s > 0]
+    slurm_usd = sum(entry.node_s for entry in held) / 3600.0
+    sky_usd = sum(slurm.sky_node_s([entry.cluster for entry in held]).values()) / 3600.0
+    told = f"ours {status['spent_usd']}, SkyPilot {sky_usd}, Slurm {slurm_usd}: {held}"
+    assert status["spent_usd"] == pytest.approx(sky_usd, rel=0.02), told
+    late_usd = sum(entry.nodes for entry in held) * _LATE_S / 3600.0
+    assert 0.99 * slurm_usd <= status["spent_usd"] <= slurm_usd + late_usd, told
+    print(told)  # noqa: T201

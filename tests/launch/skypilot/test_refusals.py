@@ -1,0 +1,158 @@
+"""What a launch that came to nothing met with, and whether a wait can mend it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from spotguard.errors import LauncherFailure
+from spotguard.launch.skypilot import sdk as sdk_module
+from spotguard.launch.skypilot.refusals import read_refusal
+from spotguard.launch.skypilot.sdk import ClusterPhase, LaunchFacts, SkySdk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+GENERIC = "Failed to acquire resources in all zones in us-east-1 for {AWS(m6i.large)}."
+
+
+def aws(code: str, sentence: str, asked: str = "RunInstances") -> str:
+    """Return what SkyPilot's log says where AWS refuses."""
+    return (
+        "W 11-23 create_instances: Attempt failed with An error occurred "
+        f"({code}) when calling the {asked} operation (reached max retries: 0): {sentence}\n"
+        "I 11-23 AWS handler error: Failed to launch instances. Max attempts exceeded.\n"
+    )
+
+
+WAITS = {
+    "InsufficientInstanceCapacity": aws("InsufficientInstanceCapacity", "We currently do not"),
+    "ZONE_RESOURCE_POOL_EXHAUSTED": "ZONE_RESOURCE_POOL_EXHAUSTED: The zone does not have enough",
+    "SkuNotAvailable": "(SkuNotAvailable) The requested size is currently not available",
+    "RequestLimitExceeded": aws("RequestLimitExceeded", "Request limit exceeded."),
+    "insufficient resources": "Insufficient resources on the cluster: cpu",
+}
+LASTS = {
+    "UnauthorizedOperation": aws("UnauthorizedOperation", "You are not authorized to perform"),
+    "VcpuLimitExceeded": aws("VcpuLimitExceeded", "You have requested more vCPU capacity"),
+    "MaxSpotInstanceCountExceeded": aws("MaxSpotInstanceCountExceeded", "Max spot instance count"),
+    "InvalidAMIID.NotFound": aws("InvalidAMIID.NotFound", "The image id does not exist"),
+    "InvalidSubnetID.NotFound": aws("InvalidSubnetID.NotFound", "The subnet ID does not exist"),
+    "SomethingNew": aws("SomethingNew", "AWS may invent codes"),
+    "AccessDenied": "Failed to fetch IAM instance profile\nError code: AccessDenied",
+    "No VPC": "SKYPILOT_ERROR_NO_NODES_LAUNCHED: No VPC with name 'mine' is found in us-east-1.",
+    "Found no quota": "Found no quota for p3.2xlarge spot instances in region us-east-1 in AWS.",
+    "QUOTA_EXCEEDED": "QUOTA_EXCEEDED: Quota 'CPUS' exceeded. Limit: 24.0 in region us-west1.",
+    "IAM_PERMISSION_DENIED": "IAM_PERMISSION_DENIED: Policy update access denied.",
+    "AuthorizationFailed": "(AuthorizationFailed) The client has no authorization",
+    "ErrImagePull": "pod is pending: ErrImagePull",
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_missing_capacity_is_waited_for_with_the_clouds_own_word(name: str) -> None:
+    """Also where something else went wrong beside it, in another zone or while tidying up."""
+    refusal = read_refusal([], WAITS[name])
+    assert not refusal.lasting
+    assert name.lower() in refusal.words.lower()
+    assert not read_refusal([], LASTS["UnauthorizedOperation"] + WAITS[name]).lasting
+
+
+@pytest.mark.parametrize("name", LASTS)
+def test_what_no_wait_will_mend_is_told_apart(name: str) -> None:
+    """A right, an image, a quota or a network: the cause stands in the words."""
+    refusal = read_refusal([], LASTS[name])
+    assert refusal.lasting
+    assert name in refusal.words
+
+
+def test_without_a_word_that_is_understood_it_is_waited_for() -> None:
+    """SkyPilot called it a lack of resources."""
+    refusal = read_refusal([RuntimeError(GENERIC)], GENERIC)
+    assert (refusal.words, refusal.lasting) == ("", False)
+
+
+def test_words_are_short_and_hold_no_encoded_message() -> None:
+    """AWS adds kilobytes of base64 to a refused right."""
+    said = aws("UnauthorizedOperation", "No. Encoded authorization failure message: " + "A" * 4000)
+    assert read_refusal([], said).words == "UnauthorizedOperation (RunInstances): No."
+    assert len(read_refusal([], aws("Other", "x" * 4000)).words) <= 400
+
+
+HISTORIES: dict[str, tuple[Callable[[Any], Exception], bool]] = {
+    "unsupported": (lambda errors: errors.ProvisionUnsupportedError("no such shape"), True),
+    "credentials": (lambda errors: errors.InvalidCloudCredentials("expired"), True),
+    "identity": (lambda errors: errors.CloudUserIdentityError("who are you"), True),
+    "kubernetes away": (lambda errors: errors.KubeAPIUnreachableError("no answer"), False),
+    "capacity": (lambda errors: errors.ResourcesUnavailableError(GENERIC), False),
+}
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_the_history_of_skypilots_error_is_read(name: str) -> None:
+    """With SkyPilot's own errors, as they come over the wire."""
+    exceptions = pytest.importorskip("sky").exceptions
+    make, lasting = HISTORIES[name]
+    raised = exceptions.ResourcesUnavailableError(GENERIC, failover_history=[make(exceptions)])
+    wired = exceptions.deserialize_exception(exceptions.serialize_exception(raised))
+    assert read_refusal(wired.failover_history, str(wired)).lasting is lasting
+
+
+LOGS: dict[str, tuple[str, str, LaunchFacts]] = {
+    "capacity": (
+        "ResourcesUnavailableError",
+        WAITS["InsufficientInstanceCapacity"],
+        LaunchFacts(
+            phase=ClusterPhase.NO_CAPACITY,
+            problem="InsufficientInstanceCapacity (RunInstances): We currently do not",
+        ),
+    ),
+    "quota": (
+        "ResourcesUnavailableError",
+        "\x1b[33m" + LASTS["VcpuLimitExceeded"] + "\x1b[0m",
+        LaunchFacts(
+            phase=ClusterPhase.NO_CAPACITY,
+            problem="VcpuLimitExceeded (RunInstances): You have requested more vCPU capacity",
+            lasting=True,
+        ),
+    ),
+    "no log": (
+        "ResourcesUnavailableError",
+        "",
+        LaunchFacts(phase=ClusterPhase.NO_CAPACITY, problem=GENERIC),
+    ),
+    "exit": (
+        "SystemExit",
+        LASTS["AccessDenied"],
+        LaunchFacts(phase=ClusterPhase.FAILED, problem="AccessDenied", lasting=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_the_log_of_the_request_is_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """AWS's reason is nowhere else. A request may end in an exit, which must not become ours."""
+    sky = pytest.importorskip("sky")
+    raised, printed, facts = LOGS[name]
+    error = SystemExit(1) if name == "exit" else getattr(sky.exceptions, raised)(GENERIC)
+
+    def get(request_id: str) -> None:
+        raise error
+
+    def stream(request_id: str, *, follow: bool, output_stream: Any) -> None:
+        assert not follow
+        if not printed:
+            raise RuntimeError("the log was tidied away")
+        output_stream.write(printed)
+
+    monkeypatch.setattr(sky, "get", get)
+    monkeypatch.setattr(sky, "stream_and_get", stream)
+    assert SkySdk()._why_failed("request") == facts
+
+
+def test_an_exit_of_the_servers_is_an_error_here() -> None:
+    """It would end the thread that looks, or the controller, without a word."""
+    pytest.importorskip("sky")
+    with pytest.raises(LauncherFailure), sdk_module._translated():
+        raise SystemExit(1)

@@ -1,0 +1,747 @@
+from __future__ import annotations
+
+import inspect
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from spotguard.errors import LauncherFailure
+from spotguard.launch.base import (
+    ClusterState,
+    ClusterView,
+    LaunchRequest,
+    LogGone,
+    NodeEnd,
+    Unreachable,
+)
+from spotguard.launch.skypilot import launcher as launcher_module
+from spotguard.launch.skypilot import sdk as sdk_module
+from spotguard.launch.skypilot.launcher import SkyPilotLauncher, by_node, look
+from spotguard.launch.skypilot.sdk import ClusterPhase, JobPhase, LaunchFacts
+from spotguard.launch.taskyaml import Machine
+from spotguard.testing.clock import FakeClock
+from spotguard.testing.launcher import FAKE_OFFER
+from tests.launch.skypilot.fake_sdk import FakeSdk, unhealthy, up
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NAME = "job-1-1"
+REQUEST = LaunchRequest(
+    cluster=NAME,
+    run_id="job-1",
+    attempt=1,
+    nodes=2,
+    nproc_per_node=1,
+    script="/job.py",
+    args=(),
+    workdir="/",
+    env={},
+    offer=FAKE_OFFER,
+    max_lifetime_s=None,
+)
+UNDER_WAY = LaunchFacts(phase=ClusterPhase.UNDER_WAY)
+DONE = LaunchFacts(phase=ClusterPhase.DONE)
+UP = ClusterView(state=ClusterState.UP)
+REFUSED = LaunchFacts(phase=ClusterPhase.NO_CAPACITY, problem="spot: none left")
+FAILED = LaunchFacts(phase=ClusterPhase.FAILED, problem="no such image")
+
+
+class Killed(BaseException):
+    """The controller dies here."""
+
+
+def launcher(sdk: FakeSdk, clock: FakeClock | None = None, **more: Any) -> SkyPilotLauncher:
+    """Return a launcher that asks the fake itself, whenever it is asked."""
+    given: dict[str, Any] = {"offers": lambda: [FAKE_OFFER], "in_background": False, **more}
+    return SkyPilotLauncher(
+        sdk, task=lambda request: {"nodes": request.nodes}, clock=clock or FakeClock(), **given
+    )
+
+
+def seen(sdk: FakeSdk) -> ClusterView:
+    """Return what the launcher says of the cluster."""
+    return launcher(sdk, FakeClock(now=500.0)).observe(NAME)
+
+
+# ---------------------------------------------------------------- launching
+
+
+def test_a_launch_is_handed_over_once_however_often_it_is_asked_for() -> None:
+    """While it is under way, once it is up, and after its end, the name starts nothing again."""
+    sdk = FakeSdk()
+    launcher(sdk).launch(REQUEST)
+    launcher(sdk).launch(REQUEST)
+    sdk.comes_up(NAME)
+    launcher(sdk).launch(REQUEST)
+    del sdk.clusters[NAME]
+    sdk.ends[NAME] = 400.0
+    launcher(sdk).launch(REQUEST)
+    assert sdk.submitted == [(NAME, {"nodes": 2})]
+
+
+def test_what_skypilot_forgot_but_billed_is_not_launched_again() -> None:
+    """Its requests are kept for a while only; its list of costs still knows the name."""
+    sdk = FakeSdk(ends={NAME: 400.0})
+    launcher(sdk).launch(REQUEST)
+    assert sdk.submitted == []
+
+
+def test_for_a_cluster_that_is_surely_new_nobody_looks() -> None:
+    """A look costs seconds, in which nothing trains."""
+    sdk = FakeSdk()
+    launcher(sdk).launch(replace(REQUEST, is_new=True))
+    assert sdk.asked == ["submit"]
+
+
+@pytest.mark.parametrize("moment", ["before_submit", "after_submit"])
+def test_killed_around_the_hand_over_it_is_launched_exactly_once(moment: str) -> None:
+    """The next controller asks SkyPilot what there is, and launches only what is not."""
+
+    def die() -> None:
+        raise Killed
+
+    sdk = FakeSdk()
+    setattr(sdk, moment, die)
+    with pytest.raises(Killed):
+        launcher(sdk).launch(REQUEST)
+    setattr(sdk, moment, None)
+
+    following = launcher(sdk)
+    if following.observe(NAME).state is ClusterState.ABSENT:
+        following.launch(REQUEST)
+    assert [name for name, _ in sdk.submitted] == [NAME]
+    assert following.observe(NAME).state is ClusterState.STARTING
+
+
+def test_nothing_is_handed_over_to_a_skypilot_that_does_not_answer() -> None:
+    """Whether the cluster exists is unknown: that is told, and never taken for a launch."""
+    sdk = FakeSdk(away=True)
+    with pytest.raises(Unreachable, match="does not answer"):
+        launcher(sdk).launch(REQUEST)
+    assert sdk.submitted == []
+
+
+# ---------------------------------------------------------------- states
+
+STATES: dict[str, tuple[FakeSdk, ClusterState, NodeEnd | None]] = {
+    "never heard of it": (FakeSdk(), ClusterState.ABSENT, None),
+    "the launch is under way": (
+        FakeSdk(launches={NAME: UNDER_WAY}),
+        ClusterState.STARTING,
+        None,
+    ),
+    "under way, nodes are there": (
+        FakeSdk(launches={NAME: UNDER_WAY}, clusters={NAME: up()}),
+        ClusterState.STARTING,
+        None,
+    ),
+    "no capacity, nothing left": (
+        FakeSdk(launches={NAME: REFUSED}),
+        ClusterState.REFUSED,
+        None,
+    ),
+    "no capacity, something left": (
+        FakeSdk(launches={NAME: REFUSED}, clusters={NAME: unhealthy()}),
+        ClusterState.UP,
+        NodeEnd.LOST,
+    ),
+    "failed, nothing left": (FakeSdk(launches={NAME: FAILED}), ClusterState.FAILED, None),
+    "failed, something left": (
+        FakeSdk(launches={NAME: FAILED}, clusters={NAME: up()}),
+        ClusterState.UP,
+        NodeEnd.LOST,
+    ),
+    "up, the job is not there yet": (
+        FakeSdk(launches={NAME: DONE}, clusters={NAME: up()}),
+        ClusterState.UP,
+        NodeEnd.RUNNING,
+    ),
+    "up, setting up": (
+        FakeSdk(launches={NAME: DONE}, clusters={NAME: up()}, jobs={NAME: JobPhase.STARTING}),
+        ClusterState.UP,
+        NodeEnd.RUNNING,
+    ),
+    "up, running": (
+        FakeSdk(launches={NAME: DONE}, clusters={NAME: up()}, jobs={NAME: JobPhase.RUNNING}),
+        ClusterState.UP,
+        NodeEnd.RUNNING,
+    ),
+    "up, running, the launch is forgotten": (
+        FakeSdk(clusters={NAME: up()}, jobs={NAME: JobPhase.RUNNING}),
+        ClusterState.UP,
+        NodeEnd.RUNNING,
+    ),
+    "up, done": (
+        FakeSdk(launches={NAME: DONE}, clusters={NAME: up()}, jobs={NAME: JobPhase.SUCCEEDED}),
+        ClusterState.UP,
+        NodeEnd.EXITED,
+    ),
+    "up, the set-up failed": (
+        FakeSdk(launches={NAME: DONE}, clusters={NAME: up()}, jobs={NAME: JobPhase.FAILED_SETUP}),
+        ClusterState.UP,
+        NodeEnd.EXITED,
+    ),
+    "up, the job failed": (
+        FakeSdk(launches={NAME: DONE}, clusters={NAME: up()}, jobs={NAME: JobPhase.FAILED}),
+        ClusterState.UP,
+        NodeEnd.OVER,
+    ),
+    "a node is gone": (
+        FakeSdk(launches={NAME: DONE}, clusters={NAME: unhealthy()}, jobs={NAME: JobPhase.RUNNING}),
+        ClusterState.UP,
+        NodeEnd.LOST,
+    ),
+    "gone, billed": (
+        FakeSdk(launches={NAME: DONE}, ends={NAME: 400.0}),
+        ClusterState.GONE,
+        None,
+    ),
+    "gone, no bill": (FakeSdk(launches={NAME: DONE}), ClusterState.GONE, None),
+    "gone, only the bill is left": (FakeSdk(ends={NAME: 400.0}), ClusterState.GONE, None),
+    "nobody answers": (
+        FakeSdk(launches={NAME: DONE}, clusters={NAME: up()}, away=True),
+        ClusterState.UNREACHABLE,
+        None,
+    ),
+    "it answers nonsense": (FakeSdk(broken="KeyError: 'x'"), ClusterState.UNREACHABLE, None),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_each_word_of_skypilots_has_one_meaning(name: str) -> None:
+    """The whole table of what is made of its answers."""
+    sdk, state, end = STATES[name]
+    view = seen(sdk)
+    assert view.state is state
+    assert {node.end for node in view.nodes} == ({end} if end else set())
+    assert len(view.nodes) == (2 if end else 0)
+
+
+def test_what_is_told_besides_the_state() -> None:
+    """When it began and ceased to cost, how the job left, and in whose words."""
+    assert seen(STATES["up, running"][0]).up_at == 50.0
+    assert seen(STATES["failed, something left"][0]).up_at == 50.0
+    assert seen(STATES["gone, billed"][0]).gone_at == 400.0
+    assert seen(STATES["gone, no bill"][0]).gone_at is None
+    assert seen(FakeSdk(ends={NAME: 900.0})).gone_at == 500.0, "never in the future"
+    assert [node.exit_code for node in seen(STATES["up, done"][0]).nodes] == [0, 0]
+    assert [node.exit_code for node in seen(STATES["up, the set-up failed"][0]).nodes] == [1, 1]
+    assert seen(STATES["no capacity, nothing left"][0]).detail == "spot: none left"
+    assert seen(STATES["failed, nothing left"][0]).detail == "no such image"
+    lost = seen(FakeSdk(launches={NAME: DONE}, clusters={NAME: unhealthy(detail="node 1 died")}))
+    assert {node.detail for node in lost.nodes} == {"node 1 died"}
+    assert lost.some_lost, "of two nodes nobody says which"
+    alone = seen(FakeSdk(launches={NAME: DONE}, clusters={NAME: unhealthy(nodes=1)}))
+    assert not alone.some_lost
+    assert not seen(STATES["up, done"][0]).some_lost
+    assert "does not answer" in seen(STATES["nobody answers"][0]).detail
+
+
+def test_a_job_that_nobody_can_tell_of_is_not_over() -> None:
+    """A failed question about the job is no verdict, as long as the cluster is well."""
+    assert not seen(STATES["up, the job is not there yet"][0]).job_over
+
+
+# ---------------------------------------------------------------- in the background
+
+
+def history(sdk: FakeSdk, *changes: Any) -> list[ClusterState]:
+    """Let a watch look until its cluster is gone; each change happens before one look."""
+    views: list[ClusterState] = []
+    watch = launcher_module._Watch(
+        sdk, NAME, ClusterView(state=ClusterState.STARTING), FakeClock(now=500.0)
+    )
+    left = list(changes)
+
+    def next_change() -> None:
+        views.append(watch.view.state)
+        watch.goes_down()  # looks again without waiting
+        if left:
+            left.pop(0)()
+        else:
+            watch.stop()
+
+    sdk.before_look = next_change
+    watch.goes_down()
+    watch.run()
+    return [*views, watch.view.state]
+
+
+def test_the_watch_follows_a_cluster_to_its_end_and_stops() -> None:
+    """Its last view is that the cluster is gone; it asks no more after that."""
+    sdk = FakeSdk(launches={NAME: UNDER_WAY})
+
+    def goes() -> None:
+        sdk.clusters.clear()
+        sdk.ends[NAME] = 400.0
+
+    states = history(sdk, lambda: None, lambda: sdk.comes_up(NAME), goes, lambda: None)
+    assert states == [
+        ClusterState.STARTING,
+        ClusterState.STARTING,
+        ClusterState.UP,
+        ClusterState.GONE,
+    ]
+
+
+def test_while_a_cluster_is_taken_down_nobody_looks_at_it() -> None:
+    """The look would wait for the cluster's lock; its end is seen once the request is done."""
+    sdk = FakeSdk(launches={NAME: DONE}, ends={NAME: 400.0}, downs_under_way=3)
+    watch = launcher_module._Watch(sdk, NAME, UP, FakeClock(now=500.0))
+    watch._wake = Unhurried()
+    watch.goes_down()
+    watch.run()
+    assert watch.view.state is ClusterState.GONE
+    assert sdk.asked == ["is_going_down"] * 4 + ["launch_of", "cluster", "ended_at"]
+
+
+def test_the_first_look_at_a_new_cluster_is_a_cheap_one() -> None:
+    """SkyPilot saw it a moment ago; from the next look on, the cloud and the job are asked."""
+    sdk = FakeSdk(launches={NAME: UNDER_WAY})
+    asked: list[list[str]] = []
+
+    def noted() -> None:
+        asked.append(sdk.asked[:])
+        sdk.asked.clear()
+
+    def comes_up() -> None:
+        noted()
+        sdk.comes_up(NAME)
+
+    states = history(sdk, noted, comes_up, noted, noted)
+    assert states[2:] == [ClusterState.UP] * 4
+    assert asked[2] == ["launch_of", "books", "is_going_down"]
+    assert asked[3] == ["launch_of", "cluster", "job", "is_going_down"]
+
+
+def test_a_job_that_is_heard_is_looked_at_seldom() -> None:
+    """Each look costs seconds of a core; when it falls silent the next comes at once."""
+    sdk, waits = FakeSdk(), list[float | None]()
+    sdk.comes_up(NAME)
+    watch = launcher_module._Watch(sdk, NAME, UP, FakeClock(now=500.0))
+
+    class Noted(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout if not self.is_set() else 0.0)
+            acts[len(waits) - 1]()
+            return True
+
+    acts = [
+        lambda: watch.hear(True),
+        lambda: watch.hear(False),
+        lambda: None,
+        lambda: watch.hear(False),
+        watch.stop,
+    ]
+    watch._wake = Noted()
+    watch.run()
+    calm, seldom = launcher_module._WATCH_EVERY_S, launcher_module._CALM_EVERY_S
+    assert waits == [calm, seldom, calm, calm, calm]
+
+
+def test_a_job_that_falls_silent_is_looked_at_at_once() -> None:
+    """Its node may have vanished; one that stays silent is looked at every few seconds."""
+    watch = launcher_module._Watch(FakeSdk(), NAME, UP, FakeClock(now=500.0))
+    watch.hear(False)
+    assert not watch._wake.is_set()
+    watch.hear(True)
+    assert not watch._wake.is_set()
+    watch.hear(False)
+    assert watch._wake.is_set()
+
+
+def test_a_request_that_hangs_hides_the_cluster_for_two_minutes_at_most() -> None:
+    """Its nodes may have gone by themselves: then it is asked all the same."""
+    clock = FakeClock(now=500.0)
+    sdk = FakeSdk(launches={NAME: DONE}, ends={NAME: 400.0}, downs_under_way=10**6)
+    watch = launcher_module._Watch(sdk, NAME, UP, clock)
+    watch._wake = Unhurried(lambda: clock.advance(1.0))
+    watch.goes_down()
+    watch.run()
+    assert watch.view.state is ClusterState.GONE
+    assert sdk.asked.count("is_going_down") == 120
+
+
+class Unhurried(threading.Event):
+    """Never lets anybody wait."""
+
+    def __init__(self, waits: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
+        self._waits = waits
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Return at once."""
+        self._waits()
+        return timeout is not None
+
+
+def test_a_request_taken_a_moment_ago_may_not_be_in_the_books_yet() -> None:
+    """Once missing says nothing; twice in a row does."""
+    sdk = FakeSdk()
+    states = history(sdk, lambda: None, lambda: None, lambda: None)
+    assert states[:2] == [ClusterState.STARTING] * 2
+    assert states[2] is ClusterState.ABSENT
+    sdk = FakeSdk(launches={NAME: UNDER_WAY})
+    states = history(
+        sdk,
+        sdk.launches.clear,
+        lambda: sdk.launches.update({NAME: UNDER_WAY}),
+        sdk.launches.clear,
+        lambda: sdk.launches.update({NAME: UNDER_WAY}),
+    )
+    assert ClusterState.ABSENT not in states
+
+
+def test_an_observer_never_waits_for_skypilot() -> None:
+    """After the launch the last answer is given at once; a new launcher asks a first time."""
+    sdk = FakeSdk()
+    subject = launcher(sdk, in_background=True)
+    try:
+        subject.launch(REQUEST)
+        asked = len(sdk.asked)
+        assert subject.observe(NAME).state is ClusterState.STARTING
+        assert len(sdk.asked) == asked
+    finally:
+        subject.close()
+    sdk.comes_up(NAME)
+    following = launcher(sdk, in_background=True)
+    try:
+        assert following.observe(NAME).state is ClusterState.UP
+    finally:
+        following.close()
+
+
+def test_an_old_answer_is_no_answer() -> None:
+    """A SkyPilot that hangs for minutes, or a watch that died, is not taken for a calm cluster."""
+    sdk, clock = FakeSdk(), FakeClock()
+    sdk.comes_up(NAME)
+    subject = launcher(sdk, clock, in_background=True)
+    try:
+        assert subject.observe(NAME).state is ClusterState.UP
+        clock.advance(launcher_module._ANSWER_VALID_S + 1.0)
+        view = subject.observe(NAME)
+        assert view.state is ClusterState.UNREACHABLE
+        assert "has not answered for" in view.detail
+    finally:
+        subject.close()
+
+
+# ---------------------------------------------------------------- the rest
+
+
+def test_places_are_looked_up_every_five_minutes() -> None:
+    """The catalogue is not read at each tick of the controller."""
+    clock, times = FakeClock(), []
+
+    def survey() -> list[Any]:
+        times.append(clock.monotonic())
+        return [FAKE_OFFER]
+
+    subject = launcher(FakeSdk(), clock, offers=survey)
+    for _ in range(301):
+        assert subject.offers() == [FAKE_OFFER]
+        clock.advance(1.0)
+    subject.offers()
+    assert len(times) == 2
+
+
+def test_slurm_says_how_many_nodes_are_free_and_clouds_do_not() -> None:
+    """Asked every half minute; who does not answer has none, since he would not launch either."""
+    sdk, clock = FakeSdk(free=2), FakeClock()
+    subject = launcher(sdk, clock)
+    slurm = replace(FAKE_OFFER, infra="slurm", region="lab", zone="spot")
+    assert [subject.free_nodes(slurm) for _ in range(10)] == [2] * 10
+    assert sdk.asked == ["free lab/spot"]
+    clock.advance(31.0)
+    sdk.away = True
+    assert subject.free_nodes(slurm) == 0
+    clock.advance(31.0)
+    sdk.away, sdk.broken = False, "Slurm's scontrol is not allowed"
+    assert subject.free_nodes(slurm) is None, "only a launch can tell"
+    for cloud in ("aws", "gcp", "azure"):
+        assert subject.free_nodes(replace(FAKE_OFFER, infra=cloud)) is None
+
+
+def test_kubernetes_says_how_many_pods_of_the_jobs_kind_find_room() -> None:
+    """Each place is asked for itself, also when several are asked in turn."""
+    sdk, clock = FakeSdk(free=2), FakeClock()
+    subject = launcher(sdk, clock, machine=lambda: Machine(gpus="L4:1"))
+    here = replace(FAKE_OFFER, infra="kubernetes", region="ctx", zone=None)
+    there = replace(here, region=None)
+    assert [subject.free_nodes(place) for place in (here, there, here, there)] == [2] * 4
+    assert sdk.asked == ["free ctx L4:1", "free None L4:1"]
+
+
+def test_free_nodes_are_asked_for_beside() -> None:
+    """SkyPilot takes seconds, in which the controller has other things to do."""
+    asked = threading.Event()
+    may_answer = threading.Event()
+
+    class Slow(FakeSdk):
+        def free_slurm_nodes(self, cluster: str, partition: str) -> int | None:
+            asked.set()
+            assert may_answer.wait(60.0)
+            return 2
+
+    subject = launcher(Slow(), in_background=True)
+    slurm = replace(FAKE_OFFER, infra="slurm", region="lab", zone="spot")
+    assert subject.free_nodes(slurm) == 0, "nothing is given up before there is an answer"
+    assert asked.wait(60.0)
+    may_answer.set()
+    for thread in threading.enumerate():
+        if thread.name == "spotguard-free":
+            thread.join(60.0)
+    assert subject.free_nodes(slurm) == 2
+
+
+@pytest.mark.parametrize(
+    ("states", "free"),
+    [
+        (("idle", "alloc"), 1),
+        (("alloc", "down*", "idle*", "drain"), 0),
+        (("idle", "idle~", "mix"), 2),
+        (("mix", "alloc"), None),
+        ((), None),
+    ],
+)
+def test_idle_nodes_are_told_by_slurms_words(
+    states: tuple[str, ...], free: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the partition; one that is partly in use may or may not take a job more."""
+    sky = pytest.importorskip("sky")
+    from sky.client import sdk as client
+
+    nodes = [{"node_state": state, "partition": "other,spot*"} for state in states]
+    nodes.append({"node_state": "idle", "partition": "other"})
+    inspect.signature(client.slurm_node_info).bind(slurm_cluster_name="lab")
+    monkeypatch.setattr(client, "slurm_node_info", lambda slurm_cluster_name: nodes)
+    monkeypatch.setattr(sky, "get", lambda request: request)
+    assert sdk_module.SkySdk().free_slurm_nodes("lab", "spot") == free
+
+
+@pytest.mark.parametrize(
+    ("context", "autoscaler", "cpu_free", "free"),
+    [
+        ("ctx", None, 9.0, 2),
+        ("ctx", None, 1.0, 0),
+        ("ctx", "karpenter", 1.0, None),
+        ("ctx", "karpenter", 9.0, 2),
+        (None, None, 1.0, None),
+        (None, None, 9.0, 2),
+    ],
+)
+def test_kubernetes_is_asked_by_skypilot(
+    context: str | None,
+    autoscaler: str | None,
+    cpu_free: float,
+    free: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """None free is no word where an autoscaler may make some, or another context has some."""
+    sky = pytest.importorskip("sky")
+    from sky import models, skypilot_config
+    from sky.client import sdk as client
+
+    node = models.KubernetesNodeInfo(
+        name="n", accelerator_type=None, total={}, free={}, cpu_free=cpu_free, memory_free_gb=64.0
+    )
+    found = models.KubernetesNodesInfo(node_info_dict={"n": node}, hint="")
+    inspect.signature(client.kubernetes_node_info).bind(context=context)
+    inspect.signature(skypilot_config.get_effective_region_config).bind(
+        cloud="kubernetes", region=context, keys=("autoscaler",), default_value=None
+    )
+    monkeypatch.setattr(client, "kubernetes_node_info", lambda context: found)
+    monkeypatch.setattr(skypilot_config, "get_effective_region_config", lambda **_: autoscaler)
+    monkeypatch.setattr(sky, "get", lambda request: request)
+    machine = Machine(cpus="4+")
+    assert sdk_module.SkySdk().free_kubernetes_nodes(context, machine) == free
+
+
+def test_down_is_asked_for_and_may_fail() -> None:
+    """The order goes to SkyPilot; that it does not answer is for the caller to know."""
+    sdk = FakeSdk()
+    launcher(sdk).down(NAME)
+    assert sdk.downed == [NAME]
+    sdk.away = True
+    with pytest.raises(Unreachable):
+        launcher(sdk).down(NAME)
+
+
+LOG = (
+    b"\x1b[36m(setup pid=12)\x1b[0m installing\n"
+    b"(job, rank=0, pid=20) step 1\n"
+    b"(worker1, rank=1, pid=21, ip=10.0.0.2) step 1 of node 1\n"
+    b"(head, rank=0, pid=20) step 2\n"
+    b"Shared connection closed.\n"
+    b"(worker1, rank=1, pid=21, ip=10.0.0.2) (not, a mark) end"
+)
+
+
+def test_one_stream_becomes_each_nodes_own() -> None:
+    """Marks and colours are taken off; what belongs to nobody counts as node 0's."""
+    streams = by_node(LOG)
+    assert streams == {
+        0: b"installing\nstep 1\nstep 2\nShared connection closed.\n",
+        1: b"step 1 of node 1\n(not, a mark) end",
+    }
+    assert by_node(b"") == {}
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_what_no_wait_will_mend_is_said_of_a_refusal(left: bool) -> None:
+    """Also where something of the cluster is left, and has to be taken down."""
+    quota = LaunchFacts(phase=ClusterPhase.NO_CAPACITY, problem="quota", lasting=True)
+    sdk = FakeSdk(launches={NAME: quota}, clusters={NAME: unhealthy()} if left else {})
+    view = seen(sdk)
+    assert view.state is (ClusterState.UP if left else ClusterState.REFUSED)
+    assert (view.lasting, view.detail) == (True, "quota")
+
+
+def test_logs_are_read_from_an_offset_and_fetched_seldom() -> None:
+    """Reading on costs nothing; the whole of it comes anew every few seconds."""
+    sdk, clock = FakeSdk(printed=LOG), FakeClock()
+    sdk.comes_up(NAME)
+    subject = launcher(sdk, clock)
+    assert subject.read_log(NAME, 1, 0).data == b"step 1 of node 1\n(not, a mark) end"
+    assert subject.read_log(NAME, 1, 17).data == b"(not, a mark) end"
+    assert subject.read_log(NAME, 7, 0).data == b""
+    assert sdk.asked.count("log") == 1
+    clock.advance(6.0)
+    subject.read_log(NAME, 0, 0)
+    assert sdk.asked.count("log") == 2
+
+
+REFUSAL = """\x1b[91mFailed to provision all possible launchable resources. Relax the task's \
+resource requirements: 3x Slurm(cpus=1+)
+To keep retrying until the cluster is up, use the `--retry-until-up` flag.
+Reasons for provision failures (for details, please check the log above):
+Provision failures (tried 1 infra):
+  \x1b[0m✗ Slurm (spotlab) — (cpus=1, mem=1, ...)
+    Failed to acquire resources in spot for {Slurm(cpus=1+)}."""
+
+
+def test_a_refusal_is_told_in_few_words() -> None:
+    """Of SkyPilot's long word only what each place said is kept; a short one stays."""
+    assert sdk_module._why_refused(REFUSAL) == (
+        "Slurm (spotlab) — (cpus=1, mem=1, ...) "
+        "Failed to acquire resources in spot for {Slurm(cpus=1+)}."
+    )
+    assert sdk_module._why_refused("no spot nodes") == "no spot nodes"
+    assert len(sdk_module._why_refused("x" * 5000)) <= 600
+    assert sdk_module._why_refused("many words " * 200 + REFUSAL).startswith("Slurm (spotlab)")
+
+
+# ---------------------------------------------------------------- SkyPilot itself
+
+CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "launch": (("task",), {"cluster_name": "c", "idle_minutes_to_autostop": 5, "down": True}),
+    "api_status": ((), {"all_status": True, "cluster_name": "c"}),
+    "status": ((), {"cluster_names": ["c"], "refresh": None}),
+    "get": (("request",), {}),
+    "cost_report": ((), {"days": 30}),
+    "job_status": (("c",), {}),
+    "down": (("c",), {}),
+    "stream_and_get": (("request",), {"follow": False, "output_stream": None}),
+    "tail_logs": (("c",), {"job_id": None, "follow": False, "output_stream": None}),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_installed_skypilot_takes_our_calls(name: str) -> None:
+    """The public SDK has each function that is used, with the arguments that it is given."""
+    sky = pytest.importorskip("sky")
+    arguments, named = CALLS[name]
+    inspect.signature(getattr(sky, name)).bind(*arguments, **named)
+
+
+def test_the_installed_skypilot_has_our_words() -> None:
+    """The states, errors and fields by which its answers are told apart are there."""
+    sky = pytest.importorskip("sky")
+    from sky.schemas.api import responses
+    from sky.server.requests import payloads
+    from sky.server.requests.requests import RequestStatus
+
+    words = {status.value for status in sky.JobStatus}
+    assert set(sdk_module._JOB_PHASES) <= words
+    assert words - set(sdk_module._JOB_PHASES) <= {
+        *("FAILED", "FAILED_DRIVER", "CANCELLED"),
+    }, "a new word would count as a failure: look at it"
+    assert {"PENDING", "RUNNING", "SUCCEEDED"} <= {status.value for status in RequestStatus}
+    assert {"status", "launched_at", "nodes", "name"} <= set(responses.StatusResponse.model_fields)
+    assert {"request_id", "name", "status", "created_at"} <= set(
+        payloads.RequestPayload.model_fields
+    )
+    for error in (
+        *("ApiServerConnectionError", "ServerTemporarilyUnavailableError"),
+        *("ClusterStatusFetchingError", "RequestInterruptedError", "ResourcesUnavailableError"),
+    ):
+        assert issubclass(getattr(sky.exceptions, error), Exception)
+    assert sky.StatusRefreshMode.FORCE
+    assert sky.ClusterStatus.UP
+
+
+def test_errors_of_skypilots_become_ours() -> None:
+    """Whatever its server raises again here has one of three meanings."""
+    sky = pytest.importorskip("sky")
+    from spotguard.errors import NoCapacity
+
+    for problem, ours in (
+        (sky.exceptions.ResourcesUnavailableError(REFUSAL), NoCapacity),
+        (sky.exceptions.RequestInterruptedError("x"), Unreachable),
+        (KeyError("x"), LauncherFailure),
+        (ConnectionError("x"), LauncherFailure),
+    ):
+        with pytest.raises(ours) as caught, sdk_module._translated():
+            raise problem
+        assert caught.value.__cause__ is problem
+
+
+@pytest.mark.parametrize("case", ["gone", "not up", "cancelled", "broken"])
+def test_the_fakes_log_raises_what_skypilots_does(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that what is played without SkyPilot is what happens with it."""
+    sky = pytest.importorskip("sky")
+    raised, fake = {
+        "gone": (sky.exceptions.ClusterDoesNotExist("does not exist"), FakeSdk()),
+        "not up": (
+            sky.exceptions.ClusterNotUpError("is not up"),
+            FakeSdk(clusters={NAME: unhealthy()}),
+        ),
+        "cancelled": (
+            sky.exceptions.RequestCancelled("is cancelled by another process"),
+            FakeSdk(clusters={NAME: up()}, downs_under_way=1),
+        ),
+        "broken": (ValueError("boom"), FakeSdk(broken="boom")),
+    }[case]
+
+    def tail_logs(*arguments: object, **named: object) -> int:
+        raise raised
+
+    monkeypatch.setattr(sky, "tail_logs", tail_logs)
+    with pytest.raises(LauncherFailure) as real:
+        sdk_module.SkySdk().log(NAME)
+    with pytest.raises(LauncherFailure) as played:
+        fake.log(NAME)
+    assert type(real.value) is type(played.value)
+
+
+def test_a_log_that_is_gone_is_asked_for_as_seldom_as_one_that_is_there() -> None:
+    """Who follows asks five times a second, and SkyPilot takes a second to say so."""
+    sdk, clock = FakeSdk(), FakeClock()
+    subject = launcher(sdk, clock)
+    for _ in range(10):
+        with pytest.raises(LogGone):
+            subject.read_log(NAME, 0, 0)
+    assert sdk.asked.count("log") == 1
+
+
+def test_looking_survives_any_problem_of_ours() -> None:
+    """A look tells of a problem, it never raises one: the watch must not die of it."""
+    for sdk in (FakeSdk(away=True), FakeSdk(broken="boom")):
+        view = look(sdk, NAME, FakeClock())
+        assert view.state is ClusterState.UNREACHABLE
+        assert view.detail

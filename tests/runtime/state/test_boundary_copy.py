@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from spotguard.errors import UsageError
+from spotguard.events.states import CheckpointKind
+from spotguard.runtime.state.boundary_copy import BufferShadow, GroupShadow, ObjectShadow
+from tests.runtime.harness.lab import Rank, adapters, next_attempt
+
+
+class Meter:
+    """An object of the user's that counts in the loop's body."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+        self.sum = torch.zeros(2)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return live state, as many do."""
+        return {"values": self.values, "sum": self.sum}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take it back."""
+        self.values, self.sum = state["values"], state["sum"]
+
+
+def objects() -> dict[str, Any]:
+    """Return one of each kind that a step changes before its weights."""
+    return {
+        "noise": random.Random(1),
+        "numbers": np.random.default_rng(1),
+        "legacy": np.random.RandomState(1),
+        "torch": torch.Generator().manual_seed(1),
+        "seen": {"count": 0, "list": [1], "tensor": torch.zeros(3)},
+        "meter": Meter(),
+    }
+
+
+def use(made: dict[str, Any]) -> list[Any]:
+    """Draw from and count in each of the objects; return what came out."""
+    made["seen"]["count"] += 1
+    made["seen"]["list"].append(2)
+    made["seen"]["tensor"] += 1
+    made["meter"].values.append(1.5)
+    made["meter"].sum += 1
+    return [
+        made["noise"].random(),
+        made["noise"].gauss(0, 1),
+        made["numbers"].random(),
+        made["legacy"].rand(),
+        torch.rand(2, generator=made["torch"]).tolist(),
+        repr(made["seen"]),
+        repr(made["meter"].state_dict()),
+    ]
+
+
+def test_what_is_saved_within_a_step_is_of_its_beginning() -> None:
+    """A step that is given up halfway is as if it had not begun, for every kind of object."""
+    live = objects()
+    use(live)
+    tracked = adapters(live)
+    shadow = ObjectShadow(tracked)
+    shadow.take()
+    expected = use(live)
+    use(live)
+    rank = Rank()
+    rank.start()
+    rank.saver.save_now(
+        rank.saver.capture(1, CheckpointKind.EMERGENCY, shadow.over(tracked), {}, solo=True)
+    )
+    fresh = objects()
+    next_attempt(rank.store, **fresh)
+
+    assert use(fresh) == expected
+    assert live["seen"]["count"] == 3, "the live objects go on as they are"
+
+
+def test_each_boundary_replaces_the_one_before() -> None:
+    """Only the last finished step counts."""
+    live = objects()
+    tracked = adapters(live)
+    shadow = ObjectShadow(tracked, with_random=True)
+    for _ in range(3):
+        use(live)
+        random.random()
+        shadow.take()
+    held = shadow.random_states
+    assert held is not None
+    random.setstate(held["python"])
+    expected = random.random()
+    use(live)
+    rank = Rank()
+    rank.start()
+    rank.saver.save_now(
+        rank.saver.capture(3, CheckpointKind.EMERGENCY, shadow.over(tracked), {}, solo=True)
+    )
+    fresh = objects()
+    next_attempt(rank.store, **fresh)
+    random.setstate(held["python"])
+
+    assert fresh["seen"]["count"] == 3
+    assert fresh["meter"].values == [1.5] * 3
+    assert random.random() == expected
+
+
+def test_weights_scalers_and_large_objects_are_not_copied_each_step() -> None:
+    """What changes only with the weights needs no copy; what is huge would slow every step."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracked = adapters(
+        {
+            "model": model,
+            "optimizer": optimizer,
+            "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1),
+            "scaler": torch.amp.GradScaler("cpu"),
+            "replay": {"frames": torch.zeros(2_000_000)},
+            "seen": {"count": 1},
+        }
+    )
+    shadow = ObjectShadow(tracked)
+    shadow.take()
+    over = shadow.over(tracked)
+
+    assert {name for name in over if over[name] is not tracked[name]} == {"scheduler", "seen"}
+    assert set(over) == set(tracked)
+
+
+def test_learning_rates_go_back_to_the_last_boundary() -> None:
+    """A schedule that follows a metric moves them in the body, before the weights change."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    groups = GroupShadow([optimizer])
+    groups.take()
+    optimizer.param_groups[0]["lr"] = 0.01
+    optimizer.param_groups[0]["momentum"] = 0.5
+    groups.put_back()
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]) == (0.1, 0.9)
+    assert optimizer.param_groups[0]["params"] == list(model.parameters())
+
+
+def test_buffers_go_back_to_the_last_boundary() -> None:
+    """BatchNorm's statistics move in the forward pass, long before the weights."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    shadow = BufferShadow([model])
+    model(torch.randn(5, 3))
+    shadow.take()
+    expected = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model(torch.randn(5, 3))
+    moved = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    shadow.put_back()
+
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, expected[name])
+        assert not torch.equal(moved[name], expected[name])
+
+
+def test_a_large_table_does_not_hide_the_statistics() -> None:
+    """A mask of many megabytes is no statistic and not copied; what is small beside it, is."""
+    model = nn.BatchNorm1d(3)
+    model.register_buffer("table", torch.zeros(2_000_000))
+    model.register_buffer("passing", torch.zeros(3), persistent=False)
+    shadow = BufferShadow([model])
+    shadow.take()
+    for buffer in model.buffers():
+        buffer.add_(1)
+    shadow.put_back()
+
+    assert {name: buffer.max().item() for name, buffer in model.named_buffers()} == {
+        "running_mean": 0, "running_var": 1, "num_batches_tracked": 0, "table": 1, "passing": 1
+    }  # fmt: skip
+
+
+def test_a_buffer_that_is_replaced_goes_back_too() -> None:
+    """`self.mean = 0.9 * self.mean + ...` puts another tensor in the buffer's place."""
+    model: Any = nn.Module()
+    model.register_buffer("mean", torch.tensor(1.0))
+    shadow = BufferShadow([model])
+    shadow.take()
+    model.mean = model.mean * 2
+    shadow.put_back()
+
+    assert model.mean == 1.0
+
+
+def test_a_buffer_that_changes_its_shape_is_refused() -> None:
+    """It could not be restored, and ranks could not agree on it: it is named at the next step."""
+    model = nn.Module()
+    model.register_buffer("memory", torch.zeros(2))
+    shadow = BufferShadow([model])
+    model.memory = torch.zeros(3)
+
+    with pytest.raises(UsageError, match="buffer memory has another shape"):
+        shadow.take()
+
+
+def test_nothing_to_shadow_is_fine() -> None:
+    """A script without buffers or objects costs nothing."""
+    BufferShadow().take()
+    BufferShadow().put_back()
+    shadow = ObjectShadow()
+    shadow.take()
+
+    assert shadow.over({}) == {}
+    assert shadow.random_states is None

@@ -1,0 +1,117 @@
+"""The probe looks at objects of any library."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+from spotguard.runtime.fingerprint import Probe
+from tests.runtime.harness.lab import adapters
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class ForeignLoader:
+    """What accelerate prepares: asked for its state before it was iterated, it raises."""
+
+    def __init__(self) -> None:
+        self.tensors = [torch.zeros(2)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Fail as it does."""
+        raise AttributeError("'NoneType' object has no attribute 'state_dict'")
+
+
+class Sealed:
+    """An object whose every attribute fails."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+class BrokenModule(nn.Module):
+    """A module that does not give its state."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Fail."""
+        raise NotImplementedError
+
+
+def test_foreign_objects_that_raise_are_survived(tmp_path: Path) -> None:
+    """Whatever they raise, the other variables are still looked at."""
+    job: Any = SimpleNamespace(
+        rank=0, attempt=1, world_size=1, keeper=SimpleNamespace(objects=adapters({"x": {}}))
+    )
+    probe = Probe(str(tmp_path / "probe"), job, bitwise=False)
+
+    def loop(loader: Any, sealed: Any, broken: Any, together: Any, ema: Any) -> None:
+        probe.record(1, sys._getframe())
+
+    loader = ForeignLoader()
+    together = {"loader": loader, "weight": torch.ones(1)}
+    loop(loader, Sealed(), BrokenModule(), together, {"weight": torch.ones(3)})
+
+    line = json.loads((tmp_path / "probe").read_text())
+    assert line["variables"]["ema"]["kind"] == "tensors"
+    assert {"loader", "together"} <= set(line["variables"])
+
+
+@pytest.mark.parametrize("bitwise", [False, True])
+def test_optimizers_that_make_much_of_the_last_bits_are_named(
+    tmp_path: Path, *, bitwise: bool
+) -> None:
+    """So that a drill can say why losses part on other ranks; with exact sums they do not."""
+    model = nn.Linear(2, 1)
+    objects = adapters({"a": torch.optim.LBFGS(model.parameters()), "b": model})
+    job: Any = SimpleNamespace(
+        rank=0, attempt=1, world_size=1, keeper=SimpleNamespace(objects=objects)
+    )
+    Probe(str(tmp_path / "probe"), job, bitwise=bitwise).record(1, None)
+
+    line = json.loads((tmp_path / "probe").read_text())
+    assert line["amplifiers"] == ([] if bitwise else ["a"])
+
+
+class Sharpened(torch.optim.Optimizer):
+    """Steps by an optimizer of its own, whose momentum is not in its state, as SAM's often is."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+        self.base = torch.optim.SGD(self.param_groups, lr=0.1, momentum=0.9)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # returns no loss
+        """Let the other one step."""
+        self.base.step()
+
+
+def test_an_optimizer_within_a_tracked_one_is_looked_at(tmp_path: Path) -> None:
+    """What it keeps is lost in a resume: the drill names it, instead of nothing at all."""
+    model = nn.Linear(2, 1)
+    sharpened = Sharpened(model.parameters())
+    objects = adapters({"model": model, "optimizer": sharpened})
+    job: Any = SimpleNamespace(
+        rank=0, attempt=1, world_size=1, keeper=SimpleNamespace(objects=objects)
+    )
+    probe = Probe(str(tmp_path / "probe"), job, bitwise=False)
+
+    def loop(optimizer: Any) -> None:
+        probe.record(1, sys._getframe())
+
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+        sharpened.step()
+        loop(sharpened)
+
+    first, second = (
+        json.loads(line)["variables"]["optimizer.base"]
+        for line in (tmp_path / "probe").read_text().splitlines()
+    )
+    assert first["kind"] == "optimizer"
+    assert first["hash"] != second["hash"]
