@@ -176,7 +176,8 @@ def test_random_interruptions(lab: Lab, calm: Callable[[int], Calm]) -> None:
 def test_recorded_market(lab: Lab, calm: Callable[[int], Calm], tmp_path: Path) -> None:
     """A recorded trace is replayed: its capacity takes nodes, its prices make the bill."""
     trace = tmp_path / "trace.json"
-    ticks = [1] * 12 + [0] * 2 + [1] * 100  # one tick a second, so gone after 12 s, for 2 s
+    # One tick a second: gone after 30 s, when a loaded machine, too, has begun to train, for 2 s.
+    ticks = [1] * 30 + [0] * 2 + [1] * 500
     body = {
         "metadata": {
             "cloud": "aws",
@@ -186,12 +187,12 @@ def test_recorded_market(lab: Lab, calm: Callable[[int], Calm], tmp_path: Path) 
             "on_demand_price": 3.06,
         },
         "capacity": ticks,
-        "spot_price": [1.0] * 12 + [2.0] * 102,
+        "spot_price": [1.0] * 30 + [2.0] * 502,
     }
     trace.write_text(json.dumps(body))
 
     status = lab.up(
-        STEADY, "--trace", trace, *FAST_CLOUD, *OFTEN, "--nodes", "1", args=("--pause", "0.25")
+        STEADY, "--trace", trace, *FAST_CLOUD, *OFTEN, "--nodes", "1", args=("--pause", "0.6")
     )
 
     assert reasons(status)[0] == "preempted"

@@ -22,12 +22,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 OWN = "{}.{}".format(*sys.version_info)
-QUICK = ("-q", "-n", "2", "-p", "no:cacheprovider", "-m", "not e2e and not cloud")
+QUICK = ("-q", "-m", "not e2e and not cloud")
+AGAIN = ("-n", "0", "--last-failed", "--last-failed-no-failures=none")
 
 
 def quick_tests(environment: Environment, more: list[str]) -> bool:
-    """Run them; return whether all passed."""
-    return _passes([str(environment.python), "-m", "pytest", *QUICK, *more])
+    """Run them, what fails a second time, as `make test` does; return whether all passed."""
+    cache = ("-o", f"cache_dir=.pytest_cache/pythons-{environment.name}")
+    command = [str(environment.python), "-m", "pytest", *QUICK, *cache, *more]
+    return _passes([*command, "-n", "2"]) or _passes([*command, *AGAIN])
 
 
 def demo(venv: Path) -> bool:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import secrets
 import shutil
 import subprocess
 from pathlib import Path
@@ -103,7 +104,8 @@ def test_templates_are_found_in_a_wheel(tmp_path: Path, monkeypatch: pytest.Monk
 def _run(tmp_path: Path, *, set_up_at: float | None = None, **environ: str) -> list[str]:
     """Run the templates' run block as SkyPilot would; return what python was called with."""
     task: dict[str, Any] = load_template("base")
-    envs = {**task["envs"], "SPOTGUARD_CLUSTER": f"test-{tmp_path.name}"}
+    # Other workers, and the tests of another Python beside these, call their folders the same.
+    envs = {**task["envs"], "SPOTGUARD_CLUSTER": f"test-{secrets.token_hex(8)}"}
     place = Path(f"/tmp/spotguard-{os.getuid()}") / envs["SPOTGUARD_CLUSTER"]
     python = place / "venv" / "bin" / "python"
     python.parent.mkdir(parents=True)

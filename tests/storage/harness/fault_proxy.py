@@ -59,16 +59,7 @@ class Exchange:
         return self._handler.rfile.read(int(self.size_bytes * share))
 
     def forward(self, body: bytes) -> Answer:
-        """Ask the server, and return what it says.
-
-        A create-if-absent goes through alone: moto looks whether there is an object, and then makes
-        one, so that two at once both win. S3 does it in one.
-        """
-        alone = "if-none-match" in self.headers
-        with self._handler.server.creating if alone else contextlib.nullcontext():
-            return self._forwarded(body)
-
-    def _forwarded(self, body: bytes) -> Answer:
+        """Ask the server, and return what it says."""
         upstream = http.client.HTTPConnection("127.0.0.1", self._handler.server.upstream_port)
         with contextlib.closing(upstream):
             upstream.putrequest(self.method, self.target, skip_host=True, skip_accept_encoding=True)
@@ -316,7 +307,6 @@ class FaultProxy:
             )
         self._server.proxy = self
         self._server.over = threading.Event()
-        self._server.creating = threading.Lock()
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
 
     def __enter__(self) -> FaultProxy:
@@ -381,11 +371,11 @@ class FaultProxy:
 
 class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128  # of 5, a client whose threads connect at once waits for seconds
     block_on_close = False
     upstream_port: int
     proxy: FaultProxy
     over: threading.Event
-    creating: threading.Lock
 
     def shutdown_request(self, request: socket.socket | tuple[bytes, socket.socket]) -> None:
         """Close without a word of it before, so that a reset is one."""

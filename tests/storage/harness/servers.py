@@ -64,7 +64,8 @@ class CannotRun(RuntimeError):
 def moto_server() -> Iterator[Server]:
     """Run S3 by moto: right about conditions and multipart; it believes any checksum."""
     _need_module("moto", "moto[server]")
-    with _running(lambda port: [sys.executable, "-m", "moto.server", *_at(port)]) as server:
+    server_module = "tests.storage.harness.atomic_moto"
+    with _running(lambda port: [sys.executable, "-m", server_module, *_at(port)]) as server:
         yield _for_s3(server)
 
 
@@ -105,7 +106,7 @@ def gcs_server() -> Iterator[Server]:
     program = _program("gcp-storage-emulator", "gcp-storage-emulator")
 
     def command(port: int) -> list[str]:
-        return [program, "start", "--in-memory", "--quiet", *_at(port, host_flag="--host")]
+        return [program, "start", "--in-memory", "--quiet", *_at(port)]
 
     with _running(command) as server:
         yield _with_env(server, STORAGE_EMULATOR_HOST=server.endpoint)
@@ -161,6 +162,7 @@ def _running(
     port = free_port()
     process = subprocess.Popen(
         command(port),
+        cwd=CACHE.parent,
         env=dict(env or os.environ),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -236,8 +238,8 @@ def _need_module(name: str, package: str) -> None:
         raise CannotRun(f"{name} is not installed: pip install '{package}'")
 
 
-def _at(port: int, *, host_flag: str = "-H") -> list[str]:
-    return [host_flag, "127.0.0.1", "--port", str(port)]
+def _at(port: int) -> list[str]:
+    return ["--host", "127.0.0.1", "--port", str(port)]
 
 
 def _for_s3(server: Server) -> Server:
