@@ -43,7 +43,6 @@ app = typer.Typer(
     help="Train on spot machines as if they never died.",
     epilog=EXIT_CODES,
     no_args_is_help=False,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -139,6 +138,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
+    except SystemExit as left:  # typer leaves so once it has completed a word, or installed that
+        return left.code if isinstance(left.code, int) else 0
     except SpotguardError as problem:
         return _say_error(problem.message, problem.hint, problem.exit_code)
     except (KeyboardInterrupt, typer.Abort):
