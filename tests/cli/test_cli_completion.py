@@ -46,7 +46,7 @@ def test_bash_completes_commands_and_options(bash_with_spotguard: list[str]) -> 
     script = "spotguard --install-completion || exit\n. ~/.bashrc\n" + TAB
     script += "\n".join(f"complete_line {line}" for line in lines)
     done = subprocess.run(
-        [*bash_with_spotguard, script], capture_output=True, text=True, check=False, timeout=50
+        [*bash_with_spotguard, script], capture_output=True, text=True, check=False, timeout=150
     )
 
     assert done.returncode == 0, done.stderr
