@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 SLOW = "this server ignores conditions, and finding out by bids takes 3 s a write"
+TRIPS = "rclone takes an empty folder away while another object is put into it"
 WRONG = "gcp-storage-emulator ignores conditions; `fake-gcs` keeps them"
 KINDS = [
     *("file", "memory", "prefixed", "faulty", "remote", "fake-gcs"),
@@ -191,8 +192,12 @@ def test_racing_swaps_lose_no_update(store: ObjectStore, kind: str) -> None:
     assert store.get("n") == b"40"
 
 
-def test_writers_and_deleters_of_one_folder_do_not_trip_each_other(store: ObjectStore) -> None:
+def test_writers_and_deleters_of_one_folder_do_not_trip_each_other(
+    store: ObjectStore, kind: str
+) -> None:
     """Deleting the last object of a folder while another is put there loses no put."""
+    if kind == "rclone":
+        pytest.skip(TRIPS)
 
     def work(writer: int) -> None:
         for _ in range(40):

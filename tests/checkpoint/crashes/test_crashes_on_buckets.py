@@ -23,7 +23,7 @@ from spotguard.testing.stores import SimulatedCrash
 from tests.checkpoint.crashes.savings import make_manifest
 from tests.runtime.harness import deaths
 from tests.storage.harness import fault_proxy as faults
-from tests.storage.harness.lanes import be_impatient
+from tests.storage.harness.lanes import be_impatient, silence_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +82,7 @@ class DyingBucket:
 
 
 @pytest.fixture(autouse=True)
-def _large_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def _large_state(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Let each step's state make three parts; let who says nothing be given up soon."""
 
     def state(step: int) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def _large_state(monkeypatch: pytest.MonkeyPatch) -> None:
         return {"weight": weight, "n": step}
 
     monkeypatch.setattr(deaths, "state", state)
-    be_impatient(monkeypatch, 0.5)
+    be_impatient(monkeypatch, silence_for(request.node.name))
 
 
 def place(lane: Lane, number: int) -> Lane:

@@ -127,6 +127,14 @@ def close(bucket: Bucket) -> None:
         bucket.close()
 
 
+def silence_for(test: str) -> float:
+    """Return the seconds of silence after which a test gives a server up.
+
+    Short where the server is to be silent; else long, as a busy machine is slow to answer.
+    """
+    return 1.0 if "stall" in test else 20.0
+
+
 def be_impatient(monkeypatch: pytest.MonkeyPatch, silence_s: float) -> None:
     """Let a server that says nothing be given up after so long, by every kind of bucket."""
     for module in ("http.connections", "http.requests_adapter", "azure.bucket", "gcs.bucket"):

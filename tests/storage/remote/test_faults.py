@@ -22,7 +22,7 @@ from spotguard.storage.deadline import give_up_after
 from spotguard.storage.remote.bucket import ALWAYS
 from spotguard.testing import FakeClock
 from tests.storage.harness import fault_proxy as faults
-from tests.storage.harness.lanes import be_impatient
+from tests.storage.harness.lanes import be_impatient, silence_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,9 +65,9 @@ ON_THE_WAY_DOWN = {
 
 
 @pytest.fixture(autouse=True)
-def _short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_silence(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Let who says nothing be given up soon."""
-    be_impatient(monkeypatch, 0.3)
+    be_impatient(monkeypatch, silence_for(request.node.name))
 
 
 def impatient(lane: Lane) -> ObjectStore:
