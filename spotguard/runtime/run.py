@@ -7,6 +7,7 @@ import logging
 import sys
 import time
 from contextlib import closing
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,7 +27,7 @@ from spotguard.runtime.distributed.bitwise_reduce import BitwiseSync
 from spotguard.runtime.distributed.collectives import ProcessGroup
 from spotguard.runtime.distributed.gradients import GradientSync, broadcast_initial, evened_out
 from spotguard.runtime.distributed.optimizers import OptimizerWatch
-from spotguard.runtime.job import Job, Phase
+from spotguard.runtime.ending.leaving import Phase
 from spotguard.runtime.process.clock import RUN_CLOCK
 from spotguard.runtime.state.rng import BOUNDARY, mix, seed_everything
 from spotguard.runtime.state.tracked import TrackedModule, tracked
@@ -37,30 +38,39 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from spotguard.checkpoint.manifest import Manifest
+    from spotguard.runtime.job import Job
 
 log = logging.getLogger("spotguard")
 
 _Batch = TypeVar("_Batch")
 
 
+@dataclass
+class Taken:
+    """What a run has taken of its process and of the script's objects, until `reset`."""
+
+    in_loop: bool = False
+    """True while the script holds the iterator of `run.steps`."""
+    gives_back: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """Closed, it takes back hooks on models and optimizers, and closes files."""
+
+
 class Run:
     """This process's part of a run. Made by `init`; all methods are for the main thread."""
 
-    def __init__(self, job: Job, *, reseed: bool, bitwise: bool) -> None:
+    def __init__(self, job: Job, taken: Taken, *, reseed: bool, bitwise: bool) -> None:
         self._job = job
+        self._taken = taken
         self._reseed = reseed
         self._bitwise = bitwise
-        self._threads = torch.get_num_threads()
         if bitwise:
             # Threads share out a sum or a product by their number, which ranks differ in.
+            taken.gives_back.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(1)
         self._ranks = ProcessGroup(job.rank, job.world_size)
         self._loader: Loader
         self._gradients: GradientSync | BitwiseSync
         self._optimizers: OptimizerWatch
-        self._hooked = contextlib.ExitStack()
-        """Takes back what was hung on models and optimizers."""
-        self._in_loop = False
         self._step: Step | None = None
         self._end_early: str | None = None
         settings = job.settings
@@ -74,11 +84,14 @@ class Run:
             if settings.trace_path
             else None
         )
+        if self._trace is not None:
+            taken.gives_back.callback(self._trace.close)
         self._probe = None
         if settings.probe_path:
             from spotguard.runtime.fingerprint import Probe
 
             self._probe = Probe(settings.probe_path, job, bitwise=bitwise)
+            taken.gives_back.callback(self._probe.close)
 
     @property
     def id(self) -> str:
@@ -109,12 +122,6 @@ class Run:
     def seed(self) -> int:
         """Return the run's seed."""
         return self._job.settings.seed
-
-    @property
-    def _is_untouched(self) -> bool:
-        """True while nothing is tracked and no step was asked for."""
-        job = self._job
-        return job.phase is Phase.SETUP and not self._in_loop and not job.keeper.objects
 
     def loader(
         self,
@@ -288,7 +295,7 @@ class Run:
             )
         for number, batch in enumerate(batches):
             if not job.gate.enter_evaluation(job.keeper.finished, number):
-                job.leave(halfway=True)
+                job.leaving.at_agreed_step(halfway=True)
             yield batch
 
     def steps(
@@ -321,7 +328,7 @@ class Run:
         self._loader = loader
         self._prepare()
         every, coordinator = job.settings.save_every, job.coordinator
-        self._in_loop = True
+        self._taken.in_loop = True
         try:
             first, last = self._restore(total, epochs, strict=strict)
             schedule = SaveSchedule(every, coordinator, job.rank, job.world_size)
@@ -336,9 +343,9 @@ class Run:
             job.exits.loop_left(sys._getframe().f_back)
             raise
         except SpotguardError as problem:
-            job.fail_saving_or_state(problem)
+            job.leaving.by_problem(problem)
         finally:
-            self._in_loop = False
+            self._taken.in_loop = False
 
     def _train(
         self,
@@ -361,7 +368,7 @@ class Run:
         while finished < last and self._end_early is None:
             job.hold(finished)
             if not job.gate.passes(finished):
-                job.leave()
+                job.leaving.at_agreed_step()
             if schedule.due(finished) or job.keeper.best.is_new:
                 job.keeper.save_in_background()
                 schedule.saved(
@@ -433,14 +440,14 @@ class Run:
             self._gradients = BitwiseSync(modules, optimizers, self._ranks, self._loader)
         else:
             self._gradients = GradientSync(modules, optimizers, self._ranks)
-        self._hooked.callback(self._gradients.close)
+        self._taken.gives_back.callback(self._gradients.close)
         self._optimizers = OptimizerWatch(
             modules, optimizers, self._gradients, self._job.keeper, self.world_size
         )
-        self._hooked.callback(self._optimizers.close)
+        self._taken.gives_back.callback(self._optimizers.close)
         if self._loader.scale is not None:
             self._loader.scale.attach(optimizers, lambda: self._job.keeper.finished)
-            self._hooked.callback(self._loader.scale.detach)
+            self._taken.gives_back.callback(self._loader.scale.detach)
 
     def _restore(self, total: int | None, epochs: int | None, *, strict: bool) -> tuple[int, int]:
         """Restore, claim the attempt, and return the steps done already and those in all."""
@@ -528,38 +535,6 @@ class Run:
                 f"run.loader changed since the checkpoint: {'; '.join(changed)}",
                 hint="use the same values to resume, or start a new run",
             )
-
-    def _refuse_to_reset(self) -> None:
-        """Raise unless this run may end here and now, for another one to begin."""
-        if self._job.settings.launched:
-            raise UsageError(
-                "spotguard.reset(): a launcher began this attempt, which is its process's only one",
-                hint="launch another run instead",
-            )
-        if self._job.is_fork:
-            raise UsageError(
-                "spotguard.reset() was called in a forked process",
-                hint="only the process that called spotguard.init() can end its run",
-            )
-        if self._in_loop:
-            raise UsageError(
-                "spotguard.reset() was called inside the loop over run.steps()",
-                hint="leave the loop first, by break, or close() the iterator that it was held in",
-            )
-
-    def _reset(self) -> None:
-        """End the run, and give back what it took of the process and the script's objects."""
-        try:
-            self._job.reset()
-        finally:
-            self._hooked.close()
-            if self._trace is not None:
-                self._trace.close()
-            if self._probe is not None:
-                self._probe.close()
-            self._trace = self._probe = None
-            if self._bitwise:
-                torch.set_num_threads(self._threads)
 
     def _seed_boundary(self, step: int, *, after: bool) -> None:
         if self._reseed:

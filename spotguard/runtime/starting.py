@@ -7,10 +7,11 @@ from functools import partial
 
 from spotguard.errors import SpotguardError, UsageError
 from spotguard.runtime.distributed.message_seal import Lives
+from spotguard.runtime.ending.leaving import Phase
 from spotguard.runtime.job import Job
 from spotguard.runtime.process.settings import Settings
 from spotguard.runtime.process.surroundings import tell_uncaught_in_a_sentence
-from spotguard.runtime.run import Run
+from spotguard.runtime.run import Run, Taken
 from spotguard.runtime.state.rng import seed_setup
 
 
@@ -24,7 +25,17 @@ class _Asked:
     backend: str | None
 
 
-_begun: tuple[_Asked, Run] | None = None
+@dataclass(frozen=True)
+class _Begun:
+    """The run of this process."""
+
+    asked: _Asked
+    job: Job
+    taken: Taken
+    run: Run
+
+
+_begun: _Begun | None = None
 
 
 def init(
@@ -83,8 +94,7 @@ def init(
         peer_timeout=peer_timeout,
     )
     if _begun is not None:
-        before, run = _begun
-        _refuse_another(run, same=_Asked(ask(), reseed, exact, backend) == before)
+        _refuse_another(_begun, same=_Asked(ask(), reseed, exact, backend) == _begun.asked)
     else:
         try:
             _check_exact(exact, reseed=reseed)
@@ -93,11 +103,12 @@ def init(
         except SpotguardError:
             tell_uncaught_in_a_sentence()
             raise
-        run = Run(job, reseed=reseed, bitwise=exact is not None)
-        _begun = asked, run
+        taken = Taken()
+        run = Run(job, taken, reseed=reseed, bitwise=exact is not None)
+        _begun = _Begun(asked, job, taken, run)
     if reseed:
-        seed_setup(run.seed)
-    return run
+        seed_setup(_begun.run.seed)
+    return _begun.run
 
 
 def reset() -> None:
@@ -115,25 +126,47 @@ def reset() -> None:
     global _begun
     if _begun is None:
         return
-    _, run = _begun
-    run._refuse_to_reset()
+    job, taken = _begun.job, _begun.taken
+    _refuse_to_reset(job, taken)
     _begun = None
     try:
-        run._reset()
+        job.reset()
     finally:
+        taken.gives_back.close()
         Lives.over += 1
 
 
-def _refuse_another(run: Run, *, same: bool) -> None:
+def _refuse_another(begun: _Begun, *, same: bool) -> None:
     """Raise unless a second `init` is that of a notebook's cell which is run again."""
-    if same and run._is_untouched:
+    job = begun.job
+    untouched = job.phase is Phase.SETUP and not begun.taken.in_loop and not job.keeper.objects
+    if same and untouched:
         return
     raise UsageError(
         "spotguard.init() was called twice in one process",
         hint="an attempt of a launcher is its process's only one"
-        if run._job.settings.launched
+        if job.settings.launched
         else "call spotguard.reset() before it, which ends the run that the first one began",
     )
+
+
+def _refuse_to_reset(job: Job, taken: Taken) -> None:
+    """Raise unless the run may end here and now, for another one to begin."""
+    if job.settings.launched:
+        raise UsageError(
+            "spotguard.reset(): a launcher began this attempt, which is its process's only one",
+            hint="launch another run instead",
+        )
+    if job.is_fork:
+        raise UsageError(
+            "spotguard.reset() was called in a forked process",
+            hint="only the process that called spotguard.init() can end its run",
+        )
+    if taken.in_loop:
+        raise UsageError(
+            "spotguard.reset() was called inside the loop over run.steps()",
+            hint="leave the loop first, by break, or close() the iterator that it was held in",
+        )
 
 
 def _check_exact(exact: str | None, *, reseed: bool) -> None:

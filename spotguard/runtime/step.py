@@ -176,7 +176,7 @@ class Step:
     def __iter__(self) -> Iterator[Any]:
         loop = self._loop
         if not loop.job.gate.enter(self.number):
-            loop.job.leave(halfway=True)
+            loop.job.leaving.at_agreed_step(halfway=True)
         now = self._pass
         if now.share is not None:
             raise UsageError(

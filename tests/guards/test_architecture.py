@@ -119,6 +119,7 @@ def test_arrows_point_one_way() -> None:
 FLOORS = {
     "runtime": (
         *("state", "data", "distributed", "process", "preemption", "checkpoint", "reporting"),
+        "ending",
         *("fingerprint", "step", "job", "run", "starting", "__init__"),
     ),
     "control": (

@@ -41,6 +41,21 @@ class EndWriter:
         """Return True once a thread writes the end, or has."""
         return self._lock.locked()
 
+    @property
+    def is_first(self) -> bool:
+        """Return True on the rank that writes for all, while all are there."""
+        return self._rank == 0
+
+    def agreed(self, request: StopRequest, stop_step: int) -> None:
+        """Write down what all ranks agreed on; the first rank does."""
+        if self.is_first:
+            self._reporter.event(
+                JobEvent.AGREED,
+                reason=str(request.reason),
+                stop_step=stop_step,
+                solo=request.solo,
+            )
+
     def write_told(self, request: StopRequest, problem: SpotguardError | None) -> bool:
         """Write the end of a job that was told to stop; False if another thread writes one."""
         reason, message = request.reason, request.message
@@ -48,7 +63,7 @@ class EndWriter:
             message = f"{message}; the last save failed: {problem}"
             if not reason.retried and not isinstance(problem, WithoutOthers):
                 reason = EndReason.STORE_FAILED
-        if self._rank == 0 or self.is_alone(request):
+        if self.is_first or self.is_alone(request):
             return self.write(reason, message=message, request=request)
         if not self._lock.acquire(blocking=False):
             return False

@@ -33,14 +33,18 @@ class ExitWatch:
     def __init__(self, on_exception: Hook, at_exit: Callable[[], None]) -> None:
         self._on_exception = on_exception
         self._at_exit = at_exit
-        self.previous_hook = sys.excepthook
-        sys.excepthook = on_exception
-        atexit.register(at_exit)
+        self.previous_hook: Hook = sys.excepthook
         self._last: SystemExit | None = None
         self._loop: CodeType | None = None
         """The script's code that left its loop in the body of a step."""
         self._shown_before: TracebackType | None = None
         self._replaced: list[tuple[Any, str, Any, Any]] = []
+
+    def start(self) -> None:
+        """Hang in the hooks."""
+        self.previous_hook = sys.excepthook
+        sys.excepthook = self._on_exception
+        atexit.register(self._at_exit)
         for place, name in _CALLS:
             if hasattr(place, name):  # the builtins are not there for `python -S`
                 before = getattr(place, name)

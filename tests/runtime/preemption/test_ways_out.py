@@ -236,7 +236,8 @@ def test_sigterm_during_the_final_save_does_not_kill(jobs: Jobs) -> None:
 SHARDED = """from torch.distributed.fsdp import fully_shard
     mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (run.world_size,))
     fully_shard(model, mesh=mesh)"""
-INTERRUPTED = """torch.distributed.barrier()
+INTERRUPTED = """run._job.keeper.saver.wait()  # for the periodic save of step 10
+            torch.distributed.barrier()
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(20)"""
 

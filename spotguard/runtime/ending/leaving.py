@@ -1,0 +1,342 @@
+"""How this rank leaves its attempt: it notices the cause, and does what `ways_out.py` says.
+
+Three threads may begin it. The main thread does when it reaches the agreed step, or when the script
+ends. The watcher's does when the main thread is late. The ring's does when another rank is gone.
+`EndWriter` lets only the first of them write how the attempt ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+import time
+import traceback
+from dataclasses import replace
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from spotguard.errors import SpotguardError
+from spotguard.events.event import JobEvent
+from spotguard.events.states import EXIT_CODE_OF_JOB_TOLD_TO_STOP, EndReason
+from spotguard.runtime.distributed.rendezvous import Alone
+from spotguard.runtime.ending.ways_out import WAYS_OUT, Cause, Ends, Saves, cause_of
+from spotguard.runtime.preemption.stop_consensus import BEFORE_LOOP, StopRequest
+from spotguard.runtime.process import clock
+from spotguard.runtime.process.surroundings import (
+    at_prompt,
+    exit_now,
+    exit_soon,
+    free_device,
+    place_in_script,
+    sentence,
+    speaks_of_peers,
+)
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import NoReturn
+
+    from spotguard.runtime.checkpoint.training_state import Keeper
+    from spotguard.runtime.distributed.rendezvous import Coordinator
+    from spotguard.runtime.ending.end_writer import EndWriter
+    from spotguard.runtime.preemption.exit_hooks import ExitWatch
+    from spotguard.runtime.preemption.stop_consensus import StopWatch
+    from spotguard.runtime.preemption.stop_sources import Listener
+    from spotguard.runtime.reporting.node_reports import Reporter
+
+log = logging.getLogger("spotguard")
+
+EXIT_PATIENCE_S = 10.0
+"""How long the script's own clean-up, or one of our threads, may take when the process ends."""
+HUNG_SAVE_S = 60.0
+_LOOK_UP_S = 0.05
+_SOLO_PATIENCE = 0.2  # of the time in which all should have left
+_USUAL_PEER_TIMEOUT_S = 10.0
+_OF_OTHER_THREADS = (Cause.TOLD_AND_LATE,)
+"""Causes by which the main thread does not leave."""
+
+
+class Phase(Enum):
+    """Where the script is."""
+
+    SETUP = "setup"
+    TRAINING = "training"
+    AFTER = "after"
+
+
+class Leaving:
+    """Takes this rank out of its attempt, by one of the ways of the table."""
+
+    def __init__(
+        self,
+        *,
+        coordinator: Coordinator,
+        keeper: Keeper,
+        reporter: Reporter,
+        end: EndWriter,
+        peer_timeout_s: float | None,
+    ) -> None:
+        self._coordinator = coordinator
+        self._keeper = keeper
+        self._reporter = reporter
+        self._end = end
+        self._solo_patience_s = _SOLO_PATIENCE * (peer_timeout_s or _USUAL_PEER_TIMEOUT_S)
+        self._watch: StopWatch
+        self._listener: Listener
+        self._exits: ExitWatch
+        self.phase = Phase.SETUP
+        self.begun = threading.Event()
+        """Set once the main thread leaves."""
+        self.failure: BaseException | None = None
+        """By what the script failed, if it did."""
+        self.process_goes_on = False
+        """True once the run is to end and the process is not: `reset`."""
+
+    def listen_to(self, watch: StopWatch, listener: Listener, exits: ExitWatch) -> None:
+        """Take those that hear of a cause; before any of them is started."""
+        self._watch, self._listener, self._exits = watch, listener, exits
+
+    # ------------------------------------------------------------------ told to stop
+
+    def at_agreed_step(self, *, halfway: bool = False) -> NoReturn:
+        """Save at the agreed step and leave the process, by SystemExit with code 75.
+
+        `halfway`: called from the loop's body, which may have drawn and counted since the boundary.
+        """
+        while self._watch.agreed is None:  # the gate closes a moment before the word is there
+            time.sleep(0.001)
+        self._take(Cause.TOLD, self._watch.nearest(self._watch.agreed), halfway=halfway)
+        raise SystemExit(EXIT_CODE_OF_JOB_TOLD_TO_STOP)
+
+    def in_time(self, request: StopRequest, stop_after: int) -> None:
+        """Watcher's thread, after the agreement: make sure that the process leaves in time."""
+        self._end.agreed(request, max(stop_after, 0))
+        if stop_after == BEFORE_LOOP:
+            self._take(Cause.TOLD_AND_LATE, request)
+        self._wait_for_main_thread(request)
+
+    def _wait_for_main_thread(self, request: StopRequest) -> None:
+        """Wait for the main thread to leave; when it takes too long, leave without it."""
+        leave_at = math.inf
+        while time.monotonic() < leave_at:
+            if self.begun.wait(_LOOK_UP_S):
+                return
+            # A nearer deadline may come, and the loop may end and what is after it begin.
+            request = self._watch.nearest(request)
+            leave_at = min(leave_at, time.monotonic() + self._patience_s(request))
+        if self.phase is Phase.TRAINING and not self._give_up_step(request):
+            return
+        self._take(Cause.TOLD_AND_LATE, request)
+
+    def _patience_s(self, request: StopRequest) -> float:
+        """Return how long the main thread may still take to leave."""
+        limits = [math.inf]
+        if request.deadline_at is not None:
+            need_s = 1.2 * self._keeper.emergency_s() + 0.5
+            limits.append(max(request.deadline_at - clock.now() - need_s, 0.0))
+        if request.solo:  # it may hang in a collective with a peer that is gone
+            limits.append(min(max(3 * self._keeper.step_s, 1.0), self._solo_patience_s))
+        if self.phase is Phase.AFTER:
+            limits.append(EXIT_PATIENCE_S)
+        return min(limits)
+
+    def _give_up_step(self, request: StopRequest) -> bool:
+        """Give up the step that the main thread hangs in; False if it has left by itself."""
+        self._keeper.freeze(self.begun, self._change_patience_s(request))
+        if self.begun.is_set():
+            return False
+        log.warning("step %d takes too long and is given up", self._keeper.finished + 1)
+        if request.solo:
+            free_device()
+            # Should the save hang all the same:
+            exit_soon(max(HUNG_SAVE_S, 3 * self._keeper.emergency_s()))
+        return True
+
+    def _change_patience_s(self, request: StopRequest) -> float:
+        """Return how long weights that are changing may take to be those of a boundary."""
+        if request.solo or request.deadline_at is None:
+            return self._patience_s(request)
+        return max(request.deadline_at - time.time() - 0.5, 0.0)
+
+    # ------------------------------------------------------------------ another rank is gone
+
+    def peer_lost(self, words: Coordinator, peer: int, why: str) -> None:
+        """Ring's thread: leave, saved if this rank can do so, however the main thread hangs."""
+        if self._end.begun or self.phase is Phase.AFTER:
+            return
+        if self._end.someone_failed(words, 0.2):
+            return
+        log.warning("rank %d is gone: %s", peer, why)
+        self._keeper.saver.alone.set()
+        self._tell_peer_lost(f"rank {peer}: {why}")
+        request = StopRequest(
+            reason=EndReason.NODE_LOST,
+            message=f"rank {peer} is gone: {why}",
+            warned_at=clock.now(),
+            solo=True,
+        )
+        if self._watch.stop_alone(request):
+            return
+        while self._watch.agreed is None:
+            time.sleep(0.01)
+        if not self._watch.agreed.solo:  # else its own patience is as short
+            self._wait_for_main_thread(replace(self._watch.agreed, solo=True))
+
+    def _tell_peer_lost(self, problem: str) -> None:
+        self._reporter.event(JobEvent.PEER_LOST, problem=problem, step=self._keeper.finished)
+
+    # ------------------------------------------------------------------ the script ends
+
+    def by_exception(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        """Show what the script did not catch, and end by it."""
+        if isinstance(error, SpotguardError):
+            log.error("%s%s", place_in_script(trace), sentence(error))
+        else:
+            with contextlib.suppress(OSError):  # the log pipe may be dead already
+                self._exits.previous_hook(kind, error, trace)
+        self._by_error(error)
+        if isinstance(error, SpotguardError) and not at_prompt():
+            raise SystemExit(error.exit_code)
+
+    def _by_error(self, error: BaseException) -> None:
+        """Tell a lost peer, Ctrl-C and the script's own failure apart; save if it can be."""
+        self.failure = error
+        if self._end.begun:
+            return
+        if isinstance(error, KeyboardInterrupt):
+            self._take(Cause.CTRL_C, self._request_of(Cause.CTRL_C, "Ctrl-C"))
+        elif self._is_loss_of_peer(error):
+            self._tell_peer_lost(str(error).split(". ")[0][:200])
+            lost = self._request_of(Cause.PEER_LOST, "another rank vanished")
+            self._take(Cause.PEER_LOST, replace(self._watch.agreed or lost, solo=True))
+        elif self._end.say_failure():
+            self._save(self._saves(Cause.SCRIPT_FAILED))
+            text = "".join(traceback.format_exception(error))
+            self._write(Cause.SCRIPT_FAILED, f"{type(error).__name__}: {error}", trace=text)
+
+    def _is_loss_of_peer(self, error: BaseException) -> bool:
+        others = not isinstance(self._coordinator, Alone)
+        return (
+            others
+            and speaks_of_peers(error)
+            and not self._end.someone_failed(self._coordinator, 1.0)
+        )
+
+    @staticmethod
+    def _request_of(cause: Cause, message: str) -> StopRequest:
+        """Return what nobody asked for in the words of a request, for this rank alone."""
+        reason = WAYS_OUT[cause].reason
+        assert reason is not None
+        return StopRequest(reason=reason, message=message, solo=True)
+
+    def by_problem(self, problem: SpotguardError) -> None:
+        """Write down an error of ours and leave with its exit code, in one sentence."""
+        self._write_problem(problem)
+        if at_prompt():
+            raise problem
+        exit_soon(EXIT_PATIENCE_S, problem.exit_code)
+        raise SystemExit(problem.exit_code)
+
+    def _write_problem(self, problem: SpotguardError) -> None:
+        self.failure = problem
+        cause = cause_of(problem)
+        if cause is Cause.STATE_REFUSED:
+            self._write(cause, sentence(problem), trace=traceback.format_exc())
+        else:
+            self._write(cause, str(problem))
+        self._end.say_failure()
+        log.error("%s", sentence(problem))
+
+    def finish_loop(self, why: str | None, *, left_early: bool = False) -> None:
+        """Save the final state; the script may go on after its loop."""
+        if left_early:
+            self._keeper.left_early()
+        self._keeper.save_final(halfway=left_early)
+        self.phase = Phase.AFTER
+        if why and self._end.is_first:
+            log.info("finished at step %d: %s", self._keeper.finished, why)
+
+    def as_the_script_did(self) -> int | None:
+        """Write how the script ended, if it is not written; return the exit code if not its own."""
+        if self._end.begun or self.failure is not None or self.phase is Phase.SETUP:
+            return None
+        if self.phase is Phase.TRAINING:
+            told = self._watch.agreed or self._listener.sigterm
+            if told is not None:
+                return self._left_when_told(told)
+            if self._exits.error is not None:
+                self._by_error(self._exits.error)
+                return None
+            try:  # `break`, or an exit without an error: the loop was left early, on purpose
+                self.finish_loop("the loop was left early", left_early=True)
+            except SpotguardError as problem:
+                self._write_problem(problem)
+                return problem.exit_code
+        if self._end.is_first or self._end.is_alone(None):
+            told = self._watch.agreed  # while it was finishing
+            self._write(Cause.ALL_STEPS_DONE, "all steps done", request=told)
+        return None
+
+    def _left_when_told(self, told: StopRequest) -> int:
+        """Save and end for a script that left its loop when it was told to; return the exit code.
+
+        Where it left by `break` is the boundary; an exit may have cut an optimizer short.
+        """
+        if not self._exits.called:
+            self._keeper.left_early()
+        self._take(Cause.TOLD_AND_LEFT, told)
+        return EXIT_CODE_OF_JOB_TOLD_TO_STOP
+
+    # ------------------------------------------------------------------ what the table says
+
+    def _take(self, cause: Cause, request: StopRequest, *, halfway: bool = False) -> None:
+        """Save, write how it ended, and end the process if the cause's way out does so at once.
+
+        Returns where `SystemExit` is to follow, where another thread is at it already, and where
+        the process goes on after its run.
+        """
+        if cause not in _OF_OTHER_THREADS:
+            self.begun.set()
+            request = self._watch.nearest(request)
+            request = replace(request, warned_at=request.warned_at or clock.now())
+        problem = self._save(self._saves(cause), request, halfway=halfway)
+        first = self._end.write_told(request, problem)
+        if WAYS_OUT[cause].ends is Ends.BY_SYSTEM_EXIT:
+            exit_soon(EXIT_PATIENCE_S)
+        elif not first:  # the thread that writes the end is not cut short
+            exit_soon(HUNG_SAVE_S)
+        elif not (self.process_goes_on and cause is Cause.CTRL_C):
+            exit_now()
+
+    def _saves(self, cause: Cause) -> Saves:
+        way = WAYS_OUT[cause]
+        return way.in_loop if self.phase is Phase.TRAINING else way.outside
+
+    def _save(
+        self, saves: Saves, request: StopRequest | None = None, *, halfway: bool = False
+    ) -> SpotguardError | None:
+        """Save what the table says; return what went wrong."""
+        if saves is Saves.IN_FLIGHT:
+            self._keeper.saver.wait(EXIT_PATIENCE_S)
+        if request is None or saves in (Saves.IN_FLIGHT, Saves.NOTHING):
+            return None
+        if saves is Saves.AGREED_STEP:
+            return self._keeper.save_for(request, halfway=halfway)
+        alone = request if self._keeper.needs_all_ranks else replace(request, solo=True)
+        return self._keeper.save_boundary(alone)
+
+    def _write(
+        self,
+        cause: Cause,
+        message: str,
+        *,
+        trace: str | None = None,
+        request: StopRequest | None = None,
+    ) -> None:
+        reason = WAYS_OUT[cause].reason
+        assert reason is not None
+        self._end.write(reason, message=message, trace=trace, request=request)
