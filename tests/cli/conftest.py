@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,13 +14,11 @@ from spotguard.cli import follow
 from spotguard.cli.main import main
 from spotguard.control.doctor import checks as doctor
 from spotguard.control.doctor import store as doctor_store
+from tests.cli.documents import stand_alone
 from tests.cli.fake_control import FakeControl
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-_OF_TERMINALS = ("FORCE_COLOR", "COLUMNS", "LINES")
 
 
 @dataclass(frozen=True)
@@ -39,14 +36,7 @@ Cli = Callable[..., Said]
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Redirect spotguard's home, drop its variables, stand in an empty folder."""
-    for name in list(os.environ):
-        if name.startswith(("SPOTGUARD_", "SKYPILOT_")) or name in _OF_TERMINALS:
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("SPOTGUARD_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("SKY_RUNTIME_DIR", str(tmp_path))  # a SkyPilot that was never used
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    return tmp_path / "home"
+    return stand_alone(monkeypatch, tmp_path)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 
 import spotguard
 from spotguard import errors
-from spotguard.cli import flags, status_commands
+from spotguard.cli import flags
 from spotguard.cli.main import EXIT_CODES, app, main
 from spotguard.spec.catalogue import catalogue
 from tests.cli import pictures
@@ -283,103 +283,6 @@ def test_the_stand_in_has_the_interface_of_the_real_controller() -> None:
         if not name.startswith("_"):
             of_fake = list(inspect.signature(fake).parameters)[1:]
             assert of_fake == list(inspect.signature(getattr(api, name)).parameters), name
-
-
-STATUS_KEYS = {
-    "schema",
-    "run_id",
-    "name",
-    "state",
-    "state_detail",
-    "step",
-    "total_steps",
-    "loss",
-    "step_s",
-    "eta_s",
-    "store",
-    "created_at",
-    "finished_at",
-    "spent_usd",
-    "budget_usd",
-    "on_demand_usd",
-    "saved_pct",
-    "goodput",
-    "saved_step",
-    "saved_at",
-    "warnings",
-    "traceback",
-    "controller_alive",
-    "attempts",
-    "recoveries",
-    "on_demand_infra",
-}
-ATTEMPT_KEYS = {
-    "attempt",
-    "infra",
-    "region",
-    "zone",
-    "instance_type",
-    "market",
-    "nodes",
-    "in_place",
-    "price_usd_per_h",
-    "on_demand_usd_per_h",
-    "started_at",
-    "ended_at",
-    "end_reason",
-    "end_detail",
-    "saved",
-    "notice_s",
-    "saved_before_end_s",
-    "steps_lost",
-    "first_step",
-    "last_step",
-    "cost_usd",
-    "train_s",
-}
-
-
-def test_the_keys_of_status_json_are_frozen(cli: Cli, control: FakeControl) -> None:
-    """Programs rely on them: a change needs a new schema number."""
-    body = json.loads(cli("status", "--json").out)
-    assert set(body) == STATUS_KEYS
-    assert set(body["attempts"][0]) == ATTEMPT_KEYS
-    assert body["schema"] == 1
-    assert body["attempts"][0]["end_reason"] == "preempted"
-
-
-@pytest.mark.usefixtures("quick_doctor")
-@pytest.mark.parametrize(
-    ("command", "keys", "listed", "item_keys"),
-    [
-        (
-            "history",
-            {"schema", "run_id", "earlier", "history"},
-            "history",
-            {"at", "attempt", "kind", "text", "cost_usd", "data"},
-        ),
-        (
-            "runs",
-            {"schema", "runs"},
-            "runs",
-            {"run_id", "name", "state", "created_at", "spent_usd"},
-        ),
-        (
-            "doctor",
-            {"schema", "ok", "checks", "store", "clusters", "clouds"},
-            "checks",
-            {"name", "status", "detail", "hint"},
-        ),
-    ],
-)
-def test_the_keys_of_the_other_documents_are_frozen(
-    cli: Cli, control: FakeControl, command: str, keys: set[str], listed: str, item_keys: set[str]
-) -> None:
-    """As with status."""
-    body = json.loads(cli(command, "--json").out)
-    assert set(body) == keys
-    assert set(body[listed][0]) == item_keys
-    assert body["schema"] == status_commands.SCHEMA
 
 
 def test_what_is_not_a_number_is_null_in_json(cli: Cli, control: FakeControl) -> None:

@@ -1,0 +1,312 @@
+"""Every JSON document that the commands print, printed by the commands themselves.
+
+What only clouds, hours or a SkyPilot could bring about is laid out in advance; from there on, all
+is as a user has it: the journal is read, the picture is made, the command prints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from spotguard.checkpoint.shard import shard_file, write_shard
+from spotguard.cli import up
+from spotguard.cli.main import main
+from spotguard.control import api
+from spotguard.control.checkpoints import find
+from spotguard.control.checkpoints.find import OpenedRun
+from spotguard.control.doctor import checks, orphans
+from spotguard.control.doctor import store as doctor_store
+from spotguard.control.doctor.clouds import Clouds
+from spotguard.control.drill import run as drill
+from spotguard.control.drill.report import DrillReport, Finding
+from spotguard.control.journal.fold import limits_to_json
+from spotguard.control.journal.record import Kind, Limits
+from spotguard.control.supervisor.logs import LogLine
+from spotguard.events import keys
+from spotguard.events.states import CheckpointKind, Market
+from spotguard.launch.base import Offer, PriceSource, Skipped, Survey, Unchecked
+from spotguard.testing import MemoryStore
+from spotguard.testing.job import JobFate
+from spotguard.testing.launcher import FAKE_OFFER
+from tests.checkpoint.crashes.savings import blocks, claim, flip, save
+from tests.cli import pictures
+from tests.control.doctor.test_orphans import FakeBooks, beats, cluster
+from tests.control.run_folders import make_run
+from tests.control.world import RUN_ID, World
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+Documents = dict[str, list[Any]]
+"""Documents by the command that printed them."""
+
+_OF_TERMINALS = ("FORCE_COLOR", "COLUMNS", "LINES")
+
+
+def stand_alone(patch: pytest.MonkeyPatch, folder: Path) -> Path:
+    """Redirect spotguard's home, which is returned, and stand in an empty folder, `work`."""
+    for name in list(os.environ):
+        if name.startswith(("SPOTGUARD_", "SKYPILOT_")) or name in _OF_TERMINALS:
+            patch.delenv(name)
+    home = folder / "home"
+    patch.setenv("SPOTGUARD_HOME", str(home))
+    patch.setenv("SKY_RUNTIME_DIR", str(folder))  # a SkyPilot that was never used
+    (folder / "work").mkdir(parents=True)
+    patch.chdir(folder / "work")
+    return home
+
+
+def all_documents(folder: Path) -> Documents:
+    """Return what each command prints of situations that differ as much as they can."""
+    documents: Documents = {}
+    for number, part in enumerate((_of_runs, _of_plans, _of_the_doctor, _of_checkpoints)):
+        with pytest.MonkeyPatch.context() as patch:
+            home = stand_alone(patch, folder / str(number))
+            for command, printed in part(patch, home):
+                documents.setdefault(command, []).extend(printed)
+    return documents
+
+
+def _printed(*words: str, args: tuple[str, ...] = (), codes: tuple[int, ...] = (0,)) -> list[Any]:
+    """Return the documents that a command prints: one, or one on each line.
+
+    Args:
+        words: the command line.
+        args: the script's own arguments.
+        codes: exit codes that it may end with.
+    """
+    arguments = [*words, "--json", *(("--", *args) if args else ())]
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        code = main(arguments)
+    assert code in codes, (arguments, code)
+    if words[0] == "logs":
+        return [json.loads(line) for line in out.getvalue().splitlines()]
+    return [json.loads(out.getvalue())]
+
+
+# ---------------------------------------------------------------- runs
+
+
+def _of_runs(patch: pytest.MonkeyPatch, home: Path) -> Iterator[tuple[str, list[Any]]]:
+    patch.setattr(api, "ensure_controlled", lambda run_id: False)
+    patch.setattr(api, "create_run", lambda spec: RUN_ID)
+    patch.setattr(api, "start_controller", lambda run_id: None)
+    patch.setattr(api, "resume", lambda run_id, **limits: None)
+    lines = [LogLine(attempt=1, node=0, text="step 8\n"), LogLine(attempt=2, node=None, text="x")]
+    patch.setattr(api, "logs", lambda run_id, follow: iter(lines))
+    script = _script()
+    settled = (_eventful, _failed)
+    for number, live in enumerate((*settled, _unpriced, _waiting, _just_created, _never_launched)):
+        patch.setenv("SPOTGUARD_HOME", str(home / str(number)))
+        folder = home / str(number) / "runs" / RUN_ID
+        folder.mkdir(parents=True)
+        live(folder)
+        yield "status", _printed("status")
+        detach = () if live in settled else ("--detach",)
+        codes = (10, 20) if live in settled else (0,)
+        yield "up", _printed("up", script, "--yes", *detach, codes=codes)
+        yield "resume", _printed("resume", *detach, codes=codes)
+        yield "history", _printed("history", "--all")
+        yield "runs", _printed("runs")
+        yield "logs", _printed("logs")
+        if live is _eventful:
+            yield "drill", _drills(patch, script)
+    patch.setattr(api, "view", lambda run_id: pictures.run(recoveries=(pictures.recovery(),)))
+    yield "status", _printed("status")
+    yield "up", _printed("up", script, "--yes", "--detach")
+    yield "resume", _printed("resume", "--detach")
+
+
+def _script() -> str:
+    with open("job.py", "w") as file:  # noqa: PTH123 - in the folder in which we are
+        file.write("import spotguard.runtime as spotguard\n\nrun = spotguard.init()\n")
+    return "job.py"
+
+
+def _eventful(folder: Path) -> None:
+    """Train through notices, losses, silence and refusals until the budget is used up."""
+    fates = {
+        1: JobFate(how="notice", at_s=9, regroup_s=2.0),
+        2: JobFate(how="lose_and_tell", at_s=9),
+        3: JobFate(how="silence", at_s=5, for_s=40.0),
+    }
+    world = World(
+        folder,
+        limits=Limits(budget_usd=0.15, nodes_min=1, nodes_max=3),
+        spec={"on_demand_infra": "aws"},
+        fates=fates,
+        total_steps=10_000,
+    )
+    world.launcher.refuse_late("no more of these").fail_down("no answer")
+    world.run_until(12.0)
+    key = keys.event(1, at=world.clock.now(), node=3, rank=3, count=1)
+    world.store.put(key, b"rubbish")
+    world.run()
+
+
+def _failed(folder: Path) -> None:
+    """Be stopped by the user, resumed with a deadline, and fail by the script's own error."""
+    world = World(folder, fates={1: JobFate(how="term", at_s=9), 3: JobFate(how="fail", at_s=4)})
+    world.run_until(16.0)
+    world.write(Kind.USER_STOP)
+    world.run()
+    limits = Limits(deadline_at=world.clock.now() + 1e6)
+    world.write(Kind.RESUMED, {"limits": limits_to_json(limits)})
+    world.run()
+
+
+def _unpriced(folder: Path) -> None:
+    """Be in the middle of training where no price is known; the launcher says nothing."""
+    nowhere = _offer("fake", Market.SPOT)
+    world = World(folder, launcher={"offers": [nowhere]}, total_steps=10_000)
+    world.run_until(8.0)
+    world.launcher.outage_until = world.clock.now() + 30.0
+    world.run_until(35.0)
+
+
+def _never_launched(folder: Path) -> None:
+    """Never train: the launcher fails."""
+    world = World(folder)
+    world.launcher.fail_launch("the disk of the machine is full")
+    world.run()
+
+
+def _waiting(folder: Path) -> None:
+    """Wait for capacity."""
+    World(folder, launcher={"capacity": 0}).run_until(5.0)
+
+
+def _just_created(folder: Path) -> None:
+    """Be nothing but asked for."""
+    World(folder)
+
+
+def _drills(patch: pytest.MonkeyPatch, script: str) -> list[Any]:
+    found = Finding(variable="schedule", label="scheduler", step=13, detail="starts again")
+    ended = api.view(RUN_ID).attempts[:-1]
+    reports = (
+        DrillReport(
+            passed=not findings,
+            summary="one state is not restored",
+            findings=findings,
+            notes=notes,
+            interruptions=[drill._interruption(attempt) for attempt in ended],
+            steps=40,
+            parted_at=parted_at,
+            largest_loss_difference=drift,
+        )
+        for findings, notes, parted_at, drift in (([found], ["log"], 13, None), ([], [], None, 0.0))
+    )
+    printed = []
+    for report in reports:
+        patch.setattr(drill, "run_drill", lambda *_, report=report: report)
+        printed += _printed("drill", script, codes=(0, 10))
+    return printed
+
+
+# ---------------------------------------------------------------- before a run
+
+
+def _of_plans(patch: pytest.MonkeyPatch, home: Path) -> Iterator[tuple[str, list[Any]]]:
+    script = _script()
+    job = ("--env", "SECRET=hunter2", "--interrupt", "all@step=9:kill", "--budget", "200")
+    yield "config show", _printed("config", "show", script)
+    yield "config show", _printed("config", "show", script, *job)
+    yield "plan", _printed("plan", script)
+    found = Survey(
+        offers=(FAKE_OFFER, _offer("aws", Market.SPOT, 0.25), _offer("gcp", Market.ON_DEMAND)),
+        skipped=(Skipped(place="aws/eu-west-1", market=Market.SPOT, why="has no price"),),
+        sources=(
+            PriceSource(infra="aws", source="SkyPilot's catalogue", read_at=1_700_000_000.5),
+            PriceSource(infra="gcp", source="SkyPilot's catalogue", read_at=None),
+        ),
+        unchecked=(Unchecked(place="slurm/lab/spot", why="SkyPilot does not answer"),),
+    )
+    patch.setattr(up, "_survey", lambda spec: found)
+    with open(script, "w") as file:  # noqa: PTH123 - in the folder in which we are
+        file.write("# /// script\n# dependencies = ['no-such-thing']\n# ///\n")
+        file.write("import spotguard.runtime as spotguard\n\nrun = spotguard.init()\n")
+    rules = ("--on-demand", "fallback-after 20m", "--on-demand-infra", "gcp", "--deadline", "9h")
+    sizes = ("--global-batch", "20", "--micro-batch", "8")
+    yield "plan", _printed("plan", script, *job, *rules, *sizes, "--nodes", "1:4", args=("--lr",))
+
+
+def _offer(infra: str, market: Market, price: float | None = None) -> Offer:
+    return Offer(
+        infra=infra,
+        region=None,
+        zone=None,
+        instance_type=None,
+        market=market,
+        price_usd_per_h=price,
+        on_demand_usd_per_h=None,
+    )
+
+
+# ---------------------------------------------------------------- the doctor
+
+
+def _of_the_doctor(patch: pytest.MonkeyPatch, home: Path) -> Iterator[tuple[str, list[Any]]]:
+    patch.setattr(doctor_store, "SPEED_BYTES", 1_000_000)
+    patch.setattr(checks, "check_torch", checks.check_python)
+    yield "doctor", _printed("doctor")
+    (home.parent / "file").write_text("")
+    yield "doctor", _printed("doctor", str(home.parent / "file" / "store"), codes=(3,))
+    make_run(home, RUN_ID)
+    beats(home, 1_700_000_000.0)
+    listed = [
+        cluster(home),
+        cluster(home, "job-1-2", instance_type=None, price_usd_per_h=None, sky_usd=None),
+    ]
+    patch.setattr(orphans, "skypilot_books", lambda: FakeBooks(listed=listed))
+    said = Clouds(asked=True, named=("aws",), enabled=("gcp",), disabled={"aws": "no credentials"})
+    patch.setattr(checks, "look_at_clouds", lambda places: said)
+    yield "doctor", _printed("doctor", codes=(3,))
+    yield "doctor", _printed("doctor", "--end-orphans", "--yes", codes=(0, 3))
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+def _of_checkpoints(patch: pytest.MonkeyPatch, home: Path) -> Iterator[tuple[str, list[Any]]]:
+    store = make_run(home, "a-run", settled=True)
+    claim(store, 1)
+    save(store, 10)
+    save(store, 20)
+    claim(store, 2, keys.checkpoint(20, 1))
+    save(store, 30, 1)
+    save(store, 30, 2, parent=keys.checkpoint(20, 1))
+    save(store, 40, 2, parent=keys.checkpoint(30, 2))
+    write_shard(store, keys.checkpoint(50, 2), shard_file(0, 2), blocks(50))
+    yield "checkpoints show", _printed("checkpoints", "show", "--step", "10")
+    store.delete(keys.manifest(keys.checkpoint(20, 1)))
+    yield "checkpoints show", _printed("checkpoints", "show")
+    yield "checkpoints verify", _printed("checkpoints", "verify", "--all")
+    flip(store, keys.checkpoint(40, 2) + shard_file(1, 2), -9)
+    yield "checkpoints verify", _printed("checkpoints", "verify", "--all", codes=(10,))
+    yield "checkpoints ls", _printed("checkpoints", "ls")
+    flip(store, keys.claim(2), 8)
+    yield "checkpoints ls", _printed("checkpoints", "ls")
+    yield "checkpoints archive", _archived(patch)
+
+
+def _archived(patch: pytest.MonkeyPatch) -> list[Any]:
+    store = MemoryStore()  # a folder has no archive
+    claim(store, 1)
+    for step in (10, 20, 30, 40):
+        kind = CheckpointKind.BEST if step == 20 else CheckpointKind.PERIODIC
+        save(store, step, kind=kind, created_at=1_600_000_000.0 + step)
+    opened = OpenedRun(run_id="a-run", store=store, at_rest=True)
+    patch.setattr(find, "open_run", lambda run: opened)
+    how = ("checkpoints", "archive", "a-run", "--older-than", "90d")
+    return [*_printed(*how, "--dry-run"), *_printed(*how, "--yes")]
