@@ -67,13 +67,6 @@ unit: $(VENV)/.installed-dev
 test-pythons: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.pythons
 
-# As much of it as an hour of CI has room for: the demo on all of them; and what depends on versions the
-# most, on the oldest Python with the lowest versions and on the newest with the newest.
-.PHONY: edge-pythons
-edge-pythons: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.pythons --demo-only 3.10 --demo-only 3.12 \
-	  tests/guards tests/spec tests/runtime/state tests/checkpoint
-
 SEED ?= 1
 fuzz: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.fuzz --seed $(SEED)
@@ -127,7 +120,7 @@ first-half:
 	$(MAKE) -j 1 lab-tests e2e-commands
 
 second-half:
-	$(MAKE) -j 1 emulators e2e-jobs aside edge-pythons
+	$(MAKE) -j 1 emulators e2e-jobs aside test-pythons
 
 check:
 	@$(MAKE) --no-print-directory test

@@ -83,13 +83,15 @@ def up(
     resolved = resolve_job(script, args or [], flags)
     if as_json and not yes:
         raise UsageError("--json leaves no room for a question", hint="pass --yes as well")
+    found = None
     if as_json:
         tell_lack(resolved.spec)
     else:
-        _show_plan(_plan(resolved, _survey(resolved.spec)))
+        found = _survey(resolved.spec)
+        _show_plan(_plan(resolved, found))
     if not yes:
         confirm("Start?", refused="nothing was started")
-    run_id = api.create_run(resolved.spec)
+    run_id = api.create_run(resolved.spec, found)
     api.start_controller(run_id)
     if detach:
         if as_json:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from spotguard.control.journal.record import RunRecord
     from spotguard.control.status.view import HistoryLine
     from spotguard.control.without_journal import Left
-    from spotguard.launch.base import Launcher
+    from spotguard.launch.base import Launcher, Survey
     from spotguard.spec.model import JobSpec
     from spotguard.spec.nodes import NodeRange
 
@@ -65,10 +65,11 @@ _LOG_POLL_S = 0.2
 # ---------------------------------------------------------------- starting
 
 
-def create_run(spec: JobSpec) -> str:
+def create_run(spec: JobSpec, found: Survey | None = None) -> str:
     """Create a run for the job and return its id; nothing is launched yet.
 
     Checks the launcher's options, the budget and the store first. On failure nothing is left.
+    `found` is where the nodes can be had, if the caller has asked: the clouds take seconds to say.
 
     Raises:
         SpecError: an option of the launcher makes no sense, or a price is unknown.
@@ -77,7 +78,7 @@ def create_run(spec: JobSpec) -> str:
     """
     from spotguard.control import create_run as admit
 
-    return admit.create_run(spec)
+    return admit.create_run(spec, found)
 
 
 def start_controller(run_id: str) -> None:

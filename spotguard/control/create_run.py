@@ -35,19 +35,21 @@ from spotguard.storage import open_store
 from spotguard.units import to_iso
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from spotguard.control.journal.record import RunRecord
-    from spotguard.launch.base import Offer
+    from spotguard.launch.base import Offer, Survey
 
 RUN_SCHEMA = 1
 _MAX_NAME_CHARS = 40
 
 
-def create_run(spec: JobSpec) -> str:
+def create_run(spec: JobSpec, found: Survey | None = None) -> str:
     """Create a run for the job and return its id; nothing is launched yet.
 
     Checks the launcher's options, the budget and the store first. On failure nothing is left.
+    `found` is where the nodes can be had, if the caller has asked: the clouds take seconds to say.
 
     Raises:
         SpecError: an option of the launcher makes no sense, or a price is unknown.
@@ -64,12 +66,13 @@ def create_run(spec: JobSpec) -> str:
         nodes_max=spec.nodes.max,
         allow_unknown_price=spec.allow_unknown_price,
     )
-    offers = _offers(spec, final.path)
+    offers = _of_market(found.offers, spec) if found else _offers(spec, final.path)
     _check_budget(limits, offers, spent_usd=0.0)
     if spec.infra != LOCAL:
         from spotguard.control.supervisor.skypilot_request import check_places, preview
 
-        check_places(spec)
+        if found is None:
+            check_places(spec)
         preview(spec, offers)  # raises where something cannot be carried to the nodes
     store_root = open_store(spec.store).url
     keep_private(spec.store)
@@ -156,7 +159,10 @@ def _make_folder(path: Path) -> RunFolder:
 
 
 def _offers(spec: JobSpec, run_dir: Path) -> list[Offer]:
-    offers = launcher_for(spec, run_dir).offers()
+    return _of_market(launcher_for(spec, run_dir).offers(), spec)
+
+
+def _of_market(offers: Iterable[Offer], spec: JobSpec) -> list[Offer]:
     return [offer for offer in offers if offer.market is spec.market]
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from spotguard.launch.base import Survey
     from spotguard.spec.model import JobSpec
 
 EXIT_CODES = {RunState.FINISHED: 0, RunState.FAILED: 10, RunState.STOPPED: 75, RunState.PAUSED: 20}
@@ -79,6 +80,8 @@ class FakeControl:
     """The user presses Ctrl-C at this look."""
     refuse: SpotguardError | None = None
     """What `create_run` and `resume` raise."""
+    found: Survey | None = None
+    """What `create_run` was told of where nodes can be had."""
     looks: int = 0
 
     def now(self, run_id: str) -> float:
@@ -86,10 +89,11 @@ class FakeControl:
         assert run_id == pictures.RUN
         return time.time()
 
-    def create_run(self, spec: JobSpec) -> str:
+    def create_run(self, spec: JobSpec, found: Survey | None = None) -> str:
         """Note the spec."""
         if self.refuse:
             raise self.refuse
+        self.found = found
         self.asked.append(("create", spec))
         return pictures.RUN
 

@@ -355,6 +355,15 @@ def test_plan_of_a_cloud_tells_prices_skips_and_interruptions(cli: Cli, script: 
     assert body["skipped"][0]["why"] == "has no spot price"
 
 
+@pytest.mark.usefixtures("clouds")
+def test_what_up_has_shown_is_not_asked_again(cli: Cli, control: FakeControl, script: str) -> None:
+    """The clouds take seconds to say where nodes can be had: their answer goes with the job."""
+    job = ("up", script, "--infra", "aws", "--gpus", "L4", "--detach", "--yes")
+    assert cli(*job).code == 0
+    assert control.found is not None
+    assert len(control.found.offers) == 18
+
+
 @pytest.fixture
 def answers(clouds: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, str]]:
     """Let SkyPilot say this of each place, and be asked for it."""

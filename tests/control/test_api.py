@@ -15,6 +15,7 @@ from spotguard.control.create_run import admit_resume
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import Kind
 from spotguard.control.run_folder import RunFolder, folder_of
+from spotguard.control.supervisor import skypilot_request
 from spotguard.control.supervisor.lease import Lease
 from spotguard.control.supervisor.policy import Policy
 from spotguard.control.supervisor.supervisor import Supervisor
@@ -27,7 +28,8 @@ from spotguard.errors import (
     StoreError,
     UsageError,
 )
-from spotguard.events.states import EndReason, RunState
+from spotguard.events.states import EndReason, Market, RunState
+from spotguard.launch.base import Offer, Survey
 from spotguard.spec.model import JobSpec, build_spec
 from spotguard.storage import PrefixedStore, open_store
 from spotguard.testing.clock import FakeClock
@@ -38,6 +40,8 @@ from spotguard.units import SystemClock
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from spotguard.launch.base import Unchecked
 
 
 def a_spec(home: Path, script: str = "pass", **fields: Any) -> JobSpec:
@@ -80,6 +84,40 @@ def test_a_new_run_is_written_down_whole(home: Path) -> None:
     assert json.loads(stored.read_text())["limits"]["nodes_max"] == 3
     assert (home / "runs" / run_id).stat().st_mode & 0o077 == 0
     assert api.exit_code(run_id) == 75
+
+
+def test_who_has_just_asked_the_clouds_asks_them_once(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`up` has shown where the nodes can be had: creating the run asks nobody again."""
+    offer = Offer(
+        infra="aws",
+        region="us-east-1",
+        zone=None,
+        instance_type="g6.xlarge",
+        market=Market.SPOT,
+        price_usd_per_h=0.25,
+        on_demand_usd_per_h=0.8,
+    )
+    asked: list[str] = []
+
+    def find_offers(spec: JobSpec) -> Survey:
+        asked.append("offers")
+        return Survey(offers=(offer,))
+
+    def check_places(spec: JobSpec) -> tuple[Unchecked, ...]:
+        asked.append("places")
+        return ()
+
+    monkeypatch.setattr(skypilot_request, "find_offers", find_offers)
+    monkeypatch.setattr(skypilot_request, "check_places", check_places)
+    monkeypatch.setattr(skypilot_request, "preview", lambda spec, offers: {})
+    spec = a_spec(home, infra="aws", store=f"file://{home}/store")
+
+    api.create_run(spec, Survey(offers=(offer,)))
+    assert asked == []
+    api.create_run(spec)
+    assert asked == ["offers", "places"]
 
 
 def mode(path: Path) -> int:

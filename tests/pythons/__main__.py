@@ -43,8 +43,8 @@ def _passes(command: list[str], **env: str) -> bool:
     return not subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, check=False).returncode
 
 
-def tried(environment: Environment, more: list[str] | None) -> str:
-    """Return in a few words how it went on one Python; None as tests is the demo alone."""
+def tried(environment: Environment, more: list[str]) -> str:
+    """Return in a few words how it went on one Python."""
     if environment.version == OWN and not environment.lowest:
         return "passed" if demo(Path(sys.prefix)) else "FAILED: the demo"
     interpreter = interpreters.find(environment.version)
@@ -54,7 +54,7 @@ def tried(environment: Environment, more: list[str] | None) -> str:
         environment.make(interpreter)
     except NotToBeHadError as problem:
         return f"skipped: {problem}"
-    wrong = [] if more is None or quick_tests(environment, more) else ["the quick tests"]
+    wrong = [] if quick_tests(environment, more) else ["the quick tests"]
     wrong += [] if demo(environment.folder) else ["the demo"]
     return f"FAILED: {' and '.join(wrong)}" if wrong else "passed"
 
@@ -74,15 +74,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = [environment.name for environment in every]
     parser = argparse.ArgumentParser(prog="python -m tests.pythons", description=__doc__)
     parser.add_argument("--only", action="append", choices=names, help="may come several times")
-    parser.add_argument("--demo-only", action="append", choices=names, default=[])
     parser.add_argument("tests", nargs="*", help="given to pytest; all quick tests if none")
     chosen = parser.parse_args(arguments)
     lines = []
     for environment in every:
         if environment.name in (chosen.only or names):
             began, used_s = time.monotonic(), _children_s()
-            brief = environment.name in chosen.demo_only
-            word = tried(environment, None if brief else chosen.tests)
+            word = tried(environment, chosen.tests)
             took = f"{time.monotonic() - began:.0f} s, {_children_s() - used_s:.0f} s of processors"
             lines.append(f"Python {environment.name}: {word} ({took})")
             _say(lines[-1])

@@ -69,19 +69,17 @@ def test_what_fails_fails_the_command(
     assert f"Python {OTHER}: passed" in said
 
 
-def test_where_time_is_short_the_demo_alone_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the Pythons that are named; the others have their quick tests too."""
-    ran: list[str] = []
+def test_what_failed_among_others_is_tried_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in `make test`: what its neighbours' load broke is not what a Python breaks."""
+    ran: list[list[str]] = []
 
     def passes(words: list[str], **env: str) -> bool:
-        ran.append(f"{'pytest' if 'pytest' in words else 'make'} {' '.join(words)}")
-        return True
+        ran.append(words)
+        return "--last-failed" in words or words[0] == "make"
 
     monkeypatch.setattr(command, "_passes", passes)
-    lowest = f"{interpreters.SUPPORTED[0]}-lowest"
-    assert command.main(["--only", OTHER, "--only", lowest, "--demo-only", OTHER]) == 0
-    assert [each.split()[0] for each in ran] == ["make", "pytest", "make"]
-    assert f".pythons/{lowest}/" in ran[1]
+    assert command.main(["--only", OTHER]) == 0
+    assert ["--last-failed" in words for words in ran] == [False, True, False]
 
 
 def test_a_python_that_nobody_supports_is_refused() -> None:
