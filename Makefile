@@ -7,7 +7,7 @@ SPOTGUARD := $(BIN)/spotguard
 # Tests start hundreds of Pythons: where nothing compiled may be kept, each compiles all anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test check-all check lint types unit test-pythons fuzz first-half second-half emulators e2e e2e-commands e2e-jobs aside lab lab-tests lab-story lab-down cloud-tests clean
+.PHONY: help demo test check-all check lint types unit test-pythons fuzz first-half second-half emulators e2e e2e-commands e2e-jobs aside lab lab-tests lab-story lab-down cloud-tests docs clean
 
 help:
 	@echo "make demo    train a small GPT on two local nodes through three interruptions"
@@ -22,6 +22,7 @@ help:
 	@echo "make lab     a Slurm cluster of three virtual spot nodes (root, Debian 12); lab-down ends it"
 	@echo "make cloud-tests  a few cents' worth of real nodes, in SPOTGUARD_CLOUD: docs/cloud-tests.md"
 	@echo "make lab-tests  whole runs through SkyPilot on such a cluster (brings up its own)"
+	@echo "make docs    the site of the pages and of the public names, in site/; needs no network"
 	@echo "make lab-story  a long one there: the example shrinks, and grows by its own rule"
 
 $(BIN)/python:
@@ -108,6 +109,11 @@ lab-down:
 cloud-tests: $(VENV)/.installed-dev
 	$(PYTEST) -rs -m cloud tests/e2e/cloud
 
+# What mkdocs' theme has to tell of other products is not asked for.
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+	@echo "built: site/index.html"
+
 # Lint and types say little and end early: the tests' own last lines stay the last.
 test: $(VENV)/.installed-dev
 	@$(MAKE) --no-print-directory -j 3 lint types unit
@@ -127,4 +133,4 @@ check:
 	@$(MAKE) --no-print-directory check-all
 
 clean:
-	rm -rf $(VENV) .pythons build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .pythons build dist site .mypy_cache .ruff_cache .pytest_cache

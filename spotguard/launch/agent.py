@@ -4,7 +4,7 @@
 
 runs on each node of a cluster. When the attempt ends because other nodes leave, the nodes that
 stay begin the next attempt by themselves, from the last save: no new cluster, no controller, and
-the processes are fresh. `regroup` is how they agree.
+the processes are fresh. `membership` is how they agree.
 
 torchrun's own elasticity is not used: it needs half a minute and more for this, dies with the
 node that hosts its rendezvous, starts a failed script anew, and asks nodes back that are being

@@ -113,7 +113,7 @@ class ObjectStore(Protocol):
 
         `TooLarge` if it has more than `max_bytes`: then little more than these are transferred.
         None is for what this very process wrote; whatever others may have written has a limit
-        (`storage.small`).
+        (`storage.small_objects`).
         """
         ...
 

@@ -1,10 +1,4 @@
-"""The rendezvous of several ranks in one process, whose delays and losses you script.
-
-words = FakeRendezvous(patience_s=0.05)
-first, second = words.rank(0), words.rank(1)     # each a Coordinator
-words.mute(1)                                    # what the second rank says never arrives
-words.lose(0)                                    # the first rank loses contact
-"""
+"""The rendezvous of several ranks in one process, whose delays and losses you script."""
 
 from __future__ import annotations
 
@@ -18,7 +12,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class FakeRendezvous:
-    """What all ranks said, and a `Coordinator` for each of them. Thread-safe."""
+    """What all ranks said, and a `Coordinator` for each of them.
+
+        words = FakeRendezvous(patience_s=0.05)
+        first, second = words.rank(0), words.rank(1)  # each a Coordinator
+        words.mute(1)  # what the second rank says never arrives
+        words.lose(0)  # the first rank loses contact
+
+    Thread-safe.
+    """
 
     patience_s: float | None = None
     """The longest a `get` really waits, whatever it was given; None: as long as it was given."""
@@ -26,9 +28,9 @@ class FakeRendezvous:
     """Everything that was said so far."""
     before: Callable[[int, str, str], None] | None = None
     """Called as `before(rank, operation, key)` ahead of each one: to delay it, or to raise."""
-    _said: threading.Condition = field(default_factory=threading.Condition)
-    _lost: set[int] = field(default_factory=set)
-    _mute: set[int] = field(default_factory=set)
+    _said: threading.Condition = field(default_factory=threading.Condition, init=False)
+    _lost: set[int] = field(default_factory=set, init=False)
+    _mute: set[int] = field(default_factory=set, init=False)
 
     def rank(self, rank: int) -> FakeCoordinator:
         """Return the coordinator of `rank`."""

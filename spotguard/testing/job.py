@@ -84,11 +84,11 @@ class FakeJob:
     save_s: float = 0.0
     """Seconds that the last save before leaving takes."""
     fates: Mapping[int, JobFate] = field(default_factory=dict)
-    trained: list[tuple[int, int]] = field(default_factory=list)
+    trained: list[tuple[int, int]] = field(default_factory=list, init=False)
     """(attempt, step) of every step finished, in order."""
-    saves: list[tuple[int, int]] = field(default_factory=list)
+    saves: list[tuple[int, int]] = field(default_factory=list, init=False)
     """(attempt, step) of every save, in order."""
-    _plays: dict[str, _Play] = field(default_factory=dict)
+    _plays: dict[str, _Play] = field(default_factory=dict, init=False)
 
     def play(self, cluster: FakeCluster, now: float) -> None:
         """Let the job on `cluster` live until `now`."""

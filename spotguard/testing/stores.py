@@ -1,12 +1,4 @@
-"""Stores for tests: one in memory, and one that fails, tears, stalls and crashes on cue.
-
-    store = FaultyStore(MemoryStore()).fail("put", nth=3)
-    store = FaultyStore(MemoryStore()).crash_at(7, after=True)
-
-Faults are scripted by operation (`put`, `get`, `get_into`, `head`, `list`, `list_folders`,
-`copy`, `archive`, `clean_up`, `delete`, or `*` for any), by which matching call, and by what the
-key contains.
-"""
+"""Stores for tests: one in memory, and one that fails, tears, stalls and crashes on cue."""
 
 from __future__ import annotations
 
@@ -172,7 +164,14 @@ class _Rule:
 
 
 class FaultyStore:
-    """`inner`, disturbed as scripted. Every scripting method returns the store itself.
+    """The store `inner`, disturbed as scripted. Every scripting method returns the store itself.
+
+        store = FaultyStore(MemoryStore()).fail("put", nth=3)
+        store = FaultyStore(MemoryStore()).crash_at(7, after=True)
+
+    Faults are scripted by operation (`put`, `get`, `get_into`, `head`, `list`, `list_folders`,
+    `copy`, `archive`, `clean_up`, `delete`, or `*` for any), by which matching call, and by what
+    the key contains.
 
     After a `SimulatedCrash` every further call crashes too: a dead process cannot tidy up. Look
     at `inner` for what it left behind.

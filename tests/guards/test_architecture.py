@@ -333,7 +333,7 @@ def test_whatever_others_may_have_written_is_read_up_to_a_limit() -> None:
         and len(node.args) == 1
         and not node.keywords
     ]
-    assert unbounded == [], "pass max_bytes, or use storage.small"
+    assert unbounded == [], "pass max_bytes, or use storage.small_objects"
 
 
 def test_no_class_name_means_two_things() -> None:

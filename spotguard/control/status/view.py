@@ -78,7 +78,7 @@ class RunView:
     spent_usd: float | None
     budget_usd: float | None
     on_demand_usd: float | None
-    """The same useful work bought on demand, undisturbed; see `control.meter`."""
+    """The same useful work bought on demand, undisturbed; see `control.journal.cost`."""
     saved_pct: float | None
     goodput: float | None
     """Share (0..1) of billed wall time that went into steps that count."""

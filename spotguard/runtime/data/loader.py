@@ -3,7 +3,8 @@
 Everything follows from the step number: epoch, position in the epoch, the samples of the global
 batch, their split into micro-batches and this rank's share of those. So there is no sampler
 state to save, and a resume with another number of ranks reads each sample exactly once. Data that
-has no indices, or no length, is read by `streaming`; global batches follow the ranks in `scaling`.
+has no indices, or no length, is read by `streaming`; global batches follow the ranks in
+`batch_scaling`.
 """
 
 from __future__ import annotations

@@ -8,13 +8,16 @@ from typing import Any
 class Box:
     """Holds one plain value, so that it can be saved and restored: a counter, a best loss.
 
-    best = spotguard.Box(float("inf"))
-    run.track(model=model, best=best)
-    best.value = min(best.value, loss)
+        best = spotguard.Box(float("inf"))
+        run.track(model=model, best=best)
+        best.value = min(best.value, loss)
+
+    A resume gives back the value that it had.
     """
 
     def __init__(self, value: Any = None) -> None:
         self.value = value
+        """The value as it is now."""
 
     def __repr__(self) -> str:
         return f"Box({self.value!r})"

@@ -42,7 +42,7 @@ _PAGE_KEYS = 1000
 
 
 def open_azure(url: str) -> AzureBucket:
-    """Return the bucket that `url` names, see `azure_access.find_place`; asks no server."""
+    """Return the bucket that `url` names, see `access.find_place`; asks no server."""
     place = find_place(url)
     need_packages(place)
     return AzureBucket(place)
