@@ -12,6 +12,7 @@ the training, and what bounds the rate where the server is not the limit.
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
 import importlib.metadata
 import importlib.util
@@ -27,6 +28,7 @@ import sys
 import tempfile
 import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,6 +144,51 @@ def boto3_transfer(place: Place, *, tuned: bool) -> Mover:
     return Mover(up=up, down=down)
 
 
+def botocore_parts(place: Place) -> Mover:
+    """Move by plain botocore calls, in the parts, threads and checksums of ours."""
+    import boto3
+    from botocore.config import Config
+    from crc32c import crc32c
+
+    client = boto3.client(
+        "s3",
+        config=Config(
+            max_pool_connections=_THREADS,
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            s3={"payload_signing_enabled": False},
+        ),
+    )
+    threads = ThreadPoolExecutor(_THREADS)
+    key: Any = {"Bucket": BUCKET, "Key": "botocore"}
+    starts = range(0, len(place.data), _PART_BYTES)
+
+    def up() -> None:
+        upload = client.create_multipart_upload(**key, ChecksumAlgorithm="CRC32C")["UploadId"]
+
+        def send(number: int) -> Any:
+            view = memoryview(place.data)[starts[number] :][:_PART_BYTES]
+            proof = base64.b64encode(crc32c(view).to_bytes(4, "big")).decode()
+            body: Any = io.BufferedReader(_Memory(view), _MB)
+            said = client.upload_part(
+                **key, UploadId=upload, PartNumber=number + 1, Body=body, ChecksumCRC32C=proof
+            )
+            return {"PartNumber": number + 1, "ETag": said["ETag"], "ChecksumCRC32C": proof}
+
+        parts = list(threads.map(send, range(len(starts))))
+        client.complete_multipart_upload(**key, UploadId=upload, MultipartUpload={"Parts": parts})
+
+    def fill(start: int) -> None:
+        view = memoryview(place.back)[start:][:_PART_BYTES]
+        last = start + len(view) - 1
+        body: Any = client.get_object(**key, Range=f"bytes={start}-{last}")["Body"]
+        while view and (count := body.readinto(view)):
+            view = view[count:]
+        body.close()
+
+    return Mover(up=up, down=lambda: list(threads.map(fill, starts)))
+
+
 def obstore_store(place: Place) -> Mover:
     """Move by obstore: up in parts, down in one stream, for it refuses this server's ranges.
 
@@ -214,6 +261,7 @@ WAYS = (
         opened=lambda place: boto3_transfer(place, tuned=True),
         package="boto3",
     ),
+    Way(name="botocore, our parts", opened=botocore_parts, package="botocore"),
     Way(name="obstore", opened=obstore_store, package="obstore"),
     Way(name="rclone copyto", opened=rclone_program, program="rclone"),
     Way(name="s5cmd cp", opened=s5cmd_program, program="s5cmd"),
@@ -332,7 +380,7 @@ def _cpu_s() -> float:
 class _Memory(io.RawIOBase):
     """Memory as a file of fixed size, without a copy of its own."""
 
-    def __init__(self, memory: bytearray) -> None:
+    def __init__(self, memory: bytearray | memoryview) -> None:
         super().__init__()
         self._view = memoryview(memory)
         self._at = 0
