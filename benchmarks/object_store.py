@@ -169,9 +169,12 @@ def botocore_parts(place: Place) -> Mover:
         def send(number: int) -> Any:
             view = memoryview(place.data)[starts[number] :][:_PART_BYTES]
             proof = base64.b64encode(crc32c(view).to_bytes(4, "big")).decode()
-            body: Any = io.BufferedReader(_Memory(view), _MB)
             said = client.upload_part(
-                **key, UploadId=upload, PartNumber=number + 1, Body=body, ChecksumCRC32C=proof
+                **key,
+                UploadId=upload,
+                PartNumber=number + 1,
+                Body=bytes(view),
+                ChecksumCRC32C=proof,
             )
             return {"PartNumber": number + 1, "ETag": said["ETag"], "ChecksumCRC32C": proof}
 
