@@ -56,7 +56,7 @@ def test_a_forgetful_script_is_told_what_it_forgot(
 def test_an_unseeded_script_with_running_statistics_passes(lab: Lab) -> None:
     """Set-up is seeded by `init`, statistics are the first rank's: nothing is left to forget."""
     said = lab.spotguard(
-        "drill", SCRIPTS / "unseeded_statistics.py", "--nodes", "2", "--kills", "2", "--json"
+        "drill", SCRIPTS / "unseeded_statistics.py", "--nodes", "3", "--kills", "2", "--json"
     )
 
     assert said.code == 0, said.out + said.err
@@ -76,8 +76,8 @@ def test_a_script_that_draws_before_init_is_told_so(lab: Lab) -> None:
 
 @pytest.mark.parametrize("script", ["gan.py", "closure.py"])
 def test_steps_of_several_backward_passes_pass(lab: Lab, script: str) -> None:
-    """Adversarial networks, and L-BFGS with its closure, on 2 nodes and on 1."""
-    said = lab.spotguard("drill", SCRIPTS / script, "--nodes", "2", "--kills", "2", "--json")
+    """Adversarial networks, and L-BFGS with its closure, on 3 nodes and on 2."""
+    said = lab.spotguard("drill", SCRIPTS / script, "--nodes", "3", "--kills", "2", "--json")
 
     assert said.code == 0, said.out + said.err
     assert said.json["passed"]
