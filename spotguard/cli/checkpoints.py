@@ -10,13 +10,12 @@ from spotguard.cli.common import JsonOption, YesOption
 from spotguard.cli.terminal.output import confirm, console, note, print_json, say
 from spotguard.cli.terminal.progress import bytes_progress
 from spotguard.errors import CheckpointError, UsageError
+from spotguard.shared.documents import document
 from spotguard.units import format_bytes, parse_duration_s
 
 if TYPE_CHECKING:
     from spotguard.checkpoint.lineage import CheckpointRef
     from spotguard.control.checkpoints.find import OpenedRun
-
-SCHEMA = 1
 
 RunOrPlace = Annotated[
     str | None,
@@ -45,7 +44,7 @@ StepOption = Annotated[
 def ls(run: RunOrPlace = None, *, every: AllOption = False, as_json: JsonOption = False) -> None:
     """List a run's checkpoints, newest first: what counts, what is damaged, what is pinned."""
     from spotguard.cli.views.checkpoints import checkpoints_screen
-    from spotguard.control.checkpoints.commands import list_checkpoints
+    from spotguard.control.checkpoints.commands import CheckpointsDocument, list_checkpoints
     from spotguard.control.checkpoints.find import open_run
 
     opened = open_run(run)
@@ -53,9 +52,8 @@ def ls(run: RunOrPlace = None, *, every: AllOption = False, as_json: JsonOption 
     more = not every and len(rows) > _NEWEST
     rows = rows[:_NEWEST] if more else rows
     if as_json:
-        listed = [row.to_json() for row in rows]
-        body = {"schema": SCHEMA, "run_id": opened.run_id, "checkpoints": listed, "more": more}
-        print_json(body)
+        listed = CheckpointsDocument(run_id=opened.run_id, checkpoints=tuple(rows), more=more)
+        print_json(document(listed))
     elif rows:
         console().print(checkpoints_screen(rows))
         if more:
@@ -74,7 +72,7 @@ def show(
     """Tell what a checkpoint holds: tensors and where they are, counters, versions, parents."""
     from spotguard.checkpoint.lineage import list_all
     from spotguard.cli.views.checkpoints import detail_screen
-    from spotguard.control.checkpoints.detail import describe
+    from spotguard.control.checkpoints.detail import CheckpointDocument, describe
     from spotguard.control.checkpoints.find import find_checkpoint, open_run
 
     opened = open_run(run)
@@ -82,7 +80,7 @@ def show(
     ref = find_checkpoint(opened.store, step, listing)
     detail = describe(opened, ref, listing)
     if as_json:
-        print_json({"schema": SCHEMA, "run_id": opened.run_id, **detail.to_json()})
+        print_json(document(CheckpointDocument(run_id=opened.run_id, detail=detail)))
     else:
         console().print(detail_screen(detail, opened.run_id, most=None if every else _MOST_ROWS))
 
@@ -116,9 +114,11 @@ def verify(
     broken = (validity.DAMAGED, validity.NEWER, validity.FOREIGN)
     intact = not any(item.condition in broken for item in results)  # what is archived is unread
     if as_json:
-        listed = [item.to_json() for item in results]
-        body = {"schema": SCHEMA, "run_id": opened.run_id, "ok": intact, "checkpoints": listed}
-        print_json(body)
+        verified = tuple(results)
+        told = checkpoints.VerificationDocument(
+            run_id=opened.run_id, ok=intact, checkpoints=verified
+        )
+        print_json(document(told))
     elif results:
         console().print(verified_screen(results))
     else:
@@ -205,9 +205,9 @@ def archive(
         with bytes_progress("archiving") as tell:
             planned = control.archive(opened.store, planned, tell)
     if as_json:
-        listed = [item.to_json() for item in planned]
-        done = {"archived": not dry_run, "checkpoints": listed}
-        print_json({"schema": SCHEMA, "run_id": opened.run_id, **done})
+        rows = tuple(item.row() for item in planned)
+        told = control.ArchiveDocument(run_id=opened.run_id, archived=not dry_run, checkpoints=rows)
+        print_json(document(told))
     elif not planned:
         say(
             "nothing to archive" if not count else "nothing was archived: all were pinned or pruned"

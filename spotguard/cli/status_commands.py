@@ -31,6 +31,7 @@ from spotguard.cli.terminal.output import (
     say,
 )
 from spotguard.errors import UsageError
+from spotguard.shared.documents import document
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
 _NEWEST = 100
 """Happenings that `history` tells unless it is asked for all."""
-SCHEMA = 1
-"""Version of the JSON documents made here; `status --json` has its own, in `control.view`."""
 
 
 def status(
@@ -79,12 +78,13 @@ def history(
 ) -> None:
     """Tell what happened to a run, and what it had cost by then."""
     from spotguard.control import api
+    from spotguard.control.status.view import HistoryDocument
 
     run_id = named_run(run)
     story = api.history(run_id, newest=None if every else _NEWEST)
     if as_json:
-        body = {"schema": SCHEMA, "run_id": run_id, "earlier": story.earlier}
-        print_json_list(body, "history", (line.to_json() for line in story.lines))
+        head = document(HistoryDocument(run_id=run_id, earlier=story.earlier))
+        print_json_list(head, "history", map(document, story.lines))
         return
     _show_history(story.lines)
     if story.earlier:
@@ -115,31 +115,32 @@ def logs(
 ) -> None:
     """Print what the job printed, across all attempts and nodes."""
     from spotguard.control import api
+    from spotguard.control.status.view import LogDocument
 
     run_id = named_run(run)
     try:
         for line in api.logs(run_id, follow):
             text = clean_log_line(line.text)
-            if as_json and line.node is None:
-                note(f"#{line.attempt} | {text}")
-            elif as_json:
-                body = {"schema": SCHEMA, "attempt": line.attempt, "node": line.node, "text": text}
-                print_json_line(body)
-            else:
-                node = "" if line.node is None else f" node {line.node}"
-                say(f"#{line.attempt}{node} | {text}")
+            if as_json and line.node is not None:
+                logged = LogDocument(attempt=line.attempt, node=line.node, text=text)
+                print_json_line(document(logged))
+                continue
+            node = "" if line.node is None else f" node {line.node}"
+            tell = note if as_json else say
+            tell(f"#{line.attempt}{node} | {text}")
     except KeyboardInterrupt:
         raise typer.Exit from None
 
 
 def runs(*, as_json: JsonOption = False) -> None:
     """List the runs of this machine, newest first."""
-    from spotguard.cli.views.lists import runs_json, runs_table
+    from spotguard.cli.views.lists import runs_table
     from spotguard.control import api
+    from spotguard.control.status.view import RunsDocument
 
     known = api.list_runs()
     if as_json:
-        print_json({"schema": SCHEMA, "runs": runs_json(known)})
+        print_json(document(RunsDocument(runs=tuple(known))))
     elif known:
         console().print(runs_table(known))
     else:

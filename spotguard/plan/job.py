@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from spotguard.events.states import Market
 from spotguard.plan.ladder import node_ladder
 from spotguard.plan.money import cost_usd, hours_bought, rate_usd_per_h, saved_pct
 from spotguard.shared.batching import BatchPlan, split_micro_batches
+from spotguard.shared.documents import document
 from spotguard.shared.hazard import expected_interruptions
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from spotguard.launch.base import Offer, PriceSource, Skipped, Unchecked
     from spotguard.spec.model import JobSpec
 
-SCHEMA = 1
+SCHEMA: Final = 1
 
 CLOUDS_THAT_TAKE = frozenset({"aws", "gcp", "azure"})
 """Where the recorded hazard holds; elsewhere nobody knows how often nodes are taken."""
@@ -45,6 +46,7 @@ class Candidate:
     on_demand_rate_usd_per_h: float | None
     """Of all nodes, bought on demand."""
     saved_pct: float | None
+    """By how much less it costs than on demand; negative if it costs more."""
     hours_bought: float | None
     """How long the budget lasts; None also without a budget."""
     accumulation: int | None
@@ -83,6 +85,8 @@ class Rung:
 class JobPlan:
     """What would be launched: the candidates in the order in which they would be tried."""
 
+    schema: Literal[1] = field(default=SCHEMA, init=False)
+    """Version of this document's form."""
     name: str
     script: str
     args: tuple[str, ...]
@@ -116,8 +120,8 @@ class JobPlan:
     """What the script's PEP 723 block asks for and local nodes lack: they install nothing."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the schema-versioned object of `plan --json`."""
-        return {"schema": SCHEMA, **asdict(self)}
+        """Return the object of `plan --json`."""
+        return document(self)
 
 
 def plan_job(

@@ -33,12 +33,13 @@ from spotguard.spec.infra import (
 from spotguard.spec.nodes import MAX_NODES, NodeRange
 from spotguard.spec.setting import (
     MAX_NAME_CHARS,
+    IfGiven,
+    OneOf,
     Setting,
-    choice,
+    Whole,
     duration,
     hooks,
     number,
-    optional,
     run_name,
     save_interval,
     switch,
@@ -46,7 +47,6 @@ from spotguard.spec.setting import (
     texts,
     usd,
     variables,
-    whole,
 )
 from spotguard.spec.templates import template_names
 
@@ -73,7 +73,7 @@ class LocalSpec(_Frozen):
     metadata: Annotated[
         str,
         Setting(
-            parse=choice(*CLOUDS),
+            parse=OneOf(CLOUDS),
             allowed="aws, gcp or azure",
             example='"gcp"',
             flag="--metadata",
@@ -99,7 +99,7 @@ class LocalSpec(_Frozen):
     mtbf_s: Annotated[
         float | None,
         Setting(
-            parse=optional(duration),
+            parse=IfGiven(duration),
             allowed=_DURATION,
             example='"60s"',
             key="mtbf",
@@ -112,7 +112,7 @@ class LocalSpec(_Frozen):
     interrupt_seed: Annotated[
         int,
         Setting(
-            parse=whole(0), allowed="a whole number from 0", example="7", flag="--interrupt-seed"
+            parse=Whole(0), allowed="a whole number from 0", example="7", flag="--interrupt-seed"
         ),
     ] = 0
     """Seed of the random interruptions: the same seed, the same times."""
@@ -120,7 +120,7 @@ class LocalSpec(_Frozen):
     trace: Annotated[
         str | None,
         Setting(
-            parse=optional(text),
+            parse=IfGiven(text),
             allowed="the path of a recorded trace",
             example='"traces/us-east-2a.json"',
             flag="--trace",
@@ -142,7 +142,7 @@ class NodeSpec(_Frozen):
     instance_type: Annotated[
         str | None,
         Setting(
-            parse=optional(machine_name),
+            parse=IfGiven(machine_name),
             allowed="the name of an instance type of the cloud",
             example='"p4d.24xlarge"',
         ),
@@ -151,20 +151,20 @@ class NodeSpec(_Frozen):
 
     cpus: Annotated[
         str | None,
-        Setting(parse=optional(at_least), allowed="a number, or one with '+'", example='"8+"'),
+        Setting(parse=IfGiven(at_least), allowed="a number, or one with '+'", example='"8+"'),
     ] = None
     """Virtual CPUs of a node: so many, or with '+' at least. Default: the template's."""
 
     memory: Annotated[
         str | None,
-        Setting(parse=optional(at_least), allowed="a number, or one with '+'", example='"32+"'),
+        Setting(parse=IfGiven(at_least), allowed="a number, or one with '+'", example='"32+"'),
     ] = None
     """Main memory of a node in GiB: so much, or with '+' at least."""
 
     disk_gb: Annotated[
         int | None,
         Setting(
-            parse=optional(whole(10, 65536)),
+            parse=IfGiven(Whole(10, 65536)),
             allowed="a whole number from 10 to 65536",
             example="256",
         ),
@@ -174,7 +174,7 @@ class NodeSpec(_Frozen):
     image: Annotated[
         str | None,
         Setting(
-            parse=optional(image_name),
+            parse=IfGiven(image_name),
             allowed="an image of the cloud, or docker:NAME",
             example='"docker:pytorch/pytorch:latest"',
         ),
@@ -191,7 +191,7 @@ class NodeSpec(_Frozen):
     requirements: Annotated[
         str | None,
         Setting(
-            parse=optional(text),
+            parse=IfGiven(text),
             allowed="the path of a requirements file below the workdir",
             example='"requirements.txt"',
             is_path=True,
@@ -244,7 +244,7 @@ class JobSpec(_Frozen):
     on_demand_infra: Annotated[
         str | None,
         Setting(
-            parse=optional(places),
+            parse=IfGiven(places),
             allowed="as for infra, and of its kind",
             example='"aws/us-east-2"',
             flag="--on-demand-infra",
@@ -258,7 +258,7 @@ class JobSpec(_Frozen):
     gpus: Annotated[
         str | None,
         Setting(
-            parse=optional(gpu_name),
+            parse=IfGiven(gpu_name),
             allowed="a kind of GPU, and how many if more than one, such as A100:8",
             example='"A100:8"',
             flag="--gpus",
@@ -292,7 +292,7 @@ class JobSpec(_Frozen):
     nproc_per_node: Annotated[
         int,
         Setting(
-            parse=whole(1, 1024),
+            parse=Whole(1, 1024),
             allowed="a whole number from 1 to 1024",
             example="8",
             flag="--nproc-per-node",
@@ -303,7 +303,7 @@ class JobSpec(_Frozen):
     budget_usd: Annotated[
         float | None,
         Setting(
-            parse=optional(usd),
+            parse=IfGiven(usd),
             allowed='an amount of USD above 0, such as 200 or "$200"',
             example="200",
             key="budget",
@@ -315,7 +315,7 @@ class JobSpec(_Frozen):
     deadline_s: Annotated[
         float | None,
         Setting(
-            parse=optional(duration),
+            parse=IfGiven(duration),
             allowed=_DURATION,
             example='"12h"',
             key="deadline",
@@ -328,7 +328,7 @@ class JobSpec(_Frozen):
     market: Annotated[
         Market,
         Setting(
-            parse=choice("spot", "on_demand"),
+            parse=OneOf(("spot", "on_demand")),
             allowed="spot or on_demand",
             example='"spot"',
             flag="--market",
@@ -353,7 +353,7 @@ class JobSpec(_Frozen):
     template: Annotated[
         str,
         Setting(
-            parse=choice(*template_names()),
+            parse=OneOf(template_names()),
             allowed=f"one of {', '.join(template_names())}",
             example='"aws"',
             flag="--template",
@@ -389,7 +389,7 @@ class JobSpec(_Frozen):
 
     keep_last: Annotated[
         int,
-        Setting(parse=whole(2), allowed="a whole number from 2", example="3"),
+        Setting(parse=Whole(2), allowed="a whole number from 2", example="3"),
     ] = 3
     """How many checkpoints to keep. Two at least: one may turn out to be damaged.
 
@@ -407,7 +407,7 @@ class JobSpec(_Frozen):
 
     seed: Annotated[
         int | None,
-        Setting(parse=optional(whole(0)), allowed="a whole number from 0", example="0"),
+        Setting(parse=IfGiven(Whole(0)), allowed="a whole number from 0", example="0"),
     ] = None
     """Seed of the sample order and of the job's randomness. Default: the script's own, else 0."""
 
@@ -438,7 +438,7 @@ class JobSpec(_Frozen):
     price_usd_per_h: Annotated[
         float | None,
         Setting(
-            parse=optional(usd), allowed=_USD_PER_H, example="0.918", key="price", flag="--price"
+            parse=IfGiven(usd), allowed=_USD_PER_H, example="0.918", key="price", flag="--price"
         ),
     ] = None
     """What a node costs in an hour. Default: the launcher knows (locally 0.918)."""
@@ -446,7 +446,7 @@ class JobSpec(_Frozen):
     on_demand_usd_per_h: Annotated[
         float | None,
         Setting(
-            parse=optional(usd),
+            parse=IfGiven(usd),
             allowed=_USD_PER_H,
             example="3.06",
             key="on_demand_price",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spotguard.spec.setting import whole
+from spotguard.spec.setting import Whole
 
 MAX_NODES = 1024
 """More is a typing mistake, and would make a ladder with that many rungs."""
@@ -36,10 +36,7 @@ class NodeRange:
         else:
             low, _, high = str(raw).partition(":")
             high = high if ":" in str(raw) else low
-        count = whole(1, MAX_NODES)
+        count = Whole(1, MAX_NODES)
         if isinstance(raw, (bool, float)):
             raise ValueError("not a count of nodes")
-        low, high = count(low), count(high)
-        assert isinstance(low, int)
-        assert isinstance(high, int)
-        return cls(low, high)
+        return cls(count(low), count(high))

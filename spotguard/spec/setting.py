@@ -69,9 +69,15 @@ class Setting:
         return core_schema.no_info_before_validator_function(self.parse, handler(source))
 
 
-def optional(parse: Parser) -> Parser:
-    """Return a parser that lets None (not given) pass."""
-    return lambda raw: None if raw is None else parse(raw)
+@dataclass(frozen=True)
+class IfGiven:
+    """A parser that lets None (not given) pass."""
+
+    parse: Parser
+
+    def __call__(self, raw: Any) -> object:
+        """Return None, or what was parsed."""
+        return None if raw is None else self.parse(raw)
 
 
 def text(raw: Any) -> str:
@@ -116,32 +122,37 @@ def duration(raw: Any) -> float:
     return seconds
 
 
-def whole(lowest: int, highest: int = 2**63 - 1) -> Parser:
-    """Return a parser of whole numbers from `lowest` to `highest`."""
+@dataclass(frozen=True)
+class Whole:
+    """A parser of whole numbers from `lowest` to `highest`."""
 
-    def parse(raw: Any) -> int:
+    lowest: int
+    highest: int = 2**63 - 1
+
+    def __call__(self, raw: Any) -> int:
+        """Return the number."""
         if isinstance(raw, bool) or not isinstance(raw, (int, str)):
             raise ValueError("not a whole number")
         if isinstance(raw, str) and len(raw) > _LONGEST_NUMBER:
             raise ValueError("not a whole number")
         value = int(raw)
-        if not lowest <= value <= highest:
+        if not self.lowest <= value <= self.highest:
             raise ValueError("out of range")
         return value
 
-    return parse
 
+@dataclass(frozen=True)
+class OneOf:
+    """A parser that accepts these words only; `-` and `_` are the same."""
 
-def choice(*words: str) -> Parser:
-    """Return a parser that accepts these words only; `-` and `_` are the same."""
+    words: tuple[str, ...]
 
-    def parse(raw: Any) -> str:
+    def __call__(self, raw: Any) -> str:
+        """Return the word."""
         word = text(raw).replace("-", "_")
-        if word not in words:
+        if word not in self.words:
             raise ValueError("not one of the words")
         return word
-
-    return parse
 
 
 def switch(raw: Any) -> bool:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 from collections import ChainMap
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from spotguard.errors import SpecError
+from spotguard.shared.documents import document
 from spotguard.spec.catalogue import TABLES, ConfigField, catalogue
 from spotguard.spec.home import default_store, spotguard_home
 from spotguard.spec.infra import gpu_count
@@ -34,7 +35,7 @@ from spotguard.spec.setting import sanitized_name
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-SCHEMA = 1
+SCHEMA: Final = 1
 PROJECT_FILE = "spotguard.toml"
 USER_FILE = "config.toml"
 HIDDEN = "***"
@@ -73,8 +74,19 @@ class Resolved:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object of `config show --json`."""
-        values = [{"field": v.field, "value": v.value, "origin": v.origin} for v in self.values]
-        return {"schema": SCHEMA, "script": self.spec.script, "values": values}
+        return document(SettingsDocument(script=self.spec.script, values=self.values))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingsDocument:
+    """What `config show --json` prints."""
+
+    schema: Literal[1] = field(default=SCHEMA, init=False)
+    """Version of this document's form."""
+    script: str
+    """Its absolute path."""
+    values: list[ConfigValue]
+    """All settings, in the order of the reference page; then the job's variables."""
 
 
 def resolve(
@@ -183,14 +195,14 @@ def _spec(job: Script, args: Sequence[str], given: Mapping[str, Given]) -> JobSp
 
 def _values(spec: JobSpec, given: Mapping[str, Given]) -> list[ConfigValue]:
     rows = []
-    for field in catalogue().values():
-        if field.key == "env":
+    for known in catalogue().values():
+        if known.key == "env":
             continue
-        origin = given[field.key].origin if field.key in given else "default"
-        value = field.written(_value_at(spec, field))
-        if field.key == "notify" and value:
+        origin = given[known.key].origin if known.key in given else "default"
+        value = known.written(_value_at(spec, known))
+        if known.key == "notify" and value:
             value = HIDDEN
-        rows.append(ConfigValue(field=field.key, value=value, origin=origin))
+        rows.append(ConfigValue(field=known.key, value=value, origin=origin))
     hidden = {f"env.{name}": given[f"env.{name}"].origin for name in spec.env}
     return rows + [ConfigValue(field=k, value=HIDDEN, origin=o) for k, o in hidden.items()]
 

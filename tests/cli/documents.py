@@ -200,7 +200,7 @@ def _drills(patch: pytest.MonkeyPatch, script: str) -> list[Any]:
             summary="one state is not restored",
             findings=findings,
             notes=notes,
-            interruptions=[drill._interruption(attempt) for attempt in ended],
+            interruptions=[drill.interruption(attempt) for attempt in ended],
             steps=40,
             parted_at=parted_at,
             largest_loss_difference=drift,

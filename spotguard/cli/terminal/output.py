@@ -56,7 +56,8 @@ def print_json(body: dict[str, Any]) -> None:
 
 def print_json_list(body: dict[str, Any], name: str, items: Iterable[dict[str, Any]]) -> None:
     """Print the same with a list as its last member, item by item: it may be a very long one."""
-    head = json.dumps(_finite(body), indent=2, allow_nan=False).removesuffix("\n}")
+    first = {key: value for key, value in body.items() if key != name}
+    head = json.dumps(_finite(first), indent=2, allow_nan=False).removesuffix("\n}")
     sys.stdout.write(f'{head},\n  "{name}": [')
     comma = ""
     for item in items:

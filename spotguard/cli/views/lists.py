@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -11,7 +11,7 @@ from rich.text import Text
 from spotguard.cli.terminal.output import clean
 from spotguard.cli.views import formats
 from spotguard.control.doctor.store_trial import NOTICES_S
-from spotguard.units import format_bytes, format_duration, to_iso
+from spotguard.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,20 +44,6 @@ def runs_table(runs: Sequence[RunSummary]) -> Table:
             formats.usd(run.spent_usd),
         )
     return table
-
-
-def runs_json(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
-    """Return the objects that `runs --json` lists."""
-    return [
-        {
-            "run_id": run.run_id,
-            "name": run.name,
-            "state": str(run.state),
-            "created_at": to_iso(run.created_at),
-            "spent_usd": run.spent_usd,
-        }
-        for run in runs
-    ]
 
 
 def config_table(values: Sequence[ConfigValue]) -> Table:

@@ -9,17 +9,18 @@ checkpoint that is archived, or half of it, still says what it is. A restore pas
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 from spotguard.checkpoint.lineage import list_all, restorable
 from spotguard.checkpoint.manifest import check_shards_present
 from spotguard.checkpoint.retention import LEAST_KEPT
-from spotguard.control.checkpoints.commands import check_at_rest
+from spotguard.control.checkpoints.commands import SCHEMA, check_at_rest
 from spotguard.errors import DamagedCheckpoint, NotFound, StateMismatch
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
-from spotguard.units import SystemClock, to_iso
+from spotguard.shared.documents import INSTANT
+from spotguard.units import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -52,16 +53,44 @@ class Archivable:
         """Of what is to be moved."""
         return sum(shard.size_bytes for shard in self.shards)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `--json` prints."""
-        return {
-            "checkpoint": self.checkpoint,
-            "step": self.step,
-            "attempt": self.attempt,
-            "created_at": to_iso(self.created_at),
-            "shards": len(self.shards),
-            "size_bytes": self.size_bytes,
-        }
+    def row(self) -> ArchivedRow:
+        """Return what is told of it."""
+        return ArchivedRow(
+            checkpoint=self.checkpoint,
+            step=self.step,
+            attempt=self.attempt,
+            created_at=self.created_at,
+            shards=len(self.shards),
+            size_bytes=self.size_bytes,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchivedRow:
+    """One checkpoint of which something is moved, or would be."""
+
+    checkpoint: str
+    """Its prefix in the run's store."""
+    step: int
+    attempt: int
+    created_at: float = field(metadata=INSTANT)
+    shards: int
+    """How many of its shards are to be moved."""
+    size_bytes: int
+    """Of these."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchiveDocument:
+    """What `checkpoints archive --json` prints."""
+
+    schema: Literal[1] = field(default=SCHEMA, init=False)
+    """Version of this document's form."""
+    run_id: str
+    archived: bool
+    """False for a dry run: nothing was moved."""
+    checkpoints: tuple[ArchivedRow, ...]
+    """The oldest first."""
 
 
 def plan_archive(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from spotguard.checkpoint import retention
 from spotguard.checkpoint.lineage import highest_claim, list_all, restorable
@@ -23,7 +23,7 @@ from spotguard.errors import (
 )
 from spotguard.events import keys
 from spotguard.events.event import JobEvent
-from spotguard.units import to_iso
+from spotguard.shared.documents import INSTANT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,9 +36,11 @@ if TYPE_CHECKING:
     from spotguard.storage.base import ObjectStore
 
     Progress = Callable[[int, int], None]
-    """Told (bytes done, bytes in all) as a long task goes on."""
+    """DoctorDocument (bytes done, bytes in all) as a long task goes on."""
 
 
+SCHEMA: Final = 1
+"""Version of the documents that `spotguard checkpoints` prints."""
 _LOOKS = 16
 """Checkpoints that are looked at side by side: each takes some requests, one after the other."""
 
@@ -85,7 +87,7 @@ class CheckpointRow:
     step: int
     attempt: int
     kind: CheckpointKind | None
-    created_at: float | None
+    created_at: float | None = field(metadata=INSTANT)
     size_bytes: int | None
     world_size: int | None
     condition: Validity
@@ -99,14 +101,26 @@ class CheckpointRow:
     archived: bool = False
     """In the store's coldest class; where that can be read at once, it is whole all the same."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `--json` prints."""
-        return {
-            **self.__dict__,
-            "kind": self.kind and str(self.kind),
-            "created_at": None if self.created_at is None else to_iso(self.created_at),
-            "condition": self.condition.value,
-        }
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointsDocument:
+    """What `checkpoints ls --json` prints."""
+
+    schema: Literal[1] = field(default=SCHEMA, init=False)
+    """Version of this document's form."""
+    run_id: str
+    checkpoints: tuple[CheckpointRow, ...]
+    """The newest first."""
+    more: bool
+    """Whether there are older ones; `--all` lists them, too."""
+
+
+class FileProblem(NamedTuple):
+    """A shard, or the manifest, that is not as it was."""
+
+    file: str
+    problem: str
+    """What is wrong with it, in a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,13 +132,19 @@ class Verified:
     attempt: int
     size_bytes: int | None
     condition: Validity
-    problems: tuple[tuple[str, str], ...]
-    """(file, what is wrong with it) of each shard, or of the manifest, that is not as it was."""
+    problems: tuple[FileProblem, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `--json` prints."""
-        problems = [{"file": file, "problem": problem} for file, problem in self.problems]
-        return {**self.__dict__, "condition": self.condition.value, "problems": problems}
+
+@dataclass(frozen=True, kw_only=True)
+class VerificationDocument:
+    """What `checkpoints verify --json` prints."""
+
+    schema: Literal[1] = field(default=SCHEMA, init=False)
+    """Version of this document's form."""
+    run_id: str
+    ok: bool
+    """Whether nothing that was read is damaged, of another run or of a newer format."""
+    checkpoints: tuple[Verified, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +248,9 @@ def verify(
             Validity.ARCHIVED,
             Validity.FOREIGN,
         )
-        problems = [("manifest.json", problem)] if problem and (unread or not manifest) else []
+        problems = []
+        if problem and (unread or not manifest):
+            problems = [FileProblem("manifest.json", problem)]
         for shard in manifest.shards if manifest and not unread else ():
             end = done + shard.size_bytes
             try:
@@ -238,7 +260,7 @@ def verify(
                     if on_progress:
                         on_progress(done, total)
             except DamagedCheckpoint as found:
-                problems.append((shard.file, found.message))
+                problems.append(FileProblem(shard.file, found.message))
             done = end  # also of a shard that was given up half way
             if on_progress:
                 on_progress(done, total)

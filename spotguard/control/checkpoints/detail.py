@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from spotguard.checkpoint.lineage import list_all
 from spotguard.checkpoint.manifest import load_manifest, shard_readers
-from spotguard.control.checkpoints.commands import CheckpointRow, find_row
+from spotguard.control.checkpoints.commands import SCHEMA, CheckpointRow, find_row
 from spotguard.control.checkpoints.module_state import is_module, tensor_names
 from spotguard.errors import CheckpointError, DamagedCheckpoint
+from spotguard.shared.documents import INLINE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,7 +46,9 @@ class PartRow:
     offsets: tuple[int, ...] | None
     """Where the part begins in the whole; None for a whole tensor."""
     start: int
+    """Of its bytes in the file, the first."""
     end: int
+    """Of its bytes in the file, the first behind them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,40 +66,41 @@ class TensorRow:
         return sum(part.end - part.start for part in self.parts)
 
 
+class FileRow(NamedTuple):
+    """One shard."""
+
+    file: str
+    size_bytes: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class CheckpointDetail:
     """All that a manifest says."""
 
-    row: CheckpointRow
+    row: CheckpointRow = field(metadata=INLINE)
     parents: tuple[str, ...]
     """Prefixes of the checkpoints it descends from that still exist, the nearest first; few."""
     more_parents: bool
     """Whether there may be more of them."""
     lost_parent: str | None
     """The first ancestor that is gone (retention) or cannot be read; None back to the start."""
-    files: tuple[tuple[str, int], ...]
-    """(name, bytes) of each shard."""
+    files: tuple[FileRow, ...]
     objects: tuple[ObjectRow, ...]
     tensors: tuple[TensorRow, ...]
     counters: dict[str, Any]
+    """What the runtime counts: seconds of training, epochs, the loader's place."""
     versions: dict[str, str]
+    """Of what wrote it."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return what `--json` prints."""
-        return {
-            **self.row.to_json(),
-            "parents": list(self.parents),
-            "more_parents": self.more_parents,
-            "lost_parent": self.lost_parent,
-            "files": [{"file": file, "size_bytes": size} for file, size in self.files],
-            "objects": [item.__dict__ for item in self.objects],
-            "tensors": [
-                {**item.__dict__, "parts": [part.__dict__ for part in item.parts]}
-                for item in self.tensors
-            ],
-            "counters": self.counters,
-            "versions": self.versions,
-        }
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointDocument:
+    """What `checkpoints show --json` prints."""
+
+    schema: Literal[1] = field(default=SCHEMA, init=False)
+    """Version of this document's form."""
+    run_id: str
+    detail: CheckpointDetail = field(metadata=INLINE)
 
 
 def describe(
@@ -123,7 +127,7 @@ def describe(
         parents=parents,
         more_parents=more,
         lost_parent=lost,
-        files=tuple((shard.file, shard.size_bytes) for shard in manifest.shards),
+        files=tuple(FileRow(shard.file, shard.size_bytes) for shard in manifest.shards),
         objects=tuple(_objects(manifest)),
         tensors=tuple(_tensors(shard_readers(store, manifest))),
         counters=manifest.counters,

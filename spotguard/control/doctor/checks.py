@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from spotguard.control.doctor.clouds import Clouds, look_at_clouds
 from spotguard.control.doctor.orphan_report import Findings
@@ -20,6 +20,7 @@ from spotguard.control.doctor.orphans import find_leftovers
 from spotguard.control.doctor.store import try_store
 from spotguard.control.doctor.store_trial import MAX_SKEW_S, StoreTrial
 from spotguard.errors import SpotguardError
+from spotguard.shared.documents import document
 from spotguard.spec.home import default_store, keep_private, spotguard_home
 from spotguard.storage import open_store, who_am_i
 from spotguard.units import format_bytes, format_duration
@@ -27,10 +28,11 @@ from spotguard.units import format_bytes, format_duration
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from spotguard.control.doctor.orphan_report import Leftover
+    from spotguard.control.doctor.orphan_report import Leftover, ListedClusters
     from spotguard.control.doctor.orphans import Books
+    from spotguard.control.doctor.store_trial import TriedStore
 
-SCHEMA = 1
+SCHEMA: Final = 1
 NEEDED_FREE_BYTES = 500_000_000
 COMFORTABLE_FREE_BYTES = 5_000_000_000
 MAX_CLOCK_SKEW_S = 2.0
@@ -72,7 +74,9 @@ class Check:
     name: str
     status: Status
     detail: str
+    """What was found, in a sentence."""
     hint: str = ""
+    """The way out; empty if none is needed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,19 +113,31 @@ class DoctorReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object of `doctor --json`."""
-        checks = [
-            {"name": c.name, "status": c.status.value, "detail": c.detail, "hint": c.hint}
-            for c in self.checks
-        ]
-        store = self.store.to_json() if self.store else None
-        return {
-            "schema": SCHEMA,
-            "ok": self.ok,
-            "checks": checks,
-            "store": store,
-            "clusters": self.clusters.to_json(),
-            "clouds": self.clouds.to_json(),
-        }
+        told = DoctorDocument(
+            ok=self.ok,
+            checks=self.checks,
+            store=self.store.told() if self.store else None,
+            clusters=self.clusters.told(),
+            clouds=self.clouds,
+        )
+        return document(told)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorDocument:
+    """What `doctor --json` prints."""
+
+    schema: Literal[1] = field(default=SCHEMA, init=False)
+    """Version of this document's form."""
+    ok: bool
+    """Whether all that is required works, and no cluster costs money for nobody."""
+    checks: tuple[Check, ...]
+    store: TriedStore | None
+    """What was measured of the store; None if it could not be tried."""
+    clusters: ListedClusters
+    """What SkyPilot's books have of spotguard's."""
+    clouds: Clouds
+    """Where SkyPilot would start nodes."""
 
 
 def examine(

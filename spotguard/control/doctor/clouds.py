@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spotguard.errors import EnvironmentFailure, MissingExtra
 from spotguard.launch.base import Unreachable
 from spotguard.launch.skypilot.ask import ask
 from spotguard.launch.skypilot.vendor import in_use
+from spotguard.shared.documents import HIDDEN
 from spotguard.spec.infra import LOCAL
 
 if TYPE_CHECKING:
@@ -28,26 +29,18 @@ class Clouds:
     """What SkyPilot says of clouds."""
 
     asked: bool = False
+    """False where no cloud is named and SkyPilot was never used."""
     named: tuple[str, ...] = ()
     """Those on which a job of the settings here would run."""
     enabled: tuple[str, ...] = ()
+    """Those on which SkyPilot would start nodes."""
     disabled: dict[str, str] = field(default_factory=dict)
     """Of those that are named: why it would start no nodes there."""
     problem: str = ""
     """Why it could not be asked."""
-    hint: str = ""
-    is_silent: bool = False
+    hint: str = field(default="", metadata=HIDDEN)
+    is_silent: bool = field(default=False, metadata=HIDDEN)
     """It could not be asked because it does not answer, which may be over in a minute."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object of `doctor --json`."""
-        return {
-            "asked": self.asked,
-            "named": list(self.named),
-            "enabled": list(self.enabled),
-            "disabled": dict(self.disabled),
-            "problem": self.problem,
-        }
 
     def way_out(self, cloud: str) -> str:
         """Return what enables a cloud."""

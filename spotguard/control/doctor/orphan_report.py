@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spotguard.plan import money
+from spotguard.shared.documents import INSTANT
 from spotguard.storage.urls import below
-from spotguard.units import format_duration, format_usd, to_iso
+from spotguard.units import format_duration, format_usd
 
 if TYPE_CHECKING:
     from spotguard.launch.skypilot.cluster_list import OurCluster
@@ -108,29 +109,66 @@ class Leftover:
             f"{rate}, {format_usd(self.cost_usd)} so far{books}; {self.verdict.why}{trains}"
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `doctor --json` lists."""
+    def told(self) -> ListedCluster:
+        """Return what `doctor --json` says of it."""
         cluster = self.cluster
-        return {
-            "cluster": cluster.name,
-            "run_id": cluster.run_id,
-            "place": cluster.place,
-            "instance_type": cluster.instance_type,
-            "market": cluster.market,
-            "nodes": cluster.nodes,
-            "since": to_iso(cluster.since),
-            "age_s": self.age_s,
-            "usd_per_h": self.usd_per_h,
-            "cost_usd": self.cost_usd,
-            "skypilot_usd": cluster.sky_usd,
-            "orphan": self.is_orphan,
-            "why": self.verdict.why,
-            "training_at_step": self.training_at_step,
-            "end_with": self.end_with,
-            "keep_with": self.keep_with,
-            "ended": self.ended,
-            "problem": self.problem,
-        }
+        return ListedCluster(
+            cluster=cluster.name,
+            run_id=cluster.run_id,
+            place=cluster.place,
+            instance_type=cluster.instance_type,
+            market=cluster.market,
+            nodes=cluster.nodes,
+            since=cluster.since,
+            age_s=self.age_s,
+            usd_per_h=self.usd_per_h,
+            cost_usd=self.cost_usd,
+            skypilot_usd=cluster.sky_usd,
+            orphan=self.is_orphan,
+            why=self.verdict.why,
+            training_at_step=self.training_at_step,
+            end_with=self.end_with,
+            keep_with=self.keep_with,
+            ended=self.ended,
+            problem=self.problem,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedCluster:
+    """A cluster in `doctor --json` that costs money and that nobody is known to want."""
+
+    cluster: str
+    """Its name at SkyPilot."""
+    run_id: str
+    place: str
+    instance_type: str | None
+    market: str | None
+    nodes: int
+    since: float = field(metadata=INSTANT)
+    """From when on its nodes cost."""
+    age_s: float
+    """For how long they have."""
+    usd_per_h: float | None
+    """What all its nodes cost in an hour; None is unknown, never zero."""
+    cost_usd: float | None
+    """What it has cost, by the price at which it was launched."""
+    skypilot_usd: float | None
+    """The same by SkyPilot's books."""
+    orphan: bool
+    """False if its job trains, or if nobody can say whether it is wanted."""
+    why: str
+    """What is known of who wants it, in a sentence."""
+    training_at_step: int | None
+    """The step of a job that gave a sign of life a moment ago; None if it is silent."""
+    end_with: str
+    """The command that ends it."""
+    keep_with: str
+    """The command by which its run goes on instead; empty if none does."""
+    ended: bool
+    """Whether this command has ended it."""
+    problem: str
+    """Why it could not be ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,11 +198,24 @@ class Findings:
         them = "1 cluster that nobody wants costs"
         return f"{them if count == 1 else f'{count} clusters that nobody wants cost'} {cost}{more}"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the object of `doctor --json`."""
-        return {
-            "asked": self.asked,
-            "problem": self.problem,
-            "wanted": self.wanted,
-            "leftovers": [each.to_json() for each in self.leftovers],
-        }
+    def told(self) -> ListedClusters:
+        """Return what `doctor --json` says of them."""
+        return ListedClusters(
+            asked=self.asked,
+            problem=self.problem,
+            wanted=self.wanted,
+            leftovers=tuple(each.told() for each in self.leftovers),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedClusters:
+    """SkyPilot's books in `doctor --json`."""
+
+    asked: bool
+    """False where SkyPilot is not installed or was never used: there is nothing to ask."""
+    problem: str
+    """Why SkyPilot could not say it."""
+    wanted: int
+    """Clusters that a living controller looks after."""
+    leftovers: tuple[ListedCluster, ...]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+
+from spotguard.shared.documents import HIDDEN, INLINE
 
 NOTICES_S = {"AWS": 120.0, "GCP": 30.0, "Azure": 30.0}
 """From a cloud's word that a node will be taken to its end."""
@@ -32,15 +33,15 @@ class SaveTime:
 
     size_bytes: int
     seconds: float
+    fits: dict[str, bool]
+    """Whether each cloud's notice leaves time for it."""
 
-    @property
-    def fits(self) -> dict[str, bool]:
-        """Whether each cloud's notice leaves time for it."""
-        return {cloud: self.seconds <= notice_s for cloud, notice_s in NOTICES_S.items()}
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object of `doctor --json`."""
-        return {**self.__dict__, "fits": self.fits}
+    @classmethod
+    def at(cls, write_bytes_per_s: float, size_bytes: int) -> SaveTime:
+        """Return how long it takes at this speed, with the margin that a job keeps for itself."""
+        seconds = round(1.2 * size_bytes / write_bytes_per_s + 1.0, 1)
+        fits = {cloud: seconds <= notice_s for cloud, notice_s in NOTICES_S.items()}
+        return cls(size_bytes=size_bytes, seconds=seconds, fits=fits)
 
 
 @dataclass(kw_only=True)
@@ -50,10 +51,11 @@ class StoreTrial:
     url: str
     rights: dict[str, bool] = field(default_factory=dict)
     """In the order of the trial."""
-    findings: list[TrialFinding] = field(default_factory=list)
+    findings: list[TrialFinding] = field(default_factory=list, metadata=HIDDEN)
     latency_s: float | None = None
     """Of a small durable write (median)."""
     write_bytes_per_s: float | None = None
+    """Of one node with this machine's line."""
     read_bytes_per_s: float | None = None
     no_speed: str = ""
     """Why the speed could not be measured."""
@@ -80,18 +82,26 @@ class StoreTrial:
         """How long emergency saves would take from here; empty if the speed is unknown."""
         if self.write_bytes_per_s is None:
             return []
-        rate = self.write_bytes_per_s
-        return [  # with the same margin that a job keeps for itself
-            SaveTime(size_bytes=size, seconds=round(1.2 * size / rate + 1.0, 1))
-            for size in SAVES_BYTES
-        ]
+        return [SaveTime.at(self.write_bytes_per_s, size) for size in SAVES_BYTES]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the object `store` of `doctor --json`."""
-        body = {name: value for name, value in self.__dict__.items() if name != "findings"}
-        return {
-            **body,
-            "problem": self.problem,
-            "notices_s": NOTICES_S,
-            "emergency_saves": [save.to_json() for save in self.saves],
-        }
+    def told(self) -> TriedStore:
+        """Return what `doctor --json` says of it."""
+        return TriedStore(
+            trial=self,
+            problem=self.problem,
+            notices_s=NOTICES_S,
+            emergency_saves=self.saves,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TriedStore:
+    """A store in `doctor --json`."""
+
+    trial: StoreTrial = field(metadata=INLINE)
+    problem: str
+    """What is wrong, each reason once; empty if nothing is."""
+    notices_s: dict[str, float]
+    """How long before a node's end each cloud says so."""
+    emergency_saves: list[SaveTime]
+    """How long these would take from here; empty if the speed is unknown."""

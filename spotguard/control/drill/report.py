@@ -9,13 +9,17 @@ a resume, whatever is neither tracked nor computed anew in each step was not res
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from spotguard.shared.documents import document
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-SCHEMA = 1
+    from spotguard.events.states import EndReason
+
+SCHEMA: Final = 1
 
 _PERSISTENT = {
     "module": "a module",
@@ -50,17 +54,35 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
+class InterruptedAttempt:
+    """What was done to one attempt of the disturbed run."""
+
+    attempt: int
+    nodes: int
+    first_step: int | None
+    """Steps already done when it started."""
+    last_step: int | None
+    """Steps done when it ended."""
+    end_reason: EndReason | None
+    steps_lost: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class DrillReport:
     """What a drill showed."""
 
+    schema: Literal[1] = field(default=SCHEMA, init=False)
+    """Version of this document's form."""
     passed: bool
+    """Whether all that the script needs was restored."""
     summary: str
+    """The verdict in a sentence."""
     findings: list[Finding]
     notes: list[str]
     """What differs but need not matter: counters and lists that only the log shows."""
-    interruptions: list[dict[str, Any]]
-    """What was done to the run: attempt, nodes, steps, how it ended, steps lost."""
+    interruptions: list[InterruptedAttempt]
     steps: int
+    """How many were trained."""
     parted_at: int | None
     """The first step (from 1) whose loss or tracked state differs; None if none does."""
     largest_loss_difference: float | None
@@ -68,7 +90,7 @@ class DrillReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that `drill --json` prints."""
-        return {"schema": SCHEMA, **asdict(self)}
+        return document(self)
 
 
 @dataclass

@@ -11,10 +11,16 @@ import os
 import shutil
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spotguard.control import api
-from spotguard.control.drill.report import DrillReport, Finding, ProbedRun, compare
+from spotguard.control.drill.report import (
+    DrillReport,
+    Finding,
+    InterruptedAttempt,
+    ProbedRun,
+    compare,
+)
 from spotguard.errors import JobFailed, UsageError
 from spotguard.events import env
 from spotguard.events.states import RunState
@@ -224,7 +230,7 @@ class _Drill:
             summary=_summary(findings, view, steps, happened, drift),
             findings=findings,
             notes=notes,
-            interruptions=[_interruption(attempt) for attempt in view.attempts[:-1]],
+            interruptions=[interruption(attempt) for attempt in view.attempts[:-1]],
             steps=steps,
             parted_at=parted,
             largest_loss_difference=drift,
@@ -254,15 +260,16 @@ def _did_not_finish(view: RunView) -> Finding:
     )
 
 
-def _interruption(attempt: AttemptView) -> dict[str, Any]:
-    return {
-        "attempt": attempt.attempt,
-        "nodes": attempt.nodes,
-        "first_step": attempt.first_step,
-        "last_step": attempt.last_step,
-        "end_reason": attempt.end_reason and str(attempt.end_reason),
-        "steps_lost": attempt.steps_lost,
-    }
+def interruption(attempt: AttemptView) -> InterruptedAttempt:
+    """Return what is told of an attempt that was interrupted."""
+    return InterruptedAttempt(
+        attempt=attempt.attempt,
+        nodes=attempt.nodes,
+        first_step=attempt.first_step,
+        last_step=attempt.last_step,
+        end_reason=attempt.end_reason,
+        steps_lost=attempt.steps_lost,
+    )
 
 
 def _summary(

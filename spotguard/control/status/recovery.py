@@ -6,9 +6,11 @@ a part that seems negative is 0. What nobody noted is unknown (None).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
+
+from spotguard.shared.documents import INSTANT
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import AttemptEnd, AttemptRecord, RunRecord
@@ -26,7 +28,7 @@ class Recovery:
     reason: EndReason
     in_place: bool
     """It went on by itself on the nodes that stayed: nothing was released or provisioned."""
-    ended_at: float | None
+    ended_at: float | None = field(metadata=INSTANT)
     """The job said that it ends; or its last sign of life, if it could not say so."""
     detect_s: float | None
     """Until the controller knew; in place, until the nodes that stay had agreed to go on."""

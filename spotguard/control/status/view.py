@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from spotguard.units import to_iso
+from spotguard.shared.documents import HIDDEN, INSTANT, document
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from spotguard.control.status.recovery import Recovery
     from spotguard.events.states import EndReason, RunState
 
-SCHEMA = 1
+SCHEMA: Final = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +32,10 @@ class AttemptView:
     price_usd_per_h: float | None
     """Of one node."""
     on_demand_usd_per_h: float | None
-    started_at: float
-    """Epoch seconds from which it is billed: when it was asked for."""
-    ended_at: float | None
-    """Epoch seconds at which its last node was confirmed gone; None while it lives."""
+    started_at: float = field(metadata=INSTANT)
+    """Since when it is billed: when it was asked for."""
+    ended_at: float | None = field(metadata=INSTANT)
+    """When its last node was confirmed gone; None while it lives."""
     end_reason: EndReason | None
     end_detail: str
     """The reason in words, with what the launcher or the job said."""
@@ -58,8 +58,10 @@ class AttemptView:
 
 @dataclass(frozen=True, kw_only=True)
 class RunView:
-    """One picture of a run."""
+    """One picture of a run: what `status`, `up` and `resume` print with `--json`."""
 
+    schema: Literal[1] = field(default=SCHEMA, init=False)
+    """Version of this document's form."""
     run_id: str
     name: str
     state: RunState
@@ -71,19 +73,22 @@ class RunView:
     loss: float | None
     step_s: float | None
     eta_s: float | None
+    """Seconds until the last step is done, at this pace; None unless it trains."""
     store: str
     """URL of the run's own prefix, `<store>/<run_id>`."""
-    created_at: float
-    finished_at: float | None
+    created_at: float = field(metadata=INSTANT)
+    finished_at: float | None = field(metadata=INSTANT)
     spent_usd: float | None
     budget_usd: float | None
     on_demand_usd: float | None
-    """The same useful work bought on demand, undisturbed; see `control.journal.cost`."""
+    """The same useful work bought on demand, undisturbed."""
     saved_pct: float | None
+    """By how much less it cost than that; negative if it cost more."""
     goodput: float | None
     """Share (0..1) of billed wall time that went into steps that count."""
     saved_step: int | None
-    saved_at: float | None
+    """Steps done at the newest save that counts."""
+    saved_at: float | None = field(metadata=INSTANT)
     warnings: tuple[str, ...]
     """Sentences the user should read: failed saves, skipped checkpoints, unmet expectations."""
     traceback: str | None
@@ -95,42 +100,49 @@ class RunView:
     """Where nodes are bought on demand, if elsewhere than spot ones."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the schema-versioned object of `status --json`; instants are ISO 8601 UTC."""
-        body = asdict(self)
-        for name in ("created_at", "finished_at", "saved_at"):
-            body[name] = None if body[name] is None else to_iso(body[name])
-        for attempt in body["attempts"]:
-            for name in ("started_at", "ended_at"):
-                attempt[name] = None if attempt[name] is None else to_iso(attempt[name])
-            attempt["end_reason"] = attempt["end_reason"] and str(attempt["end_reason"])
-        for recovery in body["recoveries"]:
-            recovery["ended_at"] = recovery["ended_at"] and to_iso(recovery["ended_at"])
-            recovery["reason"] = str(recovery["reason"])
-        body["state"] = str(self.state)
-        return {"schema": SCHEMA, **body}
+        """Return the object of `status --json`."""
+        return document(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryLine:
     """One thing that happened, for `history`."""
 
-    at: float
+    at: float = field(metadata=INSTANT)
     attempt: int | None
     kind: str
     """A journal or job event's kind."""
     text: str
     """One sentence for a human, with its reason."""
-    colour: str = "default"
+    colour: str = field(default="default", metadata=HIDDEN)
     cost_usd: float | None = None
     """What the run had cost by then, where it is known."""
     data: dict[str, Any] | None = None
+    """What the event holds, which depends on its kind."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `history --json` lists."""
-        body = asdict(self)
-        body["at"] = to_iso(self.at)
-        del body["colour"]
-        return body
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryDocument:
+    """What `history --json` prints."""
+
+    schema: Literal[1] = field(default=SCHEMA, init=False)
+    """Version of this document's form."""
+    run_id: str
+    earlier: int
+    """How many happenings before these are left out; `--all` tells them, too."""
+    history: tuple[HistoryLine, ...] = ()
+    """What happened, by time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogDocument:
+    """One line that `logs --json` prints: a line of a node's output."""
+
+    schema: Literal[1] = field(default=SCHEMA, init=False)
+    """Version of this document's form."""
+    attempt: int
+    node: int
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,5 +174,16 @@ class RunSummary:
     run_id: str
     name: str
     state: RunState
-    created_at: float
+    created_at: float = field(metadata=INSTANT)
     spent_usd: float | None
+    """None is unknown, never zero."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunsDocument:
+    """What `runs --json` prints."""
+
+    schema: Literal[1] = field(default=SCHEMA, init=False)
+    """Version of this document's form."""
+    runs: tuple[RunSummary, ...]
+    """The runs of this machine, newest first."""

@@ -16,6 +16,7 @@ from spotguard.errors import DamagedCheckpoint, StoreUnavailable, UsageError
 from spotguard.events import keys
 from spotguard.events.event import Event, JobEvent
 from spotguard.events.states import CheckpointKind
+from spotguard.shared.documents import document
 from spotguard.testing import FaultyStore, MemoryStore
 from tests.checkpoint.crashes.savings import blocks, claim, flip, make_manifest, save, sealed
 from tests.control.run_folders import make_run
@@ -86,7 +87,7 @@ def test_the_list_tells_what_counts_and_what_does_not() -> None:
     assert (newest.condition, newest.kind) == (Validity.WHOLE, CheckpointKind.EMERGENCY)
     assert (newest.world_size, newest.problem) == (2, "")
     assert newest.created_at == 1_700_000_000.125
-    assert newest.to_json()["created_at"] == "2023-11-14T22:13:20.125Z"
+    assert document(newest)["created_at"] == "2023-11-14T22:13:20.125Z"
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_next() -> None:
@@ -258,7 +259,7 @@ def test_the_description_has_tensors_parts_ancestors_and_counters() -> None:
     assert tensors["part"].shape == (4, 3)
     assert [part.offsets for part in tensors["part"].parts] == [(2, 0), (2, 0)]
     assert tensors["bias"].parts[0].end - tensors["bias"].parts[0].start == 12
-    assert detail.to_json()["tensors"][0]["parts"][0]["file"] == shard_file(0, 2)
+    assert document(detail)["tensors"][0]["parts"][0]["file"] == shard_file(0, 2)
 
 
 def test_the_ancestors_end_where_retention_cut_them_off() -> None:
@@ -316,7 +317,7 @@ def test_a_damaged_manifest_is_found_and_named() -> None:
     flip(store, keys.manifest(keys.checkpoint(40, 2)), 500)
     (result,) = checkpoints.verify(opened(store), [ref(40, 2)])
     assert [file for file, _ in result.problems] == ["manifest.json"]
-    assert result.to_json()["condition"] == "damaged"
+    assert document(result)["condition"] == "damaged"
 
 
 def test_a_store_that_fails_is_not_damage() -> None:

@@ -23,6 +23,7 @@ from spotguard.events import keys
 from spotguard.events.event import Heartbeat
 from spotguard.launch.base import Unreachable
 from spotguard.launch.skypilot.cluster_list import OurCluster
+from spotguard.shared.documents import document
 from spotguard.spec.model import JobSpec
 from spotguard.storage import PrefixedStore, open_store
 from spotguard.testing import FakeClock
@@ -414,7 +415,7 @@ def test_an_unknown_price_is_never_nothing(home: Path) -> None:
     findings = found(cluster(home, price_usd_per_h=None, sky_usd=None))
     (orphan,) = findings.orphans
     assert "price unknown, unknown so far;" in orphan.words()
-    assert orphan.to_json()["cost_usd"] is None
+    assert document(orphan.told())["cost_usd"] is None
     assert findings.words() == "1 cluster that nobody wants costs money"
     two = found(cluster(home, price_usd_per_h=None), cluster(home, "job-1-2"))
     assert two.words() == "2 clusters that nobody wants cost $0.0800/h and more"
@@ -452,7 +453,7 @@ def test_nobody_is_asked_where_skypilot_was_never_used(home: Path) -> None:
 def test_the_json_has_all_of_it(home: Path) -> None:
     """Programs decide on it: the keys are frozen."""
     make_run(home, RUN)
-    body = found(cluster(home)).to_json()
+    body = document(found(cluster(home)).told())
     assert set(body) == {"asked", "problem", "wanted", "leftovers"}
     assert body["leftovers"] == [
         {

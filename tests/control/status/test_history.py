@@ -6,6 +6,7 @@ from spotguard.control.journal.record import JOB_PREFIX, Kind, Limits
 from spotguard.control.status import history
 from spotguard.control.status.history import history_lines
 from spotguard.events.event import JobEvent
+from spotguard.shared.documents import document
 from spotguard.testing.job import JobFate
 from tests.control.world import World
 
@@ -76,7 +77,7 @@ def test_a_batch_that_follows_the_ranks_is_told(tmp_path: Path) -> None:
     with world.journal() as journal:
         rescaled = JOB_PREFIX + JobEvent.RESCALED.value
         journal.append(rescaled, at=world.clock.now(), attempt=2, data=told)
-        line = list(history_lines(journal.events()))[-1].to_json()
+        line = document(list(history_lines(journal.events()))[-1])
     assert (line["kind"], line["text"], line["data"]) == ("rescaled", told["message"], told)
 
 

@@ -20,7 +20,7 @@ from spotguard.events.untrusted import Refused
 from spotguard.launch.membership import read_group
 from spotguard.runtime.reporting.node_reports import Reporter
 from spotguard.spec.layers import file_layer
-from spotguard.spec.setting import duration, number, usd, whole
+from spotguard.spec.setting import Whole, duration, number, usd
 from spotguard.storage import FileStore
 from spotguard.storage.clock_comparison import seconds_ahead
 from spotguard.testing import FakeClock, FaultyStore, MemoryStore
@@ -42,7 +42,7 @@ def in_time(act: Callable[[], object]) -> None:
     assert time.process_time() - started < 1.0
 
 
-@pytest.mark.parametrize("parse", [duration, number, usd, whole(1)])
+@pytest.mark.parametrize("parse", [duration, number, usd, Whole(1)])
 @pytest.mark.parametrize("text", ["1" * 200_000, "1h" * 100_000, "1." * 100_000, "1" * 4999 + "s"])
 def test_no_value_takes_quadratic_time(parse: Callable[[str], object], text: str) -> None:
     """A duration, an amount of money and a number have an end."""
