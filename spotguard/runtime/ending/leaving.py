@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from spotguard.errors import SpotguardError
 from spotguard.events.event import JobEvent
 from spotguard.events.states import EXIT_CODE_OF_JOB_TOLD_TO_STOP, EndReason
+from spotguard.runtime.checkpoint.saver import WithoutOthers
 from spotguard.runtime.distributed.rendezvous import Alone
 from spotguard.runtime.ending.ways_out import WAYS_OUT, Cause, Ends, Saves, cause_of
 from spotguard.runtime.preemption.stop_consensus import BEFORE_LOOP, StopRequest
@@ -222,7 +223,7 @@ class Leaving:
         others = not isinstance(self._coordinator, Alone)
         return (
             others
-            and speaks_of_peers(error)
+            and (isinstance(error, WithoutOthers) or speaks_of_peers(error))
             and not self._end.someone_failed(self._coordinator, 1.0)
         )
 
@@ -242,6 +243,9 @@ class Leaving:
         raise SystemExit(problem.exit_code)
 
     def _write_problem(self, problem: SpotguardError) -> None:
+        if isinstance(problem, WithoutOthers):
+            self._by_error(problem)
+            return
         self.failure = problem
         cause = cause_of(problem)
         if cause is Cause.STATE_REFUSED:

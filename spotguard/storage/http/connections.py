@@ -17,6 +17,7 @@ import os
 import select
 import socket
 import ssl
+import traceback
 import urllib.request
 from collections import deque
 from dataclasses import dataclass, field
@@ -107,6 +108,8 @@ class Connections:
                     self._idle.append(connection)
                 return answer
         except (OSError, http.client.HTTPException) as problem:
+            # Python 3.10 leaves a proxy's refusal half read, and its connection open.
+            traceback.clear_frames(problem.__traceback__)
             raise self._broken(problem) from problem
 
     def _check(self, headers: Mapping[str, str]) -> None:

@@ -32,7 +32,7 @@ def main():
     {wrap}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run.track(model=model, optimizer=optimizer)
-    for step in run.steps(run.loader(data, global_batch_size=4), total=20):
+    for step in run.steps(run.loader(data, global_batch_size=4), total={steps}):
         if step.number == 12:
             {at_12}
         for x, y in step:
@@ -61,7 +61,7 @@ def script(jobs: Jobs, **places: str) -> Path:
     """Return a small training script with statements at some of its places."""
     usual = {
         "first": "", "after_init": "pass", "wrap": "pass", "at_12": "pass", "after_12": "pass",
-        "after_loop": "pass", "call": "main()",
+        "after_loop": "pass", "call": "main()", "steps": "20",
     }  # fmt: skip
     path = jobs.folder / "job.py"
     path.write_text(SCRIPT.format(**{**usual, **places}))
@@ -240,6 +240,20 @@ INTERRUPTED = """run._job.keeper.saver.wait()  # for the periodic save of step 1
             torch.distributed.barrier()
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(20)"""
+
+
+@pytest.mark.parametrize(
+    ("wrap", "code", "reason"), [("pass", 0, "finished"), (SHARDED, 75, "node_lost")]
+)
+def test_a_rank_lost_before_the_final_save_is_no_mistake_of_the_script(
+    jobs: Jobs, wrap: str, code: int, reason: str
+) -> None:
+    """Who holds all of the state saves it alone; who does not leaves it to the next attempt."""
+    last = "if run.rank == 0: os.kill(os.getpid(), signal.SIGKILL)"
+    ranks = jobs.start_ranks(3, script=script(jobs, wrap=wrap, steps="13", after_12=last))
+
+    assert [job.wait() for job in ranks] == [-9, code, code]
+    assert {end["reason"] for end in jobs.ends()} == {reason}
 
 
 def test_a_ctrl_c_that_cannot_be_saved_does_not_blame_the_store(jobs: Jobs) -> None:
