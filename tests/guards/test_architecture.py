@@ -344,3 +344,30 @@ def test_no_class_name_means_two_things() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
     assert not {name: where for name, where in homes.items() if len(where) > 1}
+
+
+def _private_names(tree: ast.AST) -> set[str]:
+    """Return the private methods and attributes of the classes in a module."""
+    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    names |= {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+    return {name for name in names if name.startswith("_") and not name.startswith("__")}
+
+
+def test_no_private_name_of_a_job_is_read_in_another_module() -> None:
+    """What a class in the job keeps to itself can be changed by who reads that file alone."""
+    trees = {path: ast.parse(path.read_text()) for path in (PACKAGE / "runtime").rglob("*.py")}
+    own = {path: _private_names(tree) for path, tree in trees.items()}
+    wrong = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno} reads {ast.unparse(node)}"
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+        if not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
+        if node.attr not in own[path]
+        if any(node.attr in names for other, names in own.items() if other != path)
+    ]
+    assert not wrong
