@@ -179,7 +179,7 @@ class LineScreen:
 
     def show(self, look: Look, now: float) -> None:
         """Print what is new, also what was learned late, but nothing from before `since_at`."""
-        from spotguard.cli.views.timeline import happening, progress
+        from spotguard.cli.views.history_table import happening, progress
 
         if look.earlier and not self._since_at:
             say(f"({look.earlier} earlier happenings are not shown: spotguard history --all)")

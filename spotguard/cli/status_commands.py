@@ -92,7 +92,7 @@ def history(
 
 
 def _show_history(lines: Iterable[HistoryLine]) -> None:
-    from spotguard.cli.views.timeline import HEADER, by_day, happening, happenings_table
+    from spotguard.cli.views.history_table import HEADER, by_day, happening, happenings_table
 
     terminal = console()
     for day, of_day in by_day(lines):

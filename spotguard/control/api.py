@@ -14,7 +14,7 @@ from spotguard.control.journal.fold import fold, read_record
 from spotguard.control.journal.journal import making_sense
 from spotguard.control.journal.record import Kind
 from spotguard.control.run_folder import RunFolder, find_run, folder_of, known_runs, runs_folder
-from spotguard.control.status.history import SILENT, history_lines, newest_lines
+from spotguard.control.status.history_words import SILENT, history_lines, newest_lines
 from spotguard.control.status.picture import run_summary
 from spotguard.control.status.view import RunSummary, RunView, Story
 from spotguard.control.status.watch import Watch, picture

@@ -9,9 +9,9 @@ from rich.console import Console, RenderableType
 
 from spotguard.cli.views import formats
 from spotguard.cli.views.attempts import attempts
+from spotguard.cli.views.history_table import by_day, happening
 from spotguard.cli.views.recoveries import recoveries
 from spotguard.cli.views.run import live, status
-from spotguard.cli.views.timeline import by_day, happening
 from spotguard.events.states import EndReason, RunState
 from tests.cli import pictures
 

@@ -14,8 +14,8 @@ from rich.text import Text
 from spotguard.cli.terminal.output import clean
 from spotguard.cli.views import formats
 from spotguard.cli.views.attempts import attempts
+from spotguard.cli.views.history_table import happenings_table
 from spotguard.cli.views.recoveries import recoveries
-from spotguard.cli.views.timeline import happenings_table
 from spotguard.events.states import RunState
 from spotguard.units import format_usd
 

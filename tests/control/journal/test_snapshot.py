@@ -16,7 +16,7 @@ from spotguard.control.journal.fold import fold, read_record
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.ledger import Ledger
 from spotguard.control.journal.record import KEPT_SAVES, Kind, RunRecord
-from spotguard.control.status.history import history_lines
+from spotguard.control.status.history_words import history_lines
 from spotguard.events import chunk, keys
 from spotguard.events.event import Event
 from spotguard.launch.local import LocalLauncher

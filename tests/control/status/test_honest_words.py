@@ -8,7 +8,7 @@ import pytest
 
 from spotguard.control.journal.fold import fold
 from spotguard.control.journal.record import Kind
-from spotguard.control.status.history import history_lines
+from spotguard.control.status.history_words import history_lines
 from spotguard.control.status.recovery import recoveries
 from spotguard.control.supervisor.end_reason import judge
 from spotguard.events.states import EndReason

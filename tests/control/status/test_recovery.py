@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from spotguard.control.status.history import history_lines
+from spotguard.control.status.history_words import history_lines
 from spotguard.control.status.picture import run_view
 from spotguard.control.status.recovery import Recovery, recoveries
 from spotguard.events.states import EndReason

@@ -12,7 +12,7 @@ from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import Kind
 from spotguard.control.run_folder import RunFolder
 from spotguard.control.status import watch
-from spotguard.control.status.history import history_lines, newest_lines
+from spotguard.control.status.history_words import history_lines, newest_lines
 from spotguard.control.status.watch import Watch
 from spotguard.errors import JournalDamaged
 from spotguard.events.states import RunState

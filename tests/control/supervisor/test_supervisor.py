@@ -10,7 +10,7 @@ import pytest
 from spotguard.control.journal.fold import limits_to_json
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import Kind, Limits
-from spotguard.control.status.history import history_lines
+from spotguard.control.status.history_words import history_lines
 from spotguard.control.status.picture import run_view
 from spotguard.control.supervisor.lease import Lease
 from spotguard.control.supervisor.policy import Policy

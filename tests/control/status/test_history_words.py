@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spotguard.control.journal.record import JOB_PREFIX, Kind, Limits
-from spotguard.control.status import history
-from spotguard.control.status.history import history_lines
+from spotguard.control.status import history_words
+from spotguard.control.status.history_words import history_lines
 from spotguard.events.event import JobEvent
 from spotguard.shared.documents import document
 from spotguard.testing.job import JobFate
@@ -85,7 +85,7 @@ def test_the_story_is_by_time_though_news_arrive_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In little memory: only so many lines are held back as may be overtaken."""
-    monkeypatch.setattr(history, "_LATE", 4)
+    monkeypatch.setattr(history_words, "_LATE", 4)
     world = World(tmp_path)
     with world.journal() as journal:
         for number in range(50):
