@@ -16,6 +16,7 @@ help:
 	@echo "make check   both: what CI runs"
 	@echo "make unit    the quick tests only"
 	@echo "make test-pythons  the quick tests and the demo on every other Python that this machine has"
+	@echo "make release  build what would be released, and try it on each Python of this machine; uploads nothing"
 	@echo "make fuzz    100 000 mutated documents for each reader of what others may write (SEED=1)"
 	@echo "make emulators  object stores on emulators, with faults in between (needs npm)"
 	@echo "make e2e     the whole-job tests only"
@@ -67,6 +68,11 @@ unit: $(VENV)/.installed-dev
 
 test-pythons: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.pythons
+
+# What would be uploaded, tried as a user gets it. The upload itself is nobody's but a person's.
+.PHONY: release
+release: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.pythons.release
 
 SEED ?= 1
 fuzz: $(VENV)/.installed-dev

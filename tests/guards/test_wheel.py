@@ -5,18 +5,29 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
+from spotguard.version import __version__
+
 ROOT = Path(__file__).parents[2]
 
 
-def test_wheel_carries_what_a_user_needs(tmp_path: Path) -> None:
-    """The wheel holds every module, the task templates and py.typed, and nothing else of ours."""
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel as a release has it, but for the download of what builds it."""
+    folder = tmp_path_factory.mktemp("wheel")
     subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path)],
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)],
         cwd=ROOT,
         check=True,
         capture_output=True,
     )
-    (wheel,) = tmp_path.glob("*.whl")
+    [built] = folder.glob("*.whl")
+    return built
+
+
+def test_wheel_carries_what_a_user_needs(wheel: Path) -> None:
+    """The wheel holds every module, the task templates and py.typed, and nothing else of ours."""
     names = set(zipfile.ZipFile(wheel).namelist())
 
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "spotguard").rglob("*.py")}
@@ -27,3 +38,13 @@ def test_wheel_carries_what_a_user_needs(tmp_path: Path) -> None:
     assert templates <= names
     strangers = {n for n in names if not n.startswith("spotguard") or "__pycache__" in n}
     assert not strangers
+
+
+def test_what_the_package_says_of_itself_is_accepted(wheel: Path) -> None:
+    """Its description can be shown, and nothing in its metadata is missing or wrong."""
+    command = [sys.executable, "-m", "twine", "check", "--strict", str(wheel)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with zipfile.ZipFile(wheel) as files:
+        [metadata] = [name for name in files.namelist() if name.endswith(".dist-info/METADATA")]
+        assert f"\nVersion: {__version__}\n" in files.read(metadata).decode()

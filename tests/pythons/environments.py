@@ -20,15 +20,19 @@ class NotToBeHadError(Exception):
 
 @dataclass(frozen=True)
 class Environment:
-    """One Python with all that the quick tests and the demo need."""
+    """One Python with all that the quick tests and the demo need, or with a wheel for users."""
 
     version: str
     lowest: bool = False
     """True: with the lowest versions that `pyproject.toml` promises, not the newest."""
+    wheel: Path | None = None
+    """What is installed, with what it needs and nothing else; None is this checkout, for tests."""
 
     @property
     def name(self) -> str:
         """What it is called in the report."""
+        if self.wheel is not None:
+            return f"{self.version}-wheel"
         return f"{self.version}-lowest" if self.lowest else self.version
 
     @property
@@ -44,21 +48,25 @@ class Environment:
     def make(self, interpreter: Path) -> None:
         """Install it, unless it is there and younger than what says what belongs in it.
 
+        One with a wheel is made anew each time.
+
         Raises:
             NotToBeHadError: a package, the network or a compiler is missing.
         """
         done = self.folder / ".installed"  # also what `make demo` looks at
         asked = (ROOT / "pyproject.toml", ROOT / "constraints.txt")
-        if done.exists() and done.stat().st_mtime > max(p.stat().st_mtime for p in asked):
+        newest = max(path.stat().st_mtime for path in asked)
+        if self.wheel is None and done.exists() and done.stat().st_mtime > newest:
             return
         _uv("venv", "--quiet", "--clear", "--python", str(interpreter), str(self.folder))
         wanted = self.folder / "wanted.txt"
         wanted.write_text("".join(f"{line}\n" for line in self._resolved()))
         into = ("pip", "install", "--quiet", "--no-deps", "--python", str(self.python))
         _uv(*into, "--requirements", str(wanted))
-        _uv(*into, "--editable", str(ROOT))
+        _uv(*into, *([str(self.wheel)] if self.wheel else ["--editable", str(ROOT)]))
         self._name_dead_weight()
         self._mend_torch()
+        _uv("pip", "check", "--quiet", "--python", str(self.python))
         done.touch()
 
     def _name_dead_weight(self) -> None:
@@ -71,11 +79,13 @@ class Environment:
             (described / "METADATA").write_text(
                 f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
             )
+            (described / "WHEEL").write_text("Wheel-Version: 1.0\nTag: py3-none-any\n")
 
     def _resolved(self) -> list[str]:
         """Return what to install, each package at its version; write down what is left out."""
         limits = self._lowest() if self.lowest else ROOT / "constraints.txt"
-        lines = self._compile("--constraint", str(limits), *_extras("dev")).splitlines()
+        extras = () if self.wheel else _extras("dev")
+        lines = self._compile("--constraint", str(limits), *extras).splitlines()
         dead = [line for line in lines if _DEAD_WEIGHT.match(line)]
         (self.folder / "left-out.txt").write_text("".join(f"{line}\n" for line in dead))
         return [line for line in lines if line not in dead]
