@@ -47,7 +47,7 @@ from spotguard.launch.base import ClusterState
 from spotguard.launch.membership import read_group
 from spotguard.spec.home import spotguard_home
 from spotguard.spec.model import JobSpec
-from spotguard.storage import open_store
+from spotguard.storage import check_conditions, open_store
 from spotguard.storage.small_objects import get_small
 from spotguard.storage.urls import split_last
 from spotguard.units import SystemClock
@@ -93,6 +93,7 @@ def adopt_run(url: str, tell: Tell = _silent) -> RunFolder:
     store_root = open_store(store_url).url
     store = run_store(store_root, run_id)
     body = _run_json(store, url)
+    check_conditions(store_root)  # before a journal is moved
     spec = JobSpec.from_json(body["spec"])
     machine = machine_id(spotguard_home())
     was_elsewhere = check_dead(read_holder(store), machine, time.time()) is not None

@@ -31,7 +31,7 @@ from spotguard.spec.home import keep_private, spotguard_home
 from spotguard.spec.infra import LOCAL
 from spotguard.spec.model import JobSpec
 from spotguard.spec.nodes import NodeRange
-from spotguard.storage import open_store
+from spotguard.storage import check_conditions, open_store
 from spotguard.units import to_iso
 
 if TYPE_CHECKING:
@@ -133,6 +133,7 @@ def admit_resume(
             )
         spec = JobSpec.from_json(record.spec)
         keep_private(spec.store)
+        check_conditions(record.store_root)  # no controller could take the run there
         spent_usd = cost.spent_usd(record, now)
         _check_budget(limits, _offers(spec, folder.path), spent_usd=spent_usd)
         forget_wish(folder.launches_path)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from spotguard.storage.credentials import Identity
     from spotguard.storage.remote.bucket import Bucket
 
-__all__ = ["FileStore", "open_store", "PrefixedStore", "who_am_i"]
+__all__ = ["check_conditions", "FileStore", "open_store", "PrefixedStore", "who_am_i"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SCHEMES = ("file", "s3", "gs", "az")
@@ -43,6 +43,19 @@ def open_store(url: str | os.PathLike[str]) -> ObjectStore:
     from spotguard.storage.remote.store import RemoteStore  # with tenacity: not for every job
 
     return RemoteStore(_open_bucket(scheme[1].lower(), text))
+
+
+def check_conditions(url: str) -> None:
+    """Find out whether the store at `url` decides which of two racing writers is first.
+
+    Raises:
+        StoreError: its server ignores conditions, so no run can be written there.
+    """
+    from spotguard.storage.remote.store import RemoteStore
+
+    store = open_store(url)
+    if isinstance(store, RemoteStore):  # a folder does
+        store.check_conditions()
 
 
 def _open_bucket(scheme: str, url: str) -> Bucket:

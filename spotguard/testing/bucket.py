@@ -76,6 +76,7 @@ class MemoryBucket:
         """`ignores_conditions` makes it a server that overwrites whatever it is asked."""
         self.part_rules = part_rules
         self.heeds_conditions = heeds_conditions
+        self.ignores_conditions = ignores_conditions
         self.calls: Counter[str] = Counter()
         """How often each method was called, failed calls included."""
         self.objects: dict[str, _Stored] = {}
@@ -84,7 +85,6 @@ class MemoryBucket:
         self.archived: set[str] = set()
         self._clock = clock or SystemClock()
         self._page_size = page_size
-        self._ignores = ignores_conditions
         self._faults: list[_Fault] = []
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
@@ -246,7 +246,7 @@ class MemoryBucket:
 
     def _store(self, key: str, content: bytes, condition: Precondition, writer: str) -> str:
         found = self.objects.get(key)
-        if not self._ignores:
+        if not self.ignores_conditions:
             if condition.if_absent and found:
                 raise AlreadyExists(f"{key} exists already")
             if condition.if_match is not None and (

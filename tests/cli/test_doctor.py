@@ -182,23 +182,20 @@ def test_a_full_store_has_no_speed_and_says_why(monkeypatch: pytest.MonkeyPatch)
     assert any("no room to try 16.0 MB" in check.hint for check in checks)
 
 
-def test_a_server_that_ignores_conditions_is_told_plainly(
+def test_a_server_that_ignores_conditions_fails_with_the_way_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It can be used: slower, and as safe."""
-    bucket = MemoryBucket(
-        heeds_conditions=None, ignores_conditions=True, clock=(time := FakeClock())
-    )
-    store = RemoteStore(bucket, clock=time)
-    trial = try_opened(store, speed_bytes=1_000_000, clock=time)
-    assert trial.heeds_conditions is False
-    assert trial.problem == ""
-    assert [key for key in bucket.objects if not key.startswith(".spotguard/bids/")] == []
-    monkeypatch.setattr(doctor_store, "open_store", lambda url: RemoteStore(bucket, clock=time))
-    checks, _ = doctor.check_store("memory")
-    (noted,) = [check for check in checks if check.name == "store conditions"]
-    assert noted.status is Status.NOTED
-    assert "three seconds" in noted.hint
+    """No run can be safe there; all else about it is told, and nothing stays behind."""
+    bucket = MemoryBucket(heeds_conditions=None, ignores_conditions=True)
+    monkeypatch.setattr(doctor_store, "open_store", lambda url: RemoteStore(bucket))
+    monkeypatch.setattr(doctor_store, "SPEED_BYTES", 1_000_000)
+    checks, trial = doctor.check_store("memory")
+    assert trial is not None
+    assert [right for right, may in trial.rights.items() if not may] == ["conditional write"]
+    assert not bucket.objects
+    (failed,) = [check for check in checks if check.status is Status.FAILED]
+    assert "two nodes could both believe that they had won" in failed.detail
+    assert "--store /shared/runs" in failed.hint
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from spotguard import storage
 from spotguard.control import api
+from spotguard.control.adopt import adopt_run
 from spotguard.control.create_run import admit_resume
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import Kind
@@ -32,6 +34,7 @@ from spotguard.events.states import EndReason, Market, RunState
 from spotguard.launch.base import Offer, Survey
 from spotguard.spec.model import JobSpec, build_spec
 from spotguard.storage import PrefixedStore, open_store
+from spotguard.testing.bucket import MemoryBucket
 from spotguard.testing.clock import FakeClock
 from spotguard.testing.job import FakeJob, JobFate
 from spotguard.testing.launcher import FakeLauncher
@@ -118,6 +121,51 @@ def test_who_has_just_asked_the_clouds_asks_them_once(
     assert asked == []
     api.create_run(spec)
     assert asked == ["offers", "places"]
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> MemoryBucket:
+    """The bucket that every URL of S3 names; whether it keeps conditions has to be tried."""
+    made = MemoryBucket(heeds_conditions=None)
+    monkeypatch.setattr(MemoryBucket, "url", "s3://bucket/runs")
+    monkeypatch.setattr(storage, "_open_bucket", lambda scheme, url: made)
+    return made
+
+
+def test_no_run_begins_on_a_server_that_ignores_conditions(
+    home: Path, bucket: MemoryBucket
+) -> None:
+    """It is told before anything is launched; neither here nor there is anything of the run."""
+    bucket.ignores_conditions = True
+    with pytest.raises(StoreError, match="s3://bucket/runs ignores the condition"):
+        api.create_run(a_spec(home, store=bucket.url))
+    assert list((home / "runs").iterdir()) == []
+    assert not bucket.objects
+
+
+def test_a_run_on_such_a_server_is_not_resumed(home: Path, bucket: MemoryBucket) -> None:
+    """An older version began it: no controller could take it, so nothing says that it goes on."""
+    run_id = api.create_run(a_spec(home, store=bucket.url))
+    settle(run_id)
+    bucket.ignores_conditions = True
+    objects = dict(bucket.objects)
+
+    with pytest.raises(StoreError, match="ignores the condition"):
+        admit_resume(run_id)
+    assert api.view(run_id).state is RunState.PAUSED
+    assert bucket.objects == objects
+
+
+def test_a_run_on_such_a_server_is_not_adopted(home: Path, bucket: MemoryBucket) -> None:
+    """Nor is its journal moved aside, as it would be for a new one."""
+    run_id = api.create_run(a_spec(home, store=bucket.url))
+    bucket.ignores_conditions = True
+    journal = folder_of(run_id).journal_path
+    journal.write_bytes(b"damaged")
+
+    with pytest.raises(StoreError, match="ignores the condition"):
+        adopt_run(f"{bucket.url}/{run_id}")
+    assert journal.read_bytes() == b"damaged"
 
 
 def mode(path: Path) -> int:

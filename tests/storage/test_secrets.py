@@ -49,7 +49,7 @@ PLANTED = {
 }
 ESCAPES = [
     *("../x", "a/../../x", "/etc/passwd", "a//b", "./x", "..", "a/..", "x\0y", "x\ny", "x\x7fy"),
-    *("", "/", "a/", "\r\nX-Header: 1", ".spotguard/bids/x"),
+    *("", "/", "a/", "\r\nX-Header: 1", ".spotguard/x"),
 ]
 
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from tests.storage.harness.servers import Server
 
 
-SLOW = "this server ignores conditions, and finding out by bids takes 3 s a write"
+UNCONDITIONAL = ("rclone", "gcs")
+"""Servers that ignore conditions, so that writes with one are refused; `fake-gcs` heeds them."""
 TRIPS = "rclone takes an empty folder away while another object is put into it"
-WRONG = "gcp-storage-emulator ignores conditions; `fake-gcs` keeps them"
 KINDS = [
     *("file", "memory", "prefixed", "faulty", "remote", "fake-gcs"),
     *(pytest.param(kind, marks=pytest.mark.e2e) for kind in ("moto", "rclone", "azurite", "gcs")),
@@ -87,9 +87,9 @@ def place_on(
 
 
 def need_conditions(kind: str) -> None:
-    """Skip the test where writes with a condition are slow, or wrong."""
-    if kind in ("rclone", "gcs"):
-        pytest.skip(SLOW if kind == "rclone" else WRONG)
+    """Skip the test where writes with a condition are refused."""
+    if kind in UNCONDITIONAL:
+        pytest.skip(f"{kind} ignores conditions, so such writes are refused")
 
 
 def keys_of(store: ObjectStore, prefix: str = "", start_after: str = "") -> list[str]:
@@ -152,9 +152,8 @@ def test_etag_changes_with_every_version(store: ObjectStore) -> None:
 
 def test_one_of_many_racing_creators_wins(store: ObjectStore, kind: str) -> None:
     """Whatever the timing, one create-if-absent succeeds and its bytes are the object's."""
-    if kind == "gcs":
-        pytest.skip(WRONG)
-    for race in range(1 if kind == "rclone" else 10):
+    need_conditions(kind)
+    for race in range(10):
         won: list[bytes] = []
         start = threading.Barrier(8)
 
@@ -169,6 +168,26 @@ def test_one_of_many_racing_creators_wins(store: ObjectStore, kind: str) -> None
 
         run_threads(create, 8)
         assert won == [store.get(f"race/{race}")]
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("kind", UNCONDITIONAL)
+def test_a_server_that_ignores_conditions_is_refused(store: ObjectStore) -> None:
+    """No write with a condition is taken, and what is there stays as it was, to be read."""
+    etag = store.put("x", b"first")
+    writes: list[Callable[[], str]] = [
+        lambda: store.put("x", b"second", if_absent=True),
+        lambda: store.put("new", b"second", if_absent=True),
+        lambda: store.put("x", b"second", if_match=etag),
+        lambda: store.copy("x", "new", if_absent=True),
+    ]
+    for write in writes:
+        with pytest.raises(StoreError, match="two nodes could both believe") as refused:
+            write()
+        assert store.url in refused.value.message
+
+    assert store.get("x") == b"first"
+    assert keys_of(store) == ["x"]
 
 
 def test_racing_swaps_lose_no_update(store: ObjectStore, kind: str) -> None:

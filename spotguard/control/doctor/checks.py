@@ -296,15 +296,6 @@ def _missing_rights(trial: StoreTrial) -> Iterator[Check]:
 
 
 def _measured(trial: StoreTrial) -> Iterator[Check]:
-    if trial.heeds_conditions is False:
-        yield Check(
-            name="store conditions",
-            status=Status.NOTED,
-            detail="this server overwrites where it is asked to create only, so spotguard finds "
-            "out by bids who is first",
-            hint="as safe, but each commit takes three seconds more; docs/stores.md says which "
-            "servers do better",
-        )
     if trial.latency_s is not None:
         yield _speed(trial, trial.latency_s)
     if trial.clock_skew_s is not None:

@@ -156,7 +156,6 @@ class _Trial:
         return ""
 
     def _conditions(self) -> str:
-        self.found.heeds_conditions = getattr(self._store, "heeds_conditions", None)
         first = self._store.put(self._once, _WORD, if_absent=True)
         if not self._is_refused(if_absent=True):
             return (

@@ -61,9 +61,6 @@ class StoreTrial:
     """Why the speed could not be measured."""
     clock_skew_s: float | None = None
     """How far the store's clock is before ours, as far as that is certain."""
-    heeds_conditions: bool | None = None
-    """False: the server overwrites whatever it is asked, so spotguard finds out by bids who is
-    first. None: a folder, which needs no server."""
 
     @property
     def problem(self) -> str:

@@ -63,40 +63,7 @@ class Upload:
     """Seconds since the epoch, by the server; None if it does not say."""
 
 
-class Writes(Protocol):
-    """Writes that can have a condition."""
-
-    def put(
-        self, key: str, body: Sequence[memoryview], *, condition: Precondition, writer: str
-    ) -> str:
-        """Store the views, one after the other, as one object; return its etag.
-
-        The bytes go to the socket from where they are, with a checksum that the server proves.
-        `writer` is kept with the object as metadata, see `writer_of`.
-        """
-        ...
-
-    def finish(
-        self,
-        key: str,
-        upload_id: str,
-        parts: Sequence[str],
-        *,
-        condition: Precondition,
-        writer: str,
-    ) -> str:
-        """Make the parts, in this order, the object; return its etag.
-
-        `NotFound` if there is no such upload (any more).
-        """
-        ...
-
-    def copy(self, source: str, target: str, *, condition: Precondition, writer: str) -> str:
-        """Copy an object of at most `part_rules.max_bytes` on the server; return the new etag."""
-        ...
-
-
-class Bucket(Writes, Protocol):
+class Bucket(Protocol):
     """One bucket or container, below one prefix. Safe to use from several threads at once.
 
     Keys are what `storage.keys` lets through. Every method makes one request, blocks until it is
@@ -122,6 +89,16 @@ class Bucket(Writes, Protocol):
         """Whether conditions of writes are kept; None if this kind of server has to be tried."""
         ...
 
+    def put(
+        self, key: str, body: Sequence[memoryview], *, condition: Precondition, writer: str
+    ) -> str:
+        """Store the views, one after the other, as one object; return its etag.
+
+        The bytes go to the socket from where they are, with a checksum that the server proves.
+        `writer` is kept with the object as metadata, see `writer_of`.
+        """
+        ...
+
     def begin(self, key: str, *, writer: str) -> str:
         """Begin a write in parts; return its id."""
         ...
@@ -130,6 +107,21 @@ class Bucket(Writes, Protocol):
         """Store part `number` (from 1); return what `finish` needs to know of it.
 
         May be repeated with the same bytes.
+        """
+        ...
+
+    def finish(
+        self,
+        key: str,
+        upload_id: str,
+        parts: Sequence[str],
+        *,
+        condition: Precondition,
+        writer: str,
+    ) -> str:
+        """Make the parts, in this order, the object; return its etag.
+
+        `NotFound` if there is no such upload (any more).
         """
         ...
 
@@ -180,6 +172,10 @@ class Bucket(Writes, Protocol):
 
     def delete(self, key: str) -> None:
         """Remove the object; nothing happens if there is none."""
+        ...
+
+    def copy(self, source: str, target: str, *, condition: Precondition, writer: str) -> str:
+        """Copy an object of at most `part_rules.max_bytes` on the server; return the new etag."""
         ...
 
     def archive(self, key: str) -> None:

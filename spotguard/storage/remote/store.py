@@ -29,7 +29,7 @@ from spotguard.storage.buffers import cut, size_of, targets_of, views_of
 from spotguard.storage.deadline import remaining_s
 from spotguard.storage.keys import check_folder, check_key, check_prefix, is_part
 from spotguard.storage.remote.bucket import Precondition
-from spotguard.storage.remote.conditional_fallback import BIDS, BiddingBucket, heeds_conditions
+from spotguard.storage.remote.conditional_writes import heeds_conditions, refusal
 from spotguard.storage.remote.thread_pool import Crew
 from spotguard.units import SystemClock
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tenacity import RetryCallState
 
     from spotguard.storage.base import Content, ObjectInfo, Target
-    from spotguard.storage.remote.bucket import Bucket, Page, Writes
+    from spotguard.storage.remote.bucket import Bucket, Page
     from spotguard.units import Clock
 
 Result = TypeVar("Result")
@@ -80,7 +80,7 @@ class RemoteStore:
         self._threads = threads
         self._single_bytes = max(single_bytes, bucket.part_rules.min_bytes)
         self._connection_rate: float | None = None
-        self._found_exact: Writes | BiddingBucket | None = None
+        self._heeds_conditions: bool | None = None
 
     @property
     def url(self) -> str:
@@ -91,13 +91,16 @@ class RemoteStore:
         """Return as many reads as there are connections: all objects are equally far away."""
         return Reads(threads=self._threads, size_bytes=_READ_BYTES)
 
-    @property
-    def heeds_conditions(self) -> bool:
-        """Whether the server keeps conditions of writes; where it does not, bids take their place.
+    def check_conditions(self) -> None:
+        """Raise `StoreError` if the server ignores conditions; one that may do so is tried once.
 
-        A server whose kind does not say is tried once, by a small write.
+        Not a `cached_property`: before Python 3.12 all stores share its lock, and would wait for
+        one whose server hangs. Two threads may both find it out, which does no harm.
         """
-        return not isinstance(self._exact, BiddingBucket)
+        if self._heeds_conditions is None:
+            self._heeds_conditions = self._tried(lambda: heeds_conditions(self._bucket))
+        if not self._heeds_conditions:
+            raise refusal(self.url)
 
     # ------------------------------------------------------------ writing
 
@@ -114,14 +117,15 @@ class RemoteStore:
         if if_absent and if_match is not None:
             raise UsageError("put: if_absent and if_match exclude each other")
         condition = Precondition(if_absent=if_absent, if_match=if_match)
+        if condition:  # before the first part is sent
+            self.check_conditions()
         size_bytes = size_of(data)
         if size_bytes > self._single_bytes:
             return self._put_parts(key, data, size_bytes, condition)
         body = list(views_of(data))
         return self._settle(
             key,
-            condition,
-            lambda bucket, writer: bucket.put(key, body, condition=condition, writer=writer),
+            lambda writer: self._bucket.put(key, body, condition=condition, writer=writer),
         )
 
     def copy(self, source: str, target: str, *, if_absent: bool = False) -> str:
@@ -129,18 +133,17 @@ class RemoteStore:
         check_key(source)
         check_key(target)
         condition = Precondition(if_absent=if_absent)
+        if condition:
+            self.check_conditions()
         return self._settle(
             target,
-            condition,
-            lambda bucket, writer: bucket.copy(source, target, condition=condition, writer=writer),
+            lambda writer: self._bucket.copy(source, target, condition=condition, writer=writer),
         )
 
     def delete(self, key: str) -> None:
         """Remove the object; nothing happens if there is none."""
         check_key(key)
         self._tried(lambda: self._bucket.delete(key))
-        if self._bucket.heeds_conditions is None and isinstance(self._exact, BiddingBucket):
-            self._exact.forget(key)
 
     def archive(self, key: str) -> None:
         """Move the object to the service's coldest class."""
@@ -154,8 +157,7 @@ class RemoteStore:
             parts = self._send_parts(key, upload_id, data, self._part_bytes(size_bytes))
             return self._settle(
                 key,
-                condition,
-                lambda bucket, writer: bucket.finish(
+                lambda writer: self._bucket.finish(
                     key, upload_id, parts, condition=condition, writer=writer
                 ),
                 writer=writer,
@@ -288,10 +290,6 @@ class RemoteStore:
         old = [each for each in uploads if each.started_at is None or each.started_at < before]
         for each in old:
             self._tried(partial(self._bucket.abort, each.key, each.upload_id))
-        for page in self._pages(f"{BIDS}{prefix}", "", folders=False):
-            for bid in page.objects:
-                if bid.modified_at is not None and bid.modified_at < before:
-                    self._tried(partial(self._bucket.delete, bid.key))
         return len(old)
 
     # ------------------------------------------------------------ trying
@@ -300,33 +298,13 @@ class RemoteStore:
     def _crew(self) -> Crew:
         return Crew(self._threads, "spotguard-store")
 
-    @property
-    def _exact(self) -> Writes | BiddingBucket:
-        """The bucket, on which conditions are kept: by the server, or else by ourselves.
-
-        Not a `cached_property`: before Python 3.12 all stores share its lock, and would wait for
-        one whose server hangs. Two threads may both find it out, which does no harm.
-        """
-        if self._found_exact is None:
-            heeds = self._tried(lambda: heeds_conditions(self._bucket))
-            self._found_exact = self._bucket if heeds else BiddingBucket(self._bucket, self._clock)
-        return self._found_exact
-
-    def _settle(
-        self,
-        key: str,
-        condition: Precondition,
-        write: Callable[[Writes, str], str],
-        *,
-        writer: str | None = None,
-    ) -> str:
+    def _settle(self, key: str, write: Callable[[str], str], *, writer: str | None = None) -> str:
         """Return the etag of a write that may be tried more than once, and takes effect once."""
-        bucket = self._exact if condition else self._bucket
         mine = writer or _new_writer()
 
         def once() -> str:
             try:
-                return write(bucket, mine)
+                return write(mine)
             except (AlreadyExists, NotFound):
                 # Taken, or the upload is no more: by our own earlier try, as it may turn out, or
                 # by this one, which a network or a proxy can deliver twice.

@@ -1,4 +1,4 @@
-"""S3, and what speaks like it: MinIO, R2, Ceph, rclone and others, by boto3.
+"""S3, and what speaks like it: MinIO, R2, Ceph and others, by boto3.
 
 boto3 finds the credentials, the region and the server, writes the requests, signs them and reads
 the answers. The bytes do not pass through it: its `before-send` event hands each signed request to

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,10 +15,9 @@ from spotguard.testing import FakeClock
 from spotguard.testing.bucket import MemoryBucket
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from spotguard.storage.base import Buffer
-    from spotguard.storage.remote.bucket import Page
 
 MB = 1 << 20
 SMALL_PARTS = PartRules(min_bytes=1, max_bytes=MB, max_parts=10_000)
@@ -269,7 +267,7 @@ def test_one_store_that_hangs_makes_no_other_wait() -> None:
     assert not waits
 
 
-def test_a_server_without_conditions_is_found_out_once() -> None:
+def test_whether_a_server_keeps_conditions_is_found_out_once() -> None:
     """It is tried before the first conditional write, and what was written for that is gone."""
     bucket = MemoryBucket(heeds_conditions=None)
     store = made(bucket)
@@ -281,131 +279,46 @@ def test_a_server_without_conditions_is_found_out_once() -> None:
     assert sorted(bucket.objects) == ["x", "y"]
 
 
-def test_without_the_servers_help_creators_still_agree() -> None:
-    """On a server that overwrites, a second creator loses, as does one at the same time."""
-    clock = FakeClock()
-    bucket = MemoryBucket(clock=clock, heeds_conditions=None, ignores_conditions=True)
-    store = made(bucket, clock)
-    etag = store.put("x", b"first", if_absent=True)
-    with pytest.raises(AlreadyExists):
-        store.put("x", b"second", if_absent=True)
-    assert bucket.objects["x"].content == b"first"
-    store.put("x", b"third", if_match=etag)
-    with pytest.raises(AlreadyExists):
-        store.put("x", b"fourth", if_match=etag)
-    assert bucket.objects["x"].content == b"third"
-    store.delete("x")
-    store.put("x", b"fifth", if_absent=True)
-    assert bucket.objects["x"].content == b"fifth"
+@pytest.mark.parametrize("write", ["small", "parts", "swap", "copy"])
+def test_a_server_that_ignores_conditions_is_refused_before_anything_is_written(write: str) -> None:
+    """Two could believe that they had won; so nothing is sent but the trial, and that only once."""
+    bucket = MemoryBucket(part_rules=SMALL_PARTS, heeds_conditions=None, ignores_conditions=True)
+    store = made(bucket)
+    etag = store.put("old", b"as it was")
+    acts: dict[str, Callable[[], str]] = {
+        "small": lambda: store.put("x", b"1", if_absent=True),
+        "parts": lambda: store.put("x", large(), if_absent=True),
+        "swap": lambda: store.put("old", b"1", if_match=etag),
+        "copy": lambda: store.copy("old", "x", if_absent=True),
+    }
+    for _ in range(2):
+        with pytest.raises(StoreError, match="two nodes could both believe") as refused:
+            acts[write]()
+        assert type(refused.value) is StoreError, "another try or another key would not mend it"
+        assert store.url in refused.value.message
+        assert "MinIO" in refused.value.hint
+        assert "--store /shared/runs" in refused.value.hint
+
+    assert bucket.objects["old"].etag == etag
+    assert (set(bucket.objects), bucket.parts) == ({"old"}, {})
+    assert bucket.calls == {"put": 3, "delete": 1}
 
 
-def test_no_bid_is_placed_that_there_is_no_time_to_wait_for() -> None:
-    """It could win after its writer has told that the write failed; and the deadline is kept."""
-    clock = FakeClock()
-    began = clock.monotonic()
-    bucket = MemoryBucket(clock=clock, heeds_conditions=False, ignores_conditions=True)
-    with (
-        give_up_after(2.5, clock),
-        pytest.raises(StoreUnavailable, match="too little time is left"),
-    ):
-        made(bucket, clock).put("x", b"1", if_absent=True)
+def test_on_a_server_that_ignores_conditions_all_else_works() -> None:
+    """What lies there, such as the checkpoints of an older version, can be seen and moved."""
+    bucket = MemoryBucket(heeds_conditions=None, ignores_conditions=True)
+    store = made(bucket)
+    bucket.put(".spotguard/bids/run/x", [], condition=ALWAYS, writer="")
+    store.put("run/x", b"1")
+    store.put("run/large", large())
+    store.copy("run/x", "run/y")
+    into = bytearray(len(large()))
+    store.get_into("run/large", 0, memoryview(into))
 
-    assert clock.monotonic() - began <= 2.5
-    assert not bucket.objects
-
-
-def test_the_same_content_twice_is_not_the_same_race() -> None:
-    """Where an etag is the hash of the content, who replaces what came back is not late."""
-
-    class Hashing(MemoryBucket):
-        def _store(self, key: str, content: bytes, condition: Precondition, writer: str) -> str:
-            super()._store(key, content, condition, writer)
-            etag = content.hex()
-            self.objects[key] = replace(self.objects[key], etag=etag)
-            return etag
-
-    clock = FakeClock()
-    bucket = Hashing(clock=clock, heeds_conditions=False, ignores_conditions=True)
-    store = made(bucket, clock)
-    first = store.put("x", b"A")
-    second = store.put("x", b"B", if_match=first)
-    again = store.put("x", b"A", if_match=second)
-    assert again == first
-    store.put("x", b"C", if_match=again)
-
-    assert store.get("x") == b"C"
-
-
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("replaces", [False, True])
-def test_who_bids_for_a_key_that_is_deleted_meanwhile_begins_again(
-    replaces: bool, late: bool
-) -> None:
-    """With the key go the bids: what was to be replaced is no more, what is new is created."""
-
-    class Deleting(MemoryBucket):
-        deletes = True
-
-        def page(self, prefix: str, **options: Any) -> Page:
-            found = super().page(prefix, **options)
-            if self.deletes and found.objects:
-                self.deletes = False
-                made(self).delete("x")
-            return found if late else super().page(prefix, **options)
-
-    clock = FakeClock()
-    bucket = Deleting(clock=clock, ignores_conditions=True)
-    bucket.heeds_conditions = None
-    store = made(bucket, clock)
-    etag = store.put("x", b"1") if replaces else None
-    if replaces:
-        with pytest.raises(AlreadyExists):
-            store.put("x", b"2", if_match=etag)
-    else:
-        store.put("x", b"2", if_absent=True)
-
-    assert not bucket.deletes
-    assert ("x" in bucket.objects) is not replaces
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_racing_bidders_have_one_winner(seed: int) -> None:
-    """Bids that lie side by side are judged alike by all, also for one that died after it."""
-    clock = RacingClock()
-    bucket = MemoryBucket(clock=clock, heeds_conditions=False, ignores_conditions=True)
-    if seed % 2:
-        bucket.fail("copy", error=StoreError("died"))
-    won: list[bytes] = []
-    start = threading.Barrier(4)
-
-    def create(writer: int) -> None:
-        store = RemoteStore(bucket, clock=clock)
-        start.wait()
-        try:
-            store.put("x", b"%d" % writer, if_absent=True)
-            won.append(b"%d" % writer)
-        except AlreadyExists:
-            pass
-        except StoreError as problem:
-            assert problem.message == "died"  # noqa: PT017  only one of them is to die
-
-    threads = [threading.Thread(target=create, args=(writer,)) for writer in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(won) == (1 if not seed % 2 else len(won)) <= 1
-    if won:
-        assert bucket.objects["x"].content == won[0]
-
-
-class RacingClock(FakeClock):
-    """Sleeping waits for the other bidders, as real time would."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._met = threading.Barrier(4)
-
-    def sleep(self, seconds: float) -> None:
-        """Let all four bids be placed before anyone looks."""
-        self._met.wait()
+    assert (bytes(into), store.get("run/x")) == (large(), b"1")
+    assert store.head("run/y") is not None
+    assert [info.key for info in store.list()] == ["run/large", "run/x", "run/y"]
+    assert store.list_folders("") == ["run/"]
+    assert store.clean_up(older_than_s=0.0) == 0
+    store.delete("run/x")
+    assert store.head("run/x") is None
