@@ -66,7 +66,6 @@ class Environment:
         _uv(*into, *([str(self.wheel)] if self.wheel else ["--editable", str(ROOT)]))
         self._name_dead_weight()
         self._mend_torch()
-        _uv("pip", "check", "--quiet", "--python", str(self.python))
         done.touch()
 
     def _name_dead_weight(self) -> None:

@@ -69,11 +69,12 @@ def _digests(wheel: Path) -> dict[str, str]:
 
 
 def used_as_a_user_does(environment: Environment) -> None:
-    """Look at the command, start from what `init` writes, and train it to its end.
+    """Look at what is installed, at the command, and train what `init` writes to its end.
 
     Raises:
         FailedError: a command failed, or what is imported is not what was installed.
     """
+    said([*_PYTHON, "uv", "pip", "check", "--python", str(environment.python)])
     folder = environment.python.parent
     with tempfile.TemporaryDirectory(prefix="spotguard-release-") as home:
         empty = Path(home) / "empty"

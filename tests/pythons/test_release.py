@@ -93,7 +93,9 @@ def test_every_python_is_tried(machine: Machine, capsys: pytest.CaptureFixture[s
     assert said.endswith("not to be released\n")
 
 
-@pytest.mark.parametrize("fails", ["build", "twine", "--help", "init", "up train.py"])
+@pytest.mark.parametrize(
+    "fails", ["build", "twine", "uv pip check", "--help", "init", "up train.py"]
+)
 def test_what_fails_fails_the_release(machine: Machine, fails: str) -> None:
     """Whichever step it is."""
     machine.fails = fails
