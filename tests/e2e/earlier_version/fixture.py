@@ -47,6 +47,15 @@ def place(archive: Path, lab: Lab, *, only_store: bool = False) -> str:
     return run_json.parent.name
 
 
+def kept_at(version: Path) -> float:
+    """Return the epoch seconds at which the runs of a version were kept."""
+    newest = 0.0
+    for archive in version.glob("*.tar.gz"):
+        with tarfile.open(archive) as tar:
+            newest = max(newest, *(each.mtime for each in tar))
+    return newest
+
+
 def outcome(status: Status) -> dict[str, Any]:
     """Return what a finished run made of its state: weights to the last bit, and all it counts."""
     last = max(store_of(status).glob("checkpoints/*/manifest.json"))
