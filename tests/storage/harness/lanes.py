@@ -130,9 +130,10 @@ def close(bucket: Bucket) -> None:
 def silence_for(test: str) -> float:
     """Return the seconds of silence after which a test gives a server up.
 
-    Short where the server is to be silent; else long, as a busy machine is slow to answer.
+    Short where the server is to be silent, for good or between two pieces; else long, as a busy
+    machine is slow to answer.
     """
-    return 1.0 if "stall" in test else 20.0
+    return 1.0 if "stall" in test or "slow" in test else 20.0
 
 
 def be_impatient(monkeypatch: pytest.MonkeyPatch, silence_s: float) -> None:
