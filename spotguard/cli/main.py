@@ -139,7 +139,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except SystemExit as left:  # typer leaves so once it has completed a word, or installed that
-        return left.code if isinstance(left.code, int) else 0
+        if left.code is None or isinstance(left.code, int):
+            return left.code or 0
+        return _say_error(str(left.code), "", SpotguardError.exit_code)
     except SpotguardError as problem:
         return _say_error(problem.message, problem.hint, problem.exit_code)
     except (KeyboardInterrupt, typer.Abort):

@@ -110,11 +110,12 @@ class Job:
             on_agreed=self.leaving.in_time,
         )
         self._progress = ProgressFile(settings.progress_path if settings.local_rank == 0 else None)
-        self.exits = ExitWatch(self._on_exception, self._at_exit)
-        self._listener = Listener(settings, self.watch, self.reporter)
-        self.leaving.listen_to(self.watch, self._listener, self.exits)
+        self.leaving.obey(self.watch)
         self._peers = self._join_peers()
         self._still = self._look_for_stillness()
+        self.exits = ExitWatch(self._on_exception, self._at_exit)
+        self._listener = Listener(settings, self.watch, self.reporter)
+        self.leaving.listen_to(self._listener, self.exits)
         self.watch.start()
         self.reporter.start()
         if told:

@@ -361,3 +361,17 @@ def test_a_plain_look_is_quick() -> None:
     said = python("-c", look)
     assert "no runs yet" in said.stdout
     assert not {"torch", "numpy", "sky", "boto3", "google", "azure"} & set(said.stdout.split())
+
+
+@pytest.mark.parametrize(("left", "code"), [(None, 0), (0, 0), (7, 7), ("it is full", 1)])
+def test_a_library_that_exits_is_no_success(
+    left: object, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it says is shown, as Python would show it."""
+
+    def leave(**_: object) -> None:
+        raise SystemExit(left)
+
+    monkeypatch.setattr("spotguard.cli.main.app", leave)
+    assert main([]) == code
+    assert ("it is full" in capsys.readouterr().err) == (code == 1)

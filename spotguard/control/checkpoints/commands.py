@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from spotguard.storage.base import ObjectStore
 
     Progress = Callable[[int, int], None]
-    """DoctorDocument (bytes done, bytes in all) as a long task goes on."""
+    """Told (bytes done, bytes in all) as a long task goes on."""
 
 
 SCHEMA: Final = 1

@@ -59,6 +59,8 @@ PLACE = "place"
 """In what is a rank's own, beside its random states: where it is in data only it reads."""
 
 _COMMITTED = "ok"
+_FAILED, _LOST = "!", "?"
+"""How a word begins that is no success: the save failed, or another rank is gone."""
 _GIVE_UP_PATIENCE_S = 2.0
 _LOOK_UP_S = 0.25
 _PEER_TIMEOUT_S = 120.0
@@ -105,6 +107,12 @@ class WithoutOthers(CheckpointError):
 
 class OutOfContact(WithoutOthers):
     """The other ranks cannot be heard: their rendezvous is gone, perhaps with the first of them."""
+
+
+def _refused(word: str, beginning: str) -> CheckpointError:
+    """Return the error that another rank's word is: it failed, or knows of a rank that is gone."""
+    kind = OutOfContact if word.startswith(_LOST) else CheckpointError
+    return kind(f"{beginning}{word[1:]}")
 
 
 class Saver:
@@ -350,10 +358,12 @@ class Saver:
         except ConnectionError as problem:
             raise OutOfContact(f"step {capture.step} not saved: {problem}") from problem
         except BaseException as problem:  # whatever it is, the other ranks wait for a word
+            lost = isinstance(problem, WithoutOthers) and self.alone.is_set()
+            said = str(problem) if isinstance(problem, SpotguardError) else repr(problem)
             _tell(
                 connection,
                 f"{word}/done" if not self._rank else f"{word}/{self._rank}",
-                f"!{problem}" if isinstance(problem, SpotguardError) else f"!{problem!r}",
+                f"{_LOST if lost else _FAILED}{said}",
             )
             raise
         duration_s = time.monotonic() - started
@@ -424,8 +434,8 @@ class Saver:
                 text = self._hear(connection, f"{word}/{peer}", end)
                 if text is None:
                     raise WithoutOthers(f"step {capture.step} not saved: rank {peer} is silent")
-                if text.startswith("!"):
-                    raise CheckpointError(f"step {capture.step} not saved: rank {peer}: {text[1:]}")
+                if text.startswith((_FAILED, _LOST)):
+                    raise _refused(text, f"step {capture.step} not saved: rank {peer}: ")
                 body = json.loads(text)
                 shard = ShardInfo.from_json(body["shard"], "a shard") if body["shard"] else None
                 parts[peer] = (shard, body["own"])
@@ -445,7 +455,7 @@ class Saver:
         if done is None:
             raise WithoutOthers(f"step {capture.step} not saved: no answer")
         if done != _COMMITTED:
-            raise CheckpointError(f"step {capture.step} not saved: {done[1:]}")
+            raise _refused(done, f"step {capture.step} not saved: ")
         return _saved(capture, prefix)
 
     def _hear(self, connection: Coordinator, key: str, end: float) -> str | None:

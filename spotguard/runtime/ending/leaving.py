@@ -95,9 +95,13 @@ class Leaving:
         self.process_goes_on = False
         """True once the run is to end and the process is not: `reset`."""
 
-    def listen_to(self, watch: StopWatch, listener: Listener, exits: ExitWatch) -> None:
-        """Take those that hear of a cause; before any of them is started."""
-        self._watch, self._listener, self._exits = watch, listener, exits
+    def obey(self, watch: StopWatch) -> None:
+        """Take what agrees on a stop; before it, or what looks after other ranks, is started."""
+        self._watch = watch
+
+    def listen_to(self, listener: Listener, exits: ExitWatch) -> None:
+        """Take what knows how the script was told to end, and did; before it can end."""
+        self._listener, self._exits = listener, exits
 
     # ------------------------------------------------------------------ told to stop
 
@@ -127,9 +131,10 @@ class Leaving:
             # A nearer deadline may come, and the loop may end and what is after it begin.
             request = self._watch.nearest(request)
             leave_at = min(leave_at, time.monotonic() + self._patience_s(request))
-        if self.phase is Phase.TRAINING and not self._give_up_step(request):
+        in_loop = self.phase is Phase.TRAINING
+        if in_loop and not self._give_up_step(request):
             return
-        self._take(Cause.TOLD_AND_LATE, request)
+        self._take(Cause.TOLD_AND_LATE, request, in_loop=in_loop)
 
     def _patience_s(self, request: StopRequest) -> float:
         """Return how long the main thread may still take to leave."""
@@ -223,9 +228,16 @@ class Leaving:
         others = not isinstance(self._coordinator, Alone)
         return (
             others
-            and (isinstance(error, WithoutOthers) or speaks_of_peers(error))
+            and (self._is_save_without_lost(error) or speaks_of_peers(error))
             and not self._end.someone_failed(self._coordinator, 1.0)
         )
+
+    def _is_save_without_lost(self, error: BaseException) -> bool:
+        """Return whether a save failed because a rank is gone; one that is only silent may be slow.
+
+        What is slow, or has left its loop alone, would be as slow in every attempt.
+        """
+        return isinstance(error, WithoutOthers) and self._keeper.saver.alone.is_set()
 
     @staticmethod
     def _request_of(cause: Cause, message: str) -> StopRequest:
@@ -243,7 +255,8 @@ class Leaving:
         raise SystemExit(problem.exit_code)
 
     def _write_problem(self, problem: SpotguardError) -> None:
-        if isinstance(problem, WithoutOthers):
+        if self._is_save_without_lost(problem):
+            log.error("%s", sentence(problem))
             self._by_error(problem)
             return
         self.failure = problem
@@ -268,7 +281,9 @@ class Leaving:
         """Write how the script ended, if it is not written; return the exit code if not its own."""
         if self._end.begun or self.failure is not None or self.phase is Phase.SETUP:
             return None
+        cause = Cause.ALL_STEPS_DONE
         if self.phase is Phase.TRAINING:
+            cause = Cause.LOOP_LEFT
             told = self._watch.agreed or self._listener.sigterm
             if told is not None:
                 return self._left_when_told(told)
@@ -282,7 +297,7 @@ class Leaving:
                 return problem.exit_code
         if self._end.is_first or self._end.is_alone(None):
             told = self._watch.agreed  # while it was finishing
-            self._write(Cause.ALL_STEPS_DONE, "all steps done", request=told)
+            self._write(cause, "all steps done", request=told)
         return None
 
     def _left_when_told(self, told: StopRequest) -> int:
@@ -297,7 +312,14 @@ class Leaving:
 
     # ------------------------------------------------------------------ what the table says
 
-    def _take(self, cause: Cause, request: StopRequest, *, halfway: bool = False) -> None:
+    def _take(
+        self,
+        cause: Cause,
+        request: StopRequest,
+        *,
+        halfway: bool = False,
+        in_loop: bool | None = None,
+    ) -> None:
         """Save, write how it ended, and end the process if the cause's way out does so at once.
 
         Returns where `SystemExit` is to follow, where another thread is at it already, and where
@@ -307,18 +329,24 @@ class Leaving:
             self.begun.set()
             request = self._watch.nearest(request)
             request = replace(request, warned_at=request.warned_at or clock.now())
-        problem = self._save(self._saves(cause), request, halfway=halfway)
+        problem = self._save(self._saves(cause, in_loop), request, halfway=halfway)
         first = self._end.write_told(request, problem)
         if WAYS_OUT[cause].ends is Ends.BY_SYSTEM_EXIT:
             exit_soon(EXIT_PATIENCE_S)
         elif not first:  # the thread that writes the end is not cut short
             exit_soon(HUNG_SAVE_S)
-        elif not (self.process_goes_on and cause is Cause.CTRL_C):
+        elif not (self.process_goes_on and self._is_told_by_reset(cause)):
             exit_now()
 
-    def _saves(self, cause: Cause) -> Saves:
+    def _is_told_by_reset(self, cause: Cause) -> bool:
+        """Return whether `reset` raises what happened, or the user did it: the process stays."""
+        return cause is Cause.CTRL_C or isinstance(self.failure, SpotguardError)
+
+    def _saves(self, cause: Cause, in_loop: bool | None = None) -> Saves:
         way = WAYS_OUT[cause]
-        return way.in_loop if self.phase is Phase.TRAINING else way.outside
+        if in_loop is None:
+            in_loop = self.phase is Phase.TRAINING
+        return way.in_loop if in_loop else way.outside
 
     def _save(
         self, saves: Saves, request: StopRequest | None = None, *, halfway: bool = False

@@ -8,6 +8,7 @@ refused. Everything else works on it, so what lies there can still be read.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from typing import TYPE_CHECKING
 
@@ -20,18 +21,27 @@ if TYPE_CHECKING:
 
 
 def heeds_conditions(bucket: Bucket) -> bool:
-    """Return whether the server keeps conditions; one whose kind does not say is tried."""
+    """Return whether the server keeps conditions; one whose kind does not say is tried.
+
+    It is tried a second time before it is refused: of a server with several copies, one may have
+    been behind.
+    """
     if bucket.heeds_conditions is not None:
         return bucket.heeds_conditions
+    return _passes_trial(bucket) or _passes_trial(bucket)
+
+
+def _passes_trial(bucket: Bucket) -> bool:
     key = f"{RESERVED}/probe/{secrets.token_hex(16)}"
     word = [memoryview(b"spotguard")]
-    bucket.put(key, word, condition=ALWAYS, writer="probe")
     try:
+        bucket.put(key, word, condition=ALWAYS, writer="probe")
         bucket.put(key, word, condition=Precondition(if_absent=True), writer="probe")
     except AlreadyExists:
         return True
     finally:
-        bucket.delete(key)
+        with contextlib.suppress(StoreError):  # it would hide the verdict, and does no harm
+            bucket.delete(key)
     return False
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +14,7 @@ from spotguard.errors import CheckpointError, Fenced, StoreFull, StoreUnavailabl
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
 from spotguard.runtime.checkpoint import restore as restoring
-from spotguard.runtime.checkpoint.saver import OutOfContact
+from spotguard.runtime.checkpoint.saver import OutOfContact, WithoutOthers
 from spotguard.runtime.state.tree import Leaf, Packed
 from spotguard.testing import FakeRendezvous, FaultyStore, MemoryStore
 from spotguard.testing.stores import SimulatedCrash
@@ -564,3 +565,25 @@ def test_each_rank_keeps_its_own_random_states() -> None:
     before = torch.get_rng_state()
     assert not restoring.restore_random(manifest, 0, 3), "of another number of ranks: not restored"
     assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_who_hears_of_a_lost_rank_knows_that_it_is_lost(gone: bool) -> None:
+    """The first rank's word tells a rank that is gone from one that is only silent."""
+    first, _, other = ranks(3, MemoryStore(), FakeRendezvous())
+    if gone:
+        first.saver.alone.set()  # by the ring, which may not have told the other rank yet
+    raised: dict[int, BaseException] = {}
+
+    def save(rank: Rank) -> None:
+        part = {"part": Part(torch.ones(6, 2), rank.rank, 3)}
+        capture = rank.saver.capture(10, CheckpointKind.FINAL, part, {})
+        try:
+            rank.saver.save_now(capture, timeout_s=0.5 if rank is first else 30.0)
+        except CheckpointError as problem:
+            raised[rank.rank] = problem
+
+    together(partial(save, first), partial(save, other))
+    assert isinstance(raised[0], WithoutOthers)
+    assert isinstance(raised[2], WithoutOthers) is gone
+    assert other.saver.alone.is_set() is gone

@@ -242,17 +242,19 @@ INTERRUPTED = """run._job.keeper.saver.wait()  # for the periodic save of step 1
             time.sleep(20)"""
 
 
+@pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize(
     ("wrap", "code", "reason"), [("pass", 0, "finished"), (SHARDED, 75, "node_lost")]
 )
 def test_a_rank_lost_before_the_final_save_is_no_mistake_of_the_script(
-    jobs: Jobs, wrap: str, code: int, reason: str
+    jobs: Jobs, wrap: str, code: int, reason: str, victim: int
 ) -> None:
     """Who holds all of the state saves it alone; who does not leaves it to the next attempt."""
-    last = "if run.rank == 0: os.kill(os.getpid(), signal.SIGKILL)"
+    last = f"if run.rank == {victim}: os.kill(os.getpid(), signal.SIGKILL)"
     ranks = jobs.start_ranks(3, script=script(jobs, wrap=wrap, steps="13", after_12=last))
 
-    assert [job.wait() for job in ranks] == [-9, code, code]
+    codes = [job.wait() for job in ranks]
+    assert codes == [-9 if rank == victim else code for rank in range(3)]
     assert {end["reason"] for end in jobs.ends()} == {reason}
 
 

@@ -281,7 +281,7 @@ def test_whether_a_server_keeps_conditions_is_found_out_once() -> None:
 
 @pytest.mark.parametrize("write", ["small", "parts", "swap", "copy"])
 def test_a_server_that_ignores_conditions_is_refused_before_anything_is_written(write: str) -> None:
-    """Two could believe that they had won; so nothing is sent but the trial, and that only once."""
+    """Two could believe that they had won; so nothing is sent but two trials, once."""
     bucket = MemoryBucket(part_rules=SMALL_PARTS, heeds_conditions=None, ignores_conditions=True)
     store = made(bucket)
     etag = store.put("old", b"as it was")
@@ -301,7 +301,32 @@ def test_a_server_that_ignores_conditions_is_refused_before_anything_is_written(
 
     assert bucket.objects["old"].etag == etag
     assert (set(bucket.objects), bucket.parts) == ({"old"}, {})
-    assert bucket.calls == {"put": 3, "delete": 1}
+    assert bucket.calls == {"put": 1 + 2 * 2, "delete": 2}, "the object, and two trials"
+
+
+def test_a_copy_that_is_behind_refuses_no_server() -> None:
+    """One trial in which a condition was not kept is no proof: the next one decides."""
+
+    class Behind(MemoryBucket):
+        def put(
+            self, key: str, body: Sequence[memoryview], *, condition: Precondition, writer: str
+        ) -> str:
+            behind = self.calls["put"] == 1
+            return super().put(key, body, condition=ALWAYS if behind else condition, writer=writer)
+
+    store = made(Behind(heeds_conditions=None))
+    store.put("x", b"1", if_absent=True)
+    with pytest.raises(AlreadyExists):
+        store.put("x", b"2", if_absent=True)
+
+
+def test_who_may_not_delete_the_trial_may_write() -> None:
+    """What the trial leaves behind is in a place of our own; its verdict stands."""
+    bucket = MemoryBucket(heeds_conditions=None)
+    bucket.fail("delete", error=StoreError("no right to delete"))
+    store = made(bucket)
+    store.put("x", b"1", if_absent=True)
+    assert [info.key for info in store.list()] == ["x"]
 
 
 def test_on_a_server_that_ignores_conditions_all_else_works() -> None:
