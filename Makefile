@@ -21,7 +21,7 @@ help:
 	@echo "make emulators  object stores on emulators, with faults in between (needs npm)"
 	@echo "make e2e     the whole-job tests only"
 	@echo "make lab     a Slurm cluster of three virtual spot nodes (root, Debian 12); lab-down ends it"
-	@echo "make cloud-tests  a few cents' worth of real nodes, in SPOTGUARD_CLOUD: docs/cloud-tests.md"
+	@echo "make cloud-tests  a few cents' worth of real nodes, in SPOTGUARD_CLOUD: docs/reference/cloud-tests.md"
 	@echo "make lab-tests  whole runs through SkyPilot on such a cluster (brings up its own)"
 	@echo "make docs    the site of the pages and of the public names, in site/; needs no network"
 	@echo "make lab-story  a long one there: the example shrinks, and grows by its own rule"
@@ -67,16 +67,16 @@ unit: $(VENV)/.installed-dev
 	$(call TESTED,-n 2 --dist worksteal -m "not e2e and not cloud")
 
 test-pythons: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.pythons
+	$(BIN)/python -m tests.programs.pythons
 
 # What would be uploaded, tried as a user gets it. The upload itself is nobody's but a person's.
 .PHONY: release
 release: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.pythons.release
+	$(BIN)/python -m tests.programs.pythons.release
 
 SEED ?= 1
 fuzz: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.fuzz --seed $(SEED)
+	$(BIN)/python -m tests.programs.fuzz --seed $(SEED)
 
 # Servers of object storage, each worker's own, and real faults between them and us: much of it waits.
 emulators: $(VENV)/.installed-dev azurite

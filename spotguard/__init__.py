@@ -5,6 +5,6 @@ module stays light on purpose: the runtime imports it inside every job.
 """
 
 from spotguard.errors import SpotguardError
-from spotguard.version import __version__
+from spotguard.shared.version import __version__
 
 __all__ = ["__version__", "SpotguardError"]

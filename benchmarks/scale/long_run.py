@@ -20,9 +20,9 @@ from spotguard.events import chunk, keys
 from spotguard.events.chunk import LARGEST_CHUNK, MERGED_AT_ONCE
 from spotguard.events.event import Event, Heartbeat, JobEvent
 from spotguard.events.states import CheckpointKind, EndReason, RunState
+from spotguard.shared.units import SystemClock, to_iso
 from spotguard.testing.launcher import FAKE_OFFER
 from spotguard.testing.stores import MemoryStore
-from spotguard.units import SystemClock, to_iso
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

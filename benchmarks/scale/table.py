@@ -40,12 +40,12 @@ from spotguard.control.status.watch import Watch
 from spotguard.events import keys
 from spotguard.launch.local import LocalLauncher
 from spotguard.launch.local.options import LocalOptions
+from spotguard.shared.units import SystemClock
 from spotguard.spec.model import build_spec
 from spotguard.storage import PrefixedStore, open_store
 from spotguard.storage.remote.bucket import ALWAYS
 from spotguard.storage.remote.store import RemoteStore
 from spotguard.testing.bucket import MemoryBucket
-from spotguard.units import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

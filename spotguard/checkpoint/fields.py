@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, NoReturn
 
 from spotguard.errors import DamagedCheckpoint
-from spotguard.units import from_iso, to_iso
+from spotguard.shared.units import from_iso, to_iso
 
 if TYPE_CHECKING:
     from spotguard.checkpoint.strict_json import Json

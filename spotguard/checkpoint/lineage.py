@@ -39,16 +39,16 @@ from spotguard.events import keys
 from spotguard.events.keys import MAX_ATTEMPT
 from spotguard.events.proven import check_bytes, with_checksum
 from spotguard.events.untrusted import Refused, check_size
+from spotguard.shared.units import SystemClock, to_iso
 from spotguard.storage.remote.thread_pool import Crew
 from spotguard.storage.small_objects import get_small
-from spotguard.units import SystemClock, to_iso
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from spotguard.checkpoint.strict_json import Json
+    from spotguard.shared.units import Clock
     from spotguard.storage.base import ObjectStore
-    from spotguard.units import Clock
 
 SCHEMA = 1
 _READS = 16

@@ -28,8 +28,8 @@ from spotguard.events import keys
 from spotguard.events.keys import MAX_ATTEMPT
 from spotguard.events.states import CheckpointKind
 from spotguard.events.untrusted import Refused
+from spotguard.shared.units import to_iso
 from spotguard.storage.small_objects import get_small
-from spotguard.units import to_iso
 
 if TYPE_CHECKING:
     from spotguard.checkpoint.strict_json import Json

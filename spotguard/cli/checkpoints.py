@@ -11,7 +11,7 @@ from spotguard.cli.terminal.output import confirm, console, note, print_json, sa
 from spotguard.cli.terminal.progress import bytes_progress
 from spotguard.errors import CheckpointError, UsageError
 from spotguard.shared.documents import document
-from spotguard.units import format_bytes, parse_duration_s
+from spotguard.shared.units import format_bytes, parse_duration_s
 
 if TYPE_CHECKING:
     from spotguard.checkpoint.lineage import CheckpointRef

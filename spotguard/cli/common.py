@@ -11,7 +11,7 @@ import typer
 
 from spotguard.cli.terminal.output import console, note, print_json
 from spotguard.errors import Detached
-from spotguard.units import format_duration, parse_duration_s
+from spotguard.shared.units import format_duration, parse_duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

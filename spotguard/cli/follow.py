@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from spotguard.cli.terminal.output import say
 from spotguard.errors import ContactLost
 from spotguard.events.states import RunState
-from spotguard.units import Clock, SystemClock, format_duration
+from spotguard.shared.units import Clock, SystemClock, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,7 +16,7 @@ from spotguard.cli import check, checkpoints, run_commands, setup, status_comman
 from spotguard.cli.terminal.output import note, say
 from spotguard.cli.terminal.plain_help import PlainCommand, PlainGroup
 from spotguard.errors import SpotguardError, UsageError
-from spotguard.version import __version__
+from spotguard.shared.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -45,12 +45,12 @@ from spotguard.events.untrusted import (
 )
 from spotguard.launch.base import ClusterState
 from spotguard.launch.membership import read_group
+from spotguard.shared.units import SystemClock
 from spotguard.spec.home import spotguard_home
 from spotguard.spec.model import JobSpec
 from spotguard.storage import check_conditions, open_store
 from spotguard.storage.small_objects import get_small
 from spotguard.storage.urls import split_last
-from spotguard.units import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,11 +17,11 @@ from spotguard.control.supervisor.policy import policy_for
 from spotguard.control.supervisor.supervisor import Supervisor
 from spotguard.errors import EnvironmentFailure
 from spotguard.launch.local import LocalLauncher, LocalOptions
+from spotguard.shared.units import SystemClock
 from spotguard.spec.home import spotguard_home
 from spotguard.spec.infra import LOCAL
 from spotguard.spec.model import JobSpec
 from spotguard.storage import PrefixedStore, open_store
-from spotguard.units import SystemClock
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -27,12 +27,12 @@ from spotguard.errors import (
 from spotguard.events import keys
 from spotguard.events.states import RunState
 from spotguard.plan.money import check_budget
+from spotguard.shared.units import to_iso
 from spotguard.spec.home import keep_private, spotguard_home
 from spotguard.spec.infra import LOCAL
 from spotguard.spec.model import JobSpec
 from spotguard.spec.nodes import NodeRange
 from spotguard.storage import check_conditions, open_store
-from spotguard.units import to_iso
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -32,18 +32,18 @@ from spotguard.errors import (
 from spotguard.events import keys
 from spotguard.events.states import EndReason
 from spotguard.launch.base import ClusterState
+from spotguard.shared.units import SystemClock, format_duration
 from spotguard.spec.home import spotguard_home
 from spotguard.storage.deadline import give_up_after
 from spotguard.storage.urls import below, is_folder
-from spotguard.units import SystemClock, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from spotguard.control.run_folder import RunFolder
     from spotguard.launch.base import ClusterView, Launcher
+    from spotguard.shared.units import Clock
     from spotguard.storage.base import ObjectStore
-    from spotguard.units import Clock
 
 log = logging.getLogger(__name__)
 

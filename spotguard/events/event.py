@@ -20,7 +20,7 @@ from spotguard.events.untrusted import (
     seconds,
     text,
 )
-from spotguard.units import to_iso
+from spotguard.shared.units import to_iso
 
 SCHEMA = 1
 _KIND = re.compile(r"[a-z][a-z0-9_]{0,63}")

@@ -12,7 +12,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from spotguard.units import from_iso
+from spotguard.shared.units import from_iso
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

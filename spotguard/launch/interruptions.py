@@ -20,7 +20,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from spotguard.errors import SpecError
-from spotguard.units import parse_duration_s
+from spotguard.shared.units import parse_duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

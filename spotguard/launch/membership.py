@@ -17,12 +17,12 @@ from spotguard.events.group import Group, Joining
 from spotguard.events.states import EndReason
 from spotguard.events.untrusted import Refused, integer
 from spotguard.shared.net import address_towards, free_port
+from spotguard.shared.units import SystemClock
 from spotguard.storage.small_objects import get_small
-from spotguard.units import SystemClock
 
 if TYPE_CHECKING:
+    from spotguard.shared.units import Clock
     from spotguard.storage.base import ObjectStore
-    from spotguard.units import Clock
 
 _JOIN_S = 4.0
 """How long a node that says nothing is waited for: it is gone, or its processes are not yet."""

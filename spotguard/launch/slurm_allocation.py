@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from spotguard.units import Clock
+    from spotguard.shared.units import Clock
 
 LINGER_S = 60.0
 _EARLY_S = 5.0

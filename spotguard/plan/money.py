@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from spotguard.errors import BudgetExhausted, SpecError
-from spotguard.units import format_duration, format_usd
+from spotguard.shared.units import format_duration, format_usd
 
 SECONDS_PER_H = 3600.0
 

@@ -36,8 +36,8 @@ from spotguard.runtime.process.surroundings import (
     log_to_stderr,
 )
 from spotguard.runtime.reporting.node_reports import Reporter
+from spotguard.shared.units import to_iso
 from spotguard.storage import PrefixedStore, open_store
-from spotguard.units import to_iso
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -1,1 +1,1 @@
-"""What job and controller both compute with: batches, hazards, addresses, a steady clock."""
+"""What job and controller both compute with: batches, hazards, addresses, units, a steady clock."""

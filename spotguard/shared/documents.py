@@ -11,7 +11,7 @@ from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from spotguard.units import to_iso
+from spotguard.shared.units import to_iso
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

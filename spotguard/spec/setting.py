@@ -18,7 +18,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from spotguard.events import env
 from spotguard.events.env import HOLD, JOB_VARIABLES, MAX_STEPS, PROBE, TRACE_SAMPLES
-from spotguard.units import parse_duration_s
+from spotguard.shared.units import parse_duration_s
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler

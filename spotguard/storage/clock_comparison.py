@@ -9,8 +9,8 @@ from spotguard.events.untrusted import Refused, parse_object, seconds
 from spotguard.storage.small_objects import get_small
 
 if TYPE_CHECKING:
+    from spotguard.shared.units import Clock
     from spotguard.storage.base import ObjectStore
-    from spotguard.units import Clock
 
 WRITTEN_AT = "written_at"
 """Where an object says when it was written, by the clock of who wrote it (epoch seconds)."""

@@ -6,12 +6,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple
 
-from spotguard.units import SystemClock
+from spotguard.shared.units import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from spotguard.units import Clock
+    from spotguard.shared.units import Clock
 
 _LEAST_TIMEOUT_S = 0.05
 

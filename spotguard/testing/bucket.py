@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from spotguard.errors import AlreadyExists, NotFound, StoreError, StoreUnavailable
+from spotguard.shared.units import SystemClock
 from spotguard.storage.base import ObjectInfo
 from spotguard.storage.buffers import within
 from spotguard.storage.remote.bucket import Page, PartRules, Precondition, Upload
-from spotguard.units import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from spotguard.units import Clock
+    from spotguard.shared.units import Clock
 
 Result = TypeVar("Result")
 

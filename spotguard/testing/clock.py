@@ -6,7 +6,7 @@ import threading
 
 
 class FakeClock:
-    """A `spotguard.units.Clock` for tests: sleeping advances it at once. Thread-safe.
+    """A `spotguard.shared.units.Clock` for tests: sleeping advances it at once. Thread-safe.
 
     `jump_wall` moves only the wall clock, as a time server or a resumed laptop does.
     """

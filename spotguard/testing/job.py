@@ -11,7 +11,7 @@ from spotguard.events.event import Event, Heartbeat, JobEvent
 from spotguard.events.group import Group
 from spotguard.events.states import EndReason
 from spotguard.launch.base import NodeEnd
-from spotguard.units import to_iso
+from spotguard.shared.units import to_iso
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -22,7 +22,7 @@ from spotguard.launch.base import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from spotguard.units import Clock
+    from spotguard.shared.units import Clock
 
 FAKE_OFFER = Offer(
     infra="fake",

@@ -16,8 +16,8 @@ from spotguard.storage.keys import check_folder, check_key, check_prefix
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from spotguard.shared.units import Clock
     from spotguard.storage.base import Content, ObjectStore, Target
-    from spotguard.units import Clock
 
 Result = TypeVar("Result")
 Problem: TypeAlias = BaseException | type[BaseException]

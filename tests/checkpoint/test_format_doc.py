@@ -24,7 +24,7 @@ from tests.checkpoint.crashes.savings import (
     save,
 )
 
-PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "inside" / "format.md").read_text()
 
 
 def reader() -> Any:

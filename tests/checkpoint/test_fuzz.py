@@ -20,8 +20,8 @@ from spotguard.checkpoint.shard import write_shard
 from spotguard.errors import DamagedCheckpoint, StateMismatch
 from spotguard.events import keys
 from spotguard.events.proven import with_checksum
+from spotguard.shared.units import to_iso
 from spotguard.testing.stores import MemoryStore
-from spotguard.units import to_iso
 from tests.checkpoint.crashes.mutation import mutants, survive
 from tests.checkpoint.crashes.savings import blocks, body_of, make_manifest, save
 

@@ -32,13 +32,13 @@ from spotguard.errors import (
 )
 from spotguard.events.states import EndReason, Market, RunState
 from spotguard.launch.base import Offer, Survey
+from spotguard.shared.units import SystemClock
 from spotguard.spec.model import JobSpec, build_spec
 from spotguard.storage import PrefixedStore, open_store
 from spotguard.testing.bucket import MemoryBucket
 from spotguard.testing.clock import FakeClock
 from spotguard.testing.job import FakeJob, JobFate
 from spotguard.testing.launcher import FakeLauncher
-from spotguard.units import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

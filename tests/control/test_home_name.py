@@ -15,7 +15,7 @@ from spotguard.control.home_name import home_news, machine_id
 from spotguard.control.run_folder import RunFolder
 from spotguard.control.supervisor.lease import Lease
 from spotguard.errors import UsageError
-from spotguard.units import SystemClock
+from spotguard.shared.units import SystemClock
 from tests.control.run_folders import make_run
 
 if TYPE_CHECKING:

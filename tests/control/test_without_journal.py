@@ -20,10 +20,10 @@ from spotguard.control.supervisor.policy import Policy
 from spotguard.control.supervisor.supervisor import Supervisor
 from spotguard.errors import EnvironmentFailure, LauncherFailure, LaunchesDamaged, UsageError
 from spotguard.events import keys
+from spotguard.shared.units import SystemClock
 from spotguard.testing.clock import FakeClock
 from spotguard.testing.job import FakeJob, JobFate
 from spotguard.testing.launcher import FakeLauncher
-from spotguard.units import SystemClock
 from tests.control.run_folders import make_run
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
 OVERVIEW = (DOCS / "architecture.md").read_text()
-DETAILS = sorted({"architecture.md", *re.findall(r"\]\(([\w-]+\.md)\)", OVERVIEW)})
+DETAILS = sorted({"architecture.md", *re.findall(r"\]\(([\w/-]+\.md)\)", OVERVIEW)})
 ROOTS = (REPOSITORY, REPOSITORY / "spotguard", REPOSITORY / "spotguard" / "launch")
 _FOLDER_OR_MODULE = re.compile(r"`((?:[a-z_0-9]+/)+(?:[a-z_0-9]+\.py)?)`")
 _IN_THE_RUN_STORE = {"attempts/", "checkpoints/", "clock/", "joining/"}
@@ -27,7 +27,9 @@ def test_each_file_that_the_contract_names_exists(page: str) -> None:
 def test_the_overview_names_files_and_pages() -> None:
     """The guard above has something to look at: a picture, and where its details are."""
     assert len(_FOLDER_OR_MODULE.findall(OVERVIEW)) > 20
-    assert {"stopping.md", "saving.md", "restoring.md", "controller.md"} <= set(DETAILS)
+    assert {
+        f"inside/{page}.md" for page in ("stopping", "saving", "restoring", "controller")
+    } <= set(DETAILS)
 
 
 def test_the_overview_stays_one() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pythons import interpreters
+from tests.programs.pythons import interpreters
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spotguard.version import __version__
+from spotguard.shared.version import __version__
 
 ROOT = Path(__file__).parents[2]
 

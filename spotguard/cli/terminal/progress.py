@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Protocol
 
 from spotguard.cli.terminal.output import console, note
-from spotguard.units import Clock, SystemClock, format_bytes
+from spotguard.shared.units import Clock, SystemClock, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

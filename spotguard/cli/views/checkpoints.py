@@ -15,7 +15,7 @@ from spotguard.cli.views import formats
 from spotguard.cli.views.lists import plain_table
 from spotguard.control.checkpoints.commands import Validity
 from spotguard.control.checkpoints.find import short_name
-from spotguard.units import format_bytes
+from spotguard.shared.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

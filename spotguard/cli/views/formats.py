@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from spotguard.events.states import EndReason, RunState
-from spotguard.units import format_duration, format_usd
+from spotguard.shared.units import format_duration, format_usd
 
 if TYPE_CHECKING:
     from spotguard.control.status.view import AttemptView, RunView

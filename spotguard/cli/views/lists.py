@@ -11,7 +11,7 @@ from rich.text import Text
 from spotguard.cli.terminal.output import clean
 from spotguard.cli.views import formats
 from spotguard.control.doctor.store_trial import NOTICES_S
-from spotguard.units import format_bytes, format_duration
+from spotguard.shared.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -17,7 +17,7 @@ from rich.text import Text
 from spotguard.cli.terminal.output import clean
 from spotguard.cli.views import formats
 from spotguard.events.states import Market
-from spotguard.units import format_duration, format_usd
+from spotguard.shared.units import format_duration, format_usd
 
 if TYPE_CHECKING:
     from spotguard.plan.job import Candidate, JobPlan, Rung

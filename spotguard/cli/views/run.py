@@ -17,7 +17,7 @@ from spotguard.cli.views.attempts import attempts
 from spotguard.cli.views.history_table import happenings_table
 from spotguard.cli.views.recoveries import recoveries
 from spotguard.events.states import RunState
-from spotguard.units import format_usd
+from spotguard.shared.units import format_usd
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,7 +20,7 @@ from spotguard.errors import DamagedCheckpoint, NotFound, StateMismatch
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
 from spotguard.shared.documents import INSTANT
-from spotguard.units import SystemClock
+from spotguard.shared.units import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from spotguard.checkpoint.manifest import Manifest
     from spotguard.control.checkpoints.commands import Progress
     from spotguard.control.checkpoints.find import OpenedRun
+    from spotguard.shared.units import Clock
     from spotguard.storage.base import ObjectInfo, ObjectStore
-    from spotguard.units import Clock
 
 _AT_ONCE = 8
 """Objects moved, and manifests read, side by side: the bytes do not pass through this machine."""

@@ -9,7 +9,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 from spotguard.errors import EnvironmentFailure, UsageError
-from spotguard.units import format_bytes
+from spotguard.shared.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from spotguard.plan import money
 from spotguard.shared.documents import INSTANT
+from spotguard.shared.units import format_duration, format_usd
 from spotguard.storage.urls import below
-from spotguard.units import format_duration, format_usd
 
 if TYPE_CHECKING:
     from spotguard.launch.skypilot.cluster_list import OurCluster

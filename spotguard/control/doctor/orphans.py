@@ -23,12 +23,12 @@ from spotguard.control.supervisor.request import heartbeat_s
 from spotguard.errors import JournalDamaged, LauncherFailure, NotFound, SpotguardError, UsageError
 from spotguard.events import keys
 from spotguard.events.untrusted import parse_object
+from spotguard.shared.units import SystemClock, format_duration
 from spotguard.spec.home import spotguard_home
 from spotguard.spec.model import JobSpec
 from spotguard.storage.deadline import give_up_after
 from spotguard.storage.small_objects import get_small
 from spotguard.storage.urls import is_folder
-from spotguard.units import SystemClock, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from spotguard.control.journal.record import RunRecord
     from spotguard.control.supervisor.lease import Holder
     from spotguard.launch.skypilot.cluster_list import OurCluster
+    from spotguard.shared.units import Clock
     from spotguard.storage.base import ObjectStore
-    from spotguard.units import Clock
 
 _STORE_S = 20.0
 """How long one run's store may take to answer."""

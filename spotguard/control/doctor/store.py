@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 from spotguard.control.doctor.store_trial import UNSAFE, StoreTrial, TrialFinding
 from spotguard.errors import AlreadyExists, NotFound, StoreError, StoreFull, StoreUnavailable
+from spotguard.shared.units import SystemClock, format_bytes
 from spotguard.storage import open_store
 from spotguard.storage.deadline import give_up_after
-from spotguard.units import SystemClock, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from spotguard.shared.units import Clock
     from spotguard.storage.base import ObjectStore
-    from spotguard.units import Clock
 
     Tell = Callable[[str], None]
     """Told what is done now."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from spotguard.control.journal.journal import Entry, Journal
     from spotguard.control.journal.record import RunRecord
     from spotguard.events.event import Event
-    from spotguard.units import Clock
+    from spotguard.shared.units import Clock
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from spotguard.control.status.view import HistoryLine
 from spotguard.events.event import JobEvent
 from spotguard.events.states import EndReason, RunState
 from spotguard.events.untrusted import instant, integer, number
-from spotguard.units import format_bytes, format_duration, format_usd
+from spotguard.shared.units import format_bytes, format_duration, format_usd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

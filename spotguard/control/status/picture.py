@@ -10,7 +10,7 @@ from spotguard.control.status.view import AttemptView, RunSummary, RunView
 from spotguard.control.supervisor.decide import state_of
 from spotguard.events.states import EndReason, RunState
 from spotguard.plan.money import saved_pct
-from spotguard.units import format_duration
+from spotguard.shared.units import format_duration
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import AttemptRecord, RunRecord, Save, StepProgress

@@ -46,7 +46,7 @@ from spotguard.events.states import EndReason, RunState
 from spotguard.launch.base import ClusterState, ClusterView, Offer
 from spotguard.launch.membership import GO_ON_AFTER
 from spotguard.plan.ladder import node_ladder
-from spotguard.units import format_duration, format_usd
+from spotguard.shared.units import format_duration, format_usd
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import AttemptRecord, JobEnd, RunRecord

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from spotguard.events.states import EXIT_CODE_OF_JOB_TOLD_TO_STOP, CheckpointKind, EndReason
 from spotguard.launch.base import NodeEnd
-from spotguard.units import format_duration
+from spotguard.shared.units import format_duration
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import AttemptRecord, JobEnd, NodeEnded

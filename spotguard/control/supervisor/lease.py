@@ -21,14 +21,14 @@ from spotguard.errors import AlreadyExists, NotFound, StoreError, UsageError
 from spotguard.events import keys
 from spotguard.events.proven import check_bytes, with_checksum
 from spotguard.events.untrusted import Refused, instant, integer, needed, parse_object, text
+from spotguard.shared.units import format_duration, to_iso
 from spotguard.storage.small_objects import get_small
-from spotguard.units import format_duration, to_iso
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from spotguard.shared.units import Clock
     from spotguard.storage.base import ObjectStore
-    from spotguard.units import Clock
 
 RENEW_S = 20.0
 VALID_S = 90.0

@@ -13,14 +13,14 @@ from urllib.parse import urlsplit
 
 from spotguard.control.journal import cost
 from spotguard.control.journal.record import Kind
-from spotguard.units import format_usd
+from spotguard.shared.units import format_usd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from spotguard.control.journal.ledger import Ledger
     from spotguard.control.journal.record import RunRecord, Tiding
-    from spotguard.units import Clock
+    from spotguard.shared.units import Clock
 
 log = logging.getLogger(__name__)
 

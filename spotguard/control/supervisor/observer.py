@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from spotguard.events.event import Heartbeat
     from spotguard.events.group import Group
     from spotguard.launch.base import Launcher, Offer
+    from spotguard.shared.units import Clock
     from spotguard.storage.base import ObjectStore
-    from spotguard.units import Clock
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from spotguard.control.supervisor.request import heartbeat_s
+from spotguard.shared.units import parse_duration_s
 from spotguard.spec.infra import DEADLINE, FALLBACK, LOCAL
-from spotguard.units import parse_duration_s
 
 if TYPE_CHECKING:
     from spotguard.events.states import Market

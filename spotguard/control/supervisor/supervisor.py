@@ -62,8 +62,8 @@ if TYPE_CHECKING:
     from spotguard.control.supervisor.lease import Lease
     from spotguard.control.supervisor.policy import Policy
     from spotguard.launch.base import Launcher
+    from spotguard.shared.units import Clock
     from spotguard.storage.base import ObjectStore
-    from spotguard.units import Clock
 
 log = logging.getLogger(__name__)
 

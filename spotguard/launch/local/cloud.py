@@ -27,7 +27,7 @@ from spotguard.launch.local.interruption_timing import Fate, leak_guard_fate, re
 from spotguard.launch.local.node import LocalNode, MeetingPoint
 from spotguard.launch.local.processes import kill_all, signal_all
 from spotguard.launch.local.simulation_state import World
-from spotguard.units import to_iso
+from spotguard.shared.units import to_iso
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from email.message import Message
 
-    from spotguard.units import Clock
+    from spotguard.shared.units import Clock
 
 _AWS_TTL = "X-aws-ec2-metadata-token-ttl-seconds"
 _AWS_TOKEN = "X-aws-ec2-metadata-token"

@@ -36,7 +36,7 @@ from spotguard.launch.local.simulation_state import World
 from spotguard.shared.steady_clock import CLOCK_FILE, clock_kept_at
 
 if TYPE_CHECKING:
-    from spotguard.units import Clock
+    from spotguard.shared.units import Clock
 
 _LOG_CHUNK_BYTES = 1024 * 1024
 _SPAWN_TIMEOUT_S = 60.0

@@ -11,7 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Literal
 
 from spotguard.launch.local.imds import PROTOCOLS, NodeFacts, Reply, Request
-from spotguard.units import Clock, SystemClock
+from spotguard.shared.units import Clock, SystemClock
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -17,7 +17,7 @@ from spotguard.launch.base import LaunchRequest, NodeEnd, NodeView
 from spotguard.launch.local.interruption_timing import Fate, term_grace_s
 from spotguard.launch.local.metadata_service import FakeMetadata
 from spotguard.launch.local.processes import find_processes, kill_all, signal_all
-from spotguard.units import format_duration, to_iso
+from spotguard.shared.units import format_duration, to_iso
 
 if TYPE_CHECKING:
     from pathlib import Path

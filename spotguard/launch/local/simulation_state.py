@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spotguard.launch.local.options import LocalOptions
-    from spotguard.units import Clock
+    from spotguard.shared.units import Clock
 
 SCHEMA = 1
 

@@ -19,7 +19,7 @@ from spotguard.errors import LauncherFailure, MissingExtra, SpotguardError
 from spotguard.launch.base import Unreachable
 from spotguard.launch.skypilot.sdk import SkySdk
 from spotguard.launch.skypilot.vendor import load_sky
-from spotguard.units import format_duration
+from spotguard.shared.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

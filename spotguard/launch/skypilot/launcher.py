@@ -24,7 +24,7 @@ from spotguard.launch.base import (
 )
 from spotguard.launch.skypilot.sdk import ClusterPhase, JobPhase
 from spotguard.launch.taskyaml import Machine
-from spotguard.units import SystemClock, format_duration
+from spotguard.shared.units import SystemClock, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from spotguard.launch.base import LaunchRequest, Offer
     from spotguard.launch.skypilot.sdk import ClusterFacts, Sdk
-    from spotguard.units import Clock
+    from spotguard.shared.units import Clock
 
 log = logging.getLogger(__name__)
 

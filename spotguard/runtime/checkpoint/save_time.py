@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from spotguard.runtime.preemption.notices import promised_grace_s
 from spotguard.runtime.state.tracked import TrackedModule
-from spotguard.units import format_bytes, format_duration
+from spotguard.shared.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

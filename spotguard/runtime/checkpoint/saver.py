@@ -42,8 +42,8 @@ from spotguard.runtime.process.surroundings import without_collections
 from spotguard.runtime.state.pack_cache import Packer
 from spotguard.runtime.state.rng import capture_random_states
 from spotguard.runtime.state.tree import Leaf, Packed, pack
+from spotguard.shared.version import __version__
 from spotguard.storage.deadline import give_up_after
-from spotguard.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -30,7 +30,7 @@ from spotguard.runtime.state.boundary_copy import (
 from spotguard.runtime.state.sharding import is_sharded
 from spotguard.runtime.state.tracked import Tracked, TrackedModule, TrackedOptimizer
 from spotguard.runtime.state.tree import Packed
-from spotguard.units import format_bytes, format_duration
+from spotguard.shared.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from spotguard.events.event import JobEvent
 from spotguard.events.states import EndReason
 from spotguard.runtime.checkpoint.saver import WithoutOthers
 from spotguard.runtime.reporting.node_reports import last_word_s
-from spotguard.units import to_iso
+from spotguard.shared.units import to_iso
 
 if TYPE_CHECKING:
     from spotguard.errors import SpotguardError

@@ -21,7 +21,7 @@ from spotguard.runtime.preemption.notices import FileNotices, Notice, NoticeSour
 from spotguard.runtime.preemption.signals import SignalWatch
 from spotguard.runtime.preemption.stop_consensus import StopRequest, StopWatch
 from spotguard.runtime.process import clock
-from spotguard.units import to_iso
+from spotguard.shared.units import to_iso
 
 if TYPE_CHECKING:
     from spotguard.runtime.process.settings import Settings

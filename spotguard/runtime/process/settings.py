@@ -15,7 +15,7 @@ from typing import Any
 from spotguard.checkpoint.retention import LEAST_KEPT
 from spotguard.errors import UsageError
 from spotguard.events import env, keys
-from spotguard.units import parse_duration_s
+from spotguard.shared.units import parse_duration_s
 
 
 @dataclass(frozen=True, kw_only=True)

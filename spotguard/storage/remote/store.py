@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, TypeVar
 from tenacity import Retrying, retry_if_exception_type, wait_random_exponential
 
 from spotguard.errors import AlreadyExists, NotFound, StoreError, StoreUnavailable, UsageError
+from spotguard.shared.units import SystemClock
 from spotguard.storage.base import Reads
 from spotguard.storage.buffers import cut, size_of, targets_of, views_of
 from spotguard.storage.deadline import remaining_s
@@ -31,7 +32,6 @@ from spotguard.storage.keys import check_folder, check_key, check_prefix, is_par
 from spotguard.storage.remote.bucket import Precondition
 from spotguard.storage.remote.conditional_writes import heeds_conditions, refusal
 from spotguard.storage.remote.thread_pool import Crew
-from spotguard.units import SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
     from tenacity import RetryCallState
 
+    from spotguard.shared.units import Clock
     from spotguard.storage.base import Content, ObjectInfo, Target
     from spotguard.storage.remote.bucket import Bucket, Page
-    from spotguard.units import Clock
 
 Result = TypeVar("Result")
 

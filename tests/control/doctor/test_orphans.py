@@ -24,10 +24,10 @@ from spotguard.events.event import Heartbeat
 from spotguard.launch.base import Unreachable
 from spotguard.launch.skypilot.cluster_list import OurCluster
 from spotguard.shared.documents import document
+from spotguard.shared.units import to_iso
 from spotguard.spec.model import JobSpec
 from spotguard.storage import PrefixedStore, open_store
 from spotguard.testing import FakeClock
-from spotguard.units import to_iso
 from tests.control.made import ended, launched
 from tests.control.run_folders import make_run
 

@@ -13,8 +13,8 @@ from spotguard.control.status.picture import run_view
 from spotguard.control.status.recovery import Recovery, recoveries
 from spotguard.events.states import EndReason
 from spotguard.launch.base import NodeEnd
+from spotguard.shared.units import to_iso
 from spotguard.testing.job import JobFate
-from spotguard.units import to_iso
 from tests.control.made import (
     down_asked,
     ended,

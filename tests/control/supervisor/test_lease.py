@@ -26,12 +26,12 @@ from spotguard.control.supervisor.lease import (
 )
 from spotguard.errors import StoreUnavailable, UsageError
 from spotguard.events import keys
+from spotguard.shared.units import SystemClock, to_iso
 from spotguard.spec.model import JobSpec
 from spotguard.storage import FileStore, PrefixedStore, open_store
 from spotguard.testing import FakeClock, FaultyStore, MemoryStore
 from spotguard.testing.job import FakeJob
 from spotguard.testing.launcher import FakeLauncher
-from spotguard.units import SystemClock, to_iso
 from tests.checkpoint.crashes.savings import flip
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ def test_without_an_account_everything_skips_with_one_sentence() -> None:
     reasons = [line for line in done.stdout.splitlines() if line.startswith("SKIPPED")]
     assert reasons
     assert all(HOW_TO in line for line in reasons)
-    assert (ROOT / "docs" / "cloud-tests.md").exists()
+    assert (ROOT / "docs" / "reference" / "cloud-tests.md").exists()
 
 
 def test_each_thing_that_is_missing_is_named() -> None:

@@ -13,10 +13,10 @@ from spotguard.runtime.preemption.notices import AwsNotices, AzureNotices, FileN
 from spotguard.runtime.process import clock
 from spotguard.shared import steady_clock
 from spotguard.shared.steady_clock import SteadyClock, clock_kept_at
+from spotguard.shared.units import to_iso
 from spotguard.storage import open_store
 from spotguard.storage.clock_comparison import seconds_ahead
 from spotguard.testing import MemoryStore
-from spotguard.units import to_iso
 
 if TYPE_CHECKING:
     from pathlib import Path

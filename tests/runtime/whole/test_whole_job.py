@@ -12,8 +12,8 @@ import pytest
 
 from spotguard.errors import DamagedCheckpoint
 from spotguard.events import keys
+from spotguard.shared.units import from_iso, to_iso
 from spotguard.storage import open_store
-from spotguard.units import from_iso, to_iso
 from tests.runtime.harness.processes import TINY, alive, digest, wait_until
 
 if TYPE_CHECKING:

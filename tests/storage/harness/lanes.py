@@ -20,8 +20,8 @@ from tests.storage.harness.servers import CannotRun, Server, moto_server
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from spotguard.shared.units import Clock
     from spotguard.storage.remote.bucket import Bucket
-    from spotguard.units import Clock
 
 SMALL_PARTS = PartRules(min_bytes=1 << 16, max_bytes=1 << 20, max_parts=10_000)
 """With these a state of a few MB goes up in parts; `moto_small_parts` takes them."""

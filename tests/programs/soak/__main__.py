@@ -1,4 +1,4 @@
-"""Plays many random runs and names those that went wrong: `python -m tests.soak --runs 1000`.
+"""Plays many random runs and names those that went wrong: `python -m tests.programs.soak --runs 1000`.
 
 Run n of seed S is run 1 of seed S + n - 1: `--seed <that> --runs 1` plays it alone, with the same
 training and the same lives. Where in a step a signal lands differs a little each time.
@@ -16,9 +16,9 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tests.programs.soak.play import Play
+from tests.programs.soak.scenario import scenario
 from tests.runtime.harness.processes import Zygote
-from tests.soak.play import Play
-from tests.soak.scenario import scenario
 
 
 class Soak:
@@ -74,7 +74,7 @@ def _say(text: str) -> None:
 
 def main() -> int:
     """Return 1 if a run went wrong; what it left is kept."""
-    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.programs.soak", description=__doc__)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--beside", type=int, default=1, help="runs that are played at one time")

@@ -1,4 +1,4 @@
-"""Gives every reader many mutated documents: `python -m tests.fuzz --count 100000 --seed 1`."""
+"""Gives every reader many mutated documents: `python -m tests.programs.fuzz --count 100000 --seed 1`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 
-from tests.fuzz.readers import READERS
+from tests.programs.fuzz.readers import READERS
 
 
 def main() -> int:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from spotguard.testing import FakeClock
+from tests.programs.soak.__main__ import Soak
+from tests.programs.soak.patience import Patience, queued_for_s
+from tests.programs.soak.play import Play
+from tests.programs.soak.scenario import Kind, Life, scenario
 from tests.runtime.harness.processes import Zygote
-from tests.soak.__main__ import Soak
-from tests.soak.patience import Patience, queued_for_s
-from tests.soak.play import Play
-from tests.soak.scenario import Kind, Life, scenario
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +65,7 @@ def test_the_kernel_counts_who_waits_for_a_core() -> None:
 @pytest.mark.e2e
 @pytest.mark.timeout(600)
 def test_random_runs_end_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    """A few runs of `python -m tests.soak`, which plays as many as one has time for."""
+    """A few runs of `python -m tests.programs.soak`, which plays as many as one has time for."""
     plays = Soak(tmp_path, beside=2).play(FIRST, RUNS)
 
     assert {play.scenario.seed: play.wrong for play in plays if play.wrong} == {}

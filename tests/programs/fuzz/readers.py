@@ -21,10 +21,10 @@ from spotguard.events.proven import with_checksum
 from spotguard.events.untrusted import Refused, parse_object
 from spotguard.runtime.preemption.notices import AwsNotices, AzureNotices
 from spotguard.runtime.reporting.node_reports import parse_stop
+from spotguard.shared.units import parse_duration_s
 from spotguard.spec import layers
 from spotguard.spec.setting import usd
 from spotguard.testing import FakeClock, MemoryStore
-from spotguard.units import parse_duration_s
 from tests.checkpoint.crashes.mutation import mutants, survive
 from tests.checkpoint.crashes.savings import body_of, make_manifest
 from tests.checkpoint.test_fuzz import bare, headers, parse, seal

@@ -19,9 +19,9 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from spotguard.version import __version__
-from tests.pythons import interpreters
-from tests.pythons.environments import ROOT, Environment, NotToBeHadError
+from spotguard.shared.version import __version__
+from tests.programs.pythons import interpreters
+from tests.programs.pythons.environments import ROOT, Environment, NotToBeHadError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -129,7 +129,9 @@ def tried(environment: Environment) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build, check and try; return 1 if anything failed, or if no Python could try the wheel."""
-    parser = argparse.ArgumentParser(prog="python -m tests.pythons.release", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.programs.pythons.release", description=__doc__
+    )
     several = "may come several times"
     parser.add_argument("--only", action="append", choices=interpreters.SUPPORTED, help=several)
     chosen = parser.parse_args(arguments).only or interpreters.SUPPORTED

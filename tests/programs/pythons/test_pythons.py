@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.pythons import __main__ as command
-from tests.pythons import interpreters
-from tests.pythons.environments import Environment, NotToBeHadError
+from tests.programs.pythons import __main__ as command
+from tests.programs.pythons import interpreters
+from tests.programs.pythons.environments import Environment, NotToBeHadError
 
 OTHER = next(version for version in interpreters.SUPPORTED if version != command.OWN)
 

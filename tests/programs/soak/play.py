@@ -19,9 +19,9 @@ from spotguard.events import keys
 from spotguard.launch.local.interruption_timing import RELEASE_GRACE_S
 from spotguard.storage import open_store
 from spotguard.testing import read_sample_trace
+from tests.programs.soak.patience import Patience
+from tests.programs.soak.scenario import Kind, Life, Scenario
 from tests.runtime.harness.processes import PATIENCE_S, Job, Jobs
-from tests.soak.patience import Patience
-from tests.soak.scenario import Kind, Life, Scenario
 
 if TYPE_CHECKING:
     from spotguard.events.event import Event

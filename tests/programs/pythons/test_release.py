@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spotguard.version import __version__
-from tests.pythons import interpreters, release
-from tests.pythons.environments import Environment, NotToBeHadError
+from spotguard.shared.version import __version__
+from tests.programs.pythons import interpreters, release
+from tests.programs.pythons.environments import Environment, NotToBeHadError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tests.fuzz.readers import READERS, Reader
+from tests.programs.fuzz.readers import READERS, Reader
 
 SEED = int(os.environ.get("SPOTGUARD_FUZZ_SEED", "1"))
 COUNT = 10_000 // len(READERS)

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.pythons import interpreters
-from tests.pythons.environments import ROOT, Environment, NotToBeHadError
+from tests.programs.pythons import interpreters
+from tests.programs.pythons.environments import ROOT, Environment, NotToBeHadError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     every = [Environment(version) for version in interpreters.SUPPORTED]
     every.append(Environment(interpreters.SUPPORTED[0], lowest=True))
     names = [environment.name for environment in every]
-    parser = argparse.ArgumentParser(prog="python -m tests.pythons", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.programs.pythons", description=__doc__)
     parser.add_argument("--only", action="append", choices=names, help="may come several times")
     parser.add_argument("tests", nargs="*", help="given to pytest; all quick tests if none")
     chosen = parser.parse_args(arguments)

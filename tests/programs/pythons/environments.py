@@ -8,9 +8,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.pythons import stand_in_cuda
+from tests.programs.pythons import stand_in_cuda
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 _DEAD_WEIGHT = re.compile(r"(nvidia-|cuda-|triton\b)")
 
 
