@@ -28,7 +28,7 @@ def elapsed_s() -> float:
 
 
 class SteadyClock:
-    """A `spotguard.shared.units.Clock` whose `now` goes on evenly, whatever is done to the machine's."""
+    """A `units.Clock` whose `now` goes on evenly, whatever is done to the machine's."""
 
     def __init__(self, zero: float | None = None) -> None:
         """`zero` is the epoch second at which `elapsed_s` was 0; None is what this machine says."""

@@ -31,7 +31,7 @@ INTERRUPT = "SPOTGUARD_CLOUD_INTERRUPT"
 BUDGET_USD = 0.50
 """The most that one run may cost; it is a hard limit. They need about a tenth of it."""
 STEPS_AN_EPOCH = 16
-HOW_TO = f"set {CLOUD}=aws (gcp, azure, kubernetes) and {STORE}=s3://…; see docs/reference/cloud-tests.md"
+HOW_TO = f"set {CLOUD}=aws (gcp, azure, …) and {STORE}=s3://…; see docs/reference/cloud-tests.md"
 
 _START_S = 1200.0
 """A spot machine, its set-up and torch may take so long."""

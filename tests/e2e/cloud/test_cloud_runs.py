@@ -1,4 +1,4 @@
-"""Whole runs on a user's own cloud account, for a few cents: opt-in, see docs/reference/cloud-tests.md.
+"""Whole runs on a user's own cloud account, for a few cents: opt-in: docs/reference/cloud-tests.md.
 
 `SPOTGUARD_CLOUD=local` plays all that does not need SkyPilot on this machine, for nothing.
 """

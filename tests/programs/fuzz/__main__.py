@@ -1,4 +1,4 @@
-"""Gives every reader many mutated documents: `python -m tests.programs.fuzz --count 100000 --seed 1`."""
+"""Gives every reader many mutated documents: `python -m tests.programs.fuzz --seed 1`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plays many random runs and names those that went wrong: `python -m tests.programs.soak --runs 1000`.
+"""Plays many random runs, and names those that went wrong: `tests.programs.soak --runs 1000`.
 
 Run n of seed S is run 1 of seed S + n - 1: `--seed <that> --runs 1` plays it alone, with the same
 training and the same lives. Where in a step a signal lands differs a little each time.
