@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from spotguard.errors import MissingExtra
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import ModuleType
+
+_PAYLOAD = re.compile(r"<sky-payload[^>]*>(.*?)</sky-payload>\n?")
+_MARKUP = re.compile(r"</?(?:rich_\w+|heartbeat|retry)>|\[/?[a-z# ]*\]")
 
 
 def load_sky() -> ModuleType:
@@ -37,8 +42,38 @@ def load_sky() -> ModuleType:
 
 
 def off_stdout() -> AbstractContextManager[object]:
-    """Send to stderr what SkyPilot prints on stdout, such as `<sky-payload>`: JSON stays JSON."""
-    return contextlib.redirect_stdout(sys.stderr)
+    """Send to stderr what SkyPilot prints on stdout: JSON stays JSON."""
+    return contextlib.redirect_stdout(cast("TextIO", _Plainly(sys.stderr)))
+
+
+class _Plainly:
+    """A stream whose `<sky-payload>` lines become the words in them, each once.
+
+    They tell a spinner what to show, and in a process that is no API server nobody reads them.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._shown = ""
+
+    def write(self, text: str) -> int:
+        """Write what is left of `text`; return the length of all of it."""
+        self._stream.write(_PAYLOAD.sub(self._words_of, text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _words_of(self, payload: re.Match[str]) -> str:
+        try:
+            words = json.loads(payload[1])
+        except (ValueError, RecursionError):
+            return payload[0]
+        words = _MARKUP.sub("", words).strip() if isinstance(words, str) else ""
+        if words in ("", self._shown):
+            return ""
+        self._shown = words
+        return f"{words}\n"
 
 
 def in_use() -> bool:

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+import pytest
+
 from spotguard.events.states import Market
 from spotguard.launch.skypilot import prices, vendor
 from spotguard.launch.skypilot import sdk as sdk_module
@@ -17,9 +19,10 @@ from spotguard.launch.taskyaml import Machine
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
-
-PAYLOAD = "<sky-payload>refreshing the catalogue</sky-payload>"
+PAYLOAD = (
+    '<sky-payload>"<rich_init>[bold cyan]Updating the catalogue[/] (7 h)</rich_init>"</sky-payload>'
+)
+WORDS = "Updating the catalogue (7 h)\n"
 
 
 class LoudSky:
@@ -41,7 +44,7 @@ class LoudSky:
 
     def __call__(self, *_: object, **__: object) -> Any:
         """Print, and return nothing of interest."""
-        print(PAYLOAD)  # noqa: T201 - as SkyPilot does
+        print(f"{PAYLOAD}\n", end="")  # noqa: T201 - as SkyPilot does
         return LoudSky()
 
     def __iter__(self) -> Any:
@@ -59,7 +62,7 @@ def test_a_survey_leaves_stdout_alone(
     survey([Place.parse("slurm/lab/spot")], Machine(), market=Market.SPOT)
     said = capsys.readouterr()
     assert said.out == ""
-    assert PAYLOAD in said.err
+    assert said.err == WORDS
 
 
 def test_a_question_to_the_sdk_leaves_stdout_alone(
@@ -71,7 +74,7 @@ def test_a_question_to_the_sdk_leaves_stdout_alone(
     SkySdk().ours()
     said = capsys.readouterr()
     assert said.out == ""
-    assert PAYLOAD in said.err
+    assert said.err == WORDS
 
 
 def test_the_import_of_skypilot_leaves_stdout_alone(
@@ -89,3 +92,25 @@ def test_the_import_of_skypilot_leaves_stdout_alone(
         monkeypatch.syspath_prepend(tmp_path)
         vendor.load_sky().out.write("from a logger")
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("printed", "told"),
+    [
+        ("a line of its own\n", "a line of its own\n"),
+        ('<sky-payload>"<rich_exit></rich_exit>"</sky-payload>\n', ""),
+        ('<sky-payload type="x">{"no": "words"}</sky-payload>\n', ""),
+        ("<sky-payload>no JSON</sky-payload>\n", "<sky-payload>no JSON</sky-payload>\n"),
+        (
+            f"{PAYLOAD}\n{PAYLOAD.replace('init', 'update')}\nbetween\n{PAYLOAD}\n",
+            f"{WORDS}between\n",
+        ),
+    ],
+)
+def test_what_a_spinner_should_show_is_told_as_words(
+    capsys: pytest.CaptureFixture[str], printed: str, told: str
+) -> None:
+    """Its payloads are for a program; on a terminal each is a line of words, told once."""
+    with vendor.off_stdout():
+        print(printed, end="")  # noqa: T201 - as SkyPilot does
+    assert capsys.readouterr().err == told
