@@ -358,7 +358,9 @@ class Saver:
         except ConnectionError as problem:
             raise OutOfContact(f"step {capture.step} not saved: {problem}") from problem
         except BaseException as problem:  # whatever it is, the other ranks wait for a word
-            lost = isinstance(problem, WithoutOthers) and self.alone.is_set()
+            ended = not isinstance(problem, Exception)  # by Ctrl-C, or by a handler of the script's
+            alone = isinstance(problem, WithoutOthers) and self.alone.is_set()
+            lost = ended or alone or isinstance(problem, OutOfContact)
             said = str(problem) if isinstance(problem, SpotguardError) else repr(problem)
             _tell(
                 connection,

@@ -587,3 +587,35 @@ def test_who_hears_of_a_lost_rank_knows_that_it_is_lost(gone: bool) -> None:
     assert isinstance(raised[0], WithoutOthers)
     assert isinstance(raised[2], WithoutOthers) is gone
     assert other.saver.alone.is_set() is gone
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(
+    ("error", "gone"), [(KeyboardInterrupt, True), (SystemExit, True), (ValueError, False)]
+)
+def test_a_rank_that_is_ended_within_a_save_is_a_lost_one(
+    victim: int, error: type[BaseException], gone: bool
+) -> None:
+    """Ctrl-C reaches the ranks one after the other: the others' save did not fail by a mistake."""
+    store, words = MemoryStore(), FakeRendezvous()
+    team = ranks(3, store, words)
+    struck = FaultyStore(store).before("put", partial(strike, error), key_contains="safetensors")
+    team[victim] = Rank(struck, victim, 3, coordinator=words.rank(victim))
+    raised: dict[int, BaseException] = {}
+
+    def save(rank: Rank) -> None:
+        part = {"part": Part(torch.ones(6, 2), rank.rank, 3)}
+        capture = rank.saver.capture(10, CheckpointKind.FINAL, part, {})
+        try:
+            rank.saver.save_now(capture)
+        except BaseException as problem:  # noqa: BLE001 - it is what is looked at
+            raised[rank.rank] = problem
+
+    together(*(partial(save, rank) for rank in team))
+    assert type(raised.pop(victim)) is error
+    assert [isinstance(problem, WithoutOthers) for problem in raised.values()] == [gone, gone]
+
+
+def strike(error: type[BaseException], _: str) -> None:
+    """Raise an exception, as a signal's handler does."""
+    raise error
