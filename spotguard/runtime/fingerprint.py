@@ -57,6 +57,7 @@ class Probe:
             },
             "random": _random_hash(),
             "amplifiers": [] if self._bitwise else self._amplifiers(),
+            "iterating": self._iterating(),
             "variables": self._variables(frame),
         }
         os.write(self._file, (json.dumps(line) + "\n").encode())
@@ -70,6 +71,12 @@ class Probe:
         objects = self._job.keeper.objects
         return [n for n, item in objects.items() if isinstance(item.value, torch.optim.LBFGS)]
 
+    def _iterating(self) -> list[str]:
+        """Return the names of models whose weights depend on how often a rank has used them."""
+        objects = self._job.keeper.objects
+        models = [(n, i.value) for n, i in objects.items() if isinstance(i.value, torch.nn.Module)]
+        return [n for n, model in models if any(map(_has_spectral_norm, model.modules()))]
+
     def _variables(self, frame: types.FrameType | None) -> dict[str, dict[str, str]]:
         known = self._known()
         found: dict[str, dict[str, str]] = {}
@@ -80,7 +87,7 @@ class Probe:
                 # SAM and the like step by another one, whose state is seldom in their own.
                 inner = [(f"{name}.{part}", item) for part, item in vars(value).items()]
                 waiting.extend(each for each in inner if isinstance(each[1], torch.optim.Optimizer))
-            if name.startswith("__") or name in found or id(value) in known:
+            if name.startswith("__") or name in found or _is_known(value, known):
                 continue
             kind = _asked(partial(_kind, value))
             if kind is None:
@@ -115,7 +122,7 @@ class Probe:
             known.add(id(item.value))
             if isinstance(item.value, torch.nn.Module):
                 known.update(id(module) for module in item.value.modules())
-                known.update(id(parameter) for parameter in item.value.parameters())
+                known.update(map(id, _tensors_of(item.value)))
         return known
 
 
@@ -132,6 +139,24 @@ def _visible(frame: types.FrameType | None) -> list[tuple[str, Any]]:
             variables += list(current.f_locals.items())
         current = current.f_back
     return variables + list(globals_.items())
+
+
+def _is_known(value: Any, known: set[int]) -> bool:
+    """Return whether a variable is tracked, or wraps nothing but what is: `DDP(model)`."""
+    if id(value) in known:
+        return True
+    held = _asked(partial(_tensors_of, value)) if isinstance(value, torch.nn.Module) else None
+    return bool(held) and all(id(tensor) in known for tensor in held or ())
+
+
+def _tensors_of(module: torch.nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def _has_spectral_norm(module: torch.nn.Module) -> bool:
+    """Return whether a module is one of torch's two spectral norms, or has the older as a hook."""
+    parts = [module, *module._forward_pre_hooks.values()]
+    return any(type(part).__name__.endswith("SpectralNorm") for part in parts)
 
 
 def _kind(value: Any) -> str | None:

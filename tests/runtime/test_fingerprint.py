@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from types import SimpleNamespace
@@ -79,6 +80,20 @@ def test_optimizers_that_make_much_of_the_last_bits_are_named(
     assert line["amplifiers"] == ([] if bitwise else ["a"])
 
 
+def test_models_that_iterate_in_each_forward_pass_are_named(tmp_path: Path) -> None:
+    """Torch's two spectral norms do: on other ranks there are more or fewer passes."""
+    plain, old, new = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
+    nn.utils.spectral_norm(old)
+    nn.utils.parametrizations.spectral_norm(new)
+    objects = adapters({"plain": plain, "old": nn.Sequential(old), "new": nn.Sequential(new)})
+    job: Any = SimpleNamespace(
+        rank=0, attempt=1, world_size=1, keeper=SimpleNamespace(objects=objects)
+    )
+    Probe(str(tmp_path / "probe"), job, bitwise=False).record(1, None)
+
+    assert json.loads((tmp_path / "probe").read_text())["iterating"] == ["old", "new"]
+
+
 class Sharpened(torch.optim.Optimizer):
     """Steps by an optimizer of its own, whose momentum is not in its state, as SAM's often is."""
 
@@ -115,3 +130,30 @@ def test_an_optimizer_within_a_tracked_one_is_looked_at(tmp_path: Path) -> None:
     )
     assert first["kind"] == "optimizer"
     assert first["hash"] != second["hash"]
+
+
+class Wrapper(nn.Module):
+    """Holds a model as DDP and compiled modules do, perhaps with something of its own."""
+
+    def __init__(self, module: nn.Module, *, own: bool = False) -> None:
+        super().__init__()
+        self.module = module
+        if own:
+            self.register_buffer("calls", torch.zeros(1))
+
+
+def test_what_only_wraps_a_tracked_model_is_no_state_of_its_own(tmp_path: Path) -> None:
+    """Its weights differ where the model's do: nobody is told to track `DDP(model)`, too."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    job: Any = SimpleNamespace(
+        rank=0, attempt=1, world_size=1, keeper=SimpleNamespace(objects=adapters({"m": model}))
+    )
+    probe = Probe(str(tmp_path / "probe"), job, bitwise=False)
+
+    def loop(net: Any, counting: Any, average: Any) -> None:
+        probe.record(1, sys._getframe())
+
+    loop(Wrapper(Wrapper(model)), Wrapper(model, own=True), copy.deepcopy(model))
+
+    found = json.loads((tmp_path / "probe").read_text())["variables"]
+    assert {"net", "counting", "average"} & set(found) == {"counting", "average"}

@@ -145,6 +145,8 @@ def compare(
     if parted is not None and not findings:
         findings.append(_unknown_cause(parted))
     findings += _wrong_samples(calm, disturbed)
+    if parted is not None:  # later losses differ by what was not restored
+        return findings, notes, parted, None
     drift, elastic = _elastic_drift(calm, disturbed)
     return findings + elastic, notes, parted, drift
 
@@ -307,6 +309,10 @@ _LAST_BITS = (
     "much of their last bits, which another number of ranks adds up in another order; "
     'init(exact="bitwise") adds them up in one order'
 )
+_POWER_ITERATIONS = (
+    "its spectral_norm goes on by a power iteration in each forward pass, and another number of "
+    "ranks has another number of them; a larger n_power_iterations makes that matter less"
+)
 
 
 def _elastic_drift(calm: ProbedRun, disturbed: ProbedRun) -> tuple[float | None, list[Finding]]:
@@ -325,13 +331,20 @@ def _elastic_drift(calm: ProbedRun, disturbed: ProbedRun) -> tuple[float | None,
     if worst <= _LOSS_TOLERANCE:
         return worst, []
     step = min(step for step, drift in drifts.items() if drift > _LOSS_TOLERANCE)
-    amplifiers = disturbed.steps[step].get("amplifiers", [])
+    variable, cause = _cause_of_drift(disturbed.steps[step])
     return worst, [
         Finding(
-            variable=amplifiers[0] if amplifiers else "the loss",
+            variable=variable,
             label="elastic step",
             step=step,
-            detail=f"on another number of ranks the loss differs by {worst:.1e}; "
-            + (_LAST_BITS if amplifiers else _NOT_OF_THE_WHOLE),
+            detail=f"on another number of ranks the loss differs by {worst:.1e}; {cause}",
         )
     ]
+
+
+def _cause_of_drift(line: dict[str, Any]) -> tuple[str, str]:
+    """Return what makes losses differ on another number of ranks, and why, as far as it is seen."""
+    for kind, cause in (("amplifiers", _LAST_BITS), ("iterating", _POWER_ITERATIONS)):
+        if line[kind]:
+            return line[kind][0], cause
+    return "the loss", _NOT_OF_THE_WHOLE

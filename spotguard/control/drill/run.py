@@ -122,7 +122,8 @@ class _Drill:
         if calm_view.state is not RunState.FINISHED:
             raise JobFailed(
                 f"the undisturbed run {calm_view.state.label}: {calm_view.state_detail}",
-                hint=_last_lines(calm_view.traceback) or "run the script by itself first",
+                hint="run it without a drill, which shows all that it says: spotguard up "
+                f"{self._script} --nodes {self._options.nodes}",
             )
         steps = calm_view.step or 0
         plays = self._plays(steps)

@@ -222,7 +222,10 @@ class Leaving:
         elif self._end.say_failure():
             self._save(self._saves(Cause.SCRIPT_FAILED))
             text = "".join(traceback.format_exception(error))
-            self._write(Cause.SCRIPT_FAILED, f"{type(error).__name__}: {error}", trace=text)
+            said = f"{type(error).__name__}: {error}"
+            if isinstance(error, SpotguardError):
+                said = sentence(error)
+            self._write(Cause.SCRIPT_FAILED, said, trace=text)
 
     def _is_loss_of_peer(self, error: BaseException) -> bool:
         others = not isinstance(self._coordinator, Alone)

@@ -9,7 +9,7 @@ import pytest
 from spotguard.control.drill.report import ProbedRun, compare
 
 
-def a_run(losses: list[float], *, ranks_after_2: int, amplifiers: list[str]) -> ProbedRun:
+def a_run(losses: list[float], *, ranks_after_2: int, seen: dict[str, list[str]]) -> ProbedRun:
     """Return a run that is on another number of ranks after two steps."""
     steps: dict[int, dict[str, Any]] = {
         step: {
@@ -17,7 +17,7 @@ def a_run(losses: list[float], *, ranks_after_2: int, amplifiers: list[str]) -> 
             "world_size": ranks_after_2 if step > 2 else 2,
             "tracked": {},
             "random": "r",
-            "amplifiers": amplifiers,
+            **{"amplifiers": [], "iterating": [], **seen},
             "variables": {},
         }
         for step in range(1, len(losses) + 1)
@@ -26,20 +26,38 @@ def a_run(losses: list[float], *, ranks_after_2: int, amplifiers: list[str]) -> 
 
 
 @pytest.mark.parametrize(
-    ("amplifiers", "who", "why"),
+    ("seen", "who", "why"),
     [
-        (["second_order"], "second_order", 'init(exact="bitwise") adds them up in one order'),
-        ([], "the loss", "is a loss or a statistic computed over the whole global batch?"),
+        (
+            {"amplifiers": ["second_order"]},
+            "second_order",
+            'init(exact="bitwise") adds them up in one order',
+        ),
+        ({"iterating": ["judge"]}, "judge", "its spectral_norm goes on by a power iteration"),
+        ({}, "the loss", "is a loss or a statistic computed over the whole global batch?"),
     ],
 )
 def test_a_loss_that_drifts_on_other_ranks_names_its_cause(
-    amplifiers: list[str], who: str, why: str
+    seen: dict[str, list[str]], who: str, why: str
 ) -> None:
-    """L-BFGS makes much of the last bits, and no loss is wrong; without it, one may be."""
-    calm = a_run([4.0, 3.0, 2.0, 1.0], ranks_after_2=2, amplifiers=amplifiers)
-    disturbed = a_run([4.0, 3.0, 2.001, 1.5], ranks_after_2=1, amplifiers=amplifiers)
+    """L-BFGS makes much of the last bits, spectral norms count passes; else a loss may be wrong."""
+    calm = a_run([4.0, 3.0, 2.0, 1.0], ranks_after_2=2, seen=seen)
+    disturbed = a_run([4.0, 3.0, 2.001, 1.5], ranks_after_2=1, seen=seen)
     [finding], _, _, worst = compare(calm, disturbed)
 
     assert worst == pytest.approx(0.5)
     assert (finding.variable, finding.label, finding.step) == (who, "elastic step", 4)
     assert why in finding.detail
+
+
+def test_a_loss_says_nothing_of_ranks_once_the_runs_have_parted() -> None:
+    """What was not restored makes all later losses differ; the number of ranks is not to blame."""
+    calm = a_run([4.0, 3.0, 2.0, 1.0], ranks_after_2=2, seen={})
+    disturbed = a_run([4.0, 3.5, 2.5, 1.5], ranks_after_2=1, seen={})
+    disturbed.steps[2]["attempt"] = 2
+    disturbed.steps[2]["variables"] = {"ema": {"kind": "module", "type": "Net", "hash": "b"}}
+    calm.steps[2]["variables"] = {"ema": {"kind": "module", "type": "Net", "hash": "a"}}
+    findings, _, parted, worst = compare(calm, disturbed)
+
+    assert [finding.variable for finding in findings] == ["ema"]
+    assert (parted, worst) == (2, None)

@@ -128,6 +128,8 @@ def test_what_is_not_synchronised_is_refused_in_the_first_step(jobs: Jobs, name:
         [told] = [line for line in job.said.splitlines() if message in line]
         assert len(told) < 400
         assert "Traceback" not in job.said
+    assert all(end["message"] in told for end in jobs.ends()), "history tells the way out, too"
+    assert jobs.ends()
 
 
 ALLOWED = {
