@@ -64,6 +64,7 @@ class Job:
         self.coordinator: Coordinator = (
             Rendezvous.from_environment() if self.world_size > 1 else Alone()
         )
+        settings.make_default_store()
         self.run_id, self.attempt = identify(settings, self.coordinator)
         self.store = PrefixedStore(open_store(settings.store_url), self.run_id)
         self.local_copy = LocalCopy.at(settings.local_copy, self.run_id)

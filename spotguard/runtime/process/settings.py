@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -101,6 +102,16 @@ class Settings:
     holds: dict[int, float] = field(default_factory=dict)
     """Steps done -> seconds to wait there for a stop, so that a drill hits fast scripts too."""
 
+    def make_default_store(self) -> None:
+        """Make the folder that runs lie in where none is named, for nobody else to enter.
+
+        One that exists is as open as its owner left it.
+        """
+        folder = _default_store()
+        if self.store_url == str(folder):
+            with contextlib.suppress(OSError):  # who cannot write there is told by the store itself
+                folder.mkdir(mode=0o700)
+
     @classmethod
     def from_environment(
         cls,
@@ -125,7 +136,7 @@ class Settings:
         return cls(
             run_id=chosen_id,
             attempt=_int(env.ATTEMPT),
-            store_url=os.environ.get(env.STORE) or store or str(Path.cwd() / "spotguard-runs"),
+            store_url=os.environ.get(env.STORE) or store or str(_default_store()),
             rank=rank,
             world_size=world_size,
             local_rank=_int("LOCAL_RANK") or 0,
@@ -161,6 +172,10 @@ def fresh_run_id() -> str:
     script = Path(sys.argv[0] or "job").stem.lower()
     name = re.sub(r"[^a-z0-9]+", "-", script).strip("-")[:30] or "job"
     return f"{name}-{time.strftime('%y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
+
+
+def _default_store() -> Path:
+    return Path.cwd() / "spotguard-runs"
 
 
 def _rank_of_world() -> tuple[int, int]:

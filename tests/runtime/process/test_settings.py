@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+import stat
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from spotguard.errors import UsageError
 from spotguard.events import env, keys
 from spotguard.runtime.process.settings import SaveEvery, Settings, fresh_run_id
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +38,20 @@ def test_plain_python_needs_nothing() -> None:
     assert settings.store_url.endswith("spotguard-runs")
     assert (settings.seed, settings.keep_last, settings.metadata) == (0, 3, "none")
     assert settings.save_every == SaveEvery()
+
+
+def test_the_default_store_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else reads what is trained; a folder that exists, or was named, is left as it is."""
+    monkeypatch.chdir(tmp_path)
+    store = tmp_path / "spotguard-runs"
+    read(store=str(tmp_path / "named")).make_default_store()
+    assert not list(tmp_path.iterdir())
+
+    read().make_default_store()
+    assert stat.S_IMODE(store.stat().st_mode) == 0o700
+    store.chmod(0o755)
+    read().make_default_store()
+    assert stat.S_IMODE(store.stat().st_mode) == 0o755
 
 
 def test_the_command_line_wins_over_the_script(monkeypatch: pytest.MonkeyPatch) -> None:

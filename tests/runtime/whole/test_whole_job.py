@@ -339,7 +339,7 @@ def test_plain_python_is_enough(jobs: Jobs, undisturbed: dict[str, str]) -> None
 
     assert done.returncode == 0, done.stderr
     assert digest(done.stdout) == aim
-    assert (jobs.folder / "spotguard-runs").is_dir()
+    assert (jobs.folder / "spotguard-runs").stat().st_mode & 0o777 == 0o700, "it is private"
     assert "spotguard: run tiny-" in done.stderr
 
 
