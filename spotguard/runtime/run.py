@@ -5,44 +5,36 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-import time
-from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from spotguard.checkpoint.lineage import claim_attempt
-from spotguard.checkpoint.manifest import check_run
-from spotguard.errors import Fenced, SpotguardError, UsageError
-from spotguard.events.event import JobEvent
-from spotguard.runtime.checkpoint import restore as restoring
-from spotguard.runtime.checkpoint.save_schedule import SaveSchedule
-from spotguard.runtime.data.batch_scaling import ScaledElasticLoader, learning_rate_scale
-from spotguard.runtime.data.loader import ElasticLoader, Loader, Share
+from spotguard.errors import SpotguardError, UsageError
+from spotguard.runtime.data.loader import Loader
 from spotguard.runtime.data.sample_log import SampleTrace
-from spotguard.runtime.data.streaming import StreamLoader, is_stream, refuse_indexed_options
-from spotguard.runtime.distributed.bitwise_reduce import BitwiseSync
 from spotguard.runtime.distributed.collectives import ProcessGroup
-from spotguard.runtime.distributed.gradients import GradientSync, broadcast_initial, evened_out
-from spotguard.runtime.distributed.optimizers import OptimizerWatch
 from spotguard.runtime.ending.leaving import Phase
-from spotguard.runtime.process.clock import RUN_CLOCK
-from spotguard.runtime.state.rng import BOUNDARY, mix, seed_everything
-from spotguard.runtime.state.tracked import TrackedModule, tracked
+from spotguard.runtime.epochs import Epoch, epochs_of
+from spotguard.runtime.process.outside_loop import outside_loop
+from spotguard.runtime.run_data import RunData
+from spotguard.runtime.state.tracked import tracked, tracked_slot
 from spotguard.runtime.state.tree import Packed
-from spotguard.runtime.step import Step, TrainingLoop
+from spotguard.runtime.training import Circumstances, Training
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
+    from contextlib import AbstractContextManager
+    from types import FrameType
 
-    from spotguard.checkpoint.manifest import Manifest
     from spotguard.runtime.job import Job
+    from spotguard.runtime.state.tracked import Tracked
+    from spotguard.runtime.step import Step
 
 log = logging.getLogger("spotguard")
 
 _Batch = TypeVar("_Batch")
+_Item = TypeVar("_Item")
 
 
 @dataclass
@@ -55,23 +47,18 @@ class Taken:
     """Closed, it takes back hooks on models and optimizers, and closes files."""
 
 
-class Run:
+class Run(RunData):
     """This process's part of a run. Made by `init`; all methods are for the main thread."""
 
     def __init__(self, job: Job, taken: Taken, *, reseed: bool, bitwise: bool) -> None:
-        self._job = job
+        super().__init__(job, reseed=reseed, bitwise=bitwise)
         self._taken = taken
-        self._reseed = reseed
-        self._bitwise = bitwise
         if bitwise:
             # Threads share out a sum or a product by their number, which ranks differ in.
             taken.gives_back.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(1)
         self._ranks = ProcessGroup(job.rank, job.world_size)
-        self._loader: Loader
-        self._gradients: GradientSync | BitwiseSync
-        self._optimizers: OptimizerWatch
-        self._step: Step | None = None
+        self._training: Training | None = None
         self._end_early: str | None = None
         settings = job.settings
         self._trace = (
@@ -93,136 +80,6 @@ class Run:
             self._probe = Probe(settings.probe_path, job, bitwise=bitwise)
             taken.gives_back.callback(self._probe.close)
 
-    @property
-    def id(self) -> str:
-        """Return the run's id."""
-        return self._job.run_id
-
-    @property
-    def attempt(self) -> int:
-        """Return the number of this attempt, from 1."""
-        return self._job.attempt
-
-    @property
-    def rank(self) -> int:
-        """Return this process's rank, from 0."""
-        return self._job.rank
-
-    @property
-    def world_size(self) -> int:
-        """Return the number of ranks in this attempt; it may differ in the next."""
-        return self._job.world_size
-
-    @property
-    def device(self) -> torch.device:
-        """Return this rank's device: its GPU, or the CPU."""
-        return self._job.device
-
-    @property
-    def seed(self) -> int:
-        """Return the run's seed."""
-        return self._job.settings.seed
-
-    def loader(
-        self,
-        dataset: Any,
-        *,
-        global_batch_size: int,
-        micro_batch_size: int | None = None,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        weights: Sequence[float] | torch.Tensor | None = None,
-        sampler: Any = None,
-        speeds: Sequence[float] | None = None,
-        lr_scaling: str | None = None,
-        reference_world_size: int | None = None,
-        lr_warmup_steps: int | None = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        num_workers: int = 0,
-        **options: Any,
-    ) -> Loader:
-        """Return a loader whose global batches do not depend on the number of ranks.
-
-        A map-style dataset gives each sample of an epoch exactly once, over any interruptions and
-        numbers of ranks. So does a `sampler`: what it gives for an epoch is drawn at once (8 bytes
-        a sample), on every rank the same way; it must be a function of the seeded generators, of
-        `set_epoch(epoch)` and of its `state_dict()`, which is saved. `weights` draw at random, so
-        that no sample comes exactly once: the draws are the same ones on any number of ranks.
-
-        A stream has `state_dict()` and `load_state_dict()`, and is this rank's own part of the
-        data. Nothing is repeated or left out while the number of ranks stays the same; when it
-        changes, another pass begins, with a warning. Given as a function `f(shard, shards)` that
-        opens one part, it is exact on any number of ranks. See docs/elastic.md.
-
-        With `lr_scaling` the global batch follows the number of ranks, each of which has the same
-        part of it, and the learning rate follows the batch. Each sample of an epoch still comes
-        exactly once; steps, their randomness and the weights are those of the numbers of ranks.
-
-        Args:
-            dataset: Map-style: `len(dataset)` and `dataset[i]`; or a stream: an iterable, a
-                torchdata `StatefulDataLoader`, or a function that opens a shard of one.
-            global_batch_size: Samples per optimizer step, over all ranks.
-            micro_batch_size: Samples per forward pass; fixed for the run, whatever the ranks.
-            shuffle: Another seeded order each epoch; False reads in index order. Not for streams,
-                nor with `weights` or a `sampler`: these have their own order.
-            drop_last: Leave out the last, partial global batch of an epoch.
-            weights: For each sample how likely it is drawn, with replacement, as many draws an
-                epoch as there are samples; 8 bytes of memory for each, on each rank.
-            sampler: Of the whole dataset's indices, with `__len__` and `__iter__`.
-            speeds: Each rank's relative speed, where GPUs differ: faster ranks get more of the
-                micro-batches. The same list on all ranks.
-            lr_scaling: `linear` or `sqrt`: the rule by which the optimizers' rates follow.
-            reference_world_size: With `lr_scaling`, the number of ranks that `global_batch_size`
-                and the script's learning rate are for.
-            lr_warmup_steps: With `lr_scaling`, the optimizer steps in which the rate goes from one
-                factor to another (default 100).
-            collate_fn: Makes a batch of samples, as in `torch.utils.data.DataLoader`.
-            num_workers: Worker processes that read ahead.
-            **options: Further options of `torch.utils.data.DataLoader` (with `num_workers`).
-
-        Raises:
-            UsageError: a size makes no sense, or the dataset has neither indices nor a state.
-        """
-        common: dict[str, Any] = {
-            "global_batch_size": global_batch_size,
-            "micro_batch_size": micro_batch_size,
-            "seed": self._job.settings.seed,
-            "reseed": self._reseed,
-            "collate_fn": collate_fn,
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "speeds": speeds,
-        }
-        scale = learning_rate_scale(
-            lr_scaling,
-            reference=reference_world_size,
-            warmup_steps=lr_warmup_steps,
-            stream=is_stream(dataset),
-            bitwise=self._bitwise,
-        )
-        if is_stream(dataset):
-            refuse_indexed_options(
-                weights=weights,
-                sampler=sampler,
-                drop_last=drop_last,
-                num_workers=num_workers,
-                **options,
-            )
-            return StreamLoader(dataset, **common)
-        make: Callable[..., Loader] = (
-            partial(ScaledElasticLoader, scale=scale) if scale else ElasticLoader
-        )
-        return make(
-            dataset,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            weights=weights,
-            sampler=sampler,
-            num_workers=num_workers,
-            options=options,
-            **common,
-        )
-
     def track(self, **objects: Any) -> None:
         """Name what belongs to the training state; all of it is saved and restored.
 
@@ -234,14 +91,47 @@ class Run:
             UnsupportedState: something cannot be stored safely; the message says what.
             UsageError: called after the loop has begun, or a name is taken.
         """
-        if self._job.phase is not Phase.SETUP:
-            raise UsageError("run.track() must come before run.steps()")
         for name, value in objects.items():
-            if name in self._job.keeper.objects:
-                raise UsageError(f"run.track: {name} is tracked already")
-            item = tracked(name, value)
-            item.pack(name, Packed())  # what cannot be stored is refused now, not at the notice
-            self._job.keeper.objects[name] = item
+            self._track("run.track", name, tracked(name, value))
+
+    def track_values(self, holder: Any, *names: str) -> None:
+        """Name plain values that belong to the training state: counters, a best loss.
+
+        They are saved as they are at the step's boundary, and set again before the first step:
+
+            run.track_values(globals(), "best_val_loss", "tokens")  # variables of the script
+            run.track_values(self, "best_loss", "history")          # attributes of an object
+
+        A function's own variables cannot be set from outside: use a `Box`, or attributes of an
+        object such as `types.SimpleNamespace`.
+
+        Args:
+            holder: An object that has the attributes, or a dict that has the keys.
+            *names: Numbers, strings, booleans, None, and lists, tuples and dicts of them.
+
+        Raises:
+            UnsupportedState: one is no plain value; the message says what to do.
+            UsageError: it does not exist, a name is taken, or the loop has begun.
+        """
+        for name in names:
+            self._track("run.track_values", name, tracked_slot(holder, name))
+
+    def _track(self, caller: str, name: str, item: Tracked) -> None:
+        if self._job.phase is not Phase.SETUP:
+            raise UsageError(f"{caller}() must come before run.steps()")
+        if name in self._job.keeper.objects:
+            raise UsageError(f"{caller}: {name} is tracked already")
+        item.pack(name, Packed())  # what cannot be stored is refused now, not at the notice
+        self._job.keeper.objects[name] = item
+
+    def warm_up(self) -> AbstractContextManager[None]:
+        """Within it optimizer steps before the loop are no training of the run.
+
+        A launched job whose optimizers go on to step outside of a loop of ours is told so, and
+        ended after five minutes: it could not be resumed. A learning-rate finder, a linear probe
+        or a tokenizer's training before the loop is done within `with run.warm_up():`.
+        """
+        return outside_loop.warm_up()
 
     def end(self, reason: str = "ended early") -> None:
         """Finish the run at the end of this step, as if all steps were done (early stopping).
@@ -249,6 +139,8 @@ class Run:
         All ranks must call it in the same step.
         """
         self._end_early = reason
+        if self._training is not None:
+            self._training.end_early = reason
 
     def best(self, value: float, *, mode: str = "min") -> bool:
         """Keep the state of this step's end if `value` is the best of the run so far.
@@ -284,19 +176,11 @@ class Run:
         Raises:
             UsageError: the step has begun: to leave then would lose what follows in its body.
         """
-        job = self._job
-        if job.phase is not Phase.TRAINING:
+        training = self._training
+        if training is None or self._job.phase is not Phase.TRAINING:
             yield from batches
             return
-        if self._step is not None and self._step.has_begun:
-            raise UsageError(
-                "run.evaluate() comes after the step's first micro-batch",
-                hint="evaluate at the beginning of the loop's body: if step.number % 100 == 0: ...",
-            )
-        for number, batch in enumerate(batches):
-            if not job.gate.enter_evaluation(job.keeper.finished, number):
-                job.leaving.at_agreed_step(halfway=True)
-            yield batch
+        yield from training.evaluate(batches)
 
     def steps(
         self,
@@ -323,228 +207,232 @@ class Run:
             UsageError: neither or both of `total` and `epochs`, or nothing is tracked.
             StateMismatch: the script does not fit the checkpoint.
         """
-        self._check(loader, total, epochs)
-        job = self._job
-        self._loader = loader
-        self._prepare()
-        every, coordinator = job.settings.save_every, job.coordinator
+        training = self._prepare("run.steps", loader, total, epochs)
+
+        def loop() -> Iterator[Step]:
+            training.start(total, epochs, strict=strict)
+            at_once = True
+            while (step := training.begin(at_once=at_once)) is not None:
+                yield step
+                at_once = training.step is not None  # else the script has ended it
+                if at_once:
+                    training.end()
+
+        yield from self._held(training, loop())
+
+    def epochs(
+        self,
+        loader: Loader,
+        *,
+        total: int,
+        steps_per_epoch: int | None = None,
+        strict: bool = True,
+    ) -> Iterator[Epoch]:
+        """Yield the epochs that are still to do, each a loop over its steps; resumes and saves.
+
+            for epoch in run.epochs(loader, total=90):
+                for step in epoch:
+                    for x, y in step:
+                        step.backward(loss_fn(model(x), y))
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=True)
+                accuracy = evaluate(run.evaluate(test_batches))  # the end of the epoch
+                scheduler.step()
+
+        What comes after an epoch's steps is done once for each: if the run is interrupted there,
+        the next attempt yields that epoch again, with no step left, and does it from its beginning,
+        with the state that it began with. It may change anything that is tracked but weights.
+
+        Leaves by `SystemExit` with code 75, saved, when told to stop. `break` out of the outer loop
+        ends the run early, as does `run.end` in either. An epoch's own loop cannot be left early.
+
+        Args:
+            loader: From `run.loader`, `run.draws` or `run.episodes`.
+            total: Epochs in all.
+            steps_per_epoch: Optimizer steps of an epoch; needed where the data have no length. By
+                default an epoch is one pass over the dataset.
+            strict: As for `steps`.
+
+        Raises:
+            UsageError: a number makes no sense, or nothing is tracked.
+            StateMismatch: the script does not fit the checkpoint.
+        """
+        steps: int | None = None
+        passes: int | None = total
+        if steps_per_epoch is not None:
+            _check_count("run.epochs", steps_per_epoch, "steps an epoch")
+            _check_count("run.epochs", total, "epochs")
+            steps, passes = total * steps_per_epoch, None
+        training = self._prepare("run.epochs", loader, steps, passes)
+
+        def first_step_of(epoch: int) -> int:
+            return (
+                loader.first_step_of(epoch) if steps_per_epoch is None else epoch * steps_per_epoch
+            )
+
+        def loop() -> Iterator[Epoch]:
+            training.start(steps, passes, strict=strict)
+            yield from epochs_of(training, total, first_step_of)
+
+        yield from self._held(training, loop())
+
+    def _held(self, training: Training, loop: Iterator[_Item]) -> Iterator[_Item]:
+        """Yield from a loop of ours while the script holds it, and see how it is left."""
         self._taken.in_loop = True
         try:
-            first, last = self._restore(total, epochs, strict=strict)
-            schedule = SaveSchedule(every, coordinator, job.rank, job.world_size)
-            schedule.start(first)
-            job.begin_training(first, last)
-            with closing(loader.read(first, last)) as batches:  # its workers end with it
-                mine: Iterator[tuple[Share, Any]] = batches
-                if self._gradients.meets_in_forward:
-                    mine = evened_out(batches, self.rank, loader.ranges)
-                yield from self._train(first, last, schedule, mine)
+            yield from loop
         except GeneratorExit:
-            job.exits.loop_left(sys._getframe().f_back)
+            training.left()
+            self._job.exits.loop_left(_frame_of_script())
             raise
         except SpotguardError as problem:
-            job.leaving.by_problem(problem)
+            self._job.leaving.by_problem(problem)
         finally:
             self._taken.in_loop = False
+            training.close()
 
-    def _train(
+    # ------------------------------------------------------------------ loops of others
+
+    def restore(
         self,
-        finished: int,
-        last: int,
-        schedule: SaveSchedule,
-        batches: Iterator[tuple[Share, Any]],
-    ) -> Iterator[Step]:
-        job = self._job
-        loop = TrainingLoop(
-            job=job,
-            loader=self._loader,
-            batches=batches,
-            gradients=self._gradients,
-            optimizers=self._optimizers,
-            ranks=self._ranks,
-            trained_once=self._trace_step,
-            ended=lambda step: self._seed_boundary(step.number, after=True),
-        )
-        while finished < last and self._end_early is None:
-            job.hold(finished)
-            if not job.gate.passes(finished):
-                job.leaving.at_agreed_step()
-            if schedule.due(finished) or job.keeper.best.is_new:
-                job.keeper.save_in_background()
-                schedule.saved(
-                    finished,
-                    step_s=job.keeper.step_s,
-                    stall_s=job.keeper.last_stall_s,
-                    duration_s=job.keeper.last_duration_s,
-                    age_s=job.age_s,
-                )
-            self._seed_boundary(finished, after=False)
-            step = self._step = Step(loop, finished, self._loader.epoch_of(finished))
-            job.keeper.current = step
-            started = time.perf_counter()
-            try:
-                yield step
-            except GeneratorExit:
-                job.keeper.loop_left()
-                raise
-            step.forget_batches()
-            if not step.is_complete:
-                raise UsageError(
-                    "a step ended before all its micro-batches were trained on",
-                    hint="loop over all of them: for batch in step: ... step.backward(loss)",
-                )
-            finished += 1
-            self._optimizers.end_of_step()
-            self._loader.keep(finished)
-            job.finished_step(finished, time.perf_counter() - started, step)
-            if self._probe is not None:
-                self._probe.record(finished, sys._getframe(2))
-        job.finish_loop(self._end_early)
+        loader: Loader,
+        *,
+        total: int | None = None,
+        epochs: int | None = None,
+        strict: bool = True,
+    ) -> int:
+        """Restore the training state, begin to train, and return how many steps are done already.
 
-    def _check(self, loader: Any, total: int | None, epochs: int | None) -> None:
+        For loops that are not ours, such as a framework's: after it come `begin_step`, `end_step`
+        and `finish`, of which `steps` is made, too. Blocks until all ranks have restored.
+
+            done = run.restore(loader, total=20_000)
+            while (step := run.begin_step()) is not None:
+                for x, y in step:
+                    step.backward(loss_fn(model(x), y))
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+                run.end_step()
+
+        Args:
+            loader: As for `steps`.
+            total: As for `steps`.
+            epochs: As for `steps`.
+            strict: As for `steps`.
+
+        Raises:
+            UsageError: as `steps`.
+            SystemExit: the checkpoint does not fit, told in one sentence; the code says why.
+        """
+        return self._prepare("run.restore", loader, total, epochs).start(
+            total, epochs, strict=strict
+        )
+
+    def begin_step(self) -> Step | None:
+        """Return the next optimizer step to do; None once there is none, all saved by then.
+
+        Before it comes what the script or framework does between two steps: a learning rate that
+        follows, an evaluation through `evaluate`, a log. What of that is tracked belongs to the
+        boundary from here on. A framework may read its items ahead, but begins a step only when
+        the one before has ended, and before it asks for the first micro-batch.
+
+        Draw all micro-batches of the step: by a loop over it, or one by one from `iter(step)`.
+
+        Raises:
+            UsageError: `restore` was not called, or a step is under way.
+            SystemExit: with code 75, saved: the process was told to stop.
+        """
+        return self._trained("run.begin_step").begin()
+
+    def end_step(self) -> None:
+        """Say that the weights of the step under way are final: this is the state to save.
+
+        Its micro-batches were trained on, and its optimizers have stepped. Within a loop over
+        `steps` it may be called, too, for an evaluation of the new weights in the same body.
+
+        Raises:
+            UsageError: no step is under way.
+            SystemExit: something went wrong, told in one sentence; the code says what.
+        """
+        self._trained("run.end_step").end()
+
+    def finish(self, reason: str | None = None) -> None:
+        """End the training where it is, and save its final state. Called again, it does nothing.
+
+        For frameworks that do not ask for the step after the last one, or that stop before it. A
+        step under way counts if its optimizer has stepped. All ranks must call it at the same step.
+
+        Args:
+            reason: Why it ended before its last step; told in the log.
+        """
+        self._trained("run.finish").finish(reason)
+
+    @property
+    def evaluation_was_cut(self) -> bool:
+        """True if this attempt resumed from a checkpoint taken within an evaluation between steps.
+
+        Then do that evaluation again, before the next step. Where `evaluate` stands at the
+        beginning of the loop's body, or at the end of an epoch, it comes again by itself.
+        """
+        return self._training is not None and self._training.evaluation_was_cut
+
+    def _trained(self, caller: str) -> Training:
+        if self._training is None:
+            raise UsageError(
+                f"{caller}() came before run.restore()",
+                hint="done = run.restore(loader, total=...) restores the state and begins",
+            )
+        return self._training
+
+    def _prepare(self, caller: str, loader: Any, total: int | None, epochs: int | None) -> Training:
+        self._check(caller, loader, total, epochs)
+        self._training = Training(
+            Circumstances(
+                job=self._job,
+                ranks=self._ranks,
+                reseed=self._reseed,
+                bitwise=self._bitwise,
+                trace=self._trace,
+                probe=self._probe,
+                gives_back=self._taken.gives_back,
+            ),
+            loader,
+        )
+        self._training.end_early = self._end_early
+        return self._training
+
+    def _check(self, caller: str, loader: Any, total: int | None, epochs: int | None) -> None:
         if not isinstance(loader, Loader):
             raise UsageError(
-                f"run.steps needs a loader from run.loader(...), not a {type(loader).__name__}",
+                f"{caller} needs a loader from run.loader(...), not a {type(loader).__name__}",
                 hint="loader = run.loader(dataset, global_batch_size=..., micro_batch_size=...)",
             )
         if (total is None) == (epochs is None):
-            raise UsageError("run.steps: give either total= (steps) or epochs=")
+            raise UsageError(f"{caller}: give either total= (steps) or epochs=")
         if epochs is not None:
             loader.first_step_of(0)  # a stream refuses
-        count, unit = (total, "steps") if epochs is None else (epochs, "epochs")
-        if not isinstance(count, int) or count < 1:
-            raise UsageError(f"run.steps: {count!r} {unit} in all, but must be 1 or more")
+        _check_count(caller, *((total, "steps") if epochs is None else (epochs, "epochs")))
         if not self._job.keeper.objects:
             raise UsageError(
-                "run.steps: nothing is tracked, so nothing could be resumed",
+                f"{caller}: nothing is tracked, so nothing could be resumed",
                 hint="call run.track(model=model, optimizer=optimizer) first",
             )
         if self._job.phase is not Phase.SETUP:
             raise UsageError(
-                "run.steps() can be used once per process",
+                f"{caller}() can be used once per process",
                 hint="spotguard.reset() ends the run; then spotguard.init() begins another one",
             )
 
-    def _last_step(self, total: int | None, epochs: int | None) -> int:
-        """Return how many steps there are in all, as seen from where this attempt begins."""
-        count = total if epochs is None else self._loader.first_step_of(epochs)
-        assert count is not None
-        cap = self._job.settings.max_steps
-        return min(count, cap) if cap else count
 
-    def _prepare(self) -> None:
-        values = [item.value for item in self._job.keeper.objects.values()]
-        modules = [v for v in values if isinstance(v, torch.nn.Module)]
-        optimizers = [v for v in values if isinstance(v, torch.optim.Optimizer)]
-        if self._bitwise:
-            self._gradients = BitwiseSync(modules, optimizers, self._ranks, self._loader)
-        else:
-            self._gradients = GradientSync(modules, optimizers, self._ranks)
-        self._taken.gives_back.callback(self._gradients.close)
-        self._optimizers = OptimizerWatch(
-            modules, optimizers, self._gradients, self._job.keeper, self.world_size
-        )
-        self._taken.gives_back.callback(self._optimizers.close)
-        if self._loader.scale is not None:
-            self._loader.scale.attach(optimizers, lambda: self._job.keeper.finished)
-            self._taken.gives_back.callback(self._loader.scale.detach)
+def _check_count(caller: str, count: Any, unit: str) -> None:
+    """Raise `UsageError` unless `count` is a whole number above 0."""
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise UsageError(f"{caller}: {count!r} {unit} in all, but must be 1 or more")
 
-    def _restore(self, total: int | None, epochs: int | None, *, strict: bool) -> tuple[int, int]:
-        """Restore, claim the attempt, and return the steps done already and those in all."""
-        job = self._job
-        restored = restoring.restore(
-            job.store,
-            job.coordinator,
-            self.rank,
-            self.world_size,
-            job.keeper.objects,
-            check=self._check_fits,
-            near=job.local_copy.store if job.local_copy else None,
-            strict=strict,
-        )
-        if restored.manifest is None:
-            modules = [i.bare for i in job.keeper.objects.values() if isinstance(i, TrackedModule)]
-            broadcast_initial(modules, self._ranks)
-        first = restored.manifest.step if restored.manifest else 0
-        if job.rank == 0:
-            claim_attempt(
-                job.store,
-                job.attempt,
-                restored.prefix,
-                job.claim_extra(),
-                clock=RUN_CLOCK,
-            )
-        job.keeper.restored(restored, self._loader)
-        if restored.manifest is not None:
-            self._restore_place(restored.manifest)
-            if not self._reseed:
-                self._restore_random(restored.manifest)
-        change = self._loader.begin(first)
-        last = self._last_step(total, epochs)
-        job.restored(restored, last)
-        if change is not None and job.rank == 0:
-            log.info("%s", change["message"])
-            job.reporter.event(JobEvent.RESCALED, **change)
-        self._check_ranks_agree(first)
-        self._loader.keep(first)
-        return first, last
 
-    def _check_ranks_agree(self, first: int) -> None:
-        """Raise unless a sampler, if there is one, gives all ranks the same order to begin with."""
-        mine = self._loader.checksum(first)
-        if mine is not None and self._job.coordinator.first("order", str(mine)) != str(mine):
-            raise UsageError(
-                f"run.loader: the sampler gives rank {self.rank} another order than another rank",
-                hint="it must not depend on the rank, nor on the order of a set: pass one sampler "
-                "of the whole dataset",
-            )
-
-    def _restore_place(self, manifest: Manifest) -> None:
-        """Go on where the data was; what cannot be exact is told."""
-        own = restoring.places_of_ranks(manifest)
-        shared = manifest.counters.get("place")
-        warning = self._loader.restore(shared, own, manifest.world_size)
-        if warning and self.rank == 0:
-            log.warning("%s", warning)
-            self._job.reporter.event(JobEvent.WARNING, message=warning)
-
-    def _restore_random(self, manifest: Manifest) -> None:
-        if not restoring.restore_random(manifest, self.rank, self.world_size):
-            self._job.reporter.event(
-                JobEvent.WARNING,
-                message="random states were not restored: the number of ranks changed",
-            )
-
-    def _check_fits(self, manifest: Manifest) -> None:
-        """Raise unless this attempt may go on from the checkpoint, with this loader."""
-        check_run(manifest, self._job.run_id)
-        if manifest.attempt >= self._job.attempt:
-            raise Fenced(
-                f"attempt {self._job.attempt} is already claimed",
-                hint="each start of the job needs an attempt number of its own",
-            )
-        stored = manifest.counters.get("loader")
-        mine = self._loader.identity()
-        if stored is not None and stored != mine:
-            changed = [
-                f"{key} was {stored.get(key)!r} and is {mine.get(key)!r}"
-                for key in {**stored, **mine}
-                if stored.get(key) != mine.get(key)
-            ]
-            raise UsageError(
-                f"run.loader changed since the checkpoint: {'; '.join(changed)}",
-                hint="use the same values to resume, or start a new run",
-            )
-
-    def _seed_boundary(self, step: int, *, after: bool) -> None:
-        if self._reseed:
-            seed_everything(mix(self._job.settings.seed, step, BOUNDARY, int(after)))
-
-    def _trace_step(self, step: Step) -> None:
-        if self._trace is not None:
-            self._trace.write(
-                step=step.number,
-                epoch=step.epoch,
-                samples=step.samples,
-                loss=0.0 if step.loss is None else float(step.loss),
-            )
+def _frame_of_script() -> FrameType | None:
+    """Return the frame that the innermost call of ours came from."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") == __name__:
+        frame = frame.f_back
+    return frame
