@@ -54,7 +54,13 @@ class GrowingObjects:
     """Writes one writer's lines. Not thread-safe."""
 
     def __init__(
-        self, store: ObjectStore, folder: str, *, node: int, at: float, most_bytes: int | None = None
+        self,
+        store: ObjectStore,
+        folder: str,
+        *,
+        node: int,
+        at: float,
+        most_bytes: int | None = None,
     ) -> None:
         """Write below `folder`; nobody else may write as this node that began `at` that instant.
 
@@ -109,9 +115,7 @@ class GrowingObjects:
         if self.is_stored:
             self._tidy()
             return
-        key = keys.piece(
-            self._folder, node=self._node, at=self._at, number=self._number, count=self._lines
-        )
+        key = self._key(self._lines)
         if key not in self._doomed:  # an attempt that fails may have been heard all the same
             self._doomed.append(key)
         self._store.put(key, list(self._content))
@@ -130,11 +134,14 @@ class GrowingObjects:
             self._tidy()
             self._doomed.append(key)  # once there is one with more lines
 
+    def _key(self, lines: int) -> str:
+        return keys.piece(
+            self._folder, node=self._node, at=self._at, number=self._number, count=lines
+        )
+
     def _tidy(self) -> None:
         """Delete what is no longer needed, but never what alone holds a line."""
-        newest = keys.piece(
-            self._folder, node=self._node, at=self._at, number=self._number, count=self._stored_lines
-        )
+        newest = self._key(self._stored_lines)
         for key in [key for key in self._doomed if key != newest]:
             self._store.delete(key)
             self._doomed.remove(key)

@@ -158,4 +158,3 @@ class _Growing:
             attempts=array("l", (attempt for _, attempt, _ in kept)),
             at=array("d", (at for _, _, at in kept)),
         )
-

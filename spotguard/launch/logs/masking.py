@@ -28,8 +28,10 @@ def secrets_of(environ: Mapping[str, str]) -> set[str]:
     named = set(environ.get(env.SECRETS, "").split(","))
     found = set()
     for name, value in environ.items():
-        is_secret = name in named or name == env.KEY or not _SECRET_WORDS.isdisjoint(
-            name.upper().split("_")
+        is_secret = (
+            name in named
+            or name == env.KEY
+            or not _SECRET_WORDS.isdisjoint(name.upper().split("_"))
         )
         if is_secret and len(value.strip()) >= SHORTEST:
             found.add(value.strip())
