@@ -98,6 +98,9 @@ class RunView:
     recoveries: tuple[Recovery, ...] = ()
     on_demand_infra: str | None = None
     """Where nodes are bought on demand, if elsewhere than spot ones."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The newest values by name: what the script logged by `run.log`; beginning with `spotguard/`
+    what the runtime measured (docs/logs-and-metrics.md)."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the object of `status --json`."""
