@@ -38,8 +38,8 @@ from spotguard.launch.metadata import DETECT, detect
 from spotguard.launch.slurm_allocation import give_back
 from spotguard.shared.steady_clock import SteadyClock
 from spotguard.storage import PrefixedStore, open_store
-from spotguard.storage.patterns.clock_comparison import seconds_ahead
 from spotguard.storage.deadline import give_up_after
+from spotguard.storage.patterns.clock_comparison import seconds_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

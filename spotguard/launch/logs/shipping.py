@@ -47,7 +47,7 @@ _SHIP_BYTES = 256 << 10
 _WAITING_BYTES = 4 << 20
 """What is read ahead of a slow store."""
 _REQUEST_S = 30.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 3.0
 _CALM = 10
 """The job goes first: by so much these threads' nice value is higher."""
 
