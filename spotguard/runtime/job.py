@@ -35,6 +35,7 @@ from spotguard.runtime.process.surroundings import (
     leave_group,
     log_to_stderr,
 )
+from spotguard.runtime.reporting.metrics import Metrics
 from spotguard.runtime.reporting.node_reports import Reporter
 from spotguard.shared.units import to_iso
 from spotguard.storage import PrefixedStore, open_store
@@ -72,6 +73,13 @@ class Job:
         self._init_at = clock.now() - self.age_s
         self._pid = os.getpid()
         self.gate = StopGate()
+        self.metrics = Metrics(
+            self.store,
+            attempt=self.attempt,
+            node=settings.node,
+            local_rank=settings.local_rank,
+            rank=self.rank,
+        )
         self.reporter = Reporter(
             self.store,
             attempt=self.attempt,
@@ -80,6 +88,7 @@ class Job:
             heartbeat_s=settings.heartbeat_s,
             heartbeat=(lambda: self.keeper.heartbeat()) if settings.local_rank == 0 else None,
             on_stop=lambda request: self.watch.request(request),
+            metrics=self.metrics,
         )
         self.keeper = Keeper(
             settings,
@@ -89,6 +98,7 @@ class Job:
             coordinator=self.coordinator,
             local_copy=self.local_copy,
             reporter=self.reporter,
+            metrics=self.metrics,
             save_random=save_random,
             on_fenced=lambda problem: self.watch.request(
                 StopRequest(reason=EndReason.FENCED, message=str(problem))
@@ -160,6 +170,7 @@ class Job:
         """Say that the loop begins with `first` of `total` steps done."""
         self.exits.forget()
         self.keeper.begin(first, total)
+        self.metrics.begin(first)
         if not self.gate.start(first):  # the watcher is about to end the process
             exit_soon(HUNG_SAVE_S)
             self.leaving.begun.wait()
@@ -181,6 +192,8 @@ class Job:
         """Take note of a finished step: from here on it is the state to save."""
         self.exits.forget()
         self.keeper.finished_step(finished, seconds, step, ends_epoch=ends_epoch)
+        saved = self.keeper.saver.last
+        self.metrics.finished_step(finished, self.keeper.stalled_s, saved.step if saved else None)
         self._progress.write(finished, self.keeper.total or 0)
         if finished == self.keeper.first_step + 1 and self.rank == 0:
             self.reporter.event(JobEvent.FIRST_STEP, step=finished)
@@ -299,6 +312,8 @@ class Job:
         self._stop_looking_for_stillness(EXIT_PATIENCE_S)
         self.watch.close(EXIT_PATIENCE_S)
         self.reporter.close(EXIT_PATIENCE_S)
+        done = self.leaving.phase is Phase.AFTER and self.leaving.failure is None
+        self.metrics.close(finished=done, timeout_s=EXIT_PATIENCE_S)
 
     @property
     def is_fork(self) -> bool:

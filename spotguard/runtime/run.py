@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from spotguard.runtime.job import Job
+    from spotguard.runtime.reporting.trackers import Tracker
     from spotguard.runtime.state.tracked import Tracked
     from spotguard.runtime.step import Step
 
@@ -58,6 +59,7 @@ class Run(RunData):
             taken.gives_back.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(1)
         self._ranks = ProcessGroup(job.rank, job.world_size)
+        job.metrics.communicated_s = lambda: self._ranks.waited_s
         self._training: Training | None = None
         self._end_early: str | None = None
         settings = job.settings
@@ -164,6 +166,40 @@ class Run(RunData):
         if self._job.phase is not Phase.TRAINING:
             raise UsageError("run.best() belongs into the loop over run.steps()")
         return self._job.keeper.best.offer(float(value), mode)
+
+    def log(self, step: int | None = None, **metrics: Any) -> None:
+        """Note numbers for a step: `run.log(loss=loss, accuracy=0.9)`. Returns at once.
+
+        They are stored with the heartbeats and before each checkpoint, and `spotguard status`
+        shows the newest ones. Over all attempts there is one value for each step and name, the
+        last that counts: what was logged after the checkpoint from which a later attempt went on
+        is superseded by what that attempt logs.
+
+        The first rank's are kept; other ranks may call it, too, which changes nothing. A value
+        that differs between ranks is to be reduced first: `run.log(loss=step.mean_loss())`.
+
+        Args:
+            step: The step that they belong to, `step.number` of the one under way unless given.
+            **metrics: Numbers, also NaN and infinite ones; NumPy's; tensors of one element, of
+                which a GPU's is fetched later. For names that are no Python names:
+                `run.log(**{"val/loss": 1.0})`.
+
+        Raises:
+            UsageError: something is not a number, or no name for a metric.
+        """
+        self._job.metrics.log(step, metrics)
+
+    def report_to(self, tracker: Tracker) -> None:
+        """Pass on what is logged to a tracker, such as those of `spotguard.integrations.tracking`.
+
+        Call it before the loop, on all ranks; only the first one's has anything to do.
+
+        Raises:
+            UsageError: called after the loop has begun.
+        """
+        if self._job.phase is not Phase.SETUP:
+            raise UsageError("run.report_to() must come before run.steps()")
+        self._job.metrics.report_to(tracker)
 
     def evaluate(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
         """Yield from `batches`; when told to stop, leave between two of them, saved.

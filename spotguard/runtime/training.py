@@ -134,6 +134,7 @@ class Training:
         mine: Iterator[tuple[Share, Any]] = batches
         if self._gradients.meets_in_forward:
             mine = evened_out(batches, job.rank, self._loader.ranges)
+        mine = job.metrics.timed(mine, self._loader)
         self._loop = TrainingLoop(
             job=job,
             loader=self._loader,

@@ -98,6 +98,9 @@ class RunView:
     recoveries: tuple[Recovery, ...] = ()
     on_demand_infra: str | None = None
     """Where nodes are bought on demand, if elsewhere than spot ones."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The newest values by name: what the script logged by `run.log`; beginning with `spotguard/`
+    what the runtime measured (docs/logs-and-metrics.md)."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the object of `status --json`."""
@@ -142,6 +145,12 @@ class LogDocument:
     """Version of this document's form."""
     attempt: int
     node: int
+    rank: int | None
+    """None: nobody says, or no rank printed it but the launcher of a node's ranks."""
+    at: float | None = field(metadata=INSTANT)
+    """When it was printed; None is unknown."""
+    stream: str | None
+    """`stdout`, `stderr`, or `launcher`: what runs the ranks of a node; None is unknown."""
     text: str
 
 
