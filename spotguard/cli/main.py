@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from spotguard.cli import check, checkpoints, run_commands, setup, status_commands, up
+from spotguard.cli import (
+    check,
+    checkpoints,
+    page_commands,
+    run_commands,
+    setup,
+    status_commands,
+    up,
+)
 from spotguard.cli.terminal.output import note, say
 from spotguard.cli.terminal.plain_help import PlainCommand, PlainGroup
 from spotguard.errors import SpotguardError, UsageError
@@ -64,6 +72,7 @@ for _panel, _commands in (
             status_commands.history,
             status_commands.logs,
             status_commands.runs,
+            page_commands.report,
         ),
     ),
     (_CARE, (up.plan, check.drill, check.doctor, setup.init)),

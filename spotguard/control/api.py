@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spotguard.control.journal.record import RunRecord
+    from spotguard.control.report.document import ReportDocument
     from spotguard.control.status.view import HistoryLine
     from spotguard.control.without_journal import Left
     from spotguard.launch.base import Launcher, Survey
@@ -48,6 +49,7 @@ __all__ = [
     "list_runs",
     "logs",
     "now",
+    "report",
     "request_down",
     "request_stop",
     "resume",
@@ -128,6 +130,13 @@ def view(run_id: str) -> RunView:
     folder = folder_of(run_id)
     controlled = folder.controller_pid() is not None
     return picture(folder, _record(folder), controlled=controlled)
+
+
+def report(run_id: str) -> ReportDocument:
+    """Return all that is told of a run in one document; lists the checkpoints in its store."""
+    from spotguard.control.report.document import make_report
+
+    return make_report(folder_of(run_id))
 
 
 def watch(run_id: str) -> Watch:

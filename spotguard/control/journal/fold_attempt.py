@@ -15,6 +15,7 @@ from spotguard.control.journal.record import (
     NodeEnded,
     NoticeHeard,
     Save,
+    SaveTotals,
     StepProgress,
     StopAsked,
     thinned,
@@ -172,7 +173,19 @@ def _job_saved(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
         kind=text(data, "checkpoint_kind") or "periodic",
         duration_s=number(data, "duration_s"),
     )
-    return replace(attempt, saves=thinned((*attempt.saves, save)))
+    saves = thinned((*attempt.saves, save))
+    return replace(attempt, saves=saves, saving=_with(attempt.saving, data))
+
+
+def _with(totals: SaveTotals, data: dict[str, Any]) -> SaveTotals:
+    size_bytes = number(data, "size_bytes")
+    return SaveTotals(
+        count=totals.count + 1,
+        size_bytes=totals.size_bytes + (size_bytes or 0.0),
+        duration_s=totals.duration_s + (number(data, "duration_s") or 0.0),
+        stall_s=totals.stall_s + (number(data, "stall_s") or 0.0),
+        last_bytes=size_bytes,
+    )
 
 
 def _node_exited(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:

@@ -110,6 +110,19 @@ class Save:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SaveTotals:
+    """What all saves of an attempt took together; `AttemptRecord.saves` keeps some of them."""
+
+    count: int = 0
+    size_bytes: float = 0.0
+    duration_s: float = 0.0
+    stall_s: float = 0.0
+    """Seconds in which steps waited for them."""
+    last_bytes: float | None = None
+    """Of the newest one; None is unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class NoticeHeard:
     """The first warning of an attempt's end."""
 
@@ -243,6 +256,7 @@ class AttemptRecord:
     resumed_step: int | None = None
     notice: NoticeHeard | None = None
     saves: tuple[Save, ...] = ()
+    saving: SaveTotals = SaveTotals()
     progress: StepProgress | None = None
     job_end: JobEnd | None = None
     node_ends: tuple[NodeEnded, ...] = ()

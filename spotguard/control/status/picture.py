@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spotguard.control.journal import cost
+from spotguard.control.status.footprint import attempt_footprint, run_footprint
 from spotguard.control.status.recovery import recoveries
 from spotguard.control.status.view import AttemptView, RunSummary, RunView
-from spotguard.control.supervisor.decide import state_of
+from spotguard.control.supervisor.decide import ALERT_PERCENTS, state_of
 from spotguard.events.states import EndReason, RunState
 from spotguard.plan.money import saved_pct
-from spotguard.shared.units import format_duration
+from spotguard.shared.units import format_duration, format_usd
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import AttemptRecord, RunRecord, Save, StepProgress
@@ -70,6 +71,10 @@ def run_view(
         attempts=tuple(_attempt_view(record, attempt, live, until) for attempt in record.attempts),
         recoveries=recoveries(record),
         on_demand_infra=record.spec.get("on_demand_infra"),
+        demo_prices=cost.demo_prices(record),
+        rate_usd_per_h=cost.rate_usd_per_h(record),
+        next_alert=_next_alert(record, until),
+        carbon=run_footprint(record, until),
     )
 
 
@@ -81,7 +86,21 @@ def run_summary(record: RunRecord, *, now: float) -> RunSummary:
         state=state_of(record),
         created_at=record.created_at,
         spent_usd=cost.spent_usd(record, now if record.settled is None else record.settled.at),
+        demo_prices=cost.demo_prices(record),
     )
+
+
+def _next_alert(record: RunRecord, now: float) -> str | None:
+    """Return which share of the budget is told next, and when at today's price."""
+    budget_usd, spent = record.limits.budget_usd, cost.spent_usd(record, now)
+    if record.settled is not None or not budget_usd or spent is None:
+        return None
+    percent = next((p for p in ALERT_PERCENTS if spent < budget_usd * p / 100), None)
+    if percent is None:
+        return None
+    left_usd, rate = budget_usd * percent / 100 - spent, cost.rate_usd_per_h(record)
+    when = f", in {format_duration(left_usd / rate * 3600)}" if rate else ""
+    return f"{percent} % of the budget at {format_usd(budget_usd * percent / 100)}{when}"
 
 
 def newest_save(record: RunRecord) -> Save | None:
@@ -129,6 +148,7 @@ def _attempt_view(
         last_step=last_step,
         cost_usd=cost.cost_usd(attempt, now),
         train_s=cost.counted_train_s(record)[attempt.number],
+        carbon=attempt_footprint(record, attempt, now),
     )
 
 

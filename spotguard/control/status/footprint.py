@@ -1,0 +1,86 @@
+"""Kilowatt-hours and CO2e of a run. Pure: the record and the tables of `plan.carbon`.
+
+Energy is estimated from what the nodes are made of and for how long they were billed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spotguard.control.journal import cost
+from spotguard.plan.carbon.estimate import Machine, draw, machine
+
+if TYPE_CHECKING:
+    from spotguard.control.journal.record import AttemptRecord, RunRecord
+    from spotguard.plan.carbon.factors import Factor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """Energy at the data centre's wall, and what it causes. None is unknown, never zero."""
+
+    energy_kwh: float | None
+    co2e_kg: float | None
+    measured: bool
+    """True if counters of the devices told the energy; else it is estimated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFootprint:
+    """The same of a whole run, with all numbers that it was made of."""
+
+    energy_kwh: float | None
+    co2e_kg: float | None
+    measured: bool
+    """True if all of its energy was measured."""
+    factors: tuple[Factor, ...]
+    """Each with its source and its year."""
+
+
+def machine_of(record: RunRecord) -> Machine:
+    """Return what a node of the run is made of, as its job asks for it."""
+    spec = record.spec
+    node = spec.get("node")
+    return machine(
+        _text(spec.get("gpus")),
+        _text(node.get("cpus")) if isinstance(node, dict) else None,
+        processes=spec["nproc_per_node"] if isinstance(spec.get("nproc_per_node"), int) else 1,
+        is_local=spec.get("infra") == "local",
+    )
+
+
+def attempt_footprint(record: RunRecord, attempt: AttemptRecord, now: float) -> Footprint:
+    """Return what an attempt has drawn and caused so far."""
+    causes = draw(attempt.offer.infra, attempt.offer.region, machine_of(record))
+    if causes is None:
+        return Footprint(energy_kwh=None, co2e_kg=None, measured=False)
+    billed_h = cost.billed_s(attempt, now) / 3600
+    energy_kwh = causes.kwh_per_h * attempt.nodes * billed_h
+    return Footprint(
+        energy_kwh=energy_kwh, co2e_kg=energy_kwh * causes.g_per_kwh / 1000, measured=False
+    )
+
+
+def run_footprint(record: RunRecord, now: float) -> RunFootprint:
+    """Return what a run has drawn and caused so far; unknown if it is of one attempt."""
+    parts = [attempt_footprint(record, attempt, now) for attempt in record.attempts]
+    node, used = machine_of(record), dict[str, Any]()
+    for attempt in record.attempts:
+        causes = draw(attempt.offer.infra, attempt.offer.region, node)
+        used |= {factor.name: factor for factor in (causes.factors if causes else ())}
+    return RunFootprint(
+        energy_kwh=_sum([part.energy_kwh for part in parts]),
+        co2e_kg=_sum([part.co2e_kg for part in parts]),
+        measured=bool(parts) and all(part.measured for part in parts),
+        factors=tuple(used.values()),
+    )
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _sum(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
