@@ -73,6 +73,8 @@ for _panel, _commands in (
             status_commands.logs,
             status_commands.runs,
             page_commands.report,
+            page_commands.dashboard,
+            page_commands.metrics,
         ),
     ),
     (_CARE, (up.plan, check.drill, check.doctor, setup.init)),

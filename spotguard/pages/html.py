@@ -33,7 +33,8 @@ _SHELL: Final = """<!doctype html>
 <style>{style}</style>
 </head>
 <body>
-<div id="page"><noscript>This page needs JavaScript; `spotguard status` tells the same.</noscript></div>
+<div id="page"><noscript>This page needs JavaScript; spotguard status tells the same.</noscript>
+</div>
 <script type="application/json" id="data">{data}</script>
 <script>{plot}</script>
 <script>{script}</script>
@@ -91,7 +92,13 @@ def _html(page: Page, *, policy: str) -> str:
 @cache
 def static(name: str) -> str:
     """Return a file of the pages."""
-    return resources.files("spotguard.pages").joinpath("static", name).read_text("utf-8").strip()
+    return (
+        resources.files("spotguard.pages")
+        .joinpath("static")
+        .joinpath(name)
+        .read_text("utf-8")
+        .strip()
+    )
 
 
 @cache

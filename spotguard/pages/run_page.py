@@ -32,8 +32,8 @@ _RECOVERY_PARTS = (
 _CALM_ENDS = (EndReason.FINISHED, EndReason.STOPPED)
 
 
-def run_page(report: ReportDocument, *, live: bool = False) -> Page:
-    """Return the page of a run; `live` for the dashboard, which can stop and resume it."""
+def run_page(report: ReportDocument, *, live: bool = False, may_act: bool = False) -> Page:
+    """Return the page of a run: `live` on the dashboard, whose user may act on it or not."""
     view = report.run
     return Page(
         kind="run" if live else "report",
@@ -44,7 +44,7 @@ def run_page(report: ReportDocument, *, live: bool = False) -> Page:
         banner=words.DEMO if view.demo_prices else "",
         warnings=view.warnings,
         error=view.traceback or "",
-        actions=actions(view.state) if live else (),
+        actions=actions(view.state) if may_act else (),
         cards=tuple(_cards(report)),
         charts=(*(_curve(each, view) for each in report.series), _money(report), _nodes(report)),
         breakdowns=(_time(report), *_recovery_bars(view)),
@@ -74,6 +74,11 @@ def usd(amount: float | None, *, demo: bool) -> str:
     return f"{told} (demo)" if demo and amount is not None else told
 
 
+def money_column(name: str, *, demo: bool) -> str:
+    """Return the heading of a column of money, which says so for all of it."""
+    return f"{name} (demo)" if demo else name
+
+
 # ---------------------------------------------------------------- cards
 
 
@@ -96,7 +101,7 @@ def _cards(report: ReportDocument) -> Iterator[Card]:
         value=usd(view.spent_usd, demo=demo),
         note=limit if view.state.settled else f"{limit} · {words.rate(view.rate_usd_per_h)} now",
         share=spent,
-        tone="yellow" if (spent or 0) >= 0.8 else "cyan",
+        tone="default" if spent is None else "yellow" if spent >= 0.8 else "cyan",
     )
     saved = words.saved_money(view.saved_pct)
     yield Card(
@@ -123,6 +128,13 @@ def _cards(report: ReportDocument) -> Iterator[Card]:
         label="last save",
         value="nothing yet" if view.saved_step is None else f"step {view.saved_step}",
         note=words.last_save(view, report.made_at).partition(", ")[2] or "no checkpoint counts yet",
+    )
+    until = report.made_at if view.finished_at is None else view.finished_at
+    left = "" if view.eta_s is None else f" · {format_duration(view.eta_s)} left at this pace"
+    yield Card(
+        label="time",
+        value=format_duration(max(0.0, until - view.created_at)),
+        note=("until it came to rest" if view.state.settled else "so far") + left,
     )
     carbon = view.carbon
     how = "measured" if carbon.measured else "estimated, an upper bound"
@@ -256,20 +268,20 @@ def _time(report: ReportDocument) -> Breakdown:
         title="where each hour and each dollar went",
         summary=f"{format_duration(whole)} in all"
         + (f", {usd(money, demo=report.run.demo_prices)}" if known else ""),
-        columns=("", "time", "share", "money"),
-        slices=tuple(_slice(share, whole, demo=report.run.demo_prices) for share in report.time),
+        columns=("", "time", "share", money_column("money", demo=report.run.demo_prices)),
+        slices=tuple(_slice(share, whole) for share in report.time),
         empty="no node was billed yet",
     )
 
 
-def _slice(share: TimeShare, whole: float, *, demo: bool) -> Slice:
+def _slice(share: TimeShare, whole: float) -> Slice:
     part = share.seconds / whole if whole else 0.0
     return Slice(
         label=share.label,
         hint=share.hint,
         tone=share.use.value,
         amount=share.seconds,
-        cells=(format_duration(share.seconds), words.percent(part), usd(share.usd, demo=demo)),
+        cells=(format_duration(share.seconds), words.percent(part), format_usd(share.usd)),
     )
 
 
@@ -313,15 +325,17 @@ def _attempts(view: RunView) -> Table:
     return Table(
         id="attempts",
         title="attempts",
-        columns=("#", "where", "nodes", "began", "steps", "why it ended", "notice")
-        + ("saved before", "steps lost", "cost", "energy"),
+        columns=(
+            *("#", "where", "nodes", "began", "steps", "why it ended", "notice", "saved before"),
+            *("steps lost", money_column("cost", demo=view.demo_prices), "energy"),
+        ),
         numbers=(0, 2, 6, 7, 8, 9, 10),
-        rows=tuple(_attempt(each, demo=view.demo_prices) for each in view.attempts),
+        rows=tuple(map(_attempt, view.attempts)),
         empty="no attempt yet",
     )
 
 
-def _attempt(each: AttemptView, *, demo: bool) -> tuple[Cell, ...]:
+def _attempt(each: AttemptView) -> tuple[Cell, ...]:
     why, tone = words.why(each)
     machine = f"{each.instance_type or ''} {each.market.replace('_', '-')}".strip()
     return (
@@ -334,7 +348,7 @@ def _attempt(each: AttemptView, *, demo: bool) -> tuple[Cell, ...]:
         Cell(text=words.seconds(each.notice_s)),
         Cell(text=words.seconds(each.saved_before_end_s)),
         Cell(text=words.DASH if each.steps_lost is None else str(each.steps_lost)),
-        Cell(text=usd(each.cost_usd, demo=demo)),
+        Cell(text=format_usd(each.cost_usd)),
         Cell(text=words.energy(each.carbon.energy_kwh), note=words.co2e(each.carbon.co2e_kg)),
     )
 
@@ -394,22 +408,23 @@ def _history(report: ReportDocument) -> Table:
     return Table(
         id="history",
         title="history",
-        columns=("when", "#", "what happened", "spent by then"),
-        numbers=(1, 3),
-        rows=tuple(
-            _happening(line, demo=report.run.demo_prices) for line in reversed(report.history)
+        columns=(
+            *("when", "#", "what happened"),
+            money_column("spent by then", demo=report.run.demo_prices),
         ),
+        numbers=(1, 3),
+        rows=tuple(map(_happening, reversed(report.history))),
         note=left,
         find=True,
     )
 
 
-def _happening(line: HistoryLine, *, demo: bool) -> tuple[Cell, ...]:
+def _happening(line: HistoryLine) -> tuple[Cell, ...]:
     return (
         Cell(at=line.at),
         Cell(text="" if line.attempt is None else str(line.attempt)),
         Cell(text=line.text, tone=line.colour),
-        Cell(text="" if line.cost_usd is None else usd(line.cost_usd, demo=demo)),
+        Cell(text="" if line.cost_usd is None else format_usd(line.cost_usd)),
     )
 
 

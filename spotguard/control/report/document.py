@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from spotguard.control.checkpoints.commands import CheckpointRow
-    from spotguard.control.journal.journal import Journal
     from spotguard.control.journal.record import RunRecord
     from spotguard.control.report.series import Point
     from spotguard.control.run_folder import RunFolder

@@ -78,15 +78,25 @@ def run_view(
     )
 
 
-def run_summary(record: RunRecord, *, now: float) -> RunSummary:
-    """Return one line of the list of runs."""
+def run_summary(record: RunRecord, *, now: float, live: StepProgress | None = None) -> RunSummary:
+    """Return one line of the list of runs; `live` and `now` as for `run_view`."""
+    until = now if record.settled is None else record.settled.at
     return RunSummary(
         run_id=record.run_id,
         name=record.name,
         state=state_of(record),
         created_at=record.created_at,
-        spent_usd=cost.spent_usd(record, now if record.settled is None else record.settled.at),
+        spent_usd=cost.spent_usd(record, until),
         demo_prices=cost.demo_prices(record),
+        budget_usd=record.limits.budget_usd,
+        rate_usd_per_h=cost.rate_usd_per_h(record),
+        next_alert=_next_alert(record, until),
+        step=_step(record, live),
+        total_steps=(live and live.total_steps) or record.total_steps,
+        attempts=len(record.attempts),
+        interruptions=sum(
+            attempt.end is not None and attempt.end.reason.retried for attempt in record.attempts
+        ),
     )
 
 

@@ -190,6 +190,17 @@ class RunSummary:
     """None is unknown, never zero."""
     demo_prices: bool = False
     """True if the money is played: local nodes cost nothing, and their price was not given."""
+    budget_usd: float | None = None
+    rate_usd_per_h: float | None = None
+    """What it costs in an hour now; 0 while it has no nodes, None if a price is unknown."""
+    next_alert: str | None = None
+    """What it would be told of next as money is spent; None if of nothing."""
+    step: int | None = None
+    """Steps done; while running it may be some seconds old."""
+    total_steps: int | None = None
+    attempts: int = 0
+    interruptions: int = 0
+    """Attempts that ended though the job was not done, and nobody had asked for it."""
 
 
 @dataclass(frozen=True, kw_only=True)

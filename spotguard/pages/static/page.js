@@ -28,6 +28,10 @@
     const date = `${day.getFullYear()}-${pad(day.getMonth() + 1)}-${pad(day.getDate())}`;
     return `${date} ${pad(day.getHours())}:${pad(day.getMinutes())}:${pad(day.getSeconds())}`;
   }
+  function hour(at, step) {
+    const [date, time] = when(at).split(" ");
+    return step >= 86400 ? date.slice(5) : step < 60 ? time : step >= 21600 ? `${date.slice(5)} ${time.slice(0, 5)}` : time.slice(0, 5);
+  }
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   const toned = (tone, prefix) => `${prefix}${tone || "default"}`;
 
@@ -141,21 +145,17 @@
       ctx.save();
       ctx.lineWidth = ratio;
       ctx.font = `600 ${11 * ratio}px system-ui, "DejaVu Sans", sans-serif`;
-      let free = -Infinity;
-      for (const mark of part.marks || []) {
-        const x = Math.round(plot.valToPos(mark.at, "x", true));
+      const places = (part.marks || []).map((mark) => Math.round(plot.valToPos(mark.at, "x", true)));
+      for (const [i, mark] of (part.marks || []).entries()) {
+        const x = places[i];
         if (x < bbox.left || x > bbox.left + bbox.width) continue;
         ctx.strokeStyle = ctx.fillStyle = colour(mark.tone === "default" ? "soft" : mark.tone || "soft");
         ctx.setLineDash([4 * ratio, 4 * ratio]);
         ctx.beginPath(); ctx.moveTo(x, bbox.top); ctx.lineTo(x, bbox.top + bbox.height); ctx.stroke();
-        const roomy = part.along === "step" && plot.width > 620;
-        const text = roomy ? mark.text : mark.text.split(" ")[0];
-        const width = ctx.measureText(text).width + 8 * ratio;
-        if (x < free) continue;
-        const left = x + width > bbox.left + bbox.width;
-        ctx.textAlign = left ? "right" : "left";
-        ctx.fillText(text, x + (left ? -5 : 5) * ratio, bbox.top + 11 * ratio);
-        free = x + width;
+        const room = Math.min(places[i + 1] ?? Infinity, bbox.left + bbox.width) - x - 8 * ratio;
+        const text = [mark.text, mark.text.split(" ")[0]].find((words) => ctx.measureText(words).width <= room);
+        ctx.textAlign = "left";
+        if (text) ctx.fillText(text, x + 5 * ratio, bbox.top + 11 * ratio);
       }
       ctx.restore();
     };
@@ -176,7 +176,7 @@
       place.replaceChildren();
       const axis = { stroke: colour("soft"), grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line"), width: 1 }, font: '11px system-ui, "DejaVu Sans", sans-serif' };
       const size = (plot, values) => Math.max(44, 14 + 7 * Math.max(0, ...(values || []).map((v) => v.length)));
-      const axes = [{ ...axis, label: part.along === "step" ? "step" : undefined, labelSize: 16, labelFont: axis.font, space: 70 }];
+      const axes = [{ ...axis, space: 70, ...(part.along === "time" ? { values: (_, ticks, __, ___, step) => ticks.map((at) => hour(at, step)) } : {}) }];
       for (const scale of scales) {
         const first = curves.find((curve) => (curve.scale || "y") === scale);
         axes.push({ ...axis, scale, side: scale === "right" ? 1 : 3, size, values: (_, ticks) => ticks.map((tick) => withUnit(first, tick)), grid: { ...axis.grid, show: scale !== "right" } });
@@ -192,7 +192,7 @@
           return {
             label: "", scale: curve.scale || "y", stroke: line, width: curve.dots ? 0 : 2, spanGaps: true,
             paths: curve.dots ? () => null : curve.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
-            points: { show: curve.dots || single || data[0].length < 40, size: curve.dots ? 5 : 4, stroke: line, fill: line },
+            points: { show: curve.dots || single || (!curve.stepped && data[0].length < 40), size: curve.dots ? 5 : 4, stroke: line, fill: line },
           };
         })],
         hooks: { draw: [drawMarks], setCursor: [(plot) => tell(plot.cursor.idx)] },

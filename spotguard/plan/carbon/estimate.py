@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spotguard.plan.carbon import factors
-from spotguard.plan.carbon.factors import Factor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from spotguard.launch.base import Offer
+    from spotguard.plan.carbon.factors import Factor
 
 _TIE = 0.05
 """Prices that differ by less than this are the same to who prefers green."""
@@ -91,7 +91,8 @@ def greener_first(offers: Sequence[Offer], node: Machine) -> list[Offer]:
     The cheapest that is left begins a group: who is within 5 % of it, of its market, is in it. One
     without a price, or whose draw is unknown, keeps its place behind those that are known.
     """
-    left, ordered = list(offers), list[Offer]()
+    left = list(offers)
+    ordered: list[Offer] = []
     while left:
         first = left[0]
         group = [offer for offer in left if offer is first or _ties(first, offer)]

@@ -1,0 +1,78 @@
+"""The report of a run again and again, at the price of what is new."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from spotguard.control.journal.journal import making_sense
+from spotguard.control.report.document import assemble, checkpoint_rows
+from spotguard.control.report.series import MOST_POINTS, read_losses, thinned
+from spotguard.control.status.watch import Watch
+from spotguard.storage.urls import is_folder
+
+if TYPE_CHECKING:
+    from spotguard.control.checkpoints.commands import CheckpointRow
+    from spotguard.control.report.document import ReportDocument
+    from spotguard.control.report.series import Point
+    from spotguard.control.run_folder import RunFolder
+    from spotguard.control.status.view import HistoryLine
+
+LINES = 200
+"""Happenings that a live page shows."""
+_LIST_EVERY_S, _LIST_BUCKET_EVERY_S = 5.0, 60.0
+"""Checkpoints are listed so often: each listing of a bucket costs money."""
+
+
+class RunFollower:
+    """Remembers what it has read of a run. Not thread-safe; methods block."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._watch = Watch(folder)
+        self._lines: deque[HistoryLine] = deque(maxlen=LINES)
+        self._told = 0
+        self._losses: list[Point] = []
+        self._file: int | None = None
+        self._read_to = 0
+        self._rows: tuple[CheckpointRow, ...] = ()
+        self._problem: str | None = None
+        self._list_at = float("-inf")
+
+    def look(self) -> ReportDocument:
+        """Return the report as it is now.
+
+        Raises:
+            JournalDamaged: what is new in the journal cannot be read or makes no sense.
+        """
+        if self._folder.identity() != self._file:  # another journal took its place
+            self._file, self._read_to = self._folder.identity(), 0
+            self._losses.clear()
+            self._lines.clear()
+            self._told = 0
+            self._watch = Watch(self._folder)
+        look = self._watch.look()
+        record = self._watch.record
+        self._told += look.earlier + len(look.news)
+        self._lines.extend(look.news)
+        with self._folder.journal(again=True) as journal, making_sense(journal.path):
+            self._losses += read_losses(journal, after_seq=self._read_to)
+        if len(self._losses) > 2 * MOST_POINTS:
+            self._losses = thinned(self._losses)
+        self._read_to = record.seq
+        if time.monotonic() >= self._list_at:
+            settled = record.settled is not None and not look.view.controller_alive
+            self._rows, self._problem = checkpoint_rows(record, settled=settled)
+            every = _LIST_EVERY_S if is_folder(record.store_root) else _LIST_BUCKET_EVERY_S
+            self._list_at = time.monotonic() + every
+        return assemble(
+            record,
+            look.view,
+            now=self._folder.clock().now(),
+            losses=self._losses,
+            lines=tuple(self._lines),
+            earlier=self._told - len(self._lines),
+            checkpoints=self._rows,
+            problem=self._problem,
+        )
