@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -32,6 +35,7 @@ from spotguard.cli.terminal.output import (
 )
 from spotguard.errors import UsageError
 from spotguard.shared.documents import document
+from spotguard.shared.units import from_iso, parse_duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -111,25 +115,93 @@ def logs(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Keep printing until the run settles.")
     ] = False,
+    attempt: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Only this attempt's, be it long gone."),
+    ] = None,
+    node: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="Only this node's."),
+    ] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="Only this rank's."),
+    ] = None,
+    tail: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="LINES", help="Only the last so many lines."),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="WHEN", help="Only what is newer: 10m, 2h, 2026-05-01T12:00Z."),
+    ] = None,
+    grep: Annotated[
+        str | None,
+        typer.Option(metavar="REGEX", help="Only lines in which this is found."),
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Also what torchrun says when ranks leave.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON Lines to stdout.")] = False,
 ) -> None:
-    """Print what the job printed, across all attempts and nodes."""
+    """Print what the job printed, across all attempts, nodes and ranks, gone ones too."""
     from spotguard.control import api
     from spotguard.control.status.view import LogDocument
 
+    pattern = _pattern(grep)
     run_id = named_run(run)
+    query = api.LogQuery(
+        attempt=attempt,
+        node=node,
+        rank=rank,
+        tail=tail,
+        since=None if since is None else _instant(since, api.now(run_id)),
+        pattern=pattern,
+        everything=every,
+    )
     try:
-        for line in api.logs(run_id, follow):
+        for line in api.logs(run_id, follow, query):
             text = clean_log_line(line.text)
             if as_json and line.node is not None:
-                logged = LogDocument(attempt=line.attempt, node=line.node, text=text)
+                logged = LogDocument(
+                    attempt=line.attempt,
+                    node=line.node,
+                    rank=line.rank,
+                    at=line.at,
+                    stream=line.stream,
+                    text=text,
+                )
                 print_json_line(document(logged))
                 continue
-            node = "" if line.node is None else f" node {line.node}"
+            where = "" if line.node is None else f" node {line.node}"
+            where += "" if line.rank is None else f" rank {line.rank}"
             tell = note if as_json else say
-            tell(f"#{line.attempt}{node} | {text}")
+            tell(f"#{line.attempt}{where} | {text}")
     except KeyboardInterrupt:
         raise typer.Exit from None
+
+
+def _pattern(text: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if text is None else re.compile(text)
+    except re.error as problem:
+        raise UsageError(
+            f"--grep: {text!r} is no regular expression: {problem}",
+            hint=f"letter by letter it is: --grep {shlex.quote(re.escape(text or ''))}",
+        ) from None
+
+
+def _instant(text: str, now: float) -> float:
+    """Return an instant, or one that is so long ago."""
+    with contextlib.suppress(ValueError):
+        return now - parse_duration_s(text)
+    try:
+        return from_iso(text)
+    except ValueError:
+        raise UsageError(
+            f"--since: given {text!r}; allowed: a duration (10m, 2h) or an instant "
+            "(2026-05-01T12:00:00Z)"
+        ) from None
 
 
 def runs(*, as_json: JsonOption = False) -> None:

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING
 from spotguard.control.journal.fold import fold, read_record
 from spotguard.control.journal.journal import making_sense
 from spotguard.control.journal.record import Kind
+from spotguard.control.journal.stored_logs import LogLine, LogQuery
 from spotguard.control.run_folder import RunFolder, find_run, folder_of, known_runs, runs_folder
 from spotguard.control.status.history_words import SILENT, history_lines, newest_lines
 from spotguard.control.status.view import RunSummary, RunView, Story
 from spotguard.control.status.watch import Watch, lost_run, picture, summary
-from spotguard.control.supervisor.logs import LogLine, RunLog
-from spotguard.errors import Detached, JournalDamaged
+from spotguard.control.supervisor.logs import RunLog
+from spotguard.errors import Detached, JournalDamaged, StoreError, UsageError
 from spotguard.spec.home import spotguard_home
+from spotguard.storage.urls import is_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,9 +36,11 @@ if TYPE_CHECKING:
     from spotguard.launch.base import Launcher, Survey
     from spotguard.spec.model import JobSpec
     from spotguard.spec.nodes import NodeRange
+    from spotguard.storage.base import ObjectStore
 
 __all__ = [
     "LogLine",
+    "LogQuery",
     "adopt",
     "create_run",
     "down_alone",
@@ -64,6 +68,8 @@ __all__ = [
 ]
 
 _LOG_POLL_S = 0.2
+_BUCKET_POLL_S = 2.0
+"""Each look at a bucket costs money, and what is printed is stored every three seconds."""
 
 
 # ---------------------------------------------------------------- starting
@@ -213,22 +219,45 @@ def exit_code(run_id: str) -> int:
     return Detached.exit_code if record.settled is None else record.settled.exit_code
 
 
-def logs(run_id: str, follow: bool = False) -> Iterator[LogLine]:
-    """Yield what the job printed: attempt after attempt, the nodes of one side by side.
+def logs(run_id: str, follow: bool = False, query: LogQuery | None = None) -> Iterator[LogLine]:
+    """Yield what the job printed: attempt after attempt, the ranks of one by time.
 
     With `follow`, goes on until the run settles.
+
+    Raises:
+        UsageError: the run has no such attempt.
     """
     folder = folder_of(run_id)
     record = _record(folder)
-    printed = RunLog(launcher_for(_spec_of(record), folder.path))
+    query = query or LogQuery()
+    _refuse_unknown_attempt(record, query.attempt, follow=follow)
+    launcher = launcher_for(_spec_of(record), folder.path)
+    printed = RunLog(launcher, _store_of(record), query)
     while True:
         # The record is read before the logs, so that nothing printed before its end is missed.
         last = not follow or record.settled is not None
         yield from printed.lines(record, last=last)
         if last:
             return
-        time.sleep(_LOG_POLL_S)
+        time.sleep(_LOG_POLL_S if is_folder(record.store_root) else _BUCKET_POLL_S)
         record = _caught_up(folder, record)
+
+
+def _refuse_unknown_attempt(record: RunRecord, wanted: int | None, *, follow: bool) -> None:
+    numbers = [attempt.number for attempt in record.attempts]
+    if wanted is not None and wanted not in numbers and not follow:
+        known = f"it has {', '.join(map(str, numbers))}" if numbers else "it has none yet"
+        raise UsageError(f"--attempt {wanted}: {record.run_id} has no such attempt", hint=known)
+
+
+def _store_of(record: RunRecord) -> ObjectStore | None:
+    """Return the run's own store; None if it cannot be opened here: then the launcher is asked."""
+    from spotguard.storage import PrefixedStore, open_store
+
+    try:
+        return PrefixedStore(open_store(record.store_root), record.run_id)
+    except StoreError:
+        return None
 
 
 # ---------------------------------------------------------------- steering

@@ -9,6 +9,8 @@ attempts/000001/heartbeat/00000.json                  overwritten, one for each 
 attempts/000001/clock/<node>-<rank>.json              for a moment: to compare clocks
 attempts/000001/events/<ms>-<node>-<rank>-<n>.json    append-only
 attempts/000001/events/<ms>-<node>-<rank>-<n>.jsonl   older ones merged: that event, and before it
+attempts/000001/logs/<node>-<ms>-<piece>-<lines>.jsonl.gz     what the node's ranks printed
+attempts/000001/metrics/<node>-<ms>-<piece>-<lines>.jsonl.gz  what the node's first rank measured
 checkpoints/<step>-<attempt>/<shard>.safetensors      data
 checkpoints/<step>-<attempt>/manifest.json            create-if-absent: this is the commit
 checkpoints/<step>-<attempt>/pinned.json              optional: retention leaves it alone
@@ -17,6 +19,7 @@ checkpoints/<step>-<attempt>/pinned.json              optional: retention leaves
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 RUN = "run.json"
 LEASE = "controller.json"
@@ -29,6 +32,7 @@ MAX_ATTEMPT = 10**6 - 1
 _CHECKPOINT = re.compile(r"checkpoints/(\d{12})-(\d{6})/")
 _WRITER = re.compile(r"attempts/\d{6}/events/\d+-(\d+-\d+)-\d+\.jsonl?")
 _ATTEMPT = re.compile(r"attempts/(\d{6})/")
+_PIECE = re.compile(r"attempts/\d{6}/\w+/((\d{5})-\d{13})-(\d{6})-(\d{7})\.jsonl\.gz")
 RUN_ID_PATTERN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 """A run id is also a cluster name and a folder: lower case, digits, dashes, at most 63."""
 
@@ -119,6 +123,39 @@ def writer_of(key: str) -> str:
     """Return which node and rank wrote an event or a chunk; empty if the key is foreign."""
     match = _WRITER.fullmatch(key)
     return match[1] if match else ""
+
+
+def logs(number: int) -> str:
+    """Return the prefix of what an attempt's ranks printed."""
+    return f"{attempt(number)}logs/"
+
+
+def metrics(number: int) -> str:
+    """Return the prefix of what an attempt's ranks measured and logged."""
+    return f"{attempt(number)}metrics/"
+
+
+class Piece(NamedTuple):
+    """One object of a writer's lines: see `storage.growing`."""
+
+    writer: str
+    """Node and when it began to write, in milliseconds: no two writers have the same."""
+    node: int
+    number: int
+    """Of the writer's pieces, from 0."""
+    lines: int
+    """How many lines are in it; of two objects of one piece, that with more replaces the other."""
+
+
+def piece(folder: str, *, node: int, at: float, number: int, count: int) -> str:
+    """Return the key of a piece below `folder`, of a writer that began at `at`."""
+    return f"{folder}{node:05d}-{int(at * 1000):013d}-{number:06d}-{count:07d}.jsonl.gz"
+
+
+def parse_piece(key: str) -> Piece | None:
+    """Return what the key of a piece says; None if it is none."""
+    match = _PIECE.fullmatch(key)
+    return Piece(match[1], int(match[2]), int(match[3]), int(match[4])) if match else None
 
 
 def checkpoint(step: int, number: int) -> str:

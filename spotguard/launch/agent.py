@@ -30,6 +30,8 @@ from spotguard.errors import SpotguardError
 from spotguard.events import env, keys
 from spotguard.events.event import Event, JobEvent
 from spotguard.events.untrusted import Refused, parse_object
+from spotguard.launch.logs.masking import secrets_of
+from spotguard.launch.logs.shipping import Shipping
 from spotguard.launch.membership import Part, next_part
 from spotguard.launch.metadata import DETECT, detect
 from spotguard.launch.slurm_allocation import give_back
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 
 
 _TELL_S = 10.0
+_LAST_LOGS_S = 10.0
+"""How long the rest of what was printed may take to be stored, at the end of an attempt."""
 _STUBBORN_S = 30.0
 """What was told that its time is over may need so long to end; then Slurm is asked to end it."""
 _SKYPILOTS = "SKYPILOT_TASK_ID"
@@ -68,6 +72,7 @@ class Agent:
         self._written = 0
         self._leaving = os.environ.get(env.LEAVING)
         self._told = False
+        self._shipping: list[Shipping] = []
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def run(self) -> int:
@@ -78,10 +83,13 @@ class Agent:
             threading.Thread(target=self._end_in_time, args=[down_at], daemon=True).start()
         while True:
             part = self._part
-            job = subprocess.Popen(command_line(part, self._nproc, self._script), env=given)
+            logs = self._ship_logs(part, given)
+            job = self._start(part, given, logs)
             if self._told:  # in the moment before: it did not hear of it
                 job.terminate()
             code = job.wait()
+            if logs is not None:
+                logs.finish(_LAST_LOGS_S)
             # SkyPilot says it later, and the same whoever is to blame.
             self._write(JobEvent.NODE_EXITED, {"exit_code": code, "told": self._told})
             following = None if code == 0 else self._next(part, given)
@@ -89,7 +97,54 @@ class Agent:
                 return code
             given = environment(given, part, following, self._clock.now())
             self._part = part = following
-            _say(f"goes on in place as attempt {part.attempt}, on {len(part.nodes)} node(s)")
+            self._say(f"goes on in place as attempt {part.attempt}, on {len(part.nodes)} node(s)")
+
+    def _start(
+        self, part: Part, given: Mapping[str, str], logs: Shipping | None
+    ) -> subprocess.Popen[bytes]:
+        if logs is None:
+            return subprocess.Popen(command_line(part, self._nproc, self._script), env=given)
+        command = command_line(part, self._nproc, self._script, log_dir=logs.folder)
+        # What a killed rank has in a buffer of its own would be lost.
+        told = {"PYTHONUNBUFFERED": "1", **given}
+        with logs.launcher_file.open("ab") as output:
+            job = subprocess.Popen(command, env=told, stdout=output, stderr=subprocess.STDOUT)
+        logs.start()
+        return job
+
+    def _ship_logs(self, part: Part, given: Mapping[str, str]) -> Shipping | None:
+        """Return what ships the attempt's logs; None if there is no run store to ship them to."""
+        run_id, store_url = given.get(env.RUN_ID), given.get(env.STORE)
+        if not run_id or not store_url:
+            return None
+
+        def opened() -> ObjectStore:
+            store = PrefixedStore(open_store(store_url), run_id)
+            self._compare_clocks(store)
+            return store
+
+        try:
+            logs = Shipping(
+                opened,
+                url=store_url,
+                attempt=part.attempt,
+                node=part.node,
+                first_rank=part.nodes.index(part.node) * self._nproc,
+                nproc=self._nproc,
+                secrets=secrets_of(given),
+                clock=self._clock,
+            )
+        except OSError as problem:  # no room on this node: the job may do without
+            _say(f"what this node prints is not kept in the run store: {problem}")
+            return None
+        self._shipping.append(logs)
+        return logs
+
+    def close_logs(self) -> None:
+        """Block until what was printed is stored, for some seconds at most."""
+        for logs in self._shipping:
+            if not logs.join():
+                _say("the last lines that this node printed could not be stored")
 
     def _end_in_time(self, down_at: float) -> None:
         """Tell this node's whole process group to end when the nodes are to go, as `timeout` does.
@@ -107,7 +162,7 @@ class Agent:
         left_s = max(0.0, down_at - self._clock.now())
         self._over_at = min(self._over_at, self._clock.monotonic() + left_s)
         self._clock.sleep(left_s)
-        _say("the time of this attempt is over")
+        self._say("the time of this attempt is over")
         os.killpg(os.getpgrp(), signal.SIGTERM)
         self._clock.sleep(_STUBBORN_S)
         self.leave()
@@ -178,13 +233,22 @@ class Agent:
         except SpotguardError as problem:
             _say(f"{kind.value} could not be written down: {problem}")
 
+    def _say(self, words: str) -> None:
+        """Say something, and have it in the log of the attempt that goes on."""
+        _say(words)
+        if self._shipping:
+            self._shipping[-1].note(f"spotguard: {words}")
+
     def _on_sigterm(self, *_: Any) -> None:
         """Stay: the job saves first. Whoever ends a node tells its whole process group."""
         self._told = True
 
 
-def command_line(part: Part, nproc: int, script: Sequence[str]) -> list[str]:
-    """Return what starts the job on a node."""
+def command_line(
+    part: Part, nproc: int, script: Sequence[str], *, log_dir: Path | None = None
+) -> list[str]:
+    """Return what starts the job on a node; below `log_dir` each rank prints into its own files."""
+    to_files = [] if log_dir is None else ["--redirects=3", f"--log-dir={log_dir}"]
     return [
         sys.executable,
         *("-m", "spotguard.launch.torchrun"),
@@ -194,6 +258,7 @@ def command_line(part: Part, nproc: int, script: Sequence[str]) -> list[str]:
         f"--master-addr={part.host}",
         f"--master-port={part.port}",
         "--max-restarts=0",
+        *to_files,
         *script,
     ]
 
@@ -261,6 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     script = given.script[1:] if given.script[:1] == ["--"] else given.script
     agent = Agent(part, nproc=given.nproc, script=script, lifetime_s=given.lifetime or None)
     code = agent.run()
+    agent.close_logs()
     agent.leave()
     _end_like(code)
 

@@ -27,7 +27,7 @@ from spotguard.control.drill import run as drill
 from spotguard.control.drill.report import DrillReport, Finding
 from spotguard.control.journal.fold import limits_to_json
 from spotguard.control.journal.record import Kind, Limits
-from spotguard.control.supervisor.logs import LogLine
+from spotguard.control.journal.stored_logs import LogLine
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind, Market
 from spotguard.launch.base import Offer, PriceSource, Skipped, Survey, Unchecked
@@ -103,7 +103,7 @@ def _of_runs(patch: pytest.MonkeyPatch, home: Path) -> Iterator[tuple[str, list[
     patch.setattr(api, "start_controller", lambda run_id: None)
     patch.setattr(api, "resume", lambda run_id, **limits: None)
     lines = [LogLine(attempt=1, node=0, text="step 8\n"), LogLine(attempt=2, node=None, text="x")]
-    patch.setattr(api, "logs", lambda run_id, follow: iter(lines))
+    patch.setattr(api, "logs", lambda run_id, follow, query: iter(lines))
     script = _script()
     settled = (_eventful, _failed)
     for number, live in enumerate((*settled, _unpriced, _waiting, _just_created, _never_launched)):

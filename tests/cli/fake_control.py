@@ -174,8 +174,9 @@ class FakeControl:
             raise self.refuse
         self.asked.append(("resume", run_id, budget_usd, deadline_s, nodes))
 
-    def logs(self, run_id: str, follow: bool = False) -> Iterator[Line]:
-        """Yield the log."""
+    def logs(self, run_id: str, follow: bool = False, query: object = None) -> Iterator[Line]:
+        """Yield the log; note what was asked for."""
+        self.asked.append(("logs", run_id, follow, query))
         yield from self.log
 
     def adopt(self, url: str, tell: Callable[[str], None]) -> str:

@@ -129,6 +129,7 @@ FLOORS = {
     ),
     "storage": (
         *("base", "keys", "urls", "buffers", "deadline", "small_objects", "clock_comparison"),
+        *("growing",),
         *("credentials", "prefixed", "http", "remote", "filesystem", "s3", "gcs", "azure"),
         "__init__",
     ),

@@ -153,6 +153,12 @@ class LogDocument:
     """Version of this document's form."""
     attempt: int
     node: int
+    rank: int | None
+    """None: nobody says, or no rank printed it but the launcher of a node's ranks."""
+    at: float | None = field(metadata=INSTANT)
+    """When it was printed; None is unknown."""
+    stream: str | None
+    """`stdout`, `stderr`, or `launcher`: what runs the ranks of a node; None is unknown."""
     text: str
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections import deque
-from dataclasses import dataclass
+from collections import Counter, deque
 from typing import TYPE_CHECKING
 
-from spotguard.errors import LauncherFailure, SpotguardError
+from spotguard.control.journal.stored_logs import LogLine, LogQuery, StoredLog, stored_tail
+from spotguard.errors import LauncherFailure, SpotguardError, StoreError
+from spotguard.events.states import EndReason
 from spotguard.launch.base import LogGone
 
 if TYPE_CHECKING:
@@ -15,20 +16,12 @@ if TYPE_CHECKING:
 
     from spotguard.control.journal.record import AttemptRecord, RunRecord
     from spotguard.launch.base import Launcher
+    from spotguard.storage.base import ObjectStore
 
+_KEPT_BACK = 200
 _TAIL_LINES = 40
 _TORCHRUN = re.compile(r"[EWI]\d{4} .*torch/distributed/")
 """torchrun's own report of a failed script, which follows it and says nothing of its cause."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogLine:
-    """One line that a node printed."""
-
-    attempt: int
-    node: int | None
-    """None: no node printed it, it is told of the attempt."""
-    text: str
 
 
 class NodeLog:
@@ -64,12 +57,25 @@ class NodeLog:
 class RunLog:
     """Reads what all attempts of a run printed, each line once.
 
-    A log that is gone, or cannot be read, costs one line and never those of other attempts.
+    The run store has it; what is not there, of a launch that has just begun or of an attempt of an
+    earlier version, the launcher is asked for. A log that is gone, or cannot be read, costs one
+    line and never those of other attempts.
     """
 
-    def __init__(self, launcher: Launcher) -> None:
+    def __init__(
+        self, launcher: Launcher, store: ObjectStore | None = None, query: LogQuery | None = None
+    ) -> None:
+        """Without a `store`, the run's own, the launcher alone is asked."""
         self._launcher = launcher
+        self._store = store
+        self._query = query or LogQuery()
+        self._tail = self._query.tail
         self._readers: dict[tuple[int, int], NodeLog] = {}
+        self._stored: dict[int, StoredLog] = {}
+        self._shown: dict[int, Counter[str]] = {}
+        """Texts that were told by the launcher, of attempts of which nothing was stored yet."""
+        self._kept_back: dict[int, deque[LogLine]] = {}
+        """The last lines that tell something only if their attempt failed."""
         self._done: set[int] = set()
         """Attempts that print nothing more, or are lost."""
 
@@ -79,47 +85,134 @@ class RunLog:
         The record must be older than the logs. With `last`, nobody asks again: also what is not
         a whole line, and why a log cannot be read.
         """
-        for attempt in record.attempts:
-            if attempt.in_place or attempt.number in self._done:
-                continue  # in place, its nodes go on printing into the logs of the one before
-            over = _is_over(record, attempt.cluster)
-            try:
-                yield from self._of(attempt, final=last or over)
-            except LogGone:
-                if over:
-                    yield _told(attempt, "its cluster is gone, and what it printed with it")
-                    self._done.add(attempt.number)
-                elif last:
-                    yield _told(attempt, "its nodes have printed nothing yet")
-            except LauncherFailure as problem:
-                if last:
-                    yield _told(attempt, f"its log cannot be read now: {problem.message}")
-            else:
-                self._done |= {attempt.number} if over else set()
+        wanted = [
+            attempt
+            for attempt in record.attempts
+            if self._query.attempt in (None, attempt.number) and attempt.number not in self._done
+        ]
+        tail, self._tail = self._tail, None  # who follows wants all that comes after
+        if tail is None:
+            for attempt in wanted:
+                yield from self._of_attempt(record, attempt, last=last)
+            return
+        found: deque[list[LogLine]] = deque()
+        missing = tail
+        for attempt in reversed(wanted):  # the last lines of a long run may be those of its last
+            lines = list(self._of_attempt(record, attempt, last=last))[-missing:] if missing else []
+            found.appendleft(lines)
+            missing -= len(lines)
+        for lines in found:
+            yield from lines
 
-    def _of(self, attempt: AttemptRecord, *, final: bool) -> Iterator[LogLine]:
+    def _of_attempt(
+        self, record: RunRecord, attempt: AttemptRecord, *, last: bool
+    ) -> Iterator[LogLine]:
+        over = _is_over(record, attempt)
+        final = last or over
+        failed = attempt.end is not None and attempt.end.reason is EndReason.FAILED
+        try:
+            stored = self._stored_log(attempt.number)
+        except StoreError as problem:
+            stored = None
+            if last:
+                yield _told(attempt, f"the run store cannot be read now: {problem.message}")
+        try:
+            if stored is not None:
+                yield from self._from_store(stored, attempt.number, failed=failed, final=final)
+            elif not attempt.in_place:  # else its nodes print on into the log of the one before
+                yield from self._from_launcher(attempt, failed=failed, final=final)
+        except StoreError as problem:
+            if last:
+                yield _told(attempt, f"its log cannot be read now: {problem.message}")
+        except LogGone:
+            if over:
+                yield _told(attempt, "its cluster is gone, and what it printed with it")
+                self._done.add(attempt.number)
+            elif last:
+                yield _told(attempt, "its nodes have printed nothing yet")
+        except LauncherFailure as problem:
+            if last:
+                yield _told(attempt, f"its log cannot be read now: {problem.message}")
+        else:
+            self._done |= {attempt.number} if over else set()
+
+    def _stored_log(self, number: int) -> StoredLog | None:
+        """Return the attempt's log in the run store, once there is any."""
+        if self._store is None:
+            return None
+        log = self._stored.get(number) or StoredLog(self._store, number, self._query)
+        if number not in self._stored and log.has_any():
+            self._stored[number] = log
+        return self._stored.get(number)
+
+    def _from_store(
+        self, stored: StoredLog, number: int, *, failed: bool, final: bool
+    ) -> Iterator[LogLine]:
+        shown = self._shown.get(number, Counter())
+        back = self._kept_back.setdefault(number, deque(maxlen=_KEPT_BACK))
+        if failed:
+            yield from back
+            back.clear()
+        # Of a living attempt all are read: whether the launcher's tell something is known later.
+        for line in stored.lines(failed=failed or not final, final=final):
+            if not failed and self._query.is_noise(line):
+                back.append(line)
+            elif shown[line.text] > 0:
+                shown[line.text] -= 1
+            else:
+                yield line
+
+    def _from_launcher(
+        self, attempt: AttemptRecord, *, failed: bool, final: bool
+    ) -> Iterator[LogLine]:
+        if attempt.number not in self._shown and (self._query.rank, self._query.since) != (
+            None,
+            None,
+        ):
+            words = "is not in the run store, so that nobody can tell its ranks and times apart"
+            yield _told(attempt, f"what it printed {words}")
+        shown = self._shown.setdefault(attempt.number, Counter())
         for node in range(attempt.nodes):
+            if self._query.node not in (None, node):
+                continue
             reader = self._readers.setdefault(
                 (attempt.number, node),
                 NodeLog(self._launcher, attempt.cluster, attempt=attempt.number, node=node),
             )
-            yield from reader.lines(final=final)
+            for line in reader.lines(final=final):
+                shown[line.text] += 1
+                pattern = self._query.pattern
+                is_noise = bool(_TORCHRUN.match(line.text)) and not self._query.everything
+                if (pattern is None or pattern.search(line.text)) and (failed or not is_noise):
+                    yield line
 
 
 def _told(attempt: AttemptRecord, text: str) -> LogLine:
     return LogLine(attempt=attempt.number, node=None, text=text)
 
 
-def _is_over(record: RunRecord, cluster: str) -> bool:
-    """Return True once nothing more is printed on a cluster, by any attempt."""
-    return all(a.end is not None for a in record.attempts if a.cluster == cluster)
+def _is_over(record: RunRecord, attempt: AttemptRecord) -> bool:
+    """Return True once nothing more is printed on an attempt's cluster, by any attempt."""
+    return all(a.end is not None for a in record.attempts if a.cluster == attempt.cluster)
 
 
-def log_tail(launcher: Launcher, cluster: str, node: int) -> str | None:
+def log_tail(
+    launcher: Launcher, store: ObjectStore, attempt: AttemptRecord, node: int
+) -> str | None:
     """Return the last lines that the script printed on a node, or None if there are none.
 
-    What torchrun adds is left out, unless there is nothing else.
+    The launcher is asked first: it knows what the node printed before its ranks began. What
+    torchrun adds is left out, unless there is nothing else.
     """
+    try:
+        return _tail_of(launcher, attempt.cluster, node) or stored_tail(
+            store, attempt.number, node, _TAIL_LINES
+        )
+    except StoreError:
+        return None
+
+
+def _tail_of(launcher: Launcher, cluster: str, node: int) -> str | None:
     reader = NodeLog(launcher, cluster, attempt=0, node=node)
     printed: deque[str] = deque(maxlen=_TAIL_LINES)
     try:

@@ -83,6 +83,7 @@ def _job_env(record: RunRecord, attempt: AttemptRecord, spec: JobSpec) -> dict[s
         env.HEARTBEAT_S: heartbeat_s(spec),
         env.SEED: spec.seed,
         env.NODES_MIN: record.limits.nodes_min if may_go_on_in_place(record, attempt) else None,
+        env.SECRETS: ",".join(sorted(spec.env)) or None,
         env.CLOCK: keys.launch(attempt.number),
         env.BUDGET_STOP_AT: attempt.allotment.budget_stop_at,
         env.DEADLINE_STOP_AT: attempt.allotment.deadline_stop_at,

@@ -224,7 +224,9 @@ class Supervisor:
             case AskDown():
                 data: dict[str, Any] = {"reason": action.reason.value, "detail": action.detail}
                 if action.reason is EndReason.FAILED:  # a cloud forgets the log with the cluster
-                    data["log"] = log_tail(self._launcher, attempt.cluster, _failed_node(attempt))
+                    data["log"] = log_tail(
+                        self._launcher, self._store, attempt, _failed_node(attempt)
+                    )
                 self._ledger.write(Kind.DOWN_ASKED, data, attempt=number)
             case SendDown():
                 self._send_down(attempt)
@@ -347,7 +349,9 @@ class Supervisor:
         traceback = action.traceback
         if action.reason is EndReason.FAILED and traceback is None:
             kept = attempt.down and attempt.down.log
-            traceback = kept or log_tail(self._launcher, attempt.cluster, _failed_node(attempt))
+            traceback = kept or log_tail(
+                self._launcher, self._store, attempt, _failed_node(attempt)
+            )
         self._lookout.note_progress(attempt)
         steps = [step for step in (attempt.last_step, self._lookout.step) if step is not None]
         known = attempt.started_at is not None or self._lookout.step > 0

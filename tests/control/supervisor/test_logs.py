@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spotguard.control import api
-from spotguard.control.supervisor.logs import LogLine, RunLog
+from spotguard.control.journal.stored_logs import LogLine
+from spotguard.control.supervisor.logs import RunLog
 from spotguard.launch.base import LogChunk, LogGone, Unreachable
 from tests.control.made import Line, ended, launched, made, training
 from tests.control.run_folders import make_run

@@ -1,0 +1,135 @@
+"""Reads the files into which ranks print, line by line, while they are written.
+
+torchrun gives each rank a file for each of its streams. A file takes what is printed whatever
+happens to who reads it: a rank never waits for a reader, and what a killed rank printed is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from spotguard.events.log_line import LAUNCHER, STDERR, STDOUT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from spotguard.launch.logs.masking import MaskedStream, Masker
+
+LAUNCHER_FILE = "launcher.log"
+LONGEST = 64 << 10
+"""Of a line without an end, so many bytes make a line of their own."""
+_AT_ONCE = 256 << 10
+
+
+@dataclass(frozen=True)
+class PrintedLine:
+    """A line as it was printed, without its end."""
+
+    rank: int | None
+    stream: str
+    raw: bytes
+    more: bool
+    """It had no end yet."""
+
+
+@dataclass
+class _File:
+    descriptor: int
+    rank: int | None
+    stream: str
+    masked: MaskedStream
+    rest: bytearray = field(default_factory=bytearray)
+    """What has no line end yet."""
+    rest_since: float = 0.0
+
+
+class PrintedFiles:
+    """The files of one node's ranks in one attempt. Used by one thread."""
+
+    def __init__(
+        self, folder: Path, *, first_rank: int, nproc: int, masker: Masker, patience_s: float
+    ) -> None:
+        """A line without an end is read as it is once it is `patience_s` old."""
+        self._folder = folder
+        self._first_rank = first_rank
+        self._nproc = nproc
+        self._masker = masker
+        self._patience_s = patience_s
+        self._files: dict[Path, _File] = {}
+        self.read_all = False
+        """Whether the last call of `read` read all that there was."""
+
+    def read(self, now: float, *, most_bytes: int, final: bool = False) -> Iterator[PrintedLine]:
+        """Yield what was printed since the last call, up to about `most_bytes`.
+
+        With `final` nothing is printed any more: also what has no end.
+        """
+        self._look_for_files()
+        left = most_bytes
+        self.read_all = True
+        for file in self._files.values():
+            while left > 0:
+                data = os.read(file.descriptor, min(_AT_ONCE, left))
+                if not data:
+                    break
+                left -= len(data)
+                yield from _lines(file, file.masked.feed(data), now)
+            else:
+                self.read_all = False
+            if final and self.read_all:
+                yield from _lines(file, file.masked.rest(), now)
+            old = now - file.rest_since >= self._patience_s
+            if file.rest and (old or (final and self.read_all)):
+                yield _line(file, bytes(file.rest), more=True)
+                file.rest.clear()
+
+    def close(self) -> None:
+        """Let go of the files."""
+        for file in self._files.values():
+            os.close(file.descriptor)
+        self._files.clear()
+
+    def _look_for_files(self) -> None:
+        if len(self._files) > 2 * self._nproc:
+            return  # all are there
+        for path in sorted(self._folder.glob("*/attempt_*/*/std*.log")):
+            local_rank, stream = path.parent.name, path.stem
+            if path not in self._files and local_rank.isdigit() and stream in (STDOUT, STDERR):
+                self._open(path, self._first_rank + int(local_rank), stream)
+        path = self._folder / LAUNCHER_FILE  # the last: what it says of ranks follows them
+        if path in self._files:
+            self._files[path] = self._files.pop(path)
+        else:
+            self._open(path, None, LAUNCHER)
+
+    def _open(self, path: Path, rank: int | None, stream: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._files[path] = _File(descriptor, rank, stream, self._masker.stream())
+
+
+def _lines(file: _File, data: bytes, now: float) -> Iterator[PrintedLine]:
+    if not data:
+        return
+    *whole, last = data.split(b"\n")
+    for part in whole:
+        line = bytes(file.rest) + part if file.rest else part
+        file.rest.clear()
+        while len(line) > LONGEST:
+            yield _line(file, line[:LONGEST], more=True)
+            line = line[LONGEST:]
+        yield _line(file, line, more=False)
+    if last and not file.rest:
+        file.rest_since = now
+    file.rest += last
+    while len(file.rest) > LONGEST:
+        yield _line(file, bytes(file.rest[:LONGEST]), more=True)
+        del file.rest[:LONGEST]
+
+
+def _line(file: _File, raw: bytes, *, more: bool) -> PrintedLine:
+    return PrintedLine(file.rank, file.stream, raw, more)
