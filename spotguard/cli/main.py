@@ -77,7 +77,7 @@ for _panel, _commands in (
             page_commands.metrics,
         ),
     ),
-    (_CARE, (up.plan, check.drill, check.doctor, setup.init)),
+    (_CARE, (up.plan, check.drill, check.doctor, page_commands.notify, setup.init)),
 ):
     for _command in _commands:
         app.command(cls=PlainCommand, rich_help_panel=_panel)(_command)

@@ -1,4 +1,4 @@
-"""`report`, `dashboard` and `metrics`: a run on a page, and in numbers for Prometheus."""
+"""`report`, `dashboard`, `metrics` and `notify`: runs on pages, in numbers, and in messages."""
 
 # No postponed annotations: typer reads them, and ruff would move their imports away.
 from pathlib import Path
@@ -8,8 +8,18 @@ import typer
 
 from spotguard.cli.common import JsonOption, RunArgument, named_run
 from spotguard.cli.terminal.output import note, print_json, say
-from spotguard.errors import UsageError
+from spotguard.errors import EnvironmentFailure, UsageError
 from spotguard.shared.documents import document
+
+_TRIAL = {
+    "text": "spotguard: this is a test; messages of your runs will arrive here",
+    "run_id": "test",
+    "name": "test",
+    "event": "test",
+    "spent_usd": None,
+    "budget_usd": None,
+    "id": "test/0",
+}
 
 
 def report(
@@ -128,3 +138,35 @@ def metrics(
         typer.echo(told, nl=False)
     else:
         _write(textfile, told, option="--textfile")
+
+
+def notify(
+    *,
+    test: Annotated[
+        bool,
+        typer.Option("--test", help="Send each of them a message, to see it arrive."),
+    ] = False,
+) -> None:
+    """Say who is told of what, by the settings of this folder; `--test` tells them something."""
+    from spotguard.control.supervisor.notify import check_urls, post_to, public_name
+    from spotguard.spec.sources import alerts_named
+
+    urls, topics = alerts_named()
+    if not urls:
+        raise UsageError(
+            "nobody is told: `notify` is not set here",
+            hint='in spotguard.toml: notify = ["https://hooks.example.com/..."]',
+        )
+    check_urls(urls)
+    say(f"told of: {', '.join(topics)}")
+    failed = 0
+    for url in urls:
+        problem = post_to(url, _TRIAL) if test else None
+        failed += problem is not None
+        told = "" if not test else f": {problem}" if problem else ": told"
+        say(f"{public_name(url)}{told}")
+    if failed:
+        raise EnvironmentFailure(
+            f"{failed} of {len(urls)} could not be told.",
+            hint="the URL may be old or wrong; it is not printed, for it is a secret",
+        )

@@ -73,7 +73,7 @@ _NAMES: Final = {
     for kind in (
         *(CheckpointKind, EndReason, Market, RunState),
         *(ListedClusters, PriceSource, Recovery, Skipped, TriedStore, Unchecked),
-        *(CheckpointRow, Factor, Footprint, HistoryLine, RunFootprint, RunView),
+        *(CheckpointRow, Factor, Footprint, HistoryLine, LogDocument, RunFootprint, RunView),
     )
 }
 """Types that some modules name for the type checker only."""

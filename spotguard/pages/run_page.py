@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spotguard.control.status import words
+from spotguard.events import metric
 from spotguard.events.states import EndReason, RunState
 from spotguard.pages.layout import Breakdown, Card, Cell, Chart, Curve, Mark, Page, Slice, Table
+from spotguard.shared.plain_text import clean
 from spotguard.shared.units import format_bytes, format_duration, format_usd
 from spotguard.shared.version import __version__
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
     from spotguard.control.checkpoints.commands import CheckpointRow
     from spotguard.control.report.document import ReportDocument
-    from spotguard.control.report.series import Series
+    from spotguard.control.report.series import PlottedSeries
     from spotguard.control.report.time_use import TimeShare
     from spotguard.control.status.recovery import Recovery
     from spotguard.control.status.view import AttemptView, HistoryLine, RunView
@@ -29,6 +31,13 @@ _RECOVERY_PARTS = (
     ("restore", "restoring", "restoring"),
     ("first_step", "first step", "training"),
 )
+_PARTS_OF_A_STEP = {
+    metric.STEP_S: ("step", "blue"),
+    metric.COMPUTE_S: ("compute", "green"),
+    metric.DATA_S: ("waiting for data", "orange"),
+    metric.COMMUNICATION_S: ("communication", "dim"),
+    metric.SAVE_S: ("held up by a save", "red"),
+}
 _CALM_ENDS = (EndReason.FINISHED, EndReason.STOPPED)
 
 
@@ -46,13 +55,14 @@ def run_page(report: ReportDocument, *, live: bool = False, may_act: bool = Fals
         error=view.traceback or "",
         actions=actions(view.state) if may_act else (),
         cards=tuple(_cards(report)),
-        charts=(*(_curve(each, view) for each in report.series), _money(report), _nodes(report)),
+        charts=tuple(_charts(report)),
         breakdowns=(_time(report), *_recovery_bars(view)),
         tables=(
             _attempts(view),
             _recoveries(view),
             _checkpoints(report),
             _history(report),
+            _log(report),
             _carbon(report),
             _environment(report),
         ),
@@ -151,7 +161,41 @@ def _cards(report: ReportDocument) -> Iterator[Card]:
 # ---------------------------------------------------------------- charts
 
 
-def _curve(told: Series, view: RunView) -> Chart:
+def _charts(report: ReportDocument) -> Iterator[Chart]:
+    first, *others = report.series
+    yield _curve(first, report.run)
+    yield _money(report)
+    yield _nodes(report)
+    parts = [each for each in others if each.name in _PARTS_OF_A_STEP]
+    if parts:
+        yield _step_parts(parts)
+    for each in others:
+        if each.name not in _PARTS_OF_A_STEP:
+            yield _curve(each, report.run)
+
+
+def _step_parts(parts: list[PlottedSeries]) -> Chart:
+    """Where the time of a step goes, as the runtime measured it."""
+    positions = tuple(sorted({step for each in parts for step in each.steps}))
+    return Chart(
+        id="step-parts",
+        title="where the time of a step goes",
+        summary="seconds of a step, and what of them went into waiting",
+        along="step",
+        positions=tuple(map(float, positions)),
+        curves=tuple(
+            Curve(
+                name=_PARTS_OF_A_STEP[each.name][0],
+                values=tuple(map(dict(zip(each.steps, each.values, strict=True)).get, positions)),
+                tone=_PARTS_OF_A_STEP[each.name][1],
+                unit="s",
+            )
+            for each in parts
+        ),
+    )
+
+
+def _curve(told: PlottedSeries, view: RunView) -> Chart:
     """A number over the steps: the values that count as a line, the superseded as dots."""
     positions = tuple(sorted(set(told.steps)))
     counted: dict[int, float] = {}
@@ -380,7 +424,7 @@ def _checkpoints(report: ReportDocument) -> Table:
         columns=("step", "attempt", "kind", "created", "size", "ranks", "counts", "state"),
         numbers=(0, 1, 4, 5),
         rows=tuple(_checkpoint(row) for row in report.checkpoints),
-        note=report.checkpoints_problem or "",
+        note=report.store_problem or "",
         empty="no checkpoint yet",
     )
 
@@ -425,6 +469,26 @@ def _happening(line: HistoryLine) -> tuple[Cell, ...]:
         Cell(text="" if line.attempt is None else str(line.attempt)),
         Cell(text=line.text, tone=line.colour),
         Cell(text="" if line.cost_usd is None else format_usd(line.cost_usd)),
+    )
+
+
+def _log(report: ReportDocument) -> Table:
+    return Table(
+        id="log",
+        title="what the newest attempt printed last",
+        columns=("when", "rank", "line"),
+        numbers=(1,),
+        rows=tuple(
+            (
+                Cell() if line.at is None else Cell(at=line.at),
+                Cell(text="" if line.rank is None else str(line.rank)),
+                Cell(text=clean(line.text), tone="red" if line.stream == "stderr" else "default"),
+            )
+            for line in reversed(report.log)
+        ),
+        empty="nothing is stored of what it printed",
+        folded=True,
+        find=True,
     )
 
 

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from spotguard.control.status.words import DASH as DASH
+from spotguard.control.status.words import DEMO as DEMO
 from spotguard.control.status.words import cluster as cluster
+from spotguard.control.status.words import co2e as co2e
+from spotguard.control.status.words import energy as energy
 from spotguard.control.status.words import fraction as fraction
 from spotguard.control.status.words import last_save as last_save
 from spotguard.control.status.words import machines as machines

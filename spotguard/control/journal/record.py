@@ -51,6 +51,8 @@ class Kind(str, Enum):
     """An attempt ended, and the nodes that stayed had begun the next one by themselves."""
     PROGRESS = "progress"
     ALERT = "budget_alert"
+    NOTED = "noted"
+    """Something that the user wants to hear of; changes nothing else."""
     TOLD = "told"
     """The user's webhooks have heard of an event, or were given up."""
     SETTLED = "settled"
@@ -393,6 +395,8 @@ class RunRecord:
     """Number of the last attempt before the last `resume`; its end no longer settles the run."""
     untold: tuple[Tiding, ...] = ()
     """What the user's webhooks have not been told yet."""
+    noted: tuple[str, ...] = ()
+    """Keys of what was written down to be told, the newest of them."""
     alerted: tuple[int, ...] = ()
     """Shares of the budget (percent) that have been reported."""
     total_steps: int | None = None

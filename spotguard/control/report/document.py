@@ -5,35 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from spotguard.control.checkpoints.commands import list_checkpoints
-from spotguard.control.checkpoints.find import OpenedRun
 from spotguard.control.journal import cost
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.journal import making_sense
-from spotguard.control.report.series import Series, read_losses, series, thinned
+from spotguard.control.report.reading import StoreReader
+from spotguard.control.report.series import PlottedSeries, read_losses
 from spotguard.control.report.time_use import AttemptTime, TimeShare, attempt_times, run_times
 from spotguard.control.status.history_words import newest_lines
 from spotguard.control.status.watch import picture
-from spotguard.errors import SpotguardError
 from spotguard.plan import money
 from spotguard.plan.carbon.factors import CAR
 from spotguard.shared.documents import INSTANT
 from spotguard.shared.version import __version__
-from spotguard.storage import PrefixedStore, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from spotguard.control.checkpoints.commands import CheckpointRow
     from spotguard.control.journal.record import RunRecord
-    from spotguard.control.report.series import Point
+    from spotguard.control.report.reading import Stored
     from spotguard.control.run_folder import RunFolder
-    from spotguard.control.status.view import HistoryLine, RunView
+    from spotguard.control.status.view import HistoryLine, LogDocument, RunView
     from spotguard.plan.carbon.factors import Factor
 
 SCHEMA: Final = 1
 NEWEST_LINES = 500
-NEWEST_CHECKPOINTS = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +72,7 @@ class ReportDocument:
     made_at: float = field(metadata=INSTANT)
     run: RunView
     """How it stands, as `status --json` tells it."""
-    series: tuple[Series, ...]
+    series: tuple[PlottedSeries, ...]
     """Numbers over the steps; `loss` is the first one."""
     spend: tuple[SpendPoint, ...]
     """What it cost over time, from change to change."""
@@ -88,8 +84,10 @@ class ReportDocument:
     """What the CO2e amounts to; None if that is not known."""
     checkpoints: tuple[CheckpointRow, ...]
     """The newest, newest first."""
-    checkpoints_problem: str | None
-    """Why they could not be listed; None if they were."""
+    log: tuple[LogDocument, ...]
+    """The last lines that the newest attempt printed."""
+    store_problem: str | None
+    """Why the store could not be read, so that checkpoints and logs are missing; None if it was."""
     environment: tuple[EnvironmentLine, ...]
     earlier: int
     """How many happenings before those in `history` are left out."""
@@ -108,16 +106,14 @@ def make_report(folder: RunFolder, *, newest: int = NEWEST_LINES) -> ReportDocum
         record = read_record(journal)
         losses = read_losses(journal)
         lines, earlier = newest_lines(journal, newest, until=record.seq)
-    rows, problem = checkpoint_rows(record, settled=record.settled is not None and not controlled)
+    stored = StoreReader().read(record, losses, controlled=controlled)
     return assemble(
         record,
         picture(folder, record, controlled=controlled),
         now=folder.clock().now(),
-        losses=losses,
+        stored=stored,
         lines=lines,
         earlier=earlier,
-        checkpoints=rows,
-        problem=problem,
     )
 
 
@@ -126,40 +122,27 @@ def assemble(
     view: RunView,
     *,
     now: float,
-    losses: list[Point],
+    stored: Stored,
     lines: Sequence[HistoryLine],
     earlier: int,
-    checkpoints: tuple[CheckpointRow, ...] = (),
-    problem: str | None = None,
 ) -> ReportDocument:
     """Return the report made of what has been read. Pure."""
     until = now if record.settled is None else record.settled.at
     return ReportDocument(
         made_at=now,
         run=view,
-        series=(series("loss", thinned(losses), record),),
+        series=stored.series,
         spend=spend_points(record, until),
         time=run_times(record, until),
         attempt_time=attempt_times(record, until),
         equivalent=_equivalent(view),
-        checkpoints=checkpoints,
-        checkpoints_problem=problem,
+        checkpoints=stored.checkpoints,
+        log=stored.log,
+        store_problem=stored.problem,
         environment=_environment(record),
         earlier=earlier,
         history=tuple(lines),
     )
-
-
-def checkpoint_rows(
-    record: RunRecord, *, settled: bool
-) -> tuple[tuple[CheckpointRow, ...], str | None]:
-    """Return the newest checkpoints, and why they cannot be listed, if they cannot."""
-    try:
-        store = PrefixedStore(open_store(record.store_root), record.run_id)
-        opened = OpenedRun(run_id=record.run_id, store=store, at_rest=settled)
-        return tuple(list_checkpoints(opened, newest=NEWEST_CHECKPOINTS)), None
-    except SpotguardError as problem:
-        return (), problem.message
 
 
 def spend_points(record: RunRecord, until: float) -> tuple[SpendPoint, ...]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from typing import TYPE_CHECKING
 
 from spotguard.control.journal.journal import making_sense
-from spotguard.control.report.document import assemble, checkpoint_rows
+from spotguard.control.report.document import assemble
+from spotguard.control.report.reading import StoreReader
 from spotguard.control.report.series import MOST_POINTS, read_losses, thinned
 from spotguard.control.status.watch import Watch
-from spotguard.storage.urls import is_folder
 
 if TYPE_CHECKING:
-    from spotguard.control.checkpoints.commands import CheckpointRow
     from spotguard.control.report.document import ReportDocument
     from spotguard.control.report.series import Point
     from spotguard.control.run_folder import RunFolder
@@ -21,8 +19,6 @@ if TYPE_CHECKING:
 
 LINES = 200
 """Happenings that a live page shows."""
-_LIST_EVERY_S, _LIST_BUCKET_EVERY_S = 5.0, 60.0
-"""Checkpoints are listed so often: each listing of a bucket costs money."""
 
 
 class RunFollower:
@@ -36,9 +32,7 @@ class RunFollower:
         self._losses: list[Point] = []
         self._file: int | None = None
         self._read_to = 0
-        self._rows: tuple[CheckpointRow, ...] = ()
-        self._problem: str | None = None
-        self._list_at = float("-inf")
+        self._stored = StoreReader()
 
     def look(self) -> ReportDocument:
         """Return the report as it is now.
@@ -61,18 +55,12 @@ class RunFollower:
         if len(self._losses) > 2 * MOST_POINTS:
             self._losses = thinned(self._losses)
         self._read_to = record.seq
-        if time.monotonic() >= self._list_at:
-            settled = record.settled is not None and not look.view.controller_alive
-            self._rows, self._problem = checkpoint_rows(record, settled=settled)
-            every = _LIST_EVERY_S if is_folder(record.store_root) else _LIST_BUCKET_EVERY_S
-            self._list_at = time.monotonic() + every
+        stored = self._stored.read(record, self._losses, controlled=look.view.controller_alive)
         return assemble(
             record,
             look.view,
             now=self._folder.clock().now(),
-            losses=self._losses,
+            stored=stored,
             lines=tuple(self._lines),
             earlier=self._told - len(self._lines),
-            checkpoints=self._rows,
-            problem=self._problem,
         )

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spotguard.control.journal import cost
-from spotguard.plan.carbon.estimate import Machine, draw, machine
+from spotguard.control.journal.nodes_made_of import machine_of
+from spotguard.plan.carbon.estimate import draw
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import AttemptRecord, RunRecord
@@ -38,18 +39,6 @@ class RunFootprint:
     """Each with its source and its year."""
 
 
-def machine_of(record: RunRecord) -> Machine:
-    """Return what a node of the run is made of, as its job asks for it."""
-    spec = record.spec
-    node = spec.get("node")
-    return machine(
-        _text(spec.get("gpus")),
-        _text(node.get("cpus")) if isinstance(node, dict) else None,
-        processes=spec["nproc_per_node"] if isinstance(spec.get("nproc_per_node"), int) else 1,
-        is_local=spec.get("infra") == "local",
-    )
-
-
 def attempt_footprint(record: RunRecord, attempt: AttemptRecord, now: float) -> Footprint:
     """Return what an attempt has drawn and caused so far."""
     causes = draw(attempt.offer.infra, attempt.offer.region, machine_of(record))
@@ -75,10 +64,6 @@ def run_footprint(record: RunRecord, now: float) -> RunFootprint:
         measured=bool(parts) and all(part.measured for part in parts),
         factors=tuple(used.values()),
     )
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None
 
 
 def _sum(values: list[float | None]) -> float | None:

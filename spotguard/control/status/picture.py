@@ -8,7 +8,7 @@ from spotguard.control.journal import cost
 from spotguard.control.status.footprint import attempt_footprint, run_footprint
 from spotguard.control.status.recovery import recoveries
 from spotguard.control.status.view import AttemptView, RunSummary, RunView
-from spotguard.control.supervisor.decide import ALERT_PERCENTS, state_of
+from spotguard.control.supervisor.decide import alert_percents, state_of
 from spotguard.events.states import EndReason, RunState
 from spotguard.plan.money import saved_pct
 from spotguard.shared.units import format_duration, format_usd
@@ -105,7 +105,7 @@ def _next_alert(record: RunRecord, now: float) -> str | None:
     budget_usd, spent = record.limits.budget_usd, cost.spent_usd(record, now)
     if record.settled is not None or not budget_usd or spent is None:
         return None
-    percent = next((p for p in ALERT_PERCENTS if spent < budget_usd * p / 100), None)
+    percent = next((p for p in alert_percents(record) if spent < budget_usd * p / 100), None)
     if percent is None:
         return None
     left_usd, rate = budget_usd * percent / 100 - spent, cost.rate_usd_per_h(record)

@@ -122,7 +122,7 @@
     const empty = !part.positions || part.positions.length === 0;
     const legend = el("ul", { class: "legend" });
     const place = el("div", { class: "plot", role: "img", "aria-label": part.summary });
-    const box = el("section", { class: part.along === "step" ? "sheet wide" : "sheet", id: part.id },
+    const box = el("section", { class: part.id === "series-loss" ? "sheet wide" : "sheet", id: part.id },
       el("header", {}, el("h2", {}, part.title), el("span", { class: "summary" }, "")),
       empty ? el("p", { class: "empty" }, part.empty || "nothing to draw yet") : [place, legend]);
     if (!empty) whenPlaced(place, () => draw(part, place, legend));
@@ -182,7 +182,7 @@
         axes.push({ ...axis, scale, side: scale === "right" ? 1 : 3, size, values: (_, ticks) => ticks.map((tick) => withUnit(first, tick)), grid: { ...axis.grid, show: scale !== "right" } });
       }
       const options = {
-        width: Math.max(220, place.clientWidth), height: part.along === "step" ? 290 : 230,
+        width: Math.max(220, place.clientWidth), height: part.id === "series-loss" ? 290 : 230,
         legend: { show: false }, cursor: { points: { size: 7 }, drag: { x: true, y: false } },
         scales: { x: { time: part.along === "time", ...(single ? { range: [part.positions[0] - 1, part.positions[0] + 1] } : {}) },
           ...Object.fromEntries([...scales].map((scale) => [scale, part.along === "time" ? { range: (_, low, high) => [0, (high || 1) * 1.12] } : {}])) },
@@ -226,7 +226,7 @@
       slice.cells.map((text) => el("td", { class: "number" }, text))));
     return el("section", { class: "sheet", id: part.id },
       el("header", {}, el("h2", {}, part.title), el("span", { class: "summary" }, part.summary)),
-      slices.length ? [bar, scroll(part, el("table", {}, headings(part.columns, part.columns.map((_, i) => i).slice(1)), el("tbody", {}, rows)))]
+      slices.length ? [bar, scroll(part, el("table", { class: "breakdown" }, headings(part.columns, part.columns.map((_, i) => i).slice(1)), el("tbody", {}, rows)))]
         : el("p", { class: "empty" }, part.empty || "nothing yet"));
   }
 

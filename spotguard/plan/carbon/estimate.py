@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from spotguard.launch.base import Offer
     from spotguard.plan.carbon.factors import Factor
 
+GREEN = "green"
+"""What `prefer` says for the greener of places that cost the same."""
 _TIE = 0.05
 """Prices that differ by less than this are the same to who prefers green."""
 
