@@ -395,8 +395,8 @@ class JobSpec(_Frozen):
         tuple[str, ...],
         Setting(
             parse=alert_topics,
-            allowed='a list of "budget 50,80,95", "burn-rate USD", "preempted", "waiting DURATION", '
-            '"no-save DURATION", "contact-lost" and "ended"',
+            allowed='a list of "budget 50,80,95", "burn-rate USD", "preempted", '
+            '"waiting DURATION", "no-save DURATION", "contact-lost" and "ended"',
             example='["budget 80,95", "waiting 30m", "ended"]',
         ),
     ] = DEFAULT_TOPICS

@@ -196,7 +196,7 @@ def hooks(raw: Any) -> tuple[str, ...]:
 
 
 def alert_topics(raw: Any) -> tuple[str, ...]:
-    """Return what people want to hear of, each in its one spelling: `budget 50,80`, `no-save 3600s`.
+    """Return what people want to hear of, in one spelling: `budget 50,80`, `no-save 3600s`.
 
     A topic with a limit has it behind its name: shares of the budget in percent, USD an hour, or a
     duration.

@@ -54,7 +54,7 @@ class Due:
 
 
 def due(record: RunRecord, now: float) -> tuple[Due, ...]:
-    """Return what is to be told now and was not; shares and ends have journal events of their own."""
+    """Return what is to be told now and was not; shares and ends have events of their own."""
     if record.settled is not None:
         return ()
     rules = rules_of(record.spec)

@@ -507,7 +507,7 @@ def _last_sign_at(attempt: AttemptRecord) -> float:
 
 
 def alert_percents(record: RunRecord) -> list[int]:
-    """Return the shares of the budget that the history tells, those that the user chose among them."""
+    """Return the shares of the budget that the history tells, the user's own among them."""
     return sorted({*BUDGET_SHARES, *rules_of(record.spec).shares})
 
 
