@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 
 from spotguard.events.keys import MAX_ATTEMPT
+from spotguard.events.metric import newest_values
 from spotguard.events.untrusted import (
     Refused,
     an_object,
@@ -137,6 +138,8 @@ class Heartbeat:
     loss: float | None
     saved_step: int | None
     saved_at: float | None
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The newest finite values of what the script logged and the runtime measured."""
 
     def to_json(self) -> bytes:
         """Return the heartbeat as the bytes the store keeps."""
@@ -158,4 +161,5 @@ class Heartbeat:
             loss=number(body, "loss"),
             saved_step=integer(body, "saved_step", low=0),
             saved_at=seconds(body, "saved_at"),
+            metrics=newest_values(body),
         )

@@ -13,10 +13,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spotguard.events.untrusted import LARGEST, Refused, needed, parse_object, seconds, text
+from spotguard.events.untrusted import LARGEST, Refused, needed, number, parse_object, seconds, text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 OWN = "spotguard/"
 """How the names of what the runtime itself measures begin; a script's may not."""
@@ -32,7 +32,10 @@ COMPUTE_S = f"{OWN}compute_s"
 """The rest: forward, backward, optimizer, and what else the script does."""
 SAMPLES_PER_S = f"{OWN}samples_per_s"
 """Samples of the whole run, over all ranks."""
+MOST_SHOWN = 256
+"""Newest values that are taken of a heartbeat."""
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./ -]{0,127}")
+_OF_NODE = re.compile(rf"{OWN}node(\d{{1,6}})/(?:gpu(\d{{1,4}})/)?([a-z_]+)")
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _MOST_VALUES = 1_000_000
 
@@ -81,6 +84,33 @@ class MetricLine:
             at=[needed(seconds({"at": each}, "at"), "instant") for each in at],
             values=[_value(value) for value in values],
         )
+
+
+def node_metric(node: int, what: str, *, gpu: int | None = None) -> str:
+    """Return the name of what a node, or one of its GPUs, uses: `spotguard/node0/gpu1/power_w`.
+
+    `cpu_pct` and `rss_bytes` (its first rank with all child processes) are a node's;
+    `utilization_pct`, `memory_bytes`, `memory_total_bytes`, `power_w` and `energy_j` (since its
+    driver was loaded) a GPU's.
+    """
+    return f"{OWN}node{node}/{what}" if gpu is None else f"{OWN}node{node}/gpu{gpu}/{what}"
+
+
+def of_node(name: str) -> tuple[int, int | None, str] | None:
+    """Return (node, GPU or None, what) of such a name; None if it is none."""
+    match = _OF_NODE.fullmatch(name)
+    if match is None:
+        return None
+    return int(match[1]), int(match[2]) if match[2] else None, match[3]
+
+
+def newest_values(body: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite numbers by name in `metrics` of a heartbeat, as far as any are."""
+    values = body.get("metrics")
+    if not isinstance(values, dict):
+        return {}
+    found = ((name, number(values, name)) for name in list(values)[:MOST_SHOWN])
+    return {name: value for name, value in found if value is not None and NAME.fullmatch(name)}
 
 
 def _count(value: object) -> int:

@@ -35,6 +35,7 @@ from spotguard.runtime.process.surroundings import (
     leave_group,
     log_to_stderr,
 )
+from spotguard.runtime.reporting.metrics import Metrics
 from spotguard.runtime.reporting.node_reports import Reporter
 from spotguard.shared.units import to_iso
 from spotguard.storage import PrefixedStore, open_store
@@ -71,6 +72,13 @@ class Job:
         self._init_at = clock.now() - self.age_s
         self._pid = os.getpid()
         self.gate = StopGate()
+        self.metrics = Metrics(
+            self.store,
+            attempt=self.attempt,
+            node=settings.node,
+            local_rank=settings.local_rank,
+            rank=self.rank,
+        )
         self.reporter = Reporter(
             self.store,
             attempt=self.attempt,
@@ -79,6 +87,7 @@ class Job:
             heartbeat_s=settings.heartbeat_s,
             heartbeat=(lambda: self.keeper.heartbeat()) if settings.local_rank == 0 else None,
             on_stop=lambda request: self.watch.request(request),
+            metrics=self.metrics,
         )
         self.keeper = Keeper(
             settings,
@@ -88,6 +97,7 @@ class Job:
             coordinator=self.coordinator,
             local_copy=self.local_copy,
             reporter=self.reporter,
+            metrics=self.metrics,
             save_random=save_random,
             on_fenced=lambda problem: self.watch.request(
                 StopRequest(reason=EndReason.FENCED, message=str(problem))
@@ -159,6 +169,7 @@ class Job:
         """Say that the loop begins with `first` of `total` steps done."""
         self.exits.forget()
         self.keeper.begin(first, total)
+        self.metrics.begin(first)
         if not self.gate.start(first):  # the watcher is about to end the process
             exit_soon(HUNG_SAVE_S)
             self.leaving.begun.wait()
@@ -178,6 +189,7 @@ class Job:
         """Take note of a finished step: from here on it is the state to save."""
         self.exits.forget()
         self.keeper.finished_step(finished, seconds, step)
+        self.metrics.finished_step(finished, self.keeper.stalled_s)
         self._progress.write(finished, self.keeper.total or 0)
         if finished == self.keeper.first_step + 1 and self.rank == 0:
             self.reporter.event(JobEvent.FIRST_STEP, step=finished)

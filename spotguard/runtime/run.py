@@ -68,6 +68,7 @@ class Run:
             taken.gives_back.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(1)
         self._ranks = ProcessGroup(job.rank, job.world_size)
+        job.metrics.communicated_s = lambda: self._ranks.waited_s
         self._loader: Loader
         self._gradients: GradientSync | BitwiseSync
         self._optimizers: OptimizerWatch
@@ -273,6 +274,28 @@ class Run:
             raise UsageError("run.best() belongs into the loop over run.steps()")
         return self._job.keeper.best.offer(float(value), mode)
 
+    def log(self, step: int | None = None, **metrics: Any) -> None:
+        """Note numbers for a step: `run.log(loss=loss, accuracy=0.9)`. Returns at once.
+
+        They are stored with the heartbeats and before each checkpoint, and `spotguard status`
+        shows the newest ones. Over all attempts there is one value for each step and name, the
+        last that counts: what was logged after the checkpoint from which a later attempt went on
+        is superseded by what that attempt logs.
+
+        The first rank's are kept; other ranks may call it, too, which changes nothing. A value
+        that differs between ranks is to be reduced first: `run.log(loss=step.mean_loss())`.
+
+        Args:
+            step: The step that they belong to, `step.number` of the one under way unless given.
+            **metrics: Numbers, also NaN and infinite ones; NumPy's; tensors of one element, of
+                which a GPU's is fetched later. For names that are no Python names:
+                `run.log(**{"val/loss": 1.0})`.
+
+        Raises:
+            UsageError: something is not a number, or no name for a metric.
+        """
+        self._job.metrics.log(step, metrics)
+
     def evaluate(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
         """Yield from `batches`; when told to stop, leave between two of them, saved.
 
@@ -338,6 +361,7 @@ class Run:
                 mine: Iterator[tuple[Share, Any]] = batches
                 if self._gradients.meets_in_forward:
                     mine = evened_out(batches, self.rank, loader.ranges)
+                mine = job.metrics.timed(mine, loader)
                 yield from self._train(first, last, schedule, mine)
         except GeneratorExit:
             job.exits.loop_left(sys._getframe().f_back)

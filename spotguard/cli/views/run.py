@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spotguard.cli.terminal.output import clean
-from spotguard.cli.views import formats
+from spotguard.cli.views import formats, metrics
 from spotguard.cli.views.attempts import attempts
 from spotguard.cli.views.history_table import happenings_table
 from spotguard.cli.views.recoveries import recoveries
@@ -32,7 +32,7 @@ _ROOMY = 12
 """Lines below the panel from which on happenings get a share."""
 _TALL = 22
 """Below this many lines the live view leaves out what does not change much."""
-_NOT_BRIEF = ("nodes", "on demand", "goodput", "energy", "store")
+_NOT_BRIEF = (*("logged", "a step", "in use", "nodes", "on demand", "goodput", "energy", "store"),)
 
 
 def status(view: RunView, *, now: float, width: int) -> RenderableType:
@@ -118,6 +118,7 @@ def _rows(view: RunView, now: float) -> list[tuple[str, Text]]:
         rows.append(("nodes", Text(f"{formats.machines(newest)}, {formats.place(newest)}")))
     if not view.state.settled and view.on_demand_infra is not None:
         rows.append(("on demand at", Text(clean(view.on_demand_infra))))
+    rows += [(label, Text(clean(words))) for label, words in metrics.rows(view.metrics)]
     rows.append(("saved", Text(formats.last_save(view, now))))
     rows.append(("spent", _spent(view)))
     rows.append(("on demand", _on_demand(view)))

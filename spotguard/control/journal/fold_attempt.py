@@ -21,6 +21,7 @@ from spotguard.control.journal.record import (
     thinned,
 )
 from spotguard.events.event import JobEvent
+from spotguard.events.metric import newest_values
 from spotguard.events.states import EndReason
 from spotguard.events.untrusted import instant, integer, number, seconds, text
 from spotguard.launch.base import NodeEnd
@@ -60,6 +61,7 @@ def progress_of(data: dict[str, Any], at: float) -> StepProgress | None:
         train_s=number(data, "train_s"),
         step_s=number(data, "step_s"),
         loss=number(data, "loss"),
+        metrics=newest_values(data),
     )
 
 

@@ -7,7 +7,7 @@ to be complete: what is missing or of the wrong type is unknown (None).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -144,6 +144,8 @@ class StepProgress:
     train_s: float | None = None
     step_s: float | None = None
     loss: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The newest values of what the script logged and the runtime measured."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spotguard.control.journal import cost
+from spotguard.control.status.bottlenecks import bottlenecks
 from spotguard.control.status.footprint import attempt_footprint, run_footprint
 from spotguard.control.status.recovery import recoveries
 from spotguard.control.status.view import AttemptView, RunSummary, RunView
@@ -39,6 +40,7 @@ def run_view(
     total_steps = (live and live.total_steps) or record.total_steps
     progress = live or _last_progress(record)
     step_s = progress.step_s if progress else None
+    metrics = progress.metrics if progress else {}
     saved = newest_save(record)
     until = now if record.settled is None else record.settled.at
     spent = cost.spent_usd(record, until)
@@ -65,11 +67,12 @@ def run_view(
         goodput=cost.goodput(record, until),
         saved_step=saved.step if saved else None,
         saved_at=saved.at if saved else None,
-        warnings=record.warnings,
+        warnings=(*record.warnings, *bottlenecks(metrics)),
         traceback=last.end.traceback if failed and last and last.end else None,
         controller_alive=controller_alive,
         attempts=tuple(_attempt_view(record, attempt, live, until) for attempt in record.attempts),
         recoveries=recoveries(record),
+        metrics=metrics,
         on_demand_infra=record.spec.get("on_demand_infra"),
         demo_prices=cost.demo_prices(record),
         rate_usd_per_h=cost.rate_usd_per_h(record),

@@ -109,6 +109,9 @@ class RunView:
     """What it would be told of next as money is spent; None if of nothing."""
     carbon: RunFootprint
     """What its nodes drew, and caused."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The newest values by name: what the script logged by `run.log`; beginning with `spotguard/`
+    what the runtime measured (docs/logs-and-metrics.md)."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the object of `status --json`."""

@@ -98,7 +98,10 @@ class RunLog:
         found: deque[list[LogLine]] = deque()
         missing = tail
         for attempt in reversed(wanted):  # the last lines of a long run may be those of its last
-            lines = list(self._of_attempt(record, attempt, last=last))[-missing:] if missing else []
+            if not missing:
+                self._done.add(attempt.number)
+                continue
+            lines = list(self._of_attempt(record, attempt, last=last))[-missing:]
             found.appendleft(lines)
             missing -= len(lines)
         for lines in found:

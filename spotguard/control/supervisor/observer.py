@@ -252,7 +252,9 @@ class Lookout:
         newest_at = watched.beat_at or self._clock.now()
         furthest = max(beats, key=lambda beat: (beat.step, beat.at))
         watched.step = max(watched.step, furthest.step)
-        watched.progress = progress_of({**furthest.__dict__, "step": watched.step}, newest_at)
+        metrics = {name: value for beat in beats for name, value in beat.metrics.items()}
+        told = {**furthest.__dict__, "step": watched.step, "metrics": metrics}
+        watched.progress = progress_of(told, newest_at)
         if watched.progress is None:
             return
         self._write_live(attempt, watched.progress)

@@ -130,6 +130,7 @@ class Saver:
         retention: Retention,
         save_random: bool,
         local_copy: LocalCopy | None = None,
+        before_commit: Callable[[], None] = lambda: None,
         on_saved: Callable[[Saved, dict[str, Any]], None],
         on_failed: Callable[[int, SpotguardError], None],
     ) -> None:
@@ -142,6 +143,7 @@ class Saver:
         self._retention = retention
         self._save_random = save_random
         self._local_copy = local_copy
+        self._before_commit = before_commit
         self._on_saved = on_saved
         self._on_failed = on_failed
         self._packer = Packer()
@@ -234,14 +236,17 @@ class Saver:
         self._thread = threading.Thread(target=make_ready, name="spotguard-warm", daemon=True)
         self._thread.start()
 
-    def wait_copied(self) -> None:
-        """Block until the tensors of a save in flight may change."""
+    def wait_copied(self) -> float:
+        """Block until the tensors of a save in flight may change; return for how many seconds."""
         staged = self._staged
-        if staged is not None and not staged.copied.is_set():
-            started = time.monotonic()
-            staged.copy_rest()  # two hands are faster than one
-            staged.copied.wait()
-            self._stall_s += time.monotonic() - started
+        if staged is None or staged.copied.is_set():
+            return 0.0
+        started = time.monotonic()
+        staged.copy_rest()  # two hands are faster than one
+        staged.copied.wait()
+        waited_s = time.monotonic() - started
+        self._stall_s += waited_s
+        return waited_s
 
     @without_collections()
     def save_now(
@@ -471,6 +476,7 @@ class Saver:
         self, capture: Capture, prefix: str, parts: dict[int, tuple[ShardInfo | None, Any]]
     ) -> Saved:
         check_not_fenced(self._store, self._attempt)
+        self._before_commit()
         manifest = Manifest(
             run_id=self._run_id,
             attempt=self._attempt,

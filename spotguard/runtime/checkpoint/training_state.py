@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from spotguard.runtime.distributed.rendezvous import Coordinator
     from spotguard.runtime.preemption.stop_consensus import StopRequest
     from spotguard.runtime.process.settings import Settings
+    from spotguard.runtime.reporting.metrics import Metrics
     from spotguard.runtime.reporting.node_reports import Reporter
     from spotguard.runtime.step import Step
     from spotguard.storage.base import ObjectStore
@@ -64,6 +65,7 @@ class Keeper:
         coordinator: Coordinator,
         local_copy: LocalCopy | None,
         reporter: Reporter,
+        metrics: Metrics,
         save_random: bool,
         on_fenced: Callable[[Fenced], None],
     ) -> None:
@@ -106,6 +108,9 @@ class Keeper:
         self._best_at: int | None = None
         """Boundary of the newest save of a best state."""
         self._stall_s = 0.0
+        self.stalled_s = 0.0
+        """How long all saves so far have held up the loop, in seconds."""
+        self._metrics = metrics
         self.saver = Saver(
             store,
             run_id=run_id,
@@ -116,6 +121,7 @@ class Keeper:
             retention=Retention(keep_last=settings.keep_last),
             save_random=save_random,
             local_copy=local_copy,
+            before_commit=metrics.before_commit,
             on_saved=self._on_saved,
             on_failed=self._on_save_failed,
         )
@@ -127,7 +133,7 @@ class Keeper:
 
         `done`: by an optimizer, so that a step which is left from here on counts.
         """
-        self.saver.wait_copied()
+        self.stalled_s += self.saver.wait_copied()
         with self.lock:  # held for ever by a save that abandons this step
             self.changing = True
             self._changed = self._changed or done
@@ -242,6 +248,7 @@ class Keeper:
             loss=None if loss is None else float(loss) * self._settings.world_size,
             saved_step=last.step if last else None,
             saved_at=last.at if last else None,
+            metrics=self._metrics.newest(),
         )
 
     def freeze(self, left: threading.Event, patience_s: float) -> None:
@@ -308,6 +315,7 @@ class Keeper:
             self._best_at = self.finished
         self.best.is_being_saved()
         self._stall_s = time.monotonic() - started
+        self.stalled_s += self._stall_s
 
     def loop_left(self) -> None:
         """Take note that the loop was left in the body of a step: by `break`, or by an error.

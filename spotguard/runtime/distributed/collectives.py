@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -44,6 +45,8 @@ class ProcessGroup:
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank = rank
         self.world_size = world_size
+        self.waited_s: float | None = None
+        """Seconds in which this process waited for sums; None on GPUs, which wait by themselves."""
 
     def add_up(self, flat: torch.Tensor) -> Callable[[], None]:
         """Begin to replace `flat` by its sum over the ranks; the result blocks until it is."""
@@ -51,7 +54,10 @@ class ProcessGroup:
         assert work is not None
 
         def wait() -> None:
+            began = time.perf_counter()
             work.wait()
+            if not flat.is_cuda:
+                self.waited_s = (self.waited_s or 0.0) + time.perf_counter() - began
 
         return wait
 

@@ -21,11 +21,13 @@ from spotguard.events.untrusted import Refused, needed, parse_object, text
 from spotguard.runtime.preemption.stop_consensus import StopRequest
 from spotguard.runtime.process import clock
 from spotguard.runtime.reporting.event_log import EventLog
+from spotguard.storage.deadline import give_up_after
 from spotguard.storage.small_objects import get_small
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from spotguard.runtime.reporting.metrics import Metrics
     from spotguard.storage.base import ObjectStore
 
 log = logging.getLogger("spotguard")
@@ -33,6 +35,7 @@ log = logging.getLogger("spotguard")
 _HURRIED = frozenset({JobEvent.NOTICE.value, JobEvent.AGREED.value, JobEvent.ENDED.value})
 """After these the next event must not wait for anything that can be done another time."""
 _CALM = frozenset({JobEvent.WITHDRAWN.value})
+_METRICS_S = 2.0
 _LAST_WORD_S = 2.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
 """Before what could not be stored is tried again, and again."""
@@ -51,6 +54,7 @@ class Reporter:
         heartbeat_s: float,
         heartbeat: Callable[[], Heartbeat] | None,
         on_stop: Callable[[StopRequest], None],
+        metrics: Metrics | None = None,
     ) -> None:
         self._store = store
         self._attempt = attempt
@@ -59,6 +63,7 @@ class Reporter:
         self._heartbeat_s = heartbeat_s
         self._heartbeat = heartbeat
         self._on_stop = on_stop
+        self._metrics = metrics
         self._heard_stop = False
         self._log = EventLog(store, attempt=attempt, node=node, rank=rank)
         self._calm = True
@@ -108,6 +113,7 @@ class Reporter:
                 if time.monotonic() >= self._again_at:
                     self._store_owed()
                 if time.monotonic() >= next_beat:
+                    self._store_metrics(measure=True)
                     self._beat()
                     next_beat = time.monotonic() + self._heartbeat_s
                 continue
@@ -116,6 +122,7 @@ class Reporter:
             if item is None or self._again_at == math.inf:
                 self._store_owed()
             if item is None:
+                self._store_metrics()
                 return
 
     def _store_owed(self) -> None:
@@ -149,6 +156,18 @@ class Reporter:
         except StoreError as problem:
             log.warning("older events stay as they are for now: %s", problem)
         return True
+
+    def _store_metrics(self, *, measure: bool = False) -> None:
+        """Store what was logged; for a short time only, as the heartbeat waits for it."""
+        if self._metrics is None:
+            return
+        if measure:
+            self._metrics.measure()
+        try:
+            with give_up_after(_METRICS_S):
+                self._metrics.flush()
+        except StoreError as problem:
+            log.warning("metrics could not be stored yet: %s", problem)
 
     def _beat(self) -> None:
         if self._heartbeat is None:
