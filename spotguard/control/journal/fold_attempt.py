@@ -10,6 +10,7 @@ from spotguard.control.journal.record import (
     AttemptEnd,
     AttemptRecord,
     DownAsked,
+    EnergyCounter,
     JobEnd,
     Kind,
     NodeEnded,
@@ -21,7 +22,7 @@ from spotguard.control.journal.record import (
     thinned,
 )
 from spotguard.events.event import JobEvent
-from spotguard.events.metric import newest_values
+from spotguard.events.metric import newest_values, of_node
 from spotguard.events.states import EndReason
 from spotguard.events.untrusted import instant, integer, number, seconds, text
 from spotguard.launch.base import NodeEnd
@@ -132,7 +133,26 @@ def end_attempt(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
 
 def _progress(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
     progress = progress_of(entry.data, entry.at)
-    return attempt if progress is None else replace(attempt, progress=progress)
+    if progress is None:
+        return attempt
+    return replace(attempt, progress=progress, energy=_counted(attempt.energy, progress.metrics))
+
+
+def _counted(
+    known: tuple[EnergyCounter, ...], metrics: dict[str, float]
+) -> tuple[EnergyCounter, ...]:
+    """Return the counters with newer values; one that went back began anew, and is let be."""
+    counters = {counter.name: counter for counter in known}
+    for name, value in metrics.items():
+        of = of_node(name)
+        if of is None or of[2] != "energy_j":
+            continue
+        counter = counters.get(name)
+        if counter is None:
+            counters[name] = EnergyCounter(name=name, first_j=value, last_j=value)
+        elif value > counter.last_j:
+            counters[name] = replace(counter, last_j=value)
+    return tuple(counters.values())
 
 
 def _job_started(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:

@@ -125,6 +125,16 @@ class SaveTotals:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EnergyCounter:
+    """What a device of a node has counted: the first and the newest value that was heard."""
+
+    name: str
+    """As metrics name it: `spotguard/node0/gpu1/energy_j`."""
+    first_j: float
+    last_j: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class NoticeHeard:
     """The first warning of an attempt's end."""
 
@@ -262,6 +272,7 @@ class AttemptRecord:
     saves: tuple[Save, ...] = ()
     saving: SaveTotals = SaveTotals()
     progress: StepProgress | None = None
+    energy: tuple[EnergyCounter, ...] = ()
     job_end: JobEnd | None = None
     node_ends: tuple[NodeEnded, ...] = ()
     stop: StopAsked | None = None

@@ -1,6 +1,7 @@
 """Kilowatt-hours and CO2e of a run. Pure: the record and the tables of `plan.carbon`.
 
-Energy is estimated from what the nodes are made of and for how long they were billed.
+Where GPUs have counted their energy, it is theirs. Else it is estimated from what the nodes are
+made of and for how long they were billed.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from spotguard.control.journal import cost
 from spotguard.control.journal.nodes_made_of import machine_of
+from spotguard.plan.carbon import factors
 from spotguard.plan.carbon.estimate import draw
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import AttemptRecord, RunRecord
+    from spotguard.plan.carbon.estimate import Machine
     from spotguard.plan.carbon.factors import Factor
 
 
@@ -41,7 +44,14 @@ class RunFootprint:
 
 def attempt_footprint(record: RunRecord, attempt: AttemptRecord, now: float) -> Footprint:
     """Return what an attempt has drawn and caused so far."""
-    causes = draw(attempt.offer.infra, attempt.offer.region, machine_of(record))
+    node = machine_of(record)
+    cloud, region = attempt.offer.infra, attempt.offer.region
+    causes = draw(cloud, region, node)
+    counted_kwh = _counted_kwh(attempt, node)
+    if counted_kwh is not None:
+        energy_kwh = counted_kwh * factors.pue(cloud).value
+        co2e_kg = energy_kwh * factors.grid(cloud, region).value / 1000
+        return Footprint(energy_kwh=energy_kwh, co2e_kg=co2e_kg, measured=True)
     if causes is None:
         return Footprint(energy_kwh=None, co2e_kg=None, measured=False)
     billed_h = cost.billed_s(attempt, now) / 3600
@@ -51,13 +61,25 @@ def attempt_footprint(record: RunRecord, attempt: AttemptRecord, now: float) -> 
     )
 
 
+def _counted_kwh(attempt: AttemptRecord, node: Machine) -> float | None:
+    """Return what the devices counted between two signs of life; None if not all of them did.
+
+    What else a node draws is not in it.
+    """
+    if not attempt.energy or len(attempt.energy) < attempt.nodes * node.gpus:
+        return None
+    return sum(each.last_j - each.first_j for each in attempt.energy) / 3.6e6
+
+
 def run_footprint(record: RunRecord, now: float) -> RunFootprint:
     """Return what a run has drawn and caused so far; unknown if it is of one attempt."""
     parts = [attempt_footprint(record, attempt, now) for attempt in record.attempts]
     node, used = machine_of(record), dict[str, Any]()
     for attempt in record.attempts:
-        causes = draw(attempt.offer.infra, attempt.offer.region, node)
-        used |= {factor.name: factor for factor in (causes.factors if causes else ())}
+        cloud, region = attempt.offer.infra, attempt.offer.region
+        causes = None if _counted_kwh(attempt, node) is not None else draw(cloud, region, node)
+        made_of = causes.factors if causes else (factors.pue(cloud), factors.grid(cloud, region))
+        used |= {factor.name: factor for factor in made_of}
     return RunFootprint(
         energy_kwh=_sum([part.energy_kwh for part in parts]),
         co2e_kg=_sum([part.co2e_kg for part in parts]),
