@@ -7,7 +7,7 @@ SPOTGUARD := $(BIN)/spotguard
 # Tests start hundreds of Pythons: where nothing compiled may be kept, each compiles all anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test check-all check lint types unit test-pythons fuzz first-half second-half emulators e2e e2e-commands e2e-jobs aside lab lab-tests lab-story lab-down cloud-tests docs clean
+.PHONY: help browser demo test check-all check lint types unit test-pythons fuzz first-half second-half emulators e2e e2e-commands e2e-jobs aside lab lab-tests lab-story lab-down cloud-tests docs clean
 
 help:
 	@echo "make demo    train a small GPT on two local nodes through three interruptions"
@@ -20,6 +20,7 @@ help:
 	@echo "make fuzz    100 000 mutated documents for each reader of what others may write (SEED=1)"
 	@echo "make emulators  object stores on emulators, with faults in between (needs npm)"
 	@echo "make e2e     the whole-job tests only"
+	@echo "make browser  the pages in a real browser (root may install Debian's chromium)"
 	@echo "make lab     a Slurm cluster of three virtual spot nodes (root, Debian 12); lab-down ends it"
 	@echo "make cloud-tests  a few cents' worth of real nodes, in SPOTGUARD_CLOUD: docs/reference/cloud-tests.md"
 	@echo "make lab-tests  whole runs through SkyPilot on such a cluster (brings up its own)"
@@ -84,7 +85,7 @@ emulators: $(VENV)/.installed-dev azurite
 
 # Commands whose tests take minutes, but nobody's time counts: they may run beside others.
 ASIDE := tests/benchmarks
-ELSEWHERE := tests/storage tests/checkpoint tests/e2e $(ASIDE)
+ELSEWHERE := tests/storage tests/checkpoint tests/e2e tests/pages $(ASIDE)
 
 e2e: e2e-commands e2e-jobs
 
@@ -96,6 +97,19 @@ e2e-jobs: $(VENV)/.installed-dev
 
 aside: $(VENV)/.installed-dev
 	$(call TESTED,-m "e2e and not cloud" $(ASIDE))
+
+# Chromium is Debian's, whose own playwright drives it; no browser is downloaded. Where it cannot be had, tests
+# are skipped by name. axe-core says what is hard to read or to reach.
+BROWSERS := .browser-tests
+$(BROWSERS)/.installed: | $(VENV)/.installed-dev
+	-command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; }
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt 'playwright>=1.49'
+	mkdir -p $(BROWSERS)
+	-npm install --silent --no-audit --no-fund --prefix $(BROWSERS) axe-core@4.11.0
+	touch $@
+
+browser: $(BROWSERS)/.installed
+	$(call TESTED,-rs -n 2 -m "e2e and not cloud" tests/pages)
 
 LAB := SPOTLAB_PYTHON=$(abspath $(BIN))/python infra/lab/slurm_lab.sh
 
@@ -132,11 +146,11 @@ first-half:
 	$(MAKE) -j 1 lab-tests e2e-commands
 
 second-half:
-	$(MAKE) -j 1 emulators e2e-jobs aside test-pythons
+	$(MAKE) -j 1 emulators e2e-jobs browser aside test-pythons
 
 check:
 	@$(MAKE) --no-print-directory test
 	@$(MAKE) --no-print-directory check-all
 
 clean:
-	rm -rf $(VENV) .pythons build dist site .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(BROWSERS) .pythons build dist site .mypy_cache .ruff_cache .pytest_cache

@@ -135,5 +135,5 @@ def outcome(view: RunView) -> str:
 
     saved = "nothing is saved" if view.saved_step is None else f"saved at step {view.saved_step}"
     age = format_duration((view.finished_at or time.time()) - view.created_at)
-    cost = formats.usd(view.spent_usd)
+    cost = formats.usd(view.spent_usd) + (" (demo prices)" if view.demo_prices else "")
     return f"{view.run_id} is {view.state.label}: {saved}, spent {cost} in {age}"

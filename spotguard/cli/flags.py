@@ -133,6 +133,13 @@ JOB_FLAGS = (
         panel=_MONEY,
     ),
     JobFlag(
+        key="prefer",
+        option="--prefer",
+        metavar="cheap|green",
+        help="Of places that cost the same within 5 %, take the greener one.",
+        panel=_MONEY,
+    ),
+    JobFlag(
         key="price",
         option="--price",
         metavar="USD",

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from spotguard.cli import check, checkpoints, run_commands, setup, status_commands, up
+from spotguard.cli import (
+    check,
+    checkpoints,
+    page_commands,
+    run_commands,
+    setup,
+    status_commands,
+    up,
+)
 from spotguard.cli.terminal.output import note, say
 from spotguard.cli.terminal.plain_help import PlainCommand, PlainGroup
 from spotguard.errors import SpotguardError, UsageError
@@ -64,9 +72,12 @@ for _panel, _commands in (
             status_commands.history,
             status_commands.logs,
             status_commands.runs,
+            page_commands.report,
+            page_commands.dashboard,
+            page_commands.metrics,
         ),
     ),
-    (_CARE, (up.plan, check.drill, check.doctor, setup.init)),
+    (_CARE, (up.plan, check.drill, check.doctor, page_commands.notify, setup.init)),
 ):
     for _command in _commands:
         app.command(cls=PlainCommand, rich_help_panel=_panel)(_command)

@@ -19,16 +19,29 @@ from types import NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from spotguard.control.checkpoints.archive import ArchiveDocument
-from spotguard.control.checkpoints.commands import CheckpointsDocument, VerificationDocument
+from spotguard.control.checkpoints.commands import (
+    CheckpointRow,
+    CheckpointsDocument,
+    VerificationDocument,
+)
 from spotguard.control.checkpoints.detail import CheckpointDocument
 from spotguard.control.doctor.checks import DoctorDocument
 from spotguard.control.doctor.orphan_report import ListedClusters
 from spotguard.control.doctor.store_trial import TriedStore
 from spotguard.control.drill.report import DrillReport
+from spotguard.control.report.document import ReportDocument
+from spotguard.control.status.footprint import Footprint, RunFootprint
 from spotguard.control.status.recovery import Recovery
-from spotguard.control.status.view import HistoryDocument, LogDocument, RunsDocument, RunView
+from spotguard.control.status.view import (
+    HistoryDocument,
+    HistoryLine,
+    LogDocument,
+    RunsDocument,
+    RunView,
+)
 from spotguard.events.states import CheckpointKind, EndReason, Market, RunState
 from spotguard.launch.base import PriceSource, Skipped, Unchecked
+from spotguard.plan.carbon.factors import Factor
 from spotguard.plan.job import JobPlan
 from spotguard.shared.documents import Form, forms
 from spotguard.spec.file_schema import file_schema
@@ -41,6 +54,7 @@ DOCUMENTS: Final[dict[str, type]] = {
     "history": HistoryDocument,
     "logs": LogDocument,
     "runs": RunsDocument,
+    "report": ReportDocument,
     "plan": JobPlan,
     "config show": SettingsDocument,
     "checkpoints ls": CheckpointsDocument,
@@ -59,6 +73,7 @@ _NAMES: Final = {
     for kind in (
         *(CheckpointKind, EndReason, Market, RunState),
         *(ListedClusters, PriceSource, Recovery, Skipped, TriedStore, Unchecked),
+        *(CheckpointRow, Factor, Footprint, HistoryLine, LogDocument, RunFootprint, RunView),
     )
 }
 """Types that some modules name for the type checker only."""

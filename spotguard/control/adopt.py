@@ -12,7 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from spotguard.checkpoint.lineage import read_claim
 from spotguard.control.controller_process import launcher_for, run_store
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from spotguard.checkpoint.lineage import Claim
     from spotguard.events.event import Event, Heartbeat
     from spotguard.events.group import Group
-    from spotguard.launch.base import Launcher
+    from spotguard.launch.base import ClusterView
     from spotguard.storage.base import ObjectStore
 
 _READS = 16
@@ -92,7 +92,7 @@ def adopt_run(url: str, tell: Tell = _silent) -> RunFolder:
         raise UsageError(f"{url!r} does not name a run.", hint="give it as STORE/RUN_ID")
     store_root = open_store(store_url).url
     store = run_store(store_root, run_id)
-    body = _run_json(store, url)
+    body = read_run_json(store, url)
     check_conditions(store_root)  # before a journal is moved
     spec = JobSpec.from_json(body["spec"])
     machine = machine_id(spotguard_home())
@@ -140,11 +140,12 @@ def _rebuild(
             told = {"store": store_root, "chunks_left": rebuild.chunks_left}
             journal.append(Kind.ADOPTED.value, at=time.time(), data=told)
             keep_snapshot(journal, read_record(journal), None, now=time.time())
-            _settle(journal)
+            settle(journal, "adopted from its store; `spotguard resume` goes on")
     draft.rename(folder.journal_path)
 
 
-def _run_json(store: ObjectStore, url: str) -> dict[str, Any]:
+def read_run_json(store: ObjectStore, url: str) -> dict[str, Any]:
+    """Return what a run was asked for; `UsageError` if there is none at `url`, or it is damaged."""
     try:
         body = parse_object(get_small(store, keys.RUN), keys.RUN)
         if integer(body, "schema") != 1:
@@ -253,11 +254,19 @@ class _Found:
         return [*signs, self.claim.claimed_at] if self.claim else signs
 
 
+class Observes(Protocol):
+    """What a rebuild asks of a launcher."""
+
+    def observe(self, cluster: str, *, heard: bool = False) -> ClusterView:
+        """Return what is known of a cluster now."""
+        ...
+
+
 class Rebuild:
     """Writes each attempt of a run into a new journal."""
 
     def __init__(
-        self, journal: Journal, launcher: Launcher, run_id: str, tell: Tell = _silent
+        self, journal: Journal, launcher: Observes, run_id: str, tell: Tell = _silent
     ) -> None:
         self._tell = tell
         self._journal = journal
@@ -362,7 +371,7 @@ def _market(known: dict[str, Any]) -> str:
     return told if told in _MARKETS else Market.SPOT.value
 
 
-def _settle(journal: Journal) -> None:
+def settle(journal: Journal, detail: str) -> None:
     """Bring a run to rest that has no living nodes: the user decides whether it goes on."""
     record, now = read_record(journal), time.time()
     if record.current is not None:
@@ -374,7 +383,7 @@ def _settle(journal: Journal) -> None:
     if not isinstance(action, Settle):
         action = Settle(
             state=RunState.PAUSED,
-            detail="adopted from its store; `spotguard resume` goes on",
+            detail=detail,
             exit_code=EXIT_UNFINISHED,
         )
     data = {**asdict(action), "state": action.state.value}

@@ -16,20 +16,21 @@ from spotguard.control.journal.record import Kind
 from spotguard.control.journal.stored_logs import LogLine, LogQuery
 from spotguard.control.run_folder import RunFolder, find_run, folder_of, known_runs, runs_folder
 from spotguard.control.status.history_words import SILENT, history_lines, newest_lines
-from spotguard.control.status.picture import run_summary
 from spotguard.control.status.view import RunSummary, RunView, Story
-from spotguard.control.status.watch import Watch, picture
+from spotguard.control.status.watch import Watch, lost_run, picture, summary
 from spotguard.control.supervisor.logs import RunLog
 from spotguard.errors import Detached, JournalDamaged, StoreError, UsageError
-from spotguard.events.states import RunState
 from spotguard.spec.home import spotguard_home
 from spotguard.storage.urls import is_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from spotguard.control.journal.record import RunRecord
+    from spotguard.control.report.document import ReportDocument
+    from spotguard.control.report.fleet import Fleet
+    from spotguard.control.report.measures import RunMeasures
     from spotguard.control.status.view import HistoryLine
     from spotguard.control.without_journal import Left
     from spotguard.launch.base import Launcher, Survey
@@ -45,12 +46,15 @@ __all__ = [
     "ensure_controlled",
     "exit_code",
     "find_run",
+    "fleet",
     "history",
     "home_news",
     "launcher_for",
     "list_runs",
     "logs",
+    "measures",
     "now",
+    "report",
     "request_down",
     "request_stop",
     "resume",
@@ -135,6 +139,32 @@ def view(run_id: str) -> RunView:
     return picture(folder, _record(folder), controlled=controlled)
 
 
+def report(run_id: str) -> ReportDocument:
+    """Return all that is told of a run in one document; lists the checkpoints in its store."""
+    from spotguard.control.report.document import make_report
+
+    return make_report(folder_of(run_id))
+
+
+def fleet(stores: Sequence[str] = (), tell: Callable[[str], None] = lambda _: None) -> Fleet:
+    """Return what looks at all runs of this machine and of these stores again and again.
+
+    Raises:
+        UsageError, StoreError: a store makes no sense or cannot be read.
+    """
+    from spotguard.control.report.fleet import Fleet
+    from spotguard.control.report.mirror import Mirror
+
+    return Fleet([Mirror(url) for url in stores], tell)
+
+
+def measures(stores: Sequence[str] = ()) -> list[RunMeasures]:
+    """Return the numbers of all runs of this machine and of these stores, for monitoring."""
+    looked_at = fleet(stores)
+    looked_at.refresh()
+    return looked_at.measures()
+
+
 def watch(run_id: str) -> Watch:
     """Return what looks at a run again and again, each time at the price of what is new."""
     return Watch(folder_of(run_id))
@@ -166,16 +196,9 @@ def list_runs() -> list[RunSummary]:
     for run_id in known_runs():
         folder = RunFolder(runs_folder() / run_id)
         try:
-            summaries.append(run_summary(_record(folder), now=folder.clock().now()))
+            summaries.append(summary(folder, _record(folder)))
         except JournalDamaged:
-            lost = RunSummary(
-                run_id=run_id,
-                name=run_id,
-                state=RunState.CONTACT_LOST,
-                created_at=folder.path.stat().st_mtime,
-                spent_usd=None,
-            )
-            summaries.append(lost)
+            summaries.append(lost_run(folder))
     return summaries
 
 

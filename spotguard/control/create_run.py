@@ -17,6 +17,7 @@ from spotguard.control.journal.launches import forget_wish
 from spotguard.control.journal.record import Kind, Limits
 from spotguard.control.run_folder import RunFolder, folder_of, runs_folder
 from spotguard.control.supervisor.lease import check_ours
+from spotguard.control.supervisor.notify import check_urls
 from spotguard.errors import (
     BudgetExhausted,
     DeadlineReached,
@@ -74,6 +75,7 @@ def create_run(spec: JobSpec, found: Survey | None = None) -> str:
         if found is None:
             check_places(spec)
         preview(spec, offers)  # raises where something cannot be carried to the nodes
+    check_urls(spec.notify)
     store_root = open_store(spec.store).url
     keep_private(spec.store)
     # Built aside and renamed: a run that is half made is never seen.

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from spotguard.events.states import Market
+from spotguard.plan.carbon.estimate import GREEN, draw, greener_first, machine
 from spotguard.plan.ladder import node_ladder
 from spotguard.plan.money import cost_usd, hours_bought, rate_usd_per_h, saved_pct
 from spotguard.shared.batching import BatchPlan, split_micro_batches
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from spotguard.launch.base import Offer, PriceSource, Skipped, Unchecked
+    from spotguard.plan.carbon.estimate import Machine
+    from spotguard.plan.carbon.factors import Factor
     from spotguard.spec.model import JobSpec
 
 SCHEMA: Final = 1
@@ -55,6 +58,8 @@ class Candidate:
     """To be expected in `JobPlan.span_h`, or while the budget lasts if that is less."""
     interruptions_usd: float | None = None
     """What these cost: nodes that are paid for and make no progress."""
+    co2e_g_per_h: float | None = None
+    """Grams of CO2e that all nodes cause in an hour: an estimate from above."""
 
     @property
     def place(self) -> str:
@@ -110,6 +115,12 @@ class JobPlan:
     """When nodes may be bought on demand; those candidates come last."""
     on_demand_infra: str | None = None
     """Where they are bought then; None is where spot ones are, too."""
+    prefer: str = "cheap"
+    """`green`: of those that cost the same within 5 %, the one that causes least CO2e first."""
+    carbon: tuple[Factor, ...] = ()
+    """What the CO2e of the first candidate is made of, each number with its source and year."""
+    demo_prices: bool = False
+    """True if the money is played: local nodes cost nothing, and their price was not given."""
     skipped: tuple[Skipped, ...] = ()
     """Places that cannot be tried, and why."""
     prices: tuple[PriceSource, ...] = ()
@@ -147,6 +158,8 @@ def plan_job(
         not_installed: requirements of the script that its nodes will not have.
     """
     markets = planned_markets(spec)
+    if spec.prefer == GREEN:
+        offers = greener_first(offers, machine_of(spec))
     ladder = node_ladder(spec.nodes.min, spec.nodes.max)
     return JobPlan(
         name=spec.name,
@@ -173,6 +186,9 @@ def plan_job(
         span_h=_span_h(spec),
         on_demand=spec.on_demand,
         on_demand_infra=spec.on_demand_infra,
+        prefer=spec.prefer,
+        carbon=_carbon(spec, offers, markets),
+        demo_prices=spec.infra == "local" and spec.price_usd_per_h is None,
         skipped=tuple(place for place in skipped if place.market in markets),
         prices=tuple(prices),
         unchecked=tuple(unchecked),
@@ -180,11 +196,29 @@ def plan_job(
     )
 
 
+def _carbon(
+    spec: JobSpec, offers: Sequence[Offer], markets: tuple[Market, ...]
+) -> tuple[Factor, ...]:
+    first = next((offer for offer in offers if offer.market is markets[0]), None)
+    causes = None if first is None else draw(first.infra, first.region, machine_of(spec))
+    return () if causes is None else causes.factors
+
+
 def planned_markets(spec: JobSpec) -> tuple[Market, ...]:
     """Return the markets in which nodes may be bought, the preferred one first."""
     if spec.market is Market.SPOT and spec.on_demand != "never":
         return (Market.SPOT, Market.ON_DEMAND)
     return (spec.market,)
+
+
+def machine_of(spec: JobSpec) -> Machine:
+    """Return what a node of the job is made of, as far as it says."""
+    return machine(
+        spec.gpus,
+        spec.node.cpus,
+        processes=spec.nproc_per_node,
+        is_local=spec.infra == "local",
+    )
 
 
 def _span_h(spec: JobSpec) -> float:
@@ -207,6 +241,7 @@ def _candidate(
     on_demand_rate = rate_usd_per_h(offer.on_demand_usd_per_h, nodes)
     hours = hours_bought(spec.budget_usd, rate)
     interruptions = _interruptions(spec, offer, hours)
+    causes = draw(offer.infra, offer.region, machine_of(spec))
     return Candidate(
         infra=offer.infra,
         region=offer.region,
@@ -222,6 +257,7 @@ def _candidate(
         accumulation=batches and _rung(nodes, spec.nproc_per_node, batches).accumulation,
         interruptions=interruptions,
         interruptions_usd=cost_usd(rate, None if interruptions is None else interruptions * LOST_S),
+        co2e_g_per_h=None if causes is None else causes.g_per_h * nodes,
     )
 
 

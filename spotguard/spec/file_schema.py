@@ -23,6 +23,7 @@ from spotguard.spec.setting import (
     IfGiven,
     OneOf,
     Whole,
+    alert_topics,
     duration,
     hooks,
     number,
@@ -52,7 +53,7 @@ _TEXTS: Final = {"type": ["array", "string"], "items": _TEXT}
 _FORMS: Final[Mapping[Parser, dict[str, Any]]] = {
     **dict.fromkeys((text, run_name, gpu_name, machine_name, image_name, on_demand_rule), _TEXT),
     **dict.fromkeys((number, usd, duration, save_interval, at_least), _NUMBER),
-    **dict.fromkeys((texts, hooks, places), _TEXTS),
+    **dict.fromkeys((texts, hooks, places, alert_topics), _TEXTS),
     switch: {"type": ["boolean", "string"]},
     variables: {"type": "object", "additionalProperties": {"type": ["string", "integer"]}},
     NodeRange.parse: {"type": ["integer", "string", "object"]},

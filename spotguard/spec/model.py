@@ -32,11 +32,13 @@ from spotguard.spec.infra import (
 )
 from spotguard.spec.nodes import MAX_NODES, NodeRange
 from spotguard.spec.setting import (
+    DEFAULT_TOPICS,
     MAX_NAME_CHARS,
     IfGiven,
     OneOf,
     Setting,
     Whole,
+    alert_topics,
     duration,
     hooks,
     number,
@@ -380,12 +382,40 @@ class JobSpec(_Frozen):
         tuple[str, ...],
         Setting(
             parse=hooks,
-            allowed="http:// or https:// URLs",
+            allowed="http:// or https:// URLs, or those of apprise, such as ntfy://TOPIC",
             example='["https://hooks.example.com/services/..."]',
         ),
     ] = ()
-    """Webhooks that are told when 50, 80 and 95 % of the budget are spent and when the run comes
-    to rest: a JSON body by POST, whose `text` Slack and its like show. Kept as a secret."""
+    """Who is told of what `notify_on` names. `https://` is a webhook that gets a JSON body by POST,
+    whose `text` Slack and its like show. Any other URL is one of apprise (Slack, e-mail, Teams,
+    Discord, ntfy, PagerDuty and more), for which `spotguard[alerts]` is installed. Kept as a
+    secret."""
+
+    notify_on: Annotated[
+        tuple[str, ...],
+        Setting(
+            parse=alert_topics,
+            allowed='a list of "budget 50,80,95", "burn-rate USD", "preempted", '
+            '"waiting DURATION", "no-save DURATION", "contact-lost" and "ended"',
+            example='["budget 80,95", "waiting 30m", "ended"]',
+        ),
+    ] = DEFAULT_TOPICS
+    """What is told, each thing once: shares of the budget in percent; a price of all nodes above
+    so much an hour; an attempt that was taken; a wait for capacity, or a time without a save, that
+    is longer; a job that is not heard of; the end of the run."""
+
+    prefer: Annotated[
+        str,
+        Setting(
+            parse=OneOf(("cheap", "green")),
+            allowed="cheap or green",
+            example='"green"',
+            flag="--prefer",
+            choices=("cheap", "green"),
+        ),
+    ] = "cheap"
+    """Which of several places is tried first: the cheapest; or, of those whose prices differ by
+    less than 5 %, the one whose electricity causes least CO2."""
 
     keep_last: Annotated[
         int,

@@ -34,6 +34,13 @@ _NAME = re.compile(rf"[a-z0-9](?:[a-z0-9-]{{0,{MAX_NAME_CHARS - 2}}}[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _STEPS = re.compile(r"(\d+) ?steps?")
 
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]{1,31}")
+BUDGET_TOPIC, BURN_TOPIC = "budget", "burn-rate"
+PATIENT_TOPICS = ("waiting", "no-save")
+PLAIN_TOPICS = ("preempted", "contact-lost", "ended")
+BUDGET_SHARES = (50, 80, 95)
+DEFAULT_TOPICS = (f"{BUDGET_TOPIC} 50,80,95", "ended")
+
 _ENCRYPTION = frozenset(
     {env.S3_SSE, env.S3_SSE_KMS_KEY_ID, env.GCS_KMS_KEY, env.AZURE_ENCRYPTION_SCOPE}
 )
@@ -177,13 +184,43 @@ def texts(raw: Any) -> tuple[str, ...]:
 
 
 def hooks(raw: Any) -> tuple[str, ...]:
-    """Return URLs to POST to; no error says what was given, for such a URL is a secret."""
+    """Return URLs to tell; no error says what was given, for such a URL is a secret."""
     urls = texts(raw)
     for url in urls:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        scheme, divided, rest = url.partition("://")
+        if not divided or not rest or not _SCHEME.fullmatch(scheme):
+            raise ValueError("given something else")
+        if scheme in ("http", "https") and not urlsplit(url).hostname:
             raise ValueError("given something else")
     return urls
+
+
+def alert_topics(raw: Any) -> tuple[str, ...]:
+    """Return what people want to hear of, in one spelling: `budget 50,80`, `no-save 3600s`.
+
+    A topic with a limit has it behind its name: shares of the budget in percent, USD an hour, or a
+    duration.
+    """
+    topics = tuple(_topic(text(item)) for item in texts(raw))
+    if len({topic.split()[0] for topic in topics}) < len(topics):
+        raise ValueError("a topic is named twice")
+    return topics
+
+
+def _topic(raw: str) -> str:
+    name, _, limit = raw.lower().replace("_", "-").partition(" ")
+    limit = limit.strip()
+    if name in PLAIN_TOPICS and not limit:
+        return name
+    if name == BUDGET_TOPIC:
+        parts = [part.strip().removesuffix("%").strip() for part in limit.split(",")]
+        shares = [Whole(1, 100)(part) for part in parts] if limit else BUDGET_SHARES
+        return f"{name} {','.join(str(share) for share in sorted(set(shares)))}"
+    if name == BURN_TOPIC:
+        return f"{name} {usd(limit.removesuffix('/h')):g}"
+    if name in PATIENT_TOPICS:
+        return f"{name} {seconds_text(duration(limit))}"
+    raise ValueError("not a topic")
 
 
 def run_name(raw: Any) -> str:

@@ -30,7 +30,7 @@ from spotguard.spec.layers import (
 )
 from spotguard.spec.model import JobSpec, build_spec
 from spotguard.spec.script import Script, check_runtime, read_script
-from spotguard.spec.setting import sanitized_name
+from spotguard.spec.setting import DEFAULT_TOPICS, sanitized_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -154,13 +154,40 @@ def places_named(
     return tuple(_parsed(key, given[key]) for key in ("infra", "on_demand_infra") if key in given)
 
 
+def alerts_named(
+    *, environ: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return who is told and of what, by the settings of this folder and user, without any script.
+
+    Raises:
+        SpecError: a setting is wrong; URLs, which are secrets, are not repeated.
+    """
+    environ = os.environ if environ is None else environ
+    cwd = Path.cwd() if cwd is None else cwd
+    home = spotguard_home(environ)
+    given = ChainMap(
+        variable_layer(environ, cwd),
+        file_layer(cwd / PROJECT_FILE, PROJECT_FILE),
+        file_layer(home / USER_FILE, _short(home / USER_FILE)),
+    )
+    found: dict[str, tuple[str, ...]] = {"notify": (), "notify_on": DEFAULT_TOPICS}
+    for key in found.keys() & given.keys():
+        found[key] = tuple(_read(key, given[key], secret=key == "notify"))
+    return found["notify"], found["notify_on"]
+
+
 def _parsed(key: str, given: Given) -> str:
+    return str(_read(key, given))
+
+
+def _read(key: str, given: Given, *, secret: bool = False) -> Any:
     setting = catalogue()[key].setting
     try:
-        return str(setting.parse(given.value))
+        return setting.parse(given.value)
     except ValueError:
+        value = "something else" if secret else repr(given.value)
         raise SpecError(
-            key, f"given {given.value!r} ({given.origin}); allowed: {setting.allowed}"
+            key, f"given {value} ({given.origin}); allowed: {setting.allowed}"
         ) from None
 
 

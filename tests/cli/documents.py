@@ -118,6 +118,7 @@ def _of_runs(patch: pytest.MonkeyPatch, home: Path) -> Iterator[tuple[str, list[
         yield "resume", _printed("resume", *detach, codes=codes)
         yield "history", _printed("history", "--all")
         yield "runs", _printed("runs")
+        yield "report", _printed("report")
         yield "logs", _printed("logs")
         if live is _eventful:
             yield "drill", _drills(patch, script)

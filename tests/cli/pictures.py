@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from spotguard.control.status.footprint import Footprint, RunFootprint
 from spotguard.control.status.recovery import Recovery
 from spotguard.control.status.view import AttemptView, HistoryLine, RunView
 from spotguard.events.states import EndReason, RunState
@@ -38,6 +39,7 @@ def attempt(number: int = 1, **changes: Any) -> AttemptView:
         last_step=140,
         cost_usd=0.0312,
         train_s=61.0,
+        carbon=Footprint(energy_kwh=0.012, co2e_kg=0.0058, measured=False),
     )
     return replace(plain, **changes)
 
@@ -86,6 +88,8 @@ def run(**changes: Any) -> RunView:
         saved_at=NOW - 3,
         warnings=(),
         traceback=None,
+        carbon=RunFootprint(energy_kwh=0.041, co2e_kg=0.0197, measured=False, factors=()),
+        rate_usd_per_h=1.836,
         controller_alive=True,
         attempts=(
             attempt(1),

@@ -119,7 +119,7 @@ SAMPLES: tuple[Any, ...] = (
     *(True, False, 0, 1, 2, 3, 10, 256, 10**20, 0.0, 0.5, 3.0, -1, "", "x", "2", "10", "1:4", "4+"),
     *("yes", "off", "30s", "1h30m", "auto", "100 steps", "$200", "aws", "on-demand", "on_demand"),
     *("never", "fallback-after 20m", "A100:8", "docker:a/b:1", "my-gpt", "base", "."),
-    *("p4d.24xlarge", "node=1@step=40:notice"),
+    *("p4d.24xlarge", "node=1@step=40:notice", "ended", ["budget 50", "waiting 30m"], "green"),
     *("http://a.example/x", [], ["a"], ["aws", "gcp"], ["http://a.example/x"], [1], {}),
     *({"A": "b"}, {"A": 1}, {"A": True}, {"min": 1, "max": 2}),
 )

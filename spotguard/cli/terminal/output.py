@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sys
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 from spotguard.errors import SpotguardError, UsageError
+from spotguard.shared.plain_text import clean as clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from rich.console import Console
-
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -72,11 +69,6 @@ def print_json_line(body: dict[str, Any]) -> None:
     """Print one JSON document on one line to stdout."""
     sys.stdout.write(json.dumps(_finite(body), allow_nan=False) + "\n")
     sys.stdout.flush()
-
-
-def clean(text: str) -> str:
-    """Return `text` without terminal control: a job's output must not move our cursor."""
-    return _CONTROLS.sub("", _ESCAPES.sub("", text))
 
 
 def clean_log_line(text: str) -> str:

@@ -33,17 +33,25 @@ def plain_table(*columns: str) -> Table:
 
 def runs_table(runs: Sequence[RunSummary]) -> Table:
     """Return the runs, one in a row."""
-    table = plain_table("run", "state", "created", "spent")
-    table.columns[3].justify = "right"
-    table.columns[3].no_wrap = True
+    table = plain_table("run", "state", "created", "steps", "now", "spent")
+    for column in table.columns[3:]:
+        column.justify = "right"
+        column.no_wrap = True
     for run in runs:
         table.add_row(
             run.run_id,
             Text(run.state.label, style=run.state.colour),
             f"{formats.local_day(run.created_at).split()[0]} {formats.clock_time(run.created_at)}",
-            formats.usd(run.spent_usd),
+            _steps(run),
+            "" if run.state.settled else formats.rate(run.rate_usd_per_h),
+            formats.usd(run.spent_usd) + (" demo" if run.demo_prices else ""),
         )
     return table
+
+
+def _steps(run: RunSummary) -> str:
+    of = "" if run.total_steps is None else f"/{run.total_steps}"
+    return f"{formats.count(run.step)}{of}"
 
 
 def config_table(values: Sequence[ConfigValue]) -> Table:

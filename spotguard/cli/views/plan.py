@@ -95,6 +95,8 @@ def _places(plan: JobPlan) -> Table:
         numbers.append("budget\nbuys")
     if _tells_interruptions(plan):
         numbers.append("lost to\nspot")
+    if _tells_carbon(plan):
+        numbers.append("gCO2e\n/h")
     for name in numbers:
         table.add_column(name, justify="right", no_wrap=True)
     for candidate in _shown(plan):
@@ -130,7 +132,15 @@ def _row(plan: JobPlan, candidate: Candidate) -> list[str]:
         row.append("unknown" if hours is None else format_duration(hours * 3600))
     if _tells_interruptions(plan):
         row.append(_interruptions(candidate))
+    if _tells_carbon(plan):
+        grams = candidate.co2e_g_per_h
+        row.append("unknown" if grams is None else f"{grams:,.0f}")
     return row
+
+
+def _tells_carbon(plan: JobPlan) -> bool:
+    """Return whether anything is known; of played nodes nobody wants to know."""
+    return not plan.demo_prices and any(c.co2e_g_per_h is not None for c in plan.candidates)
 
 
 def _tells_interruptions(plan: JobPlan) -> bool:
@@ -147,7 +157,10 @@ def _interruptions(candidate: Candidate) -> str:
 
 def _notes(plan: JobPlan) -> list[Text]:
     """Return what the table leaves open: more places, those without offers, the prices' age."""
-    lines = []
+    lines = [formats.DEMO] if plan.demo_prices else []
+    if _tells_carbon(plan):
+        sources = "; ".join(f"{f.name} {f.value:g} {f.unit} ({f.year})" for f in plan.carbon)
+        lines.append(f"gCO2e/h of all nodes, at most: {sources}; sources: --json")
     if more := len(plan.candidates) - len(_shown(plan)):
         lines.append(f"and {more} more; --json lists all")
     if _tells_interruptions(plan):

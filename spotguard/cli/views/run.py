@@ -32,7 +32,7 @@ _ROOMY = 12
 """Lines below the panel from which on happenings get a share."""
 _TALL = 22
 """Below this many lines the live view leaves out what does not change much."""
-_NOT_BRIEF = ("logged", "a step", "in use", "nodes", "on demand", "goodput", "store")
+_NOT_BRIEF = (*("logged", "a step", "in use", "nodes", "on demand", "goodput", "energy", "store"),)
 
 
 def status(view: RunView, *, now: float, width: int) -> RenderableType:
@@ -127,6 +127,10 @@ def _rows(view: RunView, now: float) -> list[tuple[str, Text]]:
         rows.append(("goodput", Text(share)))
     else:
         rows.append(("goodput", Text("unknown", style="dim")))
+    if view.carbon.energy_kwh is not None:
+        how = "measured" if view.carbon.measured else "at most, estimated"
+        told = f"{formats.energy(view.carbon.energy_kwh)} · {formats.co2e(view.carbon.co2e_kg)}"
+        rows.append(("energy", Text.assemble(told, (f", {how}", "dim"))))
     rows.append(("store", Text(view.store)))
     return rows
 
@@ -154,6 +158,8 @@ def _spent(view: RunView) -> Text:
         line.append(", no budget set", style="dim")
     else:
         line.append(f" of {format_usd(view.budget_usd)}")
+    if view.demo_prices:
+        line.append(" · demo prices", style="cyan")
     return line
 
 

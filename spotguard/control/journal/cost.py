@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from spotguard.events import keys
 from spotguard.events.states import EndReason
 from spotguard.plan import money
+from spotguard.spec.infra import LOCAL
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import AttemptRecord, RunRecord
@@ -34,6 +35,19 @@ def cost_usd(attempt: AttemptRecord, now: float) -> float | None:
 def spent_usd(record: RunRecord, now: float) -> float | None:
     """Return what the run has cost, or None if a price is unknown."""
     return _sum([cost_usd(attempt, now) for attempt in record.attempts])
+
+
+def rate_usd_per_h(record: RunRecord) -> float | None:
+    """Return what the run costs in an hour now: 0 without nodes, None if a price is unknown."""
+    attempt = record.current
+    if attempt is None:
+        return 0.0
+    return money.rate_usd_per_h(attempt.offer.price_usd_per_h, attempt.nodes)
+
+
+def demo_prices(record: RunRecord) -> bool:
+    """Tell whether the money is played: local nodes cost nothing unless the user gave a price."""
+    return record.spec.get("infra") == LOCAL and record.spec.get("price_usd_per_h") is None
 
 
 def known_spent_usd(record: RunRecord, now: float) -> float:

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from spotguard.control.journal.alert_rules import rules_of
 from spotguard.control.journal.fold_attempt import CHANGES_OF_ATTEMPT, end_attempt
 from spotguard.control.journal.journal import making_sense
 from spotguard.control.journal.record import (
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _MAX_WARNINGS = 20
 _FAILED_SAVE = re.compile(r"attempt \d+: the save at step (\d{1,18}) failed: ")
 _MAX_UNTOLD = 20
+_MAX_NOTED = 200
 _LONGEST_WARNING = 2000
 
 
@@ -194,7 +196,8 @@ def _settled(record: RunRecord, entry: Entry) -> RunRecord:
         exit_code=data["exit_code"],
     )
     words = f"the run is {settled.state.value}: {settled.detail}"
-    return _untold(replace(record, settled=settled), entry, words)
+    record = replace(record, settled=settled)
+    return _untold(record, entry, words) if rules_of(record.spec).ended else record
 
 
 def _wished(record: RunRecord, entry: Entry) -> RunRecord:
@@ -222,7 +225,14 @@ def _resumed(record: RunRecord, entry: Entry) -> RunRecord:
 def _alerted(record: RunRecord, entry: Entry) -> RunRecord:
     percent = entry.data["percent"]
     record = replace(record, alerted=(*record.alerted, percent))
+    if percent not in rules_of(record.spec).shares:
+        return record
     return _untold(record, entry, f"{percent} % of the budget are spent")
+
+
+def _noted(record: RunRecord, entry: Entry) -> RunRecord:
+    record = replace(record, noted=(*record.noted, entry.data["key"])[-_MAX_NOTED:])
+    return _untold(record, entry, entry.data["text"])
 
 
 def _untold(record: RunRecord, entry: Entry, words: str) -> RunRecord:
@@ -303,6 +313,7 @@ _ON_RUN: dict[str, Callable[[RunRecord, Entry], RunRecord]] = {
     Kind.USER_DOWN.value: _wished,
     Kind.RESUMED.value: _resumed,
     Kind.ALERT.value: _alerted,
+    Kind.NOTED.value: _noted,
     Kind.TOLD.value: _told,
     Kind.STORE_LOST.value: lambda record, _: replace(record, store_lost=True),
     Kind.STORE_BACK.value: lambda record, _: replace(record, store_lost=False),

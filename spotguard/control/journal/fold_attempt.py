@@ -10,17 +10,19 @@ from spotguard.control.journal.record import (
     AttemptEnd,
     AttemptRecord,
     DownAsked,
+    EnergyCounter,
     JobEnd,
     Kind,
     NodeEnded,
     NoticeHeard,
     Save,
+    SaveTotals,
     StepProgress,
     StopAsked,
     thinned,
 )
 from spotguard.events.event import JobEvent
-from spotguard.events.metric import newest_values
+from spotguard.events.metric import newest_values, of_node
 from spotguard.events.states import EndReason
 from spotguard.events.untrusted import instant, integer, number, seconds, text
 from spotguard.launch.base import NodeEnd
@@ -132,7 +134,26 @@ def end_attempt(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
 
 def _progress(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
     progress = progress_of(entry.data, entry.at)
-    return attempt if progress is None else replace(attempt, progress=progress)
+    if progress is None:
+        return attempt
+    return replace(attempt, progress=progress, energy=_counted(attempt.energy, progress.metrics))
+
+
+def _counted(
+    known: tuple[EnergyCounter, ...], metrics: dict[str, float]
+) -> tuple[EnergyCounter, ...]:
+    """Return the counters with newer values; one that went back began anew, and is let be."""
+    counters = {counter.name: counter for counter in known}
+    for name, value in metrics.items():
+        of = of_node(name)
+        if of is None or of[2] != "energy_j":
+            continue
+        counter = counters.get(name)
+        if counter is None:
+            counters[name] = EnergyCounter(name=name, first_j=value, last_j=value)
+        elif value > counter.last_j:
+            counters[name] = replace(counter, last_j=value)
+    return tuple(counters.values())
 
 
 def _job_started(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
@@ -175,7 +196,19 @@ def _job_saved(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
         kind=text(data, "checkpoint_kind") or "periodic",
         duration_s=number(data, "duration_s"),
     )
-    return replace(attempt, saves=thinned((*attempt.saves, save)))
+    saves = thinned((*attempt.saves, save))
+    return replace(attempt, saves=saves, saving=_with(attempt.saving, data))
+
+
+def _with(totals: SaveTotals, data: dict[str, Any]) -> SaveTotals:
+    size_bytes = number(data, "size_bytes")
+    return SaveTotals(
+        count=totals.count + 1,
+        size_bytes=totals.size_bytes + (size_bytes or 0.0),
+        duration_s=totals.duration_s + (number(data, "duration_s") or 0.0),
+        stall_s=totals.stall_s + (number(data, "stall_s") or 0.0),
+        last_bytes=size_bytes,
+    )
 
 
 def _node_exited(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:

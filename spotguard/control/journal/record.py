@@ -51,6 +51,8 @@ class Kind(str, Enum):
     """An attempt ended, and the nodes that stayed had begun the next one by themselves."""
     PROGRESS = "progress"
     ALERT = "budget_alert"
+    NOTED = "noted"
+    """Something that the user wants to hear of; changes nothing else."""
     TOLD = "told"
     """The user's webhooks have heard of an event, or were given up."""
     SETTLED = "settled"
@@ -107,6 +109,29 @@ class Save:
     checkpoint: str | None
     kind: str
     duration_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveTotals:
+    """What all saves of an attempt took together; `AttemptRecord.saves` keeps some of them."""
+
+    count: int = 0
+    size_bytes: float = 0.0
+    duration_s: float = 0.0
+    stall_s: float = 0.0
+    """Seconds in which steps waited for them."""
+    last_bytes: float | None = None
+    """Of the newest one; None is unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnergyCounter:
+    """What a device of a node has counted: the first and the newest value that was heard."""
+
+    name: str
+    """As metrics name it: `spotguard/node0/gpu1/energy_j`."""
+    first_j: float
+    last_j: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,7 +270,9 @@ class AttemptRecord:
     resumed_step: int | None = None
     notice: NoticeHeard | None = None
     saves: tuple[Save, ...] = ()
+    saving: SaveTotals = SaveTotals()
     progress: StepProgress | None = None
+    energy: tuple[EnergyCounter, ...] = ()
     job_end: JobEnd | None = None
     node_ends: tuple[NodeEnded, ...] = ()
     stop: StopAsked | None = None
@@ -381,6 +408,8 @@ class RunRecord:
     """Number of the last attempt before the last `resume`; its end no longer settles the run."""
     untold: tuple[Tiding, ...] = ()
     """What the user's webhooks have not been told yet."""
+    noted: tuple[str, ...] = ()
+    """Keys of what was written down to be told, the newest of them."""
     alerted: tuple[int, ...] = ()
     """Shares of the budget (percent) that have been reported."""
     total_steps: int | None = None

@@ -31,6 +31,7 @@ SILENT = (
     Kind.STOP_WRITTEN.value,
     Kind.DOWN_SENT.value,
     Kind.CHUNK_READ.value,
+    Kind.NOTED.value,
     Kind.TOLD.value,
     Kind.SNAPSHOT.value,
 )

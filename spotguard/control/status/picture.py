@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from spotguard.control.journal import cost
 from spotguard.control.status.bottlenecks import bottlenecks
+from spotguard.control.status.footprint import attempt_footprint, run_footprint
 from spotguard.control.status.recovery import recoveries
 from spotguard.control.status.view import AttemptView, RunSummary, RunView
-from spotguard.control.supervisor.decide import state_of
+from spotguard.control.supervisor.decide import alert_percents, state_of
 from spotguard.events.states import EndReason, RunState
 from spotguard.plan.money import saved_pct
-from spotguard.shared.units import format_duration
+from spotguard.shared.units import format_duration, format_usd
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import AttemptRecord, RunRecord, Save, StepProgress
@@ -73,18 +74,46 @@ def run_view(
         recoveries=recoveries(record),
         metrics=metrics,
         on_demand_infra=record.spec.get("on_demand_infra"),
+        demo_prices=cost.demo_prices(record),
+        rate_usd_per_h=cost.rate_usd_per_h(record),
+        next_alert=_next_alert(record, until),
+        carbon=run_footprint(record, until),
     )
 
 
-def run_summary(record: RunRecord, *, now: float) -> RunSummary:
-    """Return one line of the list of runs."""
+def run_summary(record: RunRecord, *, now: float, live: StepProgress | None = None) -> RunSummary:
+    """Return one line of the list of runs; `live` and `now` as for `run_view`."""
+    until = now if record.settled is None else record.settled.at
     return RunSummary(
         run_id=record.run_id,
         name=record.name,
         state=state_of(record),
         created_at=record.created_at,
-        spent_usd=cost.spent_usd(record, now if record.settled is None else record.settled.at),
+        spent_usd=cost.spent_usd(record, until),
+        demo_prices=cost.demo_prices(record),
+        budget_usd=record.limits.budget_usd,
+        rate_usd_per_h=cost.rate_usd_per_h(record),
+        next_alert=_next_alert(record, until),
+        step=_step(record, live),
+        total_steps=(live and live.total_steps) or record.total_steps,
+        attempts=len(record.attempts),
+        interruptions=sum(
+            attempt.end is not None and attempt.end.reason.retried for attempt in record.attempts
+        ),
     )
+
+
+def _next_alert(record: RunRecord, now: float) -> str | None:
+    """Return which share of the budget is told next, and when at today's price."""
+    budget_usd, spent = record.limits.budget_usd, cost.spent_usd(record, now)
+    if record.settled is not None or not budget_usd or spent is None:
+        return None
+    percent = next((p for p in alert_percents(record) if spent < budget_usd * p / 100), None)
+    if percent is None:
+        return None
+    left_usd, rate = budget_usd * percent / 100 - spent, cost.rate_usd_per_h(record)
+    when = f", in {format_duration(left_usd / rate * 3600)}" if rate else ""
+    return f"{percent} % of the budget at {format_usd(budget_usd * percent / 100)}{when}"
 
 
 def newest_save(record: RunRecord) -> Save | None:
@@ -132,6 +161,7 @@ def _attempt_view(
         last_step=last_step,
         cost_usd=cost.cost_usd(attempt, now),
         train_s=cost.counted_train_s(record)[attempt.number],
+        carbon=attempt_footprint(record, attempt, now),
     )
 
 

@@ -10,6 +10,7 @@ from spotguard.shared.documents import HIDDEN, INSTANT, document
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from spotguard.control.status.footprint import Footprint, RunFootprint
     from spotguard.control.status.recovery import Recovery
     from spotguard.events.states import EndReason, RunState
 
@@ -54,6 +55,8 @@ class AttemptView:
     cost_usd: float | None
     train_s: float | None
     """Seconds in finished steps that still count."""
+    carbon: Footprint
+    """What its nodes drew, and caused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +101,14 @@ class RunView:
     recoveries: tuple[Recovery, ...] = ()
     on_demand_infra: str | None = None
     """Where nodes are bought on demand, if elsewhere than spot ones."""
+    demo_prices: bool = False
+    """True if the money is played: local nodes cost nothing, and their price was not given."""
+    rate_usd_per_h: float | None = None
+    """What the run costs in an hour now; 0 while it has no nodes, None if a price is unknown."""
+    next_alert: str | None = None
+    """What it would be told of next as money is spent; None if of nothing."""
+    carbon: RunFootprint
+    """What its nodes drew, and caused."""
     metrics: dict[str, float] = field(default_factory=dict)
     """The newest values by name: what the script logged by `run.log`; beginning with `spotguard/`
     what the runtime measured (docs/logs-and-metrics.md)."""
@@ -186,6 +197,19 @@ class RunSummary:
     created_at: float = field(metadata=INSTANT)
     spent_usd: float | None
     """None is unknown, never zero."""
+    demo_prices: bool = False
+    """True if the money is played: local nodes cost nothing, and their price was not given."""
+    budget_usd: float | None = None
+    rate_usd_per_h: float | None = None
+    """What it costs in an hour now; 0 while it has no nodes, None if a price is unknown."""
+    next_alert: str | None = None
+    """What it would be told of next as money is spent; None if of nothing."""
+    step: int | None = None
+    """Steps done; while running it may be some seconds old."""
+    total_steps: int | None = None
+    attempts: int = 0
+    interruptions: int = 0
+    """Attempts that ended though the job was not done, and nobody had asked for it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,9 @@ from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.fold_attempt import progress_of
 from spotguard.control.journal.journal import making_sense
 from spotguard.control.status.history_words import Teller, by_time, newest_lines
-from spotguard.control.status.picture import run_view
-from spotguard.control.status.view import Look
+from spotguard.control.status.picture import run_summary, run_view
+from spotguard.control.status.view import Look, RunSummary
+from spotguard.events.states import RunState
 from spotguard.events.untrusted import integer, needed, parse_object, seconds
 from spotguard.storage.urls import below
 
@@ -30,6 +31,12 @@ class Watch:
         self._teller = Teller()
         self._file: int | None = None
         """Which file it was: `adopt` puts a new one in the place of a damaged one."""
+
+    @property
+    def record(self) -> RunRecord:
+        """What all events say that were seen at the last look."""
+        assert self._teller.record is not None
+        return self._teller.record
 
     def look(self) -> Look:
         """Return how the run stands, and what happened since the last look.
@@ -63,6 +70,22 @@ def picture(folder: RunFolder, record: RunRecord, *, controlled: bool) -> RunVie
         now=folder.clock().now(),
         controller_alive=controlled,
         store_url=below(record.store_root, folder.run_id),
+    )
+
+
+def summary(folder: RunFolder, record: RunRecord) -> RunSummary:
+    """Return one line on how a run stands now."""
+    return run_summary(record, now=folder.clock().now(), live=_live(folder, record))
+
+
+def lost_run(folder: RunFolder) -> RunSummary:
+    """Return the line of a run whose journal cannot be read."""
+    return RunSummary(
+        run_id=folder.run_id,
+        name=folder.run_id,
+        state=RunState.CONTACT_LOST,
+        created_at=folder.path.stat().st_mtime,
+        spent_usd=None,
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from spotguard.control.journal import cost
+from spotguard.control.journal.alert_rules import rules_of
 from spotguard.control.journal.record import Kind, place_key
 from spotguard.control.supervisor.actions import (
     Action,
@@ -47,13 +48,13 @@ from spotguard.launch.base import ClusterState, ClusterView, Offer
 from spotguard.launch.membership import GO_ON_AFTER
 from spotguard.plan.ladder import node_ladder
 from spotguard.shared.units import format_duration, format_usd
+from spotguard.spec.setting import BUDGET_SHARES
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import AttemptRecord, JobEnd, RunRecord
     from spotguard.control.supervisor.policy import Policy
     from spotguard.events.group import Group
 
-ALERT_PERCENTS = (50, 80, 95)
 EXIT_UNFINISHED = 75
 _ROUNDS_OF_DOUBT = 3
 
@@ -506,10 +507,15 @@ def _last_sign_at(attempt: AttemptRecord) -> float:
     return max([*signs, *(node.at for node in attempt.node_ends), attempt.started_at or 0.0])
 
 
+def alert_percents(record: RunRecord) -> list[int]:
+    """Return the shares of the budget that the history tells, the user's own among them."""
+    return sorted({*BUDGET_SHARES, *rules_of(record.spec).shares})
+
+
 def _alert_due(record: RunRecord, now: float) -> int | None:
     budget_usd = record.limits.budget_usd
     if not budget_usd:
         return None
     share = 100.0 * cost.known_spent_usd(record, now) / budget_usd
-    due = [percent for percent in ALERT_PERCENTS if share >= percent]
+    due = [percent for percent in alert_percents(record) if share >= percent]
     return due[-1] if due and due[-1] not in record.alerted else None

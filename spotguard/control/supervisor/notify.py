@@ -1,4 +1,4 @@
-"""Telling people: webhooks that hear when money runs short and when a run comes to rest.
+"""Telling people: webhooks, and what apprise knows (Slack, e-mail, ntfy, PagerDuty and others).
 
 What is to be told stands in the journal, and so does that it was told: a controller that dies in
 between tells it again after its return, one that does not tells it once. A hook that fails is tried
@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from spotguard.control.journal import cost
 from spotguard.control.journal.record import Kind
+from spotguard.errors import MissingExtra, SpecError
 from spotguard.shared.units import format_usd
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Notifier:
         self._urls = tuple(urls)
         self._ledger = ledger
         self._clock = clock
-        self._post = post or post_json
+        self._post = post or post_to
         self._tries: dict[tuple[int, str], int] = {}
         self._next_at = float("-inf")
 
@@ -71,8 +72,7 @@ class Notifier:
             self._tries[tiding.seq, url] = _TRIES
             return False
         self._tries[tiding.seq, url] = tries + 1
-        # The path of a hook is its secret: only its host may be named.
-        log.warning("%s could not be notified: %s", urlsplit(url).hostname, problem)
+        log.warning("%s could not be notified: %s", public_name(url), problem)
         return tries + 1 < _TRIES
 
 
@@ -80,9 +80,10 @@ def body_of(record: RunRecord, tiding: Tiding, now: float) -> dict[str, Any]:
     """Return what a hook is sent; `text` is what Slack, Mattermost and Teams show."""
     spent_usd = cost.spent_usd(record, now)
     of_budget = f" of {format_usd(record.limits.budget_usd)}" if record.limits.budget_usd else ""
+    played = ", demo prices" if cost.demo_prices(record) else ""
     return {
         "text": f"spotguard: {record.run_id}: {tiding.text} (spent {format_usd(spent_usd)}"
-        f"{of_budget})",
+        f"{of_budget}{played})",
         "run_id": record.run_id,
         "name": record.name,
         "event": tiding.kind,
@@ -90,6 +91,65 @@ def body_of(record: RunRecord, tiding: Tiding, now: float) -> dict[str, Any]:
         "budget_usd": record.limits.budget_usd,
         "id": f"{record.run_id}/{tiding.seq}",
     }
+
+
+def is_webhook(url: str) -> bool:
+    """Return whether a URL gets our own JSON; apprise knows what to do with any other."""
+    return url.partition("://")[0] in ("http", "https")
+
+
+def public_name(url: str) -> str:
+    """Return what may be said of a URL: of a webhook its host, of any other its scheme alone.
+
+    The path of a hook is its secret; in apprise's URLs even the host may be one.
+    """
+    return (urlsplit(url).hostname or "?") if is_webhook(url) else url.partition("://")[0]
+
+
+def check_urls(urls: Sequence[str]) -> None:
+    """Raise unless all URLs can be told.
+
+    Raises:
+        MissingExtra: one is apprise's, which is not installed.
+        SpecError: apprise makes no sense of one; only its scheme is named.
+    """
+    for url in urls:
+        if not is_webhook(url) and not _apprise().Apprise().add(url):
+            raise SpecError(
+                "notify",
+                f"apprise makes no sense of a URL that begins with {public_name(url)}://",
+                hint="its forms: https://github.com/caronc/apprise/wiki",
+            )
+
+
+def post_to(url: str, body: dict[str, Any]) -> str | None:
+    """Tell one URL; return what went wrong, in words that do not hold it. Blocks for seconds."""
+    return post_json(url, body) if is_webhook(url) else _tell_by_apprise(url, body)
+
+
+def _tell_by_apprise(url: str, body: dict[str, Any]) -> str | None:
+    try:
+        apprise = _apprise()
+    except MissingExtra as problem:
+        return problem.message
+    told = apprise.Apprise()
+    if not told.add(url):
+        return "apprise makes no sense of it"
+    done = told.notify(title=f"spotguard: {body['name']}", body=str(body["text"]))
+    return None if done else "it was not taken"
+
+
+def _apprise() -> Any:
+    try:
+        import apprise
+    except ImportError as problem:
+        raise MissingExtra(
+            "telling such a URL needs the package apprise",
+            hint="pip install 'spotguard[alerts]'",
+        ) from problem
+    # What it logs can hold parts of a URL; what went wrong is told by us.
+    logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
+    return apprise
 
 
 def post_json(url: str, body: dict[str, Any]) -> str | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from spotguard.control.journal.fold_attempt import progress_of
 from spotguard.control.journal.job_events import JobNews
+from spotguard.control.journal.nodes_made_of import machine_of
 from spotguard.control.journal.record import Kind
 from spotguard.control.supervisor.decide import Observation
 from spotguard.control.supervisor.placement import may_go_back_to_spot, may_regrow
@@ -16,6 +17,7 @@ from spotguard.errors import SpotguardError, StoreError
 from spotguard.events.states import Market
 from spotguard.launch.base import ClusterState, ClusterView, KnowsFreeNodes, NodeEnd
 from spotguard.launch.membership import read_group
+from spotguard.plan.carbon.estimate import GREEN, greener_first
 from spotguard.storage.urls import is_folder
 
 if TYPE_CHECKING:
@@ -172,7 +174,11 @@ class Lookout:
         except SpotguardError as problem:
             log.warning("no offers: %s", problem)
             return []
-        return [offer for offer in offers if offer.market in self._markets]
+        wanted = [offer for offer in offers if offer.market in self._markets]
+        record = self._ledger.record
+        if record.spec.get("prefer") != GREEN:
+            return wanted
+        return greener_first(wanted, machine_of(record))
 
     def _note_node_ends(self, attempt: AttemptRecord, cluster: ClusterView) -> None:
         """Write down which nodes ended by something else than our own order."""

@@ -13,6 +13,7 @@ import secrets
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from spotguard.control.journal.alert_rules import due
 from spotguard.control.journal.ledger import Ledger
 from spotguard.control.journal.record import Kind, offer_to_json, place_key
 from spotguard.control.supervisor.actions import (
@@ -139,6 +140,7 @@ class Supervisor:
                 continue
             self._tell_jump()
             self.tick()
+            self._note_alerts()
             self._notifier.tell(last=self.record.settled is not None)
             if self.record.settled is None:
                 self._clock.sleep(self._tick_s)
@@ -178,6 +180,13 @@ class Supervisor:
             data = {"by_s": ahead_s - self._told_ahead_s, "ahead_s": ahead_s}
             self._ledger.write(Kind.CLOCK_MOVED, data)
             self._told_ahead_s = ahead_s
+
+    def _note_alerts(self) -> None:
+        """Write down what the user wants to hear of, once, if anybody is told at all."""
+        if not self._spec.notify:
+            return
+        for each in due(self.record, self._clock.now()):
+            self._ledger.write(Kind.NOTED, {"key": each.key, "text": each.text})
 
     def tick(self) -> None:
         """Look and act until there is nothing more to do now."""

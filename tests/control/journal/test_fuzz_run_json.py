@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from spotguard.control.adopt import _run_json, adopt_run
+from spotguard.control.adopt import adopt_run, read_run_json
 from spotguard.control.create_run import RUN_SCHEMA
 from spotguard.errors import UsageError
 from spotguard.events import keys
@@ -33,7 +33,7 @@ def read(raw: bytes) -> dict[str, Any]:
     """Return what is read of a run.json with these bytes."""
     store = MemoryStore()
     store.put(keys.RUN, raw)
-    return _run_json(store, "file:///store/gpt")
+    return read_run_json(store, "file:///store/gpt")
 
 
 def shallow(inputs: Iterator[bytes]) -> Iterator[bytes]:
@@ -41,7 +41,7 @@ def shallow(inputs: Iterator[bytes]) -> Iterator[bytes]:
     return (raw for raw in inputs if raw.count(b"[") + raw.count(b"{") < 500)
 
 
-def test_a_mutated_run_json_is_refused_or_read() -> None:
+def test_a_mutatedread_run_json_is_refused_or_read() -> None:
     """30 000 of them: one sentence for the user, or the four fields."""
     original = json.dumps(ORIGINAL, sort_keys=True, indent=1).encode()
 
@@ -55,14 +55,14 @@ def test_a_mutated_run_json_is_refused_or_read() -> None:
     assert accepted > 1000
 
 
-def test_a_deeply_nested_run_json_is_refused() -> None:
+def test_a_deeply_nestedread_run_json_is_refused() -> None:
     """One sentence, no traceback."""
     with pytest.raises(UsageError, match="makes no sense"):
         read(b"[" * 100_000)
 
 
 @pytest.mark.parametrize("created_at", [5, "yesterday", "2025-01-01T00:00:00"])
-def test_an_odd_instant_in_run_json_is_refused(
+def test_an_odd_instant_inread_run_json_is_refused(
     created_at: object, home: Path, tmp_path: Path
 ) -> None:
     """One sentence, no traceback."""

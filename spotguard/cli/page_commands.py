@@ -1,0 +1,172 @@
+"""`report`, `dashboard`, `metrics` and `notify`: runs on pages, in numbers, and in messages."""
+
+# No postponed annotations: typer reads them, and ruff would move their imports away.
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spotguard.cli.common import JsonOption, RunArgument, named_run
+from spotguard.cli.terminal.output import note, print_json, say
+from spotguard.errors import EnvironmentFailure, UsageError
+from spotguard.shared.documents import document
+
+_TRIAL = {
+    "text": "spotguard: this is a test; messages of your runs will arrive here",
+    "run_id": "test",
+    "name": "test",
+    "event": "test",
+    "spent_usd": None,
+    "budget_usd": None,
+    "id": "test/0",
+}
+
+
+def report(
+    run: RunArgument = None,
+    *,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html",
+            metavar="FILE",
+            help="Where to write the page; default: RUN.html in this folder.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write all that is known of a run into one page, which opens without a network."""
+    from spotguard.control import api
+
+    run_id = named_run(run)
+    told = api.report(run_id)
+    if as_json:
+        print_json(document(told))
+        if html is None:
+            return
+    from spotguard.pages.html import report_html
+    from spotguard.pages.run_page import run_page
+
+    path = Path(f"{run_id}.html") if html is None else html
+    _write(path, report_html(run_page(told)))
+    tell = note if as_json else say
+    tell(f"{path} has the report of {run_id}; open it in a browser")
+
+
+def _write(path: Path, page: str, *, option: str = "--html") -> None:
+    """Write a file in one piece: nobody finds half of it."""
+    draft = path.with_name(f".{path.name}.new")
+    try:
+        draft.write_text(page, encoding="utf-8")
+        draft.replace(path)
+    except OSError as problem:
+        draft.unlink(missing_ok=True) if path.parent.is_dir() else None
+        raise UsageError(
+            f"{option}: {path} cannot be written: {problem.strerror or problem}",
+            hint="name a file in a folder that exists",
+        ) from problem
+
+
+def dashboard(
+    stores: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[STORE]...",
+            help="Stores whose runs are shown, too, whichever machine controls them.",
+        ),
+    ] = None,
+    *,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port on loopback; 0 takes a free one.")
+    ] = 8650,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Show only: nothing can be stopped or resumed.")
+    ] = False,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file",
+            metavar="FILE",
+            help="Keep the token in this file, as for Prometheus; default: a new one each time.",
+        ),
+    ] = None,
+) -> None:
+    """Show all runs live in a browser, until Ctrl-C.
+
+    It listens on this machine alone, and answers only who has the token that it prints. From
+    elsewhere: ssh -L 8650:127.0.0.1:8650 HOST
+    """
+    from spotguard.control import api
+    from spotguard.pages.dashboard.serve import serve, token_in
+
+    fleet = api.fleet(stores or (), note)
+    token = token_in(token_file)
+    fleet.refresh()
+
+    def ready(address: str) -> None:
+        count = len(fleet.summaries())
+        say(f"{count} run{'' if count == 1 else 's'}; open {address}")
+        note("Ctrl-C ends the dashboard; the runs go on")
+
+    serve(fleet, port=port, token=token, read_only=read_only, ready=ready)
+
+
+def metrics(
+    stores: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[STORE]...",
+            help="Stores whose runs are told, too, whichever machine controls them.",
+        ),
+    ] = None,
+    *,
+    textfile: Annotated[
+        Path | None,
+        typer.Option(
+            "--textfile",
+            metavar="FILE",
+            help="Write there, in one piece, as node_exporter's textfile collector wants it.",
+        ),
+    ] = None,
+) -> None:
+    """Tell all runs in numbers, as Prometheus reads them."""
+    from spotguard.control import api
+    from spotguard.pages.metrics import exposition
+
+    told = exposition(api.measures(stores or ())).decode()
+    if textfile is None:
+        typer.echo(told, nl=False)
+    else:
+        _write(textfile, told, option="--textfile")
+
+
+def notify(
+    *,
+    test: Annotated[
+        bool,
+        typer.Option("--test", help="Send each of them a message, to see it arrive."),
+    ] = False,
+) -> None:
+    """Say who is told of what, by the settings of this folder; `--test` tells them something."""
+    from spotguard.control.supervisor.notify import check_urls, post_to, public_name
+    from spotguard.spec.sources import alerts_named
+
+    urls, topics = alerts_named()
+    if not urls:
+        raise UsageError(
+            "nobody is told: `notify` is not set here",
+            hint='in spotguard.toml: notify = ["https://hooks.example.com/..."]',
+        )
+    check_urls(urls)
+    say(f"told of: {', '.join(topics)}")
+    failed = 0
+    for url in urls:
+        problem = post_to(url, _TRIAL) if test else None
+        failed += problem is not None
+        told = "" if not test else f": {problem}" if problem else ": told"
+        say(f"{public_name(url)}{told}")
+    if failed:
+        raise EnvironmentFailure(
+            f"{failed} of {len(urls)} could not be told.",
+            hint="the URL may be old or wrong; it is not printed, for it is a secret",
+        )

@@ -1,0 +1,1 @@
+"""What a run's report and its live page are made of."""

@@ -1,0 +1,161 @@
+"""All runs of this machine, and of stores, looked at again and again at the price of what is new.
+
+A run costs a look at its files; only one whose journal has grown is read, and then only what is
+new. A journal of a million events is read from its last snapshot.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spotguard.control.journal.fold import fold, read_record
+from spotguard.control.journal.journal import making_sense
+from spotguard.control.report.follow import RunFollower
+from spotguard.control.report.measures import RunMeasures, run_measures
+from spotguard.control.run_folder import RunFolder, known_runs, runs_folder
+from spotguard.control.status.watch import lost_run, summary
+from spotguard.errors import SpotguardError, StoreError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from spotguard.control.journal.record import RunRecord
+    from spotguard.control.report.mirror import Mirror
+    from spotguard.control.status.view import RunSummary
+
+log = logging.getLogger(__name__)
+
+_TELL_EVERY_S = 1.0
+
+
+@dataclass(kw_only=True)
+class _Known:
+    """What is remembered of one run."""
+
+    folder: RunFolder
+    is_ours: bool
+    """False for one that is only looked at in a store."""
+    signature: tuple[int, ...] = ()
+    file: int | None = None
+    record: RunRecord | None = None
+    """None if its journal cannot be read."""
+
+
+class Fleet:
+    """Remembers all runs. Not thread-safe; methods block."""
+
+    def __init__(
+        self, mirrors: Sequence[Mirror] = (), tell: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """`tell` hears what a first look, which may take a while, is at."""
+        self._mirrors = tuple(mirrors)
+        self._runs: dict[str, _Known] = {}
+        self._tell = tell
+
+    def refresh(self) -> bool:
+        """Look at what is new; return whether anything is."""
+        found = {run_id: (RunFolder(runs_folder() / run_id), True) for run_id in known_runs()}
+        for mirror in self._mirrors:
+            for folder in self._mirrored(mirror, frozenset(found)):
+                found.setdefault(folder.run_id, (folder, False))
+        changed = found.keys() != self._runs.keys()
+        self._runs = {
+            run_id: self._runs.get(run_id) or _Known(folder=folder, is_ours=is_ours)
+            for run_id, (folder, is_ours) in found.items()
+        }
+        told_at = time.monotonic()
+        for number, known in enumerate(self._runs.values(), start=1):
+            changed = _read(known) or changed
+            if time.monotonic() - told_at > _TELL_EVERY_S:
+                told_at = time.monotonic()
+                self._tell(f"reading runs: {number} of {len(self._runs)}")
+        return changed
+
+    def _mirrored(self, mirror: Mirror, ours: frozenset[str]) -> Sequence[RunFolder]:
+        try:
+            return mirror.folders(without=ours, tell=self._tell)
+        except StoreError as problem:
+            log.warning("%s cannot be read now: %s", mirror.url, problem)
+            return mirror.known()
+
+    def summaries(self) -> list[RunSummary]:
+        """Return one line on each run: this machine's first, each newest first."""
+        return [
+            lost_run(known.folder) if known.record is None else summary(known.folder, known.record)
+            for known in self._runs.values()
+        ]
+
+    def measures(self) -> list[RunMeasures]:
+        """Return the numbers of each run whose journal can be read."""
+        return [
+            run_measures(
+                known.record, summary(known.folder, known.record), known.folder.clock().now()
+            )
+            for known in self._runs.values()
+            if known.record is not None
+        ]
+
+    def moves(self) -> bool:
+        """Return whether some run goes on: its numbers change though nothing happens."""
+        return any(
+            known.record is not None and known.record.settled is None
+            for known in self._runs.values()
+        )
+
+    def is_ours(self, run_id: str) -> bool:
+        """Return whether this machine has the run, and so may stop it.
+
+        Raises:
+            UsageError: no such run was seen.
+        """
+        return self._known(run_id).is_ours
+
+    def follower(self, run_id: str) -> RunFollower:
+        """Return what looks at one run again and again; `UsageError` if it was not seen."""
+        return RunFollower(self._known(run_id).folder)
+
+    def _known(self, run_id: str) -> _Known:
+        known = self._runs.get(run_id)
+        if known is None:
+            raise UsageError(f"There is no run {run_id!r} here.", hint="look at the list of runs")
+        return known
+
+
+def _read(known: _Known) -> bool:
+    """Read what is new of a run; return whether anything is."""
+    folder = known.folder
+    signature = _signature(folder.journal_path, folder.live_path)
+    if signature == known.signature:
+        return False
+    known.signature = signature
+    file = folder.identity()
+    again = known.record is not None and file == known.file
+    known.file = file
+    try:
+        with folder.journal(again=again) as journal, making_sense(journal.path):
+            if again and known.record is not None:
+                known.record = fold(journal.read(known.record.seq), known.record)
+            else:
+                known.record = read_record(journal)
+    except SpotguardError as problem:
+        log.warning("%s", problem)
+        known.record = None
+    return True
+
+
+def _signature(journal: Path, live: Path) -> tuple[int, ...]:
+    """Return what changes with each event that is written."""
+    signs: list[int] = []
+    for path in (str(journal), f"{journal}-wal", str(live)):
+        try:
+            found = os.stat(path)  # noqa: PTH116 - twice as fast as Path's, for each file of 200 runs
+        except OSError:
+            signs.append(0)
+        else:
+            signs += (found.st_ino, found.st_mtime_ns, found.st_size)
+    return tuple(signs)

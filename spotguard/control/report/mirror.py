@@ -1,0 +1,134 @@
+"""Runs that other machines control, as their store tells them: looked at, never touched.
+
+Each run's journal is rebuilt below spotguard's home, in `watched/`, whenever something new lies in
+the store. It launches and stops nothing, writes nothing into the store, and may be deleted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from spotguard.control.adopt import Rebuild, read_run_json, settle
+from spotguard.control.journal.fold import read_record
+from spotguard.control.journal.journal import Journal
+from spotguard.control.journal.record import Kind
+from spotguard.control.journal.snapshot import keep_snapshot
+from spotguard.control.run_folder import RunFolder
+from spotguard.control.supervisor.lease import read_holder
+from spotguard.errors import SpotguardError, StoreError
+from spotguard.events import keys
+from spotguard.launch.base import ClusterState, ClusterView
+from spotguard.spec.home import spotguard_home
+from spotguard.storage import PrefixedStore, open_store
+from spotguard.storage.urls import below, is_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from spotguard.storage.base import ObjectStore
+
+log = logging.getLogger(__name__)
+
+_LOOK_EVERY_S, _LOOK_AT_BUCKET_EVERY_S = 5.0, 60.0
+"""Each look at a bucket costs some requests for each of its runs."""
+_MOST_RUNS = 500
+
+
+class Mirror:
+    """The runs of one store. Not thread-safe; methods block."""
+
+    def __init__(self, url: str) -> None:
+        """Open the store; `UsageError` or `StoreError` if that cannot be."""
+        self._store = open_store(url)
+        self.url = self._store.url
+        name = hashlib.sha256(self.url.encode()).hexdigest()[:16]
+        self._root = spotguard_home() / "watched" / name
+        self._seen: dict[str, tuple[str, ...]] = {}
+        self._folders: tuple[RunFolder, ...] = ()
+        self._every_s = _LOOK_EVERY_S if is_folder(self.url) else _LOOK_AT_BUCKET_EVERY_S
+        self._look_at = float("-inf")
+
+    def known(self) -> tuple[RunFolder, ...]:
+        """Return the runs of the last look."""
+        return self._folders
+
+    def folders(
+        self, *, without: frozenset[str], tell: Callable[[str], None] = lambda _: None
+    ) -> tuple[RunFolder, ...]:
+        """Return the folders of the store's runs but for some, rebuilt where something is new.
+
+        Raises:
+            StoreError: the store cannot be listed.
+        """
+        if time.monotonic() < self._look_at:
+            return self._folders
+        named = [name.rstrip("/") for name in self._store.list_folders("")]
+        runs = [name for name in named if keys.RUN_ID_PATTERN.fullmatch(name)]
+        wanted = [run_id for run_id in sorted(runs, reverse=True) if run_id not in without]
+        found = []
+        for number, run_id in enumerate(wanted[:_MOST_RUNS], start=1):
+            folder = RunFolder(self._root / run_id)
+            try:
+                self._bring_up_to_date(folder, run_id)
+            except SpotguardError as problem:  # one that makes no sense must not hide the others
+                log.warning("%s: %s", below(self.url, run_id), problem)
+            if folder.journal_path.exists():
+                found.append(folder)
+            if number % 20 == 0:
+                tell(f"reading {self.url}: {number} of {len(wanted)} runs")
+        self._folders = tuple(found)
+        self._look_at = time.monotonic() + self._every_s
+        return self._folders
+
+    def _bring_up_to_date(self, folder: RunFolder, run_id: str) -> None:
+        store = PrefixedStore(self._store, run_id)
+        signs = _signs(store)
+        if self._seen.get(run_id) == signs and folder.journal_path.exists():
+            return
+        body = read_run_json(store, below(self.url, run_id))
+        folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft = folder.path / "journal.new"
+        draft.unlink(missing_ok=True)
+        with Journal.create(draft) as journal:
+            created = {
+                "run_id": run_id,
+                "name": body["name"],
+                "store_root": self.url,
+                "limits": body["limits"],
+                "spec": body["spec"],
+            }
+            with journal.all_or_nothing():
+                journal.append(Kind.CREATED.value, at=body["created_at"], data=created)
+                Rebuild(journal, _Nobody(), run_id).attempts(store)
+                keep_snapshot(journal, read_record(journal), None, now=time.time())
+                if not _is_controlled(store):
+                    settle(journal, "nobody controls it; `spotguard adopt` takes it over")
+        draft.rename(folder.journal_path)
+        self._seen[run_id] = signs
+
+
+class _Nobody:
+    """Stands for a launcher where none may be asked: another machine's clusters are its own."""
+
+    def observe(self, cluster: str, *, heard: bool = False) -> ClusterView:
+        """Return that nothing is known."""
+        return ClusterView(state=ClusterState.UNREACHABLE)
+
+
+def _is_controlled(store: ObjectStore) -> bool:
+    try:
+        found = read_holder(store)
+    except StoreError:
+        return True
+    return found is not None and found[0].lives(time.time())
+
+
+def _signs(store: ObjectStore) -> tuple[str, ...]:
+    """Return what changes when something happens to a run: of its newest attempt, all keys."""
+    numbers = [keys.parse_attempt(prefix) or 0 for prefix in store.list_folders(keys.ATTEMPTS)]
+    newest = max(numbers, default=0)
+    listed = store.list(keys.attempt(newest)) if newest else iter(())
+    return (str(newest), *(f"{info.key} {info.etag}" for info in listed))

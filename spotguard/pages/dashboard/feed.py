@@ -1,0 +1,156 @@
+"""What open pages are sent: each is made once however many look at it, and only while one does.
+
+One thread reads journals; the event loop never waits for a disk. Who looks at a page gets its
+newest form and no backlog: a slow reader misses some in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+from spotguard.errors import SpotguardError, UsageError
+from spotguard.pages.html import as_json
+from spotguard.pages.run_page import run_page
+from spotguard.pages.runs_page import runs_page
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from spotguard.control.report.fleet import Fleet
+    from spotguard.control.report.follow import RunFollower
+    from spotguard.pages.layout import Page
+
+log = logging.getLogger(__name__)
+
+POLL_S = 1.0
+MOST_READERS = 256
+_SILENCE_S = 15.0
+"""After this a comment is sent, so that a connection that broke is noticed."""
+_MOST_FOLLOWED = 16
+"""Runs that are remembered once nobody looks at them any more."""
+
+_T = TypeVar("_T")
+
+
+class Feed:
+    """Makes pages, and sends them again when they change. Of one event loop."""
+
+    def __init__(self, fleet: Fleet, *, read_only: bool, poll_s: float = POLL_S) -> None:
+        self._fleet = fleet
+        self._read_only = read_only
+        self._poll_s = poll_s
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="spotguard-pages")
+        self._followers: dict[str, RunFollower] = {}
+        self._pages: dict[str, tuple[Page, str]] = {}
+        """Newest form of each page that was made, and its JSON; the list of runs is `""`."""
+        self._looked_at: dict[str, int] = {}
+        """How many look at a page now."""
+        self._made_at = float("-inf")
+        self._news = asyncio.Condition()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def readers(self) -> int:
+        """How many look at a page now."""
+        return sum(self._looked_at.values())
+
+    async def page(self, run_id: str = "") -> Page:
+        """Return a page as it is now; `UsageError` if there is no such run."""
+        return (await self._off_loop(lambda: self._renewed(run_id)))[0]
+
+    async def metrics(self) -> bytes:
+        """Return what Prometheus reads."""
+        from spotguard.pages.metrics import exposition
+
+        def make() -> bytes:
+            self._refresh()
+            return exposition(self._fleet.measures())
+
+        return await self._off_loop(make)
+
+    async def is_ours(self, run_id: str) -> bool:
+        """Return whether this machine may stop the run; `UsageError` if there is no such run."""
+        return await self._off_loop(lambda: self._fleet.is_ours(run_id))
+
+    async def forms(self, run_id: str = "") -> AsyncIterator[str]:
+        """Yield a page's JSON now and each time it changes; nothing to say is an empty text."""
+        self._looked_at[run_id] = self._looked_at.get(run_id, 0) + 1
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._watch())
+        sent = None
+        try:
+            await self.page(run_id)
+            while True:
+                newest = self._pages.get(run_id, (None, ""))[1]
+                if newest != sent:
+                    sent = newest
+                    yield newest
+                    continue
+                try:
+                    async with self._news:
+                        await asyncio.wait_for(self._news.wait(), _SILENCE_S)
+                except (TimeoutError, asyncio.TimeoutError):
+                    yield ""
+        finally:
+            self._looked_at[run_id] -= 1
+
+    async def close(self) -> None:
+        """End the thread and all that is under way."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _watch(self) -> None:
+        """Renew what is looked at, every second."""
+        while True:
+            await asyncio.sleep(self._poll_s)
+            wanted = [run_id for run_id, count in self._looked_at.items() if count > 0]
+            for run_id in wanted:
+                with contextlib.suppress(UsageError):
+                    await self._off_loop(lambda run_id=run_id: self._renewed(run_id))  # type: ignore[misc]
+            async with self._news:
+                self._news.notify_all()
+
+    async def _off_loop(self, act: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, act)
+
+    # ------------------------------------------------------------ in the thread
+
+    def _renewed(self, run_id: str) -> tuple[Page, str]:
+        self._refresh()
+        page = self._run(run_id) if run_id else runs_page(self._fleet.summaries())
+        made = (page, as_json(page))
+        self._pages[run_id] = made
+        return made
+
+    def _refresh(self) -> None:
+        """Look at all runs, unless that was done a moment ago for somebody else."""
+        if time.monotonic() - self._made_at >= self._poll_s / 2:
+            self._fleet.refresh()
+            self._made_at = time.monotonic()
+
+    def _run(self, run_id: str) -> Page:
+        may_act = self._fleet.is_ours(run_id) and not self._read_only
+        follower = self._followers.pop(run_id, None) or self._fleet.follower(run_id)
+        self._followers[run_id] = follower
+        self._forget()
+        try:
+            return run_page(follower.look(), live=True, may_act=may_act)
+        except SpotguardError as problem:
+            log.warning("%s", problem)
+            self._followers.pop(run_id, None)
+            raise
+
+    def _forget(self) -> None:
+        """Keep what is looked at, and of the others the newest."""
+        idle = [run_id for run_id in self._followers if not self._looked_at.get(run_id)]
+        for run_id in idle[:-_MOST_FOLLOWED]:
+            self._followers.pop(run_id, None)
+            self._pages.pop(run_id, None)

@@ -1,0 +1,1 @@
+"""What a node draws, and how much CO2e that causes: estimates that name their sources."""

@@ -1,0 +1,140 @@
+"""Where time and money went adds up to what was billed, whatever the record lacks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spotguard.control.journal import cost
+from spotguard.control.report.document import spend_points
+from spotguard.control.report.series import Point, series
+from spotguard.control.report.time_use import Use, attempt_times, run_times
+from tests.control.made import ended, launched, made, saved, training
+
+
+def _started(at: float, node_up: str, init: str, attempt: int = 1, step: int = 0) -> Any:
+    source = f"checkpoints/{step:012d}-{attempt - 1:06d}/" if step else None
+    data = {"resumed_step": step, "resumed_from": source, "node_up_at": node_up, "init_at": init}
+    return ("job_started", at, attempt, data)
+
+
+def test_each_second_of_an_attempt_has_one_use() -> None:
+    """What is known is told by name, to the second; what is left over is `other`."""
+    record = made(
+        *launched(0.0, nodes=3, price=2.0),
+        _started(40.0, "1970-01-01T00:00:10Z", "1970-01-01T00:00:30Z"),
+        saved(100.0, 50, train_s=45.0, stall_s=3.0),
+        ("progress", 110.0, 1, {"step": 60, "train_s": 55.0}),
+        ended(130.0, "preempted", last_step=60),
+        *launched(130.0, attempt=2, nodes=1, price=2.0),
+        training(140.0, attempt=2, step=50, source="checkpoints/000000000050-000001/"),
+        ("progress", 150.0, 2, {"step": 60, "train_s": 9.0}),
+    )
+    first, _ = attempt_times(record, 160.0)
+    told = {share.use: share.seconds for share in first.shares}
+    assert told == {
+        Use.TRAINING: 45.0,
+        Use.REPEATED: 10.0,
+        Use.SAVING: 3.0,
+        Use.PROVISIONING: 10.0,
+        Use.SETUP: 20.0,
+        Use.RESTORING: 10.0,
+        Use.OTHER: 32.0,
+    }
+    usd = {share.use: share.usd for share in first.shares}
+    assert usd[Use.REPEATED] == 3 * 2.0 * 10.0 / 3600
+
+
+def test_waiting_costs_nothing_and_comes_on_top() -> None:
+    """A wait before an attempt, or one that goes on now, is time without a price."""
+    refused = ("no_capacity", 5.0, 1, {"nodes": 2, "place": "p", "problem": "none"})
+    record = made(("launch_intended", 5.0, 1, _intent()), refused)
+    [now] = run_times(record, 65.0)
+    assert (now.use, now.seconds, now.usd) == (Use.WAITING, 60.0, 0.0)
+    later = made(("launch_intended", 5.0, 1, _intent()), refused, *launched(65.0))
+    told = {share.use: (share.seconds, share.usd) for share in run_times(later, 75.0)}
+    assert told[Use.WAITING] == (60.0, 0.0)
+    assert told[Use.PROVISIONING][0] == 10.0
+
+
+def _intent() -> dict[str, Any]:
+    [(_, _, _, data), _] = launched(0.0)
+    return dict(data)
+
+
+def test_an_unknown_price_is_no_money_at_all() -> None:
+    """The time is known, the money is not: never zero."""
+    record = made(*launched(0.0, price=None), training(4.0))
+    shares = run_times(record, 60.0)
+    assert sum(share.seconds for share in shares) == 60.0
+    assert all(share.usd is None for share in shares)
+
+
+@given(
+    begins=st.lists(st.floats(0, 50), min_size=4, max_size=4),
+    train_s=st.floats(0, 500),
+    stall_s=st.floats(0, 100),
+    lives_s=st.floats(1, 300),
+)
+def test_the_parts_never_exceed_what_was_billed(
+    begins: list[float], train_s: float, stall_s: float, lives_s: float
+) -> None:
+    """Clocks that disagree, and totals that make no sense, invent no time and no money."""
+    up, init, start, save = begins
+    record = made(
+        *launched(0.0, nodes=2),
+        _started(start, _iso(up), _iso(init)),
+        saved(save, 5, train_s=train_s, stall_s=stall_s),
+        ended(lives_s, "node_lost", last_step=9),
+    )
+    shares = run_times(record, 1e4)
+    assert abs(sum(share.seconds for share in shares) - lives_s) < 1e-6
+    spent = cost.spent_usd(record, 1e4)
+    assert spent is not None
+    assert abs(sum(share.usd or 0.0 for share in shares) - spent) < 1e-9
+
+
+def _iso(at: float) -> str:
+    from spotguard.shared.units import to_iso
+
+    return to_iso(at)
+
+
+def test_spend_over_time_ends_at_what_was_spent() -> None:
+    """Each change of the nodes is a point; between two, money grows at the rate that is told."""
+    record = made(
+        *launched(0.0, nodes=3, price=1.0),
+        training(2.0),
+        ended(100.0, "preempted", last_step=4),
+        *launched(160.0, attempt=2, nodes=1, price=5.0),
+    )
+    points = spend_points(record, 260.0)
+    assert [(point.at, point.nodes) for point in points] == [
+        (0.0, 3),
+        (100.0, 0),
+        (160.0, 1),
+        (260.0, 1),
+    ]
+    assert points[-1].spent_usd == cost.spent_usd(record, 260.0)
+    assert points[1].spent_usd == points[2].spent_usd
+    assert points[2].rate_usd_per_h == 5.0
+
+
+def test_what_is_done_again_is_marked() -> None:
+    """Of a step that two attempts did, the later value counts."""
+    record = made(
+        *launched(0.0),
+        training(1.0),
+        ended(9.0, "node_lost", last_step=30),
+        *launched(10.0, attempt=2),
+        training(11.0, attempt=2, step=20, source="checkpoints/000000000020-000001/"),
+    )
+    points = [Point(10, 3.0, 1), Point(30, 2.0, 1), Point(30, 2.1, 2)]
+    told = series("loss", points, record)
+    assert list(zip(told.attempts, told.steps, told.counts, strict=True)) == [
+        (1, 10, True),
+        (1, 30, False),
+        (2, 30, True),
+    ]
