@@ -549,7 +549,7 @@ def _values_of(names: object, environ: Mapping[str, str]) -> dict[str, str]:
     if missing:
         raise SpecError(
             "env",
-            f"the run store holds no values, and {', '.join(missing)} is not set here",
+            f"the run store holds no values, and these are not set here: {', '.join(missing)}",
             hint="set the variables in this shell, then try again",
         )
     return {name: environ[name] for name in names}

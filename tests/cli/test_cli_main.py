@@ -176,6 +176,15 @@ def test_the_usage_names_the_arguments(cli: Cli) -> None:
     assert "Usage: spotguard adopt [OPTIONS] URL" in cli("adopt", "--help").out
 
 
+def test_help_breaks_lines_where_the_terminal_ends(cli: Cli) -> None:
+    """Not where a docstring's lines end, which left single words on lines of their own."""
+    lines = [line.rstrip() for line in cli("up", "--help").out.splitlines()]
+    start = next(n for n, line in enumerate(lines) if "Shows the plan and asks first." in line)
+    paragraph = lines[start : lines.index("", start)]
+    assert len(paragraph) > 1
+    assert all(len(line) > 60 for line in paragraph[:-1])
+
+
 def test_help_without_a_command(cli: Cli) -> None:
     """`spotguard` alone shows what there is, with the exit codes."""
     said = cli()

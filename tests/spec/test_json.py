@@ -41,7 +41,7 @@ def test_the_store_never_holds_a_secret(resolve_job: Resolve) -> None:
 def test_a_variable_that_is_not_set_here_is_named(resolve_job: Resolve) -> None:
     """A run taken over on another machine is not started without a variable that it had."""
     body = resolve_job(FLAGS).spec.public_json()
-    with pytest.raises(SpecError, match="HF_TOKEN is not set here"):
+    with pytest.raises(SpecError, match="these are not set here: HF_TOKEN"):
         JobSpec.from_json(body, environ={"A": "b"})
 
 

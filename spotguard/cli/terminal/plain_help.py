@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
@@ -9,6 +10,10 @@ from typer.core import TyperCommand, TyperGroup
 
 class PlainCommand(TyperCommand):
     """A command whose usage reads `spotguard up [OPTIONS] SCRIPT [-- ARGS...]`."""
+
+    def __init__(self, *args: Any, **given: Any) -> None:
+        super().__init__(*args, **given)
+        self.help = _unbroken(self.help)
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters, also `--help` itself."""
@@ -26,6 +31,17 @@ class PlainGroup(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters, also `--help` itself."""
         return _without_types(super().get_params(ctx))
+
+
+def _unbroken(words: str | None) -> str | None:
+    """Return a help text whose paragraphs are a line each: the terminal breaks them where it ends.
+
+    They come from docstrings, which are broken where the source's lines end.
+    """
+    if words is None:
+        return None
+    paragraphs = inspect.cleandoc(words).split("\n\n")
+    return "\n\n".join(part if "\n " in part else part.replace("\n", " ") for part in paragraphs)
 
 
 def _without_types(parameters: list[Any]) -> list[Any]:

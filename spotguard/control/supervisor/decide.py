@@ -366,6 +366,7 @@ def _end_due(
     if job is not None:
         regroups = job.reason.retried and may_go_on_in_place(record, attempt)
         over = cluster.job_over or (_all_left(attempt) and not regroups)
+        over = over or _waits_for_lost(attempt, job, seen, policy)
         if over or now - job.seen_at >= _exit_patience_s(job, policy, regroups=regroups):
             return AskDown(job.reason, job.message)
         return None
@@ -385,6 +386,15 @@ def _end_due(
 def _all_left(attempt: AttemptRecord) -> bool:
     """Tell whether each node's end is known, which SkyPilot says up to a minute later."""
     return {node.node for node in attempt.node_ends} >= set(attempt.cluster_nodes)
+
+
+def _waits_for_lost(attempt: AttemptRecord, job: JobEnd, seen: Observation, policy: Policy) -> bool:
+    """Tell whether a job is done, no process of it lives, and a node was lost at its very end.
+
+    Then torchrun waits on the others for that node to say goodbye, for five minutes.
+    """
+    silent = seen.silence_s is not None and seen.silence_s > policy.contact_patience_s
+    return job.reason is EndReason.FINISHED and silent and bool(attempt.lost_nodes)
 
 
 def _exit_patience_s(job: JobEnd, policy: Policy, *, regroups: bool) -> float:

@@ -31,7 +31,7 @@ from spotguard.runtime.distributed.gradients import (
     parameters_of,
     run_backward,
 )
-from spotguard.runtime.distributed.wrappers import find_wrappers
+from spotguard.runtime.distributed.wrappers import find_wrappers, refuse_late_wrappers
 from spotguard.runtime.state.module_buffers import BufferSync
 from spotguard.runtime.state.sharding import is_dtensor, is_fsdp1_module, is_sharded
 
@@ -121,12 +121,13 @@ class BitwiseSync:
         self._loader = loader
         self._buffers = BufferSync(modules, ranks)
         self._optimizers = list(optimizers)
-        self._ddp = find_wrappers(modules, self._optimizers).ddp
+        wrappers = find_wrappers(modules, self._optimizers)
+        self._ddp, self._wrappers = wrappers.ddp, wrappers.modules
         self._look_at_parameters()
         self.meets_in_forward = False
         self._before: Gradients = []
         self._tree = TreeSum(_add)
-        self._begun = False
+        self._ever_begun = self._begun = False
         if not loader.any_world:
             raise UsageError(
                 'exact="bitwise": with one stream for each rank, samples depend on the ranks',
@@ -192,6 +193,9 @@ class BitwiseSync:
         if not self._begun and count_parameters(self._optimizers) != self._known:
             self._look_at_parameters()
         taken = self._take()
+        if not self._ever_begun:
+            self._ever_begun = True
+            refuse_late_wrappers(self._modules, self._optimizers, self._wrappers)
         if not self._begun:
             self._begun, self._before, self._tree = True, taken, TreeSum(_add)
         return weight

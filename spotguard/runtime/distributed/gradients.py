@@ -22,7 +22,12 @@ from torch.autograd.graph import _engine_run_backward
 
 from spotguard.errors import UsageError
 from spotguard.runtime.distributed.buckets import cut_into_buckets, flatten, own_copy, unflatten
-from spotguard.runtime.distributed.wrappers import find_wrappers, settle_buckets
+from spotguard.runtime.distributed.wrappers import (
+    find_wrappers,
+    parameters_synchronised_by,
+    refuse_late_wrappers,
+    settle_buckets,
+)
 from spotguard.runtime.state.module_buffers import BufferSync
 from spotguard.runtime.state.sharding import is_dtensor, is_fsdp1_module, is_fsdp_module
 
@@ -57,6 +62,7 @@ class GradientSync:
         """True if all ranks must run as many forward passes in a step; see `evened_out`."""
         self._only: set[int] | None = None
         """The parameters whose gradients the phase is for; None if for all."""
+        self._ever_begun = False
         self._begun = False
         """True between the first and the last backward pass of a synchronisation."""
         self._look_at_parameters()
@@ -106,6 +112,9 @@ class GradientSync:
         """Prepare for a backward pass; return what its loss is to be multiplied by for `weight`."""
         if not self._begun:
             self._begun = True
+            if not self._ever_begun:
+                self._ever_begun = True
+                refuse_late_wrappers(self._modules, self._optimizers, self._wrappers.modules)
             self._count_once(filter(self._is_wanted, self._parameters))
         return weight * self._ranks.world_size if self.managed_elsewhere else weight
 
@@ -139,7 +148,7 @@ class GradientSync:
 
     def synchronised(self) -> set[int]:
         """Return the ids of the parameters whose gradients become the global mean."""
-        themselves = (p for module in self._wrappers.modules for p in module.parameters())
+        themselves = (p for m in self._wrappers.modules for p in parameters_synchronised_by(m))
         return set(map(id, (*self._parameters, *themselves)))
 
     def close(self) -> None:
@@ -292,6 +301,6 @@ def _unsynchronised(
     wrappers: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]
 ) -> list[torch.Tensor]:
     """Return the optimizers' parameters that neither DDP nor FSDP synchronises."""
-    managed = {id(parameter) for module in wrappers for parameter in module.parameters()}
+    managed = {id(p) for module in wrappers for p in parameters_synchronised_by(module)}
     found = {id(p): p for p in parameters_of(optimizers) if id(p) not in managed}
     return [parameter for parameter in found.values() if not is_dtensor(parameter)]

@@ -68,6 +68,29 @@ def find_wrappers(
     return Wrappers(ddp, [module for module in found if is_fsdp_module(module)])
 
 
+def refuse_late_wrappers(
+    modules: Iterable[torch.nn.Module],
+    optimizers: Iterable[torch.optim.Optimizer],
+    known: Iterable[torch.nn.Module],
+) -> None:
+    """Refuse what has wrapped a tracked model since the `known` wrappers were found.
+
+    Nobody has told it to wait for a step's last micro-batch: ranks with unlike numbers of them
+    would meet in the wrong place. To be called once, after the first forward pass.
+
+    Raises:
+        UsageError: there is such a wrapper.
+    """
+    if not dist.is_initialized():
+        return
+    before = set(map(id, known))
+    if any(id(module) not in before for module in find_wrappers(modules, optimizers).modules):
+        raise UsageError(
+            "a tracked model was put into DDP or FSDP2 after the training loop had begun",
+            hint="wrap it before run.steps(), outside of the loop",
+        )
+
+
 def _candidates(modules: list[torch.nn.Module]) -> Iterator[torch.nn.Module]:
     for module in modules:
         yield from filter(_synchronises, module.modules())
@@ -83,6 +106,18 @@ def _synchronises(thing: Any) -> bool:
     return issubclass(kind, DistributedDataParallel) or (
         issubclass(kind, torch.nn.Module) and is_fsdp_module(thing)
     )
+
+
+def parameters_synchronised_by(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Return the parameters whose gradients a DDP or FSDP2 module synchronises.
+
+    DDP leaves out those that it was told to ignore.
+    """
+    ignored: Iterable[str] = ()
+    if isinstance(module, DistributedDataParallel):
+        ignored = module.parameters_to_ignore
+        module = module.module
+    return [parameter for name, parameter in module.named_parameters() if name not in ignored]
 
 
 def settle_buckets(ddp: DistributedDataParallel) -> None:

@@ -475,6 +475,19 @@ def test_silence_and_outages_are_a_state_never_a_verdict() -> None:
     assert state_of(made(*lost)) is RunState.CONTACT_LOST
 
 
+def test_nodes_that_only_wait_for_a_lost_one_are_not_paid_for() -> None:
+    """A node is taken after the last step, before all have left: torchrun waits for it.
+
+    While a process lives it is heard, and may export or evaluate as long as before.
+    """
+    done = (*ALIVE, said(10.0, "finished"))
+    lost = (*done, node_ended(11.0, node=1, end="lost"))
+    assert answer(lost, UP, 30.0, silence_s=16.0) == AskDown(EndReason.FINISHED, "")
+    assert answer(lost, UP, 30.0, silence_s=1.0) == actions.Wait()
+    assert answer(lost, UP, 30.0) == actions.Wait(), "a restarted controller hears first"
+    assert answer(done, UP, 30.0, silence_s=16.0) == actions.Wait()
+
+
 def test_a_cloud_that_is_silent_is_no_lost_contact_while_the_job_is_heard() -> None:
     """Two states, and one leads to the other when the job falls silent, or is heard again."""
     silent = (*ALIVE, ("cloud_silent", 20.0, 1))

@@ -74,7 +74,7 @@ def test_a_resume_on_as_many_ranks_is_bitwise(
     assert first.items() <= undisturbed.items()
 
 
-@pytest.mark.parametrize("wrap", ["raw", "untracked", "nested", "compiled", "parts"])
+@pytest.mark.parametrize("wrap", ["raw", "untracked", "nested", "compiled", "ignored", "parts"])
 def test_a_wrapper_is_found_wherever_it_is(jobs: Jobs, wrap: str) -> None:
     """Ranks with 3, 2 and 2 micro-batches meet once in a step, in whatever way the net is wrapped.
 
@@ -83,6 +83,13 @@ def test_a_wrapper_is_found_wherever_it_is(jobs: Jobs, wrap: str) -> None:
     plain = trained(jobs, 3, codes={0}, WRAP="plain", SPOTGUARD_RUN_ID="plain")
     found = trained(jobs, 3, codes={0}, WRAP=wrap)
     assert lengths(found) == pytest.approx(lengths(plain), rel=1e-5)
+
+
+@pytest.mark.parametrize("exact", ["", "bitwise"])
+def test_a_wrapper_that_comes_too_late_is_refused_by_name(jobs: Jobs, exact: str) -> None:
+    """DDP made in the loop would meet with each micro-batch, of which ranks have 3, 2 and 2."""
+    for job in trained(jobs, 3, codes={2}, WRAP="late", EXACT=exact):
+        assert "put into DDP or FSDP2 after the training loop had begun (wrap it bef" in job.said
 
 
 @pytest.mark.parametrize("wrap", ["ddp", "plain"])

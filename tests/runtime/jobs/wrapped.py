@@ -1,8 +1,9 @@
 """Trains a small net in the wrapper that WRAP names; says the weights' hash and length each step.
 
 WRAP is plain, ddp, raw (DDP around it, the net itself tracked), untracked (the same, only the
-optimizer tracked), nested, compiled, unused, bn, fsdp, or parts (FSDP2 on the layers alone). In
-step AT (from 0) rank VICTIM sends itself SIGNAL, or is busy alone for ever if that is `busy`.
+optimizer tracked), nested, compiled, unused, bn, ignored (DDP leaves a parameter out), late (DDP
+made in the loop), fsdp, or parts (FSDP2 on the layers alone). In step AT (from 0) rank VICTIM sends
+itself SIGNAL, or is busy alone for ever if that is `busy`.
 """
 
 import hashlib
@@ -10,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -39,7 +41,7 @@ def net() -> nn.Sequential:
 
 
 def wrapped(bare: nn.Sequential) -> nn.Module:
-    if WRAP == "plain":
+    if WRAP in ("plain", "late"):
         return bare
     if WRAP in ("fsdp", "parts"):
         from torch.distributed.device_mesh import init_device_mesh
@@ -52,6 +54,9 @@ def wrapped(bare: nn.Sequential) -> nn.Module:
         if WRAP == "fsdp":
             fully_shard(bare, mesh=mesh)
         return bare
+    if WRAP == "ignored":
+        kind: Any = nn.parallel.DistributedDataParallel
+        kind._set_params_and_buffers_to_ignore_for_model(bare, ["0.bias"])
     ddp = nn.parallel.DistributedDataParallel(bare, find_unused_parameters=WRAP == "unused")
     if WRAP == "compiled":
         return torch.compile(ddp, backend="eager")  # type: ignore[return-value]
@@ -77,7 +82,8 @@ def busy_alone() -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    run = spotguard.init(seed=1, save_every="100 steps", backend="gloo")
+    exact = os.environ.get("EXACT") or None
+    run = spotguard.init(seed=1, save_every="100 steps", backend="gloo", exact=exact)
     bare = net()
     model = wrapped(bare)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -89,6 +95,8 @@ def main() -> None:
     run.track(optimizer=optimizer)
     victim = run.rank == int(os.environ.get("VICTIM", "-1")) and run.attempt == 1
     for step in run.steps(loader, total=STEPS):
+        if WRAP == "late":
+            model = nn.parallel.DistributedDataParallel(bare)
         for x in step:
             step.backward(model(x).square().mean())
         if victim and step.number == int(os.environ["AT"]):

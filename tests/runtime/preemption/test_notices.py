@@ -178,10 +178,10 @@ def test_gcp_is_told_at_once() -> None:
         assert waiting.is_alive()
         noticed_at = time.monotonic()
         service.notice()
-        waiting.join(5)
+        waiting.join()
 
     assert found[0][0] is not None
-    assert found[0][1] - noticed_at < 1
+    assert found[0][1] - noticed_at < 10, "not only when the poll's 20 s are over"
     assert "wait_for_change=true&timeout_sec=20&last_etag=" in service.requests[1][1]
 
 

@@ -93,19 +93,19 @@ def test_names_are_left_at_the_deadline(dead: list[Any], monkeypatch: pytest.Mon
     """However many addresses a name has, and however long the name service thinks."""
     began = time.monotonic()
     with keep_to_deadline(requests.Session()) as session, give_up_after(0.3):
-        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: dead * 8)
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: dead * 100)
         with pytest.raises(requests.ConnectionError) as caught:
             session.get("http://account.test", timeout=10)
         assert str(broken(caught.value, "box")) == "box did not answer in time"
     with keep_to_deadline(requests.Session()) as session, give_up_after(0.3):
         asked = threading.Event()
-        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: asked.wait(10))
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: asked.wait())
         with pytest.raises(requests.ConnectionError) as caught:
             session.get("http://account.test", timeout=10)
         asked.set()
         assert "the name box is not known" in str(broken(caught.value, "box"))
 
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 15.0, "100 times 0.3 s would be half a minute"
 
 
 def test_proxies_are_timed_too(monkeypatch: pytest.MonkeyPatch) -> None:
