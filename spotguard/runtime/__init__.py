@@ -12,7 +12,7 @@ The same script runs under plain `python`, under `torchrun` and under `spotguard
 """
 
 from spotguard.runtime.data.loader import ElasticLoader
-from spotguard.runtime.epochs import Epoch
+from spotguard.runtime.loop.epochs import Epoch
 from spotguard.runtime.run import Run
 from spotguard.runtime.starting import init, reset
 from spotguard.runtime.state.box import Box
