@@ -21,7 +21,8 @@ import spotguard.runtime as spotguard
 run = spotguard.init(save_every="4 steps")
 data = torch.utils.data.TensorDataset(torch.randn(26, 3), torch.randn(26, 1))
 text = torch.randint(7, (90,))
-best, history = 1e9, []
+best = 1e9
+history: list[int] = []
 
 
 def moment(name: str) -> None:
@@ -87,7 +88,7 @@ def by_a_framework() -> None:
         for _ in range(len(step)):
             x, y = next(batches)
             with step.weighted(mse_loss(model(x), y)) as loss:
-                loss.backward()
+                torch.autograd.backward(loss)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         run.end_step()
@@ -105,7 +106,7 @@ def by_epochs() -> None:
     run.track(scheduler=scheduler)
     run.track_values(globals(), "best", "history")
     for epoch in run.epochs(loader, total=3):
-        assert len(epoch) == len(loader) == 6
+        assert len(epoch) == 6
         for step in epoch:
             train(step)
         history.append(epoch.number)

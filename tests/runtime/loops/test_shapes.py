@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,7 +23,7 @@ MOMENTS = {
 }
 
 
-def ranks(jobs: Jobs, world: int, *, code: int = 0, **env: object) -> list[str]:
+def ranks(jobs: Jobs, world: int, *, code: int = 0, **env: Any) -> list[str]:
     """Run the ranks of one attempt to their end; return what each said."""
     started = jobs.start_ranks(world, script=SCRIPT, **env)
     assert [rank.wait() for rank in started] == [code] * world, [rank.said for rank in started]
