@@ -15,12 +15,12 @@ from spotguard.runtime.data.loader import Loader
 from spotguard.runtime.data.sample_log import SampleTrace
 from spotguard.runtime.distributed.collectives import ProcessGroup
 from spotguard.runtime.ending.leaving import Phase
-from spotguard.runtime.epochs import Epoch, epochs_of
+from spotguard.runtime.loop.epochs import Epoch, epochs_of
+from spotguard.runtime.loop.training import Circumstances, Training
 from spotguard.runtime.process.outside_loop import outside_loop
 from spotguard.runtime.run_data import RunData
 from spotguard.runtime.state.tracked import tracked, tracked_slot
 from spotguard.runtime.state.tree import Packed
-from spotguard.runtime.training import Circumstances, Training
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

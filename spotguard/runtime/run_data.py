@@ -71,6 +71,7 @@ class RunData:
         lr_scaling: str | None = None,
         reference_world_size: int | None = None,
         lr_warmup_steps: int | None = None,
+        replay: bool = False,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
         **options: Any,
@@ -110,6 +111,8 @@ class RunData:
                 and the script's learning rate are for.
             lr_warmup_steps: With `lr_scaling`, the optimizer steps in which the rate goes from one
                 factor to another (default 100).
+            replay: For a stream without `state_dict()`, such as webdataset's: a resume finds its
+                place by reading again what was read of the pass, which must come in the same order.
             collate_fn: Makes a batch of samples, as in `torch.utils.data.DataLoader`.
             num_workers: Worker processes that read ahead.
             **options: Further options of `torch.utils.data.DataLoader` (with `num_workers`).
@@ -142,7 +145,12 @@ class RunData:
                 num_workers=num_workers,
                 **options,
             )
-            return StreamLoader(dataset, **common)
+            return StreamLoader(dataset, replay=replay, **common)
+        if replay:
+            raise UsageError(
+                "run.loader: replay is for streams; this dataset has indices",
+                hint="leave it out: a resume finds its place in them by itself",
+            )
         make: Callable[..., Loader] = (
             partial(ScaledElasticLoader, scale=scale) if scale else ElasticLoader
         )

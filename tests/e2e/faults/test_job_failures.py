@@ -26,13 +26,24 @@ def test_exception_is_shown_and_not_retried(lab: Lab) -> None:
     assert "on fire" in lab.spotguard("logs").out
 
 
+TRAINS = """import time, torch
+if False: import spotguard.runtime
+w = torch.nn.Parameter(torch.ones(1))
+o = torch.optim.SGD([w], lr=0.1)
+"""
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
         ("import spotguard.runtime\nimport no_such_package\n", "no_such_package"),
-        ("import spotguard.runtime as s\nrun = s.init()\n", "without finishing its loop"),
+        (
+            "import spotguard.runtime as s\nrun = s.init()\n",
+            "without ever beginning a loop of spotguard",
+        ),
+        (f"{TRAINS}for _ in range(10**6): o.step(); time.sleep(0.1)\n", "in no loop of spotguard"),
     ],
-    ids=["dies at import", "never trains"],
+    ids=["dies at import", "never trains", "trains without us"],
 )
 def test_script_that_never_trains(lab: Lab, tmp_path: Path, body: str, words: str) -> None:
     """A script that dies before its loop, or has none, is its own failure, said in words."""
@@ -42,6 +53,6 @@ def test_script_that_never_trains(lab: Lab, tmp_path: Path, body: str, words: st
     status = lab.up(script, "--nodes", "1", code=10)
 
     assert status["state"] == "failed"
-    assert reasons(status) == ["failed"]
+    assert reasons(status) == ["failed" if "no_such" in words else "unprotected"]
     told = f"{status['state_detail']} {status['traceback']}"
     assert words in told, told
