@@ -31,7 +31,7 @@ def secrets_of(environ: Mapping[str, str]) -> set[str]:
         is_secret = (
             name in named
             or name == env.KEY
-            or not _SECRET_WORDS.isdisjoint(name.upper().split("_"))
+            or not _SECRET_WORDS.isdisjoint(name.lower().split("_"))
         )
         if is_secret and len(value.strip()) >= SHORTEST:
             found.add(value.strip())
