@@ -86,7 +86,7 @@ def _shipped(store: str, steps: int, every_s: float, core: int) -> tuple[float, 
     took_s, cpu_s, mine_s = _steps(shipping.folder, steps, every_s, core)
     shipping.finish(30.0)
     shipping.join()
-    return took_s, cpu_s, mine_s / cpu_s
+    return took_s, cpu_s, mine_s / took_s
 
 
 def main() -> None:
@@ -124,7 +124,7 @@ def main() -> None:
         f"(quartiles {low:.4f} to {high:.4f}); load {load:.1f}"
     )
     print(
-        f"agent's processor time / the step's: {100 * statistics.median(shares):.2f} % "
+        f"agent's processor time / time of the steps: {100 * statistics.median(shares):.2f} % "
         f"({100 * min(shares):.2f} to {100 * max(shares):.2f} %); promised: "
         f"{100 * _PROMISED_SHARE:g} %"
     )

@@ -128,6 +128,7 @@ def _records(file: Path) -> list[Any]:
     """Return the records of a W&B file: LevelDB's log form, protobuf of the library's own."""
     from wandb.proto import wandb_internal_pb2
 
+    protobuf: Any = wandb_internal_pb2
     data, at, parts, records = file.read_bytes(), _FILE_HEAD, b"", []
     while at + _PIECE_HEAD <= len(data):
         if _BLOCK - at % _BLOCK < _PIECE_HEAD:
@@ -138,7 +139,7 @@ def _records(file: Path) -> list[Any]:
         parts += data[at : at + length]
         at += length
         if kind in _WHOLE_OR_LAST:
-            record: Any = wandb_internal_pb2.Record()
+            record = protobuf.Record()
             record.ParseFromString(parts)
             records.append(record)
             parts = b""

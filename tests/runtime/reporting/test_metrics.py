@@ -375,8 +375,17 @@ def test_what_others_wrote_is_refused() -> None:
 def test_heartbeats_carry_the_newest_values() -> None:
     """And whoever reads them takes only numbers with names."""
     beat = Heartbeat(
-        **{"at": 1.0, "attempt": 1, "node": 0, "step": 3, "total_steps": 9, "epoch": 0},
-        **{"train_s": 1.0, "step_s": 0.1, "loss": None, "saved_step": None, "saved_at": None},
+        at=1.0,
+        attempt=1,
+        node=0,
+        step=3,
+        total_steps=9,
+        epoch=0,
+        train_s=1.0,
+        step_s=0.1,
+        loss=None,
+        saved_step=None,
+        saved_at=None,
         metrics={"loss": 2.0},
     )
     assert Heartbeat.from_json(beat.to_json()).metrics == {"loss": 2.0}
