@@ -88,7 +88,7 @@ class Periodic(_Spotguard):
         self._saver.save_in_background(self._capture(number, CheckpointKind.PERIODIC), overlap=True)
         return Pending(
             durable=self._durable,
-            wait_until_free=lambda: None if self._saver.wait_copied() else None,
+            wait_until_free=self._saver.wait_copied,
         )
 
 
