@@ -32,7 +32,7 @@ class Pending:
 
     durable: Future[float]
     """When the checkpoint is complete and synced: that instant, by `time.perf_counter`."""
-    wait_until_free: Callable[[], None] = field(default=_at_once)
+    wait_until_free: Callable[[], object] = field(default=_at_once)
     """Blocks until the state may be changed: what an optimizer step has to wait for."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from spotguard.errors import MissingExtra
@@ -48,8 +49,9 @@ class MlflowTracker:
             MissingExtra: mlflow is not installed.
         """
         try:
-            from mlflow import tracking
             from mlflow.exceptions import MlflowException
+
+            library = import_module("mlflow.tracking")
         except ImportError:
             raise MissingExtra(
                 "MLflow needs the package mlflow-skinny or mlflow",
@@ -57,7 +59,6 @@ class MlflowTracker:
             ) from None
         self._fails = (MlflowException, OSError)
         self._client: Any = None
-        library: Any = tracking  # which says nothing of its types
         self._make_client = lambda: library.MlflowClient(tracking_uri=tracking_uri)
         self._id = run.id
         self._experiment = experiment

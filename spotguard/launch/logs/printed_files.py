@@ -24,6 +24,8 @@ LAUNCHER_FILES = {"launcher.out": STDOUT, "launcher.err": STDERR}
 LONGEST = 64 << 10
 """Of a line without an end, so many bytes make a line of their own."""
 _AT_ONCE = 256 << 10
+_LOOK_S = 0.5
+"""Between looks for files that are not there yet: torchrun takes seconds to make them."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class PrintedFiles:
         self._masker = masker
         self._patience_s = patience_s
         self._files: dict[Path, _File] = {}
+        self._look_at = 0.0
         self.read_all = False
         """Whether the last call of `read` read all that there was."""
 
@@ -71,7 +74,9 @@ class PrintedFiles:
 
         With `final` nothing is printed any more: also what has no end.
         """
-        self._look_for_files()
+        if final or now >= self._look_at:
+            self._look_for_files()
+            self._look_at = now + _LOOK_S
         left = most_bytes
         self.read_all = True
         for file in self._files.values():

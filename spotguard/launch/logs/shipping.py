@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 KEPT_BYTES = 64 << 20
 """Of one node's output in one attempt, compressed: a quarter of it the beginning."""
-_LOOK_S = 0.25
-_SHOW_S = 0.1
+_LOOK_S = 0.5
+_SHOW_S = 0.2
 _SHIP_EVERY_S = 3.0
 """With a look and an upload, within five seconds."""
-_SHIP_EVERY_S_TO_A_FOLDER = 1.0
+_SHIP_EVERY_S_TO_A_FOLDER = 2.0
 """Where nothing is paid for a write."""
 _SHIP_BYTES = 256 << 10
 _WAITING_BYTES = 4 << 20

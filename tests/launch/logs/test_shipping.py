@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spotguard.control.journal.stored_logs import LogQuery, StoredLog
+from spotguard.errors import SpotguardError
 from spotguard.events import keys
 from spotguard.launch.logs import printed_files, shipping
 from spotguard.launch.logs.masking import Masker
@@ -20,7 +21,7 @@ from spotguard.storage.patterns.growing import read_piece, stored_pieces
 from spotguard.testing import FaultyStore, MemoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from spotguard.control.journal.stored_logs import LogLine
@@ -162,12 +163,19 @@ def test_a_store_with_faults_keeps_each_line_once(
 def test_a_store_that_hangs_stops_nobody() -> None:
     """Ranks print into files; the end waits as long as it is told, and says that it is not all."""
     released = threading.Event()
-    store = FaultyStore(MemoryStore()).before("put", lambda _: released.wait(60) and None)
+    store = FaultyStore(MemoryStore()).before("put", _wait_for(released))
     node = Node(store)
     node.shipping.start()
     node.prints(b"a line\n" * 100_000)
     assert not node.end(give_up_after_s=0.5)
     released.set()
+
+
+def _wait_for(event: threading.Event) -> Callable[[str], None]:
+    def wait(_: str) -> None:
+        event.wait(60)
+
+    return wait
 
 
 def test_a_store_that_cannot_be_opened_at_first_has_all_in_the_end() -> None:
@@ -178,7 +186,7 @@ def test_a_store_that_cannot_be_opened_at_first_has_all_in_the_end() -> None:
 
     def opened() -> ObjectStore:
         if not next(tries):
-            raise shipping.SpotguardError("no credentials yet")
+            raise SpotguardError("no credentials yet")
         return store
 
     node.shipping._open_store = opened
