@@ -11,6 +11,7 @@ import pytest
 from spotguard.control import api
 from spotguard.errors import EnvironmentFailure, UsageError
 from spotguard.pages.dashboard.app import dashboard
+from spotguard.pages.dashboard.feed import Feed
 from spotguard.pages.dashboard.serve import token_in
 from tests.control.run_folders import make_run
 from tests.pages.hostile_text import hostile_run
@@ -44,10 +45,13 @@ def ask(
     async def go() -> httpx.Response:
         fleet = api.fleet()
         fleet.refresh()
-        app = dashboard(fleet, token=TOKEN, port=PORT, read_only=read_only)
+        feed = Feed(fleet, read_only=read_only)
+        app = dashboard(feed, token=TOKEN, port=PORT, read_only=read_only)
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url=base) as client:
-            return await client.request(method, path, headers=headers, **more)
+            answer = await client.request(method, path, headers=headers, **more)
+        await feed.close()
+        return answer
 
     return asyncio.run(go())
 

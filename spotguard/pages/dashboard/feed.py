@@ -53,6 +53,8 @@ class Feed:
         self._made_at = float("-inf")
         self._news = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended = False
 
     @property
     def readers(self) -> int:
@@ -81,11 +83,12 @@ class Feed:
         """Yield a page's JSON now and each time it changes; nothing to say is an empty text."""
         self._looked_at[run_id] = self._looked_at.get(run_id, 0) + 1
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._watch())
+            self._loop = asyncio.get_running_loop()
+            self._task = self._loop.create_task(self._watch())
         sent = None
         try:
             await self.page(run_id)
-            while True:
+            while not self._ended:
                 newest = self._pages.get(run_id, (None, ""))[1]
                 if newest != sent:
                     sent = newest
@@ -99,6 +102,19 @@ class Feed:
         finally:
             self._looked_at[run_id] -= 1
 
+    def end(self) -> None:
+        """Have all `forms` come to their end; a signal handler may call it."""
+        self._ended = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        self._task = asyncio.ensure_future(self._tell_all())
+
+    async def _tell_all(self) -> None:
+        async with self._news:
+            self._news.notify_all()
+
     async def close(self) -> None:
         """End the thread and all that is under way."""
         if self._task is not None:
@@ -109,14 +125,13 @@ class Feed:
 
     async def _watch(self) -> None:
         """Renew what is looked at, every second."""
-        while True:
+        while not self._ended:
             await asyncio.sleep(self._poll_s)
             wanted = [run_id for run_id, count in self._looked_at.items() if count > 0]
             for run_id in wanted:
                 with contextlib.suppress(UsageError):
                     await self._off_loop(lambda run_id=run_id: self._renewed(run_id))  # type: ignore[misc]
-            async with self._news:
-                self._news.notify_all()
+            await self._tell_all()
 
     async def _off_loop(self, act: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, act)
