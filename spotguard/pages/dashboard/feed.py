@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from spotguard.control.report.fleet import Fleet
     from spotguard.control.report.follow import RunFollower
-    from spotguard.pages.layout import Page
+    from spotguard.pages.layout import WebPage
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Feed:
         self._poll_s = poll_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spotguard-pages")
         self._followers: dict[str, RunFollower] = {}
-        self._pages: dict[str, tuple[Page, str]] = {}
+        self._pages: dict[str, tuple[WebPage, str]] = {}
         """Newest form of each page that was made, and its JSON; the list of runs is `""`."""
         self._looked_at: dict[str, int] = {}
         """How many look at a page now."""
@@ -61,7 +61,7 @@ class Feed:
         """How many look at a page now."""
         return sum(self._looked_at.values())
 
-    async def page(self, run_id: str = "") -> Page:
+    async def page(self, run_id: str = "") -> WebPage:
         """Return a page as it is now; `UsageError` if there is no such run."""
         return (await self._off_loop(lambda: self._renewed(run_id)))[0]
 
@@ -138,7 +138,7 @@ class Feed:
 
     # ------------------------------------------------------------ in the thread
 
-    def _renewed(self, run_id: str) -> tuple[Page, str]:
+    def _renewed(self, run_id: str) -> tuple[WebPage, str]:
         self._refresh()
         page = self._run(run_id) if run_id else runs_page(self._fleet.summaries())
         made = (page, as_json(page))
@@ -151,7 +151,7 @@ class Feed:
             self._fleet.refresh()
             self._made_at = time.monotonic()
 
-    def _run(self, run_id: str) -> Page:
+    def _run(self, run_id: str) -> WebPage:
         may_act = self._fleet.is_ours(run_id) and not self._read_only
         follower = self._followers.pop(run_id, None) or self._fleet.follower(run_id)
         self._followers[run_id] = follower
