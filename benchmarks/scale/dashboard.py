@@ -103,16 +103,19 @@ async def visit(
     until = time.monotonic() + seconds
     limits = httpx.Limits(max_connections=2 * visitors)
 
+    async def listen(client: httpx.AsyncClient, path: str) -> None:
+        nonlocal pushes
+        async with client.stream("GET", path) as answer:
+            answer.raise_for_status()
+            async for line in answer.aiter_lines():
+                pushes += line.startswith("data:")
+
     async def keep_open(client: httpx.AsyncClient, path: str) -> None:
-        nonlocal errors, pushes
+        nonlocal errors
         try:
-            async with asyncio.timeout(until - time.monotonic()):  # Python 3.11 and later
-                async with client.stream("GET", path) as answer:
-                    answer.raise_for_status()
-                    async for line in answer.aiter_lines():
-                        pushes += line.startswith("data:")
-                errors += 1  # it must not end by itself
-        except TimeoutError:
+            await asyncio.wait_for(listen(client, path), until - time.monotonic())
+            errors += 1  # it must not end by itself
+        except asyncio.TimeoutError:  # noqa: UP041 - it is another one before Python 3.11
             pass
         except httpx.HTTPError:
             errors += 1

@@ -153,7 +153,12 @@ def test_each_answer_has_the_policy() -> None:
 def test_stopping_needs_more_than_the_cookie(monkeypatch: pytest.MonkeyPatch) -> None:
     """A form of another page sends no header of ours, and no JSON."""
     asked: list[str] = []
-    monkeypatch.setattr(api, "request_stop", lambda run_id: bool(asked.append(run_id)) or True)
+
+    def stop(run_id: str) -> bool:
+        asked.append(run_id)
+        return True
+
+    monkeypatch.setattr(api, "request_stop", stop)
     path, cookie = "/runs/job-1/stop", {"cookie": f"spotguard-{PORT}={TOKEN}"}
     form = {**cookie, "content-type": "application/x-www-form-urlencoded"}
     assert ask(path, method="POST", headers=form, content="a=b").status_code == 403
