@@ -115,7 +115,7 @@ async def visit(
         try:
             await asyncio.wait_for(listen(client, path), until - time.monotonic())
             errors += 1  # it must not end by itself
-        except asyncio.TimeoutError:  # noqa: UP041 - it is another one before Python 3.11
+        except asyncio.TimeoutError:
             pass
         except httpx.HTTPError:
             errors += 1

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LogLine",
-    "LogQuery",
     "adopt",
     "create_run",
     "down_alone",

@@ -10,7 +10,7 @@ attempts/000001/clock/<node>-<rank>.json              for a moment: to compare c
 attempts/000001/events/<ms>-<node>-<rank>-<n>.json    append-only
 attempts/000001/events/<ms>-<node>-<rank>-<n>.jsonl   older ones merged: that event, and before it
 attempts/000001/logs/<node>-<ms>-<piece>-<lines>.jsonl.gz     what the node's ranks printed
-attempts/000001/metrics/<node>-<ms>-<piece>-<lines>.jsonl.gz  what the node's first rank measured
+attempts/000001/metrics/<rank>-<ms>-<piece>-<lines>.jsonl.gz  what a rank measured and logged
 checkpoints/<step>-<attempt>/<shard>.safetensors      data
 checkpoints/<step>-<attempt>/manifest.json            create-if-absent: this is the commit
 checkpoints/<step>-<attempt>/pinned.json              optional: retention leaves it alone
@@ -136,20 +136,21 @@ def metrics(number: int) -> str:
 
 
 class Piece(NamedTuple):
-    """One object of a writer's lines: see `storage.growing`."""
+    """One object of a writer's lines: see `storage.patterns.growing`."""
 
     writer: str
-    """Node and when it began to write, in milliseconds: no two writers have the same."""
-    node: int
+    """Its index, and when it began to write, in milliseconds: no two have the same."""
+    owner: int
+    """The node whose log it is; the rank whose metrics they are."""
     number: int
     """Of the writer's pieces, from 0."""
     lines: int
     """How many lines are in it; of two objects of one piece, that with more replaces the other."""
 
 
-def piece(folder: str, *, node: int, at: float, number: int, count: int) -> str:
+def piece(folder: str, *, owner: int, at: float, number: int, count: int) -> str:
     """Return the key of a piece below `folder`, of a writer that began at `at`."""
-    return f"{folder}{node:05d}-{int(at * 1000):013d}-{number:06d}-{count:07d}.jsonl.gz"
+    return f"{folder}{owner:05d}-{int(at * 1000):013d}-{number:06d}-{count:07d}.jsonl.gz"
 
 
 def parse_piece(key: str) -> Piece | None:

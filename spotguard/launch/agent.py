@@ -31,14 +31,15 @@ from spotguard.events import env, keys
 from spotguard.events.event import Event, JobEvent
 from spotguard.events.untrusted import Refused, parse_object
 from spotguard.launch.logs.masking import secrets_of
+from spotguard.launch.logs.printed_files import LAUNCHER_FILES
 from spotguard.launch.logs.shipping import Shipping
 from spotguard.launch.membership import Part, next_part
 from spotguard.launch.metadata import DETECT, detect
 from spotguard.launch.slurm_allocation import give_back
 from spotguard.shared.steady_clock import SteadyClock
 from spotguard.storage import PrefixedStore, open_store
-from spotguard.storage.clock_comparison import seconds_ahead
 from spotguard.storage.deadline import give_up_after
+from spotguard.storage.patterns.clock_comparison import seconds_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -107,8 +108,9 @@ class Agent:
         command = command_line(part, self._nproc, self._script, log_dir=logs.folder)
         # What a killed rank has in a buffer of its own would be lost.
         told = {"PYTHONUNBUFFERED": "1", **given}
-        with logs.launcher_file.open("ab") as output:
-            job = subprocess.Popen(command, env=told, stdout=output, stderr=subprocess.STDOUT)
+        out, err = (logs.folder / name for name in LAUNCHER_FILES)
+        with out.open("ab") as stdout, err.open("ab") as stderr:
+            job = subprocess.Popen(command, env=told, stdout=stdout, stderr=stderr)
         logs.start()
         return job
 

@@ -189,7 +189,8 @@ class Job:
         """Take note of a finished step: from here on it is the state to save."""
         self.exits.forget()
         self.keeper.finished_step(finished, seconds, step)
-        self.metrics.finished_step(finished, self.keeper.stalled_s)
+        saved = self.keeper.saver.last
+        self.metrics.finished_step(finished, self.keeper.stalled_s, saved.step if saved else None)
         self._progress.write(finished, self.keeper.total or 0)
         if finished == self.keeper.first_step + 1 and self.rank == 0:
             self.reporter.event(JobEvent.FIRST_STEP, step=finished)
@@ -307,6 +308,8 @@ class Job:
         self._stop_looking_for_stillness(EXIT_PATIENCE_S)
         self.watch.close(EXIT_PATIENCE_S)
         self.reporter.close(EXIT_PATIENCE_S)
+        done = self.leaving.phase is Phase.AFTER and self.leaving.failure is None
+        self.metrics.close(finished=done, timeout_s=EXIT_PATIENCE_S)
 
     @property
     def is_fork(self) -> bool:

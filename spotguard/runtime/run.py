@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from spotguard.checkpoint.manifest import Manifest
     from spotguard.runtime.job import Job
+    from spotguard.runtime.reporting.trackers import Tracker
 
 log = logging.getLogger("spotguard")
 
@@ -295,6 +296,18 @@ class Run:
             UsageError: something is not a number, or no name for a metric.
         """
         self._job.metrics.log(step, metrics)
+
+    def report_to(self, tracker: Tracker) -> None:
+        """Pass on what is logged to a tracker, such as those of `spotguard.integrations.tracking`.
+
+        Call it before the loop, on all ranks; only the first one's has anything to do.
+
+        Raises:
+            UsageError: called after the loop has begun.
+        """
+        if self._job.phase is not Phase.SETUP:
+            raise UsageError("run.report_to() must come before run.steps()")
+        self._job.metrics.report_to(tracker)
 
     def evaluate(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
         """Yield from `batches`; when told to stop, leave between two of them, saved.

@@ -16,19 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from spotguard.control.journal.stored_logs import LogLine
     from spotguard.launch.base import Survey
     from spotguard.spec.model import JobSpec
 
 EXIT_CODES = {RunState.FINISHED: 0, RunState.FAILED: 10, RunState.STOPPED: 75, RunState.PAUSED: 20}
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line of the job's log."""
-
-    attempt: int
-    node: int | None
-    text: str
 
 
 class FakeLauncher:
@@ -72,7 +64,7 @@ class FakeControl:
     views: list[RunView] = field(default_factory=lambda: [pictures.finished()])
     """Shown one after the other; the last one stays."""
     lines: list[HistoryLine] = field(default_factory=pictures.history)
-    log: list[Line] = field(default_factory=list)
+    log: list[LogLine] = field(default_factory=list)
     asked: list[tuple[Any, ...]] = field(default_factory=list)
     dead: bool = False
     """The controller is gone and has to be restarted."""
@@ -174,7 +166,7 @@ class FakeControl:
             raise self.refuse
         self.asked.append(("resume", run_id, budget_usd, deadline_s, nodes))
 
-    def logs(self, run_id: str, follow: bool = False, query: object = None) -> Iterator[Line]:
+    def logs(self, run_id: str, follow: bool = False, query: object = None) -> Iterator[LogLine]:
         """Yield the log; note what was asked for."""
         self.asked.append(("logs", run_id, follow, query))
         yield from self.log

@@ -14,13 +14,13 @@ import yaml
 
 from spotguard.cli.views import formats
 from spotguard.control.drill import run as drill
+from spotguard.control.journal.stored_logs import LogLine
 from spotguard.control.supervisor import skypilot_request
 from spotguard.errors import BudgetExhausted, JournalDamaged, StoreUnavailable
 from spotguard.events.states import Market, RunState
 from spotguard.launch.base import Offer, PriceSource, Skipped, Survey
 from spotguard.launch.skypilot import existence
 from tests.cli import pictures
-from tests.cli.fake_control import Line
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Cli
@@ -573,16 +573,59 @@ def test_a_long_history_shows_the_newest_and_says_so(
 
 def test_logs_are_one_stream_without_terminal_tricks(cli: Cli, control: FakeControl) -> None:
     """Each line says whose it is; progress bars and escapes come out as their last state."""
-    control.log = [Line(1, 0, "10 %\r50 %\r100 %\n"), Line(2, 1, "\x1b[2Jloss [1.5]\n")]
+    control.log = [
+        LogLine(attempt=1, node=0, text="10 %\r50 %\r100 %\n"),
+        LogLine(attempt=2, node=1, rank=3, at=0.5, stream="stdout", text="\x1b[2Jloss [1.5]\n"),
+    ]
     said = cli("logs")
-    assert said.out.splitlines() == ["#1 node 0 | 100 %", "#2 node 1 | loss [1.5]"]
+    assert said.out.splitlines() == ["#1 node 0 | 100 %", "#2 node 1 rank 3 | loss [1.5]"]
     lines = [json.loads(line) for line in cli("logs", "--json").out.splitlines()]
-    assert lines[1] == {"schema": 1, "attempt": 2, "node": 1, "text": "loss [1.5]"}
+    assert lines[1] == {
+        **{"schema": 1, "attempt": 2, "node": 1, "rank": 3, "at": "1970-01-01T00:00:00.500Z"},
+        **{"stream": "stdout", "text": "loss [1.5]"},
+    }
+    assert (lines[0]["rank"], lines[0]["at"], lines[0]["stream"]) == (None, None, None)
+
+
+def test_lines_are_asked_for_by_place_time_and_words(cli: Cli, control: FakeControl) -> None:
+    """Each option reaches who reads the logs; a time is a duration or an instant."""
+    cli(
+        *("logs", "--attempt", "2", "--node", "1", "--rank", "3", "--tail", "20", "--all"),
+        *("--grep", "loss [0-9]", "--since", "1970-01-01T00:00:10Z"),
+    )
+    *_, query = control.asked[-1]
+    assert (query.attempt, query.node, query.rank, query.tail) == (2, 1, 3, 20)
+    assert (query.since, query.everything) == (10.0, True)
+    assert query.pattern.pattern == "loss [0-9]"
+    cli("logs", "--since", "10m")
+    assert control.asked[-1][-1].since == pytest.approx(time.time() - 600.0, abs=60.0)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--grep", "loss (", "is no regular expression"),
+        ("--since", "yesterday", "allowed: a duration"),
+        ("--since", "2026-05-01T12:00:00", "allowed: a duration"),
+    ],
+)
+def test_what_makes_no_sense_of_a_log_is_refused(
+    cli: Cli, control: FakeControl, option: str, value: str, words: str
+) -> None:
+    """In a sentence that names the option, with the code of a usage error."""
+    said = cli("logs", option, value)
+    assert said.code == 2
+    assert option in said.err
+    assert words in " ".join(said.err.split())
+    assert not control.asked
 
 
 def test_what_is_told_of_a_log_spoils_no_json(cli: Cli, control: FakeControl) -> None:
     """People read it in its place; programs get only what nodes printed."""
-    control.log = [Line(1, None, "its cluster is gone"), Line(2, 0, "step 8")]
+    control.log = [
+        LogLine(attempt=1, node=None, text="its cluster is gone"),
+        LogLine(attempt=2, node=0, text="step 8"),
+    ]
     assert cli("logs").out.splitlines() == ["#1 | its cluster is gone", "#2 node 0 | step 8"]
     said = cli("logs", "--json")
     assert [json.loads(line)["attempt"] for line in said.out.splitlines()] == [2]

@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "storage": {"events"} | FOUNDATION,
     "checkpoint": {"storage", "events"} | FOUNDATION,
     "runtime": STATE,
+    "integrations": {"runtime"} | STATE,
     "plan": STATE,
     "spec": STATE,
     "launch": STATE,
@@ -128,8 +129,7 @@ FLOORS = {
         *("report", "api", "doctor", "drill", "__main__", "__init__"),
     ),
     "storage": (
-        *("base", "keys", "urls", "buffers", "deadline", "small_objects", "clock_comparison"),
-        *("growing",),
+        *("base", "keys", "urls", "buffers", "deadline", "small_objects", "patterns"),
         *("credentials", "prefixed", "http", "remote", "filesystem", "s3", "gcs", "azure"),
         "__init__",
     ),

@@ -173,7 +173,7 @@ def test_its_end_is_written_down(tmp_path: Path, code: int) -> None:
 
 def test_that_it_was_told_to_leave_is_written_down_with_it(tmp_path: Path) -> None:
     """A job that ends badly after a SIGTERM was taken: that is not the script's fault."""
-    script = "import time\nprint('up', flush=True)\ntime.sleep(0.3)\nraise SystemExit(1)"
+    script = "import time\nprint('up', flush=True)\ntime.sleep(1.5)\nraise SystemExit(1)"
     store = tmp_path / "store"
     with agent(tmp_path, script, **run_variables(store)) as process:
         assert process.stdout is not None

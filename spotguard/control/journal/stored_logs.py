@@ -12,14 +12,14 @@ from spotguard.events import keys
 from spotguard.events.log_line import LAUNCHER, StoredLine
 from spotguard.events.untrusted import Refused
 from spotguard.shared.units import format_bytes
-from spotguard.storage.growing import PieceRead, read_piece, stored_pieces
+from spotguard.storage.patterns.growing import PieceRead, read_piece, stored_pieces
 
 if TYPE_CHECKING:
     import re
     from collections.abc import Iterator
 
     from spotguard.storage.base import ObjectStore
-    from spotguard.storage.growing import StoredPiece
+    from spotguard.storage.patterns.growing import StoredPiece
 
 _OUR_OWN = "spotguard: "
 _LONGEST = 1 << 20
@@ -111,11 +111,11 @@ class StoredLog:
         found = stored_pieces(self._store, keys.logs(self._attempt))
         if self._query.node is not None:
             wanted = self._query.node
-            found = {w: pieces for w, pieces in found.items() if pieces[0].name.node == wanted}
+            found = {w: pieces for w, pieces in found.items() if pieces[0].name.owner == wanted}
         streams = []
         for name, pieces in found.items():
             known = name in self._writers
-            writer = self._writers.setdefault(name, _Writer(node=pieces[0].name.node))
+            writer = self._writers.setdefault(name, _Writer(node=pieces[0].name.owner))
             if not known:
                 pieces = self._from_where_it_matters(writer, pieces, failed=failed)
             streams.append(self._of(writer, pieces, final=final))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from spotguard.events import keys
 from spotguard.events.metric import MetricLine
 from spotguard.events.untrusted import Refused
-from spotguard.storage.growing import read_piece, stored_pieces
+from spotguard.storage.patterns.growing import read_piece, stored_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -84,13 +84,13 @@ class SeriesReader:
         used: set[str] = set()
         ends = superseded_from(record)
         for number, end in ends.items():
-            for line in self._lines(number, used):
+            for rank, line in self._lines(number, used):
                 if names is None or line.name in names:
-                    found.setdefault(line.name, _Growing()).take(number, line, end)
+                    found.setdefault(line.name, _Growing()).take(number, rank, line, end)
         self._seen = {key: lines for key, lines in self._seen.items() if key in used}
         return {name: found[name].series(name, points) for name in sorted(found)}
 
-    def _lines(self, attempt: int, used: set[str]) -> Iterator[MetricLine]:
+    def _lines(self, attempt: int, used: set[str]) -> Iterator[tuple[int, MetricLine]]:
         for pieces in stored_pieces(self._store, keys.metrics(attempt)).values():
             for piece in pieces:
                 key = piece.keys[0]
@@ -104,7 +104,8 @@ class SeriesReader:
                     if read is None:
                         continue
                     self._seen[key] = tuple(_parsed(read.lines))
-                yield from self._seen[key]
+                for line in self._seen[key]:
+                    yield piece.name.owner, line
 
 
 def superseded_from(record: RunRecord) -> dict[int, int | None]:
@@ -135,14 +136,19 @@ class _Growing:
     """A series that is being put together."""
 
     by_step: dict[int, tuple[float, int, float]] = field(default_factory=dict)
+    order: dict[int, tuple[int, int, float]] = field(default_factory=dict)
 
-    def take(self, attempt: int, line: MetricLine, end: int | None) -> None:
-        """Take an attempt's values as far as they count; a later one replaces an earlier one."""
+    def take(self, attempt: int, rank: int, line: MetricLine, end: int | None) -> None:
+        """Take an attempt's values as far as they count; a later one replaces an earlier one.
+
+        Of one attempt the first rank's count: others log only when it is gone.
+        """
         for step, done, at, value in zip(line.steps, line.done, line.at, line.values, strict=True):
             if end is not None and done >= end:
                 continue
-            known = self.by_step.get(step)
-            if known is None or (known[1], known[2]) <= (attempt, at):
+            order = (attempt, -rank, at)
+            if step not in self.order or self.order[step] <= order:
+                self.order[step] = order
                 self.by_step[step] = (value, attempt, at)
 
     def series(self, name: str, points: int | None) -> Series:

@@ -51,7 +51,7 @@ from spotguard.events.states import EndReason, RunState
 from spotguard.launch.base import Unreachable
 from spotguard.plan.job import planned_markets
 from spotguard.spec.model import JobSpec
-from spotguard.storage.clock_comparison import WRITTEN_AT
+from spotguard.storage.patterns.clock_comparison import WRITTEN_AT
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ MASK = b"***"
 SHORTEST = 6
 """A shorter value, such as `false` or `4`, is none that could be told from other words."""
 _SECRET_WORDS = frozenset(
-    {"TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "KEY", "APIKEY", "CREDENTIALS"}
+    {"token", "secret", "password", "passwd", "passphrase", "key", "apikey", "credentials"}
 )
 """A variable with such a word in its name is taken for a secret, whoever has set it."""
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from spotguard.launch.logs.masking import MaskedStream, Masker
 
-LAUNCHER_FILE = "launcher.log"
+LAUNCHER_FILES = {"launcher.out": STDOUT, "launcher.err": STDERR}
+"""What torchrun itself prints, and where that is shown."""
 LONGEST = 64 << 10
 """Of a line without an end, so many bytes make a line of their own."""
 _AT_ONCE = 256 << 10
@@ -34,6 +35,7 @@ class PrintedLine:
     raw: bytes
     more: bool
     """It had no end yet."""
+    shown_on: str = STDERR
 
 
 @dataclass
@@ -41,6 +43,7 @@ class _File:
     descriptor: int
     rank: int | None
     stream: str
+    shown_on: str
     masked: MaskedStream
     rest: bytearray = field(default_factory=bytearray)
     """What has no line end yet."""
@@ -94,22 +97,23 @@ class PrintedFiles:
         self._files.clear()
 
     def _look_for_files(self) -> None:
-        if len(self._files) > 2 * self._nproc:
+        if len(self._files) == 2 * self._nproc + len(LAUNCHER_FILES):
             return  # all are there
         for path in sorted(self._folder.glob("*/attempt_*/*/std*.log")):
             local_rank, stream = path.parent.name, path.stem
             if path not in self._files and local_rank.isdigit() and stream in (STDOUT, STDERR):
-                self._open(path, self._first_rank + int(local_rank), stream)
-        path = self._folder / LAUNCHER_FILE  # the last: what it says of ranks follows them
-        if path in self._files:
-            self._files[path] = self._files.pop(path)
-        else:
-            self._open(path, None, LAUNCHER)
+                self._open(path, self._first_rank + int(local_rank), stream, stream)
+        for name, shown_on in LAUNCHER_FILES.items():  # last: what it says of ranks follows them
+            path = self._folder / name
+            if path in self._files:
+                self._files[path] = self._files.pop(path)
+            else:
+                self._open(path, None, LAUNCHER, shown_on)
 
-    def _open(self, path: Path, rank: int | None, stream: str) -> None:
+    def _open(self, path: Path, rank: int | None, stream: str, shown_on: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self._files[path] = _File(descriptor, rank, stream, self._masker.stream())
+            self._files[path] = _File(descriptor, rank, stream, shown_on, self._masker.stream())
 
 
 def _lines(file: _File, data: bytes, now: float) -> Iterator[PrintedLine]:
@@ -132,4 +136,4 @@ def _lines(file: _File, data: bytes, now: float) -> Iterator[PrintedLine]:
 
 
 def _line(file: _File, raw: bytes, *, more: bool) -> PrintedLine:
-    return PrintedLine(file.rank, file.stream, raw, more)
+    return PrintedLine(file.rank, file.stream, raw, more, file.shown_on)

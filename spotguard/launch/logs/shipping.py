@@ -24,9 +24,9 @@ from spotguard.errors import SpotguardError
 from spotguard.events import keys
 from spotguard.events.log_line import LAUNCHER, STDOUT, StoredLine
 from spotguard.launch.logs.masking import Masker
-from spotguard.launch.logs.printed_files import LAUNCHER_FILE, PrintedFiles, PrintedLine
+from spotguard.launch.logs.printed_files import PrintedFiles, PrintedLine
 from spotguard.storage.deadline import give_up_after
-from spotguard.storage.growing import GrowingObjects
+from spotguard.storage.patterns.growing import GrowingObjects
 from spotguard.storage.urls import is_folder
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 KEPT_BYTES = 64 << 20
 """Of one node's output in one attempt, compressed: a quarter of it the beginning."""
 _LOOK_S = 0.25
+_SHOW_S = 0.1
 _SHIP_EVERY_S = 3.0
 """With a look and an upload, within five seconds."""
 _SHIP_EVERY_S_TO_A_FOLDER = 1.0
@@ -46,7 +47,7 @@ _SHIP_BYTES = 256 << 10
 _WAITING_BYTES = 4 << 20
 """What is read ahead of a slow store."""
 _REQUEST_S = 30.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 3.0
 _CALM = 10
 """The job goes first: by so much these threads' nice value is higher."""
 
@@ -95,11 +96,6 @@ class Shipping:
                 ("show", self._keep_showing),
             )
         ]
-
-    @property
-    def launcher_file(self) -> Path:
-        """Where torchrun itself prints."""
-        return self.folder / LAUNCHER_FILE
 
     def start(self) -> None:
         """Begin to read; the files need not be there."""
@@ -185,7 +181,7 @@ class Shipping:
         return GrowingObjects(
             store,
             keys.logs(self._attempt),
-            node=self._node,
+            owner=self._node,
             at=self._clock.now(),
             most_bytes=KEPT_BYTES,
         )
@@ -227,10 +223,10 @@ class Shipping:
     def _keep_showing(self) -> None:
         outputs = {STDOUT: sys.stdout.buffer}
         while True:
-            over = self._over.wait(_LOOK_S)
+            over = self._over.wait(_SHOW_S)
             now = self._clock.monotonic()
             for line in self._shown.read(now, most_bytes=_WAITING_BYTES, final=over):
-                _show(outputs.get(line.stream, sys.stderr.buffer), line)
+                _show(outputs.get(line.shown_on, sys.stderr.buffer), line)
             for output in (sys.stdout.buffer, sys.stderr.buffer):
                 with contextlib.suppress(OSError, ValueError):
                     output.flush()

@@ -13,8 +13,8 @@ from spotguard.errors import StoreError
 from spotguard.events import keys
 from spotguard.shared.steady_clock import SteadyClock
 from spotguard.shared.units import format_duration, to_iso
-from spotguard.storage.clock_comparison import seconds_ahead
 from spotguard.storage.deadline import give_up_after
+from spotguard.storage.patterns.clock_comparison import seconds_ahead
 
 if TYPE_CHECKING:
     from spotguard.runtime.process.settings import Settings

@@ -22,19 +22,22 @@ from spotguard.events.metric import NAME, OWN, MetricLine
 from spotguard.events.untrusted import LARGEST
 from spotguard.runtime.process import clock
 from spotguard.runtime.reporting.machine_use import MachineUse
+from spotguard.runtime.reporting.trackers import TrackerFeed
 from spotguard.storage.deadline import give_up_after
-from spotguard.storage.growing import GrowingObjects, plain_lines
+from spotguard.storage.patterns.growing import GrowingObjects, plain_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from spotguard.runtime.data.loader import Loader, Share
+    from spotguard.runtime.reporting.trackers import Tracker
     from spotguard.storage.base import ObjectStore
 
 log = logging.getLogger("spotguard")
 
 _MOST_WAITING = 1_000_000
 """Values that wait for a store which refuses them; then the oldest give way."""
+_MOST_KEPT = 100_000
 _MOST_NAMES = 1_000
 _SHOWN = 64
 """Newest values that a heartbeat carries."""
@@ -68,6 +71,10 @@ class Metrics:
         self._rank = rank
         self._use = MachineUse(node) if local_rank == 0 else None
         self._points: deque[_Point] = deque(maxlen=_MOST_WAITING)
+        self._kept: deque[_Point] = deque(maxlen=_MOST_KEPT)
+        """What another rank than the first logged since the last save: that one may be gone when
+        this one saves, with what it had not stored yet."""
+        self._saved_step = 0
         self._names: set[str] = set()
         self._done: int | None = None
         self._early: list[_Point] = []
@@ -77,15 +84,14 @@ class Metrics:
         self._lock = threading.Lock()
         """Held for a moment where the times are added up."""
         self._storing = threading.Lock()
-        self._objects = GrowingObjects(store, keys.metrics(attempt), node=node, at=clock.now())
+        self._objects = GrowingObjects(store, keys.metrics(attempt), owner=rank, at=clock.now())
         self._data_s = 0.0
         self._saved_s = self._communicated_s = 0.0
         self._began: float | None = None
         self._loader: Loader | None = None
         self.communicated_s: Callable[[], float | None] = lambda: None
         """Seconds spent so far in waiting for other ranks; None where nobody knows."""
-        self.on_logged: list[Callable[[int, dict[str, float]], None]] = []
-        """Called by the first rank with each step and what was logged for it: trackers."""
+        self._feeds: list[TrackerFeed] = []
 
     # ------------------------------------------------------------------ the script's
 
@@ -109,10 +115,10 @@ class Metrics:
             if type(value) not in _NUMBERS:
                 value = _number(name, value)
             taken.append(_Point(name, step, done or 0, at, value))
-        if self._rank == 0:
-            (self._early if done is None else self._points).extend(taken)
-            for tell in self.on_logged:
-                tell(step, {point.name: _plain(point.value) for point in taken})
+        if done is None:
+            self._early += taken
+        else:
+            (self._points if self._rank == 0 else self._kept).extend(taken)
 
     def _check_name(self, name: str) -> None:
         if not NAME.fullmatch(name) or name.startswith(OWN):
@@ -132,8 +138,11 @@ class Metrics:
 
     def begin(self, first: int) -> None:
         """Take note that the loop begins with `first` steps done."""
-        self._points.extend(point._replace(done=first) for point in self._early)
+        early = [point._replace(done=first) for point in self._early]
+        (self._points if self._rank == 0 else self._kept).extend(early)
         self._early.clear()
+        for feed in self._feeds:
+            feed.begin(first)
         self._done = first
         self._began = None  # the first step is longer than any other: it sets things up
 
@@ -151,8 +160,8 @@ class Metrics:
             self._data_s += time.perf_counter() - began
             yield batch
 
-    def finished_step(self, finished: int, saved_s: float) -> None:
-        """Take note of a finished step; saves have held up the loop for `saved_s` so far."""
+    def finished_step(self, finished: int, saved_s: float, saved_step: int | None) -> None:
+        """Take note of a finished step, of the newest save, and of how long saves took so far."""
         now = time.perf_counter()
         communicated_s = self.communicated_s() or 0.0
         if self._began is not None:
@@ -166,6 +175,10 @@ class Metrics:
         self._began = now
         self._data_s, self._saved_s, self._communicated_s = 0.0, saved_s, communicated_s
         self._done = finished
+        if self._kept and saved_step is not None and saved_step != self._saved_step:
+            self._saved_step = saved_step
+            while self._kept and self._kept[0].done < saved_step:
+                self._kept.popleft()
 
     # ------------------------------------------------------------------ other threads'
 
@@ -206,16 +219,40 @@ class Metrics:
         with self._storing:
             if not self._objects.is_full:
                 points = [self._points.popleft() for _ in range(len(self._points))]
-                self._objects.add(list(plain_lines(line.to_body() for line in self._lines(points))))
+                lines = list(self._lines(points))
+                self._objects.add(list(plain_lines(line.to_body() for line in lines)))
+                for feed in self._feeds:
+                    feed.take(lines)
             self._objects.store()
 
     def before_commit(self) -> None:
         """Store what was logged before a checkpoint that is about to be committed, if it can be."""
+        self._points.extend(self._kept)  # another rank's only if it saves alone
+        self._kept.clear()
+        until = time.monotonic() + _BEFORE_COMMIT_S
         try:
             with give_up_after(_BEFORE_COMMIT_S):
                 self.flush()
         except StoreError as problem:
             log.warning("metrics could not be stored yet: %s", problem)
+        for feed in self._feeds:
+            feed.wait(until - time.monotonic())
+
+    def report_to(self, tracker: Tracker) -> None:
+        """Tell a tracker of all that is logged from here on; on the first rank only."""
+        if self._rank == 0:
+            self._feeds.append(TrackerFeed(tracker))
+
+    def told_to_stop(self) -> None:
+        """Tell trackers that the nodes are about to be taken."""
+        for feed in self._feeds:
+            feed.preempting()
+
+    def close(self, *, finished: bool, timeout_s: float) -> None:
+        """Let trackers end, once all is flushed; blocks `timeout_s` at most."""
+        until = time.monotonic() + timeout_s
+        for feed in self._feeds:
+            feed.close(finished=finished, timeout_s=until - time.monotonic())
 
     def _lines(self, points: list[_Point]) -> Iterator[MetricLine]:
         by_name: dict[str, list[_Point]] = {}

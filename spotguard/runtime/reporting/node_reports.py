@@ -80,6 +80,8 @@ class Reporter:
 
     def event(self, kind: JobEvent, **data: Any) -> None:
         """Queue an event; returns at once."""
+        if self._metrics is not None and kind in (JobEvent.NOTICE, JobEvent.AGREED):
+            self._metrics.told_to_stop()
         self._events.put(
             Event(
                 kind=kind.value,
@@ -123,6 +125,7 @@ class Reporter:
                 self._store_owed()
             if item is None:
                 self._store_metrics()
+                self._last_beat()
                 return
 
     def _store_owed(self) -> None:
@@ -168,6 +171,17 @@ class Reporter:
                 self._metrics.flush()
         except StoreError as problem:
             log.warning("metrics could not be stored yet: %s", problem)
+
+    def _last_beat(self) -> None:
+        """Show what was logged last, unless that would take long."""
+        if self._heartbeat is None or self._metrics is None:
+            return
+        try:
+            with give_up_after(_METRICS_S):
+                beat = self._heartbeat()
+                self._store.put(keys.heartbeat(self._attempt, self._node), beat.to_json())
+        except StoreError as problem:
+            log.warning("no heartbeat: %s", problem)
 
     def _beat(self) -> None:
         if self._heartbeat is None:

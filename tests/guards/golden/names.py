@@ -63,6 +63,8 @@ _KEY_ARGUMENTS: dict[str, Any] = {
     "step": 40,
     "at": 1_700_000_000.125,
     "count": 5,
+    "folder": "attempts/000007/logs/",
+    "owner": 3,
     "world_size": 4,
     "last_event": "attempts/000007/events/1700000000125-00003-00002-000005.json",
     "checkpoint_prefix": "checkpoints/000000000040-000007/",
@@ -71,6 +73,7 @@ _KEYS_TO_READ = (
     "attempts/000007/events/1700000000125-00003-00002-000005.json",
     "attempts/000007/events/1700000000125-00003-00002-000005.jsonl",
     "checkpoints/000000000040-000007/manifest.json",
+    "attempts/000007/logs/00003-1700000000125-000007-0000005.jsonl.gz",
 )
 
 
@@ -80,7 +83,7 @@ def store_keys() -> dict[str, Any]:
     for name, value in vars(keys).items():
         if name.startswith("_"):
             continue
-        if inspect.isfunction(value):
+        if inspect.isfunction(value) and value.__module__ == keys.__name__:
             record[name] = _made(value)
         elif isinstance(value, re.Pattern):
             record[name] = value.pattern

@@ -15,7 +15,7 @@ from spotguard.shared import steady_clock
 from spotguard.shared.steady_clock import SteadyClock, clock_kept_at
 from spotguard.shared.units import to_iso
 from spotguard.storage import open_store
-from spotguard.storage.clock_comparison import seconds_ahead
+from spotguard.storage.patterns.clock_comparison import seconds_ahead
 from spotguard.testing import MemoryStore
 
 if TYPE_CHECKING:

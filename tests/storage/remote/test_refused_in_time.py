@@ -22,7 +22,7 @@ from spotguard.runtime.reporting.node_reports import Reporter
 from spotguard.spec.layers import file_layer
 from spotguard.spec.setting import Whole, duration, number, usd
 from spotguard.storage import FileStore
-from spotguard.storage.clock_comparison import seconds_ahead
+from spotguard.storage.patterns.clock_comparison import seconds_ahead
 from spotguard.testing import FakeClock, FaultyStore, MemoryStore
 
 if TYPE_CHECKING:

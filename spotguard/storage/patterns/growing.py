@@ -58,17 +58,17 @@ class GrowingObjects:
         store: ObjectStore,
         folder: str,
         *,
-        node: int,
+        owner: int,
         at: float,
         most_bytes: int | None = None,
     ) -> None:
-        """Write below `folder`; nobody else may write as this node that began `at` that instant.
+        """Write below `folder`; nobody else of this `owner` may begin `at` the same instant.
 
         Of more than `most_bytes`, compressed, the oldest middle is deleted.
         """
         self._store = store
         self._folder = folder
-        self._node = node
+        self._owner = owner
         self._at = at
         self._most_bytes = most_bytes
         self._number = 0
@@ -136,7 +136,7 @@ class GrowingObjects:
 
     def _key(self, lines: int) -> str:
         return keys.piece(
-            self._folder, node=self._node, at=self._at, number=self._number, count=lines
+            self._folder, owner=self._owner, at=self._at, number=self._number, count=lines
         )
 
     def _tidy(self) -> None:
