@@ -71,7 +71,7 @@ def dashboard(
     stores: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[STORE]...",
+            metavar="STORE",
             help="Stores whose runs are shown, too, whichever machine controls them.",
         ),
     ] = None,
@@ -115,7 +115,7 @@ def metrics(
     stores: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[STORE]...",
+            metavar="STORE",
             help="Stores whose runs are told, too, whichever machine controls them.",
         ),
     ] = None,

@@ -18,7 +18,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from spotguard.pages.layout import Page
+    from spotguard.pages.layout import WebPage
 
 _SHELL: Final = """<!doctype html>
 <html lang="en">
@@ -43,12 +43,12 @@ _SHELL: Final = """<!doctype html>
 """
 
 
-def report_html(page: Page) -> str:
+def report_html(page: WebPage) -> str:
     """Return a whole report in one file, which opens without a network."""
     return _html(page, policy=policy(connects=False))
 
 
-def live_html(page: Page) -> str:
+def live_html(page: WebPage) -> str:
     """Return a page of the dashboard, which keeps asking its own server."""
     return _html(page, policy=policy(connects=True))
 
@@ -69,14 +69,14 @@ def policy(*, connects: bool) -> str:
     )
 
 
-def as_json(page: Page) -> str:
+def as_json(page: WebPage) -> str:
     """Return a page as JSON, on one line. What is not finite, and what is left at its default, is
     left out: the script knows the defaults.
     """
     return json.dumps(_plain(page), separators=(",", ":"), allow_nan=False)
 
 
-def _html(page: Page, *, policy: str) -> str:
+def _html(page: WebPage, *, policy: str) -> str:
     # "</script" would end the element, "<!--" would change how it is read: no "<" is left in it.
     data = as_json(page).replace("<", "\\u003c").replace("\u2028", "\\u2028")
     return _SHELL.format(

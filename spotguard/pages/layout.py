@@ -125,7 +125,7 @@ class Table:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Page:
+class WebPage:
     """Everything on one page."""
 
     kind: str

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from spotguard.control.status import words
 from spotguard.events import metric
 from spotguard.events.states import EndReason, RunState
-from spotguard.pages.layout import Breakdown, Card, Cell, Chart, Curve, Mark, Page, Slice, Table
+from spotguard.pages.layout import Breakdown, Card, Cell, Chart, Curve, Mark, Slice, Table, WebPage
 from spotguard.shared.plain_text import clean
 from spotguard.shared.units import format_bytes, format_duration, format_usd
 from spotguard.shared.version import __version__
@@ -41,10 +41,10 @@ _PARTS_OF_A_STEP = {
 _CALM_ENDS = (EndReason.FINISHED, EndReason.STOPPED)
 
 
-def run_page(report: ReportDocument, *, live: bool = False, may_act: bool = False) -> Page:
+def run_page(report: ReportDocument, *, live: bool = False, may_act: bool = False) -> WebPage:
     """Return the page of a run: `live` on the dashboard, whose user may act on it or not."""
     view = report.run
-    return Page(
+    return WebPage(
         kind="run" if live else "report",
         title=view.name,
         subtitle=view.run_id,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from spotguard.control.status import words
 from spotguard.events.states import RunState
-from spotguard.pages.layout import Card, Cell, Page, Table
+from spotguard.pages.layout import Card, Cell, Table, WebPage
 from spotguard.pages.run_page import usd
 from spotguard.shared.units import format_usd
 from spotguard.shared.version import __version__
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 _STUCK = (RunState.CONTACT_LOST, RunState.CLOUD_SILENT, RunState.WAITING)
 
 
-def runs_page(runs: Sequence[RunSummary]) -> Page:
+def runs_page(runs: Sequence[RunSummary]) -> WebPage:
     """Return the page of all runs: those that go on first, each newest first."""
     ordered = sorted(runs, key=lambda run: run.state.settled)
-    return Page(
+    return WebPage(
         kind="runs",
         title="spotguard runs",
         cards=_cards(runs),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from spotguard.launch.base import Offer, PriceSource, Skipped, Unchecked
-    from spotguard.plan.carbon.estimate import Machine
+    from spotguard.plan.carbon.estimate import NodeDevices
     from spotguard.plan.carbon.factors import Factor
     from spotguard.spec.model import JobSpec
 
@@ -211,7 +211,7 @@ def planned_markets(spec: JobSpec) -> tuple[Market, ...]:
     return (spec.market,)
 
 
-def machine_of(spec: JobSpec) -> Machine:
+def machine_of(spec: JobSpec) -> NodeDevices:
     """Return what a node of the job is made of, as far as it says."""
     return machine(
         spec.gpus,

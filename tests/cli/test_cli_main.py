@@ -46,6 +46,7 @@ FLAGS_OF_UP = {
     "--market",
     "--on-demand",
     "--on-demand-infra",
+    "--prefer",
     "--price",
     "--on-demand-price",
     "--allow-unknown-price",

@@ -11,6 +11,7 @@ import pytest
 from spotguard.control import api
 from spotguard.errors import EnvironmentFailure, UsageError
 from spotguard.pages.dashboard.app import dashboard
+from spotguard.pages.dashboard.feed import Feed
 from spotguard.pages.dashboard.serve import token_in
 from tests.control.run_folders import make_run
 from tests.pages.hostile_text import hostile_run
@@ -44,10 +45,13 @@ def ask(
     async def go() -> httpx.Response:
         fleet = api.fleet()
         fleet.refresh()
-        app = dashboard(fleet, token=TOKEN, port=PORT, read_only=read_only)
+        feed = Feed(fleet, read_only=read_only)
+        app = dashboard(feed, token=TOKEN, port=PORT, read_only=read_only)
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url=base) as client:
-            return await client.request(method, path, headers=headers, **more)
+            answer = await client.request(method, path, headers=headers, **more)
+        await feed.close()
+        return answer
 
     return asyncio.run(go())
 
@@ -149,7 +153,12 @@ def test_each_answer_has_the_policy() -> None:
 def test_stopping_needs_more_than_the_cookie(monkeypatch: pytest.MonkeyPatch) -> None:
     """A form of another page sends no header of ours, and no JSON."""
     asked: list[str] = []
-    monkeypatch.setattr(api, "request_stop", lambda run_id: bool(asked.append(run_id)) or True)
+
+    def stop(run_id: str) -> bool:
+        asked.append(run_id)
+        return True
+
+    monkeypatch.setattr(api, "request_stop", stop)
     path, cookie = "/runs/job-1/stop", {"cookie": f"spotguard-{PORT}={TOKEN}"}
     form = {**cookie, "content-type": "application/x-www-form-urlencoded"}
     assert ask(path, method="POST", headers=form, content="a=b").status_code == 403

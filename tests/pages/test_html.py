@@ -11,7 +11,7 @@ import pytest
 from spotguard.cli.main import main
 from spotguard.control import api
 from spotguard.pages.html import as_json, live_html, policy, report_html, static
-from spotguard.pages.layout import Card, Page
+from spotguard.pages.layout import Card, WebPage
 from spotguard.pages.run_page import run_page
 from spotguard.pages.runs_page import runs_page
 from tests.pages.hostile_text import MARK, SCRIPT, hostile_run
@@ -50,7 +50,7 @@ def test_what_a_job_wrote_ends_no_element() -> None:
 @pytest.mark.usefixtures("home")
 def test_a_title_is_text_too() -> None:
     """The name of a run stands in the head, where no data element protects it."""
-    html = live_html(Page(kind="run", title=SCRIPT))
+    html = live_html(WebPage(kind="run", title=SCRIPT))
     assert html.count("<script") == 3
     assert "&lt;/script&gt;" in html.split("</title>")[0]
 
@@ -94,7 +94,7 @@ def test_the_pages_script_makes_no_markup_of_text() -> None:
 
 def test_what_is_not_finite_is_unknown() -> None:
     """NaN is no JSON: a browser would show nothing at all."""
-    page = Page(kind="runs", title="t", cards=(Card(label="a", value="b", share=float("nan")),))
+    page = WebPage(kind="runs", title="t", cards=(Card(label="a", value="b", share=float("nan")),))
     assert json.loads(as_json(page))["cards"][0]["share"] is None
 
 

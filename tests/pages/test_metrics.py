@@ -18,6 +18,7 @@ from spotguard.pages.metrics import exposition
 from tests.control.made import ended, launched, saved, training
 from tests.control.run_folders import make_run
 
+BEGAN = 1_790_000_000.0
 DASHBOARDS = Path(__file__).parents[2] / "infra" / "dashboards"
 
 
@@ -27,17 +28,17 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SPOTGUARD_HOME", str(tmp_path / "home"))
     make_run(tmp_path / "home", "job-1")
     lines = (
-        *launched(0.0, price=1.0),
-        training(5.0),
-        saved(9.0, 20, size_bytes=4e6, duration_s=0.5, stall_s=0.1),
-        saved(12.0, 30, size_bytes=5e6, duration_s=0.7, stall_s=0.1),
-        ended(20.0, "preempted", last_step=30),
-        *launched(21.0, attempt=2, price=None),
+        *launched(BEGAN, price=1.0),
+        training(BEGAN + 5.0),
+        saved(BEGAN + 9.0, 20, size_bytes=4e6, duration_s=0.5, stall_s=0.1),
+        saved(BEGAN + 12.0, 30, size_bytes=5e6, duration_s=0.7, stall_s=0.1),
+        ended(BEGAN + 20.0, "preempted", last_step=30),
+        *launched(BEGAN + 21.0, attempt=2, price=None),
     )
     with Journal.open(tmp_path / "home" / "runs" / "job-1" / "journal.db") as journal:
         for kind, at, attempt, *data in lines:
             told = data[0] if data else {}
-            journal.append(kind, at=1_790_000_000.0 + at, attempt=attempt, data=told)
+            journal.append(kind, at=at, attempt=attempt, data=told)
     return tmp_path / "home"
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spotguard.plan.carbon.estimate import Machine, machine
+from spotguard.plan.carbon.estimate import NodeDevices, machine
 from spotguard.spec.infra import LOCAL
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import RunRecord
 
 
-def machine_of(record: RunRecord) -> Machine:
+def machine_of(record: RunRecord) -> NodeDevices:
     """Return what a node of the run is made of, as its job asks for it."""
     spec = record.spec
     node = spec.get("node")

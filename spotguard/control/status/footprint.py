@@ -16,7 +16,7 @@ from spotguard.plan.carbon.estimate import draw
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import AttemptRecord, RunRecord
-    from spotguard.plan.carbon.estimate import Machine
+    from spotguard.plan.carbon.estimate import NodeDevices
     from spotguard.plan.carbon.factors import Factor
 
 
@@ -61,7 +61,7 @@ def attempt_footprint(record: RunRecord, attempt: AttemptRecord, now: float) -> 
     )
 
 
-def _counted_kwh(attempt: AttemptRecord, node: Machine) -> float | None:
+def _counted_kwh(attempt: AttemptRecord, node: NodeDevices) -> float | None:
     """Return what the devices counted between two signs of life; None if not all of them did.
 
     What else a node draws is not in it.

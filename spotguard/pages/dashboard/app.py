@@ -28,7 +28,7 @@ from starlette.routing import Route
 
 from spotguard.control import api
 from spotguard.errors import SpecError, SpotguardError, UsageError
-from spotguard.pages.dashboard.feed import MOST_READERS, Feed
+from spotguard.pages.dashboard.feed import MOST_READERS
 from spotguard.pages.dashboard.guard import Guard
 from spotguard.pages.html import live_html
 from spotguard.pages.metrics import CONTENT_TYPE
@@ -40,16 +40,15 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp
 
-    from spotguard.control.report.fleet import Fleet
+    from spotguard.pages.dashboard.feed import Feed
 
 log = logging.getLogger(__name__)
 
 _MOST_BODY = 4096
 
 
-def dashboard(fleet: Fleet, *, token: str, port: int, read_only: bool = False) -> ASGIApp:
-    """Return the application. The fleet is asked by it alone from now on."""
-    feed = Feed(fleet, read_only=read_only)
+def dashboard(feed: Feed, *, token: str, port: int, read_only: bool = False) -> ASGIApp:
+    """Return the application."""
     pages = _Pages(feed, read_only=read_only)
     routes = [
         Route("/", pages.runs),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from spotguard.control.report.fleet import Fleet
     from spotguard.control.report.follow import RunFollower
-    from spotguard.pages.layout import Page
+    from spotguard.pages.layout import WebPage
 
 log = logging.getLogger(__name__)
 
@@ -46,20 +46,22 @@ class Feed:
         self._poll_s = poll_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spotguard-pages")
         self._followers: dict[str, RunFollower] = {}
-        self._pages: dict[str, tuple[Page, str]] = {}
+        self._pages: dict[str, tuple[WebPage, str]] = {}
         """Newest form of each page that was made, and its JSON; the list of runs is `""`."""
         self._looked_at: dict[str, int] = {}
         """How many look at a page now."""
         self._made_at = float("-inf")
         self._news = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended = False
 
     @property
     def readers(self) -> int:
         """How many look at a page now."""
         return sum(self._looked_at.values())
 
-    async def page(self, run_id: str = "") -> Page:
+    async def page(self, run_id: str = "") -> WebPage:
         """Return a page as it is now; `UsageError` if there is no such run."""
         return (await self._off_loop(lambda: self._renewed(run_id)))[0]
 
@@ -81,11 +83,12 @@ class Feed:
         """Yield a page's JSON now and each time it changes; nothing to say is an empty text."""
         self._looked_at[run_id] = self._looked_at.get(run_id, 0) + 1
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._watch())
+            self._loop = asyncio.get_running_loop()
+            self._task = self._loop.create_task(self._watch())
         sent = None
         try:
             await self.page(run_id)
-            while True:
+            while not self._ended:
                 newest = self._pages.get(run_id, (None, ""))[1]
                 if newest != sent:
                     sent = newest
@@ -99,6 +102,19 @@ class Feed:
         finally:
             self._looked_at[run_id] -= 1
 
+    def end(self) -> None:
+        """Have all `forms` come to their end; a signal handler may call it."""
+        self._ended = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        self._task = asyncio.ensure_future(self._tell_all())
+
+    async def _tell_all(self) -> None:
+        async with self._news:
+            self._news.notify_all()
+
     async def close(self) -> None:
         """End the thread and all that is under way."""
         if self._task is not None:
@@ -109,21 +125,20 @@ class Feed:
 
     async def _watch(self) -> None:
         """Renew what is looked at, every second."""
-        while True:
+        while not self._ended:
             await asyncio.sleep(self._poll_s)
             wanted = [run_id for run_id, count in self._looked_at.items() if count > 0]
             for run_id in wanted:
                 with contextlib.suppress(UsageError):
                     await self._off_loop(lambda run_id=run_id: self._renewed(run_id))  # type: ignore[misc]
-            async with self._news:
-                self._news.notify_all()
+            await self._tell_all()
 
     async def _off_loop(self, act: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, act)
 
     # ------------------------------------------------------------ in the thread
 
-    def _renewed(self, run_id: str) -> tuple[Page, str]:
+    def _renewed(self, run_id: str) -> tuple[WebPage, str]:
         self._refresh()
         page = self._run(run_id) if run_id else runs_page(self._fleet.summaries())
         made = (page, as_json(page))
@@ -136,7 +151,7 @@ class Feed:
             self._fleet.refresh()
             self._made_at = time.monotonic()
 
-    def _run(self, run_id: str) -> Page:
+    def _run(self, run_id: str) -> WebPage:
         may_act = self._fleet.is_ours(run_id) and not self._read_only
         follower = self._followers.pop(run_id, None) or self._fleet.follower(run_id)
         self._followers[run_id] = follower

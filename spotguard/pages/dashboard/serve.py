@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import signal
 import socket
 from typing import TYPE_CHECKING
 
@@ -72,16 +73,28 @@ def serve(
         import uvicorn
 
         from spotguard.pages.dashboard.app import dashboard
+        from spotguard.pages.dashboard.feed import Feed
     except ImportError as problem:
         raise MissingExtra(
             "the dashboard needs the packages starlette and uvicorn",
             hint="pip install 'spotguard[dashboard]'",
         ) from problem
+
+    class Server(uvicorn.Server):
+        """Ends in peace on a signal: the pages that are open are told."""
+
+        def handle_exit(self, sig: int, frame: object) -> None:
+            """Note that it is to end; a second Ctrl-C waits for nothing."""
+            self.force_exit = self.should_exit and sig == signal.SIGINT
+            self.should_exit = True
+            feed.end()
+
     listening = _listen(port)
+    feed = Feed(fleet, read_only=read_only)
     with listening:
         port = listening.getsockname()[1]
         config = uvicorn.Config(
-            dashboard(fleet, token=token, port=port, read_only=read_only),
+            dashboard(feed, token=token, port=port, read_only=read_only),
             access_log=False,  # addresses hold the token, once
             log_level="warning",
             ws="none",
@@ -91,7 +104,7 @@ def serve(
             limit_concurrency=1024,
         )
         ready(f"http://{_ADDRESS}:{port}/?token={token}")
-        uvicorn.Server(config).run(sockets=[listening])
+        Server(config).run(sockets=[listening])
 
 
 def _listen(port: int) -> socket.socket:

@@ -20,7 +20,7 @@ _TIE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class NodeDevices:
     """What a node draws power with."""
 
     gpu: str | None
@@ -48,7 +48,7 @@ class Draw:
         return self.kwh_per_h * self.g_per_kwh
 
 
-def machine(gpus: str | None, cpus: str | None, *, processes: int, is_local: bool) -> Machine:
+def machine(gpus: str | None, cpus: str | None, *, processes: int, is_local: bool) -> NodeDevices:
     """Return what a node of a job is made of.
 
     Args:
@@ -60,10 +60,10 @@ def machine(gpus: str | None, cpus: str | None, *, processes: int, is_local: boo
     kind, _, count = (gpus or "").partition(":")
     asked = (cpus or "").rstrip("+")
     vcpus = float(asked) if asked else float(processes) if is_local else None
-    return Machine(gpu=kind or None, gpus=int(count or 1) if kind else 0, vcpus=vcpus)
+    return NodeDevices(gpu=kind or None, gpus=int(count or 1) if kind else 0, vcpus=vcpus)
 
 
-def draw(cloud: str, region: str | None, node: Machine) -> Draw | None:
+def draw(cloud: str, region: str | None, node: NodeDevices) -> Draw | None:
     """Return what such a node draws and causes there; None if its devices are not known."""
     used: list[Factor] = []
     if node.gpu is not None:
@@ -87,7 +87,7 @@ def draw(cloud: str, region: str | None, node: Machine) -> Draw | None:
     )
 
 
-def greener_first(offers: Sequence[Offer], node: Machine) -> list[Offer]:
+def greener_first(offers: Sequence[Offer], node: NodeDevices) -> list[Offer]:
     """Return the offers, of those that cost the same within 5 % the greener ones first.
 
     The cheapest that is left begins a group: who is within 5 % of it, of its market, is in it. One
@@ -110,6 +110,6 @@ def _ties(first: Offer, other: Offer) -> bool:
     return price <= least * (1 + _TIE)
 
 
-def _grams(offer: Offer, node: Machine) -> float:
+def _grams(offer: Offer, node: NodeDevices) -> float:
     causes = draw(offer.infra, offer.region, node)
     return float("inf") if causes is None else causes.g_per_h

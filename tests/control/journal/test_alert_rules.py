@@ -75,7 +75,7 @@ def test_each_thing_is_told_once(lines: tuple[Any, ...], now: float, kinds: list
 
 def test_the_next_of_its_kind_is_told_again() -> None:
     """A save ends one stretch without; the next one that is too long is another one."""
-    lines = (*launched(0.0), training(1.0))
+    lines: tuple[Any, ...] = (*launched(0.0), training(1.0))
     first = due(_run(*lines), 150.0)
     lines = (*lines, ("noted", 150.0, None, {"key": first[0].key, "text": ""}), saved(160.0, 5))
     assert due(_run(*lines), 200.0) == ()

@@ -50,7 +50,7 @@ def test_only_a_run_that_changed_is_read_again(home: Path, monkeypatch: pytest.M
     opened: list[str] = []
     real = Journal.open.__func__  # type: ignore[attr-defined]
 
-    def opens(cls: type[Journal], path: Path, **more: bool) -> Journal:
+    def opens(cls: type[Journal], /, path: Path, **more: bool) -> Journal:
         opened.append(path.parent.name)
         return real(cls, path, **more)  # type: ignore[no-any-return]
 
@@ -131,7 +131,7 @@ def _publish(store: object, home: Path) -> None:
 def test_a_store_that_fails_leaves_the_last_picture(home: Path, tmp_path: Path) -> None:
     """A page of what was known is better than none."""
     mirror = Mirror(str(tmp_path / "store"))
-    mirror._store = FaultyStore(open_store(str(tmp_path / "store"))).fail("list_folders")  # type: ignore[assignment]
+    mirror._store = FaultyStore(open_store(str(tmp_path / "store"))).fail("list_folders")
     from spotguard.control.report.fleet import Fleet
 
     make_run(home, "job-1")
