@@ -1,8 +1,8 @@
 """What `mkdocs` is told beside mkdocs.yml: pages from outside docs/, and links that work there.
 
 On GitHub a page links to another file of the repository by its path. The site has only pages, so
-such a link becomes one to a page if the file is one, else one to the file on GitHub. A link to
-nothing is left as it is, for mkdocs to complain about.
+such a link becomes one to a page or picture if the file is one, else one to the file on GitHub. A
+link to nothing is left as it is, for mkdocs to complain about.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _in_site(link: str, home: str, uri: str, repository: str) -> str:
     name, _, anchor = link.partition("#")
     path = posixpath.normpath(posixpath.join(posixpath.dirname(home), name))
     target = FROM_OUTSIDE.get(path)
-    if target is None and path.startswith("docs/") and path.endswith(".md"):
+    if target is None and path.startswith("docs/") and path.endswith((".md", ".png")):
         target = path.removeprefix("docs/")
     if target is not None:
         name = os.path.relpath(target, posixpath.dirname(uri) or ".")

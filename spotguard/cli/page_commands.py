@@ -77,7 +77,10 @@ def dashboard(
     ] = None,
     *,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port on loopback; 0 takes a free one.")
+        int,
+        typer.Option(
+            metavar="PORT", min=0, max=65535, help="Port on loopback; 0 takes a free one."
+        ),
     ] = 8650,
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Show only: nothing can be stopped or resumed.")
