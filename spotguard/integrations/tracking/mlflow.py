@@ -10,7 +10,7 @@ from spotguard.errors import MissingExtra
 from spotguard.runtime.reporting.trackers import TrackerProblem
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from spotguard.runtime import Run
 
@@ -51,7 +51,7 @@ class MlflowTracker:
         try:
             from mlflow.exceptions import MlflowException
 
-            library = import_module("mlflow.tracking")
+            library: Any = import_module("mlflow.tracking")
         except ImportError:
             raise MissingExtra(
                 "MLflow needs the package mlflow-skinny or mlflow",
@@ -59,7 +59,9 @@ class MlflowTracker:
             ) from None
         self._fails = (MlflowException, OSError)
         self._client: Any = None
-        self._make_client = lambda: library.MlflowClient(tracking_uri=tracking_uri)
+        self._make_client: Callable[[], Any] = lambda: library.MlflowClient(
+            tracking_uri=tracking_uri
+        )
         self._id = run.id
         self._experiment = experiment
         self._params = dict(params or {})
