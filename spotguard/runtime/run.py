@@ -18,6 +18,7 @@ from spotguard.runtime.data.sample_log import SampleTrace
 from spotguard.runtime.data.streaming import StreamLoader, is_stream, refuse_indexed_options
 from spotguard.runtime.distributed.collectives import ProcessGroup
 from spotguard.runtime.ending.leaving import Phase
+from spotguard.runtime.process.identity import first_world_size
 from spotguard.runtime.state.tracked import tracked
 from spotguard.runtime.state.tree import Packed
 from spotguard.runtime.training import Circumstances, Training
@@ -102,6 +103,15 @@ class Run:
     def device(self) -> torch.device:
         """Return this rank's device: its GPU, or the CPU."""
         return self._job.device
+
+    def first_world_size(self) -> int:
+        """Return the number of ranks that the run began with: of its first attempt that trained.
+
+        For a global batch that is made up of what each rank was meant to have. Blocks until the
+        first rank has asked the store; the answer is the same on all ranks.
+        """
+        job = self._job
+        return first_world_size(job.store, job.attempt, self.world_size, job.coordinator)
 
     @property
     def seed(self) -> int:
@@ -329,6 +339,7 @@ class Run:
         total: int | None = None,
         epochs: int | None = None,
         strict: bool = True,
+        even: bool = False,
     ) -> int:
         """Restore the training state, begin to train, and return how many steps are done already.
 
@@ -348,13 +359,16 @@ class Run:
             total: As for `steps`.
             epochs: As for `steps`.
             strict: As for `steps`.
+            even: All ranks have equally many forward passes in a step, as a forward pass with
+                collectives of its own needs: those with fewer micro-batches repeat their last one,
+                which counts nowhere.
 
         Raises:
             UsageError: as `steps`.
             SystemExit: the checkpoint does not fit, told in one sentence; the code says why.
         """
         return self._prepare("run.restore", loader, total, epochs).start(
-            total, epochs, strict=strict
+            total, epochs, strict=strict, even=even
         )
 
     def begin_step(self) -> Step | None:

@@ -275,16 +275,28 @@ class Step:
         Blocks until all ranks have called it. It reads all of this rank's micro-batches of the
         step, and keeps them until the step ends; none is trained on by that.
         """
+        return self.total(sum(of(batch) for batch, weight in self.read_ahead() if weight))
+
+    def read_ahead(self) -> list[tuple[Any, float]]:
+        """Return this rank's micro-batches of the step, each with its share of the global batch.
+
+        For frameworks that look at a whole step before they train on its first micro-batch. It
+        keeps them until the step ends; none is trained on by that. A weight of 0 is that of a
+        micro-batch which is another one's, or comes again, so that ranks meet: it counts nowhere.
+
+        Raises:
+            UsageError: some were handed out already.
+            SystemExit: with code 75, saved: the process was told to stop.
+        """
         self._enter()
         if not self._kept or not self._kept[-1][0].last:
             if self.has_begun:
                 raise UsageError(
-                    "step.count() comes after the step's first micro-batch",
-                    hint="call it before the loop over the micro-batches",
+                    "a step's micro-batches are read ahead after its first one",
+                    hint="call step.count() or step.read_ahead() before the loop over them",
                 )
             self._kept += self._read_on()
-        own = [of(batch) for share, batch in self._kept if share.weight]
-        return self.total(sum(own))
+        return [(batch, share.weight) for share, batch in self._kept]
 
     def total(self, value: Any) -> float:
         """Return the sum of a number, or a tensor of one, over all ranks; the same on each.

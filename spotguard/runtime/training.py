@@ -107,6 +107,8 @@ class Training:
         """Closed, it ends what reads the data."""
         self._errors_end_it = _ErrorsEndIt(self._open, job)
         self._loop: TrainingLoop
+        self._even = False
+        """True if all ranks have as many forward passes in a step."""
         self._finished = 0
         self._last = 0
         self._evaluated = 0
@@ -119,7 +121,9 @@ class Training:
 
     # ------------------------------------------------------------------ the three calls
 
-    def start(self, total: int | None, epochs: int | None, *, strict: bool) -> int:
+    def start(
+        self, total: int | None, epochs: int | None, *, strict: bool, even: bool = False
+    ) -> int:
         """Restore, claim the attempt and begin; return how many steps are done already."""
         job = self._job
         with self._errors_end_it:
@@ -129,7 +133,8 @@ class Training:
         batches = self._loader.read(self._finished, self._last)
         self._open.callback(batches.close)  # its workers end with it
         mine: Iterator[tuple[Share, Any]] = batches
-        if self._gradients.meets_in_forward:
+        self._even = even or self._gradients.meets_in_forward
+        if self._even:
             mine = evened_out(batches, job.rank, self._loader.ranges)
         self._loop = TrainingLoop(
             job=job,
@@ -377,7 +382,7 @@ class Training:
     def _count_of(self, step: int) -> int:
         """Return how many micro-batches this rank is given in a step."""
         counts = [max(1, len(mine)) for mine in self._loader.ranges(step)]
-        return max(counts) if self._gradients.meets_in_forward else counts[self._job.rank]
+        return max(counts) if self._even else counts[self._job.rank]
 
     def _trace_step(self, step: Step) -> None:
         if self._of.trace is not None:

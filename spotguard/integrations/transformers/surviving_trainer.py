@@ -64,7 +64,9 @@ def survive(trainer: Any, by: TrainerRun) -> None:
     """Put `SurvivingTrainer` before the class of `trainer`."""
     kind = type(trainer)
     trainer._spotguard = by
-    trainer.__class__ = type(kind.__name__, (SurvivingTrainer, kind), {"__module__": kind.__module__})
+    trainer.__class__ = type(
+        kind.__name__, (SurvivingTrainer, kind), {"__module__": kind.__module__}
+    )
 
 
 class SurvivingTrainer:
@@ -97,7 +99,9 @@ class SurvivingTrainer:
         size: int = self._super.get_total_train_batch_size(args)
         return size
 
-    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
+    ) -> Any:
         """Begin a step; return it as the only batch, and what its losses are divided by."""
         run = self._spotguard
         if not run.is_active:
