@@ -82,9 +82,9 @@ def _order(sampler: Any) -> dict[str, Any]:
     """Return by which arguments of `run.loader` the order is the sampler's."""
     if type(sampler) is SequentialSampler:
         return {"shuffle": False}
-    if type(sampler) is RandomSampler and not sampler.replacement:
-        if sampler.num_samples == len(sampler.data_source):
-            return {"shuffle": True}
+    whole = type(sampler) is RandomSampler and not sampler.replacement
+    if whole and sampler.num_samples == len(sampler.data_source):
+        return {"shuffle": True}
     return {"sampler": sampler}
 
 

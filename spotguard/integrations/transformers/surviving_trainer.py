@@ -122,7 +122,7 @@ class SurvivingTrainer:
     def training_step(
         self, model: Any, inputs: Any, num_items_in_batch: Any = None, **options: Any
     ) -> torch.Tensor:
-        """Go forward and backward on each of a step's micro-batches; return the global mean loss."""
+        """Train on each of a step's micro-batches; return the mean loss over the global batch."""
         if not isinstance(inputs, StepBatches):
             loss: torch.Tensor = self._super.training_step(
                 model, inputs, num_items_in_batch, **options
