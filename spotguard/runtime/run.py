@@ -6,32 +6,33 @@ import contextlib
 import logging
 import sys
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from spotguard.errors import UsageError
-from spotguard.runtime.data.batch_scaling import ScaledElasticLoader, learning_rate_scale
-from spotguard.runtime.data.loader import ElasticLoader, Loader
+from spotguard.errors import SpotguardError, UsageError
+from spotguard.runtime.data.loader import Loader
 from spotguard.runtime.data.sample_log import SampleTrace
-from spotguard.runtime.data.streaming import StreamLoader, is_stream, refuse_indexed_options
 from spotguard.runtime.distributed.collectives import ProcessGroup
 from spotguard.runtime.ending.leaving import Phase
-from spotguard.runtime.process.identity import first_world_size
-from spotguard.runtime.state.tracked import tracked
+from spotguard.runtime.epochs import Epoch, epochs_of
+from spotguard.runtime.run_data import RunData
+from spotguard.runtime.state.tracked import tracked, tracked_slot
 from spotguard.runtime.state.tree import Packed
 from spotguard.runtime.training import Circumstances, Training
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
+    from types import FrameType
 
     from spotguard.runtime.job import Job
+    from spotguard.runtime.state.tracked import Tracked
     from spotguard.runtime.step import Step
 
 log = logging.getLogger("spotguard")
 
 _Batch = TypeVar("_Batch")
+_Item = TypeVar("_Item")
 
 
 @dataclass
@@ -44,14 +45,12 @@ class Taken:
     """Closed, it takes back hooks on models and optimizers, and closes files."""
 
 
-class Run:
+class Run(RunData):
     """This process's part of a run. Made by `init`; all methods are for the main thread."""
 
     def __init__(self, job: Job, taken: Taken, *, reseed: bool, bitwise: bool) -> None:
-        self._job = job
+        super().__init__(job, reseed=reseed, bitwise=bitwise)
         self._taken = taken
-        self._reseed = reseed
-        self._bitwise = bitwise
         if bitwise:
             # Threads share out a sum or a product by their number, which ranks differ in.
             taken.gives_back.callback(torch.set_num_threads, torch.get_num_threads())
@@ -79,145 +78,6 @@ class Run:
             self._probe = Probe(settings.probe_path, job, bitwise=bitwise)
             taken.gives_back.callback(self._probe.close)
 
-    @property
-    def id(self) -> str:
-        """Return the run's id."""
-        return self._job.run_id
-
-    @property
-    def attempt(self) -> int:
-        """Return the number of this attempt, from 1."""
-        return self._job.attempt
-
-    @property
-    def rank(self) -> int:
-        """Return this process's rank, from 0."""
-        return self._job.rank
-
-    @property
-    def world_size(self) -> int:
-        """Return the number of ranks in this attempt; it may differ in the next."""
-        return self._job.world_size
-
-    @property
-    def device(self) -> torch.device:
-        """Return this rank's device: its GPU, or the CPU."""
-        return self._job.device
-
-    def first_world_size(self) -> int:
-        """Return the number of ranks that the run began with: of its first attempt that trained.
-
-        For a global batch that is made up of what each rank was meant to have. Blocks until the
-        first rank has asked the store; the answer is the same on all ranks.
-        """
-        job = self._job
-        return first_world_size(job.store, job.attempt, self.world_size, job.coordinator)
-
-    @property
-    def seed(self) -> int:
-        """Return the run's seed."""
-        return self._job.settings.seed
-
-    def loader(
-        self,
-        dataset: Any,
-        *,
-        global_batch_size: int,
-        micro_batch_size: int | None = None,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        weights: Sequence[float] | torch.Tensor | None = None,
-        sampler: Any = None,
-        speeds: Sequence[float] | None = None,
-        lr_scaling: str | None = None,
-        reference_world_size: int | None = None,
-        lr_warmup_steps: int | None = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        num_workers: int = 0,
-        **options: Any,
-    ) -> Loader:
-        """Return a loader whose global batches do not depend on the number of ranks.
-
-        A map-style dataset gives each sample of an epoch exactly once, over any interruptions and
-        numbers of ranks. So does a `sampler`: what it gives for an epoch is drawn at once (8 bytes
-        a sample), on every rank the same way; it must be a function of the seeded generators, of
-        `set_epoch(epoch)` and of its `state_dict()`, which is saved. `weights` draw at random, so
-        that no sample comes exactly once: the draws are the same ones on any number of ranks.
-
-        A stream has `state_dict()` and `load_state_dict()`, and is this rank's own part of the
-        data. Nothing is repeated or left out while the number of ranks stays the same; when it
-        changes, another pass begins, with a warning. Given as a function `f(shard, shards)` that
-        opens one part, it is exact on any number of ranks. See docs/elastic.md.
-
-        With `lr_scaling` the global batch follows the number of ranks, each of which has the same
-        part of it, and the learning rate follows the batch. Each sample of an epoch still comes
-        exactly once; steps, their randomness and the weights are those of the numbers of ranks.
-
-        Args:
-            dataset: Map-style: `len(dataset)` and `dataset[i]`; or a stream: an iterable, a
-                torchdata `StatefulDataLoader`, or a function that opens a shard of one.
-            global_batch_size: Samples per optimizer step, over all ranks.
-            micro_batch_size: Samples per forward pass; fixed for the run, whatever the ranks.
-            shuffle: Another seeded order each epoch; False reads in index order. Not for streams,
-                nor with `weights` or a `sampler`: these have their own order.
-            drop_last: Leave out the last, partial global batch of an epoch.
-            weights: For each sample how likely it is drawn, with replacement, as many draws an
-                epoch as there are samples; 8 bytes of memory for each, on each rank.
-            sampler: Of the whole dataset's indices, with `__len__` and `__iter__`.
-            speeds: Each rank's relative speed, where GPUs differ: faster ranks get more of the
-                micro-batches. The same list on all ranks.
-            lr_scaling: `linear` or `sqrt`: the rule by which the optimizers' rates follow.
-            reference_world_size: With `lr_scaling`, the number of ranks that `global_batch_size`
-                and the script's learning rate are for.
-            lr_warmup_steps: With `lr_scaling`, the optimizer steps in which the rate goes from one
-                factor to another (default 100).
-            collate_fn: Makes a batch of samples, as in `torch.utils.data.DataLoader`.
-            num_workers: Worker processes that read ahead.
-            **options: Further options of `torch.utils.data.DataLoader` (with `num_workers`).
-
-        Raises:
-            UsageError: a size makes no sense, or the dataset has neither indices nor a state.
-        """
-        common: dict[str, Any] = {
-            "global_batch_size": global_batch_size,
-            "micro_batch_size": micro_batch_size,
-            "seed": self._job.settings.seed,
-            "reseed": self._reseed,
-            "collate_fn": collate_fn,
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "speeds": speeds,
-        }
-        scale = learning_rate_scale(
-            lr_scaling,
-            reference=reference_world_size,
-            warmup_steps=lr_warmup_steps,
-            stream=is_stream(dataset),
-            bitwise=self._bitwise,
-        )
-        if is_stream(dataset):
-            refuse_indexed_options(
-                weights=weights,
-                sampler=sampler,
-                drop_last=drop_last,
-                num_workers=num_workers,
-                **options,
-            )
-            return StreamLoader(dataset, **common)
-        make: Callable[..., Loader] = (
-            partial(ScaledElasticLoader, scale=scale) if scale else ElasticLoader
-        )
-        return make(
-            dataset,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            weights=weights,
-            sampler=sampler,
-            num_workers=num_workers,
-            options=options,
-            **common,
-        )
-
     def track(self, **objects: Any) -> None:
         """Name what belongs to the training state; all of it is saved and restored.
 
@@ -229,14 +89,38 @@ class Run:
             UnsupportedState: something cannot be stored safely; the message says what.
             UsageError: called after the loop has begun, or a name is taken.
         """
-        if self._job.phase is not Phase.SETUP:
-            raise UsageError("run.track() must come before run.steps()")
         for name, value in objects.items():
-            if name in self._job.keeper.objects:
-                raise UsageError(f"run.track: {name} is tracked already")
-            item = tracked(name, value)
-            item.pack(name, Packed())  # what cannot be stored is refused now, not at the notice
-            self._job.keeper.objects[name] = item
+            self._track("run.track", name, tracked(name, value))
+
+    def track_values(self, holder: Any, *names: str) -> None:
+        """Name plain values that belong to the training state: counters, a best loss.
+
+        They are saved as they are at the step's boundary, and set again before the first step:
+
+            run.track_values(globals(), "best_val_loss", "tokens")  # variables of the script
+            run.track_values(self, "best_loss", "history")          # attributes of an object
+
+        A function's own variables cannot be set from outside: use a `Box`, or attributes of an
+        object such as `types.SimpleNamespace`.
+
+        Args:
+            holder: An object that has the attributes, or a dict that has the keys.
+            *names: Numbers, strings, booleans, None, and lists, tuples and dicts of them.
+
+        Raises:
+            UnsupportedState: one is no plain value; the message says what to do.
+            UsageError: it does not exist, a name is taken, or the loop has begun.
+        """
+        for name in names:
+            self._track("run.track_values", name, tracked_slot(holder, name))
+
+    def _track(self, caller: str, name: str, item: Tracked) -> None:
+        if self._job.phase is not Phase.SETUP:
+            raise UsageError(f"{caller}() must come before run.steps()")
+        if name in self._job.keeper.objects:
+            raise UsageError(f"{caller}: {name} is tracked already")
+        item.pack(name, Packed())  # what cannot be stored is refused now, not at the notice
+        self._job.keeper.objects[name] = item
 
     def end(self, reason: str = "ended early") -> None:
         """Finish the run at the end of this step, as if all steps were done (early stopping).
@@ -313,8 +197,8 @@ class Run:
             StateMismatch: the script does not fit the checkpoint.
         """
         training = self._prepare("run.steps", loader, total, epochs)
-        self._taken.in_loop = True
-        try:
+
+        def loop() -> Iterator[Step]:
             training.start(total, epochs, strict=strict)
             at_once = True
             while (step := training.begin(at_once=at_once)) is not None:
@@ -322,10 +206,76 @@ class Run:
                 at_once = training.step is not None  # else the script has ended it
                 if at_once:
                     training.end()
+
+        yield from self._held(training, loop())
+
+    def epochs(
+        self,
+        loader: Loader,
+        *,
+        total: int,
+        steps_per_epoch: int | None = None,
+        strict: bool = True,
+    ) -> Iterator[Epoch]:
+        """Yield the epochs that are still to do, each a loop over its steps; resumes and saves.
+
+            for epoch in run.epochs(loader, total=90):
+                for step in epoch:
+                    for x, y in step:
+                        step.backward(loss_fn(model(x), y))
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=True)
+                accuracy = evaluate(run.evaluate(test_batches))  # the end of the epoch
+                scheduler.step()
+
+        What comes after an epoch's steps is done once for each: if the run is interrupted there,
+        the next attempt yields that epoch again, with no step left, and does it from its beginning,
+        with the state that it began with. It may change anything that is tracked but weights.
+
+        Leaves by `SystemExit` with code 75, saved, when told to stop. `break` out of the outer loop
+        ends the run early, as does `run.end` in either. An epoch's own loop cannot be left early.
+
+        Args:
+            loader: From `run.loader`, `run.draws` or `run.episodes`.
+            total: Epochs in all.
+            steps_per_epoch: Optimizer steps of an epoch; needed where the data have no length. By
+                default an epoch is one pass over the dataset.
+            strict: As for `steps`.
+
+        Raises:
+            UsageError: a number makes no sense, or nothing is tracked.
+            StateMismatch: the script does not fit the checkpoint.
+        """
+        steps: int | None = None
+        passes: int | None = total
+        if steps_per_epoch is not None:
+            _check_count("run.epochs", steps_per_epoch, "steps an epoch")
+            _check_count("run.epochs", total, "epochs")
+            steps, passes = total * steps_per_epoch, None
+        training = self._prepare("run.epochs", loader, steps, passes)
+
+        def first_step_of(epoch: int) -> int:
+            return (
+                loader.first_step_of(epoch) if steps_per_epoch is None else epoch * steps_per_epoch
+            )
+
+        def loop() -> Iterator[Epoch]:
+            training.start(steps, passes, strict=strict)
+            yield from epochs_of(training, total, first_step_of)
+
+        yield from self._held(training, loop())
+
+    def _held(self, training: Training, loop: Iterator[_Item]) -> Iterator[_Item]:
+        """Yield from a loop of ours while the script holds it, and see how it is left."""
+        self._taken.in_loop = True
+        try:
+            yield from loop
         except GeneratorExit:
             training.left()
-            self._job.exits.loop_left(sys._getframe().f_back)
+            self._job.exits.loop_left(_frame_of_script())
             raise
+        except SpotguardError as problem:
+            self._job.leaving.by_problem(problem)
         finally:
             self._taken.in_loop = False
             training.close()
@@ -339,7 +289,6 @@ class Run:
         total: int | None = None,
         epochs: int | None = None,
         strict: bool = True,
-        even: bool = False,
     ) -> int:
         """Restore the training state, begin to train, and return how many steps are done already.
 
@@ -359,16 +308,13 @@ class Run:
             total: As for `steps`.
             epochs: As for `steps`.
             strict: As for `steps`.
-            even: All ranks have equally many forward passes in a step, as a forward pass with
-                collectives of its own needs: those with fewer micro-batches repeat their last one,
-                which counts nowhere.
 
         Raises:
             UsageError: as `steps`.
             SystemExit: the checkpoint does not fit, told in one sentence; the code says why.
         """
         return self._prepare("run.restore", loader, total, epochs).start(
-            total, epochs, strict=strict, even=even
+            total, epochs, strict=strict
         )
 
     def begin_step(self) -> Step | None:
@@ -454,9 +400,7 @@ class Run:
             raise UsageError(f"{caller}: give either total= (steps) or epochs=")
         if epochs is not None:
             loader.first_step_of(0)  # a stream refuses
-        count, unit = (total, "steps") if epochs is None else (epochs, "epochs")
-        if not isinstance(count, int) or count < 1:
-            raise UsageError(f"{caller}: {count!r} {unit} in all, but must be 1 or more")
+        _check_count(caller, *((total, "steps") if epochs is None else (epochs, "epochs")))
         if not self._job.keeper.objects:
             raise UsageError(
                 f"{caller}: nothing is tracked, so nothing could be resumed",
@@ -467,3 +411,17 @@ class Run:
                 f"{caller}() can be used once per process",
                 hint="spotguard.reset() ends the run; then spotguard.init() begins another one",
             )
+
+
+def _check_count(caller: str, count: Any, unit: str) -> None:
+    """Raise `UsageError` unless `count` is a whole number above 0."""
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise UsageError(f"{caller}: {count!r} {unit} in all, but must be 1 or more")
+
+
+def _frame_of_script() -> FrameType | None:
+    """Return the frame that the innermost call of ours came from."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") == __name__:
+        frame = frame.f_back
+    return frame

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spotguard.checkpoint.lineage import highest_claim, read_claim
+from spotguard.checkpoint.lineage import highest_claim
 from spotguard.runtime.distributed.rendezvous import LostContact
 from spotguard.runtime.process.settings import Settings, fresh_run_id
 from spotguard.storage import PrefixedStore, open_store
 
 if TYPE_CHECKING:
     from spotguard.runtime.distributed.rendezvous import Coordinator
-    from spotguard.storage.base import ObjectStore
 
 _PATIENCE_S = 120.0
 
@@ -38,19 +37,3 @@ def identify(settings: Settings, coordinator: Coordinator) -> tuple[str, int]:
 def _next_attempt(store_url: str, run_id: str) -> int:
     claim = highest_claim(PrefixedStore(open_store(store_url), run_id))
     return claim.attempt + 1 if claim else 1
-
-
-def first_world_size(
-    store: ObjectStore, attempt: int, world_size: int, coordinator: Coordinator
-) -> int:
-    """Return how many ranks the first attempt of the run that trained had, as its claim tells.
-
-    `world_size` is that of this `attempt`, which may be the first. All ranks get the same answer.
-
-    Raises:
-        DamagedCheckpoint: a claim cannot be read.
-    """
-    claims = (read_claim(store, number) for number in range(1, attempt))
-    sizes = (claim.extra.get("world_size") for claim in claims if claim is not None)
-    first = next((size for size in sizes if isinstance(size, int) and size > 0), world_size)
-    return int(coordinator.first("first_world_size", str(first)))
