@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 
 
 def elastic_loader(
-    plain: Any, run: Run, *, global_batch_size: int, micro_batch_size: int
+    plain: Any,
+    run: Run,
+    *,
+    global_batch_size: int,
+    micro_batch_size: int,
+    per_rank: str | None,
 ) -> ElasticLoader:
     """Return a loader of the same samples as `plain`, a DataLoader, in the order of its sampler.
 
@@ -68,6 +73,7 @@ def elastic_loader(
         plain.dataset,
         global_batch_size=global_batch_size,
         micro_batch_size=micro_batch_size,
+        per_rank=per_rank,
         drop_last=plain.drop_last,
         collate_fn=plain.collate_fn,
         num_workers=plain.num_workers,

@@ -104,12 +104,16 @@ class TrainerRun:
         """Return what the Trainer iterates over in place of `plain`, its own DataLoader."""
         args = self._trainer.args
         micro_batch_size = args.per_device_train_batch_size
-        ranks = self._run.first_world_size()
+        ranks = self._run.reference_world_size
         size = self._global_batch_size or (
             micro_batch_size * args.gradient_accumulation_steps * ranks
         )
         self._loader = loader = elastic_loader(
-            plain, self._run, global_batch_size=size, micro_batch_size=micro_batch_size
+            plain,
+            self._run,
+            global_batch_size=size,
+            micro_batch_size=micro_batch_size,
+            per_rank="even" if self._meets_others() else None,
         )
         self._arrange()
         self._tell_batches(loader, size)
@@ -167,7 +171,7 @@ class TrainerRun:
             **({} if scaler is None else {"scaler": scaler}),
         )
         assert self._loader is not None
-        done = run.restore(self._loader, total=max_steps, even=self._meets_others())
+        done = run.restore(self._loader, total=max_steps)
         if done:
             self._arrange_one("eval_on_start", False)  # it was done when the run began
         return self.progress.epochs_done, self.progress.steps_in_epoch
