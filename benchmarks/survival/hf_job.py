@@ -67,7 +67,9 @@ def main() -> None:
             output_dir=os.environ[OUTPUT],
             enable_jit_checkpoint=not with_spotguard,
             max_steps=survival_model.total_steps(),
-            per_device_train_batch_size=survival_model.GLOBAL_BATCH // ranks,
+            # With spotguard the run goes on with the global batch of the ranks that it began with.
+            per_device_train_batch_size=survival_model.GLOBAL_BATCH
+            // (survival_model.RANKS if with_spotguard else ranks),
             dataloader_num_workers=workers,
             dataloader_persistent_workers=workers > 0,
             dataloader_pin_memory=False,

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _RUNTIME = "spotguard.runtime"
+_WAYS_IN = (_RUNTIME, "spotguard.integrations")
+"""What a script imports that survives: the runtime, or what stands before it for a framework."""
 _FIX = """if an installed package does so, give --trust-script; else add around the training loop:
     import spotguard.runtime as spotguard
     run = spotguard.init()
@@ -104,7 +106,7 @@ def _imports_runtime(script: Script) -> bool:
     while to_read:
         path = to_read.pop()
         for level, name in set(_imported(path)):
-            if not level and f"{name}.".startswith(f"{_RUNTIME}."):
+            if not level and any(f"{name}.".startswith(f"{way}.") for way in _WAYS_IN):
                 return True
             base = path.parents[level - 1] if 0 < level <= len(path.parents) else folder
             new = found.symmetric_difference(found.union(_files(base, name)))

@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "launch": STATE,
     "control": {"launch", "plan", "spec"} | STATE,
     "cli": {"control", "launch", "plan", "spec"} | STATE,
+    "integrations": {"runtime"} | STATE,
     "testing": {"storage", "launch", "events"} | FOUNDATION,
 }
 """The arrows of docs/architecture.md, each with all that lies further along it."""

@@ -62,10 +62,10 @@ class SpotguardCallback(TrainerCallback):
                 "this Trainer has spotguard already",
                 hint="use either SpotguardCallback or attach, once",
             )
-        refuse_unsupported(trainer)
         args = trainer.args
         seed = args.seed if args.data_seed is None else args.data_seed
         run = self._run or spotguard.init(seed=seed)
+        refuse_unsupported(trainer)  # now that a refusal is told in one sentence
         self._of = TrainerRun(trainer, run, global_batch_size=self._global_batch_size)
         survive(trainer, self._of)
 

@@ -271,6 +271,13 @@ class TrainerRun:
         trainer = self._trainer
         early = trainer.state.global_step < trainer.state.max_steps
         self._run.finish("the Trainer stopped early" if early else None)
+        best = trainer.state.best_global_step
+        if trainer.args.load_best_model_at_end and best:
+            # From the run's own: a folder of the Trainer's is on one node, which may be gone.
+            if best != trainer.state.global_step:
+                self._run.read_back(best, "model")
+                log.info("loaded the best weights, of step %d", best)
+            self._arrange_one("load_best_model_at_end", False)
 
 
 def bare_optimizer(optimizer: Any) -> Any:
