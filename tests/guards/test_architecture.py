@@ -119,7 +119,7 @@ FLOORS = {
     "runtime": (
         *("state", "data", "distributed", "process", "preemption", "checkpoint", "reporting"),
         "ending",
-        *("fingerprint", "step", "job", "run", "starting", "__init__"),
+        *("fingerprint", "step", "job", "loop", "run_data", "run", "starting", "__init__"),
     ),
     "control": (
         *("home_name", "local_requirements", "journal", "supervisor", "run_folder"),

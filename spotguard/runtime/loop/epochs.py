@@ -16,8 +16,8 @@ from spotguard.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
+    from spotguard.runtime.loop.training import Training
     from spotguard.runtime.step import Step
-    from spotguard.runtime.training import Training
 
 
 class Epoch:

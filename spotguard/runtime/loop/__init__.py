@@ -1,0 +1,1 @@
+"""The loop over the optimizer steps of an attempt, by steps and by epochs."""
