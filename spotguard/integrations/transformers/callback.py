@@ -12,6 +12,7 @@ from spotguard.errors import UsageError
 from spotguard.integrations.transformers.refusals import refuse_unsupported
 from spotguard.integrations.transformers.surviving_trainer import survive
 from spotguard.integrations.transformers.trainer_run import TrainerRun
+from spotguard.runtime.process.surroundings import tell_uncaught_in_a_sentence
 
 if TYPE_CHECKING:
     from spotguard.runtime import Run
@@ -44,6 +45,7 @@ class SpotguardCallback(TrainerCallback):
             UsageError: the callback was added to a Trainer that was made already.
         """
         if self._of is None:
+            tell_uncaught_in_a_sentence()
             raise UsageError(
                 "SpotguardCallback was added to a Trainer that was made already",
                 hint="pass it in Trainer(..., callbacks=[SpotguardCallback()]), or call "

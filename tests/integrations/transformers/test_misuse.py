@@ -90,18 +90,18 @@ def test_early_stopping_counts_on(runs: TrainerRuns) -> None:
     """A callback's own state is that of the boundary: it stops where it would have."""
     told: dict[str, Any] = {
         "args": {
-            "max_steps": 12,
+            "max_steps": 20,
             "eval_strategy": "steps",
             "eval_steps": 1,
             "save_strategy": "best",
             "metric_for_best_model": "loss",
-            "learning_rate": 0.2,
+            "learning_rate": 1.0,
         },
-        "patience": 4,
+        "patience": 3,
     }
     runs.run("alone", told)
     stopped = runs.result("alone").step
-    assert 4 < stopped < 12
+    assert 3 < stopped < 20
     runs.run("resumed", told, until=stopped - 2)
     runs.run("resumed", told)
     assert runs.result("resumed").logged() == runs.result("alone").logged()
