@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+
 @pytest.fixture(scope="session")
 def with_transformers() -> Iterator[Zygote]:
     """Give a process that has the Trainer loaded, to fork jobs from."""
