@@ -61,6 +61,7 @@ def main() -> None:
 
         callbacks.append(SpotguardCallback())
     model = WithLoss()
+    optimizers: Any = survival_model.optimizer_of(model)  # typed for one kind of schedule
     trainer = Trainer(
         model=model,
         args=TrainingArguments(
@@ -85,7 +86,7 @@ def main() -> None:
         ),
         train_dataset=survival_model.dataset(),
         data_collator=collate,
-        optimizers=survival_model.optimizer_of(model),
+        optimizers=optimizers,
         callbacks=callbacks,
     )
     trainer.train(resume_from_checkpoint=os.environ.get(survival_model.RESUME))

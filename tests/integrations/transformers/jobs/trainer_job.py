@@ -106,13 +106,14 @@ def main() -> None:
     if told.get("trains_again"):
         trainer.train()
     if "RESULT" in os.environ and trainer.is_world_process_zero():
-        state = trainer.state
+        state, model = trainer.state, trainer.model
+        assert model is not None
         result = {
             "log": state.log_history,
             "step": state.global_step,
             "best": state.best_metric,
             "tokens": state.num_input_tokens_seen,
-            "weights": {k: v.tolist() for k, v in trainer.model.state_dict().items()},
+            "weights": {k: v.tolist() for k, v in model.state_dict().items()},
         }
         Path(os.environ["RESULT"]).write_text(json.dumps(result))
 
