@@ -7,7 +7,7 @@ SPOTGUARD := $(BIN)/spotguard
 # Tests start hundreds of Pythons: where nothing compiled may be kept, each compiles all anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help browser demo test check-all check lint types unit test-pythons fuzz first-half second-half emulators e2e e2e-commands e2e-jobs aside lab lab-tests lab-story lab-down cloud-tests docs clean
+.PHONY: help browser integrations demo test check-all check lint types unit test-pythons fuzz first-half second-half emulators e2e e2e-commands e2e-jobs aside lab lab-tests lab-story lab-down cloud-tests docs clean
 
 help:
 	@echo "make demo    train a small GPT on two local nodes through three interruptions"
@@ -21,6 +21,7 @@ help:
 	@echo "make emulators  object stores on emulators, with faults in between (needs npm)"
 	@echo "make e2e     the whole-job tests only"
 	@echo "make browser  the pages in a real browser (root may install Debian's chromium)"
+	@echo "make integrations  HF's Trainer and other frameworks with spotguard's line; installs them"
 	@echo "make lab     a Slurm cluster of three virtual spot nodes (root, Debian 12); lab-down ends it"
 	@echo "make cloud-tests  a few cents' worth of real nodes, in SPOTGUARD_CLOUD: docs/reference/cloud-tests.md"
 	@echo "make lab-tests  whole runs through SkyPilot on such a cluster (brings up its own)"
@@ -40,6 +41,12 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing spotguard, torch, and what development needs"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $(VENV)/.installed $@
+
+# The frameworks come with what development needs in one request, so that pip finds versions for both.
+$(VENV)/.installed-integrations: $(VENV)/.installed-dev
+	@echo "installing transformers, accelerate and lightning"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,integrations]'
+	touch $@
 
 demo: $(VENV)/.installed
 	$(SPOTGUARD) up examples/train_gpt.py --nodes 2 --speed-up 30 --yes \
@@ -85,7 +92,7 @@ emulators: $(VENV)/.installed-dev azurite
 
 # Commands whose tests take minutes, but nobody's time counts: they may run beside others.
 ASIDE := tests/benchmarks
-ELSEWHERE := tests/storage tests/checkpoint tests/e2e tests/pages $(ASIDE)
+ELSEWHERE := tests/storage tests/checkpoint tests/e2e tests/integrations tests/pages $(ASIDE)
 
 e2e: e2e-commands e2e-jobs
 
@@ -94,6 +101,10 @@ e2e-commands: $(VENV)/.installed-dev
 
 e2e-jobs: $(VENV)/.installed-dev
 	$(call TESTED,-m "e2e and not cloud" $(ELSEWHERE:%=--ignore=%))
+
+# Quick ones, too: `make test` skips them where the frameworks are not installed.
+integrations: $(VENV)/.installed-integrations
+	$(call TESTED,-n 2 -m "not cloud" tests/integrations)
 
 aside: $(VENV)/.installed-dev
 	$(call TESTED,-m "e2e and not cloud" $(ASIDE))
@@ -146,7 +157,7 @@ first-half:
 	$(MAKE) -j 1 lab-tests e2e-commands
 
 second-half:
-	$(MAKE) -j 1 emulators e2e-jobs browser aside test-pythons
+	$(MAKE) -j 1 emulators e2e-jobs integrations browser aside test-pythons
 
 check:
 	@$(MAKE) --no-print-directory test

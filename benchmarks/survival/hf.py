@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchmarks.survival.contestant import Contestant, Found
+from benchmarks.survival.ours import Spotguard
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,3 +32,21 @@ class HuggingFace(Contestant):
         if complete:
             return Found(step=max(complete), where=str(steps[max(complete)]))
         return Found(problem="only an incomplete checkpoint" if steps else "nothing was saved")
+
+
+class HuggingFaceWithSpotguard(Spotguard):
+    """The same `Trainer` with `SpotguardCallback()`, told what spotguard's own loop is told."""
+
+    name = "HF Trainer + spotguard"
+    package = "transformers"
+    settings = "`callbacks=[SpotguardCallback()]`; no periodic saves"
+    job = "benchmarks.survival.hf_job"
+
+    def variables(self, output: Path) -> dict[str, str]:
+        """Name the run, its store and a folder that stays empty, and keep off the network."""
+        return {
+            **super().variables(output),
+            "SURVIVAL_WITH_SPOTGUARD": "1",
+            "SURVIVAL_OUTPUT": str(output.with_name("unused")),
+            "HF_HUB_OFFLINE": "1",
+        }

@@ -1,4 +1,4 @@
-"""The survival matrix's job for the Trainer of Hugging Face."""
+"""The survival matrix's job for the Trainer of Hugging Face, alone or with spotguard's line."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState
 
 OUTPUT = "SURVIVAL_OUTPUT"
+WITH_SPOTGUARD = "SURVIVAL_WITH_SPOTGUARD"
+"""Set: the Trainer gets `SpotguardCallback` in place of its own checkpoint on SIGTERM."""
 
 
 class WithLoss(nn.Module):
@@ -52,14 +54,23 @@ def main() -> None:
     """Train until told to stop."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     workers = survival_model.workers()
+    with_spotguard = WITH_SPOTGUARD in os.environ
+    callbacks: list[TrainerCallback] = [NoteProgress()]
+    if with_spotguard:
+        from spotguard.integrations.transformers import SpotguardCallback
+
+        callbacks.append(SpotguardCallback())
     model = WithLoss()
+    optimizers: Any = survival_model.optimizer_of(model)  # typed for one kind of schedule
     trainer = Trainer(
         model=model,
         args=TrainingArguments(
             output_dir=os.environ[OUTPUT],
-            enable_jit_checkpoint=True,
+            enable_jit_checkpoint=not with_spotguard,
             max_steps=survival_model.total_steps(),
-            per_device_train_batch_size=survival_model.GLOBAL_BATCH // ranks,
+            # With spotguard the run goes on with the global batch of the ranks that it began with.
+            per_device_train_batch_size=survival_model.GLOBAL_BATCH
+            // (survival_model.RANKS if with_spotguard else ranks),
             dataloader_num_workers=workers,
             dataloader_persistent_workers=workers > 0,
             dataloader_pin_memory=False,
@@ -75,8 +86,8 @@ def main() -> None:
         ),
         train_dataset=survival_model.dataset(),
         data_collator=collate,
-        optimizers=survival_model.optimizer_of(model),
-        callbacks=[NoteProgress()],
+        optimizers=optimizers,
+        callbacks=callbacks,
     )
     trainer.train(resume_from_checkpoint=os.environ.get(survival_model.RESUME))
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from benchmarks.survival.contestant import Contestant
 
-RANKS = 2
 _MARK = "SURVIVAL_TRY"
 _START_S = 90.0
 _FIRST_STEPS = 3
@@ -165,9 +164,11 @@ class _Try:
         try:
             ranks = self._wait_training(job)
             time.sleep(chance.uniform(0.3, 1.5))
-            victim = chance.randrange(RANKS)
+            victim = chance.randrange(model.RANKS)
             struck_at = self._cell.strike(ranks, victim)
-            able = [rank for rank in range(RANKS) if not (self._cell.spares and rank == victim)]
+            able = [
+                rank for rank in range(model.RANKS) if not (self._cell.spares and rank == victim)
+            ]
             left_s = _wait_gone([ranks[rank] for rank in able], GRACE_S)
         except (TimeoutError, psutil.NoSuchProcess) as problem:
             return replace(outcome, detail=str(problem))
@@ -185,7 +186,7 @@ class _Try:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         with self._log.open("wb") as log:
             return subprocess.Popen(
-                [*torchrun, "--nproc-per-node", str(RANKS), "-m", self._contestant.job],
+                [*torchrun, "--nproc-per-node", str(model.RANKS), "-m", self._contestant.job],
                 cwd=ROOT,
                 env=variables,
                 stdout=log,
@@ -198,7 +199,7 @@ class _Try:
         end = time.monotonic() + _START_S
         while time.monotonic() < end:
             done = model.read_progress(self._progress)
-            if len(done) == RANKS and min(last for _, last in done.values()) >= _FIRST_STEPS:
+            if len(done) == model.RANKS and min(last for _, last in done.values()) >= _FIRST_STEPS:
                 ranks = [p for p in psutil.Process(job.pid).children() if "RANK" in p.environ()]
                 return sorted(ranks, key=lambda p: int(p.environ()["RANK"]))
             if job.poll() is not None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from spotguard.errors import SpotguardError, UsageError
+from spotguard.runtime.checkpoint import restore as restoring
 from spotguard.runtime.data.loader import Loader
 from spotguard.runtime.data.sample_log import SampleTrace
 from spotguard.runtime.distributed.collectives import ProcessGroup
@@ -402,6 +403,28 @@ class Run(RunData):
             reason: Why it ended before its last step; told in the log.
         """
         self._trained("run.finish").finish(reason)
+
+    def read_back(self, step: int, *names: str) -> None:
+        """Give tracked objects the values of the checkpoint of `step`, such as the best one's.
+
+        For the weights to go on with after the training has ended. Blocks until they are read,
+        each rank's by itself; all must call it.
+
+        Args:
+            step: Steps done by then. Only what is kept can be read: the best (`best`), the newest.
+            *names: As given to `track`.
+
+        Raises:
+            UsageError: the training has not ended, or a name is not tracked.
+            CheckpointError: there is no such checkpoint, or it is damaged.
+        """
+        if self._job.phase is not Phase.AFTER:
+            raise UsageError("run.read_back() comes after the training has ended: run.finish()")
+        unknown = [name for name in names if name not in self._job.keeper.objects]
+        if unknown or not names:
+            raise UsageError(f"run.read_back: not tracked: {', '.join(unknown) or 'no name given'}")
+        objects = {name: self._job.keeper.objects[name] for name in names}
+        restoring.read_back(self._job.store, step, objects)
 
     @property
     def evaluation_was_cut(self) -> bool:

@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "control": {"launch", "plan", "spec"} | STATE,
     "pages": {"control", "launch", "plan", "spec"} | STATE,
     "cli": {"pages", "control", "launch", "plan", "spec"} | STATE,
+    "integrations": {"runtime"} | STATE,
     "testing": {"storage", "launch", "events"} | FOUNDATION,
 }
 """The arrows of docs/architecture.md, each with all that lies further along it."""

@@ -263,6 +263,27 @@ def _read(
     return finishers
 
 
+def read_back(store: ObjectStore, step: int, objects: Mapping[str, Tracked]) -> None:
+    """Give `objects` the values that they have in the run's checkpoint of `step`.
+
+    Raises:
+        DamagedCheckpoint: it is not kept, or not whole.
+        StateMismatch: it does not hold these objects, or of other shapes.
+    """
+    ref = next((ref for ref in restorable(store) if ref.step == step), None)
+    if ref is None:
+        raise DamagedCheckpoint(f"no checkpoint of step {step} is kept")
+    manifest = load_manifest(store, ref.prefix)
+    missing = sorted(set(objects) - set(manifest.state))
+    if missing:
+        raise StateMismatch(f"the checkpoint of step {step} holds no {', '.join(missing)}")
+    tensors = StoredTensors(store, manifest)
+    finishers = [item.restore(n, manifest.state[n], tensors) for n, item in objects.items()]
+    tensors.read()
+    for finish in finishers:
+        finish()
+
+
 def _order(item: Tracked) -> int:
     """Modules first, then optimizers, then what refers to them."""
     if isinstance(item.value, torch.nn.Module):

@@ -111,9 +111,13 @@ def speaks_of_peers(error: BaseException) -> bool:
 
 
 def place_in_script(trace: TracebackType | None) -> str:
-    """Return `script.py:12: ` for the innermost line that is not spotguard's own, else nothing."""
+    """Return `script.py:12: ` for the innermost line that is the script's own, else nothing.
+
+    That is neither spotguard's, nor an installed package's, unless there is no other.
+    """
     ours = str(Path(__file__).parents[2])
-    lines = [f for f in traceback.extract_tb(trace) if not f.filename.startswith(ours)]
+    others = [f for f in traceback.extract_tb(trace) if not f.filename.startswith(ours)]
+    lines = [f for f in others if "site-packages" not in Path(f.filename).parts] or others
     return f"{lines[-1].filename}:{lines[-1].lineno}: " if lines else ""
 
 

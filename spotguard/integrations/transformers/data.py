@@ -1,0 +1,194 @@
+"""The Trainer's data: what its own DataLoader is made of, and what stands in its place.
+
+The Trainer then iterates over the optimizer steps of an epoch, each of which it takes for one
+batch. What is in a step, this rank's micro-batches, is read when the step has begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+
+from spotguard.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from spotguard.runtime import ElasticLoader, Run, Step
+
+
+def elastic_loader(
+    plain: Any,
+    run: Run,
+    *,
+    global_batch_size: int,
+    micro_batch_size: int,
+    per_rank: str | None,
+) -> ElasticLoader:
+    """Return a loader of the same samples as `plain`, a DataLoader, in the order of its sampler.
+
+    Shuffled is by the run's seed, so the order is not the one that the Trainer alone would have.
+
+    Raises:
+        UsageError: `plain` is cut in a way that another number of ranks could not have.
+    """
+    if not isinstance(plain, DataLoader):
+        raise UsageError(
+            f"get_train_dataloader returned a {type(plain).__name__}",
+            hint="return a torch.utils.data.DataLoader, which spotguard takes apart",
+        )
+    if isinstance(plain.dataset, IterableDataset):
+        raise UsageError(
+            f"the train_dataset is a {type(plain.dataset).__name__}, a stream without indices: "
+            "the Trainer's ranks share it out by reading all of it, so that a resume could not "
+            "find its place",
+            hint="pass a map-style dataset (with __len__ and __getitem__), or write the loop with "
+            "spotguard.runtime, whose run.loader takes streams",
+        )
+    if type(plain.batch_sampler) is not BatchSampler:
+        raise UsageError(
+            f"a {type(plain.batch_sampler).__name__} cuts the batches by the number of ranks",
+            hint="give an order of samples instead: train_sampling_strategy='group_by_length', or "
+            "a sampler",
+        )
+    options: dict[str, Any] = {}
+    if plain.num_workers:
+        options = {
+            "pin_memory": plain.pin_memory and torch.cuda.is_available(),
+            "prefetch_factor": plain.prefetch_factor,
+            "worker_init_fn": plain.worker_init_fn,
+            "multiprocessing_context": plain.multiprocessing_context,
+        }
+    loader: Any = run.loader(
+        plain.dataset,
+        global_batch_size=global_batch_size,
+        micro_batch_size=micro_batch_size,
+        per_rank=per_rank,
+        drop_last=plain.drop_last,
+        collate_fn=plain.collate_fn,
+        num_workers=plain.num_workers,
+        **_order(plain.sampler),
+        **options,
+    )
+    found: ElasticLoader = loader
+    return found
+
+
+def _order(sampler: Any) -> dict[str, Any]:
+    """Return by which arguments of `run.loader` the order is the sampler's."""
+    if type(sampler) is SequentialSampler:
+        return {"shuffle": False}
+    whole = type(sampler) is RandomSampler and not sampler.replacement
+    if whole and sampler.num_samples == len(sampler.data_source):
+        return {"shuffle": True}
+    return {"sampler": sampler}
+
+
+def steps_of_an_epoch(loader: ElasticLoader) -> DataLoader[Any]:
+    """Return a DataLoader whose items stand for the optimizer steps of an epoch.
+
+    It is a DataLoader so that the Trainer can skip steps that are done.
+    """
+    return DataLoader(
+        _Placeholders(loader.dataset),
+        batch_sampler=_Numbers(loader.steps_per_epoch),
+        collate_fn=_only,
+        generator=torch.Generator(),  # the script's own is not drawn from
+    )
+
+
+class _Placeholders(Dataset[int]):
+    """Has the length of the dataset, which the Trainer reports, and numbers instead of samples."""
+
+    def __init__(self, of: Any) -> None:
+        self._of = of
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def __getitem__(self, number: int) -> int:
+        return number
+
+    def __getattr__(self, name: str) -> Any:
+        """Answer callbacks that ask the dataset for more."""
+        if name == "_of":
+            raise AttributeError(name)
+        return getattr(self._of, name)
+
+
+class _Numbers(BatchSampler):
+    def __init__(self, count: int) -> None:
+        super().__init__(range(count), 1, drop_last=False)
+
+
+def _only(items: list[int]) -> int:
+    return items[0]
+
+
+class StepBatches(Mapping[str, Any]):
+    """This rank's micro-batches of one step, as the Trainer sees them: its batch.
+
+    To what the Trainer asks a batch for, this answers for all of them: whether it has a key, and
+    what lies under it, laid out flat, of which it counts tokens.
+    """
+
+    def __init__(self, step: Step, batches: Sequence[Any], own: int) -> None:
+        self.step = step
+        self.batches = batches
+        """Those to train on, in order; one at least."""
+        self.own = own
+        """How many of them count; 0 for a rank that has nothing to do in this step."""
+
+    def counted(self) -> Sequence[Any]:
+        """Return the micro-batches that count."""
+        return self.batches[: self.own]
+
+    def in_turn(self) -> Iterator[Any]:
+        """Yield what to train on: one for each forward pass, in the random state that it sees."""
+        for number, _ in enumerate(self.step):
+            # One more than there are is the last again, for others to meet in the forward pass.
+            yield self.batches[min(number, len(self.batches) - 1)]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.batches[0]
+
+    def __getitem__(self, key: str) -> Any:
+        parts = [torch.as_tensor(batch[key]).reshape(-1) for batch in self.batches]
+        return torch.cat(parts[: self.own] or [parts[0][:0]])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.batches[0])
+
+    def __len__(self) -> int:
+        return len(self.batches[0])
+
+
+class Interruptible:
+    """A DataLoader of an evaluation, which all ranks leave at one batch when told to stop."""
+
+    def __init__(self, loader: Any, run: Run) -> None:
+        self._loader = loader
+        self._run = run
+
+    def __iter__(self) -> Iterator[Any]:
+        batches: Iterable[Any] = self._loader
+        return self._run.evaluate(batches)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        """Be the loader to whoever asks for its dataset, its sampler and the like."""
+        if name == "_loader":
+            raise AttributeError(name)
+        return getattr(self._loader, name)

@@ -1,0 +1,180 @@
+"""What a Trainer knows beside its weights, optimizer and schedule, as part of the saved state."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from transformers.trainer_callback import ExportableState
+
+from spotguard.checkpoint.strict_json import dumps, loads
+from spotguard.errors import StateMismatch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_IN_A_PAGE = 64
+_OF_THE_STATE = ("epoch", "global_step", "num_input_tokens_seen", "best_global_step")
+_FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate")
+FLAGS = (*_FLAGS, "should_log")
+"""What callbacks ask the Trainer for at the end of a step."""
+
+
+class Pending(NamedTuple):
+    """What the Trainer does after a step: log, evaluate, save; a resume from there does it."""
+
+    flags: dict[str, bool]
+    grad_norm: float | None
+    learning_rate: float | None
+
+
+class TrainerProgress:
+    """The Trainer's own state at a step boundary. Tracked; it is the same on all ranks."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._history = History()
+        self._earlier_s = 0.0
+        self._began_at: float | None = None
+        self._losses: dict[str, Any] | None = None
+        self.epochs_done = 0
+        """Epochs whose end, with its evaluation, is past."""
+        self.steps_in_epoch = 0
+        """Steps done of the epoch under way."""
+        self.pending: Pending | None = None
+        """What follows the step that ended last, until the next one begins."""
+
+    @property
+    def earlier_s(self) -> float:
+        """Seconds that earlier attempts trained, up to what this one resumed from."""
+        return self._earlier_s
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as plain values."""
+        trainer = self._trainer
+        state = trainer.state
+        spent_s = 0.0 if self._began_at is None else time.monotonic() - self._began_at
+        return {
+            **{name: getattr(state, name) for name in _OF_THE_STATE},
+            "best_metric": None if state.best_metric is None else float(state.best_metric),
+            "best_model_checkpoint": state.best_model_checkpoint,
+            "total_flos": float(state.total_flos + trainer.current_flos * trainer.args.world_size),
+            "log_history": self._history.pages(state.log_history),
+            "losses": self._sums(),
+            "callbacks": [[name, it.state()] for name, it in _stateful(trainer)],
+            "epochs_done": self.epochs_done,
+            "steps_in_epoch": self.steps_in_epoch,
+            "pending": None if self.pending is None else self.pending._asdict(),
+            "trained_s": self._earlier_s + spent_s,
+        }
+
+    def load_state_dict(self, stored: dict[str, Any]) -> None:
+        """Go to where `state_dict` was returned.
+
+        Raises:
+            StateMismatch: it is not what `state_dict` returned.
+        """
+        state = self._trainer.state
+        try:
+            for name in (*_OF_THE_STATE, "best_metric", "best_model_checkpoint", "total_flos"):
+                setattr(state, name, stored[name])
+            state.log_history = self._history.restore(stored["log_history"])
+            self._losses = dict(stored["losses"])
+            self._restore_callbacks(stored["callbacks"])
+            self.epochs_done, self.steps_in_epoch = stored["epochs_done"], stored["steps_in_epoch"]
+            self.pending = None if stored["pending"] is None else Pending(**stored["pending"])
+            self._earlier_s = float(stored["trained_s"])
+        except (KeyError, TypeError, ValueError, AttributeError) as problem:
+            raise StateMismatch(
+                f"the Trainer's state in the checkpoint cannot be understood: {problem!r}"
+            ) from problem
+        best = state.best_model_checkpoint
+        if best is not None and not Path(best).is_dir():
+            state.best_model_checkpoint = None  # of another machine; the run's own best one stays
+
+    def train_begins(self) -> None:
+        """Give the Trainer back its sums of losses, which it has just set to 0."""
+        self._began_at = time.monotonic()
+        if self._losses is not None:
+            self._set_sums(self._losses)
+            self._losses = None
+
+    def _sums(self) -> dict[str, Any]:
+        """Return the sums that what is logged is computed from."""
+        if self._losses is not None or self._began_at is None:
+            return dict(self._losses or {})
+        trainer = self._trainer
+        return {
+            "since_logged": trainer._tr_loss,
+            "until_logged": float(trainer._total_loss_scalar),
+            "logged_at_step": trainer._globalstep_last_logged,
+        }
+
+    def _set_sums(self, losses: dict[str, Any]) -> None:
+        trainer = self._trainer
+        since: Any = losses.get("since_logged")
+        if isinstance(since, torch.Tensor):
+            trainer._tr_loss = since.to(trainer.args.device)
+            trainer._total_loss_scalar = losses["until_logged"]
+            trainer._globalstep_last_logged = losses["logged_at_step"]
+            trainer._initial_global_step = 0  # the mean loss is that of the whole run
+
+    def _restore_callbacks(self, stored: Sequence[Any]) -> None:
+        waiting = list(_stateful(self._trainer))
+        for name, state in stored:
+            found = next((pair for pair in waiting if pair[0] == name), None)
+            if found is None:
+                continue  # the script has it no more
+            waiting.remove(found)
+            for attribute, value in state["attributes"].items():
+                setattr(found[1], attribute, value)
+
+
+def _stateful(trainer: Any) -> list[tuple[str, Any]]:
+    """Return the callbacks that have a state, each with the name of its class."""
+    callbacks = trainer.callback_handler.callbacks
+    return [(type(it).__name__, it) for it in callbacks if isinstance(it, ExportableState)]
+
+
+class History:
+    """What the Trainer has logged: written once, in pages, however often it is saved."""
+
+    def __init__(self) -> None:
+        self._full: list[str] = []
+        self._rest: tuple[int, str] = (0, "")
+
+    def pages(self, entries: list[dict[str, Any]]) -> list[str]:
+        """Return `entries`, to which more are added only at the end, as few JSON texts."""
+        full = len(entries) // _IN_A_PAGE
+        if full < len(self._full):  # somebody began another list
+            self._full, self._rest = [], (0, "")
+        for page in range(len(self._full), full):
+            self._full.append(_page(entries[page * _IN_A_PAGE : (page + 1) * _IN_A_PAGE]))
+        if self._rest[0] != len(entries):
+            self._rest = (len(entries), _page(entries[full * _IN_A_PAGE :]))
+        return [*self._full, self._rest[1]]
+
+    def restore(self, pages: list[str]) -> list[dict[str, Any]]:
+        """Return what `pages` was given."""
+        self._full, self._rest = [], (0, "")
+        entries: list[dict[str, Any]] = []
+        for page in filter(None, pages):
+            entries += loads(page.encode(), what="the Trainer's log history")
+        return entries
+
+
+def _page(entries: list[dict[str, Any]]) -> str:
+    plain = [{key: _plain(value) for key, value in entry.items()} for entry in entries]
+    return dumps(plain, what="the Trainer's log history").decode() if entries else ""
+
+
+def _plain(value: Any) -> Any:
+    """Return a logged value as JSON has it: callbacks and metrics may log anything."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return str(value)

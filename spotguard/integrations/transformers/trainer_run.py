@@ -1,0 +1,287 @@
+"""One Trainer and the run of spotguard that it is part of: its steps, its data, its state."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+from accelerate.optimizer import AcceleratedOptimizer
+from transformers import Trainer
+
+from spotguard.integrations.transformers.data import (
+    Interruptible,
+    StepBatches,
+    elastic_loader,
+    steps_of_an_epoch,
+)
+from spotguard.integrations.transformers.refusals import ignored_checkpoint, refuse_to_train
+from spotguard.integrations.transformers.state import FLAGS, Pending, TrainerProgress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+    from torch.utils.data import DataLoader
+
+    from spotguard.runtime import ElasticLoader, Run, Step
+
+log = logging.getLogger("spotguard")
+
+_MEET_OTHERS = ("compute_loss", "training_step", "get_batch_samples")
+"""Methods of which another one may hold collectives: then all ranks go forward equally often."""
+
+
+class TrainerRun:
+    """What stands between a Trainer's loop and the runtime; made before its training begins."""
+
+    def __init__(self, trainer: Any, run: Run, *, global_batch_size: int | None) -> None:
+        self._trainer = trainer
+        self._run = run
+        self._global_batch_size = global_batch_size
+        self._loader: ElasticLoader | None = None
+        self._step: Step | None = None
+        """The step under way."""
+        self._items: Any = None
+        """Of it: what its losses are divided by already, None if each is a mean."""
+        self._trained = False
+        self._active = False
+        self._arguments: dict[str, Any] = {}
+        self.progress = TrainerProgress(trainer)
+        self.dataloader: DataLoader[Any] | None = None
+        """What the Trainer iterates over."""
+
+    # ------------------------------------------------------------------ before the loop
+
+    @property
+    def is_active(self) -> bool:
+        """True while the Trainer's loop is that of the run."""
+        return self._active
+
+    @property
+    def resumes(self) -> bool:
+        """True if there may be a checkpoint to go on from."""
+        return self._run.attempt > 1
+
+    def asked_to_train(self, resume_from_checkpoint: Any, trial: Any) -> None:
+        """Return if `trainer.train` may begin with these arguments.
+
+        Raises:
+            UsageError: it may not; the message says why.
+        """
+        refuse_to_train(trains_again=self._trained, trial=trial)
+        self._trained = True
+        if resume_from_checkpoint:
+            told = ignored_checkpoint(resume_from_checkpoint, self._run.attempt)
+            if self._run.rank == 0:
+                log.info("%s", told)
+
+    @contextlib.contextmanager
+    def in_loop(self) -> Iterator[None]:
+        """Within it, the Trainer's loop is that of the run."""
+        accelerator = self._trainer.accelerator
+        plain = accelerator.backward
+
+        def backward(loss: torch.Tensor, **options: Any) -> None:
+            if self._step is None:
+                plain(loss, **options)
+                return
+            reduction = "part" if self._is_divided else "mean"
+            with self._step.weighted(loss, reduction=reduction) as weighted:
+                plain(weighted, **options)
+
+        self._active = True
+        accelerator.backward = backward
+        try:
+            yield
+        finally:
+            self._active = False
+            del accelerator.backward
+            for name, value in self._arguments.items():
+                setattr(self._trainer.args, name, value)
+
+    def replace(self, plain: Any) -> DataLoader[Any]:
+        """Return what the Trainer iterates over in place of `plain`, its own DataLoader."""
+        args = self._trainer.args
+        micro_batch_size = args.per_device_train_batch_size
+        ranks = self._run.reference_world_size
+        size = self._global_batch_size or (
+            micro_batch_size * args.gradient_accumulation_steps * ranks
+        )
+        self._loader = loader = elastic_loader(
+            plain,
+            self._run,
+            global_batch_size=size,
+            micro_batch_size=micro_batch_size,
+            per_rank="even" if self._meets_others() else None,
+        )
+        self._arrange()
+        self._tell_batches(loader, size)
+        self.dataloader = steps_of_an_epoch(loader)
+        return self.dataloader
+
+    def _arrange(self) -> None:
+        """Set arguments for a loop whose batches are whole steps; `in_loop` puts them back.
+
+        Micro-batches are added up, and what their losses are divided by is counted, here.
+        """
+        for name, value in (
+            ("gradient_accumulation_steps", 1),
+            ("average_tokens_across_devices", False),
+            ("ignore_data_skip", False),
+        ):
+            self._arrange_one(name, value)
+
+    def _arrange_one(self, name: str, value: Any) -> None:
+        self._arguments.setdefault(name, getattr(self._trainer.args, name))
+        setattr(self._trainer.args, name, value)
+
+    def _tell_batches(self, loader: ElasticLoader, size: int) -> None:
+        if self._run.rank:
+            return
+        counts = sorted({len(mine) for mine in loader.ranges(0)})
+        each = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        log.info(
+            "a global batch of %d samples in micro-batches of %d: %s accumulated on each of %d "
+            "ranks",
+            size,
+            loader.micro_batch_size,
+            each,
+            self._run.world_size,
+        )
+
+    @property
+    def global_batch_size(self) -> int:
+        """Return the samples of a step, over all ranks."""
+        assert self._loader is not None
+        return self._loader.global_batch_size
+
+    def restore(self, max_steps: int) -> tuple[int, int]:
+        """Restore all that is tracked, and return the epochs done and the steps of the next one.
+
+        The Trainer's model, optimizer and schedule are what it trains with: wrapped, and prepared.
+        """
+        trainer, run = self._trainer, self._run
+        scaler = trainer.accelerator.scaler
+        run.track(
+            model=trainer.model,
+            optimizer=bare_optimizer(trainer.optimizer),
+            scheduler=trainer.lr_scheduler,
+            trainer=self.progress,
+            **({} if scaler is None else {"scaler": scaler}),
+        )
+        assert self._loader is not None
+        done = run.restore(self._loader, total=max_steps)
+        if done:
+            self._arrange_one("eval_on_start", False)  # it was done when the run began
+        return self.progress.epochs_done, self.progress.steps_in_epoch
+
+    def _meets_others(self) -> bool:
+        kind = type(self._trainer).__mro__[2]  # behind what `survive` put before it
+        return any(getattr(kind, name) is not getattr(Trainer, name) for name in _MEET_OTHERS)
+
+    def train_begins(self) -> None:
+        """Go on with what the Trainer has just set to its beginning."""
+        if self._active:
+            self.progress.train_begins()
+
+    # ------------------------------------------------------------------ a step
+
+    def begin_step(self) -> list[tuple[Any, float]]:
+        """Begin the next step, and return this rank's micro-batches, each with its weight.
+
+        Empty if there is none: all steps are done. Leaves, saved, when told to stop.
+        """
+        self.progress.pending = None
+        self._step = self._run.begin_step()
+        if self._step is None:
+            self._trainer.control.should_training_stop = True
+            return []
+        return self._step.read_ahead()
+
+    def as_batch(self, batches: list[Any], own: int, items: Any) -> StepBatches:
+        """Return the step under way as the Trainer sees it: one batch."""
+        assert self._step is not None
+        self._items = items
+        return StepBatches(self._step, batches, own)
+
+    @property
+    def _is_divided(self) -> bool:
+        """True if a loss is its part of the mean over the whole step already, as with tokens."""
+        trainer = self._trainer
+        said: bool | None = getattr(trainer, "loss_is_scaled_for_ga", None)
+        if said is not None:
+            return said
+        takes_count = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
+        return self._items is not None and takes_count
+
+    def end_step(self, grad_norm: Any, learning_rate: float | None) -> None:
+        """Take the state as it is for that of the boundary, if a step is under way."""
+        if self._step is None:
+            return
+        self._step, self._items = None, None
+        control = self._trainer.control
+        flags = {name: bool(getattr(control, name)) for name in FLAGS}
+        norm = float(grad_norm) if flags["should_log"] and grad_norm is not None else None
+        self.progress.pending = Pending(flags, norm, learning_rate)
+        self.progress.steps_in_epoch += 1
+        self._run.end_step()
+
+    def evaluated(self, best_before: float | None) -> None:
+        """Have the state kept if the evaluation that has just ended was the best so far."""
+        now = self._trainer.state.best_metric
+        if now is not None and now != best_before:
+            mode = "max" if self._trainer.args.greater_is_better else "min"
+            self._run.best(float(now), mode=mode)
+
+    def interruptible(self, loader: Any) -> Any:
+        """Return `loader` for an evaluation that ends when the run is told to stop."""
+        between_steps = self._active and self._step is None
+        return Interruptible(loader, self._run) if between_steps else loader
+
+    # ------------------------------------------------------------------ epochs, and the end
+
+    def redo(self, loop: dict[str, Any]) -> None:
+        """Log, evaluate and save what an interruption cut off; `loop`: what the epoch is given."""
+        pending, self.progress.pending = self.progress.pending, None
+        trainer = self._trainer
+        if pending is None:
+            return
+        for name, value in pending.flags.items():
+            setattr(trainer.control, name, value)
+        trainer._maybe_log_save_evaluate(
+            trainer._tr_loss,
+            pending.grad_norm,
+            loop["model"],
+            loop["trial"],
+            loop["epoch"],
+            loop["ignore_keys_for_eval"],
+            loop["start_time"],
+            learning_rate=pending.learning_rate,
+        )
+        if trainer.control.should_training_stop or trainer.control.should_epoch_stop:
+            loop["steps_trained_in_current_epoch"] = loop["num_update_steps_per_epoch"]
+
+    def epoch_ended(self, epoch: int) -> None:
+        """Take note that all of an epoch is done, with what comes at its end."""
+        self.progress.epochs_done, self.progress.steps_in_epoch = epoch + 1, 0
+
+    def finish(self) -> None:
+        """End the run's training: save its final state, before anything else becomes of it."""
+        trainer = self._trainer
+        early = trainer.state.global_step < trainer.state.max_steps
+        self._run.finish("the Trainer stopped early" if early else None)
+        best = trainer.state.best_global_step
+        if trainer.args.load_best_model_at_end and best:
+            # From the run's own: a folder of the Trainer's is on one node, which may be gone.
+            if best != trainer.state.global_step:
+                self._run.read_back(best, "model")
+                log.info("loaded the best weights, of step %d", best)
+            self._arrange_one("load_best_model_at_end", False)
+
+
+def bare_optimizer(optimizer: Any) -> Any:
+    """Return the optimizer that steps, inside what Accelerate wraps around it."""
+    while isinstance(optimizer, AcceleratedOptimizer):
+        optimizer = optimizer.optimizer
+    return optimizer
