@@ -103,7 +103,7 @@ class Fit:
         if hooks.are_there:
             self._run.track(hooks=hooks)
         self._run.track(place=self._place)  # last: it has the others' counts put right
-        self._run.restore(self._loader, total=self._total(), strict=strict, evened=True)
+        self._run.restore(self._loader, total=self._total(), strict=strict)
         self._plateaus.keep()
 
     def _parts(self) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def make_loader(
         "global_batch_size": size,
         "micro_batch_size": given.batch_size,
         "collate_fn": given.collate_fn,
-        "one_per_rank": one_per_rank,
+        "per_rank": "one" if one_per_rank else "even",
     }
     if isinstance(given.dataset, IterableDataset):
         return run.loader(given.dataset, **common), None
