@@ -12,8 +12,11 @@ import collections
 import json
 import operator
 import os
+import sys
+import sysconfig
 import types
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_OURS = Path(__file__).parents[1]
+_INSTALLED = [Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib", "stdlib")]
 _DEEPEST = 4
 _MOST_ITEMS = 10_000
 
@@ -117,6 +122,25 @@ class Probe:
                 known.update(id(module) for module in item.value.modules())
                 known.update(id(parameter) for parameter in item.value.parameters())
         return known
+
+
+def frame_of_script() -> types.FrameType | None:
+    """Return the innermost frame of the script: neither ours nor an installed package's.
+
+    Where all the others are installed, as is the script itself then, the innermost of them.
+    """
+    others: list[types.FrameType] = []
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not _lies_in(frame, _OURS):
+            others.append(frame)
+        frame = frame.f_back
+    own = [each for each in others if not any(_lies_in(each, folder) for folder in _INSTALLED)]
+    return next(iter(own or others), None)
+
+
+def _lies_in(frame: types.FrameType, folder: Path) -> bool:
+    return Path(frame.f_code.co_filename).is_relative_to(folder)
 
 
 def _visible(frame: types.FrameType | None) -> list[tuple[str, Any]]:

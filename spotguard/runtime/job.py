@@ -174,10 +174,12 @@ class Job:
         """Where the script is."""
         return self.leaving.phase
 
-    def finished_step(self, finished: int, seconds: float, step: Step) -> None:
+    def finished_step(
+        self, finished: int, seconds: float, step: Step, *, ends_epoch: bool = False
+    ) -> None:
         """Take note of a finished step: from here on it is the state to save."""
         self.exits.forget()
-        self.keeper.finished_step(finished, seconds, step)
+        self.keeper.finished_step(finished, seconds, step, ends_epoch=ends_epoch)
         self._progress.write(finished, self.keeper.total or 0)
         if finished == self.keeper.first_step + 1 and self.rank == 0:
             self.reporter.event(JobEvent.FIRST_STEP, step=finished)
@@ -191,10 +193,10 @@ class Job:
         while self.watch.agreed is None and time.monotonic() < end:
             time.sleep(0.01)
 
-    def finish_loop(self, why: str | None) -> None:
+    def finish_loop(self, why: str | None, *, left_early: bool = False) -> None:
         """Save the final state; the script may go on after its loop."""
         self._stop_looking_for_stillness()
-        self.leaving.finish_loop(why)
+        self.leaving.finish_loop(why, left_early=left_early)
 
     def _stop_looking_for_stillness(self, patience_s: float = 0.0) -> None:
         if self._still is not None:

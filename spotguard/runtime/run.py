@@ -5,40 +5,28 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-import time
-from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from spotguard.checkpoint.lineage import claim_attempt
-from spotguard.checkpoint.manifest import check_run
-from spotguard.errors import Fenced, SpotguardError, UsageError
-from spotguard.events.event import JobEvent
-from spotguard.runtime.checkpoint import restore as restoring
-from spotguard.runtime.checkpoint.save_schedule import SaveSchedule
+from spotguard.errors import UsageError
 from spotguard.runtime.data.batch_scaling import ScaledElasticLoader, learning_rate_scale
-from spotguard.runtime.data.loader import ElasticLoader, Loader, Share
+from spotguard.runtime.data.loader import ElasticLoader, Loader
 from spotguard.runtime.data.sample_log import SampleTrace
 from spotguard.runtime.data.streaming import StreamLoader, is_stream, refuse_indexed_options
-from spotguard.runtime.distributed.bitwise_reduce import BitwiseSync
 from spotguard.runtime.distributed.collectives import ProcessGroup
-from spotguard.runtime.distributed.gradients import GradientSync, broadcast_initial, evened_out
-from spotguard.runtime.distributed.optimizers import OptimizerWatch
 from spotguard.runtime.ending.leaving import Phase
-from spotguard.runtime.process.clock import RUN_CLOCK
-from spotguard.runtime.state.rng import BOUNDARY, mix, seed_everything
-from spotguard.runtime.state.tracked import TrackedModule, tracked
+from spotguard.runtime.state.tracked import tracked
 from spotguard.runtime.state.tree import Packed
-from spotguard.runtime.step import Step, TrainingLoop
+from spotguard.runtime.training import Circumstances, Training
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from spotguard.checkpoint.manifest import Manifest
     from spotguard.runtime.job import Job
+    from spotguard.runtime.step import Step
 
 log = logging.getLogger("spotguard")
 
@@ -68,10 +56,7 @@ class Run:
             taken.gives_back.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(1)
         self._ranks = ProcessGroup(job.rank, job.world_size)
-        self._loader: Loader
-        self._gradients: GradientSync | BitwiseSync
-        self._optimizers: OptimizerWatch
-        self._step: Step | None = None
+        self._training: Training | None = None
         self._end_early: str | None = None
         settings = job.settings
         self._trace = (
@@ -249,6 +234,8 @@ class Run:
         All ranks must call it in the same step.
         """
         self._end_early = reason
+        if self._training is not None:
+            self._training.end_early = reason
 
     def best(self, value: float, *, mode: str = "min") -> bool:
         """Keep the state of this step's end if `value` is the best of the run so far.
@@ -284,19 +271,11 @@ class Run:
         Raises:
             UsageError: the step has begun: to leave then would lose what follows in its body.
         """
-        job = self._job
-        if job.phase is not Phase.TRAINING:
+        training = self._training
+        if training is None or self._job.phase is not Phase.TRAINING:
             yield from batches
             return
-        if self._step is not None and self._step.has_begun:
-            raise UsageError(
-                "run.evaluate() comes after the step's first micro-batch",
-                hint="evaluate at the beginning of the loop's body: if step.number % 100 == 0: ...",
-            )
-        for number, batch in enumerate(batches):
-            if not job.gate.enter_evaluation(job.keeper.finished, number):
-                job.leaving.at_agreed_step(halfway=True)
-            yield batch
+        yield from training.evaluate(batches)
 
     def steps(
         self,
@@ -323,228 +302,154 @@ class Run:
             UsageError: neither or both of `total` and `epochs`, or nothing is tracked.
             StateMismatch: the script does not fit the checkpoint.
         """
-        self._check(loader, total, epochs)
-        job = self._job
-        self._loader = loader
-        self._prepare()
-        every, coordinator = job.settings.save_every, job.coordinator
+        training = self._prepare("run.steps", loader, total, epochs)
         self._taken.in_loop = True
         try:
-            first, last = self._restore(total, epochs, strict=strict)
-            schedule = SaveSchedule(every, coordinator, job.rank, job.world_size)
-            schedule.start(first)
-            job.begin_training(first, last)
-            with closing(loader.read(first, last)) as batches:  # its workers end with it
-                mine: Iterator[tuple[Share, Any]] = batches
-                if self._gradients.meets_in_forward:
-                    mine = evened_out(batches, self.rank, loader.ranges)
-                yield from self._train(first, last, schedule, mine)
+            training.start(total, epochs, strict=strict)
+            at_once = True
+            while (step := training.begin(at_once=at_once)) is not None:
+                yield step
+                at_once = training.step is not None  # else the script has ended it
+                if at_once:
+                    training.end()
         except GeneratorExit:
-            job.exits.loop_left(sys._getframe().f_back)
+            training.left()
+            self._job.exits.loop_left(sys._getframe().f_back)
             raise
-        except SpotguardError as problem:
-            job.leaving.by_problem(problem)
         finally:
             self._taken.in_loop = False
+            training.close()
 
-    def _train(
+    # ------------------------------------------------------------------ loops of others
+
+    def restore(
         self,
-        finished: int,
-        last: int,
-        schedule: SaveSchedule,
-        batches: Iterator[tuple[Share, Any]],
-    ) -> Iterator[Step]:
-        job = self._job
-        loop = TrainingLoop(
-            job=job,
-            loader=self._loader,
-            batches=batches,
-            gradients=self._gradients,
-            optimizers=self._optimizers,
-            ranks=self._ranks,
-            trained_once=self._trace_step,
-            ended=lambda step: self._seed_boundary(step.number, after=True),
-        )
-        while finished < last and self._end_early is None:
-            job.hold(finished)
-            if not job.gate.passes(finished):
-                job.leaving.at_agreed_step()
-            if schedule.due(finished) or job.keeper.best.is_new:
-                job.keeper.save_in_background()
-                schedule.saved(
-                    finished,
-                    step_s=job.keeper.step_s,
-                    stall_s=job.keeper.last_stall_s,
-                    duration_s=job.keeper.last_duration_s,
-                    age_s=job.age_s,
-                )
-            self._seed_boundary(finished, after=False)
-            step = self._step = Step(loop, finished, self._loader.epoch_of(finished))
-            job.keeper.current = step
-            started = time.perf_counter()
-            try:
-                yield step
-            except GeneratorExit:
-                job.keeper.loop_left()
-                raise
-            step.forget_batches()
-            if not step.is_complete:
-                raise UsageError(
-                    "a step ended before all its micro-batches were trained on",
-                    hint="loop over all of them: for batch in step: ... step.backward(loss)",
-                )
-            finished += 1
-            self._optimizers.end_of_step()
-            self._loader.keep(finished)
-            job.finished_step(finished, time.perf_counter() - started, step)
-            if self._probe is not None:
-                self._probe.record(finished, sys._getframe(2))
-        job.finish_loop(self._end_early)
+        loader: Loader,
+        *,
+        total: int | None = None,
+        epochs: int | None = None,
+        strict: bool = True,
+    ) -> int:
+        """Restore the training state, begin to train, and return how many steps are done already.
 
-    def _check(self, loader: Any, total: int | None, epochs: int | None) -> None:
+        For loops that are not ours, such as a framework's: after it come `begin_step`, `end_step`
+        and `finish`, of which `steps` is made, too. Blocks until all ranks have restored.
+
+            done = run.restore(loader, total=20_000)
+            while (step := run.begin_step()) is not None:
+                for x, y in step:
+                    step.backward(loss_fn(model(x), y))
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+                run.end_step()
+
+        Args:
+            loader: As for `steps`.
+            total: As for `steps`.
+            epochs: As for `steps`.
+            strict: As for `steps`.
+
+        Raises:
+            UsageError: as `steps`.
+            SystemExit: the checkpoint does not fit, told in one sentence; the code says why.
+        """
+        return self._prepare("run.restore", loader, total, epochs).start(
+            total, epochs, strict=strict
+        )
+
+    def begin_step(self) -> Step | None:
+        """Return the next optimizer step to do; None once there is none, all saved by then.
+
+        Before it comes what the script or framework does between two steps: a learning rate that
+        follows, an evaluation through `evaluate`, a log. What of that is tracked belongs to the
+        boundary from here on. A framework may read its items ahead, but begins a step only when
+        the one before has ended, and before it asks for the first micro-batch.
+
+        Draw all micro-batches of the step: by a loop over it, or one by one from `iter(step)`.
+
+        Raises:
+            UsageError: `restore` was not called, or a step is under way.
+            SystemExit: with code 75, saved: the process was told to stop.
+        """
+        return self._trained("run.begin_step").begin()
+
+    def end_step(self) -> None:
+        """Say that the weights of the step under way are final: this is the state to save.
+
+        Its micro-batches were trained on, and its optimizers have stepped. Within a loop over
+        `steps` it may be called, too, for an evaluation of the new weights in the same body.
+
+        Raises:
+            UsageError: no step is under way.
+            SystemExit: something went wrong, told in one sentence; the code says what.
+        """
+        self._trained("run.end_step").end()
+
+    def finish(self, reason: str | None = None) -> None:
+        """End the training where it is, and save its final state. Called again, it does nothing.
+
+        For frameworks that do not ask for the step after the last one, or that stop before it. A
+        step under way counts if its optimizer has stepped. All ranks must call it at the same step.
+
+        Args:
+            reason: Why it ended before its last step; told in the log.
+        """
+        self._trained("run.finish").finish(reason)
+
+    @property
+    def evaluation_was_cut(self) -> bool:
+        """True if this attempt resumed from a checkpoint taken within an evaluation between steps.
+
+        Then do that evaluation again, before the next step. Where `evaluate` stands at the
+        beginning of the loop's body, or at the end of an epoch, it comes again by itself.
+        """
+        return self._training is not None and self._training.evaluation_was_cut
+
+    def _trained(self, caller: str) -> Training:
+        if self._training is None:
+            raise UsageError(
+                f"{caller}() came before run.restore()",
+                hint="done = run.restore(loader, total=...) restores the state and begins",
+            )
+        return self._training
+
+    def _prepare(self, caller: str, loader: Any, total: int | None, epochs: int | None) -> Training:
+        self._check(caller, loader, total, epochs)
+        self._training = Training(
+            Circumstances(
+                job=self._job,
+                ranks=self._ranks,
+                reseed=self._reseed,
+                bitwise=self._bitwise,
+                trace=self._trace,
+                probe=self._probe,
+                gives_back=self._taken.gives_back,
+            ),
+            loader,
+        )
+        self._training.end_early = self._end_early
+        return self._training
+
+    def _check(self, caller: str, loader: Any, total: int | None, epochs: int | None) -> None:
         if not isinstance(loader, Loader):
             raise UsageError(
-                f"run.steps needs a loader from run.loader(...), not a {type(loader).__name__}",
+                f"{caller} needs a loader from run.loader(...), not a {type(loader).__name__}",
                 hint="loader = run.loader(dataset, global_batch_size=..., micro_batch_size=...)",
             )
         if (total is None) == (epochs is None):
-            raise UsageError("run.steps: give either total= (steps) or epochs=")
+            raise UsageError(f"{caller}: give either total= (steps) or epochs=")
         if epochs is not None:
             loader.first_step_of(0)  # a stream refuses
         count, unit = (total, "steps") if epochs is None else (epochs, "epochs")
         if not isinstance(count, int) or count < 1:
-            raise UsageError(f"run.steps: {count!r} {unit} in all, but must be 1 or more")
+            raise UsageError(f"{caller}: {count!r} {unit} in all, but must be 1 or more")
         if not self._job.keeper.objects:
             raise UsageError(
-                "run.steps: nothing is tracked, so nothing could be resumed",
+                f"{caller}: nothing is tracked, so nothing could be resumed",
                 hint="call run.track(model=model, optimizer=optimizer) first",
             )
         if self._job.phase is not Phase.SETUP:
             raise UsageError(
-                "run.steps() can be used once per process",
+                f"{caller}() can be used once per process",
                 hint="spotguard.reset() ends the run; then spotguard.init() begins another one",
-            )
-
-    def _last_step(self, total: int | None, epochs: int | None) -> int:
-        """Return how many steps there are in all, as seen from where this attempt begins."""
-        count = total if epochs is None else self._loader.first_step_of(epochs)
-        assert count is not None
-        cap = self._job.settings.max_steps
-        return min(count, cap) if cap else count
-
-    def _prepare(self) -> None:
-        values = [item.value for item in self._job.keeper.objects.values()]
-        modules = [v for v in values if isinstance(v, torch.nn.Module)]
-        optimizers = [v for v in values if isinstance(v, torch.optim.Optimizer)]
-        if self._bitwise:
-            self._gradients = BitwiseSync(modules, optimizers, self._ranks, self._loader)
-        else:
-            self._gradients = GradientSync(modules, optimizers, self._ranks)
-        self._taken.gives_back.callback(self._gradients.close)
-        self._optimizers = OptimizerWatch(
-            modules, optimizers, self._gradients, self._job.keeper, self.world_size
-        )
-        self._taken.gives_back.callback(self._optimizers.close)
-        if self._loader.scale is not None:
-            self._loader.scale.attach(optimizers, lambda: self._job.keeper.finished)
-            self._taken.gives_back.callback(self._loader.scale.detach)
-
-    def _restore(self, total: int | None, epochs: int | None, *, strict: bool) -> tuple[int, int]:
-        """Restore, claim the attempt, and return the steps done already and those in all."""
-        job = self._job
-        restored = restoring.restore(
-            job.store,
-            job.coordinator,
-            self.rank,
-            self.world_size,
-            job.keeper.objects,
-            check=self._check_fits,
-            near=job.local_copy.store if job.local_copy else None,
-            strict=strict,
-        )
-        if restored.manifest is None:
-            modules = [i.bare for i in job.keeper.objects.values() if isinstance(i, TrackedModule)]
-            broadcast_initial(modules, self._ranks)
-        first = restored.manifest.step if restored.manifest else 0
-        if job.rank == 0:
-            claim_attempt(
-                job.store,
-                job.attempt,
-                restored.prefix,
-                job.claim_extra(),
-                clock=RUN_CLOCK,
-            )
-        job.keeper.restored(restored, self._loader)
-        if restored.manifest is not None:
-            self._restore_place(restored.manifest)
-            if not self._reseed:
-                self._restore_random(restored.manifest)
-        change = self._loader.begin(first)
-        last = self._last_step(total, epochs)
-        job.restored(restored, last)
-        if change is not None and job.rank == 0:
-            log.info("%s", change["message"])
-            job.reporter.event(JobEvent.RESCALED, **change)
-        self._check_ranks_agree(first)
-        self._loader.keep(first)
-        return first, last
-
-    def _check_ranks_agree(self, first: int) -> None:
-        """Raise unless a sampler, if there is one, gives all ranks the same order to begin with."""
-        mine = self._loader.checksum(first)
-        if mine is not None and self._job.coordinator.first("order", str(mine)) != str(mine):
-            raise UsageError(
-                f"run.loader: the sampler gives rank {self.rank} another order than another rank",
-                hint="it must not depend on the rank, nor on the order of a set: pass one sampler "
-                "of the whole dataset",
-            )
-
-    def _restore_place(self, manifest: Manifest) -> None:
-        """Go on where the data was; what cannot be exact is told."""
-        own = restoring.places_of_ranks(manifest)
-        shared = manifest.counters.get("place")
-        warning = self._loader.restore(shared, own, manifest.world_size)
-        if warning and self.rank == 0:
-            log.warning("%s", warning)
-            self._job.reporter.event(JobEvent.WARNING, message=warning)
-
-    def _restore_random(self, manifest: Manifest) -> None:
-        if not restoring.restore_random(manifest, self.rank, self.world_size):
-            self._job.reporter.event(
-                JobEvent.WARNING,
-                message="random states were not restored: the number of ranks changed",
-            )
-
-    def _check_fits(self, manifest: Manifest) -> None:
-        """Raise unless this attempt may go on from the checkpoint, with this loader."""
-        check_run(manifest, self._job.run_id)
-        if manifest.attempt >= self._job.attempt:
-            raise Fenced(
-                f"attempt {self._job.attempt} is already claimed",
-                hint="each start of the job needs an attempt number of its own",
-            )
-        stored = manifest.counters.get("loader")
-        mine = self._loader.identity()
-        if stored is not None and stored != mine:
-            changed = [
-                f"{key} was {stored.get(key)!r} and is {mine.get(key)!r}"
-                for key in {**stored, **mine}
-                if stored.get(key) != mine.get(key)
-            ]
-            raise UsageError(
-                f"run.loader changed since the checkpoint: {'; '.join(changed)}",
-                hint="use the same values to resume, or start a new run",
-            )
-
-    def _seed_boundary(self, step: int, *, after: bool) -> None:
-        if self._reseed:
-            seed_everything(mix(self._job.settings.seed, step, BOUNDARY, int(after)))
-
-    def _trace_step(self, step: Step) -> None:
-        if self._trace is not None:
-            self._trace.write(
-                step=step.number,
-                epoch=step.epoch,
-                samples=step.samples,
-                loss=0.0 if step.loss is None else float(step.loss),
             )

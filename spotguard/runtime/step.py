@@ -34,6 +34,8 @@ class TrainingLoop:
     gradients: GradientSync | BitwiseSync
     optimizers: OptimizerWatch
     ranks: ProcessGroup
+    count_of: Callable[[int], int]
+    """Returns how many micro-batches this rank has in a step."""
     trained_once: Callable[[Step], None]
     """Called when all micro-batches of a step were handed out and trained on for the first time."""
     ended: Callable[[Step], None]
@@ -175,8 +177,7 @@ class Step:
 
     def __iter__(self) -> Iterator[Any]:
         loop = self._loop
-        if not loop.job.gate.enter(self.number):
-            loop.job.leaving.at_agreed_step(halfway=True)
+        self._enter()
         now = self._pass
         if now.share is not None:
             raise UsageError(
@@ -194,12 +195,23 @@ class Step:
             now.refuse_unused_batch()
         loop.ended(self)
 
+    def _enter(self) -> None:
+        """Enter the step, or leave the process, saved, if all ranks agreed to stop before it."""
+        if not self._loop.job.gate.enter(self.number):
+            self._loop.job.leaving.at_agreed_step(halfway=True)
+
     def _micro_batches(self) -> Iterator[tuple[Share, Any]]:
         yield from tuple(self._kept)
-        while not self._kept or not self._kept[-1][0].last:
-            share, batch = next(self._loop.batches)
+        if self._kept and self._kept[-1][0].last:
+            return
+        for share, batch in self._read_on():
             if self._in_phase:
                 self._kept.append((share, batch))
+            yield share, batch
+
+    def _read_on(self) -> Iterator[tuple[Share, Any]]:
+        """Yield this rank's micro-batches from the data, up to the step's last one."""
+        for share, batch in self._loop.batches:
             yield share, batch
             if share.last:
                 return
@@ -213,9 +225,85 @@ class Step:
 
         Args:
             loss: Scalar loss of this micro-batch.
-            reduction: How the loss was reduced over the samples: `mean` or `sum`.
+            reduction: How the loss was reduced over the samples: `mean` or `sum`. Or `part`, if it
+                is this micro-batch's part of the global mean already, divided by a `count` over
+                the whole global batch: then all parts are only added up.
             scaler: A `GradScaler`, to scale the loss before backward.
         """
+        share, weight = self._take_loss(loss, reduction)
+        loss = loss if scaler is None else scaler.scale(loss)
+        with self._loop.optimizers.expected_gradients:
+            self._loop.gradients.backward(loss, weight, share)
+
+    @contextlib.contextmanager
+    def weighted(self, loss: torch.Tensor, *, reduction: str = "mean") -> Iterator[torch.Tensor]:
+        """Give `loss` as it is to go backward, where somebody else calls `backward()` on it.
+
+        What `backward` does, for frameworks that have a call of their own for it:
+
+            for x, y in step:
+                with step.weighted(loss_fn(model(x), y)) as loss:
+                    accelerator.backward(loss)
+
+        Within it exactly one backward pass of the given tensor is run, with any scaling that the
+        optimizer's step undoes. On leaving it after the last micro-batch gradients are the global
+        mean; that blocks until the ranks have met. A framework must not divide the loss by its
+        number of accumulated batches: its share of the global batch is in it already.
+
+        Args:
+            loss: As for `backward`.
+            reduction: As for `backward`.
+        """
+        share, weight = self._take_loss(loss, reduction)
+        gradients = self._loop.gradients
+        with self._loop.optimizers.expected_gradients:
+            factor = gradients.begin_backward(weight)
+            yield loss if factor == 1.0 else loss * factor
+            gradients.end_backward(share)
+        if share.last:  # a framework may not ask for another micro-batch
+            self._loop.ended(self)
+
+    def count(self, of: Callable[[Any], Any]) -> float:
+        """Return the sum of `of(batch)` over all micro-batches of the step, on all ranks.
+
+        For losses that are a mean over something else than samples, such as tokens that count:
+
+            tokens = step.count(lambda batch: (batch["labels"] != -100).sum())
+            for batch in step:
+                step.backward(loss_sum(model, batch) / tokens, reduction="part")
+
+        Blocks until all ranks have called it. It reads all of this rank's micro-batches of the
+        step, and keeps them until the step ends; none is trained on by that.
+        """
+        self._enter()
+        if not self._kept or not self._kept[-1][0].last:
+            if self.has_begun:
+                raise UsageError(
+                    "step.count() comes after the step's first micro-batch",
+                    hint="call it before the loop over the micro-batches",
+                )
+            self._kept += self._read_on()
+        own = [of(batch) for share, batch in self._kept if share.weight]
+        return self.total(sum(own))
+
+    def total(self, value: Any) -> float:
+        """Return the sum of a number, or a tensor of one, over all ranks; the same on each.
+
+        Blocks until all ranks have called it: episodes, rewards, correct answers.
+        """
+        loop = self._loop
+        whole = torch.as_tensor(value, dtype=torch.float64, device=loop.job.device).reshape(1)
+        if loop.job.world_size > 1:
+            whole = whole.detach().clone()
+            loop.ranks.add_up(whole)()
+        return float(whole)
+
+    def __len__(self) -> int:
+        """Return how many micro-batches this rank trains on in the step, 1 at least."""
+        return self._loop.count_of(self.number)
+
+    def _take_loss(self, loss: torch.Tensor, reduction: str) -> tuple[Share, float]:
+        """Take down the loss of the micro-batch that was given last, and return its weight."""
         now = self._pass
         share = now.share
         if share is None or not now.waiting:
@@ -235,9 +323,7 @@ class Step:
             if not self.passes_done:
                 self._loop.trained_once(self)
             self.passes_done += 1
-        loss = loss if scaler is None else scaler.scale(loss)
-        with self._loop.optimizers.expected_gradients:
-            self._loop.gradients.backward(loss, weight, share)
+        return share, weight
 
     def forget_batches(self) -> None:
         """Let go of the micro-batches: the step has ended."""

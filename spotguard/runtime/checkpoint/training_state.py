@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spotguard.checkpoint.retention import Retention
 from spotguard.errors import Fenced, SpotguardError, StoreError
@@ -33,7 +33,7 @@ from spotguard.runtime.state.tree import Packed
 from spotguard.shared.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from spotguard.runtime.checkpoint.local_copy import LocalCopy
     from spotguard.runtime.checkpoint.restore import Restored
@@ -49,6 +49,18 @@ log = logging.getLogger("spotguard")
 
 _FAILED_SAVES_BEFORE_STOP = 3
 _LAST_SAVE_S = 10.0
+
+
+class Open(NamedTuple):
+    """What the script does between two steps, and begins anew after a resume from there."""
+
+    evaluation: bool = False
+    epoch_end: bool = False
+
+    @classmethod
+    def of(cls, counters: Mapping[str, Any]) -> Open:
+        """Return what the counters of a checkpoint say; of earlier versions they say nothing."""
+        return cls(counters.get("evaluating") is True, counters.get("epoch_end") is True)
 
 
 class Keeper:
@@ -79,6 +91,13 @@ class Keeper:
         """The last finished one."""
         self.current: Step | None = None
         """The one that the loop was given last."""
+        self.evaluating = False
+        """True within an evaluation between two steps, which a resume from here does again."""
+        self._epoch_end = False
+        """True while the script does what comes at the end of an epoch, after its last step."""
+        self.resumed = Open()
+        """What was under way at the boundary that this attempt began with."""
+        self._was_open = False
         self._left = False
         self._left_done = False
         self.lock = threading.Lock()
@@ -140,6 +159,9 @@ class Keeper:
         counters = manifest.counters if manifest else {}
         # An emergency save may have come before the save of the best state, at the same step.
         self.best = Best(counters.get("best"), is_new=counters.get("best_is_new", False))
+        self.resumed = Open.of(counters)
+        self._epoch_end = self.resumed.epoch_end
+        self._was_open = any(self.resumed)
 
     def begin(self, first: int, total: int) -> None:
         """Take `first` of `total` steps done as the first boundary."""
@@ -154,12 +176,14 @@ class Keeper:
         self.best.take()
         self._shadow.take()
 
-    def finished_step(self, finished: int, seconds: float, step: Step) -> None:
+    def finished_step(
+        self, finished: int, seconds: float, step: Step, *, ends_epoch: bool = False
+    ) -> None:
         """Take note of a finished step: from here on it is the state to save."""
         self.train_s += seconds
         self.step_s = seconds if not self.step_s else 0.8 * self.step_s + 0.2 * seconds
         self._take_boundary()
-        self._pass_boundary(finished, step)
+        self._pass_boundary(finished, step, ends_epoch=ends_epoch)
         if finished == self.first_step + 1:  # an optimizer's state is there after its first step
             self.saver.warm(self.objects)
         self._look_at_new_state()
@@ -212,7 +236,16 @@ class Keeper:
             self._loader.own,
         )
 
-    def _pass_boundary(self, finished: int, step: Step) -> None:
+    def take_boundary_again(self) -> None:
+        """Take the state as it is now for that of the last boundary: what came after it is over."""
+        self._take_boundary()
+        copy = self._copied()
+        with self.lock:
+            self._copy = copy
+            self._epoch_end = False
+        self.resumed = Open()
+
+    def _pass_boundary(self, finished: int, step: Step, *, ends_epoch: bool = False) -> None:
         """Take the state as it is, or as it was last taken, for that after `finished` steps."""
         self.epoch = step.epoch
         self.step = step
@@ -220,6 +253,7 @@ class Keeper:
         with self.lock:
             self._copy = copy
             self.finished = finished
+            self._epoch_end = ends_epoch
             self.changing = self._changed = False
 
     def progress(self) -> tuple[int, int]:
@@ -287,6 +321,13 @@ class Keeper:
         return last.step == self.finished
 
     @property
+    def _is_as_restored(self) -> bool:
+        """True if there is nothing new since the checkpoint that this attempt came from."""
+        if self.saver.parent is None or self.finished != self.first_step:
+            return False
+        return not self._was_open or any(self.resumed)
+
+    @property
     def _can_save_alone(self) -> bool:
         """True if another rank is gone and this one has all of the state, as a replica has."""
         return self.saver.alone.is_set() and not self.needs_all_ranks
@@ -330,7 +371,7 @@ class Keeper:
     def save_final(self, *, halfway: bool = False) -> None:
         """Save the state after the last step, unless it is what this attempt began with."""
         self.saver.wait()
-        if self.finished == self.first_step and self.saver.parent is not None:
+        if self._is_as_restored:
             return
         final = CheckpointKind.FINAL
         try:
@@ -342,8 +383,8 @@ class Keeper:
 
     def save_for(self, request: StopRequest, *, halfway: bool = False) -> SpotguardError | None:
         """Make the emergency save that `request` leaves time for; return what went wrong."""
-        if self.finished == self.first_step and self.saver.parent is not None:
-            return None  # nothing new since the checkpoint that it came from
+        if self._is_as_restored:
+            return None
         timeout_s = 60.0
         if request.deadline_at is not None:
             timeout_s = max(request.deadline_at - clock.now() - 0.2, 0.5)
@@ -382,6 +423,8 @@ class Keeper:
             "total_steps": self.total,
             "loader": self._loader.identity(),
             "place": now.shared,
+            "evaluating": self.evaluating,
+            "epoch_end": self._epoch_end,
             "best": best,
             "best_is_new": kind is not CheckpointKind.BEST and (best_is_new or self._best_owed),
         }

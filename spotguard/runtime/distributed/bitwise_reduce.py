@@ -184,12 +184,20 @@ class BitwiseSync:
 
         Blocks until the ranks have met, when the share is the step's last one here.
         """
+        run_backward(loss, self.begin_backward(weight))
+        self.end_backward(share)
+
+    def begin_backward(self, weight: float) -> float:
+        """Prepare for a backward pass; return what its loss is to be multiplied by: `weight`."""
         if not self._begun and count_parameters(self._optimizers) != self._known:
             self._look_at_parameters()
         taken = self._take()
         if not self._begun:
             self._begun, self._before, self._tree = True, taken, TreeSum(_add)
-        run_backward(loss, weight)
+        return weight
+
+    def end_backward(self, share: Share) -> None:
+        """Take the gradients into the tree; blocks, as above."""
         if share.weight:  # else this rank has nothing to do, and joins in
             self._tree.push(SumNode(0, share.number, self._take()))
         if share.last:

@@ -99,10 +99,18 @@ class GradientSync:
 
         Blocks until the ranks have met, when the share is the step's last one here.
         """
+        run_backward(loss, self.begin_backward(weight))
+        self.end_backward(share)
+
+    def begin_backward(self, weight: float) -> float:
+        """Prepare for a backward pass; return what its loss is to be multiplied by for `weight`."""
         if not self._begun:
             self._begun = True
             self._count_once(filter(self._is_wanted, self._parameters))
-        run_backward(loss, weight * self._ranks.world_size if self.managed_elsewhere else weight)
+        return weight * self._ranks.world_size if self.managed_elsewhere else weight
+
+    def end_backward(self, share: Share) -> None:
+        """Synchronise after the backward pass of the step's last micro-batch; blocks, as above."""
         if share.last:
             self._begun = False
             if count_parameters(self._optimizers) != self._known:
@@ -220,10 +228,12 @@ def loss_weight(share: Share, reduction: str) -> float:
     """Return by how much the loss of a micro-batch counts in the global mean.
 
     Raises:
-        UsageError: `reduction`, over the samples, is neither `mean` nor `sum`.
+        UsageError: `reduction`, over the samples, is neither `mean`, `sum` nor `part`.
     """
-    if reduction not in ("mean", "sum"):
-        raise UsageError(f"step.backward: reduction is {reduction!r}; allowed: mean, sum")
+    if reduction not in ("mean", "sum", "part"):
+        raise UsageError(f"step.backward: reduction is {reduction!r}; allowed: mean, sum, part")
+    if reduction == "part":
+        return 1.0 if share.weight else 0.0
     return share.weight / len(share.indices) if reduction == "sum" else share.weight
 
 

@@ -246,7 +246,7 @@ class Leaving:
         assert reason is not None
         return StopRequest(reason=reason, message=message, solo=True)
 
-    def by_problem(self, problem: SpotguardError) -> None:
+    def by_problem(self, problem: SpotguardError) -> NoReturn:
         """Write down an error of ours and leave with its exit code, in one sentence."""
         self._write_problem(problem)
         if at_prompt():

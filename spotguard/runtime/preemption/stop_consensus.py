@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 import time
 from dataclasses import asdict, dataclass, replace
@@ -73,9 +74,14 @@ class StopGate:
             self._entered = (finished, 0)
             return self._stop_at is None or self._stop_at[0] > BEFORE_LOOP
 
-    def passes(self, finished: int) -> bool:
-        """Return True to go on after `finished` steps, False to leave; nothing is entered yet."""
-        return self._stop_at is None or (finished, 0) < self._stop_at
+    def passes(self, finished: int, *, evaluated: bool = False) -> bool:
+        """Return True to go on after `finished` steps, False to leave; nothing is entered yet.
+
+        `evaluated`: this rank has done its evaluation after these steps, and has no more batches
+        to join others for.
+        """
+        position = (finished, math.inf if evaluated else 0)
+        return self._stop_at is None or position < self._stop_at
 
     def enter(self, finished: int) -> bool:
         """Return True to train one more step, False to leave with `finished` steps done."""

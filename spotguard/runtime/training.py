@@ -1,0 +1,389 @@
+"""The training of one attempt: from what it restores, step by step, to the end of the loop.
+
+All loops are made of the three calls that are here: `begin` gives the next step, `end` says that
+its weights are final, and `finish` is the end of the loop. `run.steps` makes them itself; a
+framework that has a loop of its own makes them through `run.begin_step` and its like.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from spotguard.checkpoint.lineage import claim_attempt
+from spotguard.checkpoint.manifest import check_run
+from spotguard.errors import Fenced, SpotguardError, UsageError
+from spotguard.events.event import JobEvent
+from spotguard.runtime.checkpoint import restore as restoring
+from spotguard.runtime.checkpoint.save_schedule import SaveSchedule
+from spotguard.runtime.distributed.bitwise_reduce import BitwiseSync
+from spotguard.runtime.distributed.gradients import GradientSync, broadcast_initial, evened_out
+from spotguard.runtime.distributed.optimizers import OptimizerWatch
+from spotguard.runtime.ending.leaving import Phase
+from spotguard.runtime.process.clock import RUN_CLOCK
+from spotguard.runtime.state.rng import BOUNDARY, mix, seed_everything
+from spotguard.runtime.state.tracked import TrackedModule
+from spotguard.runtime.step import Step, TrainingLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from spotguard.checkpoint.manifest import Manifest
+    from spotguard.runtime.data.loader import Loader, Share
+    from spotguard.runtime.data.sample_log import SampleTrace
+    from spotguard.runtime.distributed.collectives import ProcessGroup
+    from spotguard.runtime.fingerprint import Probe
+    from spotguard.runtime.job import Job
+
+log = logging.getLogger("spotguard")
+
+_Batch = TypeVar("_Batch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Circumstances:
+    """What a run knows before its training begins."""
+
+    job: Job
+    ranks: ProcessGroup
+    reseed: bool
+    bitwise: bool
+    trace: SampleTrace | None
+    probe: Probe | None
+    gives_back: ExitStack
+    """Closed, it takes back hooks on models and optimizers."""
+
+
+class _ErrorsEndIt:
+    """Within it, an error of ours ends the job in one sentence; after any, no data are read."""
+
+    def __init__(self, reading: ExitStack, job: Job) -> None:
+        self._reading = reading
+        self._job = job
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, problem: BaseException | None, trace: object) -> None:
+        if problem is not None:
+            self._reading.close()
+        if isinstance(problem, SpotguardError):
+            self._job.leaving.by_problem(problem)
+
+
+class Training:
+    """The steps of this attempt. Made by `run.restore` and `run.steps`; for the main thread."""
+
+    def __init__(self, circumstances: Circumstances, loader: Loader) -> None:
+        self._of = circumstances
+        self._job = job = circumstances.job
+        self._loader = loader
+        values = [item.value for item in job.keeper.objects.values()]
+        modules = [v for v in values if isinstance(v, torch.nn.Module)]
+        optimizers = [v for v in values if isinstance(v, torch.optim.Optimizer)]
+        gives_back = circumstances.gives_back
+        self._gradients: GradientSync | BitwiseSync
+        if circumstances.bitwise:
+            self._gradients = BitwiseSync(modules, optimizers, circumstances.ranks, loader)
+        else:
+            self._gradients = GradientSync(modules, optimizers, circumstances.ranks)
+        gives_back.callback(self._gradients.close)
+        self._optimizers = OptimizerWatch(
+            modules, optimizers, self._gradients, job.keeper, job.world_size
+        )
+        gives_back.callback(self._optimizers.close)
+        if loader.scale is not None:
+            loader.scale.attach(optimizers, lambda: job.keeper.finished)
+            gives_back.callback(loader.scale.detach)
+        self._schedule = SaveSchedule(
+            job.settings.save_every, job.coordinator, job.rank, job.world_size
+        )
+        self._open = ExitStack()
+        """Closed, it ends what reads the data."""
+        self._errors_end_it = _ErrorsEndIt(self._open, job)
+        self._loop: TrainingLoop
+        self._finished = 0
+        self._last = 0
+        self._evaluated = 0
+        """Batches of evaluations since the last boundary."""
+        self._started = 0.0
+        self.step: Step | None = None
+        """The step under way."""
+        self.end_early: str | None = None
+        """Why the loop is to end before its last step, once it is."""
+
+    # ------------------------------------------------------------------ the three calls
+
+    def start(self, total: int | None, epochs: int | None, *, strict: bool) -> int:
+        """Restore, claim the attempt and begin; return how many steps are done already."""
+        job = self._job
+        with self._errors_end_it:
+            self._finished, self._last = self._restore(total, epochs, strict=strict)
+            self._schedule.start(self._finished)
+            job.begin_training(self._finished, self._last)
+        batches = self._loader.read(self._finished, self._last)
+        self._open.callback(batches.close)  # its workers end with it
+        mine: Iterator[tuple[Share, Any]] = batches
+        if self._gradients.meets_in_forward:
+            mine = evened_out(batches, job.rank, self._loader.ranges)
+        self._loop = TrainingLoop(
+            job=job,
+            loader=self._loader,
+            batches=mine,
+            gradients=self._gradients,
+            optimizers=self._optimizers,
+            ranks=self._of.ranks,
+            count_of=self._count_of,
+            trained_once=self._trace_step,
+            ended=lambda step: self._seed_boundary(step.number, after=True),
+        )
+        return self._finished
+
+    def begin(self, *, at_once: bool = False) -> Step | None:
+        """Return the next step, None after the last one; leave, saved, if told to stop.
+
+        `at_once`: nothing of the script's has run since the last boundary. Else what it changed
+        since then, after an evaluation for example, belongs to the boundary from here on.
+        """
+        if self._job.phase is Phase.AFTER:
+            return None
+        if self.step is not None:
+            raise UsageError(
+                f"run.begin_step() came while step {self.step.number} is under way",
+                hint="call run.end_step() when its weights are final",
+            )
+        with self._errors_end_it:
+            if not at_once:
+                self._job.keeper.take_boundary_again()
+            if not self.is_done:
+                return self._begin()
+            self._finish()
+        return None
+
+    def end(self, *, ends_epoch: bool = False) -> None:
+        """Take the state as it is for that after the step under way.
+
+        `ends_epoch`: what the script does at the end of an epoch comes now, and comes again after
+        a resume from this boundary.
+        """
+        if self.step is None:
+            raise UsageError(
+                "run.end_step() came without a step under way",
+                hint="step = run.begin_step() comes first; it is None after the last one",
+            )
+        with self._errors_end_it:
+            self._end(self.step, ends_epoch=ends_epoch)
+
+    def finish(self, reason: str | None) -> None:
+        """End the loop where it is; nothing happens if it has ended."""
+        if self._job.phase is Phase.AFTER:
+            return
+        if self.end_early is None and (reason or not self.is_done):
+            self.end_early = reason or "ended early"
+        with self._errors_end_it:
+            if self.step is None:
+                self._job.keeper.take_boundary_again()
+            self._finish()
+
+    @property
+    def is_done(self) -> bool:
+        """True once there is no step to begin: all are done, or the run was ended."""
+        return self._finished >= self._last or self.end_early is not None
+
+    def left(self) -> None:
+        """Take note that the script left its loop in the body of a step, or after its last one."""
+        keeper = self._job.keeper
+        if self.step is None and self._job.phase is Phase.TRAINING:
+            keeper.take_boundary_again()
+        keeper.loop_left()
+
+    def close(self) -> None:
+        """End what reads the data."""
+        self._open.close()
+
+    def _finish(self) -> None:
+        self._job.finish_loop(self.end_early, left_early=self.step is not None)
+        self.step = None
+        self.close()
+
+    def _begin(self) -> Step:
+        job, finished = self._job, self._finished
+        job.hold(finished)
+        if not job.gate.passes(finished, evaluated=self._evaluated > 0):
+            job.leaving.at_agreed_step()
+        if self._schedule.due(finished) or job.keeper.best.is_new:
+            job.keeper.save_in_background()
+            self._schedule.saved(
+                finished,
+                step_s=job.keeper.step_s,
+                stall_s=job.keeper.last_stall_s,
+                duration_s=job.keeper.last_duration_s,
+                age_s=job.age_s,
+            )
+        self._seed_boundary(finished, after=False)
+        self.step = job.keeper.current = Step(self._loop, finished, self._loader.epoch_of(finished))
+        self._started = time.perf_counter()
+        return self.step
+
+    def _end(self, step: Step, *, ends_epoch: bool) -> None:
+        step.forget_batches()
+        if not step.is_complete:
+            raise UsageError(
+                "a step ended before all its micro-batches were trained on",
+                hint="loop over all of them: for batch in step: ... step.backward(loss)",
+            )
+        self._finished += 1
+        self.step, self._evaluated = None, 0
+        self._optimizers.end_of_step()
+        self._loader.keep(self._finished)
+        seconds = time.perf_counter() - self._started
+        self._job.finished_step(self._finished, seconds, step, ends_epoch=ends_epoch)
+        if self._of.probe is not None:
+            from spotguard.runtime.fingerprint import frame_of_script
+
+            self._of.probe.record(self._finished, frame_of_script())
+
+    # ------------------------------------------------------------------ between two steps
+
+    @property
+    def evaluation_was_cut(self) -> bool:
+        """True if the evaluation before the first step was begun by an earlier attempt."""
+        return self._job.keeper.resumed.evaluation
+
+    def evaluate(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
+        """Yield from `batches`; when told to stop, leave between two of them, saved."""
+        job = self._job
+        if self.step is not None and self.step.has_begun:
+            raise UsageError(
+                "run.evaluate() comes after the step's first micro-batch",
+                hint="evaluate at the beginning of the loop's body: if step.number % 100 == 0: ..."
+                " or call run.end_step() after the optimizer's step, and evaluate then",
+            )
+        job.keeper.evaluating = self.step is None
+        try:
+            for batch in batches:
+                if not job.gate.enter_evaluation(job.keeper.finished, self._evaluated):
+                    job.leaving.at_agreed_step(halfway=True)
+                self._evaluated += 1
+                yield batch
+        finally:
+            job.keeper.evaluating = False
+
+    # ------------------------------------------------------------------ restoring
+
+    def _restore(self, total: int | None, epochs: int | None, *, strict: bool) -> tuple[int, int]:
+        """Restore, claim the attempt, and return the steps done already and those in all."""
+        job = self._job
+        restored = restoring.restore(
+            job.store,
+            job.coordinator,
+            job.rank,
+            job.world_size,
+            job.keeper.objects,
+            check=self._check_fits,
+            near=job.local_copy.store if job.local_copy else None,
+            strict=strict,
+        )
+        if restored.manifest is None:
+            modules = [i.bare for i in job.keeper.objects.values() if isinstance(i, TrackedModule)]
+            broadcast_initial(modules, self._of.ranks)
+        first = restored.manifest.step if restored.manifest else 0
+        if job.rank == 0:
+            claim_attempt(
+                job.store,
+                job.attempt,
+                restored.prefix,
+                job.claim_extra(),
+                clock=RUN_CLOCK,
+            )
+        job.keeper.restored(restored, self._loader)
+        if restored.manifest is not None:
+            self._restore_place(restored.manifest)
+            if not self._of.reseed:
+                self._restore_random(restored.manifest)
+        change = self._loader.begin(first)
+        last = self._last_step(total, epochs)
+        job.restored(restored, last)
+        if change is not None and job.rank == 0:
+            log.info("%s", change["message"])
+            job.reporter.event(JobEvent.RESCALED, **change)
+        self._check_ranks_agree(first)
+        self._loader.keep(first)
+        return first, last
+
+    def _last_step(self, total: int | None, epochs: int | None) -> int:
+        """Return how many steps there are in all, as seen from where this attempt begins."""
+        count = total if epochs is None else self._loader.first_step_of(epochs)
+        assert count is not None
+        cap = self._job.settings.max_steps
+        return min(count, cap) if cap else count
+
+    def _check_ranks_agree(self, first: int) -> None:
+        """Raise unless a sampler, if there is one, gives all ranks the same order to begin with."""
+        mine, rank = self._loader.checksum(first), self._job.rank
+        if mine is not None and self._job.coordinator.first("order", str(mine)) != str(mine):
+            raise UsageError(
+                f"run.loader: the sampler gives rank {rank} another order than another rank",
+                hint="it must not depend on the rank, nor on the order of a set: pass one sampler "
+                "of the whole dataset",
+            )
+
+    def _restore_place(self, manifest: Manifest) -> None:
+        """Go on where the data was; what cannot be exact is told."""
+        own = restoring.places_of_ranks(manifest)
+        shared = manifest.counters.get("place")
+        warning = self._loader.restore(shared, own, manifest.world_size)
+        if warning and self._job.rank == 0:
+            log.warning("%s", warning)
+            self._job.reporter.event(JobEvent.WARNING, message=warning)
+
+    def _restore_random(self, manifest: Manifest) -> None:
+        if not restoring.restore_random(manifest, self._job.rank, self._job.world_size):
+            self._job.reporter.event(
+                JobEvent.WARNING,
+                message="random states were not restored: the number of ranks changed",
+            )
+
+    def _check_fits(self, manifest: Manifest) -> None:
+        """Raise unless this attempt may go on from the checkpoint, with this loader."""
+        check_run(manifest, self._job.run_id)
+        if manifest.attempt >= self._job.attempt:
+            raise Fenced(
+                f"attempt {self._job.attempt} is already claimed",
+                hint="each start of the job needs an attempt number of its own",
+            )
+        stored = manifest.counters.get("loader")
+        mine = self._loader.identity()
+        if stored is not None and stored != mine:
+            changed = [
+                f"{key} was {stored.get(key)!r} and is {mine.get(key)!r}"
+                for key in {**stored, **mine}
+                if stored.get(key) != mine.get(key)
+            ]
+            raise UsageError(
+                f"run.loader changed since the checkpoint: {'; '.join(changed)}",
+                hint="use the same values to resume, or start a new run",
+            )
+
+    def _seed_boundary(self, step: int, *, after: bool) -> None:
+        if self._of.reseed:
+            seed_everything(mix(self._job.settings.seed, step, BOUNDARY, int(after)))
+
+    def _count_of(self, step: int) -> int:
+        """Return how many micro-batches this rank is given in a step."""
+        counts = [max(1, len(mine)) for mine in self._loader.ranges(step)]
+        return max(counts) if self._gradients.meets_in_forward else counts[self._job.rank]
+
+    def _trace_step(self, step: Step) -> None:
+        if self._of.trace is not None:
+            self._of.trace.write(
+                step=step.number,
+                epoch=step.epoch,
+                samples=step.samples,
+                loss=0.0 if step.loss is None else float(step.loss),
+            )
