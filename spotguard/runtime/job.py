@@ -10,6 +10,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
+from spotguard.checkpoint.lineage import read_claim
 from spotguard.events.event import JobEvent
 from spotguard.events.states import EXIT_CODE_OF_JOB_TOLD_TO_STOP, EndReason
 from spotguard.runtime.checkpoint.local_copy import LocalCopy
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from spotguard.runtime.step import Step
 
 log = logging.getLogger("spotguard")
+
+_ANSWER_S = 300.0  # the first rank reads the store
 
 
 class Job:
@@ -127,6 +130,18 @@ class Job:
     def claim_extra(self) -> dict[str, Any]:
         """Return what the claim tells beside its number: place, price, ranks, host."""
         return {**self.settings.claim, "world_size": self.world_size, "host": os.uname().nodename}
+
+    def world_size_of_first_attempt(self) -> int:
+        """Return how many ranks the first attempt that claimed its number had; blocks for reads."""
+        first = read_claim(self.store, 1) if self.rank == 0 and self.attempt > 1 else None
+        found = first.extra.get("world_size") if first is not None else None
+        mine = found if isinstance(found, int) and found > 0 else self.world_size
+        if self.world_size == 1:
+            return mine
+        if self.rank == 0:
+            self.coordinator.set("reference_world_size", str(mine))
+        said = self.coordinator.get("reference_world_size", _ANSWER_S)
+        return int(said) if said else self.world_size
 
     # ------------------------------------------------------------------ the loop's calls
 

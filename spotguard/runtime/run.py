@@ -16,6 +16,7 @@ from spotguard.runtime.data.batch_scaling import ScaledElasticLoader, learning_r
 from spotguard.runtime.data.loader import ElasticLoader, Loader
 from spotguard.runtime.data.sample_log import SampleTrace
 from spotguard.runtime.data.streaming import StreamLoader, is_stream, refuse_indexed_options
+from spotguard.runtime.data.undivided import UndividedLoader
 from spotguard.runtime.distributed.collectives import ProcessGroup
 from spotguard.runtime.ending.leaving import Phase
 from spotguard.runtime.state.tracked import tracked
@@ -56,6 +57,7 @@ class Run:
             taken.gives_back.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(1)
         self._ranks = ProcessGroup(job.rank, job.world_size)
+        self._reference_world_size: int | None = None
         self._training: Training | None = None
         self._end_early: str | None = None
         settings = job.settings
@@ -99,6 +101,16 @@ class Run:
         return self._job.world_size
 
     @property
+    def reference_world_size(self) -> int:
+        """Return the number of ranks of the run's first attempt; blocks for one read of the store.
+
+        Batch sizes of frameworks are for each rank: this says what they come to in all.
+        """
+        if self._reference_world_size is None:
+            self._reference_world_size = self._job.world_size_of_first_attempt()
+        return self._reference_world_size
+
+    @property
     def device(self) -> torch.device:
         """Return this rank's device: its GPU, or the CPU."""
         return self._job.device
@@ -124,6 +136,7 @@ class Run:
         lr_warmup_steps: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
+        per_rank: str | None = None,
         **options: Any,
     ) -> Loader:
         """Return a loader whose global batches do not depend on the number of ranks.
@@ -163,6 +176,9 @@ class Run:
                 factor to another (default 100).
             collate_fn: Makes a batch of samples, as in `torch.utils.data.DataLoader`.
             num_workers: Worker processes that read ahead.
+            per_rank: For loops of a framework. `even`: all ranks have as many micro-batches of a
+                step, some of them their last one again, with weight zero; so each may hold
+                collectives. `one`: a rank has one, as large as its part of the step.
             **options: Further options of `torch.utils.data.DataLoader` (with `num_workers`).
 
         Raises:
@@ -178,6 +194,8 @@ class Run:
             "world_size": self.world_size,
             "speeds": speeds,
         }
+        if per_rank not in (None, "even", "one"):
+            raise UsageError(f"run.loader: per_rank is {per_rank!r}; allowed: even, one")
         scale = learning_rate_scale(
             lr_scaling,
             reference=reference_world_size,
@@ -193,11 +211,11 @@ class Run:
                 num_workers=num_workers,
                 **options,
             )
-            return StreamLoader(dataset, **common)
-        make: Callable[..., Loader] = (
-            partial(ScaledElasticLoader, scale=scale) if scale else ElasticLoader
-        )
-        return make(
+            return _even(StreamLoader(dataset, **common), per_rank)
+        make: Callable[..., Loader] = UndividedLoader if per_rank == "one" else ElasticLoader
+        if scale:
+            make = partial(ScaledElasticLoader, scale=scale)
+        loader = make(
             dataset,
             shuffle=shuffle,
             drop_last=drop_last,
@@ -207,6 +225,7 @@ class Run:
             options=options,
             **common,
         )
+        return _even(loader, per_rank)
 
     def track(self, **objects: Any) -> None:
         """Name what belongs to the training state; all of it is saved and restored.
@@ -453,3 +472,8 @@ class Run:
                 f"{caller}() can be used once per process",
                 hint="spotguard.reset() ends the run; then spotguard.init() begins another one",
             )
+
+
+def _even(loader: Loader, per_rank: str | None) -> Loader:
+    loader.evened = per_rank == "even"
+    return loader

@@ -248,20 +248,32 @@ class Step:
         Within it exactly one backward pass of the given tensor is run, with any scaling that the
         optimizer's step undoes. On leaving it after the last micro-batch gradients are the global
         mean; that blocks until the ranks have met. A framework must not divide the loss by its
-        number of accumulated batches: its share of the global batch is in it already.
+        number of accumulated batches: its share of the global batch is in it already. Of a step
+        that is not divided (`per_rank="one"`) there may be several, then comes `end_undivided`.
 
         Args:
             loss: As for `backward`.
             reduction: As for `backward`.
         """
-        share, weight = self._take_loss(loss, reduction)
+        undivided = self._loop.loader.undivided
+        if undivided and self._pass.complete and self._pass.share is not None:
+            share = self._pass.share
+            weight = loss_weight(share, reduction)
+        else:
+            share, weight = self._take_loss(loss, reduction)
         gradients = self._loop.gradients
         with self._loop.optimizers.expected_gradients:
             factor = gradients.begin_backward(weight)
             yield loss if factor == 1.0 else loss * factor
             gradients.end_backward(share)
-        if share.last:  # a framework may not ask for another micro-batch
+        if share.last and not undivided:  # a framework may not ask for another micro-batch
             self._loop.ended(self)
+
+    def end_undivided(self) -> None:
+        """Take the rank's only micro-batch of the step as trained on, by however many passes."""
+        if self._pass.waiting:
+            self._trained()
+        self._loop.ended(self)
 
     def count(self, of: Callable[[Any], Any]) -> float:
         """Return the sum of `of(batch)` over all micro-batches of the step, on all ranks.
@@ -313,8 +325,16 @@ class Step:
                 ' passes, give each a phase: with step.phase("name"): for batch in step: ...',
             )
         weight = loss_weight(share, reduction)
-        self.done += 1
         now.losses.append((share, loss.detach(), weight))
+        self._trained()
+        return share, weight
+
+    def _trained(self) -> None:
+        """Take note that the micro-batch given last is trained on."""
+        now = self._pass
+        share = now.share
+        assert share is not None
+        self.done += 1
         if share.weight and not self.passes_done:
             self.samples.extend(share.indices)
         now.waiting = False
@@ -323,7 +343,6 @@ class Step:
             if not self.passes_done:
                 self._loop.trained_once(self)
             self.passes_done += 1
-        return share, weight
 
     def forget_batches(self) -> None:
         """Let go of the micro-batches: the step has ended."""

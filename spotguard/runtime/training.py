@@ -92,6 +92,7 @@ class Training:
             self._gradients = BitwiseSync(modules, optimizers, circumstances.ranks, loader)
         else:
             self._gradients = GradientSync(modules, optimizers, circumstances.ranks)
+        self._gradients.meets_in_forward |= loader.evened
         gives_back.callback(self._gradients.close)
         self._optimizers = OptimizerWatch(
             modules, optimizers, self._gradients, job.keeper, job.world_size

@@ -39,6 +39,7 @@ class Fit:
         self._run = run
         self._trainer = trainer
         self._module = module
+        self.is_manual = not module.automatic_optimization
         self._global_batch_size = global_batch_size
         self._accumulated = trainer.accumulate_grad_batches
         self._limit = _limit_of(trainer)
@@ -72,7 +73,7 @@ class Fit:
             global_batch_size=self._global_batch_size,
             ranks_meant=self._run.reference_world_size,
             accumulated=self._accumulated,
-            one_per_rank=not self._module.automatic_optimization,
+            one_per_rank=self.is_manual,
             limit=self._limit,
             in_order=bool(trainer.overfit_batches),
         )
@@ -127,7 +128,7 @@ class Fit:
         epochs = trainer.fit_loop.max_epochs
         by_epochs = _ENDLESS if epochs in (None, -1) else epochs * self._steps_per_epoch
         by_steps = _ENDLESS
-        if trainer.max_steps != -1 and self._module.automatic_optimization:
+        if trainer.max_steps != -1 and not self.is_manual:
             by_steps = trainer.max_steps
         return max(1, min(by_epochs, by_steps))
 

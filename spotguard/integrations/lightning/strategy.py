@@ -28,6 +28,10 @@ class StepStrategy(Strategy):
         fit = self.spotguard
         if fit.step is None:
             return super().training_step(*args, **kwargs)
+        if fit.is_manual:
+            output = super().training_step(*args, **kwargs)
+            fit.step.end_undivided()
+            return output
         batch, *rest = args
         earlier: dict[torch.nn.Parameter, torch.Tensor] = {}
         while not fit.on_last_micro_batch:

@@ -56,6 +56,10 @@ class Loader(ABC):
     """The place at the last step boundary, the same on all ranks, as JSON; None: the step says."""
     own: Any = None
     """This rank's part of it, as JSON; None if it has none."""
+    evened: bool = False
+    """True if all ranks have as many micro-batches of a step, some of them with weight zero."""
+    undivided: bool = False
+    """True if a rank has one micro-batch of a step, which may have several backward passes."""
     scale: LearningRateScale | None = None
     """Scales the optimizers' rates with the global batch, where that follows the ranks."""
 

@@ -12,11 +12,13 @@ from spotguard.runtime.data.loader import ElasticLoader, Share
 
 
 class UndividedLoader(ElasticLoader):
-    """Puts a rank's micro-batches of a step together. Made by `run.loader(one_per_rank=True)`."""
+    """Puts a rank's micro-batches of a step together. Made by `run.loader(per_rank="one")`."""
+
+    undivided = True
 
     def identity(self) -> dict[str, Any]:
         """Return what must not change between a save and a resume."""
-        return {**super().identity(), "one_per_rank": True}
+        return {**super().identity(), "per_rank": "one"}
 
     def shares(self, step: int) -> list[Share]:
         """Return this rank's only micro-batch of step `step` (from 0)."""
