@@ -1,4 +1,4 @@
-"""The script's training data, read by our loader: the same global batches on any number of ranks."""
+"""The script's training data, read by our loader: one global batch on any number of ranks."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Importing torch takes a second or two; the tests start dozens of jobs. Reads one JSON request a
 line and answers each with one number: `{"run": ...}` with the pid, `{"poll": pid}` with the exit
-code, or 1000 while it runs. SIGUSR1 makes a job print where its threads are.
+code, or 1000 while it runs. SIGUSR1 makes a job print where its threads are. Its arguments are
+further modules to load for all jobs.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -81,6 +83,8 @@ def run_to_the_end(script: str) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    for more in sys.argv[1:]:
+        importlib.import_module(more)
     torch.optim.AdamW([torch.zeros(1)])  # the first optimizer imports a second's worth of torch
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.freeze()
