@@ -26,6 +26,7 @@ import torch
 
 from benchmarks.survival.contestant import GRACE_S, Contestant
 from benchmarks.survival.hf import HuggingFace
+from benchmarks.survival.lightning_ours import LightningWithSpotguard
 from benchmarks.survival.lightning_trainer import Lightning
 from benchmarks.survival.one_try import CELLS, Cell, Outcome, attempt
 from benchmarks.survival.ours import Spotguard
@@ -33,7 +34,12 @@ from benchmarks.survival.ours import Spotguard
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-CONTESTANTS: tuple[Contestant, ...] = (Spotguard(), HuggingFace(), Lightning())
+CONTESTANTS: tuple[Contestant, ...] = (
+    Spotguard(),
+    HuggingFace(),
+    Lightning(),
+    LightningWithSpotguard(),
+)
 _Named = TypeVar("_Named", Cell, Contestant)
 _HEADER = (
     "contestant",

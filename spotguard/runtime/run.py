@@ -6,32 +6,38 @@ import contextlib
 import logging
 import sys
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from spotguard.errors import UsageError
-from spotguard.runtime.data.batch_scaling import ScaledElasticLoader, learning_rate_scale
-from spotguard.runtime.data.loader import ElasticLoader, Loader
+from spotguard.errors import SpotguardError, UsageError
+from spotguard.runtime.data.loader import Loader
 from spotguard.runtime.data.sample_log import SampleTrace
+<<<<<<< HEAD
 from spotguard.runtime.data.streaming import StreamLoader, is_stream, refuse_indexed_options
 from spotguard.runtime.data.undivided import UndividedLoader
+=======
+>>>>>>> loops
 from spotguard.runtime.distributed.collectives import ProcessGroup
 from spotguard.runtime.ending.leaving import Phase
-from spotguard.runtime.state.tracked import tracked
+from spotguard.runtime.epochs import Epoch, epochs_of
+from spotguard.runtime.run_data import RunData
+from spotguard.runtime.state.tracked import tracked, tracked_slot
 from spotguard.runtime.state.tree import Packed
 from spotguard.runtime.training import Circumstances, Training
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
+    from types import FrameType
 
     from spotguard.runtime.job import Job
+    from spotguard.runtime.state.tracked import Tracked
     from spotguard.runtime.step import Step
 
 log = logging.getLogger("spotguard")
 
 _Batch = TypeVar("_Batch")
+_Item = TypeVar("_Item")
 
 
 @dataclass
@@ -44,14 +50,12 @@ class Taken:
     """Closed, it takes back hooks on models and optimizers, and closes files."""
 
 
-class Run:
+class Run(RunData):
     """This process's part of a run. Made by `init`; all methods are for the main thread."""
 
     def __init__(self, job: Job, taken: Taken, *, reseed: bool, bitwise: bool) -> None:
-        self._job = job
+        super().__init__(job, reseed=reseed, bitwise=bitwise)
         self._taken = taken
-        self._reseed = reseed
-        self._bitwise = bitwise
         if bitwise:
             # Threads share out a sum or a product by their number, which ranks differ in.
             taken.gives_back.callback(torch.set_num_threads, torch.get_num_threads())
@@ -80,6 +84,7 @@ class Run:
             self._probe = Probe(settings.probe_path, job, bitwise=bitwise)
             taken.gives_back.callback(self._probe.close)
 
+<<<<<<< HEAD
     @property
     def id(self) -> str:
         """Return the run's id."""
@@ -227,6 +232,8 @@ class Run:
         )
         return _even(loader, per_rank)
 
+=======
+>>>>>>> loops
     def track(self, **objects: Any) -> None:
         """Name what belongs to the training state; all of it is saved and restored.
 
@@ -238,14 +245,38 @@ class Run:
             UnsupportedState: something cannot be stored safely; the message says what.
             UsageError: called after the loop has begun, or a name is taken.
         """
-        if self._job.phase is not Phase.SETUP:
-            raise UsageError("run.track() must come before run.steps()")
         for name, value in objects.items():
-            if name in self._job.keeper.objects:
-                raise UsageError(f"run.track: {name} is tracked already")
-            item = tracked(name, value)
-            item.pack(name, Packed())  # what cannot be stored is refused now, not at the notice
-            self._job.keeper.objects[name] = item
+            self._track("run.track", name, tracked(name, value))
+
+    def track_values(self, holder: Any, *names: str) -> None:
+        """Name plain values that belong to the training state: counters, a best loss.
+
+        They are saved as they are at the step's boundary, and set again before the first step:
+
+            run.track_values(globals(), "best_val_loss", "tokens")  # variables of the script
+            run.track_values(self, "best_loss", "history")          # attributes of an object
+
+        A function's own variables cannot be set from outside: use a `Box`, or attributes of an
+        object such as `types.SimpleNamespace`.
+
+        Args:
+            holder: An object that has the attributes, or a dict that has the keys.
+            *names: Numbers, strings, booleans, None, and lists, tuples and dicts of them.
+
+        Raises:
+            UnsupportedState: one is no plain value; the message says what to do.
+            UsageError: it does not exist, a name is taken, or the loop has begun.
+        """
+        for name in names:
+            self._track("run.track_values", name, tracked_slot(holder, name))
+
+    def _track(self, caller: str, name: str, item: Tracked) -> None:
+        if self._job.phase is not Phase.SETUP:
+            raise UsageError(f"{caller}() must come before run.steps()")
+        if name in self._job.keeper.objects:
+            raise UsageError(f"{caller}: {name} is tracked already")
+        item.pack(name, Packed())  # what cannot be stored is refused now, not at the notice
+        self._job.keeper.objects[name] = item
 
     def end(self, reason: str = "ended early") -> None:
         """Finish the run at the end of this step, as if all steps were done (early stopping).
@@ -322,8 +353,8 @@ class Run:
             StateMismatch: the script does not fit the checkpoint.
         """
         training = self._prepare("run.steps", loader, total, epochs)
-        self._taken.in_loop = True
-        try:
+
+        def loop() -> Iterator[Step]:
             training.start(total, epochs, strict=strict)
             at_once = True
             while (step := training.begin(at_once=at_once)) is not None:
@@ -331,10 +362,76 @@ class Run:
                 at_once = training.step is not None  # else the script has ended it
                 if at_once:
                     training.end()
+
+        yield from self._held(training, loop())
+
+    def epochs(
+        self,
+        loader: Loader,
+        *,
+        total: int,
+        steps_per_epoch: int | None = None,
+        strict: bool = True,
+    ) -> Iterator[Epoch]:
+        """Yield the epochs that are still to do, each a loop over its steps; resumes and saves.
+
+            for epoch in run.epochs(loader, total=90):
+                for step in epoch:
+                    for x, y in step:
+                        step.backward(loss_fn(model(x), y))
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=True)
+                accuracy = evaluate(run.evaluate(test_batches))  # the end of the epoch
+                scheduler.step()
+
+        What comes after an epoch's steps is done once for each: if the run is interrupted there,
+        the next attempt yields that epoch again, with no step left, and does it from its beginning,
+        with the state that it began with. It may change anything that is tracked but weights.
+
+        Leaves by `SystemExit` with code 75, saved, when told to stop. `break` out of the outer loop
+        ends the run early, as does `run.end` in either. An epoch's own loop cannot be left early.
+
+        Args:
+            loader: From `run.loader`, `run.draws` or `run.episodes`.
+            total: Epochs in all.
+            steps_per_epoch: Optimizer steps of an epoch; needed where the data have no length. By
+                default an epoch is one pass over the dataset.
+            strict: As for `steps`.
+
+        Raises:
+            UsageError: a number makes no sense, or nothing is tracked.
+            StateMismatch: the script does not fit the checkpoint.
+        """
+        steps: int | None = None
+        passes: int | None = total
+        if steps_per_epoch is not None:
+            _check_count("run.epochs", steps_per_epoch, "steps an epoch")
+            _check_count("run.epochs", total, "epochs")
+            steps, passes = total * steps_per_epoch, None
+        training = self._prepare("run.epochs", loader, steps, passes)
+
+        def first_step_of(epoch: int) -> int:
+            return (
+                loader.first_step_of(epoch) if steps_per_epoch is None else epoch * steps_per_epoch
+            )
+
+        def loop() -> Iterator[Epoch]:
+            training.start(steps, passes, strict=strict)
+            yield from epochs_of(training, total, first_step_of)
+
+        yield from self._held(training, loop())
+
+    def _held(self, training: Training, loop: Iterator[_Item]) -> Iterator[_Item]:
+        """Yield from a loop of ours while the script holds it, and see how it is left."""
+        self._taken.in_loop = True
+        try:
+            yield from loop
         except GeneratorExit:
             training.left()
-            self._job.exits.loop_left(sys._getframe().f_back)
+            self._job.exits.loop_left(_frame_of_script())
             raise
+        except SpotguardError as problem:
+            self._job.leaving.by_problem(problem)
         finally:
             self._taken.in_loop = False
             training.close()
@@ -459,9 +556,7 @@ class Run:
             raise UsageError(f"{caller}: give either total= (steps) or epochs=")
         if epochs is not None:
             loader.first_step_of(0)  # a stream refuses
-        count, unit = (total, "steps") if epochs is None else (epochs, "epochs")
-        if not isinstance(count, int) or count < 1:
-            raise UsageError(f"{caller}: {count!r} {unit} in all, but must be 1 or more")
+        _check_count(caller, *((total, "steps") if epochs is None else (epochs, "epochs")))
         if not self._job.keeper.objects:
             raise UsageError(
                 f"{caller}: nothing is tracked, so nothing could be resumed",
@@ -474,6 +569,21 @@ class Run:
             )
 
 
+<<<<<<< HEAD
 def _even(loader: Loader, per_rank: str | None) -> Loader:
     loader.evened = per_rank == "even"
     return loader
+=======
+def _check_count(caller: str, count: Any, unit: str) -> None:
+    """Raise `UsageError` unless `count` is a whole number above 0."""
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise UsageError(f"{caller}: {count!r} {unit} in all, but must be 1 or more")
+
+
+def _frame_of_script() -> FrameType | None:
+    """Return the frame that the innermost call of ours came from."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") == __name__:
+        frame = frame.f_back
+    return frame
+>>>>>>> loops

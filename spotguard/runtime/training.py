@@ -108,7 +108,8 @@ class Training:
         """Closed, it ends what reads the data."""
         self._errors_end_it = _ErrorsEndIt(self._open, job)
         self._loop: TrainingLoop
-        self._finished = 0
+        self.finished = 0
+        """Steps done, by this attempt and those before it."""
         self._last = 0
         self._evaluated = 0
         """Batches of evaluations since the last boundary."""
@@ -124,10 +125,10 @@ class Training:
         """Restore, claim the attempt and begin; return how many steps are done already."""
         job = self._job
         with self._errors_end_it:
-            self._finished, self._last = self._restore(total, epochs, strict=strict)
-            self._schedule.start(self._finished)
-            job.begin_training(self._finished, self._last)
-        batches = self._loader.read(self._finished, self._last)
+            self.finished, self._last = self._restore(total, epochs, strict=strict)
+            self._schedule.start(self.finished)
+            job.begin_training(self.finished, self._last)
+        batches = self._loader.read(self.finished, self._last)
         self._open.callback(batches.close)  # its workers end with it
         mine: Iterator[tuple[Share, Any]] = batches
         if self._gradients.meets_in_forward:
@@ -143,7 +144,7 @@ class Training:
             trained_once=self._trace_step,
             ended=lambda step: self._seed_boundary(step.number, after=True),
         )
-        return self._finished
+        return self.finished
 
     def begin(self, *, at_once: bool = False) -> Step | None:
         """Return the next step, None after the last one; leave, saved, if told to stop.
@@ -166,11 +167,11 @@ class Training:
             self._finish()
         return None
 
-    def end(self, *, ends_epoch: bool = False) -> None:
+    def end(self, *, epoch_until: int | None = None) -> None:
         """Take the state as it is for that after the step under way.
 
-        `ends_epoch`: what the script does at the end of an epoch comes now, and comes again after
-        a resume from this boundary.
+        With so many steps done the epoch ends. Then, and before it if no step is to follow, comes
+        what the script does at the end of an epoch; it comes again after a resume from there.
         """
         if self.step is None:
             raise UsageError(
@@ -178,7 +179,7 @@ class Training:
                 hint="step = run.begin_step() comes first; it is None after the last one",
             )
         with self._errors_end_it:
-            self._end(self.step, ends_epoch=ends_epoch)
+            self._end(self.step, epoch_until)
 
     def finish(self, reason: str | None) -> None:
         """End the loop where it is; nothing happens if it has ended."""
@@ -194,7 +195,7 @@ class Training:
     @property
     def is_done(self) -> bool:
         """True once there is no step to begin: all are done, or the run was ended."""
-        return self._finished >= self._last or self.end_early is not None
+        return self.finished >= self._last or self.end_early is not None
 
     def left(self) -> None:
         """Take note that the script left its loop in the body of a step, or after its last one."""
@@ -213,7 +214,7 @@ class Training:
         self.close()
 
     def _begin(self) -> Step:
-        job, finished = self._job, self._finished
+        job, finished = self._job, self.finished
         job.hold(finished)
         if not job.gate.passes(finished, evaluated=self._evaluated > 0):
             job.leaving.at_agreed_step()
@@ -231,23 +232,24 @@ class Training:
         self._started = time.perf_counter()
         return self.step
 
-    def _end(self, step: Step, *, ends_epoch: bool) -> None:
+    def _end(self, step: Step, epoch_until: int | None) -> None:
         step.forget_batches()
         if not step.is_complete:
             raise UsageError(
                 "a step ended before all its micro-batches were trained on",
                 hint="loop over all of them: for batch in step: ... step.backward(loss)",
             )
-        self._finished += 1
+        self.finished += 1
         self.step, self._evaluated = None, 0
         self._optimizers.end_of_step()
-        self._loader.keep(self._finished)
+        self._loader.keep(self.finished)
         seconds = time.perf_counter() - self._started
-        self._job.finished_step(self._finished, seconds, step, ends_epoch=ends_epoch)
+        ends_epoch = epoch_until is not None and (self.is_done or self.finished == epoch_until)
+        self._job.finished_step(self.finished, seconds, step, ends_epoch=ends_epoch)
         if self._of.probe is not None:
             from spotguard.runtime.fingerprint import frame_of_script
 
-            self._of.probe.record(self._finished, frame_of_script())
+            self._of.probe.record(self.finished, frame_of_script())
 
     # ------------------------------------------------------------------ between two steps
 
@@ -255,6 +257,16 @@ class Training:
     def evaluation_was_cut(self) -> bool:
         """True if the evaluation before the first step was begun by an earlier attempt."""
         return self._job.keeper.resumed.evaluation
+
+    @property
+    def at_epoch_end(self) -> bool:
+        """True while the script does what comes at the end of an epoch."""
+        return self._job.keeper.epoch_end
+
+    def end_epoch(self) -> None:
+        """Take what the script has done at the end of an epoch for a part of the boundary."""
+        with self._errors_end_it:
+            self._job.keeper.take_boundary_again()
 
     def evaluate(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
         """Yield from `batches`; when told to stop, leave between two of them, saved."""
@@ -265,7 +277,7 @@ class Training:
                 hint="evaluate at the beginning of the loop's body: if step.number % 100 == 0: ..."
                 " or call run.end_step() after the optimizer's step, and evaluate then",
             )
-        job.keeper.evaluating = self.step is None
+        job.keeper.evaluating = self.step is None and not self.at_epoch_end
         try:
             for batch in batches:
                 if not job.gate.enter_evaluation(job.keeper.finished, self._evaluated):

@@ -54,6 +54,7 @@ class Fit:
         """Gradients of the step's micro-batches before the last one, set aside."""
         self._place = state.Place(trainer, inner.LoopCounters(trainer))
         self._plateaus: state.Plateaus
+        self._metrics = state.Metrics(trainer)
 
     def set_up(self) -> None:
         """Have the Trainer count steps instead of batches, and read its data through our loader."""
@@ -119,6 +120,7 @@ class Fit:
         datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
         if datamodule is not None and datamodule.state_dict():
             parts["datamodule"] = datamodule
+        parts["metrics"] = self._metrics
         parts["callbacks"] = state.CallbackStates(trainer.callbacks)  # type: ignore[attr-defined]
         return parts
 
@@ -198,6 +200,7 @@ class Fit:
         if self._evaluation is not None:
             self._evaluation.close()  # type: ignore[attr-defined]
             self._evaluation = None
+        self._metrics.keep()
 
     def end_epoch(self) -> None:
         """End the step before what the script does at the epoch's end, which may take long."""

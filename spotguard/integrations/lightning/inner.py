@@ -13,6 +13,8 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -112,6 +114,12 @@ def leave_signals_alone(trainer: Trainer) -> None:
     loop: Any = trainer.fit_loop.epoch_loop
     if hasattr(loop, "_broadcast_sigterm_tensor"):  # since 2.6
         loop._broadcast_sigterm_tensor = lambda: None
+
+
+def put_back_metrics(trainer: Trainer, metrics: dict[str, float]) -> None:
+    """Give the Trainer's callbacks the metrics that they would still see without the resume."""
+    hub: Any = trainer._logger_connector
+    hub._callback_metrics.update({name: torch.tensor(v) for name, v in metrics.items()})
 
 
 def take_batch(trainer: Trainer, batch: Any) -> Any:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 
+from spotguard.integrations.lightning.inner import put_back_metrics
+
 if TYPE_CHECKING:
     from spotguard.integrations.lightning.inner import LoopCounters
 
@@ -42,6 +44,27 @@ class Place:
         resumed, self.resumed = self.resumed, {}
         if resumed.get("next") == at:
             self._counters.write(resumed["counts"])
+
+
+class Metrics:
+    """What was logged up to the last validation or end of an epoch, for callbacks that ask later."""
+
+    def __init__(self, trainer: pl.Trainer) -> None:
+        self._trainer = trainer
+        self._kept: dict[str, float] = {}
+
+    def keep(self) -> None:
+        """Keep the metrics as they are now."""
+        self._kept = {name: float(value) for name, value in self._trainer.callback_metrics.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the numbers by name."""
+        return dict(self._kept)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Give the Trainer the numbers."""
+        self._kept = dict(state)
+        put_back_metrics(self._trainer, self._kept)
 
 
 class Plateaus:

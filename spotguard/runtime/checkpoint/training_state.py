@@ -93,7 +93,7 @@ class Keeper:
         """The one that the loop was given last."""
         self.evaluating = False
         """True within an evaluation between two steps, which a resume from here does again."""
-        self._epoch_end = False
+        self.epoch_end = False
         """True while the script does what comes at the end of an epoch, after its last step."""
         self.resumed = Open()
         """What was under way at the boundary that this attempt began with."""
@@ -160,7 +160,7 @@ class Keeper:
         # An emergency save may have come before the save of the best state, at the same step.
         self.best = Best(counters.get("best"), is_new=counters.get("best_is_new", False))
         self.resumed = Open.of(counters)
-        self._epoch_end = self.resumed.epoch_end
+        self.epoch_end = self.resumed.epoch_end
         self._was_open = any(self.resumed)
 
     def begin(self, first: int, total: int) -> None:
@@ -242,7 +242,7 @@ class Keeper:
         copy = self._copied()
         with self.lock:
             self._copy = copy
-            self._epoch_end = False
+            self.epoch_end = False
         self.resumed = Open()
 
     def _pass_boundary(self, finished: int, step: Step, *, ends_epoch: bool = False) -> None:
@@ -253,7 +253,7 @@ class Keeper:
         with self.lock:
             self._copy = copy
             self.finished = finished
-            self._epoch_end = ends_epoch
+            self.epoch_end = ends_epoch
             self.changing = self._changed = False
 
     def progress(self) -> tuple[int, int]:
@@ -424,7 +424,7 @@ class Keeper:
             "loader": self._loader.identity(),
             "place": now.shared,
             "evaluating": self.evaluating,
-            "epoch_end": self._epoch_end,
+            "epoch_end": self.epoch_end,
             "best": best,
             "best_is_new": kind is not CheckpointKind.BEST and (best_is_new or self._best_owed),
         }

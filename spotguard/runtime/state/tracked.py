@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from spotguard.errors import StateMismatch, UnsupportedState
+from spotguard.errors import StateMismatch, UnsupportedState, UsageError
 from spotguard.runtime.state.sharding import is_dtensor
 from spotguard.runtime.state.tree import Packed, pack
 
@@ -299,8 +300,64 @@ def tracked(name: str, value: Any) -> Tracked:
     raise UnsupportedState(
         f"run.track: {name} is a {type(value).__name__}, which has no state_dict()",
         hint="give it state_dict() and load_state_dict(), track a dict that holds its values, or "
-        "put a single value into a spotguard.runtime.Box",
+        "put a single value into a spotguard.runtime.Box; a variable of the script is tracked by "
+        f'run.track_values(globals(), "{name}")',
     )
+
+
+def tracked_slot(holder: Any, name: str) -> Tracked:
+    """Return the adapter for a plain value: the attribute or key `name` of `holder`.
+
+    Raises:
+        UsageError: there is no such attribute or key.
+        UnsupportedState: the value is not a plain one.
+    """
+    slot = _Slot(holder, name)
+    if not slot.exists:
+        raise UsageError(
+            f"run.track_values: {type(holder).__name__} has no {name!r}",
+            hint="give it its first value before that",
+        )
+    if not _is_plain(slot.read()):
+        raise UnsupportedState(
+            f"run.track_values: {name} is a {type(slot.read()).__name__}, and no plain value",
+            hint=f"track it as an object: run.track({name}=...)",
+        )
+    return TrackedValue(slot, _Slot.read, _Slot.write)
+
+
+class _Slot:
+    """A place for one value: an attribute of an object, or a key of a dict."""
+
+    def __init__(self, holder: Any, name: str) -> None:
+        self._holder = holder
+        self._name = name
+
+    @property
+    def exists(self) -> bool:
+        if isinstance(self._holder, dict):
+            return self._name in self._holder
+        return hasattr(self._holder, self._name)
+
+    def read(self) -> Any:
+        """Return a copy: what is kept of a boundary must not follow a list that grows."""
+        holder = self._holder
+        value = holder[self._name] if isinstance(holder, dict) else getattr(holder, self._name)
+        return value if isinstance(value, (int, float, str)) else copy.deepcopy(value)
+
+    def write(self, value: Any) -> None:
+        if isinstance(self._holder, dict):
+            self._holder[self._name] = value
+        else:
+            setattr(self._holder, self._name, value)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, str)
 
 
 def random_accessors(

@@ -1,0 +1,241 @@
+"""What a run is, and how it makes the loaders of its data: the part of `Run` before the loop."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from spotguard.errors import UsageError
+from spotguard.runtime.data.batch_scaling import ScaledElasticLoader, learning_rate_scale
+from spotguard.runtime.data.drawing import DrawnLoader
+from spotguard.runtime.data.loader import ElasticLoader, Loader
+from spotguard.runtime.data.streaming import StreamLoader, is_stream, refuse_indexed_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+    from spotguard.runtime.job import Job
+
+
+class RunData:
+    """Who this process is in its run, and the loaders that it reads its part of the data with."""
+
+    def __init__(self, job: Job, *, reseed: bool, bitwise: bool) -> None:
+        self._job = job
+        self._reseed = reseed
+        self._bitwise = bitwise
+
+    @property
+    def id(self) -> str:
+        """Return the run's id."""
+        return self._job.run_id
+
+    @property
+    def attempt(self) -> int:
+        """Return the number of this attempt, from 1."""
+        return self._job.attempt
+
+    @property
+    def rank(self) -> int:
+        """Return this process's rank, from 0."""
+        return self._job.rank
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of ranks in this attempt; it may differ in the next."""
+        return self._job.world_size
+
+    @property
+    def device(self) -> torch.device:
+        """Return this rank's device: its GPU, or the CPU."""
+        return self._job.device
+
+    @property
+    def seed(self) -> int:
+        """Return the run's seed."""
+        return self._job.settings.seed
+
+    def loader(
+        self,
+        dataset: Any,
+        *,
+        global_batch_size: int,
+        micro_batch_size: int | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        weights: Sequence[float] | torch.Tensor | None = None,
+        sampler: Any = None,
+        speeds: Sequence[float] | None = None,
+        lr_scaling: str | None = None,
+        reference_world_size: int | None = None,
+        lr_warmup_steps: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+        **options: Any,
+    ) -> Loader:
+        """Return a loader whose global batches do not depend on the number of ranks.
+
+        A map-style dataset gives each sample of an epoch exactly once, over any interruptions and
+        numbers of ranks. So does a `sampler`: what it gives for an epoch is drawn at once (8 bytes
+        a sample), on every rank the same way; it must be a function of the seeded generators, of
+        `set_epoch(epoch)` and of its `state_dict()`, which is saved. `weights` draw at random, so
+        that no sample comes exactly once: the draws are the same ones on any number of ranks.
+
+        A stream has `state_dict()` and `load_state_dict()`, and is this rank's own part of the
+        data. Nothing is repeated or left out while the number of ranks stays the same; when it
+        changes, another pass begins, with a warning. Given as a function `f(shard, shards)` that
+        opens one part, it is exact on any number of ranks. See docs/elastic.md.
+
+        With `lr_scaling` the global batch follows the number of ranks, each of which has the same
+        part of it, and the learning rate follows the batch. Each sample of an epoch still comes
+        exactly once; steps, their randomness and the weights are those of the numbers of ranks.
+
+        Args:
+            dataset: Map-style: `len(dataset)` and `dataset[i]`; or a stream: an iterable, a
+                torchdata `StatefulDataLoader`, or a function that opens a shard of one.
+            global_batch_size: Samples per optimizer step, over all ranks.
+            micro_batch_size: Samples per forward pass; fixed for the run, whatever the ranks.
+            shuffle: Another seeded order each epoch; False reads in index order. Not for streams,
+                nor with `weights` or a `sampler`: these have their own order.
+            drop_last: Leave out the last, partial global batch of an epoch.
+            weights: For each sample how likely it is drawn, with replacement, as many draws an
+                epoch as there are samples; 8 bytes of memory for each, on each rank.
+            sampler: Of the whole dataset's indices, with `__len__` and `__iter__`.
+            speeds: Each rank's relative speed, where GPUs differ: faster ranks get more of the
+                micro-batches. The same list on all ranks.
+            lr_scaling: `linear` or `sqrt`: the rule by which the optimizers' rates follow.
+            reference_world_size: With `lr_scaling`, the number of ranks that `global_batch_size`
+                and the script's learning rate are for.
+            lr_warmup_steps: With `lr_scaling`, the optimizer steps in which the rate goes from one
+                factor to another (default 100).
+            collate_fn: Makes a batch of samples, as in `torch.utils.data.DataLoader`.
+            num_workers: Worker processes that read ahead.
+            **options: Further options of `torch.utils.data.DataLoader` (with `num_workers`).
+
+        Raises:
+            UsageError: a size makes no sense, or the dataset has neither indices nor a state.
+        """
+        common: dict[str, Any] = {
+            "global_batch_size": global_batch_size,
+            "micro_batch_size": micro_batch_size,
+            "seed": self._job.settings.seed,
+            "reseed": self._reseed,
+            "collate_fn": collate_fn,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "speeds": speeds,
+        }
+        scale = learning_rate_scale(
+            lr_scaling,
+            reference=reference_world_size,
+            warmup_steps=lr_warmup_steps,
+            stream=is_stream(dataset),
+            bitwise=self._bitwise,
+        )
+        if is_stream(dataset):
+            refuse_indexed_options(
+                weights=weights,
+                sampler=sampler,
+                drop_last=drop_last,
+                num_workers=num_workers,
+                **options,
+            )
+            return StreamLoader(dataset, **common)
+        make: Callable[..., Loader] = (
+            partial(ScaledElasticLoader, scale=scale) if scale else ElasticLoader
+        )
+        return make(
+            dataset,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            weights=weights,
+            sampler=sampler,
+            num_workers=num_workers,
+            options=options,
+            **common,
+        )
+
+    def draws(
+        self,
+        draw: Callable[[int], Any],
+        *,
+        global_batch_size: int,
+        micro_batch_size: int | None = None,
+        speeds: Sequence[float] | None = None,
+    ) -> Loader:
+        """Return a loader whose micro-batches the script draws itself, at random.
+
+        For a language model's `get_batch`, which picks places of one long text with replacement:
+
+            loader = run.draws(
+                lambda samples: get_batch("train", samples), global_batch_size=480,
+                micro_batch_size=12)
+
+        `draw(samples)` returns a micro-batch of so many samples. Python's, NumPy's and torch's
+        global generators are seeded for each, by step and place in the step, so that the samples
+        of a step are the same on any number of ranks; `draw` must draw from nothing else. With
+        `init(reseed=False)` they are each rank's own.
+
+        Args:
+            draw: Called with the number of samples, `micro_batch_size` or a rest.
+            global_batch_size: Samples per optimizer step, over all ranks.
+            micro_batch_size: Samples per forward pass.
+            speeds: As for `loader`.
+
+        Raises:
+            UsageError: a size makes no sense, or `draw` cannot be called.
+        """
+        if draw is None:
+            raise UsageError("run.draws needs a function that draws a batch, not None")
+        return self._drawn(draw, global_batch_size, micro_batch_size, speeds)
+
+    def episodes(
+        self,
+        per_step: int,
+        *,
+        at_once: int = 1,
+        speeds: Sequence[float] | None = None,
+    ) -> Loader:
+        """Return a loader for jobs without data, such as reinforcement learning.
+
+        Its micro-batches are ranges of numbers: of the episodes to play, counted through the run.
+
+            for step in run.steps(run.episodes(24), total=1_000):
+                for numbers in step:
+                    step.backward(torch.stack([play(number) for number in numbers]).mean())
+                optimizer.step()
+                optimizer.zero_grad()
+
+        They are shared out over the ranks, some of which may play one more than others. The global
+        generators are seeded for each, so that what is played does not depend on the number of
+        ranks; an environment with a generator of its own is seeded with the number.
+
+        Args:
+            per_step: Episodes per optimizer step, over all ranks.
+            at_once: Episodes of a micro-batch, for environments that play several at a time.
+            speeds: As for `loader`.
+
+        Raises:
+            UsageError: a number makes no sense.
+        """
+        return self._drawn(None, per_step, at_once, speeds)
+
+    def _drawn(
+        self,
+        draw: Callable[[int], Any] | None,
+        global_batch_size: int,
+        micro_batch_size: int | None,
+        speeds: Sequence[float] | None,
+    ) -> Loader:
+        return DrawnLoader(
+            draw,
+            global_batch_size=global_batch_size,
+            micro_batch_size=micro_batch_size,
+            seed=self.seed,
+            reseed=self._reseed,
+            rank=self.rank,
+            world_size=self.world_size,
+            speeds=speeds,
+        )
