@@ -13,11 +13,6 @@ import torch
 from spotguard.errors import SpotguardError, UsageError
 from spotguard.runtime.data.loader import Loader
 from spotguard.runtime.data.sample_log import SampleTrace
-<<<<<<< HEAD
-from spotguard.runtime.data.streaming import StreamLoader, is_stream, refuse_indexed_options
-from spotguard.runtime.data.undivided import UndividedLoader
-=======
->>>>>>> loops
 from spotguard.runtime.distributed.collectives import ProcessGroup
 from spotguard.runtime.ending.leaving import Phase
 from spotguard.runtime.epochs import Epoch, epochs_of
@@ -61,7 +56,6 @@ class Run(RunData):
             taken.gives_back.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(1)
         self._ranks = ProcessGroup(job.rank, job.world_size)
-        self._reference_world_size: int | None = None
         self._training: Training | None = None
         self._end_early: str | None = None
         settings = job.settings
@@ -84,156 +78,6 @@ class Run(RunData):
             self._probe = Probe(settings.probe_path, job, bitwise=bitwise)
             taken.gives_back.callback(self._probe.close)
 
-<<<<<<< HEAD
-    @property
-    def id(self) -> str:
-        """Return the run's id."""
-        return self._job.run_id
-
-    @property
-    def attempt(self) -> int:
-        """Return the number of this attempt, from 1."""
-        return self._job.attempt
-
-    @property
-    def rank(self) -> int:
-        """Return this process's rank, from 0."""
-        return self._job.rank
-
-    @property
-    def world_size(self) -> int:
-        """Return the number of ranks in this attempt; it may differ in the next."""
-        return self._job.world_size
-
-    @property
-    def reference_world_size(self) -> int:
-        """Return the number of ranks of the run's first attempt; blocks for one read of the store.
-
-        Batch sizes of frameworks are for each rank: this says what they come to in all.
-        """
-        if self._reference_world_size is None:
-            self._reference_world_size = self._job.world_size_of_first_attempt()
-        return self._reference_world_size
-
-    @property
-    def device(self) -> torch.device:
-        """Return this rank's device: its GPU, or the CPU."""
-        return self._job.device
-
-    @property
-    def seed(self) -> int:
-        """Return the run's seed."""
-        return self._job.settings.seed
-
-    def loader(
-        self,
-        dataset: Any,
-        *,
-        global_batch_size: int,
-        micro_batch_size: int | None = None,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        weights: Sequence[float] | torch.Tensor | None = None,
-        sampler: Any = None,
-        speeds: Sequence[float] | None = None,
-        lr_scaling: str | None = None,
-        reference_world_size: int | None = None,
-        lr_warmup_steps: int | None = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        num_workers: int = 0,
-        per_rank: str | None = None,
-        **options: Any,
-    ) -> Loader:
-        """Return a loader whose global batches do not depend on the number of ranks.
-
-        A map-style dataset gives each sample of an epoch exactly once, over any interruptions and
-        numbers of ranks. So does a `sampler`: what it gives for an epoch is drawn at once (8 bytes
-        a sample), on every rank the same way; it must be a function of the seeded generators, of
-        `set_epoch(epoch)` and of its `state_dict()`, which is saved. `weights` draw at random, so
-        that no sample comes exactly once: the draws are the same ones on any number of ranks.
-
-        A stream has `state_dict()` and `load_state_dict()`, and is this rank's own part of the
-        data. Nothing is repeated or left out while the number of ranks stays the same; when it
-        changes, another pass begins, with a warning. Given as a function `f(shard, shards)` that
-        opens one part, it is exact on any number of ranks. See docs/elastic.md.
-
-        With `lr_scaling` the global batch follows the number of ranks, each of which has the same
-        part of it, and the learning rate follows the batch. Each sample of an epoch still comes
-        exactly once; steps, their randomness and the weights are those of the numbers of ranks.
-
-        Args:
-            dataset: Map-style: `len(dataset)` and `dataset[i]`; or a stream: an iterable, a
-                torchdata `StatefulDataLoader`, or a function that opens a shard of one.
-            global_batch_size: Samples per optimizer step, over all ranks.
-            micro_batch_size: Samples per forward pass; fixed for the run, whatever the ranks.
-            shuffle: Another seeded order each epoch; False reads in index order. Not for streams,
-                nor with `weights` or a `sampler`: these have their own order.
-            drop_last: Leave out the last, partial global batch of an epoch.
-            weights: For each sample how likely it is drawn, with replacement, as many draws an
-                epoch as there are samples; 8 bytes of memory for each, on each rank.
-            sampler: Of the whole dataset's indices, with `__len__` and `__iter__`.
-            speeds: Each rank's relative speed, where GPUs differ: faster ranks get more of the
-                micro-batches. The same list on all ranks.
-            lr_scaling: `linear` or `sqrt`: the rule by which the optimizers' rates follow.
-            reference_world_size: With `lr_scaling`, the number of ranks that `global_batch_size`
-                and the script's learning rate are for.
-            lr_warmup_steps: With `lr_scaling`, the optimizer steps in which the rate goes from one
-                factor to another (default 100).
-            collate_fn: Makes a batch of samples, as in `torch.utils.data.DataLoader`.
-            num_workers: Worker processes that read ahead.
-            per_rank: For loops of a framework. `even`: all ranks have as many micro-batches of a
-                step, some of them their last one again, with weight zero; so each may hold
-                collectives. `one`: a rank has one, as large as its part of the step.
-            **options: Further options of `torch.utils.data.DataLoader` (with `num_workers`).
-
-        Raises:
-            UsageError: a size makes no sense, or the dataset has neither indices nor a state.
-        """
-        common: dict[str, Any] = {
-            "global_batch_size": global_batch_size,
-            "micro_batch_size": micro_batch_size,
-            "seed": self._job.settings.seed,
-            "reseed": self._reseed,
-            "collate_fn": collate_fn,
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "speeds": speeds,
-        }
-        if per_rank not in (None, "even", "one"):
-            raise UsageError(f"run.loader: per_rank is {per_rank!r}; allowed: even, one")
-        scale = learning_rate_scale(
-            lr_scaling,
-            reference=reference_world_size,
-            warmup_steps=lr_warmup_steps,
-            stream=is_stream(dataset),
-            bitwise=self._bitwise,
-        )
-        if is_stream(dataset):
-            refuse_indexed_options(
-                weights=weights,
-                sampler=sampler,
-                drop_last=drop_last,
-                num_workers=num_workers,
-                **options,
-            )
-            return _even(StreamLoader(dataset, **common), per_rank)
-        make: Callable[..., Loader] = UndividedLoader if per_rank == "one" else ElasticLoader
-        if scale:
-            make = partial(ScaledElasticLoader, scale=scale)
-        loader = make(
-            dataset,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            weights=weights,
-            sampler=sampler,
-            num_workers=num_workers,
-            options=options,
-            **common,
-        )
-        return _even(loader, per_rank)
-
-=======
->>>>>>> loops
     def track(self, **objects: Any) -> None:
         """Name what belongs to the training state; all of it is saved and restored.
 
@@ -569,11 +413,6 @@ class Run(RunData):
             )
 
 
-<<<<<<< HEAD
-def _even(loader: Loader, per_rank: str | None) -> Loader:
-    loader.evened = per_rank == "even"
-    return loader
-=======
 def _check_count(caller: str, count: Any, unit: str) -> None:
     """Raise `UsageError` unless `count` is a whole number above 0."""
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
@@ -586,4 +425,3 @@ def _frame_of_script() -> FrameType | None:
     while frame is not None and frame.f_globals.get("__name__") == __name__:
         frame = frame.f_back
     return frame
->>>>>>> loops

@@ -10,6 +10,7 @@ from spotguard.runtime.data.batch_scaling import ScaledElasticLoader, learning_r
 from spotguard.runtime.data.drawing import DrawnLoader
 from spotguard.runtime.data.loader import ElasticLoader, Loader
 from spotguard.runtime.data.streaming import StreamLoader, is_stream, refuse_indexed_options
+from spotguard.runtime.data.undivided import UndividedLoader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ class RunData:
         self._job = job
         self._reseed = reseed
         self._bitwise = bitwise
+        self._reference_world_size: int | None = None
 
     @property
     def id(self) -> str:
@@ -46,6 +48,16 @@ class RunData:
     def world_size(self) -> int:
         """Return the number of ranks in this attempt; it may differ in the next."""
         return self._job.world_size
+
+    @property
+    def reference_world_size(self) -> int:
+        """Return the number of ranks of the run's first attempt; blocks for one read of the store.
+
+        Batch sizes of frameworks are for each rank: this says what they come to in all.
+        """
+        if self._reference_world_size is None:
+            self._reference_world_size = self._job.world_size_of_first_attempt()
+        return self._reference_world_size
 
     @property
     def device(self) -> torch.device:
@@ -73,6 +85,7 @@ class RunData:
         lr_warmup_steps: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
+        per_rank: str | None = None,
         **options: Any,
     ) -> Loader:
         """Return a loader whose global batches do not depend on the number of ranks.
@@ -112,6 +125,9 @@ class RunData:
                 factor to another (default 100).
             collate_fn: Makes a batch of samples, as in `torch.utils.data.DataLoader`.
             num_workers: Worker processes that read ahead.
+            per_rank: For loops of a framework. `even`: all ranks have as many micro-batches of a
+                step, some of them their last one again, with weight zero; so each may hold
+                collectives. `one`: a rank has one, as large as its part of the step.
             **options: Further options of `torch.utils.data.DataLoader` (with `num_workers`).
 
         Raises:
@@ -127,6 +143,8 @@ class RunData:
             "world_size": self.world_size,
             "speeds": speeds,
         }
+        if per_rank not in (None, "even", "one"):
+            raise UsageError(f"run.loader: per_rank is {per_rank!r}; allowed: even, one")
         scale = learning_rate_scale(
             lr_scaling,
             reference=reference_world_size,
@@ -142,11 +160,11 @@ class RunData:
                 num_workers=num_workers,
                 **options,
             )
-            return StreamLoader(dataset, **common)
-        make: Callable[..., Loader] = (
-            partial(ScaledElasticLoader, scale=scale) if scale else ElasticLoader
-        )
-        return make(
+            return _even(StreamLoader(dataset, **common), per_rank)
+        make: Callable[..., Loader] = UndividedLoader if per_rank == "one" else ElasticLoader
+        if scale:
+            make = partial(ScaledElasticLoader, scale=scale)
+        loader = make(
             dataset,
             shuffle=shuffle,
             drop_last=drop_last,
@@ -156,6 +174,7 @@ class RunData:
             options=options,
             **common,
         )
+        return _even(loader, per_rank)
 
     def draws(
         self,
@@ -239,3 +258,8 @@ class RunData:
             world_size=self.world_size,
             speeds=speeds,
         )
+
+
+def _even(loader: Loader, per_rank: str | None) -> Loader:
+    loader.evened = per_rank == "even"
+    return loader
