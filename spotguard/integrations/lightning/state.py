@@ -47,7 +47,7 @@ class Place:
 
 
 class Metrics:
-    """What was logged up to the last validation or end of an epoch, for callbacks that ask later."""
+    """What was logged at the last validation, for callbacks that ask later."""
 
     def __init__(self, trainer: pl.Trainer) -> None:
         self._trainer = trainer

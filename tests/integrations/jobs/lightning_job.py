@@ -54,7 +54,7 @@ class Base(pl.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Sequential(
-            nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.1), nn.ReLU(), nn.Linear(16, 1)
+            nn.Linear(8, 16), nn.LayerNorm(16), nn.Dropout(0.1), nn.ReLU(), nn.Linear(16, 1)
         )
         self.seen = 0
 
