@@ -16,7 +16,7 @@ from spotguard.errors import UsageError
 from spotguard.integrations.lightning.fit import Fit
 from spotguard.integrations.lightning.launch import follow_launcher
 from spotguard.integrations.lightning.strategy import extend
-from spotguard.runtime.state.rng import capture_random_states, restore_random_states
+from spotguard.runtime.state.rng import kept_random_states
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -198,7 +198,5 @@ def _begin(seed: int | None, options: dict[str, Any]) -> spotguard.Run:
     given = os.environ.get("PL_GLOBAL_SEED")
     if given is None:
         return spotguard.init(seed=seed, **options)
-    states = capture_random_states()
-    run = spotguard.init(seed=int(given) if seed is None else seed, **options)
-    restore_random_states(states)
-    return run
+    with kept_random_states():
+        return spotguard.init(seed=int(given) if seed is None else seed, **options)

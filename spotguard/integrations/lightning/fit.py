@@ -9,7 +9,8 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from spotguard.errors import UsageError
 from spotguard.integrations.lightning import inner, state
-from spotguard.integrations.lightning.loader import StepLoader, make_loader
+from spotguard.integrations.lightning.loader import StepLoader
+from spotguard.integrations.torch_data import make_loader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,10 +72,11 @@ class Fit:
         self._loader, steps = make_loader(
             self._run,
             given,
+            caller="SpotguardCallback",
             global_batch_size=self._global_batch_size,
             ranks_meant=self._run.reference_world_size,
             accumulated=self._accumulated,
-            one_per_rank=self.is_manual,
+            per_rank="one" if self.is_manual else "even",
             limit=self._limit,
             in_order=bool(trainer.overfit_batches),
         )
