@@ -103,8 +103,14 @@ class SpotguardDataLoader:
         self.batch_size = dataloader.batch_size
 
     def __len__(self) -> int:
-        """Return the batches in an epoch, as the script counts: those accumulated count each."""
-        return self._steps_per_epoch * self._accumulated
+        """Return the batches in an epoch, those accumulated each, as a script counts on them.
+
+        Before `accelerator.prepare` that is of all processes together, after it of each: schedules
+        are made before it, and stepped once for each process.
+        """
+        accelerator: Any = self._accelerator
+        processes = 1 if accelerator._models else self._run.reference_world_size
+        return self._steps_per_epoch * self._accumulated * processes
 
     @property
     def completed_steps(self) -> int:

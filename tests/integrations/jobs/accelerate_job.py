@@ -38,16 +38,21 @@ def main() -> None:
     eval_dataloader = DataLoader(torch.utils.data.Subset(samples, range(24)), batch_size=4)
     train_dataloader = SpotguardDataLoader(accelerator, train_dataloader, save_every="3 steps")
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-    steps_per_epoch = math.ceil(len(train_dataloader) / accumulate)
     max_steps = int(os.environ.get("STEPS", "0"))
-    epochs = math.ceil(max_steps / steps_per_epoch) if max_steps else 3
-    total = max_steps or epochs * steps_per_epoch * accelerator.num_processes
+    overrode = not max_steps
+    if overrode:
+        max_steps = 3 * math.ceil(len(train_dataloader) / accumulate)
+    total = max_steps if overrode else max_steps * accelerator.num_processes
     lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: max(0.0, 1 - step / total)
     )
     model, optimizer, train_dataloader, eval_dataloader, lr_scheduler = accelerator.prepare(
         model, optimizer, train_dataloader, eval_dataloader, lr_scheduler
     )
+    steps_per_epoch = math.ceil(len(train_dataloader) / accumulate)
+    if overrode:
+        max_steps = 3 * steps_per_epoch
+    epochs = math.ceil(max_steps / steps_per_epoch)
     for epoch in train_dataloader.epochs(epochs):
         completed_steps = train_dataloader.completed_steps
         model.train()
@@ -60,9 +65,11 @@ def main() -> None:
                 optimizer.zero_grad()
             if accelerator.sync_gradients:
                 completed_steps += 1
-                say(f"step {completed_steps} epoch {epoch} rate {lr_scheduler.get_last_lr()[0]:.6f}")
+                say(
+                    f"step {completed_steps} epoch {epoch} rate {lr_scheduler.get_last_lr()[0]:.6f}"
+                )
                 time.sleep(float(os.environ.get("PACE_S", "0")))
-            if max_steps and completed_steps >= max_steps:
+            if completed_steps >= max_steps:
                 break
         model.eval()
         losses = []

@@ -151,6 +151,7 @@ def main() -> None:
         max_steps=int(os.environ.get("STEPS", "-1")),
         accumulate_grad_batches=int(os.environ.get("ACCUMULATE", "1")),
         precision=os.environ.get("PRECISION", "32-true"),  # type: ignore[arg-type]
+        reload_dataloaders_every_n_epochs=int(os.environ.get("MODEL") == "reloading"),
         gradient_clip_val=None if isinstance(model, Adversarial) else 0.5,
         logger=False,
         enable_progress_bar=False,
