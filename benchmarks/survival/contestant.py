@@ -17,7 +17,7 @@ from benchmarks.survival import model
 GRACE_S = 15.0
 """From the blow to the SIGKILL of all that is left."""
 ROOT = Path(__file__).parents[2]
-_RESUME_S = 60.0
+_RESUME_S = 180.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class Contestant(ABC):
     def resume(self, output: Path, progress: Path, found: Found) -> str:
         """Return why a fresh process, alone, cannot train two steps from `found`; empty if it can.
 
-        Blocks for a minute at most.
+        Blocks for three minutes at most.
         """
         if found.step is None:
             return found.problem or "nothing was saved"

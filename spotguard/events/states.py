@@ -108,6 +108,12 @@ class EndReason(_Worded):
         "red",
     )
     FENCED = ("fenced", "fenced by a later attempt", "it wrote nothing that counts", "yellow")
+    UNPROTECTED = (
+        "unprotected",
+        "the script trains without spotguard",
+        "use run.steps, spotguard.integrations, or run.begin_step: see docs/coming-from.md",
+        "red",
+    )
     LAUNCH_FAILED = ("launch_failed", "the launch failed", "nodes did not start", "red")
     FAILED = ("failed", "the job's own failure", "see its traceback", "red")
 

@@ -9,14 +9,20 @@ clean save it prints a table that says FAILED, and a traceback. What else it say
 from __future__ import annotations
 
 import logging
+import os
 import re
 import runpy
 import signal
 import sys
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from spotguard.errors import Detached
 
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+_SITE: Final = Path(__file__).with_name("worker_site")
 MODULE: Final = "torch.distributed.run"
 _LEFT: Final = (Detached.exit_code, -signal.SIGTERM)
 """How ranks end that saved, or that torchrun then told to leave."""
@@ -31,6 +37,7 @@ _OF_LEAVING: Final = re.compile(
 
 def main() -> None:
     """Be torchrun; after a clean leave it exits with 1 as ever, but without its report."""
+    look_after_workers(os.environ)
     for name in _TELLERS:
         logging.getLogger(name).addFilter(_is_of_interest)
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -44,6 +51,12 @@ def main() -> None:
         if any(failure.exitcode not in _LEFT for failure in problem.failures.values()):
             raise
         sys.exit(1)
+
+
+def look_after_workers(given: MutableMapping[str, str]) -> None:
+    """Have each worker's Python look whether its script trains in a loop of spotguard."""
+    before = given.get("PYTHONPATH")
+    given["PYTHONPATH"] = os.pathsep.join([str(_SITE), *([before] if before else [])])
 
 
 def _is_of_interest(record: logging.LogRecord) -> bool:

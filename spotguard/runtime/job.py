@@ -241,10 +241,11 @@ class Job:
             connect=self.coordinator.connect,
             progress=self.keeper.progress,
             step_s=lambda: self.keeper.step_s,
-            tell=self._tell_stillness,
+            tell=self.warn,
         )
 
-    def _tell_stillness(self, message: str) -> None:
+    def warn(self, message: str) -> None:
+        """Tell what is wrong, in the log and in the run store."""
         log.warning("%s", message)
         self.reporter.event(JobEvent.WARNING, message=message)
 

@@ -16,6 +16,7 @@ from spotguard.runtime.data.sample_log import SampleTrace
 from spotguard.runtime.distributed.collectives import ProcessGroup
 from spotguard.runtime.ending.leaving import Phase
 from spotguard.runtime.epochs import Epoch, epochs_of
+from spotguard.runtime.process.outside_loop import outside_loop
 from spotguard.runtime.run_data import RunData
 from spotguard.runtime.state.tracked import tracked, tracked_slot
 from spotguard.runtime.state.tree import Packed
@@ -23,6 +24,7 @@ from spotguard.runtime.training import Circumstances, Training
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from contextlib import AbstractContextManager
     from types import FrameType
 
     from spotguard.runtime.job import Job
@@ -121,6 +123,15 @@ class Run(RunData):
             raise UsageError(f"{caller}: {name} is tracked already")
         item.pack(name, Packed())  # what cannot be stored is refused now, not at the notice
         self._job.keeper.objects[name] = item
+
+    def warm_up(self) -> AbstractContextManager[None]:
+        """Within it optimizer steps before the loop are no training of the run.
+
+        A launched job whose optimizers go on to step outside of a loop of ours is told so, and
+        ended after five minutes: it could not be resumed. A learning-rate finder, a linear probe
+        or a tokenizer's training before the loop is done within `with run.warm_up():`.
+        """
+        return outside_loop.warm_up()
 
     def end(self, reason: str = "ended early") -> None:
         """Finish the run at the end of this step, as if all steps were done (early stopping).

@@ -88,6 +88,7 @@ class RunData:
         lr_scaling: str | None = None,
         reference_world_size: int | None = None,
         lr_warmup_steps: int | None = None,
+        replay: bool = False,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
         per_rank: str | None = None,
@@ -128,6 +129,8 @@ class RunData:
                 and the script's learning rate are for.
             lr_warmup_steps: With `lr_scaling`, the optimizer steps in which the rate goes from one
                 factor to another (default 100).
+            replay: For a stream without `state_dict()`, such as webdataset's: a resume finds its
+                place by reading again what was read of the pass, which must come in the same order.
             collate_fn: Makes a batch of samples, as in `torch.utils.data.DataLoader`.
             num_workers: Worker processes that read ahead.
             per_rank: For loops of a framework. `even`: all ranks have as many micro-batches of a
@@ -165,7 +168,12 @@ class RunData:
                 num_workers=num_workers,
                 **options,
             )
-            return _even(StreamLoader(dataset, **common), per_rank)
+            return _even(StreamLoader(dataset, replay=replay, **common), per_rank)
+        if replay:
+            raise UsageError(
+                "run.loader: replay is for streams; this dataset has indices",
+                hint="leave it out: a resume finds its place in them by itself",
+            )
         make: Callable[..., Loader] = UndividedLoader if per_rank == "one" else ElasticLoader
         if scale:
             make = partial(ScaledElasticLoader, scale=scale)

@@ -9,6 +9,7 @@ from spotguard.errors import SpotguardError, UsageError
 from spotguard.runtime.distributed.message_seal import Lives
 from spotguard.runtime.ending.leaving import Phase
 from spotguard.runtime.job import Job
+from spotguard.runtime.process.outside_loop import outside_loop
 from spotguard.runtime.process.settings import Settings
 from spotguard.runtime.process.surroundings import tell_uncaught_in_a_sentence
 from spotguard.runtime.run import Run, Taken
@@ -105,6 +106,7 @@ def init(
             raise
         taken = Taken()
         run = Run(job, taken, reseed=reseed, bitwise=exact is not None)
+        _look_out(job, taken)
         _begun = _Begun(asked, job, taken, run)
     if reseed:
         seed_setup(_begun.run.seed)
@@ -134,6 +136,14 @@ def reset() -> None:
     finally:
         taken.gives_back.close()
         Lives.over += 1
+
+
+def _look_out(job: Job, taken: Taken) -> None:
+    """Look whether optimizers step before a loop of ours begins."""
+    if job.rank:
+        return
+    outside_loop.join(tell=job.warn, end=job.leaving.by_problem if job.settings.launched else None)
+    taken.gives_back.callback(outside_loop.enter)
 
 
 def _refuse_another(begun: _Begun, *, same: bool) -> None:

@@ -26,6 +26,7 @@ from spotguard.runtime.distributed.gradients import GradientSync, broadcast_init
 from spotguard.runtime.distributed.optimizers import OptimizerWatch
 from spotguard.runtime.ending.leaving import Phase
 from spotguard.runtime.process.clock import RUN_CLOCK
+from spotguard.runtime.process.outside_loop import outside_loop
 from spotguard.runtime.state.rng import BOUNDARY, mix, seed_everything
 from spotguard.runtime.state.tracked import TrackedModule
 from spotguard.runtime.step import Step, TrainingLoop
@@ -128,6 +129,7 @@ class Training:
             self.finished, self._last = self._restore(total, epochs, strict=strict)
             self._schedule.start(self.finished)
             job.begin_training(self.finished, self._last)
+            outside_loop.enter()
         batches = self._loader.read(self.finished, self._last)
         self._open.callback(batches.close)  # its workers end with it
         mine: Iterator[tuple[Share, Any]] = batches

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _WEIGHT_OF_ENDS = (
     # When several ranks wrote how it ended, the first of these is the cause, the rest follow
     # from it: a rank that failed by itself makes its peers report a lost node.
+    EndReason.UNPROTECTED,
     EndReason.FAILED,
     EndReason.STORE_FAILED,
     EndReason.FINISHED,

@@ -147,6 +147,7 @@ def _settled_by(last: AttemptRecord) -> Settle | None:
     state, exit_code = {
         EndReason.FINISHED: (RunState.FINISHED, 0),
         EndReason.FAILED: (RunState.FAILED, JobFailed.exit_code),
+        EndReason.UNPROTECTED: (RunState.FAILED, JobFailed.exit_code),
         EndReason.STORE_FAILED: (RunState.FAILED, EnvironmentFailure.exit_code),
         EndReason.LAUNCH_FAILED: (RunState.FAILED, EnvironmentFailure.exit_code),
         EndReason.BUDGET: (RunState.PAUSED, BudgetExhausted.exit_code),

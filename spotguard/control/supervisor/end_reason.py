@@ -25,6 +25,10 @@ _OVERRIDING = (
 only sees a SIGTERM then."""
 
 
+_OF_THE_JOB = (EndReason.FAILED, EndReason.STORE_FAILED, EndReason.UNPROTECTED)
+"""What a job says of itself that explains its end, whatever the controller wanted meanwhile."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """Why an attempt ended."""
@@ -39,7 +43,7 @@ def judge(attempt: AttemptRecord) -> Verdict:
     job, down = attempt.job_end, attempt.down
     if job is not None and job.reason is EndReason.FINISHED:
         return _finished(attempt, job)
-    if job is not None and job.reason in (EndReason.FAILED, EndReason.STORE_FAILED):
+    if job is not None and job.reason in _OF_THE_JOB:
         return _failed(attempt, job)
     if down is not None and down.reason in _OVERRIDING:
         return Verdict(reason=down.reason, detail=_with_save(attempt, down.detail))
@@ -76,6 +80,11 @@ def judge_nodes(attempt: AttemptRecord) -> Verdict:
         return _exited_badly(attempt)
     if any(save.kind == CheckpointKind.FINAL.value for save in attempt.saves):
         return Verdict(reason=EndReason.FINISHED, detail="its final save says so")
+    if attempt.started_at is None:
+        return Verdict(
+            reason=EndReason.UNPROTECTED,
+            detail="the script ended without ever beginning a loop of spotguard",
+        )
     return Verdict(reason=EndReason.FAILED, detail="the script ended without finishing its loop")
 
 

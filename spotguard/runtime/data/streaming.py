@@ -98,6 +98,37 @@ class Stream:
                 return
 
 
+class Replayed:
+    """An iterable without a state, whose place is how many items were read of this pass.
+
+    To find it again, that many are read and thrown away. So it must give the same items in the same
+    order in each attempt: webdataset's pipelines do with a seed, and without one they do not.
+    """
+
+    def __init__(self, source: Any) -> None:
+        self.dataset = source  # where `set_epoch` is looked for
+        self._read = 0
+        self._waiting: Iterator[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        items, self._waiting = self._waiting, None
+        if items is None:
+            items, self._read = iter(self.dataset), 0
+        for item in items:
+            self._read += 1
+            yield item
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how many items were read."""
+        return {"read": self._read}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Read so many again: now, before the random generators are seeded for the next batch."""
+        self._waiting, self._read = iter(self.dataset), int(state["read"])
+        for _ in range(self._read):
+            next(self._waiting, None)
+
+
 class StreamLoader(Loader):
     """Makes the micro-batches of each step of the next samples of streams.
 
@@ -106,7 +137,7 @@ class StreamLoader(Loader):
 
     has_own_state = True
 
-    def __init__(self, source: Any, **common: Any) -> None:
+    def __init__(self, source: Any, *, replay: bool = False, **common: Any) -> None:
         super().__init__(**common)
         self.any_world = _opens_shards(source)
         numbers = range(self._rank, self._rank + 1)
@@ -119,12 +150,15 @@ class StreamLoader(Loader):
             self._check_work()
             sources = {self._rank: source}
         for each in sources.values():
-            _check_source(each)
+            _check_source(each, replay=replay)
         self._in_batches = _gives_batches(next(iter(sources.values())))
         if self._in_batches:
             for each in sources.values():
                 self._check_batches(each)
-        self._streams = {number: Stream(each) for number, each in sources.items()}
+        self._streams = {
+            number: Stream(Replayed(each) if replay and not _has_state(each) else each)
+            for number, each in sources.items()
+        }
 
     def identity(self) -> dict[str, Any]:
         """Return what must not change between a save and a resume."""
@@ -258,13 +292,17 @@ def _gives_batches(source: Any) -> bool:
     return isinstance(source, DataLoader)
 
 
-def _check_source(source: Any) -> None:
-    has_state = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
-    if hasattr(source, "__iter__") and has_state:
+def _has_state(source: Any) -> bool:
+    return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
+
+
+def _check_source(source: Any, *, replay: bool) -> None:
+    if hasattr(source, "__iter__") and (replay or _has_state(source)):
         return
     raise UsageError(
         f"run.loader: {type(source).__name__} has no length and no indices, and no state_dict() "
         "either, so a resume could not find its place again",
         hint="pass a map-style dataset (with __len__ and __getitem__), or an iterable with "
-        "state_dict() and load_state_dict(), such as torchdata's StatefulDataLoader",
+        "state_dict() and load_state_dict(), such as torchdata's StatefulDataLoader; replay=True "
+        "reads again what was read, which needs the same order in each attempt",
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from spotguard.errors import Fenced, SpotguardError, StoreError
+from spotguard.errors import Fenced, JobFailed, SpotguardError, StoreError
 from spotguard.events.states import EndReason
 
 
@@ -35,6 +35,8 @@ class Cause(Enum):
     FENCED = auto()
     """A later attempt of the run has begun: this one must write nothing more."""
     STORE_FAILED = auto()
+    UNPROTECTED = auto()
+    """The script trains outside of any loop of ours."""
     STATE_REFUSED = auto()
     """The script does not fit its checkpoint, or uses spotguard wrongly."""
 
@@ -112,6 +114,9 @@ WAYS_OUT = {
     Cause.STORE_FAILED: WayOut(
         reason=EndReason.STORE_FAILED, in_loop=Saves.NOTHING, ends=Ends.BY_SYSTEM_EXIT
     ),
+    Cause.UNPROTECTED: WayOut(
+        reason=EndReason.UNPROTECTED, in_loop=Saves.NOTHING, ends=Ends.BY_SYSTEM_EXIT
+    ),
     Cause.STATE_REFUSED: WayOut(
         reason=EndReason.FAILED, in_loop=Saves.NOTHING, ends=Ends.BY_SYSTEM_EXIT
     ),
@@ -122,4 +127,6 @@ def cause_of(problem: SpotguardError) -> Cause:
     """Return the cause that an error of ours is."""
     if isinstance(problem, Fenced):
         return Cause.FENCED
+    if isinstance(problem, JobFailed):
+        return Cause.UNPROTECTED
     return Cause.STORE_FAILED if isinstance(problem, StoreError) else Cause.STATE_REFUSED

@@ -363,3 +363,45 @@ def test_small_state_goes_through_json(value: Any) -> None:
     """Values, dtypes and shapes come back, in memory of their own."""
     came = from_inline(json.loads(json.dumps(to_inline(value, "x"))))
     assert repr(came) == repr(value)
+
+
+class Plain:
+    """A stream that does not know its place, in another order each epoch."""
+
+    def __init__(self, shard: int = 0) -> None:
+        self.shard = shard
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Take the epoch."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        order = list(range(7))
+        random.Random(self.epoch).shuffle(order)
+        yield from (self.shard * 1000 + self.epoch * 100 + item for item in order)
+
+
+@pytest.mark.parametrize("stop", range(1, 9))
+def test_a_stream_without_a_state_is_replayed(stop: int) -> None:
+    """What was read of the pass is read again and thrown away: nothing is left out or repeated."""
+
+    def sources(shard: int, shards: int) -> Plain:
+        return Plain(shard)
+
+    whole = make(sources, replay=True)
+    undisturbed = [batch.tolist() for _, batch in whole.read(0, 9)]
+    first = make(sources, replay=True)
+    before = [batch.tolist() for _, batch in first.read(0, stop)]
+    first.keep(stop)
+    again = make(sources, replay=True)
+    assert again.restore(None, {0: first.own}, 1) is None
+    after = [batch.tolist() for _, batch in again.read(stop, 9)]
+    assert before + after == undisturbed
+
+
+def test_a_stream_without_a_state_is_refused_without_replay() -> None:
+    """The hint names it, and that the order must be the same."""
+    with pytest.raises(UsageError) as refused:
+        make(Plain())
+    assert "replay=True" in refused.value.hint
