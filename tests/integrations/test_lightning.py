@@ -88,7 +88,7 @@ def test_a_strategy_keeps_its_class() -> None:
 
 
 def test_a_part_of_each_epoch() -> None:
-    """A limited epoch is the first part of its order: another one each epoch, or always the same."""
+    """A limited epoch is the first part of its order: of another one each epoch, or of the same."""
     order = FirstOfEpoch(10, 4, seed=1)
     drawn = []
     for epoch in (0, 1, 0):
