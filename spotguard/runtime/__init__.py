@@ -12,9 +12,10 @@ The same script runs under plain `python`, under `torchrun` and under `spotguard
 """
 
 from spotguard.runtime.data.loader import ElasticLoader
+from spotguard.runtime.epochs import Epoch
 from spotguard.runtime.run import Run
 from spotguard.runtime.starting import init, reset
 from spotguard.runtime.state.box import Box
 from spotguard.runtime.step import Step
 
-__all__ = ["Box", "ElasticLoader", "init", "reset", "Run", "Step"]
+__all__ = ["Box", "ElasticLoader", "Epoch", "init", "reset", "Run", "Step"]

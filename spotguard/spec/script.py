@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _RUNTIME = "spotguard.runtime"
+_WAYS_IN = (f"{_RUNTIME}.", "spotguard.integrations.")
 _FIX = """if an installed package does so, give --trust-script; else add around the training loop:
     import spotguard.runtime as spotguard
     run = spotguard.init()
-    for step in run.steps(loader, total=1000): ..."""
+    for step in run.steps(loader, total=1000): ...
+or one line for Trainer, Lightning or Accelerate: see docs/coming-from.md"""
 _MOST_FILES = 2000
 """Followed from one script; a project has fewer."""
 
@@ -104,7 +106,7 @@ def _imports_runtime(script: Script) -> bool:
     while to_read:
         path = to_read.pop()
         for level, name in set(_imported(path)):
-            if not level and f"{name}.".startswith(f"{_RUNTIME}."):
+            if not level and f"{name}.".startswith(_WAYS_IN):
                 return True
             base = path.parents[level - 1] if 0 < level <= len(path.parents) else folder
             new = found.symmetric_difference(found.union(_files(base, name)))

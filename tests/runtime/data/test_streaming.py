@@ -390,13 +390,13 @@ def test_a_stream_without_a_state_is_replayed(stop: int) -> None:
         return Plain(shard)
 
     whole = make(sources, replay=True)
-    undisturbed = [batch.tolist() for _, batch in whole.read(0, 9)]
+    undisturbed = [batch for _, batch in whole.read(0, 9)]
     first = make(sources, replay=True)
-    before = [batch.tolist() for _, batch in first.read(0, stop)]
+    before = [batch for _, batch in first.read(0, stop)]
     first.keep(stop)
     again = make(sources, replay=True)
     assert again.restore(None, {0: first.own}, 1) is None
-    after = [batch.tolist() for _, batch in again.read(stop, 9)]
+    after = [batch for _, batch in again.read(stop, 9)]
     assert before + after == undisturbed
 
 
