@@ -1,5 +1,10 @@
-# Trains with Lightning's Fabric, which owns no loop: ours goes around it.
-#     spotguard up examples/train_fabric.py --nodes 2
+"""Train with Lightning's Fabric, which owns no loop: ours goes around it.
+
+    spotguard up examples/train_fabric.py --nodes 2
+
+Needs `pip install 'spotguard[lightning]'`.
+"""
+
 import torch
 from lightning.fabric import Fabric
 from torch import nn

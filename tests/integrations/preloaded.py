@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,8 +45,6 @@ class Story:
 
     def samples(self) -> dict[int, list[int]]:
         """Return the samples of each step, over all ranks and attempts."""
-        import json
-
         found: dict[int, list[int]] = {}
         for path in self.folder.glob("trace.*"):
             for line in path.read_text().splitlines():
@@ -57,11 +56,15 @@ class Story:
 class Stories:
     """Tells runs of one script, disturbed or not; each run in a folder of its own."""
 
-    def __init__(self, zygote: Zygote, folder: Path, script: str) -> None:
+    def __init__(self, zygote: Zygote, folder: Path, script: Path) -> None:
         self._zygote = zygote
         self._folder = folder
-        self._script = FOLDER / script
+        self._script = script
         self._begun: list[Jobs] = []
+
+    def of(self, script: Path, folder: Path) -> Stories:
+        """Return what runs another script."""
+        return Stories(self._zygote, folder, script)
 
     def start(self, jobs: Jobs, world: int, attempt: int = 1, **env: Any) -> list[Job]:
         """Start the ranks of one attempt, as torchrun does."""
@@ -109,7 +112,7 @@ class Stories:
 def stories(folder: Path, script: str, *preloaded: str) -> Iterator[Stories]:
     """Yield what runs a script; nothing of it is left then."""
     zygote = Zygote(*preloaded)
-    made = Stories(zygote, folder, script)
+    made = Stories(zygote, folder, FOLDER / script)
     yield made
     made.close()
     zygote.close()

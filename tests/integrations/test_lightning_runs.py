@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integrations.preloaded import Stories, same, stories
+from tests.integrations.preloaded import Stories, Story, same, stories
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.integrations.preloaded import Story
-
 pytest.importorskip("lightning")
 pytestmark = pytest.mark.e2e
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_fabric.py"
 STEPS_PER_EPOCH = 7  # of 50 samples in batches of 4 on 2 ranks
 
 
@@ -104,6 +104,23 @@ def test_a_killed_rank(lightning: Stories, calm: Story) -> None:
     assert [line for line in last[0].said.splitlines() if line.startswith("done")] == calm.ends[:1]
 
 
+def test_fabric_by_the_plain_api(lightning: Stories, tmp_path: Path) -> None:
+    """The example's loop on 3 ranks, then 1: the same samples and loss as on 2."""
+    fabric = lightning.of(EXAMPLE, tmp_path)
+    calm = fabric.tell([2])
+    jobs = fabric.jobs()
+    said = []
+    for attempt, (world, until) in enumerate(((3, 31), (1, 0)), 1):
+        ranks = fabric.start(
+            jobs, world, attempt, **({"SPOTGUARD_MAX_STEPS": until} if until else {})
+        )
+        assert [rank.wait() for rank in ranks] == [0] * world, ranks[0].said
+        said += [line for line in ranks[0].said.splitlines() if line.startswith("step ")]
+
+    assert Story(jobs.folder, []).samples() == calm.samples()
+    assert said == [line for line in calm.told if line.startswith("step ")]
+
+
 @pytest.mark.parametrize(
     ("env", "sentence"),
     [
@@ -118,7 +135,8 @@ def test_what_cannot_hold_is_one_sentence(
     import torch
 
     jobs = lightning.jobs()
-    torch.save({"state_dict": {}, "pytorch-lightning_version": "2.6.0"}, jobs.folder / "some.ckpt")
+    stored = {"state_dict": {}, "pytorch-lightning_version": "2.6.0", "seen": 0}
+    torch.save(stored, jobs.folder / "some.ckpt")
     [rank] = lightning.start(jobs, 1, **env)
     assert rank.wait() == 2, rank.said
     [line] = [line for line in rank.said.splitlines() if sentence in line]

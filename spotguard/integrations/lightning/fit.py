@@ -144,13 +144,14 @@ class Fit:
         Raises:
             StopIteration: the epoch is over, or there is no step to do.
         """
+        at_once = self.step is not None
         self.end_step(state.STEP)
         self._place.settle(state.STEP)
         self._plateaus.put_back()
         if self._trainer.fit_loop.batch_idx + 1 >= self._steps_per_epoch:
             raise StopIteration
         self._place.next = state.STEP
-        self.step = self._run.begin_step()
+        self.step = self._run.begin_step(at_once=at_once)
         if self.step is None:
             self._trainer.should_stop = True
             raise StopIteration
