@@ -2,8 +2,8 @@
 
     python -m benchmarks.step_overhead.lightning_trainer
 
-Processor time of the main thread in a step, since others may use the machine; rounds alternate. The model is small, so
-what is seen is bookkeeping: it is told in microseconds, and as a part of a step of 20 ms.
+Processor time of the main thread, since others may use the machine; rounds alternate. The model is
+small, so what is seen is bookkeeping: it is told in microseconds, and as a part of 20 ms.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WARM = 50
 
 
 def measure(*, with_callback: bool, steps: int) -> float:
-    """Return the seconds of processor time of a step of the main thread, as the median over stretches of 25."""
+    """Return the main thread's processor seconds of a step: the median over stretches of 25."""
     import warnings
 
     warnings.filterwarnings("ignore")

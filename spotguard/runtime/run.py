@@ -339,7 +339,7 @@ class Run(RunData):
         Draw all micro-batches of the step: by a loop over it, or one by one from `iter(step)`.
 
         Args:
-            at_once: True if nothing has changed since `end_step`, so that nothing is looked at anew.
+            at_once: True if nothing has changed since `end_step`, which is then not looked for.
 
         Raises:
             UsageError: `restore` was not called, or a step is under way.
