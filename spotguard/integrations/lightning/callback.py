@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 import spotguard.runtime as spotguard
 from spotguard.errors import UsageError
-from spotguard.integrations.lightning.fit import Fit
+from spotguard.integrations.lightning.fit import TrainerFit
 from spotguard.integrations.lightning.launch import follow_launcher
 from spotguard.integrations.lightning.strategy import extend
 from spotguard.runtime.state.rng import kept_random_states
@@ -71,7 +71,7 @@ class SpotguardCallback(Callback):
         self._strict = strict
         follow_launcher(SpotguardCallback)
         self._run = _begin(seed, options)
-        self._fit: Fit | None = None
+        self._fit: TrainerFit | None = None
         self._on_sigterm: Any = None
         self._finished = False
 
@@ -98,7 +98,9 @@ class SpotguardCallback(Callback):
         callbacks.insert(0, self)
         if self._monitor is None:
             self._take_monitor_of(callbacks)
-        self._fit = Fit(self._run, trainer, pl_module, global_batch_size=self._global_batch_size)
+        self._fit = TrainerFit(
+            self._run, trainer, pl_module, global_batch_size=self._global_batch_size
+        )
         extend(trainer.strategy, self._fit)
         self._fit.set_up()
 

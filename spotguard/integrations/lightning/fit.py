@@ -26,7 +26,7 @@ _ENDLESS = 1 << 40
 """Steps of a Trainer that has no limit of its own."""
 
 
-class Fit:
+class TrainerFit:
     """The steps of one `Trainer.fit`, between Lightning's loop and our run."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Fit:
         """The step under way."""
         self.earlier: dict[torch.nn.Parameter, torch.Tensor] = {}
         """Gradients of the step's micro-batches before the last one, set aside."""
-        self._place = state.Place(trainer, inner.LoopCounters(trainer))
+        self._place = state.LoopPlace(trainer, inner.LoopCounters(trainer))
         self._plateaus: state.Plateaus
         self._metrics = state.Metrics(trainer)
 

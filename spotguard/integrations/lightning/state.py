@@ -16,7 +16,7 @@ STEP, VALIDATION, EPOCH_END, END = "step", "validation", "epoch_end", "end"
 """Where in Lightning's loop a boundary lies: what of it comes next."""
 
 
-class Place:
+class LoopPlace:
     """Where Lightning's loop stands: its counts, and what comes next."""
 
     def __init__(self, trainer: pl.Trainer, counters: LoopCounters) -> None:

@@ -11,7 +11,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Stra
 from spotguard.errors import UsageError
 
 if TYPE_CHECKING:
-    from spotguard.integrations.lightning.fit import Fit
+    from spotguard.integrations.lightning.fit import TrainerFit
 
 
 class StepStrategy(Strategy):
@@ -21,7 +21,7 @@ class StepStrategy(Strategy):
     for each rank, that is all there is.
     """
 
-    spotguard: Fit
+    spotguard: TrainerFit
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Train on the micro-batches before the last, and return what the last one gives."""
@@ -70,7 +70,7 @@ class StepStrategy(Strategy):
         return aside
 
 
-def extend(strategy: Strategy, fit: Fit) -> None:
+def extend(strategy: Strategy, fit: TrainerFit) -> None:
     """Have the Trainer's strategy train on steps of ours, whatever its class.
 
     Raises:
