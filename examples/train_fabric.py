@@ -5,6 +5,8 @@
 Needs `pip install 'spotguard[lightning]'`.
 """
 
+import os
+
 import torch
 from lightning.fabric import Fabric
 from torch import nn
@@ -16,10 +18,11 @@ STEPS = 60
 
 def main() -> None:
     run = spotguard.init(save_every="20 steps")
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     fabric = Fabric(
         accelerator="auto",
-        devices=1,
-        num_nodes=run.world_size,
+        devices=local,
+        num_nodes=run.world_size // local,
         strategy="ddp" if run.world_size > 1 else "auto",
     )
     fabric.launch()

@@ -113,12 +113,6 @@ class SpotguardCallback(Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Restore, now that model, optimizers and data are there."""
         assert self._fit is not None
-        if trainer.ckpt_path is not None:
-            raise UsageError(
-                f"Trainer.fit(ckpt_path=...) and {_NAME} would both restore",
-                hint="leave ckpt_path out: the run resumes by itself; weights to begin with are "
-                "for Model.load_from_checkpoint(path) before fit",
-            )
         self._on_sigterm = signal.getsignal(signal.SIGTERM)
         self._fit.restore(strict=self._strict)
 

@@ -57,6 +57,11 @@ class TrainerFit:
         self._plateaus: state.Plateaus
         self._metrics = state.Metrics(trainer)
 
+    @property
+    def is_fitting(self) -> bool:
+        """True within `Trainer.fit`, not in a validation or test of its own."""
+        return self._trainer.state.fn == "fit"
+
     def set_up(self) -> None:
         """Have the Trainer count steps instead of batches, and read its data through our loader."""
         trainer = self._trainer

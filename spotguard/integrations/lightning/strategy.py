@@ -23,6 +23,16 @@ class StepStrategy(Strategy):
 
     spotguard: TrainerFit
 
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse what would be restored in the place of our own checkpoint, before it is read."""
+        if self.spotguard.is_fitting:
+            raise UsageError(
+                "Trainer.fit(ckpt_path=...) and SpotguardCallback would both restore",
+                hint="leave ckpt_path out: the run resumes by itself; weights to begin with are "
+                "for Model.load_from_checkpoint(path) before fit",
+            )
+        return super().load_checkpoint(*args, **kwargs)
+
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Train on the micro-batches before the last, and return what the last one gives."""
         fit = self.spotguard
