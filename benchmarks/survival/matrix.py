@@ -26,6 +26,7 @@ import torch
 
 from benchmarks.survival.contestant import GRACE_S, Contestant
 from benchmarks.survival.hf import HuggingFace, HuggingFaceWithSpotguard
+from benchmarks.survival.lightning_ours import LightningWithSpotguard
 from benchmarks.survival.lightning_trainer import Lightning
 from benchmarks.survival.one_try import CELLS, Cell, Outcome, attempt
 from benchmarks.survival.ours import Spotguard
@@ -38,6 +39,7 @@ CONTESTANTS: tuple[Contestant, ...] = (
     HuggingFaceWithSpotguard(),
     HuggingFace(),
     Lightning(),
+    LightningWithSpotguard(),
 )
 _Named = TypeVar("_Named", Cell, Contestant)
 _HEADER = (

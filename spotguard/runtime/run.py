@@ -365,7 +365,7 @@ class Run(RunData):
             total, epochs, strict=strict
         )
 
-    def begin_step(self) -> Step | None:
+    def begin_step(self, *, at_once: bool = False) -> Step | None:
         """Return the next optimizer step to do; None once there is none, all saved by then.
 
         Before it comes what the script or framework does between two steps: a learning rate that
@@ -375,11 +375,14 @@ class Run(RunData):
 
         Draw all micro-batches of the step: by a loop over it, or one by one from `iter(step)`.
 
+        Args:
+            at_once: True if nothing has changed since `end_step`, which is then not looked for.
+
         Raises:
             UsageError: `restore` was not called, or a step is under way.
             SystemExit: with code 75, saved: the process was told to stop.
         """
-        return self._trained("run.begin_step").begin()
+        return self._trained("run.begin_step").begin(at_once=at_once)
 
     def end_step(self) -> None:
         """Say that the weights of the step under way are final: this is the state to save.

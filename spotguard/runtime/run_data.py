@@ -50,6 +50,11 @@ class RunData:
         return self._job.world_size
 
     @property
+    def finished_steps(self) -> int:
+        """Return the optimizer steps done in all attempts; 0 until the state is restored."""
+        return self._job.keeper.finished
+
+    @property
     def reference_world_size(self) -> int:
         """Return the number of ranks of the run's first attempt; blocks for one read of the store.
 

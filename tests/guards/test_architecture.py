@@ -20,6 +20,7 @@ FOUNDATION = {"errors", "shared"}
 STATE = {"checkpoint", "storage", "events"} | FOUNDATION
 MAY_IMPORT = {
     "__init__": FOUNDATION,
+    "integrations": {"runtime"} | STATE,
     "errors": set[str](),
     "shared": {"errors"},
     "events": FOUNDATION,

@@ -10,13 +10,17 @@ fill its 624 words.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import random
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _MASK = (1 << 64) - 1
 
@@ -93,6 +97,16 @@ def restore_random_states(states: dict[str, Any]) -> None:
         np.random.set_state(states["numpy"])
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
+
+
+@contextlib.contextmanager
+def kept_random_states() -> Iterator[None]:
+    """Leave the global generators as they were, whatever is seeded and drawn within."""
+    states = capture_random_states()
+    try:
+        yield
+    finally:
+        restore_random_states(states)
 
 
 def _cuda_in_use() -> bool:

@@ -1,0 +1,254 @@
+"""Scripts on Accelerate as safe as our own loop, by a few lines.
+
+from spotguard.integrations.accelerate import SpotguardDataLoader
+
+train_dataloader = SpotguardDataLoader(accelerator, train_dataloader)  # before prepare
+model, optimizer, train_dataloader = accelerator.prepare(model, optimizer, train_dataloader)
+for epoch in train_dataloader.epochs(num_train_epochs):
+    for batch in train_dataloader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(**batch).loss)
+            optimizer.step()
+            lr_scheduler.step()
+            optimizer.zero_grad()
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from accelerate.utils import send_to_device
+from torch.optim.lr_scheduler import LambdaLR
+
+import spotguard.runtime as spotguard
+from spotguard.errors import UsageError
+from spotguard.integrations.torch_data import make_loader
+from spotguard.runtime.state.rng import kept_random_states
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import torch
+    from accelerate import Accelerator
+
+    from spotguard.runtime import Step
+
+_NAME = "SpotguardDataLoader"
+_BATCHES_A_STEP = 2
+"""What Accelerate is told; it divides losses by it. A power of two, which rounds nothing."""
+
+
+class SpotguardDataLoader:
+    """Stands in the place of the training DataLoader: its batches are the micro-batches of steps.
+
+    The global batch is what `batch_size`, the Accelerator's `gradient_accumulation_steps` and the
+    ranks of the run's first attempt come to, and stays so on any number of ranks. How many
+    micro-batches of it a rank has follows from that; `accelerator.accumulate` and `backward` know.
+
+    What `accelerator.prepare` and `register_for_checkpointing` were given is saved and restored.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        dataloader: torch.utils.data.DataLoader[Any],
+        *,
+        global_batch_size: int | None = None,
+        strict: bool = True,
+        **options: Any,
+    ) -> None:
+        """Begin the run of this process, unless `spotguard.init` did, and take the data.
+
+        Args:
+            accelerator: The script's own; only replicas (DDP) or one process.
+            dataloader: What to train on, before `accelerator.prepare` got it.
+            global_batch_size: Samples per optimizer step, over all ranks.
+            strict: As for `run.steps`.
+            **options: Of `spotguard.init`, such as `run_id`, `store` and `seed`.
+
+        Raises:
+            UsageError: the data cannot be read in global batches, or a setting makes no sense.
+            StoreError: the store cannot be used.
+        """
+        _refuse_sharded(accelerator)
+        with kept_random_states():
+            self._run = spotguard.init(**options)
+        if accelerator.num_processes != self._run.world_size:
+            raise UsageError(
+                f"{_NAME}: the Accelerator has {accelerator.num_processes} processes, but "
+                f"{self._run.world_size} were launched",
+                hint="start several with torchrun or spotguard up; without GPUs set "
+                "ACCELERATE_USE_CPU=true",
+            )
+        self._accelerator = accelerator
+        self._strict = strict
+        self._accumulated = accelerator.gradient_accumulation_steps
+        self._loader, steps = make_loader(
+            self._run,
+            dataloader,
+            caller=_NAME,
+            global_batch_size=global_batch_size,
+            ranks_meant=self._run.reference_world_size,
+            accumulated=self._accumulated,
+        )
+        if steps is None:
+            raise UsageError(
+                f"{_NAME}: a stream has no length, and so no epochs",
+                hint="use run.steps(loader, total=...) of spotguard.runtime for it",
+            )
+        self._steps_per_epoch = steps
+        self._step: Step | None = None
+        self._epoch: Iterable[Step] = ()
+        self.dataset = dataloader.dataset
+        self.batch_size = dataloader.batch_size
+
+    def __len__(self) -> int:
+        """Return the batches in an epoch, those accumulated each, as a script counts on them.
+
+        Before `accelerator.prepare` that is of all processes together, after it of each: schedules
+        are made before it, and stepped once for each process.
+        """
+        accelerator: Any = self._accelerator
+        processes = 1 if accelerator._models else self._run.reference_world_size
+        return self._steps_per_epoch * self._accumulated * processes
+
+    @property
+    def completed_steps(self) -> int:
+        """Return the optimizer steps done, in all attempts."""
+        return self._run.finished_steps
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """Yield the numbers of the epochs that are still to do; restores first, saves at the end.
+
+        An epoch's loop over the batches is the inner one; what comes after it, such as an
+        evaluation, is done again if the run is interrupted there.
+
+        Args:
+            total: Epochs in all.
+
+        Raises:
+            SystemExit: with code 75, saved: the process was told to stop.
+        """
+        self._take()
+        for epoch in self._run.epochs(self._loader, total=total, strict=self._strict):
+            self._epoch = epoch
+            yield epoch.number
+            if epoch.is_last and not epoch.is_over:
+                self._run.end("the script left its last epoch")
+        self._epoch = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        for step in self._epoch:
+            self._step = step
+            try:
+                yield from self._micro_batches(step)
+            except GeneratorExit:  # the script left its loop, after a step or in the midst of one
+                if step.is_complete:
+                    self._run.end_step()
+                raise
+
+    def _micro_batches(self, step: Step) -> Iterator[Any]:
+        for number, batch in enumerate(step, 1):
+            # `accumulate` adds one, and synchronises with each second batch.
+            self._accelerator.step = int(number == len(step))
+            yield send_to_device(batch, self._accelerator.device)
+
+    def evaluate(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield from `batches` of an evaluation; when told to stop, leave between two of them.
+
+        All ranks leave at the same batch, so the evaluation may hold collectives.
+        """
+        return self._run.evaluate(batches)
+
+    def _take(self) -> None:
+        """Track what the Accelerator prepared, and have losses weighted by their share."""
+        accelerator: Any = self._accelerator
+        parts: dict[str, Any] = {}
+        for number, model in enumerate(accelerator._models):
+            parts[f"model{number or ''}"] = accelerator.unwrap_model(model)
+        for number, optimizer in enumerate(accelerator._optimizers):
+            parts[f"optimizer{number or ''}"] = optimizer.optimizer
+        for number, scheduler in enumerate(accelerator._schedulers):
+            parts[f"scheduler{number or ''}"] = Schedule(scheduler, accelerator.num_processes)
+        for number, thing in enumerate(accelerator._custom_objects):
+            parts[f"registered{number or ''}"] = thing
+        if accelerator.scaler is not None:
+            parts["scaler"] = accelerator.scaler
+        if not accelerator._models or not accelerator._optimizers:
+            raise UsageError(
+                f"{_NAME}: accelerator.prepare was given no model, or no optimizer, to train",
+                hint="call accelerator.prepare(model, optimizer, ...) before the loop over epochs",
+            )
+        self._run.track(**parts)
+        accelerator.gradient_accumulation_steps = _BATCHES_A_STEP
+        own_backward = accelerator.backward
+
+        def backward(loss: torch.Tensor, **kwargs: Any) -> None:
+            if self._step is None or self._step.is_complete:
+                raise UsageError(
+                    f"{_NAME}: accelerator.backward came without a batch of the training data",
+                    hint="call it once for each batch of the loop over the loader",
+                )
+            with self._step.weighted(loss) as weighted:
+                own_backward(weighted * _BATCHES_A_STEP, **kwargs)
+
+        accelerator.backward = backward
+
+
+class Schedule:
+    """A scheduler that Accelerate steps once for each process, on any number of them.
+
+    Of schedules by a function, which is not part of a state, one whose length is in steps of all
+    processes has its place moved; any other goes on as in the first attempt.
+    """
+
+    def __init__(self, accelerated: Any, processes: int) -> None:
+        self._scheduler = accelerated.scheduler
+        self._times = processes
+        if accelerated.step_with_optimizer and not accelerated.split_batches:
+            accelerated.split_batches = True  # stepped once, it steps as often as it should
+            accelerated.scheduler = self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_scheduler"], name)
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Step as often as Accelerate would have in the run's first attempt."""
+        scheduler = self._scheduler
+        for _ in range(self._times):
+            if getattr(scheduler, "total_steps", None) is None or (
+                scheduler._step_count <= scheduler.total_steps
+            ):
+                scheduler.step(*args, **kwargs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scheduler's state, and how often a step of the optimizer steps it."""
+        return {"scheduler": self._scheduler.state_dict(), "times": self._times}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on at the same place of the schedule."""
+        stored, before = dict(state["scheduler"]), state["times"]
+        if before != self._times:
+            moved = stored["last_epoch"] * self._times // before
+            if _fits(self._scheduler, moved, stored):
+                stored["last_epoch"] = moved
+            else:
+                self._times = before
+        self._scheduler.load_state_dict(stored)
+
+
+def _fits(scheduler: Any, place: int, stored: dict[str, Any]) -> bool:
+    """Return True if a schedule by functions has the stored rates at `place`."""
+    if not isinstance(scheduler, LambdaLR):
+        return False  # what its length is comes with its state
+    pairs = zip(scheduler.base_lrs, scheduler.lr_lambdas, stored["_last_lr"], strict=True)
+    return all(abs(base * rate(place) - last) <= 1e-6 * abs(base) for base, rate, last in pairs)
+
+
+def _refuse_sharded(accelerator: Accelerator) -> None:
+    kind = str(accelerator.distributed_type).rpartition(".")[2]
+    if kind not in ("NO", "MULTI_CPU", "MULTI_GPU"):
+        raise UsageError(
+            f"{_NAME}: {kind} keeps the training state in a way of its own",
+            hint="use Accelerate's DDP, or a loop of your own with FSDP2: docs/distributed.md",
+        )

@@ -1,0 +1,254 @@
+"""One `Trainer.fit` as a training of ours: its steps, its evaluations, and its end."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.strategies import DDPStrategy
+
+from spotguard.errors import UsageError
+from spotguard.integrations.lightning import inner, state
+from spotguard.integrations.lightning.loader import StepLoader
+from spotguard.integrations.torch_data import make_loader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+    import lightning.pytorch as pl
+    import torch
+
+    from spotguard.runtime import Run, Step
+    from spotguard.runtime.data.loader import Loader
+
+_ENDLESS = 1 << 40
+"""Steps of a Trainer that has no limit of its own."""
+
+
+class TrainerFit:
+    """The steps of one `Trainer.fit`, between Lightning's loop and our run."""
+
+    def __init__(
+        self,
+        run: Run,
+        trainer: pl.Trainer,
+        module: pl.LightningModule,
+        *,
+        global_batch_size: int | None,
+    ) -> None:
+        self._run = run
+        self._trainer = trainer
+        self._module = module
+        self.is_manual = not module.automatic_optimization
+        self._global_batch_size = global_batch_size
+        self._accumulated = trainer.accumulate_grad_batches
+        self._limit = _limit_of(trainer)
+        self._loader: Loader
+        self._steps_per_epoch = 0
+        self._micro_batches: Iterator[Any] = iter(())
+        self._drawn = 0
+        self._evaluation: Iterator[int] | None = None
+        self.step: Step | None = None
+        """The step under way."""
+        self.earlier: dict[torch.nn.Parameter, torch.Tensor] = {}
+        """Gradients of the step's micro-batches before the last one, set aside."""
+        self._place = state.LoopPlace(trainer, inner.LoopCounters(trainer))
+        self._plateaus: state.Plateaus
+        self._metrics = state.Metrics(trainer)
+
+    @property
+    def is_fitting(self) -> bool:
+        """True within `Trainer.fit`, not in a validation or test of its own."""
+        return self._trainer.state.fn == "fit"
+
+    def set_up(self) -> None:
+        """Have the Trainer count steps instead of batches, and read its data through our loader."""
+        trainer = self._trainer
+        _refuse_what_changes_data(trainer)
+        trainer.accumulate_grad_batches = 1
+        trainer.limit_train_batches = 1.0
+        trainer.val_check_interval = _in_steps(trainer.val_check_interval, self._accumulated)
+        inner.replace_train_loader(trainer, self._our_loader)
+        inner.leave_signals_alone(trainer)
+
+    def _our_loader(self, given: Any) -> StepLoader:
+        trainer = self._trainer
+        self._loader, steps = make_loader(
+            self._run,
+            given,
+            caller="SpotguardCallback",
+            global_batch_size=self._global_batch_size,
+            ranks_meant=self._run.reference_world_size,
+            accumulated=self._accumulated,
+            per_rank="one" if self.is_manual else "even",
+            limit=self._limit,
+            in_order=bool(trainer.overfit_batches),
+        )
+        if steps is None:
+            steps = trainer.max_steps
+            if steps < 1:
+                raise UsageError(
+                    "SpotguardCallback: a stream has no length, so the Trainer needs max_steps",
+                    hint="Trainer(max_steps=...)",
+                )
+        self._steps_per_epoch = steps
+        return StepLoader(self._loader, steps, given.dataset, self.next_batch)
+
+    # ------------------------------------------------------------------ restoring
+
+    def restore(self, *, strict: bool) -> None:
+        """Restore whatever belongs to the training state, and begin; blocks until all ranks did."""
+        trainer, module = self._trainer, self._module
+        trainer.fit_loop.setup_data()
+        if not self._steps_per_epoch:
+            raise UsageError(
+                "SpotguardCallback: the Trainer has no data to train on",
+                hint="give Trainer.fit a DataLoader, or the module a train_dataloader()",
+            )
+        self._plateaus = state.Plateaus(trainer)
+        self._run.track(module=module, **self._parts())
+        hooks = state.HookStates(trainer, module)
+        if hooks.are_there:
+            self._run.track(hooks=hooks)
+        self._run.track(place=self._place)  # last: it has the others' counts put right
+        self._run.restore(self._loader, total=self._total(), strict=strict)
+        self._plateaus.keep()
+
+    def _parts(self) -> dict[str, Any]:
+        trainer = self._trainer
+        parts: dict[str, Any] = {}
+        for number, optimizer in enumerate(trainer.optimizers):
+            parts[f"optimizer{number or ''}"] = optimizer
+        for number, config in enumerate(trainer.lr_scheduler_configs):
+            parts[f"scheduler{number or ''}"] = config.scheduler
+        if trainer.precision_plugin.state_dict():
+            parts["precision"] = trainer.precision_plugin
+        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
+        if datamodule is not None and datamodule.state_dict():
+            parts["datamodule"] = datamodule
+        parts["metrics"] = self._metrics
+        parts["callbacks"] = state.CallbackStates(trainer.callbacks)  # type: ignore[attr-defined]
+        return parts
+
+    def _total(self) -> int:
+        """Return the optimizer steps in all, as far as the Trainer's limits tell."""
+        trainer = self._trainer
+        epochs = trainer.fit_loop.max_epochs
+        by_epochs = _ENDLESS if epochs in (None, -1) else epochs * self._steps_per_epoch
+        by_steps = _ENDLESS
+        if trainer.max_steps != -1 and not self.is_manual:
+            by_steps = trainer.max_steps
+        return max(1, min(by_epochs, by_steps))
+
+    # ------------------------------------------------------------------ step by step
+
+    def next_batch(self) -> Any:
+        """Begin the next step and return its first micro-batch.
+
+        Raises:
+            StopIteration: the epoch is over, or there is no step to do.
+        """
+        at_once = self.step is not None
+        self.end_step(state.STEP)
+        self._place.settle(state.STEP)
+        self._plateaus.put_back()
+        if self._trainer.fit_loop.batch_idx + 1 >= self._steps_per_epoch:
+            raise StopIteration
+        self._place.next = state.STEP
+        self.step = self._run.begin_step(at_once=at_once)
+        if self.step is None:
+            self._trainer.should_stop = True
+            raise StopIteration
+        self._micro_batches = iter(self.step)
+        self._drawn = 0
+        return self._draw()
+
+    def _draw(self) -> Any:
+        self._drawn += 1
+        return next(self._micro_batches)
+
+    @property
+    def on_last_micro_batch(self) -> bool:
+        """True if the micro-batch that was drawn last is this rank's last of the step."""
+        return self.step is None or self._drawn >= len(self.step)
+
+    def next_micro_batch(self) -> Any:
+        """Return the step's next micro-batch, on the device."""
+        return inner.take_batch(self._trainer, self._draw())
+
+    def weighted(self, loss: torch.Tensor) -> AbstractContextManager[torch.Tensor]:
+        """Give the loss as it is to go backward."""
+        assert self.step is not None
+        return self.step.weighted(loss)
+
+    def end_step(self, place: str) -> None:
+        """Take the state as it is for that after the step under way, if there is one."""
+        if self.step is None:
+            return
+        self._place.next = place
+        self.step = None
+        self._run.end_step()
+
+    # ------------------------------------------------------------------ between two steps
+
+    def begin_validation(self) -> None:
+        """Begin what may be left, saved, between two of its batches."""
+        self.end_step(state.VALIDATION)
+        self._place.settle(state.VALIDATION)
+        self._evaluation = self._run.evaluate(itertools.count())
+
+    def next_validation_batch(self) -> None:
+        """Leave, saved, if all ranks agreed to stop before this batch."""
+        if self._evaluation is not None:
+            next(self._evaluation)
+
+    def end_validation(self) -> None:
+        """End it; what follows belongs to the same boundary until the next step begins."""
+        if self._evaluation is not None:
+            self._evaluation.close()  # type: ignore[attr-defined]
+            self._evaluation = None
+        self._metrics.keep()
+
+    def end_epoch(self) -> None:
+        """End the step before what the script does at the epoch's end, which may take long."""
+        self.end_step(state.EPOCH_END)
+
+    def finish(self) -> None:
+        """Save the final state."""
+        self.end_step(state.END)
+        self._place.next = state.END
+        self._run.finish("the Trainer has stopped" if self._trainer.should_stop else None)
+
+
+def _limit_of(trainer: pl.Trainer) -> float | None:
+    limit = trainer.limit_train_batches
+    return None if isinstance(limit, float) and limit == 1.0 else limit
+
+
+def _in_steps(interval: Any, accumulated: int) -> Any:
+    """Return an interval in optimizer steps that was given in batches; fractions stay."""
+    if not isinstance(interval, int) or accumulated == 1:
+        return interval
+    return max(1, interval // accumulated)
+
+
+def _refuse_what_changes_data(trainer: pl.Trainer) -> None:
+    from lightning.pytorch.callbacks import GradientAccumulationScheduler
+
+    if trainer.reload_dataloaders_every_n_epochs:
+        raise UsageError(
+            "SpotguardCallback: reload_dataloaders_every_n_epochs may change the data in mid-run",
+            hint="leave it out; each epoch is shuffled anew all the same",
+        )
+    if any(isinstance(c, GradientAccumulationScheduler) for c in trainer.callbacks):  # type: ignore[attr-defined]
+        raise UsageError(
+            "SpotguardCallback: GradientAccumulationScheduler changes the global batch in mid-run",
+            hint="leave it out; SpotguardCallback(global_batch_size=...) is for the whole run",
+        )
+    strategy = trainer.strategy
+    if isinstance(strategy, DDPStrategy) and strategy._model_averager is not None:
+        raise UsageError(
+            "SpotguardCallback: averaging models in place of gradients lets the ranks train apart",
+            hint="leave model_averaging_period out",
+        )

@@ -1,0 +1,133 @@
+"""All names of Lightning's that are not public, and what is done with them.
+
+Each is used here alone, and a contract test looks for all of them in the installed version.
+
+A checkpoint of ours is restored before Lightning's loop begins, so that its hooks see the right
+epoch; what Lightning then counts on its way to the next batch is put right at the very place where
+the checkpoint was taken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from lightning.pytorch import Trainer
+
+_Counts = tuple[str, dict[str, Any], tuple[str, ...]]
+
+
+class LoopCounters:
+    """Lightning's counts of epochs, batches and optimizer steps, read in microseconds.
+
+    The `state_dict()` of its loops has the same numbers, and takes 200 microseconds.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._fit_loop: Any = trainer.fit_loop
+        self._counts = list(_counts_of("fit_loop", self._fit_loop))
+
+    def read(self, *, of_open_epoch: bool = False) -> str:
+        """Return the counts as JSON.
+
+        `of_open_epoch`: as they were before the epoch's end, which then comes again.
+        """
+        found = {name: [held[key] for key in keys] for name, held, keys in self._counts}
+        if of_open_epoch:
+            for which in ("total", "current"):
+                progress = getattr(self._fit_loop.epoch_progress, which)
+                name = f"fit_loop.epoch_progress.{which}"
+                keys = next(keys for other, _, keys in self._counts if other == name)
+                started = vars(progress)["started"]
+                found[name][keys.index("processed")] = min(vars(progress)["processed"], started - 1)
+                found[name][keys.index("completed")] = min(vars(progress)["completed"], started - 1)
+        found["batches_that_stepped"] = [self._fit_loop.epoch_loop._batches_that_stepped]
+        return json.dumps(found)
+
+    def write(self, text: str) -> None:
+        """Put the counts back; those of another version that are not here are left out."""
+        stored = json.loads(text)
+        self._fit_loop.epoch_loop._batches_that_stepped = stored.pop("batches_that_stepped")[0]
+        for name, held, keys in self._counts:
+            held.update(zip(keys, stored.get(name, ()), strict=False))
+
+    def restart(self, *, in_validation: bool) -> None:
+        """Have Lightning go on in the middle of an epoch; in the validation after its last batch.
+
+        It then begins that validation anew, whose counts of batches `write` puts right again.
+        """
+        if in_validation:
+            total = self._fit_loop.epoch_loop.val_loop.batch_progress.total
+            total.ready = total.started = total.processed + 1
+            total.completed = total.processed
+        self._fit_loop.restarting = True
+
+
+def _counts_of(name: str, thing: Any) -> Iterator[_Counts]:
+    """Yield the name, the attributes and the names of the numbers of each count below a loop."""
+    for key, value in vars(thing).items():
+        if dataclasses.is_dataclass(value) and hasattr(value, "load_state_dict"):
+            held = vars(value)
+            numbers = tuple(k for k, v in held.items() if isinstance(v, int))
+            if numbers:
+                yield f"{name}.{key}", held, numbers
+            yield from _counts_of(f"{name}.{key}", value)
+        elif hasattr(value, "on_iteration_done"):
+            yield from _counts_of(f"{name}.{key}", value)
+
+
+class TrainSource:
+    """Stands where Lightning asks for the training data, and gives it another loader."""
+
+    def __init__(self, source: Any, replaced: Callable[[Any], Any]) -> None:
+        self._source = source
+        self._replaced = replaced
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def dataloader(self) -> Any:
+        """Return the loader that takes the place of the script's own."""
+        return self._replaced(self._source.dataloader())
+
+
+def replace_train_loader(trainer: Trainer, replaced: Callable[[Any], Any]) -> None:
+    """Have the Trainer train on what `replaced` returns for the script's own loader."""
+    fit_loop: Any = trainer.fit_loop
+    source = fit_loop._data_source
+    if isinstance(source, TrainSource):
+        source = source._source
+    fit_loop._data_source = TrainSource(source, replaced)
+
+
+def leave_signals_alone(trainer: Trainer) -> None:
+    """Have Lightning send no word of SIGTERM around before each batch: all ranks agree already.
+
+    Its own word is a collective that hangs where a rank is gone.
+    """
+    loop: Any = trainer.fit_loop.epoch_loop
+    if hasattr(loop, "_broadcast_sigterm_tensor"):  # since 2.6
+        loop._broadcast_sigterm_tensor = lambda: None
+
+
+def put_back_metrics(trainer: Trainer, metrics: dict[str, float]) -> None:
+    """Give the Trainer's callbacks the metrics that they would still see without the resume."""
+    hub: Any = trainer._logger_connector
+    hub._callback_metrics.update({name: torch.tensor(v) for name, v in metrics.items()})
+
+
+def take_batch(trainer: Trainer, batch: Any) -> Any:
+    """Return a further micro-batch of a step as the Trainer would hand it over, on the device."""
+    module: Any = trainer.lightning_module
+    hub: Any = trainer._logger_connector
+    batch = trainer.precision_plugin.convert_input(batch)
+    batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
+    batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+    hub.on_batch_start(batch)  # by whose size `self.log` weights
+    return batch

@@ -1,0 +1,160 @@
+"""What belongs to the training state of a Trainer, beside modules, optimizers and schedulers."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch as pl
+
+from spotguard.integrations.lightning.inner import put_back_metrics
+
+if TYPE_CHECKING:
+    from spotguard.integrations.lightning.inner import LoopCounters
+
+STEP, VALIDATION, EPOCH_END, END = "step", "validation", "epoch_end", "end"
+"""Where in Lightning's loop a boundary lies: what of it comes next."""
+
+
+class LoopPlace:
+    """Where Lightning's loop stands: its counts, and what comes next."""
+
+    def __init__(self, trainer: pl.Trainer, counters: LoopCounters) -> None:
+        self._trainer = trainer
+        self._counters = counters
+        self.next = END
+        self.resumed: dict[str, Any] = {}
+        """What this attempt began with; empty once that is all in its place again."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place as plain values."""
+        counts = self._counters.read(of_open_epoch=self.next == EPOCH_END)
+        return {"next": self.next, "counts": counts, "should_stop": self._trainer.should_stop}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Have Lightning go on from the place."""
+        self.resumed = dict(state)
+        self._trainer.should_stop = state["should_stop"]
+        self._counters.write(state["counts"])
+        if state["next"] != END:
+            self._counters.restart(in_validation=state["next"] == VALIDATION)
+
+    def settle(self, at: str) -> None:
+        """Put right what Lightning has counted on its way to the very place of the checkpoint."""
+        resumed, self.resumed = self.resumed, {}
+        if resumed.get("next") == at:
+            self._counters.write(resumed["counts"])
+
+
+class Metrics:
+    """What was logged at the last validation, for callbacks that ask later."""
+
+    def __init__(self, trainer: pl.Trainer) -> None:
+        self._trainer = trainer
+        self._kept: dict[str, float] = {}
+
+    def keep(self) -> None:
+        """Keep the metrics as they are now."""
+        self._kept = {name: float(value) for name, value in self._trainer.callback_metrics.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the numbers by name."""
+        return dict(self._kept)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Give the Trainer the numbers."""
+        self._kept = dict(state)
+        put_back_metrics(self._trainer, self._kept)
+
+
+class Plateaus:
+    """Schedules that follow a metric, which Lightning steps once more on its way to the place."""
+
+    def __init__(self, trainer: pl.Trainer) -> None:
+        configs = [c for c in trainer.lr_scheduler_configs if c.reduce_on_plateau]
+        self._schedulers = [config.scheduler for config in configs]
+        self._kept: list[tuple[Any, list[Any]]] = []
+
+    def keep(self) -> None:
+        """Keep them as they are."""
+        self._kept = [
+            (copy.deepcopy(s.state_dict()), [group["lr"] for group in s.optimizer.param_groups])
+            for s in self._schedulers
+        ]
+
+    def put_back(self) -> None:
+        """Put them back to what was kept, if anything was."""
+        kept, self._kept = self._kept, []
+        for scheduler, (state, rates) in zip(self._schedulers, kept, strict=False):
+            scheduler.load_state_dict(state)
+            for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+
+
+class CallbackStates:
+    """The states of the Trainer's callbacks, by their keys."""
+
+    def __init__(self, callbacks: list[pl.Callback]) -> None:
+        self._callbacks = [each for each in callbacks if _keeps_state(each)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all states that are not empty."""
+        states = {each.state_key: each.state_dict() for each in self._callbacks}
+        return {key: dict(state) for key, state in states.items() if state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Give each callback its state; one that is new keeps its own."""
+        for callback in self._callbacks:
+            if callback.state_key in state:
+                callback.load_state_dict(state[callback.state_key])
+
+
+class HookStates:
+    """What hooks of the script put into a checkpoint, by `on_save_checkpoint`."""
+
+    def __init__(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self._trainer = trainer
+        self._module = module
+        self._callbacks = [
+            each
+            for each in trainer.callbacks  # type: ignore[attr-defined]
+            if type(each).on_save_checkpoint is not pl.Callback.on_save_checkpoint
+        ]
+        self._asks_module = (
+            type(module).on_save_checkpoint is not pl.LightningModule.on_save_checkpoint
+        )
+
+    @property
+    def are_there(self) -> bool:
+        """True if there is such a hook."""
+        return self._asks_module or bool(self._callbacks)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the hooks added to what is in each checkpoint of Lightning's."""
+        usual = self._usual()
+        checkpoint = dict(usual)
+        for callback in self._callbacks:
+            callback.on_save_checkpoint(self._trainer, self._module, checkpoint)
+        if self._asks_module:
+            self._module.on_save_checkpoint(checkpoint)
+        return {key: value for key, value in checkpoint.items() if key not in usual}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Give the hooks a checkpoint with what they had added."""
+        checkpoint = {**self._usual(), **state}
+        for callback in self._callbacks:
+            callback.on_load_checkpoint(self._trainer, self._module, checkpoint)
+        if self._asks_module:
+            self._module.on_load_checkpoint(checkpoint)
+
+    def _usual(self) -> dict[str, Any]:
+        return {
+            "epoch": self._trainer.current_epoch,
+            "global_step": self._trainer.global_step,
+            "pytorch-lightning_version": pl.__version__,
+            "state_dict": dict(self._module.state_dict()),
+        }
+
+
+def _keeps_state(callback: pl.Callback) -> bool:
+    return type(callback).state_dict is not pl.Callback.state_dict

@@ -1,0 +1,123 @@
+"""The script's training data, read by our loader: one global batch on any number of ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
+
+from spotguard.errors import UsageError
+from spotguard.integrations.order import FirstOfEpoch
+
+if TYPE_CHECKING:
+    from spotguard.runtime import Run
+    from spotguard.runtime.data.loader import Loader
+
+_WORKER_OPTIONS = (
+    *("pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor"),
+    "persistent_workers",
+)
+
+
+def make_loader(
+    run: Run,
+    given: Any,
+    *,
+    caller: str,
+    global_batch_size: int | None,
+    ranks_meant: int,
+    accumulated: int,
+    per_rank: str = "even",
+    limit: float | None = None,
+    in_order: bool = False,
+) -> tuple[Loader, int | None]:
+    """Return our loader over the data of the script's own, and its steps per epoch.
+
+    Args:
+        run: This process's run.
+        given: The script's own loader, as it would be for one process.
+        caller: What took it, for messages.
+        global_batch_size: Samples per optimizer step; None: what the script's sizes come to on
+            `ranks_meant` ranks with `accumulated` batches for each step.
+        ranks_meant: The ranks that the script's sizes are for.
+        accumulated: Batches that gradients were to be accumulated over.
+        per_rank: As for `run.loader`.
+        limit: Batches per epoch on the ranks that the script is for (an int), or which part of
+            them (a float); None for all.
+        in_order: Read in the dataset's order, whatever the loader does.
+
+    Raises:
+        UsageError: the data cannot be read in global batches; the message says why.
+    """
+    if not isinstance(given, DataLoader):
+        raise UsageError(
+            f"{caller}: the training data is a {type(given).__name__}, which cannot be "
+            "divided among a changing number of ranks",
+            hint="give it one torch.utils.data.DataLoader to train on",
+        )
+    if given.batch_size is None:
+        raise UsageError(
+            f"{caller}: the training DataLoader has no batch_size",
+            hint="give it batch_size= in place of a batch_sampler",
+        )
+    size = global_batch_size or given.batch_size * ranks_meant * accumulated
+    common: dict[str, Any] = {
+        "global_batch_size": size,
+        "micro_batch_size": given.batch_size,
+        "collate_fn": given.collate_fn,
+        "per_rank": per_rank,
+    }
+    if isinstance(given.dataset, IterableDataset):
+        return run.loader(given.dataset, **common), None
+    if given.num_workers:
+        common["num_workers"] = given.num_workers
+        common |= {name: getattr(given, name) for name in _WORKER_OPTIONS}
+    samples = _samples(limit, len(given.dataset), size, accumulated)
+    loader = run.loader(
+        given.dataset,
+        drop_last=given.drop_last,
+        **common,
+        **_order(given, samples=samples, seed=run.seed, in_order=in_order),
+    )
+    return loader, loader.first_step_of(1)
+
+
+def _samples(limit: float | None, length: int, size: int, accumulated: int) -> int | None:
+    """Return how many samples of an epoch are read; None for all."""
+    if limit is None:
+        return None
+    steps = -(-length // size)
+    wanted = limit // accumulated if isinstance(limit, int) else int(steps * limit)
+    return min(max(1, int(wanted)) * size, length)
+
+
+def _order(
+    given: DataLoader[Any], *, samples: int | None, seed: int, in_order: bool
+) -> dict[str, Any]:
+    """Return the options of `run.loader` for the order of the script's own loader."""
+    sampler: Any = given.sampler
+    if in_order or isinstance(sampler, SequentialSampler):
+        shuffle = False
+    elif isinstance(sampler, RandomSampler) and not sampler.replacement:
+        shuffle = True
+    elif isinstance(sampler, DistributedSampler):
+        shuffle = sampler.shuffle
+    elif isinstance(sampler, WeightedRandomSampler) and _draws_all(sampler, given):
+        return {"weights": sampler.weights}
+    else:
+        return {"sampler": sampler}
+    if samples is None:
+        return {"shuffle": shuffle}
+    order = FirstOfEpoch(len(given.dataset), samples, seed=seed if shuffle else None)  # type: ignore[arg-type]
+    return {"sampler": order}
+
+
+def _draws_all(sampler: WeightedRandomSampler, given: DataLoader[Any]) -> bool:
+    return bool(sampler.replacement) and sampler.num_samples == len(given.dataset)  # type: ignore[arg-type]

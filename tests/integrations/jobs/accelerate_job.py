@@ -1,0 +1,93 @@
+"""A script of the shape of transformers' `*_no_trainer.py`, and our lines in it.
+
+EPOCHS, STEPS, ACCUMULATE and PRECISION are its arguments; PACE_S is added to each batch.
+"""
+
+import math
+import os
+import sys
+import time
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from spotguard.integrations.accelerate import SpotguardDataLoader
+
+
+def say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    accumulate = int(os.environ.get("ACCUMULATE", "1"))
+    accelerator = Accelerator(
+        gradient_accumulation_steps=accumulate,
+        mixed_precision=os.environ.get("PRECISION", "no"),
+        cpu=True,
+    )
+    set_seed(3)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(50, 8, generator=generator)
+    samples = TensorDataset(x, x @ torch.randn(8, 1, generator=generator))
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.ReLU(), nn.Linear(16, 1))
+    train_dataloader = DataLoader(samples, shuffle=True, batch_size=4)
+    eval_dataloader = DataLoader(torch.utils.data.Subset(samples, range(24)), batch_size=4)
+    train_dataloader = SpotguardDataLoader(accelerator, train_dataloader, save_every="3 steps")
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    max_steps = int(os.environ.get("STEPS", "0"))
+    overrode = not max_steps
+    if overrode:
+        max_steps = 3 * math.ceil(len(train_dataloader) / accumulate)
+    total = max_steps if overrode else max_steps * accelerator.num_processes
+    lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: max(0.0, 1 - step / total)
+    )
+    model, optimizer, train_dataloader, eval_dataloader, lr_scheduler = accelerator.prepare(
+        model, optimizer, train_dataloader, eval_dataloader, lr_scheduler
+    )
+    steps_per_epoch = math.ceil(len(train_dataloader) / accumulate)
+    if overrode:
+        max_steps = 3 * steps_per_epoch
+    epochs = math.ceil(max_steps / steps_per_epoch)
+    for epoch in train_dataloader.epochs(epochs):
+        completed_steps = train_dataloader.completed_steps
+        model.train()
+        for inputs, targets in train_dataloader:
+            with accelerator.accumulate(model):
+                loss = nn.functional.mse_loss(model(inputs), targets)
+                accelerator.backward(loss)
+                optimizer.step()
+                lr_scheduler.step()
+                optimizer.zero_grad()
+            if accelerator.sync_gradients:
+                completed_steps += 1
+                say(
+                    f"step {completed_steps} epoch {epoch} rate {lr_scheduler.get_last_lr()[0]:.6f}"
+                )
+                time.sleep(float(os.environ.get("PACE_S", "0")))
+            if completed_steps >= max_steps:
+                break
+        model.eval()
+        losses = []
+        for inputs, targets in train_dataloader.evaluate(eval_dataloader):
+            with torch.no_grad():
+                losses.append(
+                    accelerator.gather_for_metrics(
+                        nn.functional.mse_loss(model(inputs), targets, reduction="none")
+                    )
+                )
+            say(f"evaluating after {completed_steps}")
+            time.sleep(float(os.environ.get("PACE_S", "0")))
+        say(f"epoch {epoch} ends at {completed_steps}")
+    mean = torch.cat(losses).mean() if losses else torch.zeros(())
+    if accelerator.is_main_process:
+        torch.save(accelerator.unwrap_model(model).state_dict(), "final.pt")
+    say(f"done {completed_steps} {mean:.5f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Whole runs of a script on Accelerate with our lines: interrupted anywhere, on changing ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integrations.preloaded import Stories, same, stories
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytest.importorskip("accelerate")
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def accelerate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stories]:
+    """Runs of the script, forked from a process that has Accelerate loaded."""
+    yield from stories(tmp_path_factory.mktemp("accelerate"), "accelerate_job.py", "accelerate")
+
+
+def test_interrupted_anywhere_it_is_the_same_run(accelerate: Stories) -> None:
+    """In an epoch, and in an evaluation, which alone begins anew: the same to the bit."""
+    calm = accelerate.tell([2])
+    story = accelerate.tell([2, 2, 2], ["step 4 ", "evaluating after 14"])
+
+    assert story.ends == calm.ends
+    assert same(story, calm)
+    assert story.samples() == calm.samples()
+    again = [line for line in set(story.told) if story.told.count(line) != calm.told.count(line)]
+    assert again == ["evaluating after 14"]
+
+
+@pytest.mark.parametrize("steps", [0, 10])
+def test_other_ranks_train_on_the_same_samples(accelerate: Stories, steps: int) -> None:
+    """4, 2, then 3 ranks: each sample once, the same weights and rates, however long is said.
+
+    A schedule's length counts the steps of all processes, or (with STEPS) of one; Accelerate steps
+    it once for each process.
+    """
+    calm = accelerate.tell([4], STEPS=steps)
+    story = accelerate.tell([4, 2, 3], ["step 2 ", "step 6 "], STEPS=steps)
+
+    assert story.samples() == calm.samples()
+    assert same(story, calm, within=1e-6)
+    assert [line for line in story.told if line.startswith("step")] == [
+        line for line in calm.told if line.startswith("step")
+    ]
+
+
+def test_accumulated_batches_and_another_precision(accelerate: Stories) -> None:
+    """Batches that were to be accumulated on 2 ranks are spread over 3."""
+    how = {"ACCUMULATE": 2, "STEPS": 8, "PRECISION": "bf16"}
+    calm = accelerate.tell([2], **how)
+    story = accelerate.tell([2, 3], ["step 3 "], **how)
+
+    assert story.samples() == calm.samples()
+    assert same(story, calm, within=1e-3)

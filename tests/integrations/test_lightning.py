@@ -1,0 +1,99 @@
+"""What of Lightning's we rely on, and the parts of the callback that need no process."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from spotguard.errors import UsageError
+from spotguard.integrations.order import FirstOfEpoch
+
+pl = pytest.importorskip("lightning.pytorch")
+
+
+def trainer(**options: Any) -> Any:
+    """Return a quiet Trainer on the CPU."""
+    return pl.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_private_names_of_lightning_are_there() -> None:
+    """Each name that `inner` and `fit` use is in the installed version, and means what it did."""
+    made = trainer()
+    fit_loop = made.fit_loop
+    assert fit_loop._data_source.name == "train_dataloader"
+    assert callable(fit_loop._data_source.dataloader)
+    assert fit_loop.epoch_loop._batches_that_stepped == 0
+    assert fit_loop.epoch_loop.val_loop.batch_progress.total.ready == 0
+    assert fit_loop.epoch_progress.current.processed == 0
+    assert made._logger_connector._callback_metrics == {}
+    assert callable(made._logger_connector.on_batch_start)
+    assert callable(pl.LightningModule()._on_before_batch_transfer)
+    assert hasattr(pl.strategies.DDPStrategy(), "_model_averager")
+    advance = inspect.getsource(type(fit_loop.epoch_loop).advance)
+    assert "restarted_mid_evaluation" in advance
+    if "_broadcast_sigterm_tensor" in advance:
+        assert callable(fit_loop.epoch_loop._broadcast_sigterm_tensor)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_counts_are_those_of_lightnings_own_state() -> None:
+    """What is read in microseconds has every number of the loops' own state, and comes back."""
+    import json
+
+    from spotguard.integrations.lightning.inner import LoopCounters
+
+    made, other = trainer(), trainer()
+    counters = LoopCounters(made)
+    for count, (_, held, keys) in enumerate(counters._counts):
+        held.update({key: 100 * count + at for at, key in enumerate(keys)})
+
+    def numbers(tree: Any) -> list[int]:
+        if isinstance(tree, dict):
+            return [number for value in tree.values() for number in numbers(value)]
+        return [int(tree)]
+
+    stored = json.loads(counters.read())
+    assert sorted(n for row in stored.values() for n in row) == sorted(
+        numbers(made.fit_loop.state_dict())
+    )
+    LoopCounters(other).write(counters.read())
+    assert other.fit_loop.state_dict() == made.fit_loop.state_dict()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_strategy_keeps_its_class() -> None:
+    """The strategy trains on our steps and is still of the script's class; others are refused."""
+    from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy
+
+    from spotguard.integrations.lightning.strategy import extend
+
+    strategy: Any = SingleDeviceStrategy("cpu")
+    for _ in range(2):
+        extend(strategy, "a fit")  # type: ignore[arg-type]
+    assert isinstance(strategy, SingleDeviceStrategy)
+    assert type(strategy).__name__ == "SingleDeviceStrategy"
+    assert strategy.spotguard == "a fit"
+    with pytest.raises(UsageError, match="FSDPStrategy"):
+        extend(FSDPStrategy(), "a fit")  # type: ignore[arg-type]
+
+
+def test_a_part_of_each_epoch() -> None:
+    """A limited epoch is the first part of its order: of another one each epoch, or of the same."""
+    order = FirstOfEpoch(10, 4, seed=1)
+    drawn = []
+    for epoch in (0, 1, 0):
+        order.set_epoch(epoch)
+        drawn.append(list(order))
+    assert drawn[0] == drawn[2] != drawn[1]
+    assert all(len(set(each)) == 4 for each in drawn)
+    assert list(FirstOfEpoch(10, 4, seed=None)) == [0, 1, 2, 3]

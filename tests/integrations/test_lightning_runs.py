@@ -1,0 +1,143 @@
+"""Whole runs of a Lightning script with our callback: interrupted anywhere, on changing ranks."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integrations.preloaded import Stories, Story, same, stories
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytest.importorskip("lightning")
+pytestmark = pytest.mark.e2e
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_fabric.py"
+STEPS_PER_EPOCH = 7  # of 50 samples in batches of 4 on 2 ranks
+
+
+@pytest.fixture(scope="module")
+def lightning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stories]:
+    """Runs of the script, forked from a process that has Lightning loaded."""
+    yield from stories(
+        tmp_path_factory.mktemp("lightning"),
+        "lightning_job.py",
+        *("lightning.pytorch", "lightning.pytorch.strategies"),
+    )
+
+
+@pytest.fixture(scope="module")
+def calm(lightning: Stories) -> Story:
+    """The run on two ranks that nobody disturbs."""
+    return lightning.tell([2])
+
+
+def test_interrupted_anywhere_it_is_the_same_run(lightning: Stories, calm: Story) -> None:
+    """In an epoch, in a validation, at an epoch's end: to the bit, with all that happens once.
+
+    Weights, rates, counts of callbacks and of the data module are those of the calm run, the ends
+    of epochs come once each, and only the validation that was cut begins anew.
+    """
+    words = ["step 2 ", f"validating after {STEPS_PER_EPOCH}", "epoch 0 ends", "step 9 "]
+    story = lightning.tell([2] * 5, words)
+
+    assert story.ends == calm.ends
+    assert same(story, calm)
+    assert story.samples() == calm.samples()
+    again = [line for line in set(story.told) if story.told.count(line) != calm.told.count(line)]
+    assert set(again) <= {f"validating after {STEPS_PER_EPOCH}", "validating after 0"}
+
+
+def test_other_ranks_train_on_the_same_samples(lightning: Stories) -> None:
+    """4, 2, then 3 ranks in mid-epoch, with uneven shares: each sample once, the same losses."""
+    calm = lightning.tell([4])
+    story = lightning.tell([4, 2, 3], ["step 2 ", "step 6 "])
+
+    assert story.samples() == calm.samples()
+    epoch = [sample for step in range(4) for sample in story.samples()[step]]
+    assert sorted(epoch) == list(range(50))
+    assert same(story, calm, within=1e-6)
+    assert story.ends[0] == calm.ends[0]
+
+
+def test_optimizers_that_are_stepped_by_hand(lightning: Stories) -> None:
+    """An adversarial pair on 3 ranks is the same to the bit; on 2 it trains on the same samples."""
+    calm = lightning.tell([3], MODEL="adversarial")
+    story = lightning.tell([3, 3], ["step 4 "], MODEL="adversarial")
+    smaller = lightning.tell([3, 2], ["step 4 "], MODEL="adversarial")
+
+    assert same(story, calm)
+    assert story.ends == calm.ends
+    assert smaller.samples() == calm.samples()
+    assert smaller.ends[0] == calm.ends[0]
+
+
+def test_a_scaler_and_accumulated_batches(lightning: Stories) -> None:
+    """fp16 with its scaler to the bit; batches that were to be accumulated on 2 ranks, on 3."""
+    half = {"PRECISION": "16-mixed", "EPOCHS": 2}
+    story, calm = lightning.tell([2, 2], ["step 9 "], **half), lightning.tell([2], **half)
+    assert same(story, calm)
+    assert story.ends == calm.ends
+
+    steps = {"ACCUMULATE": 2, "STEPS": 6}
+    story, calm = lightning.tell([2, 3], ["step 3 "], **steps), lightning.tell([2], **steps)
+    assert same(story, calm, within=1e-6)
+    assert story.samples() == calm.samples()
+
+
+def test_a_killed_rank(lightning: Stories, calm: Story) -> None:
+    """kill -9 of one rank: the other leaves, saved, and the run goes on from there."""
+    jobs = lightning.jobs()
+    ranks = lightning.start(jobs, 2, PACE_S=0.1, SPOTGUARD_SAVE_EVERY="1000 steps")
+    ranks[1].wait_for("step 4 ")
+    ranks[1].kill(signal.SIGKILL)
+    assert [rank.wait() for rank in ranks] == [75, -9], ranks[0].said
+    [end] = jobs.ends()
+    assert end["reason"] == "node_lost"
+    assert end["step"] >= 3
+
+    last = lightning.start(jobs, 2, 2)
+    assert [rank.wait() for rank in last] == [0, 0], last[0].said
+    assert [line for line in last[0].said.splitlines() if line.startswith("done")] == calm.ends[:1]
+
+
+def test_fabric_by_the_plain_api(lightning: Stories, tmp_path: Path) -> None:
+    """The example's loop on 3 ranks, then 1: the same samples and loss as on 2."""
+    fabric = lightning.of(EXAMPLE, tmp_path)
+    calm = fabric.tell([2])
+    jobs = fabric.jobs()
+    said = []
+    for attempt, (world, until) in enumerate(((3, 31), (1, 0)), 1):
+        ranks = fabric.start(
+            jobs, world, attempt, **({"SPOTGUARD_MAX_STEPS": until} if until else {})
+        )
+        assert [rank.wait() for rank in ranks] == [0] * world, ranks[0].said
+        said += [line for line in ranks[0].said.splitlines() if line.startswith("step ")]
+
+    assert Story(jobs.folder, []).samples() == calm.samples()
+    assert said == [line for line in calm.told if line.startswith("step ")]
+
+
+@pytest.mark.parametrize(
+    ("env", "sentence"),
+    [
+        ({"CKPT": "some.ckpt"}, "leave ckpt_path out"),
+        ({"MODEL": "reloading"}, "reload_dataloaders_every_n_epochs may change the data"),
+    ],
+)
+def test_what_cannot_hold_is_one_sentence(
+    lightning: Stories, env: dict[str, str], sentence: str
+) -> None:
+    """What would break a promise is refused with the way out, and exit code 2."""
+    import torch
+
+    jobs = lightning.jobs()
+    stored = {"state_dict": {}, "pytorch-lightning_version": "2.6.0", "seen": 0}
+    torch.save(stored, jobs.folder / "some.ckpt")
+    [rank] = lightning.start(jobs, 1, **env)
+    assert rank.wait() == 2, rank.said
+    [line] = [line for line in rank.said.splitlines() if sentence in line]
+    assert line.startswith("spotguard: ")
