@@ -273,17 +273,12 @@ class _Case:
         within = self.eager <= cap * (1 + 1e-9)
         if (self.answers & within).any():
             return self.answers | (self.unknown & (likely >= LIKELY))
-        usable: NDArray[np.bool_] = self.answers | (self.unknown & within)
-        return usable
+        return self.answers | self.unknown
 
     def action(self, target: int, model: Model) -> Action:
         """Return the target as an action, with its reason in words."""
         job, running = self.view.job, self.view.running
-        probe = tuple(
-            place.name
-            for place, unknown, price in zip(self.spot, self.unknown, self.price, strict=True)
-            if unknown and model.cap_usd_per_h is not None and price <= model.cap_usd_per_h
-        )
+        probe = self._probe(model)
         words = _Words(self, model)
         if target == self.running:
             if running is None:
@@ -303,6 +298,20 @@ class _Case:
         return Buy(
             place=place.name, market=market, nodes=job.nodes, why=words.buys(target), then=then,
             probe=probe,
+        )
+
+    def _probe(self, model: Model) -> tuple[str, ...]:
+        """Return the places that could be wanted next, where not all are seen without asking."""
+        if not self.unknown.any():
+            return ()
+        cap = model.cap_usd_per_h or math.inf
+        here = self.price[self.running] if self.running < self.zones else math.inf
+        if here <= cap:
+            return ()
+        return tuple(
+            place.name
+            for index, place in enumerate(self.spot)
+            if index != self.running and self.price[index] <= min(cap, here)
         )
 
     def _then(self, target: int, model: Model) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from spotguard.policy.action import Buy, Move
+from spotguard.policy.action import SPOT, Buy, Leave, Move
 from spotguard.policy.decide import ROLLOUT, Decision, Model, decide
 from spotguard.policy.memory import Answer, remembered
 from spotguard.policy.view import Job, Place, Running, Seen, View
@@ -78,7 +78,7 @@ class Session:
         step_s = 0.0 if before is None else max(0.0, tick.elapsed_s - before.elapsed_s)
         running = self._running(tick, step_s)
         self._learn(tick, running, step_s)
-        for place in tick.places:
+        for place in self._inferred(tick, running):
             old = self.seen.get(place.name, Seen())
             self.seen[place.name] = remembered(old, place.answer, step_s, model.hazard)
         self.view = self._view(tick, running)
@@ -95,6 +95,9 @@ class Session:
         self._start_left_s = 0.0 if running is None else running.starting_s
         if isinstance(decision.action, (Buy, Move)):
             self._ran = (decision.action.place, decision.action.market)
+        if isinstance(decision.action, Leave):
+            self._ran = None
+        if isinstance(decision.action, (Buy, Move)):
             self._start_left_s = self.job.start_s
         self._before = tick
         return decision.action
@@ -110,6 +113,25 @@ class Session:
         if isinstance(self.last and self.last.action, Buy):  # a fallback took the place of the first
             return replace(running, starting_s=max(0.0, self.job.start_s - step_s))
         return replace(running, starting_s=0.0)
+
+    def _inferred(self, tick: Tick, running: Running | None) -> tuple[Offered, ...]:
+        """Return the places, with what follows for those that nobody asked.
+
+        What runs has its nodes. What ran or was bought, and does not run, has none, unless it was
+        given up for another.
+        """
+        gone = None
+        if running is None and self._ran is not None and self._ran[1] == SPOT:
+            gone = self._ran[0]
+        places = []
+        for place in tick.places:
+            up = place.answer.up
+            if up is None and running is not None and running.market == SPOT:
+                up = True if place.name == running.place else None
+            if up is None and place.name == gone:
+                up = False
+            places.append(replace(place, answer=replace(place.answer, up=up)))
+        return tuple(places)
 
     def _learn(self, tick: Tick, running: Running | None, step_s: float) -> None:
         """Note how much work a tick does, and how much an interruption undoes."""
