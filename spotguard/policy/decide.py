@@ -344,10 +344,8 @@ def chance_up(place: Place, hazard: Hazard) -> float:
 
 
 def _mean_h(hazard: Hazard, state: int) -> float:
-    total, step_h = 0.0, 0.5
-    for index in range(96):
-        total += step_h * math.exp(-hazard.cumulative(state, (index + 0.5) * step_h * 3600))
-    return max(total, 0.05)
+    middle_s = (np.arange(96) + 0.5) * 1800.0
+    return max(0.05, float(0.5 * np.exp(-hazard.cumulative_many(state, middle_s)).sum()))
 
 
 class _Words:

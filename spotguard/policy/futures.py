@@ -82,6 +82,6 @@ def _long_run(hazard: Hazard) -> tuple[float, float]:
     grid_s = np.arange(0.0, 2 * 86_400.0, 600.0)
     lengths_h = []
     for state in (0, 1):
-        alive = np.exp([-hazard.cumulative(state, at) for at in grid_s])
+        alive = np.exp(-hazard.cumulative_many(state, grid_s))
         lengths_h.append(max(1e-3, float(alive.sum()) / 6))
     return 1 / lengths_h[0], 1 / lengths_h[1]

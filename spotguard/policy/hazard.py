@@ -42,8 +42,14 @@ class Hazard:
 
     def cumulative(self, state: int, age_s: float) -> float:
         """Return the changes to be expected in the first `age_s` seconds of a state."""
-        spans_h = np.clip(age_s - AGE_EDGES_S, 0.0, np.append(np.diff(AGE_EDGES_S), np.inf)) / 3600
-        return float((self.per_h[state] * spans_h).sum())
+        return float(self.cumulative_many(state, np.array([age_s]))[0])
+
+    def cumulative_many(self, state: int, age_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the same for many ages."""
+        widths = np.append(np.diff(AGE_EDGES_S), np.inf)
+        spans_h = np.clip(age_s[:, None] - AGE_EDGES_S, 0.0, widths) / 3600
+        total: NDArray[np.float64] = spans_h @ self.per_h[state]
+        return total
 
     def step_table(self, step_s: float, steps: int) -> NDArray[np.float64]:
         """Return the expected changes in a step, by state and age in steps: shape (2, steps)."""

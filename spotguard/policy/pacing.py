@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from spotguard.policy.action import ON_DEMAND, SPOT
 from spotguard.policy.hazard import SHAPE
 
@@ -47,13 +49,11 @@ def expected_life_h(place: Place, hazard: Hazard, most_h: float) -> float:
     seen = place.seen
     frailty = (SHAPE + seen.taken) / (SHAPE + seen.taken_expected)
     age_s = seen.age_s if seen.up else 0.0
-    before, total, at_h = hazard.cumulative(1, age_s), 0.0, 0.0
-    while at_h < most_h:
-        step_h = min(LIFE_STEP_H, most_h - at_h)
-        middle_s = age_s + (at_h + step_h / 2) * 3600
-        total += step_h * math.exp(-frailty * (hazard.cumulative(1, middle_s) - before))
-        at_h += step_h
-    return total
+    steps = max(1, math.ceil(most_h / LIFE_STEP_H))
+    step_h = most_h / steps
+    middle_s = age_s + (np.arange(steps) + 0.5) * step_h * 3600
+    passed = hazard.cumulative_many(1, middle_s) - hazard.cumulative(1, age_s)
+    return float(step_h * np.exp(-frailty * passed).sum())
 
 
 def dollar_price(job: Job, least_usd_per_h: float) -> float:

@@ -136,7 +136,7 @@ class Session:
     def _learn(self, tick: Tick, running: Running | None, step_s: float) -> None:
         """Note how much work a tick does, and how much an interruption undoes."""
         before = self._before
-        if before is None or step_s <= 0:
+        if before is None or step_s <= 0 or not math.isfinite(tick.work_left_s):
             return
         done_s = before.work_left_s - tick.work_left_s
         self._lost_s = max(self._lost_s, -done_s)
@@ -195,6 +195,8 @@ class Session:
         broken = left_s % self.tick_s
         broken = 0.0 if min(broken, self.tick_s - broken) < 1e-6 * self.tick_s else broken
         work_ticks = tick.work_left_s / self.tick_s
-        end = (math.ceil(work_ticks - 1e-9) - work_ticks) * self.tick_s
+        end = 0.0
+        if math.isfinite(work_ticks):
+            end = (math.ceil(work_ticks - 1e-9) - work_ticks) * self.tick_s
         return max(rounding, end) + broken + self._lost_s
 
