@@ -253,7 +253,7 @@ class _Case:
         steps = StepJob(
             job.left_s / self.view.tick_s,
             work,
-            self.problem.start[0],
+            max(job.start_s, job.guard_start_s or 0.0) / self.view.tick_s,
             self.problem.starting[0],
             job.reserve_s / self.view.tick_s,
         )
@@ -305,8 +305,9 @@ class _Case:
         if not self.unknown.any():
             return ()
         cap = model.cap_usd_per_h or math.inf
-        here = self.price[self.running] if self.running < self.zones else math.inf
-        if here <= cap:
+        spot = self.running < self.zones
+        here = self.price[self.running] if spot else math.inf
+        if spot and here <= cap:
             return ()
         return tuple(
             place.name

@@ -98,7 +98,7 @@ class Session:
         if isinstance(decision.action, Leave):
             self._ran = None
         if isinstance(decision.action, (Buy, Move)):
-            self._start_left_s = self.job.start_s
+            self._start_left_s = self._whole_start_s()
         self._before = tick
         return decision.action
 
@@ -111,8 +111,12 @@ class Session:
         if same and self._ran is not None and self._ran[0] == running.place:
             return replace(running, starting_s=max(0.0, self._start_left_s - step_s))
         if isinstance(self.last and self.last.action, Buy):  # a fallback took the place of the first
-            return replace(running, starting_s=max(0.0, self.job.start_s - step_s))
+            return replace(running, starting_s=max(0.0, self._whole_start_s() - step_s))
         return replace(running, starting_s=0.0)
+
+    def _whole_start_s(self) -> float:
+        """Return how long a start takes where it takes whole ticks."""
+        return math.ceil(self.job.start_s / self.tick_s - 1e-9) * self.tick_s
 
     def _inferred(self, tick: Tick, running: Running | None) -> tuple[Offered, ...]:
         """Return the places, with what follows for those that nobody asked.
@@ -166,6 +170,7 @@ class Session:
                 job,
                 work_left_s=tick.work_left_s / (self._pace if self._pace < 0.999 else 1.0),
                 left_s=left_s,
+                guard_start_s=self._whole_start_s(),
                 reserve_s=reserve_s or 0.0,
                 budget_left_usd=budget,
             ),
@@ -186,17 +191,14 @@ class Session:
     def _reserve_s(self, tick: Tick, left_s: float) -> float:
         """Return what the guard keeps beyond a start.
 
-        The start may take whole ticks, the end may count whole ticks, and an interruption may undo
-        as much as one did before.
+        The end may count whole ticks, and an interruption may undo as much as one did before.
         """
         assert self.job.left_s is not None
-        start_ticks = self.job.start_s / self.tick_s
-        rounding = (math.ceil(start_ticks - 1e-9) - start_ticks) * self.tick_s
         broken = left_s % self.tick_s
         broken = 0.0 if min(broken, self.tick_s - broken) < 1e-6 * self.tick_s else broken
         work_ticks = tick.work_left_s / self.tick_s
         end = 0.0
         if math.isfinite(work_ticks):
             end = (math.ceil(work_ticks - 1e-9) - work_ticks) * self.tick_s
-        return max(rounding, end) + broken + self._lost_s
+        return end + broken + self._lost_s
 

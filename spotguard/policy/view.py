@@ -68,6 +68,8 @@ class Job:
     """Seconds until the deadline; None if there is none."""
     start_s: float
     """Seconds from buying to progress, its 95th percentile."""
+    guard_start_s: float | None = None
+    """What the guard reckons a start with, where that is more: one that takes whole ticks."""
     reserve_s: float = 0.0
     """Kept by the guard beyond a start: for ticks that do not end with the deadline, for work that
     an interruption undoes."""

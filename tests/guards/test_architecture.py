@@ -28,9 +28,10 @@ MAY_IMPORT = {
     "runtime": STATE,
     "plan": STATE,
     "spec": STATE,
+    "policy": FOUNDATION,
     "launch": STATE,
-    "control": {"launch", "plan", "spec"} | STATE,
-    "cli": {"control", "launch", "plan", "spec"} | STATE,
+    "control": {"launch", "plan", "policy", "spec"} | STATE,
+    "cli": {"control", "launch", "plan", "policy", "spec"} | STATE,
     "testing": {"storage", "launch", "events"} | FOUNDATION,
 }
 """The arrows of docs/architecture.md, each with all that lies further along it."""
