@@ -81,7 +81,9 @@ def main() -> None:
         elastic_table(half=asked.half, windows=asked.windows)
         return
     rules = list(players(1, 0))
-    print(f"{asked.half} windows, cost / omniscient [95 %], late windows; {asked.work_h:g} h of work")
+    print(
+        f"{asked.half} windows, cost / omniscient [95 %], late windows; {asked.work_h:g} h of work"
+    )
     print(f"{'case':22}" + "".join(f"{name:>26}" for name in rules) + f"{'windows':>9}{'s':>6}")
     for name in asked.cases:
         _row(name, CASES[name], asked, rules)
@@ -115,7 +117,10 @@ def _row(name: str, case: Case, asked: argparse.Namespace, rules: list[str]) -> 
         low, high = interval(ratio_of, days)
         cells.append(f"{ratio_of.mean():.3f} [{low:.3f} {high:.3f}] {late[rule]:>3}")
     took_s = time.perf_counter() - began
-    print(f"{name:22}" + "".join(f"{c:>26}" for c in cells) + f"{len(least):>9}{took_s:>6.0f}", flush=True)
+    print(
+        f"{name:22}" + "".join(f"{c:>26}" for c in cells) + f"{len(least):>9}{took_s:>6.0f}",
+        flush=True,
+    )
 
 
 def windows_of(

@@ -52,8 +52,13 @@ def played(
     gap_s = zones[0].gap_s
     session = Session(
         job=Job(
-            work_left_s=math.inf, left_s=ticks * gap_s, start_s=START_S, nodes=most, nodes_min=1,
-            alpha=ALPHA, accelerator=zones[0].accelerator,
+            work_left_s=math.inf,
+            left_s=ticks * gap_s,
+            start_s=START_S,
+            nodes=most,
+            nodes_min=1,
+            alpha=ALPHA,
+            accelerator=zones[0].accelerator,
         ),
         tick_s=gap_s,
         rule=PACING,
@@ -76,9 +81,7 @@ def played(
                         name=zone.zone,
                         spot_usd_per_h=float(zone.spot_usd_per_h[at]),
                         on_demand_usd_per_h=zone.on_demand_usd_per_h,
-                        answer=Answer(
-                            up=bool(zone.capacity[at] > 0), nodes=int(zone.capacity[at])
-                        ),
+                        answer=Answer(up=bool(zone.capacity[at] > 0), nodes=int(zone.capacity[at])),
                     )
                     for zone in zones
                 ),

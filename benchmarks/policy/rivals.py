@@ -86,9 +86,9 @@ class SkyNomad(RuleOf):
         self.ages_s = ages_s
         self.life = np.array(
             [
-                np.exp(
-                    hazard.cumulative(1, age) - hazard.cumulative_many(1, age + grid)
-                ).sum() * 600.0 / windows.tick_s
+                np.exp(hazard.cumulative(1, age) - hazard.cumulative_many(1, age + grid)).sum()
+                * 600.0
+                / windows.tick_s
                 for age in ages_s
             ]
         )

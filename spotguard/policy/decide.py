@@ -291,12 +291,19 @@ class _Case:
         assert place is not None
         if running is not None:
             return Move(
-                place=place.name, market=market, nodes=job.nodes, why=words.buys(target),
+                place=place.name,
+                market=market,
+                nodes=job.nodes,
+                why=words.buys(target),
                 probe=probe,
             )
         then = self._then(target, model)
         return Buy(
-            place=place.name, market=market, nodes=job.nodes, why=words.buys(target), then=then,
+            place=place.name,
+            market=market,
+            nodes=job.nodes,
+            why=words.buys(target),
+            then=then,
             probe=probe,
         )
 
@@ -371,8 +378,10 @@ class _Words:
             default=int(case.price.argmin()),
         )
         place = case.spot[index]
-        back_h = _mean_h(self.model.hazard, 0) * (1.5 + place.seen.came_expected) / (
-            1.5 + place.seen.came
+        back_h = (
+            _mean_h(self.model.hazard, 0)
+            * (1.5 + place.seen.came_expected)
+            / (1.5 + place.seen.came)
         )
         return (
             f"waits: spot in {place.name} at {format_usd(case.price[index])} per node and hour is "
@@ -451,13 +460,15 @@ def _paced(view: View, model: Model) -> Action:
     if best is None:
         why = "waits: no place is worth its price at the pace of the budget"
         return Wait(why=why) if running is None else Leave(why=why)
-    price = format_usd(best.price_usd_per_h)
+    price, market = format_usd(best.price_usd_per_h), best.market.replace("_", " ")
     why = (
-        f"{best.nodes} node{'s' * (best.nodes > 1)} in {best.place} ({best.market.replace('_', ' ')}) at {price} "
+        f"{best.nodes} node{'s' * (best.nodes > 1)} in {best.place} ({market}) at {price} "
         "per node and hour earn most for the money and the time that are left"
     )
     if running is not None and (running.place, running.market, running.nodes) == (
-        best.place, best.market, best.nodes,
+        best.place,
+        best.market,
+        best.nodes,
     ):
         return _affordable(view, Stay(why=f"stays: {why}"), model)
     one = {"place": best.place, "market": best.market, "nodes": best.nodes}

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from spotguard.policy.recorded import RecordedZone
 
 AGE_EDGES_S = np.array([0.0, 600, 1200, 2400, 4800, 9600, 19200, 38400, 76800])
 """From which age on each of the nine rates holds."""

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from spotguard.policy.hazard import HALF_LIFE_S
-from spotguard.policy.view import Seen
 
 if TYPE_CHECKING:
     from spotguard.policy.hazard import Hazard
+    from spotguard.policy.view import Seen
 
 STALE_S = 7200.0
 """After a gap this long it is unknown how long a state has lasted."""

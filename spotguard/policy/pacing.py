@@ -82,9 +82,7 @@ def best_choice(view: View, hazard: Hazard) -> Choice | None:
         return None
     price = dollar_price(job, min(prices))
     options = [
-        choice
-        for place in view.places
-        for choice in _of_place(view, place, hazard, price, left_h)
+        choice for place in view.places for choice in _of_place(view, place, hazard, price, left_h)
     ]
     best = max(options, key=lambda each: each.worth, default=None)
     current = _current(view, hazard, price, left_h)
@@ -110,14 +108,26 @@ def _of_place(
         )
     if place.on_demand_usd_per_h and view.job.on_demand:
         choices += _sizes(
-            view.job, place.name, ON_DEMAND, place.on_demand_usd_per_h, min(left_h, LONGEST_H),
-            view.job.nodes, dollar, left_h,
+            view.job,
+            place.name,
+            ON_DEMAND,
+            place.on_demand_usd_per_h,
+            min(left_h, LONGEST_H),
+            view.job.nodes,
+            dollar,
+            left_h,
         )
     return choices
 
 
 def _sizes(
-    job: Job, name: str, market: str, price: float, life_h: float, most: int, dollar: float,
+    job: Job,
+    name: str,
+    market: str,
+    price: float,
+    life_h: float,
+    most: int,
+    dollar: float,
     left_h: float,
 ) -> list[Choice]:
     """Return the best number of nodes of a place; none where it has too few."""
@@ -126,18 +136,26 @@ def _sizes(
         most = min(most, max(job.nodes_min or 1, round(pace)))
     most = min(most, job.nodes)
     useful = max(life_h - job.start_s / 3600, 0.0) / max(life_h, 1e-9)
-    return [
-        max(
-            (
-                Choice(
-                    place=name, market=market, nodes=nodes, price_usd_per_h=price, life_h=life_h,
-                    worth=nodes**job.alpha * useful - dollar * nodes * price,
-                )
-                for nodes in range(job.nodes_min or job.nodes, most + 1)
-            ),
-            key=lambda each: each.worth,
-        )
-    ] if most >= (job.nodes_min or job.nodes) else []
+    return (
+        [
+            max(
+                (
+                    Choice(
+                        place=name,
+                        market=market,
+                        nodes=nodes,
+                        price_usd_per_h=price,
+                        life_h=life_h,
+                        worth=nodes**job.alpha * useful - dollar * nodes * price,
+                    )
+                    for nodes in range(job.nodes_min or job.nodes, most + 1)
+                ),
+                key=lambda each: each.worth,
+            )
+        ]
+        if most >= (job.nodes_min or job.nodes)
+        else []
+    )
 
 
 def _current(view: View, hazard: Hazard, dollar: float, left_h: float) -> Choice | None:
@@ -153,8 +171,12 @@ def _current(view: View, hazard: Hazard, dollar: float, left_h: float) -> Choice
         if price is None:
             return None
         return Choice(
-            place=place.name, market=running.market, nodes=running.nodes, price_usd_per_h=price,
-            worth=running.nodes**view.job.alpha - dollar * running.nodes * price, life_h=life_h,
+            place=place.name,
+            market=running.market,
+            nodes=running.nodes,
+            price_usd_per_h=price,
+            worth=running.nodes**view.job.alpha - dollar * running.nodes * price,
+            life_h=life_h,
         )
     return None
 

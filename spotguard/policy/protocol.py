@@ -411,7 +411,12 @@ def _duration(
     entry: dict[str, Any], stems: Iterable[str], unit_s: float, tick_s: float
 ) -> float | None:
     for stem in stems:
-        for suffix, scale in (*_UNITS.items(), ("ticks", tick_s), ("seconds", 1.0), ("hours", 3600.0)):
+        for suffix, scale in (
+            *_UNITS.items(),
+            ("ticks", tick_s),
+            ("seconds", 1.0),
+            ("hours", 3600.0),
+        ):
             name = f"{stem}_{suffix}"
             if entry.get(name) is not None:
                 return (_number(entry[name], name) or 0.0) * scale
@@ -427,5 +432,3 @@ def _accelerator(job: dict[str, Any], body: dict[str, Any]) -> str:
             said = said or _first(entry, ("accelerator", "gpu"))
     word = "" if said is None else str(said)
     return word.split(":")[0].strip().upper().removeprefix("NVIDIA-").removeprefix("NVIDIA ")
-
-

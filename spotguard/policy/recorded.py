@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,7 @@ class RecordedZone:
     """False where a constant stands for prices that were not recorded."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def recorded(dataset: str) -> tuple[RecordedZone, ...]:
     """Return the zones of a bundled data set; read once, from this package's own files."""
     packed = files("spotguard.policy").joinpath("market", f"{dataset}.json.gz").read_bytes()

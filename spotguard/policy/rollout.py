@@ -109,9 +109,7 @@ def choose(
     score = first.mean(2) * favour
     finalists = np.argsort(score, axis=1, kind="stable")[:, :FINALISTS]
     rows = np.arange(len(caps))[:, None]
-    usd, finish = played.play(
-        within[rows, finalists], thetas[rows, finalists], slice(0, futures)
-    )
+    usd, finish = played.play(within[rows, finalists], thetas[rows, finalists], slice(0, futures))
     mean = usd.mean(2)
     best = np.argmin(mean * favour[rows, finalists], axis=1)
     one = np.arange(len(caps))

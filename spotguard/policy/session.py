@@ -83,7 +83,10 @@ class Session:
             self.seen[place.name] = remembered(old, place.answer, step_s, model.hazard)
         self.view = self._view(tick, running)
         decision = decide(
-            self.view, model, self.seed + self._count, rule=self.rule,
+            self.view,
+            model,
+            self.seed + self._count,
+            rule=self.rule,
             rethink=self._rethink(tick, running),
         )
         if decision.rethought:
@@ -110,7 +113,9 @@ class Session:
         same = self._ran is not None and self._ran[1] == running.market
         if same and self._ran is not None and self._ran[0] == running.place:
             return replace(running, starting_s=max(0.0, self._start_left_s - step_s))
-        if isinstance(self.last and self.last.action, Buy):  # a fallback took the place of the first
+        if isinstance(
+            self.last and self.last.action, Buy
+        ):  # a fallback took the place of the first
             return replace(running, starting_s=max(0.0, self._whole_start_s() - step_s))
         return replace(running, starting_s=0.0)
 
@@ -201,4 +206,3 @@ class Session:
         if math.isfinite(work_ticks):
             end = (math.ceil(work_ticks - 1e-9) - work_ticks) * self.tick_s
         return end + broken + self._lost_s
-

@@ -162,8 +162,12 @@ def test_no_action_costs_more_than_the_budget_has(
     seen = Seen(up=True, nodes=nodes, unseen_s=0.0)
     view = View(
         job=Job(
-            work_left_s=36_000, left_s=40_000, start_s=300, nodes=nodes,
-            nodes_min=1 if elastic else None, budget_left_usd=left_usd,
+            work_left_s=36_000,
+            left_s=40_000,
+            start_s=300,
+            nodes=nodes,
+            nodes_min=1 if elastic else None,
+            budget_left_usd=left_usd,
         ),
         places=(Place(name="a", spot_usd_per_h=spot, on_demand_usd_per_h=4.0, seen=seen),),
         running=running and Running(place="a", market=running, nodes=nodes),

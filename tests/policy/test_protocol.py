@@ -10,8 +10,14 @@ from spotguard.errors import UsageError
 from spotguard.policy.protocol import HELP, answered, driver_of
 
 HEADER = {
-    "job": {"work_s": 36_000, "deadline_s": 60_000, "start_s": 600, "tick_s": 600, "nodes": 8,
-            "accelerator": "H100"},
+    "job": {
+        "work_s": 36_000,
+        "deadline_s": 60_000,
+        "start_s": 600,
+        "tick_s": 600,
+        "nodes": 8,
+        "accelerator": "H100",
+    },
     "places": [
         {"name": "a", "on_demand_usd_per_h": 10.0, "spot_usd_per_h": 2.0},
         {"name": "b", "on_demand_usd_per_h": 10.0, "spot_usd_per_h": 3.0},
@@ -26,8 +32,13 @@ def _run(*lines: object) -> list[dict[str, object]]:
 
 def test_one_action_a_tick_with_its_reason() -> None:
     """Each tick is answered by one action that says why; the help's own example works."""
-    first = {"t_s": 0, "places": {"a": {"answers": True}, "b": {"answers": False}},
-             "work_left_s": 36_000, "running": None, "spent_usd": 0}
+    first = {
+        "t_s": 0,
+        "places": {"a": {"answers": True}, "b": {"answers": False}},
+        "work_left_s": 36_000,
+        "running": None,
+        "spent_usd": 0,
+    }
     second = {**first, "t_s": 600, "running": "a"}
     actions = _run(HEADER, first, second)
     assert [action["action"] for action in actions] == ["buy", "stay"]
@@ -47,12 +58,18 @@ def test_help_shows_an_exchange_that_works() -> None:
 @pytest.mark.parametrize(
     ("job", "tick"),
     [
-        ({"work_h": 10, "deadline_h": 16, "start_min": 10, "gap_seconds": 600},
-         {"elapsed_h": 0, "remaining_h": 10}),
-        ({"work": 60, "deadline": 100, "start": 1, "unit": "ticks", "tick_s": 600},
-         {"tick": 0, "work_left": 60}),
-        ({"work": 10, "deadline": 16, "restart_overhead": 0.2, "unit": "h"},
-         {"time": 0, "work_remaining": 10}),
+        (
+            {"work_h": 10, "deadline_h": 16, "start_min": 10, "gap_seconds": 600},
+            {"elapsed_h": 0, "remaining_h": 10},
+        ),
+        (
+            {"work": 60, "deadline": 100, "start": 1, "unit": "ticks", "tick_s": 600},
+            {"tick": 0, "work_left": 60},
+        ),
+        (
+            {"work": 10, "deadline": 16, "restart_overhead": 0.2, "unit": "h"},
+            {"time": 0, "work_remaining": 10},
+        ),
     ],
 )
 def test_names_and_units_may_vary(job: dict[str, object], tick: dict[str, object]) -> None:
@@ -65,8 +82,12 @@ def test_names_and_units_may_vary(job: dict[str, object], tick: dict[str, object
 
 def test_late_in_time_it_buys_on_demand() -> None:
     """Where waiting would miss the deadline, on-demand nodes are bought at once."""
-    line = {"t_s": 22_900, "places": {"a": False, "b": False}, "work_left_s": 36_000,
-            "running": None}
+    line = {
+        "t_s": 22_900,
+        "places": {"a": False, "b": False},
+        "work_left_s": 36_000,
+        "running": None,
+    }
     action = _run(HEADER, line)[0]
     assert (action["action"], action["market"]) == ("buy", "on_demand")
 
@@ -77,8 +98,12 @@ def test_a_slow_job_is_helped_in_time() -> None:
     left = 36_000.0
     for tick in range(12):
         taken = tick in (0, 11)
-        line = {"tick": tick, "places": {"a": tick < 11, "b": tick < 11}, "work_left_s": left,
-                "running": None if taken else {"place": "a", "market": "spot"}}
+        line = {
+            "tick": tick,
+            "places": {"a": tick < 11, "b": tick < 11},
+            "work_left_s": left,
+            "running": None if taken else {"place": "a", "market": "spot"},
+        }
         action = json.loads(driver.tick(json.dumps(line)))
         left -= 400.0 if tick >= 1 else 0.0
     assert (action["action"], action["market"]) == ("buy", "on_demand")
@@ -94,8 +119,7 @@ def test_a_slow_job_is_helped_in_time() -> None:
         ([{**HEADER, "job": {**HEADER["job"], "work_s": float("nan")}}], "NaN"),
         ([HEADER, {"t_s": 0, "places": {}}], "work_left_s"),
         ([HEADER, {"t_s": 0, "places": {"a": {"price": "low"}}, "work_left_s": 1}], "price"),
-        ([HEADER, {"t_s": 0, "places": {}, "work_left_s": 1, "running": "elsewhere"}],
-         "elsewhere"),
+        ([HEADER, {"t_s": 0, "places": {}, "work_left_s": 1, "running": "elsewhere"}], "elsewhere"),
         ([HEADER, [1]], "JSON object"),
     ],
 )
@@ -112,7 +136,11 @@ def test_the_process_answers_line_by_line() -> None:
     text = "\n".join([json.dumps(HEADER), json.dumps(good), "{"])
     ran = subprocess.run(
         [sys.executable, "-m", "spotguard.policy"],
-        input=text, capture_output=True, text=True, check=False, timeout=60,
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     lines = [json.loads(line) for line in ran.stdout.splitlines()]
     assert ran.returncode == 2

@@ -46,6 +46,10 @@ class Policy:
     """Nodes are bought on demand where the deadline could not be kept otherwise."""
     back_to_spot_after_s: float = 3600.0
     """An attempt that had to buy on demand is saved and launched anew after this."""
+    start_s: float = 30.0
+    """What a start takes, as long as none has been seen."""
+    ask_s: float = 60.0
+    """What asking for nodes in vain may take until the next decision."""
     avoid_lost_place_s: float = 1800.0
     """A place that took nodes is asked last for this long."""
     finish_patience_s: float = 300.0
@@ -88,6 +92,8 @@ SKY_POLICY = Policy(
     save_s=10.0,
     teardown_s=225.0,  # 60 s until a frozen job is killed; SkyPilot ended its cluster after 155 s
     useful_s=60.0,
+    start_s=600.0,
+    ask_s=600.0,
     regrow_startups=3.0,
 )
 """Where nodes are real, all takes longer: SkyPilot needs half a minute and more for a cluster."""

@@ -159,8 +159,15 @@ def rule_target(
 class Rollout(RuleOf):
     """Cap and slack are chosen anew by rollouts, of all windows that are due at a tick at once."""
 
-    def __init__(self, *, seed: int = 0, futures: int = 32, every: int = EVERY_TICKS,
-                 hazard: Hazard | None = None, screened: int = 8) -> None:
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        futures: int = 32,
+        every: int = EVERY_TICKS,
+        hazard: Hazard | None = None,
+        screened: int = 8,
+    ) -> None:
         super().__init__()
         self.seed, self.futures, self.every, self.hazard = seed, futures, every, hazard
         self.screened = screened
@@ -232,7 +239,14 @@ class Rollout(RuleOf):
         part = Evidence(up[which].shape)
         part.changes, part.expected = self.evidence.changes[which], self.evidence.expected[which]
         force = Setting(cap=self.caps[which], theta=self.thetas[which]) if state.tick else None
-        chosen = choose(problem, in_force=force, hazard=self.rates, evidence=part, rng=self.rng,
-                        futures=self.futures, screened=self.screened)
+        chosen = choose(
+            problem,
+            in_force=force,
+            hazard=self.rates,
+            evidence=part,
+            rng=self.rng,
+            futures=self.futures,
+            screened=self.screened,
+        )
         self.caps[which], self.thetas[which] = chosen.cap, chosen.theta
         self.due[which] = state.tick + self.every
