@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from benchmarks.policy.elastic import elastic_table
-from benchmarks.policy.rivals import Greedy, SkyNomad, Today, UniformProgress
+from benchmarks.policy.rivals import SkyNomad, Today, UniformProgress
 from spotguard.policy.recorded import recorded
 from spotguard.policy.simulation.omniscient import least_usd
-from spotguard.policy.simulation.players import Rollout, RuleOf, play
+from spotguard.policy.simulation.players import Greedy, Rollout, RuleOf, play
 from spotguard.policy.simulation.windows import cut
 
 if TYPE_CHECKING:

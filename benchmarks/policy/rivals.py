@@ -7,23 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from spotguard.policy.hazard import AGE_EDGES_S, pooled
-from spotguard.policy.simulation.players import RuleOf, rule_target
+from spotguard.policy.simulation.players import RuleOf, stay_or_cheapest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from spotguard.policy.simulation.players import State
     from spotguard.policy.simulation.windows import Windows
-
-
-class Greedy(RuleOf):
-    """The cheapest place that answers; on demand when the guard says so."""
-
-    def want(self, state: State) -> NDArray[np.int64]:
-        """Return where the rule wants to be."""
-        windows = self.windows
-        up, price = _now(windows, state)
-        return _stay_or_cheapest(windows, state, up, price)
 
 
 class Today(RuleOf):
@@ -34,7 +24,7 @@ class Today(RuleOf):
         windows = self.windows
         up, price = _now(windows, state)
         zones = price.shape[1]
-        spot = _stay_or_cheapest(windows, state, up, price)
+        spot = stay_or_cheapest(windows, state, up, price)
         slack = windows.deadline - state.tick - state.work - windows.start
         return np.where(slack < 0.1 * state.work, zones, spot)
 
@@ -61,13 +51,14 @@ class UniformProgress(RuleOf):
         behind = done < state.tick * line
         ahead = done >= (state.tick + 2 * windows.start) * line
         self.catching_up = np.where(self.catching_up, ~ahead, False)
-        spot = _stay_or_cheapest(windows, state, up, price)
+        spot = stay_or_cheapest(windows, state, up, price)
         some = spot < zones
         on_demand = state.running == zones
         target = np.where(some & ~(on_demand & self.catching_up), spot, zones + 1)
         target = np.where((target > zones) & (behind | self.catching_up), zones, target)
         self.catching_up = self.catching_up | (target == zones) & behind
-        return target
+        chosen: NDArray[np.int64] = target
+        return chosen
 
 
 class SkyNomad(RuleOf):
@@ -113,22 +104,10 @@ class SkyNomad(RuleOf):
         best = net.argmax(1)
         over = value - windows.on_demand + np.where(state.running == zones, bonus, 0.0)
         target = np.where(net[rows, best] > np.maximum(over, 0.0), best, zones + 1)
-        return np.where((target > zones) & (over > 0), zones, target)
+        chosen: NDArray[np.int64] = np.where((target > zones) & (over > 0), zones, target)
+        return chosen
 
 
 def _now(windows: Windows, state: State) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     seen = min(state.tick, windows.up.shape[1] - 1)
     return windows.up[:, seen], windows.price[:, seen]
-
-
-def _stay_or_cheapest(
-    windows: Windows, state: State, up: NDArray[np.bool_], price: NDArray[np.float64]
-) -> NDArray[np.int64]:
-    return rule_target(
-        price=price,
-        up=up,
-        on_demand=np.full(len(price), windows.on_demand),
-        running=np.where(state.running == price.shape[1], price.shape[1] + 1, state.running),
-        pressed=np.zeros(len(price), dtype=bool),
-        cap=np.full(len(price), windows.on_demand),
-    )

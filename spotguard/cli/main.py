@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from spotguard.cli import check, checkpoints, run_commands, setup, status_commands, up
+from spotguard.cli import check, checkpoints, run_commands, setup, simulate, status_commands, up
 from spotguard.cli.terminal.output import note, say
 from spotguard.cli.terminal.plain_help import PlainCommand, PlainGroup
 from spotguard.errors import SpotguardError, UsageError
@@ -66,7 +66,7 @@ for _panel, _commands in (
             status_commands.runs,
         ),
     ),
-    (_CARE, (up.plan, check.drill, check.doctor, setup.init)),
+    (_CARE, (up.plan, simulate.simulate, check.drill, check.doctor, setup.init)),
 ):
     for _command in _commands:
         app.command(cls=PlainCommand, rich_help_panel=_panel)(_command)

@@ -30,6 +30,7 @@ from spotguard.control.status.view import HistoryDocument, LogDocument, RunsDocu
 from spotguard.events.states import CheckpointKind, EndReason, Market, RunState
 from spotguard.launch.base import PriceSource, Skipped, Unchecked
 from spotguard.plan.job import JobPlan
+from spotguard.policy.simulation.report import Simulation
 from spotguard.shared.documents import Form, forms
 from spotguard.spec.file_schema import file_schema
 from spotguard.spec.sources import SettingsDocument
@@ -42,6 +43,7 @@ DOCUMENTS: Final[dict[str, type]] = {
     "logs": LogDocument,
     "runs": RunsDocument,
     "plan": JobPlan,
+    "simulate": Simulation,
     "config show": SettingsDocument,
     "checkpoints ls": CheckpointsDocument,
     "checkpoints show": CheckpointDocument,

@@ -273,7 +273,8 @@ class _Case:
         within = self.eager <= cap * (1 + 1e-9)
         if (self.answers & within).any():
             return self.answers | (self.unknown & (likely >= LIKELY))
-        return self.answers | self.unknown
+        usable: NDArray[np.bool_] = self.answers | self.unknown
+        return usable
 
     def action(self, target: int, model: Model) -> Action:
         """Return the target as an action, with its reason in words."""
@@ -471,10 +472,12 @@ def _paced(view: View, model: Model) -> Action:
         best.nodes,
     ):
         return _affordable(view, Stay(why=f"stays: {why}"), model)
-    one = {"place": best.place, "market": best.market, "nodes": best.nodes}
+    place, sort, nodes = best.place, best.market, best.nodes
     if running is None:
-        return _fitting(view, Buy(**one, why=f"buys: {why}"), model)
-    return _fitting(view, Move(**one, why=f"moves: {why}"), model)
+        bought = Buy(place=place, market=sort, nodes=nodes, why=f"buys: {why}")
+        return _fitting(view, bought, model)
+    moved = Move(place=place, market=sort, nodes=nodes, why=f"moves: {why}")
+    return _fitting(view, moved, model)
 
 
 def _fitting(view: View, action: Buy | Move, model: Model) -> Action:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -43,7 +43,7 @@ class Hazard:
         """Return the changes to be expected in the first `age_s` seconds of a state."""
         return float(self.cumulative_many(state, np.array([age_s]))[0])
 
-    def cumulative_many(self, state: int, age_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    def cumulative_many(self, state: int, age_s: NDArray[Any]) -> NDArray[np.float64]:
         """Return the same for many ages."""
         widths = np.append(np.diff(AGE_EDGES_S), np.inf)
         spans_h = np.clip(age_s[:, None] - AGE_EDGES_S, 0.0, widths) / 3600

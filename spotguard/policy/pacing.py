@@ -67,7 +67,7 @@ def dollar_price(job: Job, least_usd_per_h: float) -> float:
     hours = NO_DEADLINE_H if job.left_s is None else max(job.left_s, 1.0) / 3600
     rate = max(0.0, job.budget_left_usd) / hours
     nodes = min(max(rate / least_usd_per_h, 1.0), float(job.nodes))
-    full = KAPPA * job.alpha * nodes ** (job.alpha - 1) / least_usd_per_h
+    full: float = KAPPA * job.alpha * nodes ** (job.alpha - 1) / least_usd_per_h
     plenty = (rate / (least_usd_per_h * job.nodes) - 0.5) / 0.5
     return full * (1 - (1 - FADED) * min(max(plenty, 0.0), 1.0))
 

@@ -182,10 +182,9 @@ class Driver:
             raise UsageError(f"running: there is no place {name!r}")
         starting = _duration(entry, ("starting",), self.unit_s, self.session.tick_s)
         if nodes is None:
-            bought = isinstance(last, (Buy, Move))
             held = self.session.view.running if self.session.view else None
-            count = last.nodes if bought else held.nodes if held else self.session.job.nodes
-            nodes = float(count)
+            count = held.nodes if held else self.session.job.nodes
+            nodes = float(last.nodes if isinstance(last, (Buy, Move)) else count)
         return Running(
             place=str(name),
             market=market,

@@ -7,8 +7,8 @@ otherwise buy moves.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class Problem:
     on_demand: NDArray[np.float64]
     """(problems,) of the cheapest on-demand place."""
     up: NDArray[np.bool_]
-    age_s: NDArray[np.float64]
+    age_s: NDArray[Any]
     unseen_s: NDArray[np.float64]
     running: NDArray[np.int64]
     """(problems,) zone; `zones` on demand; `zones + 1` nothing."""
@@ -63,10 +63,11 @@ class Problem:
     def picked(self, which: NDArray[np.int64]) -> Problem:
         """Return some of the problems."""
         arrays = {
-            name: value[which] if isinstance(value, np.ndarray) else value
+            name: value[which]
             for name, value in vars(self).items()
+            if isinstance(value, np.ndarray)
         }
-        return Problem(**arrays)
+        return replace(self, **arrays)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -13,6 +14,9 @@ from spotguard.policy.simulation.players import Rollout, RuleOf, State, play
 from spotguard.policy.simulation.windows import Windows
 from spotguard.policy.view import Job, Place, Running, Seen, View
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 
 class _Reckless(RuleOf):
     """Wants a random thing at each tick."""
@@ -21,14 +25,15 @@ class _Reckless(RuleOf):
         super().__init__()
         self.rng = np.random.default_rng(seed)
 
-    def want(self, state: State) -> np.ndarray:
+    def want(self, state: State) -> NDArray[np.int64]:
         """Return anything that may be wanted."""
         seen = min(state.tick, self.windows.up.shape[1] - 1)
         up = self.windows.up[:, seen]
         count, zones = up.shape
         wish = self.rng.integers(0, zones + 2, count)
         refused = (wish < zones) & ~up[np.arange(count), np.minimum(wish, zones - 1)]
-        return np.where(refused, zones + 1, wish)
+        target: NDArray[np.int64] = np.where(refused, zones + 1, wish)
+        return target
 
 
 def _market(
@@ -91,7 +96,8 @@ def _driven(windows: Windows, index: int, *, hide: bool, rule: str, whole_starts
     places = [{"name": name, "on_demand_usd_per_h": windows.on_demand} for name in windows.names]
     driver = driver_of(json.dumps({"job": job, "places": places, "seed": 3}))
     start = float(np.ceil(windows.start)) if whole_starts else windows.start
-    work, starting, running = windows.work, 0.0, None
+    work, starting = windows.work, 0.0
+    running: tuple[str, str] | None = None
     for tick in range(4 * len(windows.up[0]) + 20):
         seen = min(tick, len(windows.up[0]) - 1)
         up = dict(zip(windows.names, windows.up[index, seen], strict=True))
@@ -170,7 +176,7 @@ def test_no_action_costs_more_than_the_budget_has(
             budget_left_usd=left_usd,
         ),
         places=(Place(name="a", spot_usd_per_h=spot, on_demand_usd_per_h=4.0, seen=seen),),
-        running=running and Running(place="a", market=running, nodes=nodes),
+        running=None if running is None else Running(place="a", market=running, nodes=nodes),
     )
     action = decide(view, Model.of("H100", nodes), 0, rule=rule).action
     word = type(action).__name__

@@ -3,13 +3,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from spotguard.errors import UsageError
 from spotguard.policy.protocol import HELP, answered, driver_of
 
-HEADER = {
+HEADER: dict[str, Any] = {
     "job": {
         "work_s": 36_000,
         "deadline_s": 60_000,
@@ -26,7 +27,7 @@ HEADER = {
 }
 
 
-def _run(*lines: object) -> list[dict[str, object]]:
+def _run(*lines: object) -> list[dict[str, Any]]:
     return [json.loads(line) for line in answered([json.dumps(line) for line in lines])]
 
 

@@ -11,61 +11,65 @@ if TYPE_CHECKING:
 
     from spotguard.policy.simulation.windows import Windows
 
-FINE = 6
-"""Work is counted in this part of a tick; rounding is in the omniscient's favour."""
+FINEST_S = 200.0
+"""Work is counted in about so many seconds; rounding is in the omniscient's favour."""
+_AT_ONCE = 32
+_FAR = 1e18
 
 
 def least_usd(windows: Windows) -> NDArray[np.float64]:
     """Return the least cost per node of each window, by dynamic programming from its end."""
-    return np.array([_least(windows, index) for index in range(windows.count)])
+    parts = [
+        _least(windows, slice(begin, begin + _AT_ONCE))
+        for begin in range(0, windows.count, _AT_ONCE)
+    ]
+    return np.concatenate(parts)
 
 
-def _least(windows: Windows, index: int) -> float:
-    up, price = windows.up[index], windows.price[index]
+def _least(windows: Windows, which: slice) -> NDArray[np.float64]:
+    """Return it for some windows. A value is the cost from a tick on, by place and work left.
+
+    The last place is on demand. `idle` is the value with nothing running; a start is bought in
+    one piece, for the ticks that it takes.
+    """
+    fine = max(1, round(windows.tick_s / FINEST_S))
+    up, spot = windows.up[which], windows.price[which]
+    count, ticks, zones = up.shape
     tick_h = windows.tick_s / 3600
-    ticks, zones = up.shape
-    units = int(np.floor(windows.work * FINE + 1e-6))
-    start_units = int(np.floor(windows.start * FINE + 1e-6))
-    full, rest = divmod(start_units, FINE)
+    units = int(np.floor(windows.work * fine + 1e-6))
+    full, rest = divmod(int(np.floor(windows.start * fine + 1e-6)), fine)
     amount = np.arange(units + 1)
-    far = 1e18
-    # value[place][work]: cost from here with nodes of that place running and started
-    # The last place is on demand, the one after it nothing.
-    value = np.full((zones + 2, units + 1), far)
-    value[:, 0] = 0.0
-    later = [value.copy() for _ in range(full + 1)]  # of the ticks to come, nearest first
-    last = windows.deadline - np.floor(windows.deadline)
+    over = np.full((count, ticks, 1), windows.on_demand)
+    rate = np.concatenate((np.where(up, spot, _FAR), over), axis=2) * tick_h
+    value = np.full((count, zones + 1, units + 1), _FAR)
+    value[..., 0] = 0.0
+    idle = np.full((count, units + 1), _FAR)
+    idle[:, 0] = 0.0
+    later = [value] * (full + 1)  # of the ticks to come, the nearest first
+    broken = windows.deadline - np.floor(windows.deadline)
     for tick in range(ticks - 1, -1, -1):
-        length = FINE if tick < ticks - 1 or last < 1e-9 else int(np.ceil(last * FINE))
-        rate = np.append(np.where(up[tick], price[tick], far), windows.on_demand)
-        ahead = later[0]
-        now = np.full((zones + 2, units + 1), far)
-        done = np.maximum(amount - length, 0)
-        paid = np.minimum(amount, length) / FINE * tick_h
-        best_free = ahead[zones + 1]
-        for place in range(zones + 1):
-            if rate[place] >= far:
-                continue
-            going = rate[place] * paid + ahead[place][done]
-            now[place] = going
-        # Starting anew: whole ticks of starting, then one with `rest` units of start in it.
-        fresh = np.full(units + 1, far)
+        length = fine if tick < ticks - 1 or broken < 1e-9 else int(np.ceil(broken * fine))
+        paid = np.minimum(amount, length) / fine
+        going = rate[:, tick, :, None] * paid + _less(later[0], length)
         if tick + full < ticks:
-            for place in range(zones + 1):
-                cost = 0.0
-                for step in range(full):
-                    known = up[tick + step, place] if place < zones else True
-                    each = price[tick + step, place] if place < zones else windows.on_demand
-                    cost += each * tick_h if known else far
-                if cost >= far or (place < zones and not up[tick + full, place]):
-                    continue
-                each = price[tick + full, place] if place < zones else windows.on_demand
-                gained = np.maximum(amount - max(0, FINE - rest), 0)
-                used = np.minimum(amount + rest, FINE) / FINE * tick_h
-                option = cost + each * used + later[full][place][gained]
-                fresh = np.minimum(fresh, option)
-        now[zones + 1] = np.minimum(best_free, fresh)
-        now[: zones + 1] = np.minimum(now[: zones + 1], now[zones + 1])
-        now[:, 0] = 0.0
-        later = [now, *later[:full]]
-    return float(later[0][zones + 1][units])
+            starting = rate[:, tick : tick + full].sum(1)[:, :, None]
+            used = np.minimum(amount + rest, fine) / fine
+            first = rate[:, tick + full, :, None] * used
+            fresh = starting + first + _less(later[full], fine - rest)
+            idle = np.minimum(idle, fresh.min(1))
+        value = np.minimum(going, idle[:, None])
+        value[..., 0] = 0.0
+        idle = idle.copy()
+        idle[:, 0] = 0.0
+        later = [value, *later[:full]]
+    result: NDArray[np.float64] = idle[:, units]
+    return result
+
+
+def _less(value: NDArray[np.float64], done: int) -> NDArray[np.float64]:
+    """Return the values after so many units of work were done."""
+    if done == 0:
+        return value
+    kept = value.shape[-1]
+    head = np.repeat(value[..., :1], min(done, kept), axis=-1)
+    return np.concatenate((head, value[..., : max(0, kept - done)]), axis=-1)

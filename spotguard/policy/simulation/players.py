@@ -198,9 +198,9 @@ class Rollout(RuleOf):
             changed = up != self.before
             rows = self.before.astype(np.int64)
             expected = self.table[rows, np.minimum(self.age, 4095)]
-            for which in (0, 1):
-                self.evidence.changes[..., which] += changed & (rows == which)
-                self.evidence.expected[..., which] += np.where(rows == which, expected, 0.0)
+            for kind in (0, 1):
+                self.evidence.changes[..., kind] += changed & (rows == kind)
+                self.evidence.expected[..., kind] += np.where(rows == kind, expected, 0.0)
             self.age = np.where(changed, 0, self.age + 1)
         self.before = up
         lost = (self.ran <= zones) & (state.running == zones + 1)
@@ -209,7 +209,9 @@ class Rollout(RuleOf):
         least = price.min(1)
         here = np.take_along_axis(price, np.minimum(state.running, zones - 1)[:, None], 1)[:, 0]
         cheapest = (state.running < zones) & (here <= least * 1.01)
-        which = np.flatnonzero((self.due <= state.tick) & ~cheapest & (state.work > 0))
+        which: NDArray[np.int64] = np.flatnonzero(
+            (self.due <= state.tick) & ~cheapest & (state.work > 0)
+        )
         if len(which):
             self._choose(which, state, up, price)
         return Setting(cap=self.caps, theta=self.thetas)
@@ -250,3 +252,28 @@ class Rollout(RuleOf):
         )
         self.caps[which], self.thetas[which] = chosen.cap, chosen.theta
         self.due[which] = state.tick + self.every
+
+
+class Greedy(RuleOf):
+    """The cheapest place that answers; on demand when the guard says so."""
+
+    def want(self, state: State) -> NDArray[np.int64]:
+        """Return where the rule wants to be."""
+        windows = self.windows
+        seen = min(state.tick, windows.up.shape[1] - 1)
+        up, price = windows.up[:, seen], windows.price[:, seen]
+        return stay_or_cheapest(windows, state, up, price)
+
+
+def stay_or_cheapest(
+    windows: Windows, state: State, up: NDArray[np.bool_], price: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """Return where it runs while that lives, else the cheapest spot place; never on demand."""
+    return rule_target(
+        price=price,
+        up=up,
+        on_demand=np.full(len(price), windows.on_demand),
+        running=np.where(state.running == price.shape[1], price.shape[1] + 1, state.running),
+        pressed=np.zeros(len(price), dtype=bool),
+        cap=np.full(len(price), windows.on_demand),
+    )
