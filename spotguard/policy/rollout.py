@@ -62,7 +62,7 @@ class Problem:
 
     def picked(self, which: NDArray[np.int64]) -> Problem:
         """Return some of the problems."""
-        arrays = {
+        arrays: dict[str, Any] = {
             name: value[which]
             for name, value in vars(self).items()
             if isinstance(value, np.ndarray)

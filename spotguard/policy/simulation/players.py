@@ -209,9 +209,8 @@ class Rollout(RuleOf):
         least = price.min(1)
         here = np.take_along_axis(price, np.minimum(state.running, zones - 1)[:, None], 1)[:, 0]
         cheapest = (state.running < zones) & (here <= least * 1.01)
-        which: NDArray[np.int64] = np.flatnonzero(
-            (self.due <= state.tick) & ~cheapest & (state.work > 0)
-        )
+        due = (self.due <= state.tick) & ~cheapest & (state.work > 0)
+        which: NDArray[np.int64] = np.flatnonzero(due)
         if len(which):
             self._choose(which, state, up, price)
         return Setting(cap=self.caps, theta=self.thetas)
