@@ -124,6 +124,25 @@ def choose(
     )
 
 
+def outcomes(
+    problem: Problem,
+    setting: Setting,
+    *,
+    hazard: Hazard,
+    evidence: Evidence,
+    rng: np.random.Generator,
+    futures: int,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return what a setting costs per node, and seconds until it is done: (problems, futures).
+
+    In futures of their own: those in which a setting was chosen flatter it.
+    """
+    played = _Played(problem, hazard=hazard, evidence=evidence, futures=futures, rng=rng)
+    within = (played.sorted_price <= setting.cap[:, None] * (1 + TINY)).sum(1)
+    usd, finish = played.play(within[:, None], setting.theta[:, None], slice(0, futures))
+    return usd[:, 0], finish[:, 0]
+
+
 def _candidates(
     problem: Problem, in_force: Setting | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
