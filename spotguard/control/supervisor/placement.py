@@ -54,6 +54,7 @@ def advised(
     record: RunRecord, offers: Sequence[Offer], nodes: int, now: float, policy: Policy
 ) -> Advice:
     """Return the offers that may be asked for so many nodes, and why these."""
+    offers = [offer for offer in offers if not _too_dear(offer, policy.max_usd_per_h)]
     deadline = policy.on_demand_for_deadline and record.limits.deadline_at is not None
     priced = all(offer.price_usd_per_h is not None for offer in offers)
     bought = any(offer.market is Market.ON_DEMAND for offer in offers)
@@ -61,6 +62,12 @@ def advised(
         return _by_policy(record, offers, nodes, now, policy)
     ranked = offers_now(record, offers, now, policy)
     return Advice(offers=tuple(ranked), why=_why(record, ranked, now, policy))
+
+
+def _too_dear(offer: Offer, max_usd_per_h: float | None) -> bool:
+    if max_usd_per_h is None or offer.market is not Market.SPOT:
+        return False
+    return offer.price_usd_per_h is None or offer.price_usd_per_h > max_usd_per_h
 
 
 def offers_now(

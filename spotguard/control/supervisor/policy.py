@@ -40,6 +40,8 @@ class Policy:
     own start-up, if that pays. None: only those that went on in place."""
     market: Market | None = None
     """What nodes are bought as; None is whatever is offered."""
+    max_usd_per_h: float | None = None
+    """No spot node that costs more is bought. None: no limit."""
     on_demand_after_s: float | None = None
     """Spot nodes that were not to be had for so long may be on-demand ones. None: never."""
     on_demand_for_deadline: bool = False
@@ -110,6 +112,7 @@ def policy_for(spec: JobSpec) -> Policy:
             SKY_POLICY,
             contact_patience_s=max(beats_s, SKY_POLICY.contact_patience_s),
             market=spec.market,
+            max_usd_per_h=spec.max_price_usd_per_h,
             on_demand_after_s=parse_duration_s(after) if rule == FALLBACK else None,
             on_demand_for_deadline=rule == DEADLINE,
         )

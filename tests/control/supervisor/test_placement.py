@@ -281,6 +281,19 @@ def test_the_reason_to_wait_is_told() -> None:
     assert "the deadline leaves" in why
 
 
+@pytest.mark.parametrize("deadline", [True, False])
+def test_no_spot_node_above_the_greatest_price_is_bought(deadline: bool) -> None:
+    """Neither a dear one nor one of unknown price; on demand is not bound by it."""
+    unpriced = replace(CHEAP, zone="here-c", price_usd_per_h=None)
+    policy = replace(SLOW, max_usd_per_h=1.2, on_demand_for_deadline=deadline)
+    limits = Limits(nodes_max=2, deadline_at=20 * HOURS)
+    told = advised(made(limits=limits), (*PLACES, unpriced), 2, 0.0, policy)
+    assert told.offers == (CHEAP,)
+    open_market = replace(policy, market=None)
+    every = advised(made(), (*PLACES, unpriced), 2, 0.0, open_market)
+    assert every.offers == (CHEAP, PAID)
+
+
 @pytest.mark.parametrize(
     ("policy", "deadline_at", "offers", "later"),
     [
