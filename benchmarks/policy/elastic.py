@@ -10,10 +10,10 @@ import numpy as np
 
 from spotguard.policy.action import SPOT, Buy, Leave, Move
 from spotguard.policy.decide import PACING
-from spotguard.policy.memory import Answer
+from spotguard.policy.memory import PlaceAnswer
 from spotguard.policy.recorded import recorded
 from spotguard.policy.session import Offered, Session, Tick
-from spotguard.policy.view import Job, Running
+from spotguard.policy.view import JobState, Running
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,13 +45,17 @@ def bound(zones: Sequence[RecordedZone], begin: int, ticks: int, most: int, usd:
     return min(at(float(price)) for price in grid)
 
 
+def _answer(nodes: int) -> PlaceAnswer:
+    return PlaceAnswer(up=nodes > 0, nodes=nodes)
+
+
 def played(
     zones: Sequence[RecordedZone], begin: int, ticks: int, most: int, usd: float
 ) -> tuple[float, float]:
     """Return the work that priced pacing did, and what it spent."""
     gap_s = zones[0].gap_s
     session = Session(
-        job=Job(
+        job=JobState(
             work_left_s=math.inf,
             left_s=ticks * gap_s,
             start_s=START_S,
@@ -81,7 +85,9 @@ def played(
                         name=zone.zone,
                         spot_usd_per_h=float(zone.spot_usd_per_h[at]),
                         on_demand_usd_per_h=zone.on_demand_usd_per_h,
-                        answer=Answer(up=bool(zone.capacity[at] > 0), nodes=int(zone.capacity[at])),
+                        answer=PlaceAnswer(
+                            up=bool(zone.capacity[at] > 0), nodes=int(zone.capacity[at])
+                        ),
                     )
                     for zone in zones
                 ),

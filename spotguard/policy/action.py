@@ -49,11 +49,11 @@ class Leave:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wait:
+class HoldOff:
     """Nothing runs, and nothing is bought."""
 
     why: str
     probe: tuple[str, ...] = ()
 
 
-Action = Buy | Stay | Move | Leave | Wait
+Action = Buy | Stay | Move | Leave | HoldOff

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from spotguard.policy import pacing
-from spotguard.policy.action import ON_DEMAND, SPOT, Action, Buy, Leave, Move, Stay, Wait
+from spotguard.policy.action import ON_DEMAND, SPOT, Action, Buy, HoldOff, Leave, Move, Stay
 from spotguard.policy.guard import guarded
 from spotguard.policy.hazard import Evidence, Hazard, pooled
-from spotguard.policy.rollout import Problem, Setting, choose, tier_setting
-from spotguard.policy.rule import Job as StepJob
-from spotguard.policy.rule import wanted
+from spotguard.policy.rollout import Problem, Thresholds, choose, tier_setting
+from spotguard.policy.rule import GuardedJob, wanted
 from spotguard.shared.units import format_duration, format_usd
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from spotguard.policy.view import Place, View
+    from spotguard.policy.view import MarketPlace, View
 
 ROLLOUT, CONSTANTS, GREEDY, NEVER, PACING = "rollout", "constants", "greedy", "never", "pacing"
 RULES = (ROLLOUT, CONSTANTS, GREEDY, NEVER, PACING)
@@ -49,7 +48,7 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
+class Decided:
     """An action, the model with the setting that led to it, and what is to be expected."""
 
     action: Action
@@ -63,7 +62,7 @@ class Decision:
 
 def decide(
     view: View, model: Model, seed: int, *, rule: str = ROLLOUT, rethink: bool = True
-) -> Decision:
+) -> Decided:
     """Return what to do now.
 
     Args:
@@ -83,18 +82,18 @@ def decide(
         raise ValueError("the view has no place")
     if view.job.work_left_s <= 0:
         why = "the work is done"
-        done = Wait(why=why) if view.running is None else Leave(why=why)
-        return Decision(action=done, model=model)
+        done = HoldOff(why=why) if view.running is None else Leave(why=why)
+        return Decided(action=done, model=model)
     if rule == PACING:
-        return Decision(action=_paced(view, model), model=model)
+        return Decided(action=_paced(view, model), model=model)
     case = _Case(view)
-    chosen: Setting | None = None
+    chosen: Thresholds | None = None
     if rule == ROLLOUT and (rethink or model.cap_usd_per_h is None) and not case.settled():
         chosen = _rolled(case, model, seed)
         model = replace(model, cap_usd_per_h=float(chosen.cap[0]), theta=float(chosen.theta[0]))
     target = case.target(model, rule)
     action = _affordable(view, case.action(target, model), model)
-    return Decision(
+    return Decided(
         action=action,
         model=model,
         rethought=chosen is not None,
@@ -113,10 +112,10 @@ def evidence_of(view: View) -> Evidence:
     return _Case(view).evidence
 
 
-def _rolled(case: _Case, model: Model, seed: int) -> Setting:
+def _rolled(case: _Case, model: Model, seed: int) -> Thresholds:
     force = None
     if model.cap_usd_per_h is not None and model.theta is not None:
-        force = Setting(cap=np.array([model.cap_usd_per_h]), theta=np.array([model.theta]))
+        force = Thresholds(cap=np.array([model.cap_usd_per_h]), theta=np.array([model.theta]))
     return choose(
         case.problem,
         in_force=force,
@@ -174,7 +173,7 @@ class _Case:
         self.evidence.changes[0] = [(each.came, each.taken) for each in seen]
         self.evidence.expected[0] = [(each.came_expected, each.taken_expected) for each in seen]
 
-    def _runs_on(self, place: Place) -> bool:
+    def _runs_on(self, place: MarketPlace) -> bool:
         running = self.view.running
         return running is not None and running.market == SPOT and running.place == place.name
 
@@ -250,7 +249,7 @@ class _Case:
         if job.left_s is None:
             return target
         sure = target >= zones or bool(self.answers[target])
-        steps = StepJob(
+        steps = GuardedJob(
             job.left_s / self.view.tick_s,
             work,
             max(job.start_s, job.guard_start_s or 0.0) / self.view.tick_s,
@@ -283,7 +282,7 @@ class _Case:
         words = _Words(self, model)
         if target == self.running:
             if running is None:
-                return Wait(why=words.waits(), probe=probe)
+                return HoldOff(why=words.waits(), probe=probe)
             return Stay(why=words.stays(target), probe=probe)
         if target == self.zones + 1:
             return Leave(why=words.waits(), probe=probe)
@@ -337,7 +336,7 @@ class _Case:
         return tuple(name for _, name in sorted(other))
 
 
-def chance_up(place: Place, hazard: Hazard) -> float:
+def chance_up(place: MarketPlace, hazard: Hazard) -> float:
     """Return how likely the place has nodes now, from when it was last seen."""
     seen = place.seen
     mean_up_h, mean_down_h = _mean_h(hazard, 1), _mean_h(hazard, 0)
@@ -412,7 +411,7 @@ class _Words:
         return f"buys spot in {place.name}: it {said} at {price} per node and hour"
 
 
-def tick_usd(view: View, place: Place, market: str, nodes: int) -> float | None:
+def tick_usd(view: View, place: MarketPlace, market: str, nodes: int) -> float | None:
     """Return the most that nodes cost until the next decision; None if the price is unknown."""
     price = place.spot_usd_per_h if market == SPOT else place.on_demand_usd_per_h
     if price is None:
@@ -424,7 +423,7 @@ def tick_usd(view: View, place: Place, market: str, nodes: int) -> float | None:
 def _affordable(view: View, action: Action, model: Model) -> Action:
     """Return the action, or none that the budget cannot pay until the next decision."""
     left = view.job.budget_left_usd
-    if left is None or isinstance(action, (Wait, Leave)):
+    if left is None or isinstance(action, (HoldOff, Leave)):
         return action
     named = {place.name: place for place in view.places}
     if isinstance(action, Stay):
@@ -448,7 +447,7 @@ def _affordable(view: View, action: Action, model: Model) -> Action:
         return action
     why = f"{format_usd(max(left, 0.0))} of the budget is left, which does not pay another step"
     if view.running is None:
-        return Wait(why=why)
+        return HoldOff(why=why)
     if not isinstance(action, Stay):
         return _affordable(view, Stay(why=f"stays: {why} elsewhere"), model)
     return Leave(why=why)
@@ -460,7 +459,7 @@ def _paced(view: View, model: Model) -> Action:
     best = pacing.best_choice(view, model.hazard)
     if best is None:
         why = "waits: no place is worth its price at the pace of the budget"
-        return Wait(why=why) if running is None else Leave(why=why)
+        return HoldOff(why=why) if running is None else Leave(why=why)
     price, market = format_usd(best.price_usd_per_h), best.market.replace("_", " ")
     why = (
         f"{best.nodes} node{'s' * (best.nodes > 1)} in {best.place} ({market}) at {price} "

@@ -11,11 +11,11 @@ from spotguard.policy.rule import TINY
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from spotguard.policy.rule import Job
+    from spotguard.policy.rule import GuardedJob
 
 
 def guarded(
-    running: NDArray[np.int64], target: NDArray[np.int64], job: Job, zones: int
+    running: NDArray[np.int64], target: NDArray[np.int64], job: GuardedJob, zones: int
 ) -> NDArray[np.int64]:
     """Return the target, or on demand where anything else could miss the deadline.
 

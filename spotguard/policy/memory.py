@@ -16,14 +16,14 @@ STALE_S = 7200.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class PlaceAnswer:
     """What one place said when it was asked; None if it was not asked."""
 
     up: bool | None
     nodes: int | None = None
 
 
-def remembered(seen: Seen, answer: Answer, elapsed_s: float, hazard: Hazard) -> Seen:
+def remembered(seen: Seen, answer: PlaceAnswer, elapsed_s: float, hazard: Hazard) -> Seen:
     """Return what is known of a place `elapsed_s` later, and after its answer."""
     keep = 0.5 ** (elapsed_s / HALF_LIFE_S)
     faded = replace(

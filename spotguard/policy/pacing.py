@@ -18,7 +18,7 @@ from spotguard.policy.hazard import SHAPE
 
 if TYPE_CHECKING:
     from spotguard.policy.hazard import Hazard
-    from spotguard.policy.view import Job, Place, Running, View
+    from spotguard.policy.view import JobState, MarketPlace, Running, View
 
 KAPPA = 0.8
 FADED = 0.3
@@ -44,7 +44,7 @@ class Choice:
     life_h: float
 
 
-def expected_life_h(place: Place, hazard: Hazard, most_h: float) -> float:
+def expected_life_h(place: MarketPlace, hazard: Hazard, most_h: float) -> float:
     """Return for how long the spot nodes of a place last, on average, at most `most_h`."""
     seen = place.seen
     frailty = (SHAPE + seen.taken) / (SHAPE + seen.taken_expected)
@@ -56,7 +56,7 @@ def expected_life_h(place: Place, hazard: Hazard, most_h: float) -> float:
     return float(step_h * np.exp(-frailty * passed).sum())
 
 
-def dollar_price(job: Job, least_usd_per_h: float) -> float:
+def dollar_price(job: JobState, least_usd_per_h: float) -> float:
     """Return what a dollar must earn, in node-hours of one node's speed.
 
     `rate = money / time; n = clip(rate / p, 1, N); lambda = kappa alpha n^(alpha-1) / p`, faded to
@@ -97,7 +97,7 @@ def best_choice(view: View, hazard: Hazard) -> Choice | None:
 
 
 def _of_place(
-    view: View, place: Place, hazard: Hazard, dollar: float, left_h: float
+    view: View, place: MarketPlace, hazard: Hazard, dollar: float, left_h: float
 ) -> list[Choice]:
     choices = []
     if place.spot_usd_per_h and place.seen.answers:
@@ -121,7 +121,7 @@ def _of_place(
 
 
 def _sizes(
-    job: Job,
+    job: JobState,
     name: str,
     market: str,
     price: float,

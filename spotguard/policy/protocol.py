@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from spotguard.errors import UsageError
-from spotguard.policy.action import ON_DEMAND, SPOT, Buy, Leave, Move, Stay
+from spotguard.policy.action import ON_DEMAND, SPOT, Buy, HoldOff, Leave, Move, Stay
 from spotguard.policy.decide import PACING, ROLLOUT, RULES
-from spotguard.policy.memory import Answer
+from spotguard.policy.memory import PlaceAnswer
 from spotguard.policy.session import Offered, Session, Tick
-from spotguard.policy.view import Job, Running
+from spotguard.policy.view import JobState, Running
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -118,7 +118,7 @@ class Driver:
                 name=name,
                 spot_usd_per_h=known.spot,
                 on_demand_usd_per_h=known.on_demand,
-                answer=answers.get(name, Answer(up=None)),
+                answer=answers.get(name, PlaceAnswer(up=None)),
                 move_usd=self._move_usd(name),
             )
             for name, known in self.places.items()
@@ -138,18 +138,18 @@ class Driver:
         self.ticks += 1
         return printed(action)
 
-    def _told(self, name: str, entry: dict[str, Any]) -> Answer:
+    def _told(self, name: str, entry: dict[str, Any]) -> PlaceAnswer:
         known = self.places.setdefault(name, _Known(on_demand=self.default_on_demand))
         _note_prices(known, name, entry, self._nodes_priced())
         said = _first(entry, _UP)
         if said is None:
-            return Answer(up=None)
+            return PlaceAnswer(up=None)
         if isinstance(said, bool):
-            return Answer(up=said)
+            return PlaceAnswer(up=said)
         nodes = _number(said, f"places: {name}: answers")
         assert nodes is not None
         gang = self.session.job.nodes_min or self.session.job.nodes
-        return Answer(up=nodes >= gang, nodes=int(nodes))
+        return PlaceAnswer(up=nodes >= gang, nodes=int(nodes))
 
     def _nodes_priced(self) -> int:
         return self.session.job.nodes if self.per_gang else 1
@@ -266,7 +266,7 @@ def driver_of(line: str) -> Driver:
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise UsageError(f"seed must be a whole number from 0, not {seed!r}")
     session = Session(
-        job=Job(
+        job=JobState(
             work_left_s=work_s or math.inf,
             left_s=deadline_s,
             start_s=300.0 if start_s is None else start_s,
@@ -322,7 +322,7 @@ def answered(lines: Iterable[str]) -> Iterator[str]:
 
 def printed(action: Action) -> str:
     """Return an action as a JSON object on one line."""
-    word = type(action).__name__.lower()
+    word = "wait" if isinstance(action, HoldOff) else type(action).__name__.lower()
     body = {name: value for name, value in asdict(action).items() if value != ()}
     if isinstance(action, (Stay, Leave)) and "place" in body:
         body.pop("place")

@@ -71,7 +71,7 @@ class Problem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class Thresholds:
     """Cap and slack in force, per problem, and what they are expected to cost."""
 
     cap: NDArray[np.float64]
@@ -86,22 +86,22 @@ class Setting:
     """(problems, futures) seconds until the work is done."""
 
 
-def tier_setting(price: NDArray[np.float64]) -> Setting:
+def tier_setting(price: NDArray[np.float64]) -> Thresholds:
     """Return the constants: the cheapest level of prices, and a slack of 0.15."""
     least = price.min(axis=1)
-    return Setting(cap=least * SAME_PRICE, theta=np.full(len(price), TIER_THETA))
+    return Thresholds(cap=least * SAME_PRICE, theta=np.full(len(price), TIER_THETA))
 
 
 def choose(
     problem: Problem,
     *,
-    in_force: Setting | None,
+    in_force: Thresholds | None,
     hazard: Hazard,
     evidence: Evidence,
     rng: np.random.Generator,
     futures: int = FUTURES,
     screened: int = SCREENED,
-) -> Setting:
+) -> Thresholds:
     """Return the setting that costs least in drawn futures, per problem."""
     played = _Played(problem, hazard=hazard, evidence=evidence, futures=futures, rng=rng)
     caps, thetas, favour = _candidates(problem, in_force)
@@ -115,7 +115,7 @@ def choose(
     best = np.argmin(mean * favour[rows, finalists], axis=1)
     one = np.arange(len(caps))
     winner = finalists[one, best]
-    return Setting(
+    return Thresholds(
         cap=caps[one, winner],
         theta=thetas[one, winner],
         mean_usd=mean[one, best],
@@ -126,7 +126,7 @@ def choose(
 
 def outcomes(
     problem: Problem,
-    setting: Setting,
+    setting: Thresholds,
     *,
     hazard: Hazard,
     evidence: Evidence,
@@ -144,7 +144,7 @@ def outcomes(
 
 
 def _candidates(
-    problem: Problem, in_force: Setting | None
+    problem: Problem, in_force: Thresholds | None
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Return caps, slacks and favours of all candidates, each of shape (problems, candidates)."""
     problems = len(problem.price)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 TINY = 1e-9
 
 
-class Job(NamedTuple):
+class GuardedJob(NamedTuple):
     """What the guard needs to know; each a number or an array that broadcasts with the others."""
 
     left: Any
@@ -60,7 +60,7 @@ def wanted(
 
 
 def stepped(
-    running: NDArray[np.int64], target: NDArray[np.int64], job: Job, zones: int
+    running: NDArray[np.int64], target: NDArray[np.int64], job: GuardedJob, zones: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Return the paid part of a step, the work that is left after it, and the start that is left.
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from spotguard.policy.action import SPOT, Buy, Leave, Move
-from spotguard.policy.decide import ROLLOUT, Decision, Model, decide
-from spotguard.policy.memory import Answer, remembered
-from spotguard.policy.view import Job, Place, Running, Seen, View
+from spotguard.policy.decide import ROLLOUT, Decided, Model, decide
+from spotguard.policy.memory import PlaceAnswer, remembered
+from spotguard.policy.view import JobState, MarketPlace, Running, Seen, View
 
 if TYPE_CHECKING:
     from spotguard.policy.action import Action
@@ -30,7 +30,7 @@ class Offered:
     name: str
     spot_usd_per_h: float | None
     on_demand_usd_per_h: float | None
-    answer: Answer
+    answer: PlaceAnswer
     move_usd: float = 0.0
 
 
@@ -51,7 +51,7 @@ class Tick:
 class Session:
     """Decides tick after tick."""
 
-    job: Job
+    job: JobState
     """As it began; `left_s` is the time until the deadline then."""
     tick_s: float
     seed: int = 0
@@ -59,7 +59,7 @@ class Session:
     budget_usd: float | None = None
     model: Model | None = None
     seen: dict[str, Seen] = field(default_factory=dict)
-    last: Decision | None = None
+    last: Decided | None = None
     view: View | None = None
     _due_s: float = 0.0
     _before: Tick | None = None
@@ -180,7 +180,7 @@ class Session:
                 budget_left_usd=budget,
             ),
             places=tuple(
-                Place(
+                MarketPlace(
                     name=place.name,
                     spot_usd_per_h=place.spot_usd_per_h,
                     on_demand_usd_per_h=place.on_demand_usd_per_h,

@@ -34,7 +34,7 @@ class Seen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class MarketPlace:
     """Where nodes can be bought. Prices are USD per node and hour."""
 
     name: str
@@ -59,7 +59,7 @@ class Running:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class JobState:
     """What is to be done."""
 
     work_left_s: float
@@ -92,8 +92,8 @@ class Job:
 class View:
     """All that `decide` is told."""
 
-    job: Job
-    places: tuple[Place, ...]
+    job: JobState
+    places: tuple[MarketPlace, ...]
     running: Running | None = None
     tick_s: float = 600.0
     """Seconds until the next decision can be made."""

@@ -12,7 +12,7 @@ from spotguard.policy.decide import CONSTANTS, GREEDY, RULES, Model, decide
 from spotguard.policy.protocol import driver_of
 from spotguard.policy.simulation.players import Rollout, RuleOf, State, play
 from spotguard.policy.simulation.windows import Windows
-from spotguard.policy.view import Job, Place, Running, Seen, View
+from spotguard.policy.view import JobState, MarketPlace, Running, Seen, View
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -167,7 +167,7 @@ def test_no_action_costs_more_than_the_budget_has(
     """What is run until the next decision can be paid, whatever the rule and the deadline say."""
     seen = Seen(up=True, nodes=nodes, unseen_s=0.0)
     view = View(
-        job=Job(
+        job=JobState(
             work_left_s=36_000,
             left_s=40_000,
             start_s=300,
@@ -175,7 +175,7 @@ def test_no_action_costs_more_than_the_budget_has(
             nodes_min=1 if elastic else None,
             budget_left_usd=left_usd,
         ),
-        places=(Place(name="a", spot_usd_per_h=spot, on_demand_usd_per_h=4.0, seen=seen),),
+        places=(MarketPlace(name="a", spot_usd_per_h=spot, on_demand_usd_per_h=4.0, seen=seen),),
         running=None if running is None else Running(place="a", market=running, nodes=nodes),
     )
     action = decide(view, Model.of("H100", nodes), 0, rule=rule).action
@@ -190,10 +190,10 @@ def test_no_action_costs_more_than_the_budget_has(
 
 def test_nothing_is_left_for_a_place_that_has_not_answered() -> None:
     """Paid nodes are given up only for a place that said just now that it has nodes."""
-    there = Place(name="a", spot_usd_per_h=None, on_demand_usd_per_h=9.0)
-    silent = Place(name="b", spot_usd_per_h=1.0)
+    there = MarketPlace(name="a", spot_usd_per_h=None, on_demand_usd_per_h=9.0)
+    silent = MarketPlace(name="b", spot_usd_per_h=1.0)
     view = View(
-        job=Job(work_left_s=36_000, left_s=200_000, start_s=300),
+        job=JobState(work_left_s=36_000, left_s=200_000, start_s=300),
         places=(there, silent),
         running=Running(place="a", market="on_demand", nodes=1),
     )
@@ -207,10 +207,12 @@ def test_the_same_seed_gives_the_same_decision(rule: str) -> None:
     """A decision depends on nothing but view, model and seed."""
     seen = Seen(up=True, unseen_s=0.0)
     view = View(
-        job=Job(work_left_s=36_000, left_s=80_000, start_s=300, nodes=8, budget_left_usd=900.0),
+        job=JobState(
+            work_left_s=36_000, left_s=80_000, start_s=300, nodes=8, budget_left_usd=900.0
+        ),
         places=(
-            Place(name="a", spot_usd_per_h=2.0, on_demand_usd_per_h=9.0, seen=seen),
-            Place(name="b", spot_usd_per_h=1.5, on_demand_usd_per_h=9.0),
+            MarketPlace(name="a", spot_usd_per_h=2.0, on_demand_usd_per_h=9.0, seen=seen),
+            MarketPlace(name="b", spot_usd_per_h=1.5, on_demand_usd_per_h=9.0),
         ),
     )
     first, second = (decide(view, Model.of("H100", 8), 7, rule=rule) for _ in range(2))

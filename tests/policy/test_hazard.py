@@ -5,7 +5,7 @@ import pytest
 
 from spotguard.policy.futures import draw_futures
 from spotguard.policy.hazard import Evidence, fitted, pooled
-from spotguard.policy.memory import Answer, remembered
+from spotguard.policy.memory import PlaceAnswer, remembered
 from spotguard.policy.recorded import DATASETS, recorded
 from spotguard.policy.simulation.omniscient import least_usd
 from spotguard.policy.simulation.players import Rollout, RuleOf, play
@@ -67,11 +67,11 @@ def test_futures_begin_with_what_was_seen() -> None:
 def test_what_was_seen_fades() -> None:
     """An interruption counts half a day later, and a place is told by its own behaviour."""
     hazard = pooled("V100", 1)
-    seen = remembered(Seen(), Answer(up=True), 0.0, hazard)
-    seen = remembered(seen, Answer(up=False), 600.0, hazard)
+    seen = remembered(Seen(), PlaceAnswer(up=True), 0.0, hazard)
+    seen = remembered(seen, PlaceAnswer(up=False), 600.0, hazard)
     assert seen.taken == 1
     assert seen.age_s == 0
-    later = remembered(seen, Answer(up=None), 86_400.0, hazard)
+    later = remembered(seen, PlaceAnswer(up=None), 86_400.0, hazard)
     assert later.taken == pytest.approx(0.5)
     assert later.unseen_s == 86_400
     assert later.answers is None

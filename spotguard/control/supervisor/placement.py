@@ -18,8 +18,8 @@ from spotguard.control.supervisor.attempt_limits import end_margin_s
 from spotguard.events.states import EndReason, Market
 from spotguard.policy.action import ON_DEMAND, SPOT, Buy
 from spotguard.policy.decide import Model, decide
-from spotguard.policy.memory import Answer, remembered
-from spotguard.policy.view import Job, Place, Seen, View
+from spotguard.policy.memory import PlaceAnswer, remembered
+from spotguard.policy.view import JobState, MarketPlace, Seen, View
 from spotguard.shared.units import format_duration
 
 if TYPE_CHECKING:
@@ -327,7 +327,7 @@ def _view(
     limits = record.limits
     assert limits.deadline_at is not None
     return View(
-        job=Job(
+        job=JobState(
             work_left_s=max(1.0, _work_s(record, nodes)),
             left_s=limits.deadline_at - now - end_margin_s(record, policy),
             start_s=_start_s(record, now, policy),
@@ -335,7 +335,7 @@ def _view(
             nodes=nodes,
         ),
         places=tuple(
-            Place(
+            MarketPlace(
                 name=name,
                 spot_usd_per_h=_price(named.get((name, SPOT))),
                 on_demand_usd_per_h=_price(named.get((name, ON_DEMAND))),
@@ -374,11 +374,11 @@ def _seen(record: RunRecord, offer: Offer | None, nodes: int, now: float, hazard
         told.append((now, False))
     seen, last_at = Seen(), now
     for at, up in sorted(told):
-        seen = remembered(seen, Answer(up=up), max(0.0, at - last_at), hazard)
+        seen = remembered(seen, PlaceAnswer(up=up), max(0.0, at - last_at), hazard)
         last_at = at
     if not told or last_at >= now:
         return seen
-    return remembered(seen, Answer(up=None), now - last_at, hazard)
+    return remembered(seen, PlaceAnswer(up=None), now - last_at, hazard)
 
 
 def _accelerator(record: RunRecord) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from spotguard.policy.decide import Model, evidence_of, problem_of
 from spotguard.policy.recorded import zones_of
-from spotguard.policy.rollout import Setting, choose, outcomes
+from spotguard.policy.rollout import Thresholds, choose, outcomes
 
 if TYPE_CHECKING:
     from spotguard.policy.view import View
@@ -51,7 +51,7 @@ def forecast(view: View, model: Model, seed: int) -> Forecast | None:
     rng = np.random.default_rng(seed)
     force = None
     if model.cap_usd_per_h is not None and model.theta is not None:
-        force = Setting(cap=np.array([model.cap_usd_per_h]), theta=np.array([model.theta]))
+        force = Thresholds(cap=np.array([model.cap_usd_per_h]), theta=np.array([model.theta]))
     setting = choose(problem, in_force=force, hazard=model.hazard, evidence=evidence, rng=rng)
     usd, finish = outcomes(
         problem, setting, hazard=model.hazard, evidence=evidence, rng=rng, futures=FUTURES

@@ -9,8 +9,8 @@ import numpy as np
 
 from spotguard.policy.guard import guarded
 from spotguard.policy.hazard import Evidence, Hazard, pooled
-from spotguard.policy.rollout import Problem, Setting, choose, tier_setting
-from spotguard.policy.rule import Job, stepped, wanted
+from spotguard.policy.rollout import Problem, Thresholds, choose, tier_setting
+from spotguard.policy.rule import GuardedJob, stepped, wanted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -78,7 +78,7 @@ def play(windows: Windows, player: Player, *, with_guard: bool = True) -> Outcom
         taken = spot & ~up[rows, np.minimum(state.running, zones - 1)]
         state.running = np.where(taken, zones + 1, state.running)
         target = player.want(state)
-        job = Job(windows.deadline - tick, state.work, windows.start, state.starting)
+        job = GuardedJob(windows.deadline - tick, state.work, windows.start, state.starting)
         if with_guard:
             target = guarded(state.running, target, job, zones)
         target = np.where(state.work > 0, target, zones + 1)
@@ -105,12 +105,12 @@ class RuleOf:
     def begin(self, windows: Windows) -> None:
         """Get ready for these windows."""
         self.windows = windows
-        self.setting: Setting | None = None
+        self.setting: Thresholds | None = None
 
-    def settle(self, state: State) -> Setting:
+    def settle(self, state: State) -> Thresholds:
         """Return cap and slack for this tick: the constants."""
         tier = tier_setting(self.windows.price[:, min(state.tick, self.windows.up.shape[1] - 1)])
-        return Setting(cap=tier.cap, theta=np.full(len(tier.cap), self.theta))
+        return Thresholds(cap=tier.cap, theta=np.full(len(tier.cap), self.theta))
 
     def want(self, state: State) -> NDArray[np.int64]:
         """Return where the rule wants to be."""
@@ -187,7 +187,7 @@ class Rollout(RuleOf):
         self.caps = np.zeros(count)
         self.thetas = np.zeros(count)
 
-    def settle(self, state: State) -> Setting:
+    def settle(self, state: State) -> Thresholds:
         """Return cap and slack for this tick."""
         windows = self.windows
         seen = min(state.tick, windows.up.shape[1] - 1)
@@ -213,7 +213,7 @@ class Rollout(RuleOf):
         which: NDArray[np.int64] = np.flatnonzero(due)
         if len(which):
             self._choose(which, state, up, price)
-        return Setting(cap=self.caps, theta=self.thetas)
+        return Thresholds(cap=self.caps, theta=self.thetas)
 
     def _choose(
         self,
@@ -239,7 +239,7 @@ class Rollout(RuleOf):
         ).picked(which)
         part = Evidence(up[which].shape)
         part.changes, part.expected = self.evidence.changes[which], self.evidence.expected[which]
-        force = Setting(cap=self.caps[which], theta=self.thetas[which]) if state.tick else None
+        force = Thresholds(cap=self.caps[which], theta=self.thetas[which]) if state.tick else None
         chosen = choose(
             problem,
             in_force=force,
