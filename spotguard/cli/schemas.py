@@ -43,6 +43,7 @@ from spotguard.events.states import CheckpointKind, EndReason, Market, RunState
 from spotguard.launch.base import PriceSource, Skipped, Unchecked
 from spotguard.plan.carbon.factors import Factor
 from spotguard.plan.job import JobPlan
+from spotguard.policy.simulation.report import Simulation
 from spotguard.shared.documents import Form, forms
 from spotguard.spec.file_schema import file_schema
 from spotguard.spec.sources import SettingsDocument
@@ -56,6 +57,7 @@ DOCUMENTS: Final[dict[str, type]] = {
     "runs": RunsDocument,
     "report": ReportDocument,
     "plan": JobPlan,
+    "simulate": Simulation,
     "config show": SettingsDocument,
     "checkpoints ls": CheckpointsDocument,
     "checkpoints show": CheckpointDocument,

@@ -352,6 +352,19 @@ class JobSpec(_Frozen):
     """When nodes may be bought on demand though `market` is spot: never, once no spot node was to
     be had for some time, or only if the deadline cannot be kept otherwise."""
 
+    max_price_usd_per_h: Annotated[
+        float | None,
+        Setting(
+            parse=IfGiven(usd),
+            allowed="an amount of USD per node and hour above 0, such as 1.20",
+            example="1.20",
+            key="max_price",
+            flag="--max-price",
+        ),
+    ] = None
+    """No spot node that costs more per hour is bought, and none whose price is unknown. What is
+    bought on demand is not bound by it."""
+
     template: Annotated[
         str,
         Setting(

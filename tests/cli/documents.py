@@ -224,6 +224,8 @@ def _of_plans(patch: pytest.MonkeyPatch, home: Path) -> Iterator[tuple[str, list
     yield "config show", _printed("config", "show", script)
     yield "config show", _printed("config", "show", script, *job)
     yield "plan", _printed("plan", script)
+    short = ("--work", "1h", "--deadline", "3h", "--runs", "2", "--market", "H100")
+    yield "simulate", _printed("simulate", script, *short)
     found = Survey(
         offers=(FAKE_OFFER, _offer("aws", Market.SPOT, 0.25), _offer("gcp", Market.ON_DEMAND)),
         skipped=(Skipped(place="aws/eu-west-1", market=Market.SPOT, why="has no price"),),

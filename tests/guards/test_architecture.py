@@ -30,11 +30,11 @@ MAY_IMPORT = {
     "integrations": {"runtime"} | STATE,
     "plan": STATE,
     "spec": STATE,
+    "policy": FOUNDATION,
     "launch": STATE,
-    "control": {"launch", "plan", "spec"} | STATE,
-    "pages": {"control", "launch", "plan", "spec"} | STATE,
-    "cli": {"pages", "control", "launch", "plan", "spec"} | STATE,
-    "integrations": {"runtime"} | STATE,
+    "control": {"launch", "plan", "policy", "spec"} | STATE,
+    "pages": {"control", "launch", "plan", "policy", "spec"} | STATE,
+    "cli": {"pages", "control", "launch", "plan", "policy", "spec"} | STATE,
     "testing": {"storage", "launch", "events"} | FOUNDATION,
 }
 """The arrows of docs/architecture.md, each with all that lies further along it."""

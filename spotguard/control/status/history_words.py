@@ -194,7 +194,14 @@ def _intended(entry: Entry) -> tuple[str, str]:
     place = "/".join(name for name in names if name)
     price = offer["price_usd_per_h"]
     rate = "at an unknown price" if price is None else f"at {format_usd(price)} per node and hour"
-    return _plain(f"launching {_nodes(entry.data['nodes'])} in {place} {rate}", "cyan")
+    words = f"launching {_nodes(entry.data['nodes'])} in {place} {rate}{_why(entry)}"
+    return _plain(words, "cyan")
+
+
+def _why(entry: Entry) -> str:
+    """Return the reason that the journal gives; journals of older versions give none."""
+    why = entry.data.get("why")
+    return f": {why}" if isinstance(why, str) and why else ""
 
 
 def _launched(entry: Entry) -> tuple[str, str]:
@@ -205,7 +212,8 @@ def _launched(entry: Entry) -> tuple[str, str]:
 
 def _waiting(entry: Entry) -> tuple[str, str]:
     wait_s = max(0.0, entry.data["retry_at"] - entry.at)
-    return _plain(f"waiting for capacity, asking again in {format_duration(wait_s)}", "yellow")
+    words = f"waiting for capacity, asking again in {format_duration(wait_s)}{_why(entry)}"
+    return _plain(words, "yellow")
 
 
 def _node_ended(entry: Entry) -> tuple[str, str]:

@@ -24,6 +24,8 @@ class Intend:
     nodes: int
     offer: Offer
     allotment: Allotment
+    why: str = ""
+    """Why these nodes, as a sentence."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ class BackOff:
     """No place has even the smallest number of nodes: try again at `retry_at`."""
 
     retry_at: float
+    why: str = ""
+    """Why nothing is bought until then, as a sentence."""
 
 
 @dataclass(frozen=True)

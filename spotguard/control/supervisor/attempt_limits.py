@@ -50,6 +50,12 @@ def allot(
     )
 
 
+def end_margin_s(record: RunRecord, policy: Policy) -> float:
+    """Return how long before a limit the job stops: for its last save, and for the nodes' end."""
+    margins = _Margins.of(record, policy)
+    return margins.save_s + margins.teardown_s
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Margins:
     """What the run's own attempts have shown about saves, teardowns and starts."""

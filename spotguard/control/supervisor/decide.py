@@ -39,7 +39,12 @@ from spotguard.control.supervisor.actions import (
 )
 from spotguard.control.supervisor.attempt_limits import allot
 from spotguard.control.supervisor.end_reason import judge, judge_nodes, words_of_patience
-from spotguard.control.supervisor.placement import back_to_spot_due, offers_now, regrow_due
+from spotguard.control.supervisor.placement import (
+    advised,
+    back_to_spot_due,
+    regrow_due,
+    will_buy_later,
+)
 from spotguard.control.supervisor.request import may_go_on_in_place
 from spotguard.errors import BudgetExhausted, DeadlineReached, EnvironmentFailure, JobFailed
 from spotguard.errors import NoCapacity as NoCapacityError
@@ -180,8 +185,11 @@ def _next_launch(
     """Take the largest number of nodes that can be paid and was not refused in this round."""
     refusals: list[EndReason] = []
     unpriced, priced = None, bool(record.tried)
+    why = ""
     for nodes in node_ladder(record.limits.nodes_min, record.limits.nodes_max):
-        for offer in offers_now(record, offers, now, policy):
+        advice = advised(record, offers, nodes, now, policy)
+        why = advice.why
+        for offer in advice.offers:
             if (nodes, place_key(offer)) in record.tried:
                 continue
             if _price_forbids(record, offer):
@@ -196,16 +204,18 @@ def _next_launch(
                 policy=policy,
             )
             if not isinstance(allotted, EndReason):
-                return Intend(nodes=nodes, offer=offer, allotment=allotted)
+                return Intend(nodes=nodes, offer=offer, allotment=allotted, why=why)
             refusals.append(allotted)
     if unpriced is not None and not priced:
         return _unknown_price(record, unpriced)
     if refusals and not record.tried:
         return _refused(record, refusals[0], now)
-    return _no_capacity(record, now, policy)
+    return _no_capacity(record, offers, now, policy, why)
 
 
-def _no_capacity(record: RunRecord, now: float, policy: Policy) -> Action:
+def _no_capacity(
+    record: RunRecord, offers: tuple[Offer, ...], now: float, policy: Policy, why: str
+) -> Action:
     if record.tried and not record.mendable and record.rounds >= _rounds_of_doubt(record):
         return Settle(
             state=RunState.FAILED,
@@ -213,7 +223,8 @@ def _no_capacity(record: RunRecord, now: float, policy: Policy) -> Action:
             exit_code=EnvironmentFailure.exit_code,
         )
     since = now if record.waiting_since is None else record.waiting_since
-    if now - since >= policy.capacity_patience_s:
+    patience_is_over = now - since >= policy.capacity_patience_s
+    if patience_is_over and not will_buy_later(record, offers, now, policy):
         return Settle(
             state=RunState.PAUSED,
             detail=f"no place had {record.limits.nodes_min} node(s) for "
@@ -222,7 +233,7 @@ def _no_capacity(record: RunRecord, now: float, policy: Policy) -> Action:
         )
     # The exponent is capped so that a long wait cannot overflow a float.
     delay_s = policy.capacity_backoff_s * 2.0 ** min(record.rounds, 30)
-    return BackOff(now + min(delay_s, policy.capacity_backoff_max_s))
+    return BackOff(now + min(delay_s, policy.capacity_backoff_max_s), why)
 
 
 def _rounds_of_doubt(record: RunRecord) -> int:

@@ -1,28 +1,38 @@
 """Spot or on demand, and where: which of the offers may be asked now, in which order. Pure.
 
-Spot whenever there is some. With none, wait as long as the deadline leaves slack for it; on demand
-when the user's rule says so, and only on demand when nothing else keeps the deadline. A place that
-took nodes a while ago is asked last.
+Under a deadline `spotguard.policy` decides, on what the journal tells of each place. Elsewhere it
+is spot whenever there is some, and on demand when the user's rule says so; a place that took nodes
+a while ago is asked last. Paid nodes are never given up for a place that has not answered.
 """
 
 from __future__ import annotations
 
+import zlib
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from spotguard.control.journal import cost
 from spotguard.control.journal.record import place_key
+from spotguard.control.supervisor.attempt_limits import end_margin_s
 from spotguard.events.states import EndReason, Market
+from spotguard.policy.action import ON_DEMAND, SPOT, Buy
+from spotguard.policy.decide import Model, decide
+from spotguard.policy.memory import PlaceAnswer, remembered
+from spotguard.policy.view import JobState, MarketPlace, Seen, View
+from spotguard.shared.units import format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from spotguard.control.journal.record import AttemptRecord, RunRecord
     from spotguard.control.supervisor.policy import Policy
     from spotguard.launch.base import Offer
+    from spotguard.policy.action import Action
+    from spotguard.policy.hazard import Hazard
 
 _SLACK = 0.1
-"""Of the work that is left, kept for interruptions before the deadline decides the market."""
+"""Of the work that is left: with less slack than this nobody waits for spot."""
 _MOST_DOUBLINGS = 5
 _ASK_AHEAD_S = 300.0
 """So long before on-demand nodes may be given up it is asked whether spot ones are free: the
@@ -30,6 +40,34 @@ answer takes a while, and is not waited for."""
 _TAKEN = frozenset(
     {EndReason.PREEMPTED, EndReason.TERMINATED, EndReason.NODE_LOST, EndReason.VANISHED}
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """What may be bought now, in which order; none is to wait. `why` is a sentence."""
+
+    offers: tuple[Offer, ...]
+    why: str
+
+
+def advised(
+    record: RunRecord, offers: Sequence[Offer], nodes: int, now: float, policy: Policy
+) -> Advice:
+    """Return the offers that may be asked for so many nodes, and why these."""
+    offers = [offer for offer in offers if not _too_dear(offer, policy.max_usd_per_h)]
+    deadline = policy.on_demand_for_deadline and record.limits.deadline_at is not None
+    priced = all(offer.price_usd_per_h is not None for offer in offers)
+    bought = any(offer.market is Market.ON_DEMAND for offer in offers)
+    if deadline and policy.market is Market.SPOT and priced and bought:
+        return _by_policy(record, offers, nodes, now, policy)
+    ranked = offers_now(record, offers, now, policy)
+    return Advice(offers=tuple(ranked), why=_why(record, ranked, now, policy))
+
+
+def _too_dear(offer: Offer, max_usd_per_h: float | None) -> bool:
+    if max_usd_per_h is None or offer.market is not Market.SPOT:
+        return False
+    return offer.price_usd_per_h is None or offer.price_usd_per_h > max_usd_per_h
 
 
 def offers_now(
@@ -51,17 +89,39 @@ def offers_now(
 
 
 def markets_now(record: RunRecord, now: float, policy: Policy) -> frozenset[Market]:
-    """Return the markets in which nodes may be bought now."""
+    """Return the markets in which nodes may be bought now, where no price helps to choose.
+
+    A deadline that presses forbids to wait, not to buy spot; that is forbidden only where nodes
+    that are taken at once would leave no time for a start on demand.
+    """
     if policy.market is None:
         return frozenset(Market)
     if policy.market is Market.ON_DEMAND:
         return frozenset({Market.ON_DEMAND})
-    if policy.on_demand_for_deadline and _deadline_presses(record, now):
-        return frozenset({Market.ON_DEMAND})
+    slack_s = _slack_s(record, record.limits.nodes_max, now, policy)
+    if policy.on_demand_for_deadline and slack_s is not None:
+        if slack_s < _start_s(record, now, policy) + policy.ask_s:
+            return frozenset({Market.ON_DEMAND})
+        if slack_s < _pressing_s(record, record.limits.nodes_max):
+            return frozenset({Market.SPOT, Market.ON_DEMAND})
     waited_s = 0.0 if record.waiting_since is None else now - record.waiting_since
     if policy.on_demand_after_s is not None and waited_s >= policy.on_demand_after_s:
         return frozenset({Market.SPOT, Market.ON_DEMAND})
     return frozenset({Market.SPOT})
+
+
+def will_buy_later(record: RunRecord, offers: Iterable[Offer], now: float, policy: Policy) -> bool:
+    """Tell whether the user's rule may yet buy on demand what it does not buy now."""
+    if policy.market is not Market.SPOT:
+        return False
+    if not any(offer.market is Market.ON_DEMAND for offer in offers):
+        return False
+    deadline_at = record.limits.deadline_at
+    if policy.on_demand_for_deadline and deadline_at is not None:
+        return now < deadline_at
+    return policy.on_demand_after_s is not None and Market.ON_DEMAND not in markets_now(
+        record, now, policy
+    )
 
 
 def back_to_spot_due(
@@ -74,14 +134,15 @@ def back_to_spot_due(
 ) -> bool:
     """Tell whether an attempt that made do with on-demand nodes shall look for spot again.
 
-    Not where it is known that too few are free (`free_spot`; None is unknown). Each try in a row
-    that ended on demand again doubles the time until the next one.
+    Only where it is known that enough are free (`free_spot`; None is unknown): paid nodes are not
+    given up for a place that has not answered. Each try in a row that ended on demand again
+    doubles the time until the next one.
     """
     if not _made_do(attempt, policy):
         return False
-    if free_spot is not None and free_spot < record.limits.nodes_min:
+    if free_spot is None or free_spot < record.limits.nodes_min:
         return False
-    if policy.on_demand_for_deadline and _deadline_presses(record, now):
+    if policy.on_demand_for_deadline and not _time_for_spot(record, attempt, now, policy):
         return False
     return now - attempt.intended_at >= _back_to_spot_after_s(record, policy)
 
@@ -175,22 +236,151 @@ def work_left_s(record: RunRecord, nodes: int) -> float | None:
     return max(0, record.total_steps - max(steps, default=0)) * min(paces) / nodes
 
 
-def _deadline_presses(record: RunRecord, now: float) -> bool:
-    """Tell whether waiting for spot nodes, or losing some, would miss the deadline."""
+def _time_for_spot(record: RunRecord, attempt: AttemptRecord, now: float, policy: Policy) -> bool:
+    """Tell whether spot nodes that are taken at once would still leave time for on-demand ones."""
+    slack_s = _slack_s(record, attempt.nodes, now, policy)
+    if slack_s is None:
+        return True
+    start_s = _start_s(record, now, policy)
+    return slack_s >= max(start_s + policy.ask_s, _pressing_s(record, attempt.nodes))
+
+
+def _pressing_s(record: RunRecord, nodes: int) -> float:
+    """Return the slack below which nobody waits: half as much where the work is but assumed."""
+    share = _SLACK / 2 if work_left_s(record, nodes) is None else _SLACK
+    return share * _work_s(record, nodes)
+
+
+def _work_s(record: RunRecord, nodes: int) -> float:
+    """Return the work that is left; of a job that has shown no pace, the most that it may have.
+
+    That is all of the time that the user gave it, less the slack that belongs to so much work.
+    """
+    left_s = work_left_s(record, nodes)
+    if left_s is not None:
+        return left_s
+    assert record.limits.deadline_at is not None
+    return (record.limits.deadline_at - record.created_at) / (1 + _SLACK)
+
+
+def _slack_s(record: RunRecord, nodes: int, now: float, policy: Policy) -> float | None:
+    """Return the time beyond the work, one start and the last save; None without a deadline."""
     deadline_at = record.limits.deadline_at
-    left_s = work_left_s(record, record.limits.nodes_max)
     if deadline_at is None:
-        return False
-    if left_s is None:
-        return _waited_long(record, deadline_at, now)
-    starts = [cost.startup_s(each, now) for each in record.attempts if each.started_at is not None]
-    slack_s = deadline_at - now - left_s - min(starts, default=0.0)
-    return slack_s < _SLACK * left_s
+        return None
+    left_s = deadline_at - now - end_margin_s(record, policy)
+    return left_s - _work_s(record, nodes) - _start_s(record, now, policy)
 
 
-def _waited_long(record: RunRecord, deadline_at: float, now: float) -> bool:
-    """Tell the same of a job that never ran: it may need all of the time that there was for it."""
-    since = record.waiting_since
-    if since is None or any(attempt.started_at is not None for attempt in record.attempts):
-        return False
-    return now - since > _SLACK * (deadline_at - since)
+def _start_s(record: RunRecord, now: float, policy: Policy) -> float:
+    """Return what a start takes, its 95th percentile: of few that were seen, the longest."""
+    starts = sorted(
+        cost.startup_s(each, now) for each in record.attempts if each.started_at is not None
+    )
+    return starts[min(len(starts) - 1, int(0.95 * len(starts)))] if starts else policy.start_s
+
+
+def _why(record: RunRecord, ranked: Sequence[Offer], now: float, policy: Policy) -> str:
+    if not ranked:
+        return "waits: no place may be asked now"
+    first = ranked[0]
+    if first.market is Market.ON_DEMAND and policy.market is Market.SPOT:
+        return "buys on demand: the deadline leaves no time for a start that comes to nothing"
+    if len({offer.market for offer in ranked}) > 1 and policy.on_demand_after_s is not None:
+        waited_s = now - (record.waiting_since or now)
+        return f"asks for spot first, then on demand: it waited {format_duration(waited_s)}"
+    return "asks the places in the order of their price, one that just took nodes last"
+
+
+def _by_policy(
+    record: RunRecord, offers: Sequence[Offer], nodes: int, now: float, policy: Policy
+) -> Advice:
+    """Ask the policy, with all that the journal tells of each place."""
+    model = Model.of(_accelerator(record), nodes)
+    named: dict[tuple[str, str], Offer] = {}
+    for offer in offers:
+        market = SPOT if offer.market is Market.SPOT else ON_DEMAND
+        if (nodes, place_key(offer)) not in record.tried or market == SPOT:
+            named.setdefault((_place(offer), market), offer)
+    view = _view(record, named, nodes, now, policy, model.hazard)
+    seed = zlib.crc32(f"{record.run_id} {record.next_number} {record.rounds}".encode())
+    action = decide(view, model, seed).action
+    wanted = [named[key] for key in _asked(action) if key in named]
+    return Advice(offers=tuple(wanted), why=action.why)
+
+
+def _asked(action: Action) -> list[tuple[str, str]]:
+    if not isinstance(action, Buy):
+        return []
+    return [(action.place, action.market), *((name, SPOT) for name in action.then)]
+
+
+def _view(
+    record: RunRecord,
+    named: dict[tuple[str, str], Offer],
+    nodes: int,
+    now: float,
+    policy: Policy,
+    hazard: Hazard,
+) -> View:
+    """Return what the policy is told between two attempts."""
+    limits = record.limits
+    assert limits.deadline_at is not None
+    return View(
+        job=JobState(
+            work_left_s=max(1.0, _work_s(record, nodes)),
+            left_s=limits.deadline_at - now - end_margin_s(record, policy),
+            start_s=_start_s(record, now, policy),
+            reserve_s=_start_s(record, now, policy),  # of nodes that are taken as they start
+            nodes=nodes,
+        ),
+        places=tuple(
+            MarketPlace(
+                name=name,
+                spot_usd_per_h=_price(named.get((name, SPOT))),
+                on_demand_usd_per_h=_price(named.get((name, ON_DEMAND))),
+                seen=_seen(record, named.get((name, SPOT)), nodes, now, hazard),
+            )
+            for name in dict.fromkeys(name for name, _ in named)
+        ),
+        tick_s=policy.ask_s,
+    )
+
+
+def _price(offer: Offer | None) -> float | None:
+    return None if offer is None else offer.price_usd_per_h
+
+
+def _place(offer: Offer) -> str:
+    words = (offer.infra, offer.region, offer.zone, offer.instance_type)
+    return "/".join(word for word in words if word)
+
+
+def _seen(record: RunRecord, offer: Offer | None, nodes: int, now: float, hazard: Hazard) -> Seen:
+    """Return what the run's own attempts tell of a spot place, and this round's refusals."""
+    if offer is None:
+        return Seen()
+    key = place_key(offer)
+    told: list[tuple[float, bool]] = []
+    for attempt in record.attempts:
+        if place_key(attempt.offer) != key:
+            continue
+        begun_at = attempt.started_at if attempt.started_at is not None else attempt.up_at
+        if begun_at is not None:
+            told.append((begun_at, True))
+        if attempt.end is not None and attempt.end.reason in _TAKEN:
+            told.append((attempt.end.gone_at, False))
+    if (nodes, key) in record.tried:
+        told.append((now, False))
+    seen, last_at = Seen(), now
+    for at, up in sorted(told):
+        seen = remembered(seen, PlaceAnswer(up=up), max(0.0, at - last_at), hazard)
+        last_at = at
+    if not told or last_at >= now:
+        return seen
+    return remembered(seen, PlaceAnswer(up=None), now - last_at, hazard)
+
+
+def _accelerator(record: RunRecord) -> str:
+    gpus = record.spec.get("gpus")
+    return gpus.split(":")[0].upper() if isinstance(gpus, str) else ""

@@ -40,12 +40,18 @@ class Policy:
     own start-up, if that pays. None: only those that went on in place."""
     market: Market | None = None
     """What nodes are bought as; None is whatever is offered."""
+    max_usd_per_h: float | None = None
+    """No spot node that costs more is bought. None: no limit."""
     on_demand_after_s: float | None = None
     """Spot nodes that were not to be had for so long may be on-demand ones. None: never."""
     on_demand_for_deadline: bool = False
     """Nodes are bought on demand where the deadline could not be kept otherwise."""
     back_to_spot_after_s: float = 3600.0
     """An attempt that had to buy on demand is saved and launched anew after this."""
+    start_s: float = 30.0
+    """What a start takes, as long as none has been seen."""
+    ask_s: float = 60.0
+    """What asking for nodes in vain may take until the next decision."""
     avoid_lost_place_s: float = 1800.0
     """A place that took nodes is asked last for this long."""
     finish_patience_s: float = 300.0
@@ -88,6 +94,8 @@ SKY_POLICY = Policy(
     save_s=10.0,
     teardown_s=225.0,  # 60 s until a frozen job is killed; SkyPilot ended its cluster after 155 s
     useful_s=60.0,
+    start_s=600.0,
+    ask_s=600.0,
     regrow_startups=3.0,
 )
 """Where nodes are real, all takes longer: SkyPilot needs half a minute and more for a cluster."""
@@ -104,6 +112,7 @@ def policy_for(spec: JobSpec) -> Policy:
             SKY_POLICY,
             contact_patience_s=max(beats_s, SKY_POLICY.contact_patience_s),
             market=spec.market,
+            max_usd_per_h=spec.max_price_usd_per_h,
             on_demand_after_s=parse_duration_s(after) if rule == FALLBACK else None,
             on_demand_for_deadline=rule == DEADLINE,
         )

@@ -207,7 +207,7 @@ class Supervisor:
             case Intend():
                 self._intend(action)
             case BackOff():
-                self._ledger.write(Kind.WAITING, {"retry_at": action.retry_at})
+                self._ledger.write(Kind.WAITING, {"retry_at": action.retry_at, "why": action.why})
             case Alert():
                 self._ledger.write(Kind.ALERT, {"percent": action.percent})
             case Settle():
@@ -286,6 +286,7 @@ class Supervisor:
                 "nodes": action.nodes,
                 "offer": offer_to_json(action.offer),
                 "allotment": _allotment_to_json(action.allotment),
+                "why": action.why,
             },
             attempt=number,
         )

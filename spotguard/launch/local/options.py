@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from spotguard.errors import SpecError
 from spotguard.launch.interruptions import Interruption, parse_interruptions
-from spotguard.launch.spot_traces import Trace, read_trace
+from spotguard.shared.spot_traces import Trace, read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,11 +7,13 @@ import pytest
 
 from spotguard.control.journal.record import Limits, place_key
 from spotguard.control.supervisor.placement import (
+    advised,
     back_to_spot_due,
     markets_now,
     may_go_back_to_spot,
     offers_now,
     regrow_due,
+    will_buy_later,
     work_left_s,
 )
 from spotguard.control.supervisor.policy import Policy
@@ -43,7 +45,9 @@ def trained(*, step: int = 500, step_s: float = 1.0, nodes: int = 2) -> tuple[Li
     return (*launched(0.0, nodes=nodes), training(60.0), ("progress", 600.0, 1, progress))
 
 
-# 500 steps of 1 s are left, and a start of 60 s: 560 s, and 50 s of slack are to be kept.
+# 500 steps are left, and a start of 60 s; 10 s are kept for the last save and the nodes' end. A
+# start that comes to nothing costs 120 s, for which there must be time. Of a job without a pace all
+# of the time is taken for work but a tenth of that.
 MARKETS: dict[str, tuple[Policy, tuple[Line, ...], float | None, float, set[Market]]] = {
     "whatever is offered": (Policy(), (), None, 0.0, {SPOT, ON_DEMAND}),
     "on demand only": (Policy(market=ON_DEMAND), (), None, 0.0, {ON_DEMAND}),
@@ -60,12 +64,33 @@ MARKETS: dict[str, tuple[Policy, tuple[Line, ...], float | None, float, set[Mark
         {SPOT, ON_DEMAND},
     ),
     "deadline, there is none": (DEADLINE, trained(), None, 700.0, {SPOT}),
-    "deadline, far": (DEADLINE, trained(), 700.0 + 611.0, 700.0, {SPOT}),
-    "deadline, presses": (DEADLINE, trained(), 700.0 + 609.0, 700.0, {ON_DEMAND}),
+    "deadline, far": (DEADLINE, trained(), 700.0 + 691.0, 700.0, {SPOT}),
+    "deadline, no time for spot that fails": (
+        DEADLINE,
+        trained(),
+        700.0 + 689.0,
+        700.0,
+        {ON_DEMAND},
+    ),
+    "deadline, slack above a tenth": (DEADLINE, trained(step_s=20.0), 11_808.0, 700.0, {SPOT}),
+    "deadline, presses, and spot is as good": (
+        DEADLINE,
+        trained(step_s=20.0),
+        11_806.0,
+        700.0,
+        {SPOT, ON_DEMAND},
+    ),
     "deadline, passed": (DEADLINE, trained(), 100.0, 700.0, {ON_DEMAND}),
-    "deadline, nobody knows the pace": (DEADLINE, launched(), 100.0, 50.0, {SPOT}),
-    "deadline, never ran, waited a tenth": (DEADLINE, refused(100.0), 1100.0, 200.0, {SPOT}),
-    "deadline, never ran, waited longer": (DEADLINE, refused(100.0), 1100.0, 201.0, {ON_DEMAND}),
+    "deadline, nobody knows the pace": (DEADLINE, launched(), 100.0, 50.0, {ON_DEMAND}),
+    "deadline, never ran, early": (DEADLINE, refused(100.0), 110_000.0, 4959.0, {SPOT}),
+    "deadline, never ran, presses": (
+        DEADLINE,
+        refused(100.0),
+        110_000.0,
+        4961.0,
+        {SPOT, ON_DEMAND},
+    ),
+    "deadline, never ran, at last": (DEADLINE, refused(100.0), 110_000.0, 9871.0, {ON_DEMAND}),
     "deadline, ran at an unknown pace": (
         DEADLINE,
         (
@@ -74,9 +99,9 @@ MARKETS: dict[str, tuple[Policy, tuple[Line, ...], float | None, float, set[Mark
             ended(50.0, "vanished"),
             ("waiting", 100.0, None, {"retry_at": 1}),
         ),
-        1100.0,
-        300.0,
-        {SPOT},
+        110_000.0,
+        9960.0,
+        {ON_DEMAND},
     ),
     "deadline near, but never on demand": (NEVER, trained(), 710.0, 700.0, {SPOT}),
 }
@@ -155,7 +180,138 @@ def test_it_goes_back_to_spot_when_that_is_wanted_and_safe(name: str) -> None:
     """The whole table of when an on-demand attempt looks for spot nodes again."""
     lines, policy, deadline_at, now, due = BACK[name]
     record = made(*lines, limits=Limits(nodes_max=2, deadline_at=deadline_at))
-    assert back_to_spot_due(record, record.attempts[0], now, policy) is due
+    assert back_to_spot_due(record, record.attempts[0], now, policy, free_spot=2) is due
+
+
+HOURS = 3600.0
+SLOW = Policy(
+    market=SPOT,
+    on_demand_for_deadline=True,
+    start_s=600.0,
+    ask_s=600.0,
+    save_s=10.0,
+    teardown_s=225.0,
+)
+CHEAP = replace(FAKE_OFFER, price_usd_per_h=1.0, instance_type="p3.2xlarge")
+THERE = replace(CHEAP, zone="here-b", price_usd_per_h=1.5)
+PAID = replace(CHEAP, market=ON_DEMAND, price_usd_per_h=3.0)
+PLACES = (CHEAP, THERE, PAID)
+
+
+def advice(
+    *lines: Line, now: float, deadline_h: float, offers: tuple[Offer, ...] = PLACES
+) -> tuple[list[Offer], str]:
+    """Return what may be bought under a deadline, and why."""
+    limits = Limits(nodes_min=2, nodes_max=2, deadline_at=deadline_h * HOURS)
+    told = advised(made(*lines, limits=limits), offers, 2, now, SLOW)
+    return list(told.offers), told.why
+
+
+def paced(*, left_h: float, at: float, reason: str = "preempted") -> tuple[Line, ...]:
+    """An attempt trained for a while and was ended; so much work is left."""
+    progress = {"step": 100, "total_steps": 100 + int(left_h * 60), "step_s": 60.0}
+    return (
+        *launched(0.0, nodes=2),
+        training(600.0),
+        ("progress", at - 1, 1, progress),
+        ended(at, reason, last_step=100),
+    )
+
+
+def test_an_attempt_that_took_no_step_does_not_silence_the_deadline() -> None:
+    """It started and showed no pace: on demand is bought before it is too late, all the same."""
+    lines = (*launched(0.0, nodes=2), training(600.0), ended(700.0, "preempted"))
+    limits = Limits(nodes_min=1, nodes_max=2, deadline_at=11 * HOURS)
+    record = made(*lines, limits=limits)
+    assert ON_DEMAND in markets_now(record, 0.9 * HOURS, SLOW)
+    assert advice(*lines, now=0.9 * HOURS, deadline_h=11.0)[0] == [PAID]
+
+
+def test_a_job_that_never_ran_waits_for_less_than_its_slack() -> None:
+    """Of 26.4 hours for 24 hours of work, the 144 minutes of slack are not waited away."""
+    lines = refused(10.0, nodes=2, offer=CHEAP)
+    limits = Limits(nodes_min=2, nodes_max=2, deadline_at=26.4 * HOURS)
+    assert ON_DEMAND in markets_now(made(*lines, limits=limits), 120 * 60.0, SLOW)
+    assert advice(*lines, now=130 * 60.0, deadline_h=26.4)[0] == [PAID]
+
+
+def test_spot_that_is_there_is_bought_although_the_deadline_presses() -> None:
+    """Little slack forbids to wait, not to buy spot, as long as its loss could be borne."""
+    lines = paced(left_h=20.0, at=1 * HOURS)
+    offers, why = advice(*lines, now=1 * HOURS, deadline_h=22.5)
+    assert offers[0].market is SPOT
+    assert "spot in" in why
+    limits = Limits(nodes_min=2, nodes_max=2, deadline_at=22.5 * HOURS)
+    assert markets_now(made(*lines, limits=limits), 1 * HOURS, SLOW) == {SPOT, ON_DEMAND}
+
+
+def test_a_start_is_kept_in_reserve() -> None:
+    """With 200 s of slack and starts of 600 s, nothing but on demand is bought."""
+    lines = paced(left_h=20.0, at=1 * HOURS)
+    deadline_h = 21.0 + (600 + 235 + 200) / HOURS
+    offers, why = advice(*lines, now=1 * HOURS, deadline_h=deadline_h)
+    assert offers == [PAID]
+    assert "could miss the deadline" in why
+
+
+def test_the_longest_start_counts_not_the_shortest() -> None:
+    """One quick start does not promise another."""
+    slow = (*launched(0.0, 1, nodes=2), training(3000.0, 1), ended(3600.0, "preempted", 1))
+    quick = (
+        *launched(3600.0, 2, nodes=2),
+        training(3700.0, 2),
+        ("progress", 4000.0, 2, {"step": 9, "total_steps": 609, "step_s": 60.0}),
+        ended(4000.0, "preempted", 2, last_step=9),
+    )
+    deadline_h = (4000 + 36_000 + 235 + 3000 + 3000) / HOURS
+    assert advice(*slow, *quick, now=4000.0, deadline_h=deadline_h)[0] == [PAID]
+    assert advice(*quick, now=4000.0, deadline_h=deadline_h)[0] != [PAID]
+
+
+def test_the_reason_to_wait_is_told() -> None:
+    """With all spot places refused and much slack, it waits, and says for what and how long."""
+    gone = [
+        ("no_capacity", 7200.0, 2, {"nodes": 2, "place": place_key(offer), "problem": "none"})
+        for offer in (CHEAP, THERE)
+    ]
+    lines = (*paced(left_h=5.0, at=7000.0), intended(7100.0, 2, nodes=2), *gone)
+    offers, why = advice(*lines, now=7200.0, deadline_h=40.0)
+    assert offers == []
+    assert why.startswith("waits: spot in ")
+    assert "the deadline leaves" in why
+
+
+@pytest.mark.parametrize("deadline", [True, False])
+def test_no_spot_node_above_the_greatest_price_is_bought(deadline: bool) -> None:
+    """Neither a dear one nor one of unknown price; on demand is not bound by it."""
+    unpriced = replace(CHEAP, zone="here-c", price_usd_per_h=None)
+    policy = replace(SLOW, max_usd_per_h=1.2, on_demand_for_deadline=deadline)
+    limits = Limits(nodes_max=2, deadline_at=20 * HOURS)
+    told = advised(made(limits=limits), (*PLACES, unpriced), 2, 0.0, policy)
+    assert told.offers == (CHEAP,)
+    open_market = replace(policy, market=None)
+    every = advised(made(), (*PLACES, unpriced), 2, 0.0, open_market)
+    assert every.offers == (CHEAP, PAID)
+
+
+@pytest.mark.parametrize(
+    ("policy", "deadline_at", "offers", "later"),
+    [
+        (SLOW, 200_000.0, PLACES, True),
+        (SLOW, 90_000.0, PLACES, False),
+        (SLOW, 200_000.0, (CHEAP,), False),
+        (SLOW, None, PLACES, False),
+        (NEVER, 200_000.0, PLACES, False),
+        (AFTER, None, PLACES, False),
+        (replace(AFTER, on_demand_after_s=1e6), None, PLACES, True),
+    ],
+)
+def test_whether_on_demand_may_yet_be_bought(
+    policy: Policy, deadline_at: float | None, offers: tuple[Offer, ...], later: bool
+) -> None:
+    """A run whose rule will buy on demand does not give up for want of spot nodes."""
+    record = made(*refused(100.0), limits=Limits(nodes_max=2, deadline_at=deadline_at))
+    assert will_buy_later(record, offers, 100_000.0, policy) is later
 
 
 def on_demand_again(times: int) -> RunRecord:
@@ -166,12 +322,12 @@ def on_demand_again(times: int) -> RunRecord:
 
 
 @pytest.mark.parametrize(
-    ("free", "due"), [(None, True), (0, False), (1, False), (2, True), (3, True)]
+    ("free", "due"), [(None, False), (0, False), (1, False), (2, True), (3, True)]
 )
-def test_on_demand_nodes_are_kept_where_it_is_known_that_too_few_spot_nodes_are_free(
+def test_on_demand_nodes_are_kept_unless_enough_spot_nodes_are_known_to_be_free(
     free: int | None, due: bool
 ) -> None:
-    """They are given up for as many as the run needs; unknown is asked for by trying."""
+    """Paid nodes are given up only for a place that has answered that it has enough."""
     record = on_demand_again(0)
     assert back_to_spot_due(record, record.attempts[0], 3600.0, AFTER, free_spot=free) is due
 
@@ -181,8 +337,8 @@ def test_looking_for_spot_in_vain_makes_the_next_look_later() -> None:
     for times, hours in ((0, 1), (1, 2), (2, 4), (5, 32), (50, 32)):
         record = on_demand_again(times)
         attempt, due_s = record.attempts[-1], hours * 3600.0
-        assert not back_to_spot_due(record, attempt, due_s - 1.0, AFTER), times
-        assert back_to_spot_due(record, attempt, due_s, AFTER), times
+        assert not back_to_spot_due(record, attempt, due_s - 1.0, AFTER, free_spot=2), times
+        assert back_to_spot_due(record, attempt, due_s, AFTER, free_spot=2), times
         assert not may_go_back_to_spot(record, attempt, due_s - 301.0, AFTER)
         assert may_go_back_to_spot(record, attempt, due_s - 300.0, AFTER)
     record = made(*trained())

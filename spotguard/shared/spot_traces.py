@@ -171,5 +171,5 @@ def _bad(path: str | Path, problem: str) -> SpecError:
     return SpecError(
         FIELD,
         f"{path} is not a trace: {problem}",
-        hint="a trace holds metadata, capacity and spot_price; see spotguard/launch/spot_traces.py",
+        hint="a trace holds metadata, capacity and spot_price; see spotguard/shared/spot_traces.py",
     )

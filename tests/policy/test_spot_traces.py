@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from spotguard.errors import SpecError
-from spotguard.launch.spot_traces import Trace, read_trace
+from spotguard.shared.spot_traces import Trace, read_trace
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,0 +1,489 @@
+"""One decision from one view: where to be until the next one. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from spotguard.policy import pacing
+from spotguard.policy.action import ON_DEMAND, SPOT, Action, Buy, HoldOff, Leave, Move, Stay
+from spotguard.policy.guard import guarded
+from spotguard.policy.hazard import Evidence, Hazard, pooled
+from spotguard.policy.rollout import Problem, Thresholds, choose, tier_setting
+from spotguard.policy.rule import GuardedJob, wanted
+from spotguard.shared.units import format_duration, format_usd
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from spotguard.policy.view import MarketPlace, View
+
+ROLLOUT, CONSTANTS, GREEDY, NEVER, PACING = "rollout", "constants", "greedy", "never", "pacing"
+RULES = (ROLLOUT, CONSTANTS, GREEDY, NEVER, PACING)
+NO_DEADLINE_WORKS = 4.0
+"""Without a deadline, futures are drawn for so many times the work that is left."""
+LIKELY = 0.5
+"""A place that has not been asked now is tried before a dearer one that answers if it is likelier
+up than this."""
+PRICE_MAY_RISE = 1.02
+"""Spot prices may rise within a tick by this, for the budget."""
+EGRESS_SPREAD_S = 4 * 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """What the policy believes of the market, and the setting of the rule that is in force."""
+
+    hazard: Hazard
+    cap_usd_per_h: float | None = None
+    theta: float | None = None
+
+    @classmethod
+    def of(cls, accelerator: str, nodes: int) -> Model:
+        """Return the model that the bundled records give for an accelerator and a gang."""
+        return cls(hazard=pooled(accelerator, nodes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decided:
+    """An action, the model with the setting that led to it, and what is to be expected."""
+
+    action: Action
+    model: Model
+    rethought: bool = False
+    """Whether rollouts were made for it."""
+    usd: NDArray[np.float64] | None = None
+    """Cost of the rest, of all nodes, in each drawn future; None where none were drawn."""
+    finish_s: NDArray[np.float64] | None = None
+
+
+def decide(
+    view: View, model: Model, seed: int, *, rule: str = ROLLOUT, rethink: bool = True
+) -> Decided:
+    """Return what to do now.
+
+    Args:
+        view: what is known.
+        model: hazards, and the setting in force.
+        seed: of the drawn futures; the same seed and view give the same decision.
+        rule: one of `RULES`. All but `never` are guarded: they buy on demand where anything else
+            could miss the deadline. None spends more than the budget.
+        rethink: let rollouts choose the setting anew; otherwise the one in force holds.
+
+    Raises:
+        ValueError: `rule` is none of them, or the view has no place.
+    """
+    if rule not in RULES:
+        raise ValueError(f"rule must be one of {', '.join(RULES)}, not {rule!r}")
+    if not view.places:
+        raise ValueError("the view has no place")
+    if view.job.work_left_s <= 0:
+        why = "the work is done"
+        done = HoldOff(why=why) if view.running is None else Leave(why=why)
+        return Decided(action=done, model=model)
+    if rule == PACING:
+        return Decided(action=_paced(view, model), model=model)
+    case = _Case(view)
+    chosen: Thresholds | None = None
+    if rule == ROLLOUT and (rethink or model.cap_usd_per_h is None) and not case.settled():
+        chosen = _rolled(case, model, seed)
+        model = replace(model, cap_usd_per_h=float(chosen.cap[0]), theta=float(chosen.theta[0]))
+    target = case.target(model, rule)
+    action = _affordable(view, case.action(target, model), model)
+    return Decided(
+        action=action,
+        model=model,
+        rethought=chosen is not None,
+        usd=None if chosen is None or chosen.usd is None else chosen.usd[0] * view.job.nodes,
+        finish_s=None if chosen is None or chosen.finish_s is None else chosen.finish_s[0],
+    )
+
+
+def problem_of(view: View) -> Problem:
+    """Return the view as one problem of the rollouts, its on-demand place the cheapest."""
+    return _Case(view).problem
+
+
+def evidence_of(view: View) -> Evidence:
+    """Return what the places have shown, as one problem of the rollouts."""
+    return _Case(view).evidence
+
+
+def _rolled(case: _Case, model: Model, seed: int) -> Thresholds:
+    force = None
+    if model.cap_usd_per_h is not None and model.theta is not None:
+        force = Thresholds(cap=np.array([model.cap_usd_per_h]), theta=np.array([model.theta]))
+    return choose(
+        case.problem,
+        in_force=force,
+        hazard=model.hazard,
+        evidence=case.evidence,
+        rng=np.random.default_rng(seed),
+    )
+
+
+class _Case:
+    """A view in the arrays of the rule: the spot places, then on demand, then nothing."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        job = view.job
+        most = math.inf if job.max_usd_per_h is None else job.max_usd_per_h
+        self.spot = [
+            place
+            for place in view.places
+            if place.spot_usd_per_h is not None
+            and (place.spot_usd_per_h <= most or self._runs_on(place))
+        ]
+        self.on_demand = min(
+            (place for place in view.places if place.on_demand_usd_per_h is not None),
+            key=lambda place: (
+                (place.on_demand_usd_per_h or 0.0)
+                + place.move_usd / job.nodes / max(job.work_left_s / 3600, 1.0)
+            ),
+            default=None,
+        )
+        if view.running is not None and view.running.market == ON_DEMAND:
+            self.on_demand = next(
+                (each for each in view.places if each.name == view.running.place), self.on_demand
+            )
+        if not self.spot:  # a stand-in that never answers, so that arrays are not empty
+            self.spot = [replace(view.places[0], spot_usd_per_h=1e9)]
+        self.zones = len(self.spot)
+        self.answers = np.array([place.seen.answers is True for place in self.spot])
+        self.unknown = np.array([place.seen.answers is None for place in self.spot])
+        if view.running is None:
+            self.running = self.zones + 1
+        elif view.running.market == ON_DEMAND:
+            self.running = self.zones
+        else:
+            names = [place.name for place in self.spot]
+            known = view.running.place in names
+            self.running = names.index(view.running.place) if known else self.zones + 1
+        self.price = np.array([float(place.spot_usd_per_h or 0.0) for place in self.spot])
+        spread_h = max(1.0, min(EGRESS_SPREAD_S, job.work_left_s)) / 3600
+        moves = np.array([place.move_usd / job.nodes for place in self.spot])
+        self.eager = self.price + moves / spread_h
+        self.problem = self._problem(moves)
+        seen = [place.seen for place in self.spot]
+        self.evidence = Evidence((1, self.zones))
+        self.evidence.changes[0] = [(each.came, each.taken) for each in seen]
+        self.evidence.expected[0] = [(each.came_expected, each.taken_expected) for each in seen]
+
+    def _runs_on(self, place: MarketPlace) -> bool:
+        running = self.view.running
+        return running is not None and running.market == SPOT and running.place == place.name
+
+    def _problem(self, moves: NDArray[np.float64]) -> Problem:
+        view, job = self.view, self.view.job
+        tick_s = view.tick_s
+        seen = [place.seen for place in self.spot]
+        there = self.on_demand
+        usd = float(self.price.max() * 3) if there is None else there.on_demand_usd_per_h or 0.0
+        left_s = job.left_s
+        if left_s is None:
+            left_s = NO_DEADLINE_WORKS * job.work_left_s + 86_400.0
+        starting = 0.0 if view.running is None else view.running.starting_s
+        up = [each.up or index == self.running for index, each in enumerate(seen)]
+        unseen = [
+            0.0 if index == self.running else each.unseen_s for index, each in enumerate(seen)
+        ]
+        any_move = bool(moves.any()) or (there is not None and there.move_usd > 0)
+        over = 0.0 if there is None else there.move_usd / job.nodes
+        return Problem(
+            price=self.price[None],
+            on_demand=np.array([usd]),
+            up=np.array([up]),
+            age_s=np.array([[each.age_s for each in seen]]),
+            unseen_s=np.array([unseen]),
+            running=np.array([self.running]),
+            starting=np.array([starting / tick_s]),
+            left=np.array([max(left_s, tick_s) / tick_s]),
+            work=np.array([job.work_left_s / tick_s]),
+            start=np.array([job.start_s / tick_s]),
+            tick_s=tick_s,
+            move_usd_per_h=(self.eager - self.price)[None] if any_move else None,
+            move_usd=np.append(moves, over)[None] if any_move else None,
+        )
+
+    def settled(self) -> bool:
+        """Tell whether it already runs where nothing is cheaper: there is nothing to choose."""
+        return self.running < self.zones and bool(
+            self.price[self.running] <= self.price.min() * 1.01
+        )
+
+    def target(self, model: Model, rule: str) -> int:
+        """Return the place where the rule wants to be, after the guard."""
+        job, zones = self.view.job, self.zones
+        cap, theta = self.price.min() * 1.01, 0.15
+        if rule == ROLLOUT and model.cap_usd_per_h is not None:
+            cap, theta = model.cap_usd_per_h, model.theta or 0.0
+        elif rule == CONSTANTS:
+            cap = float(tier_setting(self.price[None]).cap[0])
+        elif rule in (GREEDY, NEVER):
+            cap, theta = math.inf, 0.0
+        usable = self._usable(model, cap)
+        order = np.argsort(self.eager, kind="stable")
+        rank = np.argsort(order)
+        ranked = usable[order]
+        cheapest = int(ranked.argmax()) if ranked.any() else zones + 1
+        running = int(rank[self.running]) if self.running < zones else self.running
+        work, left = float(self.problem.work[0]), float(self.problem.left[0])
+        pressed = job.left_s is not None and left - work < theta * work
+        wish = int(
+            wanted(
+                np.array(running),
+                np.array(cheapest),
+                int((self.price <= cap * (1 + 1e-9)).sum()),
+                int((self.price < self.problem.on_demand[0]).sum()),
+                np.array(pressed),
+                zones,
+            )
+        )
+        target = int(order[wish]) if wish < zones else wish
+        if rule == NEVER or not job.on_demand or self.on_demand is None:
+            return target if target != zones else self.running
+        if job.left_s is None:
+            return target
+        sure = target >= zones or bool(self.answers[target])
+        steps = GuardedJob(
+            job.left_s / self.view.tick_s,
+            work,
+            max(job.start_s, job.guard_start_s or 0.0) / self.view.tick_s,
+            self.problem.starting[0],
+            job.reserve_s / self.view.tick_s,
+        )
+        if not sure:  # it may not come, or not go on: no progress is counted on
+            idle = int(guarded(np.array(self.running), np.array(zones + 1), steps, zones))
+            return target if idle == zones + 1 else zones
+        return int(guarded(np.array(self.running), np.array(target), steps, zones))
+
+    def _usable(self, model: Model, cap: float) -> NDArray[np.bool_]:
+        """Return the spot places that can be wanted: those that answer, and likely ones.
+
+        Nobody leaves running nodes for a place that has not answered.
+        """
+        if self.running <= self.zones:
+            return self.answers
+        likely = np.array([chance_up(place, model.hazard) for place in self.spot])
+        within = self.eager <= cap * (1 + 1e-9)
+        if (self.answers & within).any():
+            return self.answers | (self.unknown & (likely >= LIKELY))
+        usable: NDArray[np.bool_] = self.answers | self.unknown
+        return usable
+
+    def action(self, target: int, model: Model) -> Action:
+        """Return the target as an action, with its reason in words."""
+        job, running = self.view.job, self.view.running
+        probe = self._probe(model)
+        words = _Words(self, model)
+        if target == self.running:
+            if running is None:
+                return HoldOff(why=words.waits(), probe=probe)
+            return Stay(why=words.stays(target), probe=probe)
+        if target == self.zones + 1:
+            return Leave(why=words.waits(), probe=probe)
+        market = SPOT if target < self.zones else ON_DEMAND
+        place = self.spot[target] if market == SPOT else self.on_demand
+        assert place is not None
+        if running is not None:
+            return Move(
+                place=place.name,
+                market=market,
+                nodes=job.nodes,
+                why=words.buys(target),
+                probe=probe,
+            )
+        then = self._then(target, model)
+        return Buy(
+            place=place.name,
+            market=market,
+            nodes=job.nodes,
+            why=words.buys(target),
+            then=then,
+            probe=probe,
+        )
+
+    def _probe(self, model: Model) -> tuple[str, ...]:
+        """Return the places that could be wanted next, where not all are seen without asking."""
+        if not self.unknown.any():
+            return ()
+        cap = model.cap_usd_per_h or math.inf
+        spot = self.running < self.zones
+        here = self.price[self.running] if spot else math.inf
+        if spot and here <= cap:
+            return ()
+        return tuple(
+            place.name
+            for index, place in enumerate(self.spot)
+            if index != self.running and self.price[index] <= min(cap, here)
+        )
+
+    def _then(self, target: int, model: Model) -> tuple[str, ...]:
+        if target >= self.zones:
+            return ()
+        cap = model.cap_usd_per_h or math.inf
+        other = [
+            (float(self.eager[index]), place.name)
+            for index, place in enumerate(self.spot)
+            if index != target
+            and (self.answers[index] or self.unknown[index])
+            and self.price[index] <= cap
+        ]
+        return tuple(name for _, name in sorted(other))
+
+
+def chance_up(place: MarketPlace, hazard: Hazard) -> float:
+    """Return how likely the place has nodes now, from when it was last seen."""
+    seen = place.seen
+    mean_up_h, mean_down_h = _mean_h(hazard, 1), _mean_h(hazard, 0)
+    # Shares follow the frailties' means: (a + D) / (a + E).
+    quick = (1.5 + seen.taken) / (1.5 + seen.taken_expected)
+    slow = (1.5 + seen.came) / (1.5 + seen.came_expected)
+    up_h, down_h = mean_up_h / quick, mean_down_h / slow
+    share = up_h / (up_h + down_h)
+    if not math.isfinite(seen.unseen_s):
+        return share
+    fade = math.exp(-seen.unseen_s / 3600 * (1 / up_h + 1 / down_h))
+    return share + ((1.0 if seen.up else 0.0) - share) * fade
+
+
+def _mean_h(hazard: Hazard, state: int) -> float:
+    middle_s = (np.arange(96) + 0.5) * 1800.0
+    return max(0.05, float(0.5 * np.exp(-hazard.cumulative_many(state, middle_s)).sum()))
+
+
+class _Words:
+    """Reasons, as sentences."""
+
+    def __init__(self, case: _Case, model: Model) -> None:
+        self.case, self.model = case, model
+
+    def _slack(self) -> str:
+        job = self.case.view.job
+        if job.left_s is None:
+            return "there is no deadline"
+        slack_s = max(0.0, job.left_s - job.work_left_s)
+        return f"the deadline leaves {format_duration(slack_s)}"
+
+    def waits(self) -> str:
+        case = self.case
+        cap = self.model.cap_usd_per_h or float(case.price.min())
+        index = min(
+            (i for i in range(case.zones) if case.price[i] <= cap * 1.01),
+            key=lambda i: (-case.spot[i].seen.came, case.price[i]),
+            default=int(case.price.argmin()),
+        )
+        place = case.spot[index]
+        back_h = (
+            _mean_h(self.model.hazard, 0)
+            * (1.5 + place.seen.came_expected)
+            / (1.5 + place.seen.came)
+        )
+        return (
+            f"waits: spot in {place.name} at {format_usd(case.price[index])} per node and hour is "
+            f"likely back within {format_duration(60 * round(back_h * 60))}, and {self._slack()}"
+        )
+
+    def stays(self, target: int) -> str:
+        case = self.case
+        if target == case.zones:
+            return f"stays on demand: no cheaper place is worth a start now, and {self._slack()}"
+        price = format_usd(case.price[target])
+        return f"stays: spot in {case.spot[target].name} costs {price} per node and hour"
+
+    def buys(self, target: int) -> str:
+        case = self.case
+        if target == case.zones:
+            there = case.on_demand
+            assert there is not None
+            price = format_usd(there.on_demand_usd_per_h)
+            return (
+                f"buys on demand in {there.name} at {price} per node and hour: waiting for spot "
+                f"could miss the deadline, since {self._slack()}"
+            )
+        place = case.spot[target]
+        price = format_usd(case.price[target])
+        said = "answers" if case.answers[target] else "is the likeliest to have nodes"
+        return f"buys spot in {place.name}: it {said} at {price} per node and hour"
+
+
+def tick_usd(view: View, place: MarketPlace, market: str, nodes: int) -> float | None:
+    """Return the most that nodes cost until the next decision; None if the price is unknown."""
+    price = place.spot_usd_per_h if market == SPOT else place.on_demand_usd_per_h
+    if price is None:
+        return None
+    rise = PRICE_MAY_RISE if market == SPOT else 1.0
+    return price * rise * nodes * view.tick_s / 3600
+
+
+def _affordable(view: View, action: Action, model: Model) -> Action:
+    """Return the action, or none that the budget cannot pay until the next decision."""
+    left = view.job.budget_left_usd
+    if left is None or isinstance(action, (HoldOff, Leave)):
+        return action
+    named = {place.name: place for place in view.places}
+    if isinstance(action, Stay):
+        running = view.running
+        assert running is not None
+        usd = tick_usd(view, named[running.place], running.market, running.nodes)
+        place = None
+    else:
+        place = named[action.place]
+        usd = tick_usd(view, place, action.market, action.nodes)
+        usd = None if usd is None else usd + place.move_usd
+    if usd is not None and usd <= left + 1e-9:
+        if isinstance(action, Buy) and action.then:  # dearer fallbacks may not be payable
+            payable = tuple(
+                name
+                for name in action.then
+                if (cost := tick_usd(view, named[name], SPOT, action.nodes)) is not None
+                and cost + named[name].move_usd <= left + 1e-9
+            )
+            return replace(action, then=payable)
+        return action
+    why = f"{format_usd(max(left, 0.0))} of the budget is left, which does not pay another step"
+    if view.running is None:
+        return HoldOff(why=why)
+    if not isinstance(action, Stay):
+        return _affordable(view, Stay(why=f"stays: {why} elsewhere"), model)
+    return Leave(why=why)
+
+
+def _paced(view: View, model: Model) -> Action:
+    """Return the action of priced pacing."""
+    running = view.running
+    best = pacing.best_choice(view, model.hazard)
+    if best is None:
+        why = "waits: no place is worth its price at the pace of the budget"
+        return HoldOff(why=why) if running is None else Leave(why=why)
+    price, market = format_usd(best.price_usd_per_h), best.market.replace("_", " ")
+    why = (
+        f"{best.nodes} node{'s' * (best.nodes > 1)} in {best.place} ({market}) at {price} "
+        "per node and hour earn most for the money and the time that are left"
+    )
+    if running is not None and (running.place, running.market, running.nodes) == (
+        best.place,
+        best.market,
+        best.nodes,
+    ):
+        return _affordable(view, Stay(why=f"stays: {why}"), model)
+    place, sort, nodes = best.place, best.market, best.nodes
+    if running is None:
+        bought = Buy(place=place, market=sort, nodes=nodes, why=f"buys: {why}")
+        return _fitting(view, bought, model)
+    moved = Move(place=place, market=sort, nodes=nodes, why=f"moves: {why}")
+    return _fitting(view, moved, model)
+
+
+def _fitting(view: View, action: Buy | Move, model: Model) -> Action:
+    """Return the purchase with as many nodes as the budget can pay until the next decision."""
+    least = view.job.nodes_min or view.job.nodes
+    for nodes in range(action.nodes, least - 1, -1):
+        tried = _affordable(view, replace(action, nodes=nodes), model)
+        if isinstance(tried, type(action)):
+            return tried
+    return _affordable(view, action, model)

@@ -1,0 +1,139 @@
+"""How often spot nodes are taken and come back: by age, by size of the gang, and by zone.
+
+A zone's state (enough nodes for the gang, or not) changes with a rate that depends on how long it
+has lasted. The rates are pooled over recorded zones; what one zone shows of its own is a factor on
+them, its frailty, which follows a Gamma distribution around what was seen there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from spotguard.policy.recorded import DATASETS, recorded, zones_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+
+AGE_EDGES_S = np.array([0.0, 600, 1200, 2400, 4800, 9600, 19200, 38400, 76800])
+"""From which age on each of the nine rates holds."""
+SHAPE = 1.5
+"""Of the frailty before anything was seen: its mean is 1, its variance 1 / SHAPE."""
+HALF_LIFE_S = 86_400.0
+"""After so long, what was seen of a zone counts half."""
+_ROUNDS = 4
+_LEAST_EXPOSURE_H = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hazard:
+    """Rates per hour by age, shape (2, 9): row 0 of coming back, row 1 of being taken."""
+
+    per_h: NDArray[np.float64]
+    source: str
+    """Which records it rests on, in words."""
+
+    def cumulative(self, state: int, age_s: float) -> float:
+        """Return the changes to be expected in the first `age_s` seconds of a state."""
+        return float(self.cumulative_many(state, np.array([age_s]))[0])
+
+    def cumulative_many(self, state: int, age_s: NDArray[Any]) -> NDArray[np.float64]:
+        """Return the same for many ages."""
+        widths = np.append(np.diff(AGE_EDGES_S), np.inf)
+        spans_h = np.clip(age_s[:, None] - AGE_EDGES_S, 0.0, widths) / 3600
+        total: NDArray[np.float64] = spans_h @ self.per_h[state]
+        return total
+
+    def step_table(self, step_s: float, steps: int) -> NDArray[np.float64]:
+        """Return the expected changes in a step, by state and age in steps: shape (2, steps)."""
+        middle_s = (np.arange(steps) + 0.5) * step_s
+        bins = np.searchsorted(AGE_EDGES_S, middle_s, side="right") - 1
+        table: NDArray[np.float64] = self.per_h[:, bins] * (step_s / 3600)
+        return table
+
+
+@lru_cache(maxsize=64)
+def pooled(accelerator: str, gang: int) -> Hazard:
+    """Return the rates for gangs of so many nodes, from the zones recorded for the accelerator.
+
+    Where there are none for it, all recorded zones speak for it; where no record is large enough,
+    the largest gang that was recorded does.
+    """
+    zones = zones_of(accelerator)
+    source = accelerator
+    if not zones:
+        zones = tuple(zone for name in DATASETS for zone in recorded(name))
+        source = "all recorded accelerators"
+    enough = [zone for zone in zones if zone.nodes_max >= gang]
+    if not enough:
+        gang = max(zone.nodes_max for zone in zones)
+        enough = [zone for zone in zones if zone.nodes_max >= gang]
+    return fitted([(zone.capacity >= gang, zone.gap_s) for zone in enough], f"{source} x {gang}")
+
+
+def fitted(states: Sequence[tuple[NDArray[np.bool_], float]], source: str) -> Hazard:
+    """Return the rates that explain recorded states best.
+
+    Args:
+        states: of each zone, whether the gang could be had at each tick, and the tick in seconds.
+        source: in words, where they are from.
+    """
+    counts = [_counted(up, gap_s) for up, gap_s in states]
+    changes = np.array([each[0] for each in counts])  # (zones, 2, 9)
+    exposure = np.array([each[1] for each in counts])
+    frailty = np.ones((len(counts), 2))
+    rates = np.zeros((2, len(AGE_EDGES_S)))
+    for _ in range(_ROUNDS):
+        weighted = (frailty[:, :, None] * exposure).sum(0)
+        overall = changes.sum((0, 2)) / np.maximum(weighted.sum(1), _LEAST_EXPOSURE_H)
+        prior_h = _LEAST_EXPOSURE_H
+        rates = (changes.sum(0) + overall[:, None] * prior_h) / (weighted + prior_h)
+        expected = (rates[None] * exposure).sum(2)
+        frailty = (SHAPE + changes.sum(2)) / (SHAPE + expected)
+        frailty /= frailty.mean(0, keepdims=True)
+    return Hazard(per_h=np.maximum(rates, 1e-3), source=source)
+
+
+def _counted(
+    up: NDArray[np.bool_], gap_s: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the changes and the hours, by state and bin of age; both of shape (2, 9)."""
+    changes = np.zeros((2, len(AGE_EDGES_S)))
+    hours = np.zeros_like(changes)
+    flips = np.flatnonzero(np.diff(up.astype(np.int8))) + 1
+    begins = np.concatenate(([0], flips))
+    for begin, end in zip(begins, [*flips, len(up)], strict=True):
+        state = int(up[begin])
+        ages_s = (np.arange(end - begin) + 0.5) * gap_s
+        bins = np.searchsorted(AGE_EDGES_S, ages_s, side="right") - 1
+        np.add.at(hours[state], bins, gap_s / 3600)
+        if end < len(up):
+            changes[state, bins[-1]] += 1
+    return changes, hours
+
+
+class Evidence:
+    """What zones have shown of themselves: changes seen and expected, the older the less.
+
+    Arrays have any leading shape and a last axis of 2: row 0 of coming back, row 1 of being taken.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.changes = np.zeros((*shape, 2))
+        self.expected = np.zeros((*shape, 2))
+
+    def fade(self, elapsed_s: float) -> None:
+        """Let what was seen count less."""
+        keep = 0.5 ** (elapsed_s / HALF_LIFE_S)
+        self.changes *= keep
+        self.expected *= keep
+
+    def gamma(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return shape and rate of the frailties' Gamma distributions."""
+        return SHAPE + self.changes, SHAPE + self.expected

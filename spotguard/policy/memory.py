@@ -1,0 +1,57 @@
+"""What places have shown, folded from what they answered. Pure: each fold returns a new memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from spotguard.policy.hazard import HALF_LIFE_S
+
+if TYPE_CHECKING:
+    from spotguard.policy.hazard import Hazard
+    from spotguard.policy.view import Seen
+
+STALE_S = 7200.0
+"""After a gap this long it is unknown how long a state has lasted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceAnswer:
+    """What one place said when it was asked; None if it was not asked."""
+
+    up: bool | None
+    nodes: int | None = None
+
+
+def remembered(seen: Seen, answer: PlaceAnswer, elapsed_s: float, hazard: Hazard) -> Seen:
+    """Return what is known of a place `elapsed_s` later, and after its answer."""
+    keep = 0.5 ** (elapsed_s / HALF_LIFE_S)
+    faded = replace(
+        seen,
+        unseen_s=seen.unseen_s + elapsed_s,
+        came=seen.came * keep,
+        came_expected=seen.came_expected * keep,
+        taken=seen.taken * keep,
+        taken_expected=seen.taken_expected * keep,
+    )
+    if answer.up is None:
+        return faded
+    if faded.unseen_s == float("inf"):
+        return replace(faded, up=answer.up, nodes=answer.nodes, age_s=0.0, unseen_s=0.0)
+    gap_s = faded.unseen_s
+    expected = hazard.cumulative(int(seen.up), seen.age_s + gap_s) - hazard.cumulative(
+        int(seen.up), seen.age_s
+    )
+    changed = answer.up != seen.up
+    # At most one change can be seen, however many happened meanwhile.
+    expected = min(expected, 1.0) if gap_s > STALE_S else expected
+    age_s = gap_s / 2 if changed and gap_s > STALE_S else 0.0 if changed else seen.age_s + gap_s
+    if seen.up:
+        faded = replace(
+            faded, taken=faded.taken + changed, taken_expected=faded.taken_expected + expected
+        )
+    else:
+        faded = replace(
+            faded, came=faded.came + changed, came_expected=faded.came_expected + expected
+        )
+    return replace(faded, up=answer.up, nodes=answer.nodes, age_s=age_s, unseen_s=0.0)

@@ -1,0 +1,208 @@
+"""A job from its first decision to its last: memory, when to think anew, and what the guard keeps.
+
+It owns no clock: whoever drives it says how much time has passed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from spotguard.policy.action import SPOT, Buy, Leave, Move
+from spotguard.policy.decide import ROLLOUT, Decided, Model, decide
+from spotguard.policy.memory import PlaceAnswer, remembered
+from spotguard.policy.view import JobState, MarketPlace, Running, Seen, View
+
+if TYPE_CHECKING:
+    from spotguard.policy.action import Action
+
+EVERY_TICKS = 6
+AFTER_CHANGE_TICKS = 2
+SLOWEST = 0.25
+"""Less than this share of a tick's progress is an interruption, not a slow tick."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offered:
+    """What is known of a place at one tick."""
+
+    name: str
+    spot_usd_per_h: float | None
+    on_demand_usd_per_h: float | None
+    answer: PlaceAnswer
+    move_usd: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tick:
+    """What is known at one tick; times in seconds."""
+
+    elapsed_s: float
+    """Since the job began."""
+    work_left_s: float
+    places: tuple[Offered, ...]
+    running: Running | None = None
+    """With `starting_s` below 0 where nobody says how long it still starts: it is reckoned."""
+    spent_usd: float | None = None
+
+
+@dataclass(kw_only=True)
+class Session:
+    """Decides tick after tick."""
+
+    job: JobState
+    """As it began; `left_s` is the time until the deadline then."""
+    tick_s: float
+    seed: int = 0
+    rule: str = ROLLOUT
+    budget_usd: float | None = None
+    model: Model | None = None
+    seen: dict[str, Seen] = field(default_factory=dict)
+    last: Decided | None = None
+    view: View | None = None
+    _due_s: float = 0.0
+    _before: Tick | None = None
+    _start_left_s: float = 0.0
+    _ran: tuple[str, str] | None = None
+    _lost_s: float = 0.0
+    _pace: float = 1.0
+    _spent_usd: float = 0.0
+    _count: int = 0
+
+    def decide(self, tick: Tick) -> Action:
+        """Return what to do until the next tick."""
+        gang = self.job.nodes_min or self.job.nodes
+        model = self.model or Model.of(self.job.accelerator, gang)
+        before = self._before
+        step_s = 0.0 if before is None else max(0.0, tick.elapsed_s - before.elapsed_s)
+        running = self._running(tick, step_s)
+        self._learn(tick, running, step_s)
+        for place in self._inferred(tick, running):
+            old = self.seen.get(place.name, Seen())
+            self.seen[place.name] = remembered(old, place.answer, step_s, model.hazard)
+        self.view = self._view(tick, running)
+        decision = decide(
+            self.view,
+            model,
+            self.seed + self._count,
+            rule=self.rule,
+            rethink=self._rethink(tick, running),
+        )
+        if decision.rethought:
+            self._due_s = tick.elapsed_s + EVERY_TICKS * self.tick_s
+            self._count += 1
+        self.model = decision.model
+        self.last = decision
+        self._ran = None if running is None else (running.place, running.market)
+        self._start_left_s = 0.0 if running is None else running.starting_s
+        if isinstance(decision.action, (Buy, Move)):
+            self._ran = (decision.action.place, decision.action.market)
+        if isinstance(decision.action, Leave):
+            self._ran = None
+        if isinstance(decision.action, (Buy, Move)):
+            self._start_left_s = self._whole_start_s()
+        self._before = tick
+        return decision.action
+
+    def _running(self, tick: Tick, step_s: float) -> Running | None:
+        """Return what runs, with the start that is left reckoned where nobody says it."""
+        running = tick.running
+        if running is None or running.starting_s >= 0:
+            return running
+        same = self._ran is not None and self._ran[1] == running.market
+        if same and self._ran is not None and self._ran[0] == running.place:
+            return replace(running, starting_s=max(0.0, self._start_left_s - step_s))
+        if isinstance(
+            self.last and self.last.action, Buy
+        ):  # a fallback took the place of the first
+            return replace(running, starting_s=max(0.0, self._whole_start_s() - step_s))
+        return replace(running, starting_s=0.0)
+
+    def _whole_start_s(self) -> float:
+        """Return how long a start takes where it takes whole ticks."""
+        return math.ceil(self.job.start_s / self.tick_s - 1e-9) * self.tick_s
+
+    def _inferred(self, tick: Tick, running: Running | None) -> tuple[Offered, ...]:
+        """Return the places, with what follows for those that nobody asked.
+
+        What runs has its nodes. What ran or was bought, and does not run, has none, unless it was
+        given up for another.
+        """
+        gone = None
+        if running is None and self._ran is not None and self._ran[1] == SPOT:
+            gone = self._ran[0]
+        places = []
+        for place in tick.places:
+            up = place.answer.up
+            if up is None and running is not None and running.market == SPOT:
+                up = True if place.name == running.place else None
+            if up is None and place.name == gone:
+                up = False
+            places.append(replace(place, answer=replace(place.answer, up=up)))
+        return tuple(places)
+
+    def _learn(self, tick: Tick, running: Running | None, step_s: float) -> None:
+        """Note how much work a tick does, and how much an interruption undoes."""
+        before = self._before
+        if before is None or step_s <= 0 or not math.isfinite(tick.work_left_s):
+            return
+        done_s = before.work_left_s - tick.work_left_s
+        self._lost_s = max(self._lost_s, -done_s)
+        if running is None or before.running is None or tick.work_left_s <= 0:
+            return
+        same = (running.place, running.market) == (before.running.place, before.running.market)
+        expected_s = step_s - self._start_left_s
+        if same and self._start_left_s <= 0 and done_s > SLOWEST * expected_s:
+            self._pace = min(self._pace, max(SLOWEST, done_s / expected_s))
+
+    def _rethink(self, tick: Tick, running: Running | None) -> bool:
+        lost = self._ran is not None and running is None and self._before is not None
+        if lost:
+            self._due_s = min(self._due_s, tick.elapsed_s + AFTER_CHANGE_TICKS * self.tick_s)
+        return tick.elapsed_s >= self._due_s - 1e-6
+
+    def _view(self, tick: Tick, running: Running | None) -> View:
+        job = self.job
+        left_s = reserve_s = None
+        if job.left_s is not None:
+            left_s = job.left_s - tick.elapsed_s
+            reserve_s = self._reserve_s(tick, left_s)
+        self._spent_usd = max(self._spent_usd, tick.spent_usd or 0.0)
+        budget = None if self.budget_usd is None else self.budget_usd - self._spent_usd
+        return View(
+            job=replace(
+                job,
+                work_left_s=tick.work_left_s / (self._pace if self._pace < 0.999 else 1.0),
+                left_s=left_s,
+                guard_start_s=self._whole_start_s(),
+                reserve_s=reserve_s or 0.0,
+                budget_left_usd=budget,
+            ),
+            places=tuple(
+                MarketPlace(
+                    name=place.name,
+                    spot_usd_per_h=place.spot_usd_per_h,
+                    on_demand_usd_per_h=place.on_demand_usd_per_h,
+                    move_usd=place.move_usd,
+                    seen=self.seen[place.name],
+                )
+                for place in tick.places
+            ),
+            running=running,
+            tick_s=self.tick_s,
+        )
+
+    def _reserve_s(self, tick: Tick, left_s: float) -> float:
+        """Return what the guard keeps beyond a start.
+
+        The end may count whole ticks, and an interruption may undo as much as one did before.
+        """
+        assert self.job.left_s is not None
+        broken = left_s % self.tick_s
+        broken = 0.0 if min(broken, self.tick_s - broken) < 1e-6 * self.tick_s else broken
+        work_ticks = tick.work_left_s / self.tick_s
+        end = 0.0
+        if math.isfinite(work_ticks):
+            end = (math.ceil(work_ticks - 1e-9) - work_ticks) * self.tick_s
+        return end + broken + self._lost_s

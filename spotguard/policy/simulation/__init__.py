@@ -1,0 +1,1 @@
+"""Policies on recorded or drawn markets, many windows at once."""
