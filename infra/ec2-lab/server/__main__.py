@@ -31,14 +31,13 @@ if TYPE_CHECKING:
 def main() -> None:
     """Serve until told to leave, or until the process that we are for is gone."""
     settings.prepare()
-    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-    from werkzeug.serving import WSGIRequestHandler, run_simple
-
     import account
     import prices
     from gate import Gate
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from nodes import nodes, remove_network
     from verbs import Verbs
+    from werkzeug.serving import WSGIRequestHandler, run_simple
 
     def leave(*_: object) -> None:
         for node in list(nodes.values()):
@@ -64,9 +63,7 @@ def main() -> None:
     if owner:
         threading.Thread(target=_leave_after, args=(int(owner),), daemon=True).start()
     application = _with_verbs(gate, Verbs(gate))
-    run_simple(
-        settings.ADDRESS, settings.PORT, application, threaded=True, request_handler=Quiet
-    )
+    run_simple(settings.ADDRESS, settings.PORT, application, threaded=True, request_handler=Quiet)
 
 
 def _leave_after(pid: int) -> None:

@@ -65,7 +65,7 @@ def _launch(
         zone = _zone_of(self, given)
         market = "spot" if given.get("instance_market_options") else "on-demand"
         kind = str(given.get("instance_type") or "m5.large")
-        _check_price(zone, market, kind, given)
+        _check_price(zone, market, kind)
         _check_capacity(zone, market, kind, int(count))
         reservation = _run_instances(self, image_id, count, user_data, security_groups, **given)
         for instance in reservation.instances:
@@ -85,18 +85,12 @@ def _zone_of(backend: Any, given: dict[str, Any]) -> str:
     return str(wanted or f"{backend.region_name}a")
 
 
-def _check_price(zone: str, market: str, kind: str, given: dict[str, Any]) -> None:
-    price = prices.spot_usd_per_h(kind, zone)
-    if market == "spot" and price is not None and price > _limit_usd(kind, zone, given):
-        words = f"Your Spot request price is lower than the minimum required: {price:.4f}."
+def _check_price(zone: str, market: str, kind: str) -> None:
+    """Refuse spot where it costs more than on demand: SkyPilot offers no more than that."""
+    price, limit = prices.spot_usd_per_h(kind, zone), prices.on_demand_usd_per_h(kind, zone)
+    if market == "spot" and price is not None and limit is not None and price > limit:
+        words = f"Your Spot request price of {limit:.4f} is lower than the minimum of {price:.4f}."
         raise EC2ClientError("SpotMaxPriceTooLow", words)
-
-
-def _limit_usd(kind: str, zone: str, given: dict[str, Any]) -> float:
-    options = (given.get("instance_market_options") or {}).get("SpotOptions") or {}
-    own = options.get("MaxPrice")
-    limit = float(own) if own else prices.on_demand_usd_per_h(kind, zone)
-    return float("inf") if limit is None else limit
 
 
 def _check_capacity(zone: str, market: str, kind: str, count: int) -> None:

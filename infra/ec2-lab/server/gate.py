@@ -96,9 +96,7 @@ class Gate:
         """What each client token of RunInstances was answered."""
         self._lock = threading.Lock()
 
-    def __call__(
-        self, environ: WSGIEnvironment, start_response: StartResponse
-    ) -> Iterable[bytes]:
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Let a call pass, or answer in AWS' place."""
         size = int(environ.get("CONTENT_LENGTH") or 0)
         body = environ["wsgi.input"].read(size) if size else b""
@@ -203,9 +201,11 @@ def _holds(condition: Mapping[str, Mapping[str, Any]], prefix: str | None) -> bo
             if test == "Null":
                 if (prefix is None) != (str(patterns).lower() == "true"):
                     return False
-            elif test not in ("StringLike", "StringEquals"):
-                return False
-            elif prefix is None or not _matches(prefix, patterns):
+            elif (
+                test not in ("StringLike", "StringEquals")
+                or prefix is None
+                or not _matches(prefix, patterns)
+            ):
                 return False
     return True
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import account
 import journal
@@ -13,11 +14,12 @@ from gate import Rule
 from nodes import Node, chosen, market_of, nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from gate import Gate
 
-Query = "Mapping[str, str]"
+Query: TypeAlias = dict[str, str]
+"""What follows the question mark."""
 
 
 def books(_: Query) -> list[dict[str, Any]]:
@@ -83,7 +85,6 @@ def interrupt(query: Query) -> list[str]:
 
 def rebalance(query: Query) -> list[str]:
     """Let the metadata service recommend a rebalance."""
-    import time
 
     def recommend(node: Node) -> None:
         node.tell({**node.told(), "rebalance": int(time.time())})
