@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from itertools import pairwise
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
@@ -73,7 +74,7 @@ def cost_usd(instance_type: str, zone: str, market: str, begin_at: float, end_at
     cuts = [begin_at, *sorted(at for at in there if begin_at < at < end_at), end_at]
     return sum(
         (spot_usd_per_h(instance_type, zone, one) or 0.0) * (next_one - one) / 3600.0
-        for one, next_one in zip(cuts, cuts[1:], strict=False)
+        for one, next_one in pairwise(cuts)
     )
 
 
