@@ -4,6 +4,7 @@
 #   ec2_lab.sh up                   build the nodes' image (once, minutes), start EC2 (moto) at 172.31.0.1:5566
 #   ec2_lab.sh env                  exports for a shell that uses the lab:  eval "$(ec2_lab.sh env)"
 #   ec2_lab.sh down                 end and remove everything but the image, whatever state it is in
+#   ec2_lab.sh end-api              kill SkyPilot's API server, also one that has not come to serve yet
 #   ec2_lab.sh why-not              say in one sentence why this machine cannot have a lab; nothing if it can
 #
 #   ec2_lab.sh status | events      the instances; what happened
@@ -115,18 +116,28 @@ up() {
   say "up: EC2 at http://$ADDRESS:$PORT"
 }
 
-# Whoever has the lab's home as its own was started from it: SkyPilot's API server and its workers, controllers of runs.
+# Whoever has the lab's home as its own, or a file of it open, was started from it: SkyPilot's API server, its workers
+# (which overwrite what they were started with by a title), controllers of runs.
 of_the_lab() {
-  local file
-  for file in $(grep -lsz "^HOME=$CLIENT\$" /proc/[0-9]*/environ); do
-    file=${file%/environ}
-    ! grep -qsi -e 'sky' -e 'spotguard[.]control' "$file/cmdline" || echo "${file#/proc/}"
+  local pid
+  { grep -lsz "^HOME=$CLIENT\$" /proc/[0-9]*/environ; find /proc/[0-9]*/fd -lname "$CLIENT/*" 2>/dev/null; } |
+    cut -d/ -f3 | sort -u | while read -r pid; do
+    [ "$pid" = $$ ] || ! grep -qsi -e 'sky' -e 'spotguard[.]control' "/proc/$pid/cmdline" || echo "$pid"
+  done
+}
+
+# Each is given a moment to end its own children.
+end_api() {
+  local pid signal
+  for signal in TERM KILL; do
+    for pid in $(of_the_lab); do kill -"$signal" "$pid" 2>/dev/null || true; done
+    for _ in $(seq 20); do [ -n "$(of_the_lab)" ] || return 0; sleep 0.1; done
   done
 }
 
 down() {
   local net pid
-  for pid in $(of_the_lab); do [ "$pid" = $$ ] || kill "$pid" 2>/dev/null || true; done
+  end_api
   if alive; then
     kill "$(cat "$DATA/server.pid")"
     for _ in $(seq 50); do alive || break; sleep 0.2; done
@@ -136,7 +147,6 @@ down() {
     for pid in $(ip netns pids "$net"); do kill -9 "$pid" 2>/dev/null || true; done
     ip netns del "$net" || true
   done
-  for pid in $(of_the_lab); do [ "$pid" = $$ ] || kill -9 "$pid" 2>/dev/null || true; done
   umount -l "$DATA/disks" 2>/dev/null || true
   ip route del "$PUBLIC.0/24" 2>/dev/null || true
   ip link del "$BRIDGE" 2>/dev/null || true
@@ -157,6 +167,7 @@ case $verb in
 up) up ;;
 down) down ;;
 env) print_env ;;
+end-api) end_api ;;
 why-not) why_not ;;
 status) lab books | "$VENV/bin/python" -c 'import json, sys
 for n in json.load(sys.stdin): print(*(n[k] or "-" for k in ("id", "state", "reason", "zone", "market", "ip", "public", "name")))' ;;

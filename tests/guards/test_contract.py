@@ -43,6 +43,6 @@ def test_the_overview_stays_one() -> None:
 def test_what_the_contract_says_of_infra_is_there() -> None:
     """One folder for each thing that it names, and no dashboards."""
     line = next(line for line in OVERVIEW.splitlines() if line.startswith("| `infra/`"))
-    assert line == "| `infra/` | the Slurm lab, least-privilege bucket policies |"
+    assert line == "| `infra/` | the Slurm lab, the EC2 lab, least-privilege bucket policies |"
     folders = {path.name for path in (REPOSITORY / "infra").iterdir() if path.is_dir()}
-    assert folders == {"lab", "iam"}
+    assert folders == {"lab", "ec2-lab", "iam"}
