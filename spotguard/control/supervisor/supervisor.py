@@ -30,6 +30,7 @@ from spotguard.control.supervisor.actions import (
     LoseSight,
     NoteLaunched,
     NoteRefused,
+    NoteReleased,
     NoteUp,
     RegainContact,
     RegainSight,
@@ -203,6 +204,10 @@ class Supervisor:
                 self._ledger.write(Kind.ALERT, {"percent": action.percent})
             case Settle():
                 self._settle(action)
+            case NoteReleased():
+                self._note_released(self._attempt(action.attempt), action.gone_at)
+            case SendDown(attempt=int(ended)):
+                self._send_down(self._attempt(ended))
             case _ if attempt is None:
                 raise AssertionError(f"{action} without an attempt")
             case Launch():
@@ -240,10 +245,23 @@ class Supervisor:
                 self._ledger.write(
                     Kind.ATTEMPT_ENDED, self._verdict(attempt, action), attempt=attempt.number
                 )
-                self._forget(attempt)
+                if not action.leaving:
+                    self._forget(attempt)
             case GoOn():
                 self._go_on(attempt, action)
         return True
+
+    def _attempt(self, number: int) -> AttemptRecord:
+        return next(each for each in self.record.attempts if each.number == number)
+
+    def _note_released(self, attempt: AttemptRecord, gone_at: float) -> None:
+        """Write down that the nodes of an ended attempt are gone, and publish its verdict."""
+        self._ledger.write(Kind.RELEASED, {"gone_at": gone_at}, attempt=attempt.number)
+        self._forget(attempt)
+        end = self._attempt(attempt.number).end
+        assert end is not None
+        body = {**asdict(end), "reason": end.reason.value, "saved": attempt.saved}
+        self._publish(keys.end(attempt.number), body)
 
     def _go_on(self, attempt: AttemptRecord, action: GoOn) -> None:
         group = action.group
@@ -358,7 +376,8 @@ class Supervisor:
             "last_beat_at": self._lookout.beat_at,
             "saved": attempt.saved,
         }
-        problem = self._publish(keys.end(attempt.number), end)
+        # Who rebuilds a lost journal must not take nodes for gone that may still cost money.
+        problem = None if action.leaving else self._publish(keys.end(attempt.number), end)
         if problem is not None and action.reason is EndReason.FAILED and attempt.job_end is None:
             # A job on a full store can neither save nor say why it leaves: it looks like a crash.
             detail = f"{problem.message}; the job could not report its end there"
