@@ -90,7 +90,7 @@ flock 9  # two labs that come up at once build one image
   echo "building the nodes' image (2 GB, once; minutes): $image" >&2
   build "$CACHE/image-building" "$runtime" "$task" >&2
   # What is made of the tools' path is told its last one: only its programs' first lines hold it.
-  sed -i "1s|$CACHE/image-building|$image|" "$CACHE"/image-building/tools/bin/*
+  find "$CACHE/image-building/tools/bin" -maxdepth 1 -type f -exec sed -i "1s|$CACHE/image-building|$image|" {} +
   mv "$CACHE/image-building" "$image"
 }
 touch "$image"
