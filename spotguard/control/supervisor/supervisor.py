@@ -261,6 +261,7 @@ class Supervisor:
         end = self._attempt(attempt.number).end
         assert end is not None
         body = {**asdict(end), "reason": end.reason.value, "saved": attempt.saved}
+        del body["leaving"]
         self._publish(keys.end(attempt.number), body)
 
     def _go_on(self, attempt: AttemptRecord, action: GoOn) -> None:
@@ -376,8 +377,11 @@ class Supervisor:
             "last_beat_at": self._lookout.beat_at,
             "saved": attempt.saved,
         }
-        # Who rebuilds a lost journal must not take nodes for gone that may still cost money.
-        problem = None if action.leaving else self._publish(keys.end(attempt.number), end)
+        if action.leaving:
+            # Not published yet: who rebuilds a lost journal must not take its nodes for gone.
+            return end
+        del end["leaving"]
+        problem = self._publish(keys.end(attempt.number), end)
         if problem is not None and action.reason is EndReason.FAILED and attempt.job_end is None:
             # A job on a full store can neither save nor say why it leaves: it looks like a crash.
             detail = f"{problem.message}; the job could not report its end there"
