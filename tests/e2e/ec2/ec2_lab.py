@@ -39,7 +39,7 @@ class Instance:
 
     id: str
     name: str
-    """Its Name tag, which begins with SkyPilot's name of the cluster."""
+    """Its Name tag, which has SkyPilot's name of the cluster in it."""
     state: str
     reason: str
     zone: str
@@ -125,7 +125,7 @@ class Ec2Lab:
                 usd=each["usd"],
             )
             for each in json.loads(self.verb("books"))
-            if each["name"].startswith(run)
+            if run in each["name"]
         ]
 
     def living(self, run: str = "") -> list[Instance]:

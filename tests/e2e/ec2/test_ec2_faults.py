@@ -60,7 +60,7 @@ def test_a_call_fails_once(
     status = beside.is_in(run, *_OVER)
     wait_until(lambda: not ec2.living(run), "its node is gone", timeout_s=300.0)
 
-    trained = [each for each in status["attempts"] if each["end_step"]]
+    trained = [each for each in status["attempts"] if each["last_step"]]
     assert len(trained) <= 1, status
     at_once = [(each.begin_at, each.end_at or 0.0) for each in ec2.instances(run)]
     assert all(ended <= begun for (_, ended), (begun, _) in pairwise(at_once))

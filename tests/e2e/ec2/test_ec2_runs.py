@@ -115,7 +115,7 @@ def test_on_demand_by_rule_stopped_resumed_and_adopted_while_another_is_left_alo
     poor.kill_controller(alone)
 
     status = first.trains(run, attempt=1)
-    assert status["attempts"][-1]["place"]["market"] == "on_demand"
+    assert status["attempts"][-1]["market"] == "on_demand"
     (bought,) = ec2.living(run)
     assert bought.market == "on-demand"
     assert first.spotguard("stop", run, timeout_s=400.0).code == 0
@@ -126,9 +126,9 @@ def test_on_demand_by_rule_stopped_resumed_and_adopted_while_another_is_left_alo
         ec2.verb("capacity", zone, "any")
     assert first.spotguard("resume", run, "--detach").code == 0
     status = first.trains(run, attempt=2)
-    assert status["attempts"][-1]["place"]["market"] == "spot"
+    assert status["attempts"][-1]["market"] == "spot"
     first.kill_controller(run)
-    adopt = ("adopt", f"{first.store}/{run}", "--yes")
+    adopt = ("adopt", f"{first.store}/{run}")
     wait_until(
         lambda: second.spotguard(*adopt, timeout_s=400.0).code == 0,
         "the other home has the run",
