@@ -200,7 +200,8 @@ def test_an_orphan_is_ended_and_a_busy_api_and_missing_rights_are_survived(
 
 def _orphans(beside: Beside) -> list[str]:
     told = beside.spotguard("doctor", "--json", timeout_s=600.0).json
-    return [each["run_id"] for each in told["clusters"]["leftovers"]]
+    listed = told["clusters"]["leftovers"]
+    return [each["run_id"] for each in listed if each["orphan"] and not each["ended"]]
 
 
 def worker(ec2: Ec2Lab, run: str) -> Instance:
