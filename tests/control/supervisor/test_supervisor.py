@@ -931,11 +931,14 @@ def test_nodes_that_go_are_paid_from_the_budget(tmp_path: Path, budget_usd: floa
 
 
 def test_a_stop_while_old_nodes_go_waits_for_them(tmp_path: Path) -> None:
-    """The run is stopped once nothing of it costs money, and launches nothing more."""
+    """What goes is paid all the while; the run is stopped once nothing of it costs money."""
     world = on_a_cloud(tmp_path, fates={1: JobFate(how="notice", at_s=9)})
     record = world.run_until(5.0)
     while not record.leaving:
         record = world.run_until(0.5)
+    record = world.run_until(10.0)
+    assert record.leaving
+    assert world.spent_usd() == pytest.approx(world.launcher.billed_usd(), rel=1e-6)
     world.write(Kind.USER_DOWN)
     record = world.run()
     assert record.settled is not None
