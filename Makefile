@@ -149,7 +149,7 @@ first-half:
 	$(MAKE) -j 1 lab-tests e2e-commands
 
 second-half:
-	$(MAKE) -j 1 emulators ec2-tests e2e-jobs aside test-pythons
+	$(MAKE) -j 1 emulators e2e-jobs aside test-pythons
 
 check:
 	@$(MAKE) --no-print-directory test

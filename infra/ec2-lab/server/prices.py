@@ -67,14 +67,19 @@ def on_demand_usd_per_h(instance_type: str, zone: str) -> float | None:
 
 
 def cost_usd(instance_type: str, zone: str, market: str, begin_at: float, end_at: float) -> float:
-    """Return what EC2 charges for an instance: each second at the price that held in it."""
+    """Return what EC2 charges for an instance.
+
+    By the second, each hour of a spot instance at the price that held when that hour began
+    (aws.amazon.com/ec2/faqs, "How will I be charged").
+    """
     if market != "spot":
         return (on_demand_usd_per_h(instance_type, zone) or 0.0) * (end_at - begin_at) / 3600.0
-    there = [c.at for c in _changes if (c.instance_type, c.zone) == (instance_type, zone)]
-    cuts = [begin_at, *sorted(at for at in there if begin_at < at < end_at), end_at]
+    hours = [begin_at]
+    while hours[-1] + 3600.0 < end_at:
+        hours.append(hours[-1] + 3600.0)
     return sum(
         (spot_usd_per_h(instance_type, zone, one) or 0.0) * (next_one - one) / 3600.0
-        for one, next_one in pairwise(cuts)
+        for one, next_one in pairwise([*hours, end_at])
     )
 
 

@@ -48,7 +48,7 @@ class Instance:
     begin_at: float
     end_at: float | None
     usd: float
-    """What EC2 charges, each second at the price that held in it; 0 while it lives."""
+    """What EC2 charges, each hour at the price that held as it began; 0 while it lives."""
 
     @property
     def lives(self) -> bool:

@@ -27,14 +27,15 @@ NOTICE_S = 40
 """A third of the two minutes that AWS gives."""
 _SLACK_S = 5.0
 """How much later than EC2 a start or an end may be seen, for each cluster."""
-DEAR_USD, DEARER_USD = 0.06, 0.5
-"""Spot prices of an m6i.xlarge, which costs $0.192 on demand."""
+KIND = "m6i.xlarge"
+DEAR_USD, USUAL_USD = 0.5, 0.08
+"""Spot prices of it; on demand it costs $0.192."""
 
 
 def test_interrupted_four_ways_two_nodes_end_with_the_undisturbed_weights(
     machine: Callable[[str], Beside], ec2: Ec2Lab, undisturbed: Callable[..., Weights]
 ) -> None:
-    """Notice, rebalance, crash, no spot anywhere: the same weights, the right bill, nothing left.
+    """Notice, price, crash, no spot anywhere: the same weights, the right bill, nothing left.
 
     Its nodes and its controller have the rights of `infra/iam` in S3, and no others.
     """
@@ -52,13 +53,14 @@ def test_interrupted_four_ways_two_nodes_end_with_the_undisturbed_weights(
 
     beside.trains(run, attempt=2)
     ec2.verb("rebalance", worker(ec2, run).id)
-    ec2.verb("price", ZONES[0], str(DEAR_USD))
     time.sleep(8.0)  # the recommendation is told, and nobody leaves for it
     assert len(beside.status(run)["attempts"]) == 2
-    ec2.verb("interrupt", worker(ec2, run).id, str(NOTICE_S))
+    dear = worker(ec2, run).zone
+    ec2.verb("price", dear, str(DEAR_USD), KIND)  # nobody offered so much: a notice
     beside.ended(run, attempt=2)
 
     beside.trains(run, attempt=3)
+    assert worker(ec2, run).zone != dear
     ec2.verb("crash", worker(ec2, run).id)
     beside.ended(run, attempt=3)
 
@@ -67,6 +69,7 @@ def test_interrupted_four_ways_two_nodes_end_with_the_undisturbed_weights(
         ec2.verb("capacity", zone, "0")
     ec2.verb("interrupt", worker(ec2, run).id, str(NOTICE_S))
     beside.is_in(run, "waiting")
+    ec2.verb("price", dear, str(USUAL_USD), KIND)
     for zone in ZONES:
         ec2.verb("capacity", zone, "any")
     status = beside.settled(run)
@@ -208,7 +211,7 @@ def worker(ec2: Ec2Lab, run: str) -> Instance:
     """Return the newest living node of a run, which is not the first of its cluster."""
     living = [each for each in ec2.living(run) if each.state == "running"]
     assert len(living) == 2, living
-    return living[-1]
+    return next(each for each in living if not each.name.endswith("-head"))
 
 
 def check_money(status: Status, instances: list[Instance]) -> None:
