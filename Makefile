@@ -7,7 +7,7 @@ SPOTGUARD := $(BIN)/spotguard
 # Tests start hundreds of Pythons: where nothing compiled may be kept, each compiles all anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help browser integrations demo test check-all check lint types unit test-pythons fuzz first-half second-half emulators e2e e2e-commands e2e-jobs aside lab lab-tests lab-story lab-down cloud-tests docs clean
+.PHONY: help browser integrations demo test check-all check lint types unit test-pythons fuzz first-half second-half emulators e2e e2e-commands e2e-jobs aside lab lab-tests lab-story lab-down ec2-lab ec2-lab-down ec2-tests ec2-faults cloud-tests docs clean
 
 help:
 	@echo "make demo    train a small GPT on two local nodes through three interruptions"
@@ -25,6 +25,8 @@ help:
 	@echo "make lab     a Slurm cluster of three virtual spot nodes (root, Debian 12); lab-down ends it"
 	@echo "make cloud-tests  a few cents' worth of real nodes, in SPOTGUARD_CLOUD: docs/reference/cloud-tests.md"
 	@echo "make lab-tests  whole runs through SkyPilot on such a cluster (brings up its own)"
+	@echo "make ec2-lab  an EC2 of virtual nodes under a real SkyPilot (root, Debian 12); ec2-lab-down ends it"
+	@echo "make ec2-tests  whole runs there (brings up its own); ec2-faults: each AWS call fails once, an hour or more"
 	@echo "make docs    the site of the pages and of the public names, in site/; needs no network"
 	@echo "make lab-story  a long one there: the example shrinks, and grows by its own rule"
 
@@ -97,7 +99,7 @@ ELSEWHERE := tests/storage tests/checkpoint tests/e2e tests/integrations tests/p
 e2e: e2e-commands e2e-jobs
 
 e2e-commands: $(VENV)/.installed-dev
-	$(call TESTED,-n 2 -m "e2e and not lab and not cloud" tests/e2e)
+	$(call TESTED,-n 2 -m "e2e and not lab and not ec2 and not cloud" tests/e2e)
 
 e2e-jobs: $(VENV)/.installed-dev
 	$(call TESTED,-m "e2e and not cloud" $(ELSEWHERE:%=--ignore=%))
@@ -129,13 +131,28 @@ lab: $(VENV)/.installed-dev
 	@echo 'now: eval "$$(infra/lab/slurm_lab.sh env)"; see docs/launching.md'
 
 lab-tests: $(VENV)/.installed-dev
-	$(call TESTED,-rs -m "lab and not long" tests/e2e)
+	$(call TESTED,-rs -m "lab and not long" tests/e2e/lab)
 
 lab-story: $(VENV)/.installed-dev
-	$(PYTEST) -rs -m "lab and long" tests/e2e
+	$(PYTEST) -rs -m "lab and long" tests/e2e/lab
 
 lab-down:
 	$(LAB) down purge
+
+EC2_LAB := EC2LAB_VENV=$(abspath $(VENV)) infra/ec2-lab/ec2_lab.sh
+
+ec2-lab: $(VENV)/.installed-dev
+	$(EC2_LAB) up
+	@echo 'now: eval "$$(infra/ec2-lab/ec2_lab.sh env)"; see docs/aws.md'
+
+ec2-lab-down:
+	$(EC2_LAB) down
+
+ec2-tests: $(VENV)/.installed-dev
+	$(call TESTED,-rs -m "ec2 and not long" tests/e2e/ec2)
+
+ec2-faults: $(VENV)/.installed-dev
+	$(PYTEST) -rs -m "ec2 and long" tests/e2e/ec2
 
 cloud-tests: $(VENV)/.installed-dev
 	$(PYTEST) -rs -m cloud tests/e2e/cloud

@@ -330,6 +330,7 @@ class Rebuild:
             attempt = read_record(self._journal).attempts[-1]
             verdict = judge(attempt)
             gone_at = found.following.at if found.following else view.gone_at
+            there = view.state in (ClusterState.UP, ClusterState.STARTING)
             end = {
                 **asdict(verdict),
                 "reason": verdict.reason.value,
@@ -337,6 +338,8 @@ class Rebuild:
                 "last_step": attempt.last_step,
                 "saved": attempt.saved,
                 "training_ended_at": attempt.job_end.at if attempt.job_end else last_at,
+                # The controller before went on while these nodes went, or should have.
+                "leaving": there and not found.following,
             }
         self._journal.append(
             Kind.ATTEMPT_ENDED.value, at=float(end["gone_at"]), attempt=found.number, data=end

@@ -225,7 +225,7 @@ def _record(folder: RunFolder) -> RunRecord | None:
 def _over(record: RunRecord, name: str) -> str:
     """Return why a cluster's time is over by this machine's journal; empty if it is not."""
     attempts = [attempt for attempt in record.attempts if attempt.cluster == name]
-    if not attempts or any(attempt.end is None for attempt in attempts):
+    if not attempts or any(a.end is None or a.end.leaving for a in attempts):
         return ""
     end = attempts[-1].end
     assert end is not None

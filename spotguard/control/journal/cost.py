@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 def billed_s(attempt: AttemptRecord, now: float) -> float:
     """Return for how many seconds the attempt's nodes have been paid."""
-    until = now if attempt.end is None else attempt.end.gone_at
+    end = attempt.end
+    until = now if end is None or end.leaving else end.gone_at
     if attempt.gone_by is not None:  # while nobody can be asked, or nobody asked
         until = min(until, attempt.gone_by)
     return max(0.0, until - attempt.billed_from)

@@ -126,9 +126,17 @@ def end_attempt(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
         training_ended_at=data["training_ended_at"],
         traceback=data["traceback"],
         last_beat_at=number(data, "last_beat_at"),
+        leaving=data.get("leaving") is True,
     )
     return _end_seen(
         replace(attempt, end=end, contact_lost_at=None, cloud_silent_at=None), entry.at
+    )
+
+
+def _released(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
+    gone_at = entry.data["gone_at"]
+    return replace(
+        attempt, end=attempt.end and replace(attempt.end, leaving=False, gone_at=gone_at)
     )
 
 
@@ -278,6 +286,7 @@ CHANGES_OF_ATTEMPT: dict[str, Callable[[AttemptRecord, Entry], AttemptRecord]] =
     Kind.DOWN_SENT.value: _down_sent,
     Kind.DOWN_FAILED.value: _down_failed,
     Kind.ATTEMPT_ENDED.value: end_attempt,
+    Kind.RELEASED.value: _released,
     Kind.PROGRESS.value: _progress,
     JOB_PREFIX + JobEvent.STARTED.value: _job_started,
     JOB_PREFIX + JobEvent.FIRST_STEP.value: _first_step,

@@ -79,6 +79,7 @@ class Launches:
         if known is not None:
             launches.clusters, launches.wish = known.clusters, known.wish
         living = {each.cluster: each.number for each in record.attempts if each.end is None}
+        living |= {each.cluster: each.number for each in record.leaving}
         for ended in {each.cluster for each in record.attempts} - set(living):
             launches.clusters.pop(ended, None)
         launches.clusters |= living

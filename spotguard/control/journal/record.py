@@ -47,6 +47,8 @@ class Kind(str, Enum):
     DOWN_SENT = "down_sent"
     DOWN_FAILED = "down_failed"
     ATTEMPT_ENDED = "attempt_ended"
+    RELEASED = "released"
+    """The nodes of an attempt that had ended before were confirmed gone."""
     WENT_ON = "went_on_in_place"
     """An attempt ended, and the nodes that stayed had begun the next one by themselves."""
     PROGRESS = "progress"
@@ -215,7 +217,7 @@ class DownAsked:
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptEnd:
-    """The verdict on an attempt, given when its last node was confirmed gone."""
+    """The verdict on an attempt, given when its last node was confirmed gone, or told to go."""
 
     at: float
     reason: EndReason
@@ -226,6 +228,8 @@ class AttemptEnd:
     traceback: str | None
     last_beat_at: float | None = None
     """By the node's clock: its last sign of life."""
+    leaving: bool = False
+    """Its nodes had been told to go and were not confirmed gone yet: they are still paid."""
 
 
 _KILL_WAIT_S = 30.0
@@ -426,8 +430,13 @@ class RunRecord:
         return last if last is not None and last.end is None else None
 
     @property
+    def leaving(self) -> tuple[AttemptRecord, ...]:
+        """The ended attempts whose nodes are still paid, oldest first."""
+        return tuple(each for each in self.attempts if each.end is not None and each.end.leaving)
+
+    @property
     def last_ended(self) -> AttemptRecord | None:
-        """The newest attempt whose end is confirmed."""
+        """The newest attempt with a verdict."""
         ended = [attempt for attempt in self.attempts if attempt.end is not None]
         return ended[-1] if ended else None
 

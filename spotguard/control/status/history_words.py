@@ -351,6 +351,7 @@ _TELLERS: dict[str, Callable[[Entry], tuple[str, str]]] = {
     Kind.DOWN_ASKED.value: _asked("taking the nodes down"),
     Kind.DOWN_FAILED.value: _of("the nodes could not be taken down yet: {problem}", "yellow"),
     Kind.ATTEMPT_ENDED.value: _attempt_ended,
+    Kind.RELEASED.value: _of("the nodes of attempt {attempt} are gone"),
     Kind.WENT_ON.value: _went_on,
     Kind.ALERT.value: _of("{percent} % of the budget are spent", "yellow"),
     Kind.SETTLED.value: _settled,

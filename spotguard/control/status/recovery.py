@@ -33,7 +33,7 @@ class Recovery:
     detect_s: float | None
     """Until the controller knew; in place, until the nodes that stay had agreed to go on."""
     release_s: float | None
-    """Until the last of the old nodes was confirmed gone."""
+    """Until the last of the old nodes was confirmed gone; a cloud need only have been told."""
     waiting_s: float
     """For capacity: from the first launch that was refused to the one that was not."""
     provision_s: float | None

@@ -96,16 +96,29 @@ class AskDown:
 class SendDown:
     """Tell the launcher to take the nodes down; may be repeated."""
 
+    attempt: int | None = None
+    """Of an attempt that has ended already; None is the current one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Conclude:
-    """The cluster is gone: write down the verdict on the attempt."""
+    """The cluster is gone, or on its way: write down the verdict on the attempt."""
 
     reason: EndReason
     detail: str
     gone_at: float
     training_ended_at: float
     traceback: str | None = None
+    leaving: bool = False
+    """Its nodes have been told to go; the next attempt need not wait until they are gone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoteReleased:
+    """The nodes of an attempt that has ended before are gone."""
+
+    attempt: int
+    gone_at: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +184,7 @@ Action: TypeAlias = (
     | AskDown
     | SendDown
     | Conclude
+    | NoteReleased
     | GoOn
     | LoseContact
     | RegainContact

@@ -27,7 +27,13 @@ def allot(
 ) -> Allotment | EndReason:
     """Return the limits of an attempt launched now, or the reason for which it is not worth it."""
     margins = _Margins.of(record, policy)
-    budget_end = _budget_end(record, nodes=nodes, price_usd_per_h=price_usd_per_h, now=now)
+    budget_end = _budget_end(
+        record,
+        nodes=nodes,
+        price_usd_per_h=price_usd_per_h,
+        now=now,
+        reserve_usd=_still_leaving_usd(record, margins.teardown_s),
+    )
     deadline_end = record.limits.deadline_at
     for end, reason in ((deadline_end, EndReason.DEADLINE), (budget_end, EndReason.BUDGET)):
         if end is not None and end - margins.save_s - margins.teardown_s - now < margins.useful_s:
@@ -86,7 +92,7 @@ class _Margins:
 
 def _teardown_s(attempt: AttemptRecord) -> float:
     """Return how long the nodes took to go once it was time, whoever saw to it; 0 if unknown."""
-    if attempt.end is None:
+    if attempt.end is None or attempt.end.leaving:
         return 0.0
     if attempt.down is not None:
         return attempt.end.gone_at - attempt.down.at
@@ -94,8 +100,22 @@ def _teardown_s(attempt: AttemptRecord) -> float:
     return 0.0 if guard_at is None else attempt.end.gone_at - guard_at
 
 
+def _still_leaving_usd(record: RunRecord, teardown_s: float) -> float:
+    """Return what nodes that were told to go may cost until they are gone."""
+    rates = [
+        money.rate_usd_per_h(attempt.offer.price_usd_per_h, attempt.nodes)
+        for attempt in record.leaving
+    ]
+    return sum(money.cost_usd(rate, teardown_s) or 0.0 for rate in rates)
+
+
 def _budget_end(
-    record: RunRecord, *, nodes: int, price_usd_per_h: float | None, now: float
+    record: RunRecord,
+    *,
+    nodes: int,
+    price_usd_per_h: float | None,
+    now: float,
+    reserve_usd: float,
 ) -> float | None:
     """Return when the money is used up; None without a budget, or with an unknown price.
 
@@ -106,5 +126,5 @@ def _budget_end(
         spent_usd=cost.known_spent_usd(record, now),
         budget_usd=record.limits.budget_usd,
         rate_usd_per_h=money.rate_usd_per_h(price_usd_per_h, nodes),
-        reserve_usd=0.0,
+        reserve_usd=reserve_usd,
     )

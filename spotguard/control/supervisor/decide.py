@@ -29,6 +29,7 @@ from spotguard.control.supervisor.actions import (
     LoseSight,
     NoteLaunched,
     NoteRefused,
+    NoteReleased,
     NoteUp,
     RegainContact,
     RegainSight,
@@ -51,6 +52,7 @@ from spotguard.errors import NoCapacity as NoCapacityError
 from spotguard.events.states import EndReason, RunState
 from spotguard.launch.base import ClusterState, ClusterView, Offer
 from spotguard.launch.membership import GO_ON_AFTER
+from spotguard.launch.taskyaml import BUYS_SPOT
 from spotguard.plan.ladder import node_ladder
 from spotguard.shared.units import format_duration, format_usd
 from spotguard.spec.setting import BUDGET_SHARES
@@ -82,6 +84,8 @@ class Observation:
     """Nodes that are free in the spot place with most of them; None is unknown."""
     group: Group | None = None
     """The nodes that began the next attempt in place."""
+    leaving: tuple[tuple[int, ClusterView], ...] = ()
+    """Of attempts that have ended, and whose nodes are not known to be gone: their clusters."""
     offers: tuple[Offer, ...] = ()
     """The places that could be asked, best first; only needed between attempts."""
 
@@ -93,9 +97,14 @@ def decide(record: RunRecord, seen: Observation, now: float, policy: Policy) -> 
     percent = _alert_due(record, now)
     if percent is not None:
         return Alert(percent)
+    behind = _behind(record, seen, now, policy)
+    if behind is not None:
+        return behind
     attempt = record.current
     if attempt is None:
-        return _between_attempts(record, seen, now, policy)
+        action = _between_attempts(record, seen, now, policy)
+        # A run is at rest once nothing of it costs money any more.
+        return Wait() if isinstance(action, Settle) and record.leaving else action
     if seen.cluster is None:
         return Wait()
     if not attempt.launched:
@@ -330,7 +339,7 @@ def _living(
     if cluster.up_at is not None and attempt.up_at is None:
         return NoteUp(cluster.up_at)
     if attempt.down is not None:
-        return _pursue_down(attempt, now, policy)
+        return _ended_before_gone(record, attempt, seen, now) or _pursue_down(attempt, now, policy)
     return (
         _end_due(record, attempt, seen, cluster, now, policy)
         or _stop_due(record, attempt, seen, now, policy)
@@ -491,6 +500,40 @@ def _contact(
     if unseen:
         return LoseSight(asked) if attempt.cloud_silent_at is None else None
     return None if attempt.cloud_silent_at is None else RegainSight()
+
+
+def _ended_before_gone(
+    record: RunRecord, attempt: AttemptRecord, seen: Observation, now: float
+) -> Conclude | None:
+    """Return the verdict on an attempt whose nodes a cloud has been told to take, but has not yet.
+
+    The next one is asked for meanwhile, under a name of its own: what a cloud takes back is not
+    what the next attempt waits for. On Slurm, Kubernetes and this machine it is, so there it waits.
+    The next one's claim keeps what may still run of this one out of the lineage.
+    """
+    assert attempt.down is not None
+    if attempt.down.sent_at is None or attempt.offer.infra not in BUYS_SPOT or record.wish:
+        return None
+    if not (seen.news_complete and judge(attempt).reason.retried):
+        return None
+    told = attempt.job_end is not None or bool(attempt.node_ends)
+    view = ClusterView(state=ClusterState.UP)
+    return replace(_conclude(attempt, view, now), leaving=True) if told else None
+
+
+def _behind(record: RunRecord, seen: Observation, now: float, policy: Policy) -> Action | None:
+    """Return what is to be done for the nodes of attempts that have ended; None if nothing."""
+    clusters = dict(seen.leaving)
+    for attempt in record.leaving:
+        cluster = clusters.get(attempt.number)
+        if cluster is None or cluster.state is ClusterState.UNREACHABLE:
+            continue
+        if cluster.state not in (ClusterState.UP, ClusterState.STARTING):
+            gone_at = now if cluster.gone_at is None else min(cluster.gone_at, now)
+            return NoteReleased(attempt=attempt.number, gone_at=gone_at)
+        if isinstance(_pursue_down(attempt, now, policy), SendDown):
+            return SendDown(attempt=attempt.number)
+    return None
 
 
 def _pursue_down(attempt: AttemptRecord, now: float, policy: Policy) -> Action:

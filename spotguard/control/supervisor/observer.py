@@ -83,9 +83,13 @@ class Lookout:
 
         `unasked` is a cluster that nobody can have asked for yet: it is known not to be there.
         """
+        leaving = tuple(
+            (each.number, self._launcher.observe(each.cluster))
+            for each in self._ledger.record.leaving
+        )
         attempt = self._ledger.record.current
         if attempt is None:
-            return Observation(offers=tuple(self._offers()))
+            return Observation(offers=tuple(self._offers()), leaving=leaving)
         if attempt.number != self._watched.attempt:
             self._watched = _Watched(attempt.number, self._clock.monotonic())
         watched, now = self._watched, self._clock.monotonic()
@@ -104,6 +108,7 @@ class Lookout:
         beat_at = watched.beat_seen_at
         return Observation(
             cluster=cluster,
+            leaving=leaving,
             free_nodes=self._free_nodes(attempt),
             free_spot=self._free_spot(attempt),
             group=self._group(attempt),

@@ -31,6 +31,7 @@ from spotguard.control.supervisor.actions import (
     LoseSight,
     NoteLaunched,
     NoteRefused,
+    NoteReleased,
     NoteUp,
     RegainContact,
     RegainSight,
@@ -212,6 +213,10 @@ class Supervisor:
                 self._ledger.write(Kind.ALERT, {"percent": action.percent})
             case Settle():
                 self._settle(action)
+            case NoteReleased():
+                self._note_released(self._attempt(action.attempt), action.gone_at)
+            case SendDown(attempt=int(ended)):
+                self._send_down(self._attempt(ended))
             case _ if attempt is None:
                 raise AssertionError(f"{action} without an attempt")
             case Launch():
@@ -251,10 +256,24 @@ class Supervisor:
                 self._ledger.write(
                     Kind.ATTEMPT_ENDED, self._verdict(attempt, action), attempt=attempt.number
                 )
-                self._forget(attempt)
+                if not action.leaving:
+                    self._forget(attempt)
             case GoOn():
                 self._go_on(attempt, action)
         return True
+
+    def _attempt(self, number: int) -> AttemptRecord:
+        return next(each for each in self.record.attempts if each.number == number)
+
+    def _note_released(self, attempt: AttemptRecord, gone_at: float) -> None:
+        """Write down that the nodes of an ended attempt are gone, and publish its verdict."""
+        self._ledger.write(Kind.RELEASED, {"gone_at": gone_at}, attempt=attempt.number)
+        self._forget(attempt)
+        end = self._attempt(attempt.number).end
+        assert end is not None
+        body = {**asdict(end), "reason": end.reason.value, "saved": attempt.saved}
+        del body["leaving"]
+        self._publish(keys.end(attempt.number), body)
 
     def _go_on(self, attempt: AttemptRecord, action: GoOn) -> None:
         group = action.group
@@ -372,6 +391,10 @@ class Supervisor:
             "last_beat_at": self._lookout.beat_at,
             "saved": attempt.saved,
         }
+        if action.leaving:
+            # Not published yet: who rebuilds a lost journal must not take its nodes for gone.
+            return end
+        del end["leaving"]
         problem = self._publish(keys.end(attempt.number), end)
         if problem is not None and action.reason is EndReason.FAILED and attempt.job_end is None:
             # A job on a full store can neither save nor say why it leaves: it looks like a crash.

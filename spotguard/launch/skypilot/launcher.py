@@ -1,7 +1,7 @@
 """Clusters of any cloud, of Kubernetes and of Slurm, by SkyPilot.
 
 SkyPilot takes seconds to say anything, so a thread of the launcher's own asks it again and again
-about the one cluster that matters, and `observe` returns the last answer at once. What the job
+about each cluster that matters, and `observe` returns the last answer at once. What the job
 wrote to the run store is known long before SkyPilot knows that something is wrong.
 """
 
@@ -87,7 +87,7 @@ class SkyPilotLauncher:
         self._machine = machine
         self._clock = clock or SystemClock()
         self._in_background = in_background
-        self._watch: _Watch | None = None
+        self._watches: dict[str, _Watch] = {}
         self._free: dict[tuple[str, str | None, str | None], _FreeNodes] = {}
         self._known: tuple[float, list[Offer]] | None = None
         self._log: tuple[str, float, dict[int, bytes] | LauncherFailure] | None = None
@@ -117,11 +117,11 @@ class SkyPilotLauncher:
         """
         if not self._in_background:
             return look(self._sdk, cluster, self._clock)
-        if self._watch is None or self._watch.cluster != cluster:
+        if cluster not in self._watches:
             self._refresh(cluster, look(self._sdk, cluster, self._clock))
-        assert self._watch is not None
-        self._watch.hear(heard)
-        return self._watch.answer()
+        watch = self._watches[cluster]
+        watch.hear(heard)
+        return watch.answer()
 
     def free_nodes(self, offer: Offer) -> int | None:
         """Return what Slurm or Kubernetes last said of a place, which is asked beside.
@@ -148,8 +148,8 @@ class SkyPilotLauncher:
     def down(self, cluster: str) -> None:
         """Ask for the end of all nodes; those of a launch under way too."""
         self._sdk.down(cluster)
-        if self._watch is not None and self._watch.cluster == cluster:
-            self._watch.goes_down()
+        if cluster in self._watches:
+            self._watches[cluster].goes_down()
 
     def read_log(self, cluster: str, node: int, offset: int) -> LogChunk:
         """Return what a node printed, as long as its cluster lives."""
@@ -169,15 +169,19 @@ class SkyPilotLauncher:
 
     def close(self) -> None:
         """Stop asking; what runs goes on."""
-        if self._watch is not None:
-            self._watch.stop()
-            self._watch = None
+        for watch in self._watches.values():
+            watch.stop()
+        self._watches.clear()
 
     def _refresh(self, cluster: str, view: ClusterView) -> None:
-        self.close()
-        self._watch = _Watch(self._sdk, cluster, view, self._clock)
+        for known, watch in list(self._watches.items()):
+            # One that is being taken down is looked at until it is gone, and no other.
+            if known == cluster or not watch.is_going_down:
+                watch.stop()
+                del self._watches[known]
+        self._watches[cluster] = _Watch(self._sdk, cluster, view, self._clock)
         if self._in_background:
-            self._watch.start()
+            self._watches[cluster].start()
 
 
 def by_node(log: bytes) -> dict[int, bytes]:
@@ -270,6 +274,11 @@ class _Watch(threading.Thread):
         """Look for the end of the cluster from here on, which somebody has asked for."""
         self._down_at = self._clock.monotonic()
         self._wake.set()
+
+    @property
+    def is_going_down(self) -> bool:
+        """True once somebody has asked for the end of the cluster, until it is seen gone."""
+        return self._down_at is not None and self.view.state is not ClusterState.GONE
 
     def stop(self) -> None:
         """Look no more."""

@@ -31,6 +31,7 @@ from spotguard.storage.s3.errors import (
     from_botocore,
     from_role,
     is_about_credentials,
+    is_denial,
     is_of_a_role,
     unusable,
 )
@@ -291,7 +292,7 @@ class S3Bucket:
 
     def get(self, key: str, max_bytes: int | None = None) -> bytes:
         """Return the whole object, proven by its checksum where the server keeps one."""
-        with self._wire.taking(max_bytes), self._translated("s3:GetObject", key):
+        with self._translated("s3:GetObject", key), self._wire.taking(max_bytes):
             answer = self._client.get_object(**self._at(key), ChecksumMode="ENABLED")
             within(key, max_bytes, b"", answer.get("ContentLength"))
             content: bytes = answer["Body"].read()
@@ -307,7 +308,7 @@ class S3Bucket:
         wanted = sum(map(len, into))
         if not wanted:
             return
-        with self._wire.receiving(into) as received, self._translated("s3:GetObject", key):
+        with self._translated("s3:GetObject", key), self._wire.receiving(into) as received:
             answer = self._client.get_object(
                 **self._at(key), Range=f"bytes={offset}-{offset + wanted - 1}"
             )
@@ -484,6 +485,8 @@ class S3Bucket:
             refused = self._refused(problem, asked)
             if is_about_credentials(problem.response) and self._renewed(renewals):
                 refused = StoreUnavailable(refused.message, hint=refused.hint)
+            if right == "s3:GetObject" and is_denial(problem.response) and self._is_absent(key):
+                refused = NotFound(f"there is no {asked.where}")
             raise refused from None
         except BotoCoreError as problem:
             raise from_botocore(problem, asked) from None
@@ -494,6 +497,16 @@ class S3Bucket:
             ) from None
         except UNUSABLE as problem:  # the network's were told by `connections`, in our words
             raise unusable(problem, asked) from None
+
+    def _is_absent(self, key: str) -> bool:
+        """Tell whether a list proves that there is no such object.
+
+        S3 calls it "denied" for who may not list the whole bucket: a read names no prefix.
+        """
+        try:
+            return all(each.key != key for each in self.page(key).objects)
+        except StoreError:
+            return False
 
     def _refused(self, problem: ClientError, asked: Asked) -> StoreError:
         if is_of_a_role(problem):  # to look for secrets would be to ask for them once more

@@ -259,6 +259,11 @@ def is_about_credentials(answer: Any) -> bool:
     return code == "400" or _CODES.get(code) in (_EXPIRED, _WRONG_ID)
 
 
+def is_denial(answer: Any) -> bool:
+    """Tell whether the server says that a right is missing."""
+    return _CODES.get(_code_and_status(answer)[0]) is _DENIED
+
+
 def is_of_a_role(problem: ClientError) -> bool:
     """Return whether it was not S3 that refused, but who gives the credentials for it."""
     return problem.operation_name in _GIVE_CREDENTIALS

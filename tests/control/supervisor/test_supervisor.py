@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -879,3 +879,68 @@ def test_a_jump_of_the_machine_is_told_once(tmp_path: Path, seconds: float) -> N
         texts = [line.text for line in history_lines(journal.read())]
     assert told == [pytest.approx(seconds), pytest.approx(-seconds)]
     assert sum("jumped" in text for text in texts) == 2
+
+
+def on_a_cloud(folder: Path, *, budget_usd: float | None = None, **job: Any) -> World:
+    """Return a world of AWS, whose nodes take 40 s to go."""
+    return World(
+        folder,
+        limits=Limits(nodes_min=2, nodes_max=2, budget_usd=budget_usd),
+        launcher={"teardown_s": 40.0, "offers": (replace(FAKE_OFFER, infra="aws"),)},
+        policy=Policy(capacity_patience_s=60.0, teardown_s=45.0),
+        **job,
+    )
+
+
+def test_a_cloud_is_asked_for_the_next_nodes_while_the_old_ones_go(tmp_path: Path) -> None:
+    """Nobody waits for a teardown there; both clusters are paid, and the bill has both."""
+    fates = {1: JobFate(how="notice", at_s=9), 2: JobFate(how="lose", at_s=9)}
+    world = on_a_cloud(tmp_path, fates=fates)
+    record = world.run()
+    assert record.settled is not None
+    assert record.settled.state is RunState.FINISHED
+    for earlier, later in pairwise(record.attempts):
+        assert earlier.end is not None
+        assert later.intended_at < earlier.end.gone_at
+    assert record.leaving == ()
+    assert world.kinds().count(Kind.RELEASED.value) == len(record.attempts) - 1
+    check_books(world)
+
+
+@pytest.mark.parametrize("dead_at_s", [12.0, 16.0, 22.0, 30.0, 45.0])
+def test_nodes_that_go_are_not_forgotten_by_the_next_controller(
+    tmp_path: Path, dead_at_s: float
+) -> None:
+    """Whenever the controller dies, each cluster is seen gone, and the run rests only then."""
+    world = on_a_cloud(tmp_path, fates={1: JobFate(how="notice", at_s=9)})
+    world.run_until(dead_at_s)
+    record = world.run()
+    assert record.settled is not None
+    assert record.settled.state is RunState.FINISHED
+    assert record.leaving == ()
+    check_books(world)
+
+
+@pytest.mark.parametrize("budget_usd", [0.05, 0.06, 0.08, 0.1])
+def test_nodes_that_go_are_paid_from_the_budget(tmp_path: Path, budget_usd: float) -> None:
+    """What two clusters cost at once is never more than the budget leaves."""
+    fates = {1: JobFate(how="notice", at_s=9), 2: JobFate(how="notice", at_s=9)}
+    world = on_a_cloud(tmp_path, budget_usd=budget_usd, fates=fates)
+    world.run()
+    check_books(world, budget_usd=budget_usd)
+
+
+def test_a_stop_while_old_nodes_go_waits_for_them(tmp_path: Path) -> None:
+    """What goes is paid all the while; the run is stopped once nothing of it costs money."""
+    world = on_a_cloud(tmp_path, fates={1: JobFate(how="notice", at_s=9)})
+    record = world.run_until(5.0)
+    while not record.leaving:
+        record = world.run_until(0.5)
+    record = world.run_until(10.0)
+    assert record.leaving
+    assert world.spent_usd() == pytest.approx(world.launcher.billed_usd(), rel=1e-6)
+    world.write(Kind.USER_DOWN)
+    record = world.run()
+    assert record.settled is not None
+    assert record.settled.state is RunState.STOPPED
+    check_books(world)

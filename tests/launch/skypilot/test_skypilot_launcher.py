@@ -365,6 +365,27 @@ def test_a_request_that_hangs_hides_the_cluster_for_two_minutes_at_most() -> Non
     assert sdk.asked.count("is_going_down") == 120
 
 
+def test_a_cluster_that_goes_is_looked_at_beside_the_next_one() -> None:
+    """The next launch ends no watch that somebody waits for; one that nobody wants is ended."""
+    subject = launcher(FakeSdk())
+    first, second, third = (
+        replace(REQUEST, cluster=name, is_new=True) for name in ("one", "two", "three")
+    )
+    subject.launch(first)
+    subject.down("one")
+    subject.launch(second)
+    going = subject._watches["one"]
+    subject.launch(third)
+    assert sorted(subject._watches) == ["one", "three"]
+    assert not going._stopped.is_set()
+    going.view = ClusterView(state=ClusterState.GONE)
+    subject.launch(second)
+    assert sorted(subject._watches) == ["two"]
+    subject.close()
+    assert subject._watches == {}
+    assert going._stopped.is_set()
+
+
 class Unhurried(threading.Event):
     """Never lets anybody wait."""
 

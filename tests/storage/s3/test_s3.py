@@ -150,6 +150,34 @@ def test_an_object_without_a_date_is_an_object() -> None:
     assert (found.etag, found.modified_at) == ("e", None)
 
 
+LISTED = b"""<?xml version="1.0" encoding="UTF-8"?>
+<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>%s</Key><Size>1</Size>
+<LastModified>2026-01-01T00:00:00Z</LastModified><ETag>"e"</ETag></Contents></ListBucketResult>"""
+
+
+@pytest.mark.parametrize(
+    ("listed", "error"), [(b"runs/x.json", NotFound), (b"runs/x", StoreError), (b"", StoreError)]
+)
+def test_a_denied_read_of_what_a_list_does_not_name_is_no_object(
+    listed: bytes, error: type[StoreError]
+) -> None:
+    """S3 denies the read of an absent object to who may list below a prefix only."""
+    denied = Reply(403, body=b"<Error><Code>AccessDenied</Code></Error>")
+
+    def reply(request: Request) -> Reply:
+        is_list = "list-type=2" in request.path and listed
+        return Reply(body=LISTED % listed) if is_list else denied
+
+    with scripted_server(reply) as server:
+        with pytest.raises(error) as whole:
+            bucket_at(server).get("x", 10)
+        with pytest.raises(error) as part:
+            bucket_at(server).get_range("x", 0, views(b"1234"))
+        if error is NotFound:
+            assert bucket_at(server).head("x") is None
+    assert (type(whole.value), type(part.value)) == (error, error)
+
+
 def test_a_range_fills_the_views_in_order(bucket: S3Bucket) -> None:
     """The bytes from the offset on go into one view after the other, and no further."""
     put(bucket, "x", b"0123456789")

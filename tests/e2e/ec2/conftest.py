@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.ec2.ec2_lab import SCRIPT, Beside, Ec2Lab
+from tests.e2e.lab.lab_jobs import Lab, Weights, final_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_FOLDER = Path("/tmp/ec2-lab-tests")
+_LOCK = _FOLDER.with_suffix(".lock")
+
+
+@pytest.fixture(scope="session")
+def ec2() -> Iterator[Ec2Lab]:
+    """An AWS account with two regions of nodes, and a SkyPilot that knows it."""
+    why_not = _why_not()
+    if why_not:
+        pytest.skip(why_not)
+    lab = Ec2Lab(_FOLDER)
+    with _LOCK.open("w") as lock:  # held for as long as this process lives
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pytest.skip("another run of these tests has the EC2 lab")
+        lab.down()  # what a run of these tests that was killed may have left
+        try:
+            lab.up()
+            yield lab
+        finally:
+            lab.down()
+            shutil.rmtree(_FOLDER, ignore_errors=True)
+
+
+def _why_not() -> str | None:
+    environ = {**os.environ, "EC2LAB_VENV": str(Path(sys.executable).parents[1])}
+    done = subprocess.run(
+        ["bash", SCRIPT, "why-not"], env=environ, capture_output=True, text=True, check=False
+    )
+    if done.stdout.strip():
+        return done.stdout.strip()
+    lent = Path("/sys/class/net/ec2lab0")
+    if lent.exists() and not _FOLDER.exists():
+        return "an EC2 lab is up, and there can be one: make ec2-lab-down"
+    return None
+
+
+@pytest.fixture
+def machine(tmp_path: Path, ec2: Ec2Lab) -> Iterator[Callable[[str], Beside]]:
+    """Return a function: a user's machine of that name. Nothing of theirs may be left, anywhere."""
+    made: list[Beside] = []
+
+    def make(name: str) -> Beside:
+        made.append(Beside(tmp_path / name, ec2))
+        return made[-1]
+
+    try:
+        yield make
+        living = ec2.living()
+        with ThreadPoolExecutor() as together:
+            left = [each for beside in together.map(Lab.clean_up, made) for each in beside]
+        assert not left, f"processes outlived their run: {left}"
+        assert not living, f"instances outlived their run: {living}"
+    finally:
+        for beside in made:
+            beside.clean_up()
+        ec2.calm()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Weights]:
+    """Return a function: what a job's weights are in the end, on this machine alone."""
+    known: dict[tuple[str, ...], Weights] = {}
+
+    def run(job: Path, *args: str) -> Weights:
+        if args not in known:
+            lab = Lab(tmp_path_factory.mktemp("undisturbed"))
+            known[args] = final_weights(lab.up(job, args=args, timeout_s=900.0))
+        return known[args]
+
+    return run

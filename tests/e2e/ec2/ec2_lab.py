@@ -1,0 +1,264 @@
+"""The EC2 lab as tests use it: its verbs and its books, and a user's machine beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.e2e.lab import lab_jobs
+from tests.e2e.lab.lab_jobs import Lab, Status, Weights, weights_at
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+INFRA = Path(__file__).parents[3] / "infra"
+SCRIPT = INFRA / "ec2-lab" / "ec2_lab.sh"
+BUCKET = "runs"
+ZONES = ("us-east-1a", "us-east-1b")
+TWO_ZONES = "aws/us-east-1"
+_API_STARTS = 3
+_ADMIN_KEY = "AKIAEC2LABADMINADMIN"
+_LIVE = ("pending", "running", "shutting-down", "stopping", "stopped")
+_LAUNCH_S = 900.0
+"""Two nodes take 90 s on a quiet machine, and so much on one that has ten times as much to do."""
+
+wait_until = partial(lab_jobs.wait_until, every_s=2.0)
+"""Each look is a command: more of them would take the cores from what they wait for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instance:
+    """What EC2's own books say of one instance."""
+
+    id: str
+    name: str
+    """Its Name tag, which has SkyPilot's name of the cluster in it."""
+    state: str
+    reason: str
+    zone: str
+    market: str
+    private_ip: str
+    begin_at: float
+    end_at: float | None
+    usd: float
+    """What EC2 charges, each hour at the price that held as it began; 0 while it lives."""
+
+    @property
+    def lives(self) -> bool:
+        """True unless it is gone for good."""
+        return self.state in _LIVE
+
+
+class Ec2Lab:
+    """A running lab."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environ: dict[str, str] = {}
+
+    def up(self) -> None:
+        """Start EC2, SkyPilot's API server, and the bucket that runs are kept in."""
+        self.verb("up", timeout_s=1500.0)
+        printed = self._output(["bash", "-c", f'eval "$({SCRIPT} env)"; env -0'], self._knobs())
+        self.environ = dict(line.split("=", 1) for line in printed.split("\0") if line)
+        self.aws("s3", "mb", f"s3://{BUCKET}")
+        self._start_api()  # else it would be a child of the first controller
+        self.sky("check", "aws")
+
+    def _start_api(self) -> None:
+        """Start SkyPilot's API server; on a busy machine it may give up before it serves."""
+        for left in reversed(range(_API_STARTS)):
+            try:
+                self.sky("api", "start")
+                return
+            except AssertionError as failure:
+                log = Path(self.environ["HOME"], ".sky", "api_server", "server.log")
+                said = log.read_text(errors="replace")[-4000:] if log.exists() else "no log"
+                if not left:
+                    raise AssertionError(f"{failure}\n{said}") from failure
+                self.verb("end-api")  # too slow, it may still be on its way, and hold a port
+
+    def down(self) -> None:
+        """Take away whatever is there, in whatever state."""
+        self.verb("down")
+
+    def verb(self, *words: str, timeout_s: float = 120.0) -> str:
+        """Run one of the lab's verbs."""
+        return self._output([str(SCRIPT), *words], self._knobs(), timeout_s)
+
+    def sky(self, *words: str) -> str:
+        """Run SkyPilot's command line."""
+        program = str(Path(sys.executable).with_name("sky"))
+        return self._output([program, *words], self.environ, 400.0)
+
+    def sky_names(self) -> list[str]:
+        """Return the names of the clusters that SkyPilot has in its books."""
+        code = "import sky; print('names', *(c['name'] for c in sky.get(sky.status())))"
+        printed = self._output([sys.executable, "-c", code], self.environ, 200.0)
+        return next(x for x in printed.splitlines() if x.startswith("names")).split()[1:]
+
+    def aws(self, *words: str) -> str:
+        """Run AWS' command line as an administrator, who meets no faults."""
+        key = {"AWS_ACCESS_KEY_ID": _ADMIN_KEY, "AWS_SECRET_ACCESS_KEY": "ec2lab"}
+        return self._output(["aws", *words], {**self.environ, **key}, 200.0)
+
+    def instances(self, run: str = "") -> list[Instance]:
+        """Return each instance that ever was of a run, or of all, oldest first."""
+        return [
+            Instance(
+                id=each["id"],
+                name=each["name"],
+                state=each["state"],
+                reason=each["reason"] or "",
+                zone=each["zone"],
+                market=each["market"],
+                private_ip=each["ip"],
+                begin_at=each["billed"][0][0],
+                end_at=each["billed"][-1][1],
+                usd=each["usd"],
+            )
+            for each in json.loads(self.verb("books"))
+            if run in each["name"]
+        ]
+
+    def living(self, run: str = "") -> list[Instance]:
+        """Return the instances that are not gone for good."""
+        return [each for each in self.instances(run) if each.lives]
+
+    def calls(self) -> list[dict[str, Any]]:
+        """Return each AWS call that was made, but an administrator's."""
+        found: list[dict[str, Any]] = json.loads(self.verb("calls"))
+        return found
+
+    def calm(self) -> None:
+        """Take back capacity, faults and rights, and end what is left."""
+        self.verb("calm")
+        left = self.sky_names()
+        if left:
+            self.sky("down", "-y", *left)
+        wait_until(lambda: not self.living(), "no instance is left", timeout_s=200.0)
+
+    def _knobs(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "EC2LAB_DATA": str(self.folder / "data"),
+            "EC2LAB_HOME": str(self.folder / "home"),
+            "EC2LAB_VENV": str(Path(sys.executable).parents[1]),
+            "EC2LAB_FOR_PID": str(os.getpid()),
+        }
+
+    @staticmethod
+    def _output(command: list[str], environ: Mapping[str, str], limit_s: float = 120.0) -> str:
+        done = subprocess.run(
+            command,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+        said = f"{' '.join(command)}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == 0, said
+        return done.stdout
+
+
+class Beside(Lab):
+    """A user's machine that can reach the lab; its runs are kept in S3."""
+
+    def __init__(self, folder: Path, ec2: Ec2Lab) -> None:
+        super().__init__(folder)
+        self.ec2 = ec2
+        self.folder = folder
+        self.prefix = f"{folder.name}-{time.time():.0f}"
+
+    @property
+    def store(self) -> str:
+        """Where its runs lie."""
+        return f"s3://{BUCKET}/{self.prefix}"
+
+    def environ(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Return the environment of a shell that uses the lab."""
+        given = {**self.ec2.environ, "SPOTGUARD_STORE": self.store}
+        return {**given, "SPOTGUARD_HOME": str(self.home), **(more or {})}
+
+    def begin(self, job: Path, *flags: str, args: tuple[str, ...], infra: str = TWO_ZONES) -> str:
+        """Start a run and return its id."""
+        copy = self.work / job.name
+        copy.write_text(job.read_text())
+        return self.start(copy, "--infra", infra, "--save-every", "5 steps", *flags, args=args)
+
+    def trains(self, run: str, *, attempt: int, more_steps: int = 3) -> Status:
+        """Return the status once `attempt`, or a later one, has done some steps."""
+        status: Status = {}
+        base: list[int] = []
+
+        def reached() -> bool:
+            nonlocal status
+            status = self.status(run)
+            assert status["state"] not in ("failed", "paused", "stopped"), status
+            attempts = status["attempts"]
+            if status["state"] != "running" or attempts[-1]["attempt"] < attempt:
+                return False
+            base.append(status["step"])
+            return bool(status["step"] >= base[0] + more_steps)
+
+        wait_until(reached, f"attempt {attempt} trains", timeout_s=_LAUNCH_S)
+        return status
+
+    def ended(self, run: str, *, attempt: int, within_s: float = 400.0) -> Status:
+        """Return the status once `attempt` has ended."""
+        status: Status = {}
+
+        def over() -> bool:
+            nonlocal status
+            status = self.status(run)
+            ends = {each["attempt"]: each["end_reason"] for each in status["attempts"]}
+            return ends.get(attempt) is not None
+
+        wait_until(over, f"attempt {attempt} has ended", timeout_s=within_s)
+        return status
+
+    def is_in(self, run: str, *states: str, within_s: float = _LAUNCH_S) -> Status:
+        """Return the status once the run is in one of these states."""
+        status: Status = {}
+
+        def there() -> bool:
+            nonlocal status
+            status = self.status(run)
+            return status["state"] in states
+
+        wait_until(there, f"{run} is {' or '.join(states)}", timeout_s=within_s)
+        return status
+
+    def settled(self, run: str, *, within_s: float = 2 * _LAUNCH_S) -> Status:
+        """Wait until the run settles and return its status."""
+        said = self.spotguard("status", run, "--watch", timeout_s=within_s)
+        assert said.code == 0, said.err
+        return self.status(run)
+
+    def kinds(self, run: str) -> list[str]:
+        """Return what kinds of things happened to a run."""
+        return [entry["kind"] for entry in self.history(run)]
+
+    def kill_controller(self, run: str) -> None:
+        """Kill the run's controller as an out-of-memory killer would."""
+        pid = self.controller_pid(run)
+        assert pid is not None
+        os.kill(pid, 9)
+        wait_until(lambda: self.controller_pid(run) is None, "the controller is dead")
+
+    def final_weights(self, status: Status) -> Weights:
+        """Return every tensor of a finished run's last checkpoint, to the last bit."""
+        assert status["state"] == "finished", status
+        assert status["saved_step"] == status["total_steps"]
+        folder = self.folder / "fetched"
+        self.ec2.aws("s3", "sync", "--quiet", status["store"], str(folder))
+        return weights_at(folder, status["total_steps"])

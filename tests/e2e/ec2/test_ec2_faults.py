@@ -1,0 +1,82 @@
+"""Each AWS call that a run makes fails once: throttled, by an internal error, by a missing right.
+
+A run of one node for each pair of call and fault, one after the other: an hour or more, so they are
+for a nightly run (`make ec2-faults`). `test_ec2_runs` has a representative set.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.ec2.ec2_lab import wait_until
+from tests.e2e.lab.lab_jobs import JOBS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.e2e.ec2.ec2_lab import Beside, Ec2Lab
+    from tests.e2e.lab.lab_jobs import Weights
+
+pytestmark = [pytest.mark.e2e, pytest.mark.ec2, pytest.mark.long, pytest.mark.timeout(3000)]
+
+EXACT = JOBS / "exact.py"
+EPOCHS = "4"
+CALLS = (
+    "ec2:AuthorizeSecurityGroupIngress",
+    "ec2:CreateSecurityGroup",
+    "ec2:DescribeAvailabilityZones",
+    "ec2:DescribeImages",
+    "ec2:DescribeInstances",
+    "ec2:DescribeRegions",
+    "ec2:DescribeRouteTables",
+    "ec2:DescribeSecurityGroups",
+    "ec2:DescribeSubnets",
+    "ec2:DescribeVpcs",
+    "ec2:RunInstances",
+    "ec2:TerminateInstances",
+    "iam:GetInstanceProfile",
+    "sts:GetCallerIdentity",
+)
+"""What SkyPilot asks AWS for a run, by the lab's own journal; the last test holds it to be all."""
+_OVER = ("finished", "failed", "paused")
+
+
+@pytest.mark.parametrize("kind", ["throttle", "error", "lost", "deny"])
+@pytest.mark.parametrize("action", CALLS)
+def test_a_call_fails_once(
+    action: str,
+    kind: str,
+    machine: Callable[[str], Beside],
+    ec2: Ec2Lab,
+    undisturbed: Callable[..., Weights],
+) -> None:
+    """The run ends right, or says which right is missing; nothing is left, nothing comes twice."""
+    beside = machine("user")
+    ec2.verb("fault", action, kind)
+    run = beside.begin(EXACT, *("--nodes", "1", "--budget", "5"), args=("--epochs", EPOCHS))
+    status = beside.is_in(run, *_OVER)
+    wait_until(lambda: not ec2.living(run), "its node is gone", timeout_s=300.0)
+
+    trained = [each for each in status["attempts"] if each["last_step"]]
+    assert len(trained) <= 1, status
+    at_once = [(each.begin_at, each.end_at or 0.0) for each in ec2.instances(run)]
+    assert all(ended <= begun for (_, ended), (begun, _) in pairwise(at_once))
+    if status["state"] == "finished":
+        assert beside.final_weights(status) == undisturbed(EXACT, "--epochs", EPOCHS)
+    else:
+        assert kind == "deny", status["state_detail"]
+        assert action.partition(":")[2] in status["state_detail"], status["state_detail"]
+
+
+def test_no_call_is_left_out(machine: Callable[[str], Beside], ec2: Ec2Lab) -> None:
+    """What a run from its start to its end asks AWS for, S3 aside, is tried above."""
+    beside = machine("user")
+    before = len(ec2.calls())
+    run = beside.begin(EXACT, *("--nodes", "1", "--budget", "5"), args=("--epochs", EPOCHS))
+    beside.is_in(run, "finished")
+    wait_until(lambda: not ec2.living(run), "its node is gone", timeout_s=300.0)
+    asked = {call["call"] for call in ec2.calls()[before:] if not call["call"].startswith("s3:")}
+    assert asked <= set(CALLS)

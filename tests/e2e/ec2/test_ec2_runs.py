@@ -1,0 +1,241 @@
+"""Whole runs through the real SkyPilot on AWS, as `infra/ec2-lab` plays it on this machine.
+
+What happens is real (moto's API, nodes with their own network, a metadata service, a power button)
+and takes its time, most of which is waiting: so each story holds several runs or several blows.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.e2e.ec2.ec2_lab import BUCKET, INFRA, TWO_ZONES, ZONES, wait_until
+from tests.e2e.lab.lab_jobs import JOBS, reasons
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.e2e.ec2.ec2_lab import Beside, Ec2Lab, Instance
+    from tests.e2e.lab.lab_jobs import Status, Weights
+
+pytestmark = [pytest.mark.e2e, pytest.mark.ec2, pytest.mark.timeout(3000)]
+
+EXACT = JOBS / "exact.py"
+NOTICE_S = 40
+"""A third of the two minutes that AWS gives."""
+_SLACK_S = 3.0
+"""How much later than EC2 a start or an end may be seen."""
+KIND = "m6i.xlarge"
+DEAR_USD, USUAL_USD = 0.5, 0.08
+"""Spot prices of it; on demand it costs $0.192."""
+
+
+def test_interrupted_four_ways_two_nodes_end_with_the_undisturbed_weights(
+    machine: Callable[[str], Beside], ec2: Ec2Lab, undisturbed: Callable[..., Weights]
+) -> None:
+    """Notice, price, crash, no spot anywhere: the same weights, the right bill, nothing left.
+
+    Its nodes and its controller have the rights of `infra/iam` in S3, and no others.
+    """
+    beside = machine("four-ways")
+    epochs = 30
+    ec2.verb("policy", str(INFRA / "iam" / "aws-policy.json"), BUCKET, beside.prefix)
+    run = beside.begin(
+        EXACT,
+        *("--nodes", "2", "--budget", "5"),
+        args=("--epochs", str(epochs), "--pause", "0.7", "--until-attempt", "5"),
+    )
+    beside.trains(run, attempt=1)
+    ec2.verb("interrupt", worker(ec2, run).id, str(NOTICE_S))
+    beside.ended(run, attempt=1)
+
+    beside.trains(run, attempt=2)
+    ec2.verb("rebalance", worker(ec2, run).id)
+    time.sleep(8.0)  # the recommendation is told, and nobody leaves for it
+    assert len(beside.status(run)["attempts"]) == 2
+    dear = worker(ec2, run).zone
+    ec2.verb("price", dear, str(DEAR_USD), KIND)  # nobody offered so much: a notice
+    beside.ended(run, attempt=2)
+
+    beside.trains(run, attempt=3)
+    assert worker(ec2, run).zone != dear
+    ec2.verb("crash", worker(ec2, run).id)
+    beside.ended(run, attempt=3)
+
+    beside.trains(run, attempt=4)
+    for zone in ZONES:
+        ec2.verb("capacity", zone, "0")
+    ec2.verb("interrupt", worker(ec2, run).id, str(NOTICE_S))
+    beside.is_in(run, "waiting")
+    ec2.verb("price", dear, str(USUAL_USD), KIND)
+    for zone in ZONES:
+        ec2.verb("capacity", zone, "any")
+    status = beside.settled(run)
+
+    ends = reasons(status)
+    assert ends[:2] == ["preempted", "preempted"]
+    assert ends[2] in ("vanished", "node_lost")
+    assert ends[3:] == ["preempted", "finished"]
+    assert [attempt["nodes"] for attempt in status["attempts"]] == [2] * 5
+    lost = [attempt["steps_lost"] for attempt in status["attempts"]]
+    assert (lost[0], lost[1], lost[3]) == (0, 0, 0)
+    assert lost[2] <= 10, "two intervals between saves"
+    assert {"notice", "no_capacity"} <= set(beside.kinds(run))
+    assert len(ec2.instances(run)) == 10, "two for each attempt: nothing was launched twice"
+    assert ec2.living(run) == []
+    check_money(status, ec2.instances(run))
+    ec2.verb("policy", "off")
+    assert beside.final_weights(status) == undisturbed(EXACT, "--epochs", str(epochs))
+
+
+def test_on_demand_by_rule_stopped_resumed_and_adopted_while_another_is_left_alone(
+    machine: Callable[[str], Beside], ec2: Ec2Lab, undisturbed: Callable[..., Weights]
+) -> None:
+    """No spot in the only zone: bought on demand by rule; stopped, resumed, adopted elsewhere.
+
+    Meanwhile another run's controller is killed: its job stops when its money ends, and its nodes
+    end themselves, by autostop and by nobody else's hand.
+    """
+    first, second, poor = machine("first"), machine("second"), machine("poor")
+    epochs, budget_usd = 12, 0.015
+    alone = poor.begin(
+        EXACT,
+        *("--nodes", "1", "--budget", str(budget_usd)),
+        args=("--epochs", "999", "--pause", "0.3"),
+        infra="aws/us-west-2",
+    )
+    for zone in ZONES:
+        ec2.verb("capacity", zone, "0")
+    run = first.begin(
+        EXACT,
+        *("--nodes", "1", "--budget", "5", "--on-demand", "fallback-after 20s"),
+        args=("--epochs", str(epochs), "--pause", "0.7", "--until-attempt", "3"),
+        infra=TWO_ZONES,
+    )
+    poor.trains(alone, attempt=1)
+    poor.kill_controller(alone)
+
+    status = first.trains(run, attempt=1)
+    assert status["attempts"][-1]["market"] == "on_demand"
+    (bought,) = ec2.living(run)
+    assert bought.market == "on-demand"
+    assert first.spotguard("stop", run, timeout_s=400.0).code == 0
+    first.is_in(run, "stopped")
+    assert ec2.living(run) == []
+
+    for zone in ZONES:
+        ec2.verb("capacity", zone, "any")
+    assert first.spotguard("resume", run, "--detach").code == 0
+    status = first.trains(run, attempt=2)
+    assert status["attempts"][-1]["market"] == "spot"
+    first.kill_controller(run)
+    adopt = ("adopt", f"{first.store}/{run}")
+    wait_until(
+        lambda: second.spotguard(*adopt, timeout_s=400.0).code == 0,
+        "the other home has the run",
+        timeout_s=400.0,
+    )
+    second.trains(run, attempt=2)
+    (living,) = ec2.living(run)
+    ec2.verb("interrupt", living.id, str(NOTICE_S))
+    status = second.settled(run)
+    assert status["state"] == "finished"
+    assert reasons(status)[1:] == ["preempted", "finished"]
+    assert len(ec2.instances(run)) == 3
+    assert ec2.living(run) == []
+    assert second.final_weights(status) == undisturbed(EXACT, "--epochs", str(epochs))
+
+    wait_until(lambda: not ec2.living(alone), "the budget's node is gone", timeout_s=900.0)
+    (node,) = ec2.instances(alone)
+    assert node.usd <= budget_usd
+    ends = [c for c in ec2.calls() if c["call"] in ("ec2:TerminateInstances", "ec2:StopInstances")]
+    assert node.private_ip in {c["from"] for c in ends} or node.reason.startswith("Client."), ends
+    assert poor.controller_pid(alone) is None
+    status = poor.settled(alone)
+    assert (status["state"], reasons(status)) == ("paused", ["budget"])
+    assert status["attempts"][0]["steps_lost"] == 0
+    assert status["spent_usd"] <= budget_usd
+
+
+def test_an_orphan_is_ended_and_a_busy_api_and_missing_rights_are_survived(
+    machine: Callable[[str], Beside], ec2: Ec2Lab, undisturbed: Callable[..., Weights]
+) -> None:
+    """Every call of EC2 fails once by throttling: the run ends right, and once.
+
+    Without the right to launch, a run says which one is missing. A node that nobody can hear, of a
+    run whose controller is dead, is an orphan: doctor tells of it and ends it.
+    """
+    lost, busy, poor = machine("lost"), machine("busy"), machine("poor")
+    epochs = 8
+    orphan = lost.begin(
+        EXACT,
+        *("--nodes", "1", "--budget", "5"),
+        args=("--epochs", "999", "--pause", "0.7"),
+        infra="aws/us-west-2",
+    )
+    lost.trains(orphan, attempt=1)
+    (node,) = ec2.living(orphan)
+    lost.kill_controller(orphan)
+    ec2.verb("cut", node.id)
+
+    for action in ("RunInstances", "DescribeInstances", "CreateTags", "TerminateInstances"):
+        ec2.verb("fault", f"ec2:{action}", "throttle")
+    run = busy.begin(EXACT, *("--nodes", "1", "--budget", "5"), args=("--epochs", str(epochs)))
+    status = busy.settled(run)
+    assert status["state"] == "finished"
+    wait_until(lambda: not ec2.living(run), "its node is gone", timeout_s=200.0)
+    assert busy.final_weights(status) == undisturbed(EXACT, "--epochs", str(epochs))
+    assert len(ec2.instances(run)) == len(status["attempts"]), "nothing was launched twice"
+
+    ec2.verb("fault", "ec2:RunInstances", "deny", "all")
+    denied = poor.begin(EXACT, *("--nodes", "1", "--budget", "5"), args=("--epochs", "1"))
+    status = poor.is_in(denied, "failed")
+    assert "ec2:RunInstances" in status["state_detail"], status["state_detail"]
+    assert ec2.instances(denied) == []
+
+    wait_until(lambda: _orphans(lost) == [orphan], "doctor sees the orphan", timeout_s=600.0)
+    lost.spotguard("doctor", "--end-orphans", "--yes", timeout_s=600.0)
+    wait_until(lambda: not ec2.living(orphan), "the orphan is gone", timeout_s=200.0)
+    assert _orphans(lost) == []
+
+
+def _orphans(beside: Beside) -> list[str]:
+    told = beside.spotguard("doctor", "--json", timeout_s=600.0).json
+    listed = told["clusters"]["leftovers"]
+    return [each["run_id"] for each in listed if each["orphan"] and not each["ended"]]
+
+
+def worker(ec2: Ec2Lab, run: str) -> Instance:
+    """Return the newest living node of a run, which is not the first of its cluster."""
+    living = [each for each in ec2.living(run) if each.state == "running"]
+    assert len(living) == 2, living
+    return next(each for each in living if not each.name.endswith("-head"))
+
+
+def check_money(status: Status, instances: list[Instance]) -> None:
+    """Compare what `status` says that a run cost with EC2's own times and prices.
+
+    A cluster counts until the last of its nodes is gone: nobody says which was taken before. So a
+    run is told to cost no less than EC2 charges, and as much as whole clusters would cost.
+    """
+    clusters: dict[str, list[Instance]] = {}
+    for each in instances:
+        clusters.setdefault(each.name.rpartition("-")[0], []).append(each)
+    ec2_usd = sum(each.usd for each in instances)
+    whole_usd = sum(_until_the_last_is_gone(nodes) for nodes in clusters.values())
+    node_s = sum(each.end_at - each.begin_at for each in instances if each.end_at is not None)
+    seen_late = _SLACK_S * len(instances) / node_s
+    told = f"ours ${status['spent_usd']}, EC2 ${ec2_usd}, whole ${whole_usd}: {instances}"
+    assert status["spent_usd"] >= 0.98 * ec2_usd, told
+    assert status["spent_usd"] == pytest.approx(whole_usd, rel=0.02 + seen_late), told
+    print(told)  # noqa: T201
+
+
+def _until_the_last_is_gone(nodes: list[Instance]) -> float:
+    ends = [each.end_at for each in nodes if each.end_at is not None]
+    assert len(ends) == len(nodes), nodes
+    lasting_s = max(ends) - min(each.begin_at for each in nodes)
+    rates = [n.usd / (end - n.begin_at) for n, end in zip(nodes, ends, strict=True)]
+    return sum(rates) * lasting_s
