@@ -86,10 +86,7 @@ class Periodic(_Spotguard):
     def save(self, number: int) -> Pending:
         """Begin the save; an optimizer step waits for what is left of the copy."""
         self._saver.save_in_background(self._capture(number, CheckpointKind.PERIODIC), overlap=True)
-        return Pending(
-            durable=self._durable,
-            wait_until_free=self._saver.wait_copied,
-        )
+        return Pending(durable=self._durable, wait_until_free=self._saver.wait_copied)
 
 
 class Emergency(_Spotguard):
