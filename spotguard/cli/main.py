@@ -78,7 +78,10 @@ for _panel, _commands in (
             page_commands.metrics,
         ),
     ),
-    (_CARE, (up.plan, simulate.simulate, check.drill, check.doctor, page_commands.notify, setup.init)),
+    (
+        _CARE,
+        (up.plan, simulate.simulate, check.drill, check.doctor, page_commands.notify, setup.init),
+    ),
 ):
     for _command in _commands:
         app.command(cls=PlainCommand, rich_help_panel=_panel)(_command)

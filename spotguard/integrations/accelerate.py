@@ -109,8 +109,8 @@ class SpotguardDataLoader:
         are made before it, and stepped once for each process.
         """
         accelerator: Any = self._accelerator
-        processes = 1 if accelerator._models else self._run.reference_world_size
-        return self._steps_per_epoch * self._accumulated * processes
+        processes: int = 1 if accelerator._models else self._run.reference_world_size
+        return int(self._steps_per_epoch * self._accumulated * processes)
 
     @property
     def completed_steps(self) -> int:
@@ -241,7 +241,8 @@ def _fits(scheduler: Any, place: int, stored: dict[str, Any]) -> bool:
     """Return True if a schedule by functions has the stored rates at `place`."""
     if not isinstance(scheduler, LambdaLR):
         return False  # what its length is comes with its state
-    pairs = zip(scheduler.base_lrs, scheduler.lr_lambdas, stored["_last_lr"], strict=True)
+    base_lrs: list[float] = scheduler.base_lrs
+    pairs = zip(base_lrs, scheduler.lr_lambdas, stored["_last_lr"], strict=True)
     return all(abs(base * rate(place) - last) <= 1e-6 * abs(base) for base, rate, last in pairs)
 
 

@@ -79,7 +79,8 @@ def make_loader(
     if given.num_workers:
         common["num_workers"] = given.num_workers
         common |= {name: getattr(given, name) for name in _WORKER_OPTIONS}
-    samples = _samples(limit, len(given.dataset), size, accumulated)
+    dataset: Any = given.dataset
+    samples = _samples(limit, len(dataset), size, accumulated)
     loader = run.loader(
         given.dataset,
         drop_last=given.drop_last,

@@ -27,7 +27,6 @@ MAY_IMPORT = {
     "storage": {"events"} | FOUNDATION,
     "checkpoint": {"storage", "events"} | FOUNDATION,
     "runtime": STATE,
-    "integrations": {"runtime"} | STATE,
     "plan": STATE,
     "spec": STATE,
     "policy": FOUNDATION,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -52,7 +52,7 @@ def test_other_ranks_train_on_the_same_samples(accelerate: Stories, steps: int) 
 
 def test_accumulated_batches_and_another_precision(accelerate: Stories) -> None:
     """Batches that were to be accumulated on 2 ranks are spread over 3."""
-    how = {"ACCUMULATE": 2, "STEPS": 8, "PRECISION": "bf16"}
+    how: dict[str, Any] = {"ACCUMULATE": 2, "STEPS": 8, "PRECISION": "bf16"}
     calm = accelerate.tell([2], **how)
     story = accelerate.tell([2, 3], ["step 3 "], **how)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -77,12 +77,12 @@ def test_optimizers_that_are_stepped_by_hand(lightning: Stories) -> None:
 
 def test_a_scaler_and_accumulated_batches(lightning: Stories) -> None:
     """fp16 with its scaler to the bit; batches that were to be accumulated on 2 ranks, on 3."""
-    half = {"PRECISION": "16-mixed", "EPOCHS": 2}
+    half: dict[str, Any] = {"PRECISION": "16-mixed", "EPOCHS": 2}
     story, calm = lightning.tell([2, 2], ["step 9 "], **half), lightning.tell([2], **half)
     assert same(story, calm)
     assert story.ends == calm.ends
 
-    steps = {"ACCUMULATE": 2, "STEPS": 6}
+    steps: dict[str, Any] = {"ACCUMULATE": 2, "STEPS": 6}
     story, calm = lightning.tell([2, 3], ["step 3 "], **steps), lightning.tell([2], **steps)
     assert same(story, calm, within=1e-6)
     assert story.samples() == calm.samples()
@@ -129,7 +129,7 @@ def test_fabric_by_the_plain_api(lightning: Stories, tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_hold_is_one_sentence(
-    lightning: Stories, env: dict[str, str], sentence: str
+    lightning: Stories, env: dict[str, Any], sentence: str
 ) -> None:
     """What would break a promise is refused with the way out, and exit code 2."""
     import torch

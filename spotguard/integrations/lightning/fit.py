@@ -60,7 +60,7 @@ class TrainerFit:
     @property
     def is_fitting(self) -> bool:
         """True within `Trainer.fit`, not in a validation or test of its own."""
-        return self._trainer.state.fn == "fit"
+        return bool(self._trainer.state.fn == "fit")
 
     def set_up(self) -> None:
         """Have the Trainer count steps instead of batches, and read its data through our loader."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
@@ -58,12 +58,12 @@ class StepStrategy(Strategy):
         """Go backward by the loss's share of the global batch."""
         fit = self.spotguard
         if fit.step is None:
-            return super().backward(closure_loss, *args, **kwargs)
+            return cast("torch.Tensor", super().backward(closure_loss, *args, **kwargs))
         for parameter, gradient in fit.earlier.items():
             parameter.grad = gradient
         fit.earlier = {}
         with fit.weighted(closure_loss) as loss:
-            return super().backward(loss, *args, **kwargs)
+            return cast("torch.Tensor", super().backward(loss, *args, **kwargs))
 
     def _parameters(self) -> list[torch.nn.Parameter]:
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]

@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import time
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -34,7 +35,7 @@ def main() -> None:
     x = torch.randn(50, 8, generator=generator)
     samples = TensorDataset(x, x @ torch.randn(8, 1, generator=generator))
     model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.ReLU(), nn.Linear(16, 1))
-    train_dataloader = DataLoader(samples, shuffle=True, batch_size=4)
+    train_dataloader: Any = DataLoader(samples, shuffle=True, batch_size=4)
     eval_dataloader = DataLoader(torch.utils.data.Subset(samples, range(24)), batch_size=4)
     train_dataloader = SpotguardDataLoader(accelerator, train_dataloader, save_every="3 steps")
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
