@@ -241,7 +241,7 @@ def _fits(scheduler: Any, place: int, stored: dict[str, Any]) -> bool:
     """Return True if a schedule by functions has the stored rates at `place`."""
     if not isinstance(scheduler, LambdaLR):
         return False  # what its length is comes with its state
-    base_lrs: list[float] = scheduler.base_lrs
+    base_lrs: Any = scheduler.base_lrs
     pairs = zip(base_lrs, scheduler.lr_lambdas, stored["_last_lr"], strict=True)
     return all(abs(base * rate(place) - last) <= 1e-6 * abs(base) for base, rate, last in pairs)
 
