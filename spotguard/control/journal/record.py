@@ -325,14 +325,20 @@ class AttemptRecord:
 
     @property
     def saved(self) -> bool | None:
-        """Whether all that it did is saved, by whomever; None if it is not known what it did."""
+        """Whether all that it did is saved, by whomever.
+
+        None if it is not known what it did, or if it did nothing and nothing was to be saved.
+        """
         done, save = self.last_step, self.last_save
         if done is None:
             return None
         if save is not None and save.step >= done:
             return True
-        if self.job_end is not None and self.job_end.saved is not None:
-            return self.job_end.saved
+        told = self.job_end.saved if self.job_end is not None else None
+        if done == 0 and told is not False:
+            return None
+        if told is not None:
+            return told
         return (save.step if save is not None else self.resumed_step or 0) >= done
 
     @property

@@ -320,10 +320,15 @@ class Keeper:
         )
 
     @property
-    def is_saved(self) -> bool:
-        """True if the boundary is what this rank's last save holds, or what it came from."""
+    def is_saved(self) -> bool | None:
+        """True if the boundary is what this rank's last save holds, or what it came from.
+
+        None if no step was done and nothing was to be saved.
+        """
         last = self.saver.last
         if last is None:
+            if self.finished == 0 and not self._failed_at_end:
+                return None
             return self.finished == self.first_step and not self._failed_at_end
         return last.step == self.finished
 
