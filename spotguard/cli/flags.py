@@ -140,6 +140,13 @@ JOB_FLAGS = (
         panel=_MONEY,
     ),
     JobFlag(
+        key="max_price",
+        option="--max-price",
+        metavar="USD",
+        help="Buy no spot node that costs more per hour.",
+        panel=_MONEY,
+    ),
+    JobFlag(
         key="price",
         option="--price",
         metavar="USD",

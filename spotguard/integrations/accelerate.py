@@ -17,13 +17,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from accelerate.utils import send_to_device
 from torch.optim.lr_scheduler import LambdaLR
 
 import spotguard.runtime as spotguard
 from spotguard.errors import UsageError
+from spotguard.integrations.installed import check_installed
 from spotguard.integrations.torch_data import make_loader
 from spotguard.runtime.state.rng import kept_random_states
+
+check_installed("accelerate", accelerate="1.1")
+
+from accelerate.utils import send_to_device  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

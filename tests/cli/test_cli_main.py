@@ -47,6 +47,7 @@ FLAGS_OF_UP = {
     "--on-demand",
     "--on-demand-infra",
     "--prefer",
+    "--max-price",
     "--price",
     "--on-demand-price",
     "--allow-unknown-price",
@@ -67,6 +68,7 @@ FLAGS_OF_UP = {
 COMMANDS = {
     "up",
     "plan",
+    "simulate",
     "status",
     "history",
     "logs",

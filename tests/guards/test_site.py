@@ -78,7 +78,9 @@ def pages(site: Path) -> dict[Path, Html]:
 
 def hooks() -> Any:
     """Return the module that tells mkdocs which pages come from outside of docs/."""
-    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs" / "site_hooks.py")
+    spec = importlib.util.spec_from_file_location(
+        "site_hooks", ROOT / "docs" / "reference" / "site_hooks.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _MOST_PLACES = 6
 _MOST_SKIPPED = 5
+_ROOM_FOR_ALL = 90
+"""Columns of a terminal that has room for each place's carbon, too."""
 
 
 def plan_screen(plan: JobPlan, *, width: int) -> RenderableType:
@@ -32,9 +34,16 @@ def plan_screen(plan: JobPlan, *, width: int) -> RenderableType:
     if not plan.candidates:
         market = plan.market.replace("_", "-")
         nowhere = Text(f"no place offers {market} nodes", style="yellow")
-        return Group(_what(plan, width), nowhere, *_notes(plan))
+        return Group(_what(plan, width), nowhere, *_notes(plan, carbon=False))
+    carbon = _tells_carbon(plan) and (width >= _ROOM_FOR_ALL or not _tells_interruptions(plan))
     steps: list[RenderableType] = [_steps(plan), Text("")] if plan.rungs else []
-    return Group(_what(plan, width), _places(plan), *_notes(plan), Text(""), *steps)
+    return Group(
+        _what(plan, width),
+        _places(plan, carbon=carbon),
+        *_notes(plan, carbon=carbon),
+        Text(""),
+        *steps,
+    )
 
 
 def _what(plan: JobPlan, width: int) -> Panel:
@@ -86,7 +95,7 @@ def _budget(plan: JobPlan) -> str:
     return f"{format_usd(plan.budget_usd)}, never more"
 
 
-def _places(plan: JobPlan) -> Table:
+def _places(plan: JobPlan, *, carbon: bool) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("place", overflow="fold")
     table.add_column("market", no_wrap=True)
@@ -95,12 +104,12 @@ def _places(plan: JobPlan) -> Table:
         numbers.append("budget\nbuys")
     if _tells_interruptions(plan):
         numbers.append("lost to\nspot")
-    if _tells_carbon(plan):
+    if carbon:
         numbers.append("gCO2e\n/h")
     for name in numbers:
         table.add_column(name, justify="right", no_wrap=True)
     for candidate in _shown(plan):
-        table.add_row(*_row(plan, candidate))
+        table.add_row(*_row(plan, candidate, carbon=carbon))
     return table
 
 
@@ -117,7 +126,7 @@ def _shown(plan: JobPlan) -> list[Candidate]:
     return shown
 
 
-def _row(plan: JobPlan, candidate: Candidate) -> list[str]:
+def _row(plan: JobPlan, candidate: Candidate, *, carbon: bool) -> list[str]:
     machine = f" {candidate.instance_type}" if candidate.instance_type else ""
     row = [
         f"{formats.place(candidate)}{machine}",
@@ -132,7 +141,7 @@ def _row(plan: JobPlan, candidate: Candidate) -> list[str]:
         row.append("unknown" if hours is None else format_duration(hours * 3600))
     if _tells_interruptions(plan):
         row.append(_interruptions(candidate))
-    if _tells_carbon(plan):
+    if carbon:
         grams = candidate.co2e_g_per_h
         row.append("unknown" if grams is None else f"{grams:,.0f}")
     return row
@@ -155,10 +164,10 @@ def _interruptions(candidate: Candidate) -> str:
     return times if lost is None else f"{times} {format_usd(lost)}"
 
 
-def _notes(plan: JobPlan) -> list[Text]:
+def _notes(plan: JobPlan, *, carbon: bool) -> list[Text]:
     """Return what the table leaves open: more places, those without offers, the prices' age."""
     lines = [formats.DEMO] if plan.demo_prices else []
-    if _tells_carbon(plan):
+    if carbon:
         sources = "; ".join(f"{f.name} {f.value:g} {f.unit} ({f.year})" for f in plan.carbon)
         lines.append(f"gCO2e/h of all nodes, at most: {sources}; sources: --json")
     if more := len(plan.candidates) - len(_shown(plan)):

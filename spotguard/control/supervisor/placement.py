@@ -17,8 +17,6 @@ from spotguard.control.journal.record import place_key
 from spotguard.control.supervisor.attempt_limits import end_margin_s
 from spotguard.events.states import EndReason, Market
 from spotguard.policy.action import ON_DEMAND, SPOT, Buy
-from spotguard.policy.decide import Model, decide
-from spotguard.policy.memory import PlaceAnswer, remembered
 from spotguard.policy.view import JobState, MarketPlace, Seen, View
 from spotguard.shared.units import format_duration
 
@@ -296,6 +294,8 @@ def _by_policy(
     record: RunRecord, offers: Sequence[Offer], nodes: int, now: float, policy: Policy
 ) -> Advice:
     """Ask the policy, with all that the journal tells of each place."""
+    from spotguard.policy.decide import Model, decide  # NumPy: not for a plain look
+
     model = Model.of(_accelerator(record), nodes)
     named: dict[tuple[str, str], Offer] = {}
     for offer in offers:
@@ -358,6 +358,8 @@ def _place(offer: Offer) -> str:
 
 def _seen(record: RunRecord, offer: Offer | None, nodes: int, now: float, hazard: Hazard) -> Seen:
     """Return what the run's own attempts tell of a spot place, and this round's refusals."""
+    from spotguard.policy.memory import PlaceAnswer, remembered
+
     if offer is None:
         return Seen()
     key = place_key(offer)

@@ -8,6 +8,10 @@ A batch of the Trainer is then one optimizer step's global batch: what counts ba
 `val_check_interval`, counts optimizer steps.
 """
 
-from spotguard.integrations.lightning.callback import SpotguardCallback
+from spotguard.integrations.installed import check_installed
+
+check_installed("lightning", lightning="2.5")
+
+from spotguard.integrations.lightning.callback import SpotguardCallback  # noqa: E402
 
 __all__ = ["SpotguardCallback"]

@@ -55,7 +55,7 @@ class TrainerFit:
         """Gradients of the step's micro-batches before the last one, set aside."""
         self._place = state.LoopPlace(trainer, inner.LoopCounters(trainer))
         self._plateaus: state.Plateaus
-        self._metrics = state.Metrics(trainer)
+        self._metrics = state.LoggedMetrics(trainer)
 
     @property
     def is_fitting(self) -> bool:

@@ -46,7 +46,7 @@ class LoopPlace:
             self._counters.write(resumed["counts"])
 
 
-class Metrics:
+class LoggedMetrics:
     """What was logged at the last validation, for callbacks that ask later."""
 
     def __init__(self, trainer: pl.Trainer) -> None:

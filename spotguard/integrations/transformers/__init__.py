@@ -10,9 +10,10 @@ batch, the order of samples and the steps then no longer depend on the number of
 saves in its store, leaves when it is told to, and goes on by itself in the next attempt.
 """
 
-from spotguard.integrations.transformers.installed import check_installed
+from spotguard.integrations.installed import check_installed
 
-check_installed()
+# From 5.3 on the Trainer's loop consists of the parts that `surviving_trainer` stands between.
+check_installed("transformers", transformers="5.3", accelerate="1.1")
 
 from spotguard.integrations.transformers.callback import SpotguardCallback, attach  # noqa: E402
 

@@ -10,6 +10,7 @@ has no indices, or no length, is read by `streaming`; global batches follow the 
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
 import signal
 import threading
@@ -25,6 +26,7 @@ from spotguard.shared.batching import EpochPlan, rank_range, split_micro_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
+    from multiprocessing.process import BaseProcess
 
     from spotguard.runtime.data.batch_scaling import LearningRateScale
 
@@ -320,10 +322,13 @@ def _only_holds(dataset: Any) -> bool:
 
 
 class Quiet:
-    """Worker start: from here on only the SIGTERM of its own job ends a worker.
+    """Worker start: from here on a worker ends with its own job, or by that job's SIGTERM.
 
-    The one that torchrun or a cloud sends to the whole process tree does not. Ignoring it
+    The one that torchrun or a cloud sends to the whole process tree does not end it. Ignoring it
     altogether would let a job hang at its exit, which terminates its workers and waits for them.
+
+    torch looks for a worker's job, too, but begins after all set-up: a worker whose job was killed
+    before that takes whoever adopted it for the job, and waits for work for ever.
     """
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
@@ -331,9 +336,13 @@ class Quiet:
 
     def __call__(self, worker: int) -> None:
         """Begin as worker number `worker`."""
+        job = multiprocessing.parent_process()  # getppid() may be whoever adopted this worker
+        assert job is not None
+        assert job.pid is not None
         if hasattr(signal, "sigwaitinfo"):  # macOS has none: there SIGTERM ends a worker
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-            threading.Thread(target=_obey, args=(os.getppid(),), daemon=True).start()
+            threading.Thread(target=_obey, args=(job.pid,), daemon=True).start()
+        threading.Thread(target=_end_with, args=(job,), daemon=True).start()
         if self._then is not None:
             self._then(worker)
 
@@ -342,6 +351,12 @@ def _obey(job: int) -> None:
     """End this worker when its job, the process `job`, sends it SIGTERM."""
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != job:
         pass
+    os._exit(0)
+
+
+def _end_with(job: BaseProcess) -> None:
+    """End this worker when its job is gone, however it went."""
+    job.join()
     os._exit(0)
 
 

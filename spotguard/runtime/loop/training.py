@@ -21,6 +21,7 @@ from spotguard.errors import Fenced, SpotguardError, UsageError
 from spotguard.events.event import JobEvent
 from spotguard.runtime.checkpoint import restore as restoring
 from spotguard.runtime.checkpoint.save_schedule import SaveSchedule
+from spotguard.runtime.data.lone_samples import warning_of_lone_sample
 from spotguard.runtime.distributed.bitwise_reduce import BitwiseSync
 from spotguard.runtime.distributed.gradients import GradientSync, broadcast_initial, evened_out
 from spotguard.runtime.distributed.optimizers import OptimizerWatch
@@ -129,6 +130,7 @@ class Training:
             self.finished, self._last = self._restore(total, epochs, strict=strict)
             self._schedule.start(self.finished)
             job.begin_training(self.finished, self._last)
+            self._warn_of_lone_sample()
             outside_loop.enter()
         batches = self._loader.read(self.finished, self._last)
         self._open.callback(batches.close)  # its workers end with it
@@ -355,6 +357,14 @@ class Training:
         shared = manifest.counters.get("place")
         warning = self._loader.restore(shared, own, manifest.world_size)
         if warning and self._job.rank == 0:
+            log.warning("%s", warning)
+            self._job.reporter.event(JobEvent.WARNING, message=warning)
+
+    def _warn_of_lone_sample(self) -> None:
+        values = [item.value for item in self._job.keeper.objects.values()]
+        modules = [value for value in values if isinstance(value, torch.nn.Module)]
+        warning = warning_of_lone_sample(modules, self._loader, self.finished, self._last)
+        if warning:  # the one rank that has that micro-batch says so
             log.warning("%s", warning)
             self._job.reporter.event(JobEvent.WARNING, message=warning)
 

@@ -115,7 +115,7 @@ class Peers:
         self._token = secrets.token_hex(8)
         self._seal = seal or Seal()
         self._server = socket.create_server((address, 0), family=_family(address))
-        self._server.settimeout(_JOIN_S)
+        self._server.settimeout(_LOOK_UP_S)
         self._address = address
         self._thread = threading.Thread(target=self._run, name="spotguard-peers", daemon=True)
         # What a worker process inherits would keep the connection open when this one has died.
@@ -136,11 +136,11 @@ class Peers:
 
     def close(self, timeout_s: float = 0.0) -> None:
         """Leave the ring in good order; blocks `timeout_s` at most."""
+        self._say(_BYE)  # before the thread may see that it is over, and close the connections
         self._closed = True
-        self._say(_BYE)
-        for waiting in (self._server, *(link.socket for link in self._links)):
+        for link in list(self._links):
             with contextlib.suppress(OSError):  # it is closed already
-                waiting.shutdown(socket.SHUT_RDWR)  # wakes the thread
+                link.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
@@ -163,6 +163,8 @@ class Peers:
             if not self._closed:
                 log.warning("rank %d cannot look after its peers: %s", self._rank, problem)
         finally:
+            if self._closed:
+                self._say_bye_to_who_came_late()
             self._server.close()
             for link in self._links:
                 link.socket.close()
@@ -176,14 +178,33 @@ class Peers:
         outward.sendall(self._greeting(self._rank, after, where["token"]))
         self._add(after, outward)
         expected = self._greeting(before, self._rank, self._token)
-        while True:
-            inward, _ = self._server.accept()
+        end = time.monotonic() + _JOIN_S
+        while not self._closed:
+            try:
+                inward, _ = self._server.accept()
+            except TimeoutError:
+                if time.monotonic() > end:
+                    raise
+                continue
             inward.settimeout(5.0)
             with contextlib.suppress(OSError):
                 if hmac.compare_digest(_received(inward, len(expected)), expected):
                     self._add(before, inward)
                     return
             inward.close()  # a stranger, who does not know the token
+
+    def _say_bye_to_who_came_late(self) -> None:
+        """Say it to neighbours whose connections `close` did not know, or nobody has let in."""
+        self._say(_BYE)
+        self._server.setblocking(False)
+        with contextlib.suppress(OSError):  # nobody else waits
+            while True:
+                inward, _ = self._server.accept()
+                with contextlib.suppress(OSError), inward:
+                    inward.settimeout(_LOOK_UP_S)
+                    inward.sendall(_BYE + b"\n")
+                    inward.shutdown(socket.SHUT_WR)
+                    inward.recv(4096)  # with words unread, closing would cut off ours
 
     def _greeting(self, peer: int, to: int, token: str) -> bytes:
         """Return what a rank says first to the one after it: good for this connection only."""

@@ -507,6 +507,7 @@ def test_a_cloud_that_is_silent_is_no_lost_contact_while_the_job_is_heard() -> N
 SETTLED = {
     "finished": (RunState.FINISHED, 0),
     "failed": (RunState.FAILED, 10),
+    "unprotected": (RunState.FAILED, 10),
     "store_failed": (RunState.FAILED, 3),
     "launch_failed": (RunState.FAILED, 3),
     "budget": (RunState.PAUSED, 20),

@@ -26,6 +26,7 @@ def _wrong():
     except (OSError, ValueError):
         return _true()
 time.time = _wrong
+time.time_ns = lambda: int(_wrong() * 1e9)
 """
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -22,6 +23,7 @@ from spotguard.runtime.step import Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 WORLDS = st.integers(min_value=1, max_value=9)
 
@@ -290,6 +292,35 @@ def test_a_stuck_worker_obeys_its_own_job() -> None:
 
     assert wait_for(lambda: not alive(worker))
     reader.close()
+
+
+def test_a_worker_whose_job_is_killed_while_it_starts_ends_too(tmp_path: Path) -> None:
+    """kill -9 of a rank leaves no worker behind, however early in the worker's life it comes.
+
+    torch itself would wait for ever: it takes whoever adopted the worker for the worker's job.
+    """
+    told, may_go_on = tmp_path / "worker", tmp_path / "killed"
+
+    def start(_: int) -> None:
+        (tmp_path / "half").write_text(str(os.getpid()))
+        (tmp_path / "half").rename(told)
+        wait_for(may_go_on.exists)
+
+    job = os.fork()
+    if job == 0:
+        options = {"worker_init_fn": start}
+        next(make(Numbers(4), micro_batch_size=1, num_workers=1, options=options).read(0, 1))
+        os._exit(1)
+    assert wait_for(told.exists)
+    worker = int(told.read_text())
+    try:
+        os.kill(job, signal.SIGKILL)
+        os.waitpid(job, 0)
+        may_go_on.touch()
+        assert wait_for(lambda: not alive(worker))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)
 
 
 def alive(pid: int) -> bool:

@@ -26,12 +26,14 @@ PATIENCE_S = 10.0
 class Ring:
     """The ranks of a ring in one process, and what each was told."""
 
-    def __init__(self, world_size: int, *, timeout_s: float = 60.0, key: str = "") -> None:
+    def __init__(
+        self, world_size: int, *, timeout_s: float = 60.0, key: str = "", kind: type[Peers] = Peers
+    ) -> None:
         self.words = FakeRendezvous()
         self.told: list[list[tuple[int, str]]] = [[] for _ in range(world_size)]
         self._changed = threading.Condition()
         self.ranks = [
-            Peers(
+            kind(
                 rank,
                 world_size,
                 timeout_s=timeout_s,
@@ -72,12 +74,17 @@ class Ring:
 
     def die(self, *ranks: int) -> None:
         """End ranks as the kernel does: their connections are closed, without a word."""
+        links = [link for rank in ranks for link in self.ranks[rank]._links]
         for rank in ranks:
-            self.ranks[rank]._closed = True  # the dead say nothing
+            self.ranks[rank]._links.clear()  # the dead say nothing
+            self.ranks[rank]._closed = True
+        for link in links:
+            with contextlib.suppress(OSError):  # its thread was quicker
+                link.socket.shutdown(socket.SHUT_RDWR)
         for rank in ranks:
-            for link in list(self.ranks[rank]._links):
-                with contextlib.suppress(OSError):  # its thread was quicker
-                    link.socket.shutdown(socket.SHUT_RDWR)
+            self.ranks[rank]._thread.join(PATIENCE_S)
+        for link in links:
+            link.socket.close()
 
     def close(self) -> None:
         """Leave in good order."""
@@ -128,6 +135,39 @@ def test_leaving_in_good_order_is_no_loss(rings: Callable[..., Ring]) -> None:
     ring = rings(3).start()
     ring.ranks[1].close(PATIENCE_S)
     until(lambda: all(len(ring.ranks[r]._links) == 1 for r in (0, 2)))
+    assert ring.told == [[], [], []]
+
+
+def test_a_goodbye_comes_before_the_end_of_the_connection(rings: Callable[..., Ring]) -> None:
+    """A rank that is done is not called dead, however its two threads take turns in leaving.
+
+    Here the ring's thread is given all the time to go first.
+    """
+
+    class Hesitates(Peers):
+        def _say(self, *words: bytes) -> None:
+            if words == (b"bye",) and threading.current_thread() is not self._thread:
+                self._thread.join(0.3)
+            super()._say(*words)
+
+    ring = rings(3, timeout_s=0.1, kind=Hesitates)
+    ring.start(train=False)
+    ring.ranks[2].close(PATIENCE_S)
+    until(lambda: all(len(peers._links) == 1 for peers in ring.ranks[:2]))
+
+    assert ring.told == [[], [], []]
+
+
+def test_who_is_done_before_the_ring_is_joined_is_not_dead(rings: Callable[..., Ring]) -> None:
+    """A training that has no step left to do may end before its neighbours have been let in."""
+    ring = rings(3)
+    for rank in (0, 1):
+        ring.ranks[rank].start(ring.words.rank(rank))
+    until(lambda: len(ring.ranks[0]._links) == 1)
+    ring.ranks[1].close(PATIENCE_S)  # it waited for rank 2, and has not yet let in rank 0
+    ring.ranks[2].start(ring.words.rank(2))
+    until(lambda: [link.peer for link in ring.ranks[0]._links] == [2])
+
     assert ring.told == [[], [], []]
 
 

@@ -378,6 +378,22 @@ def test_etags_do_not_depend_on_the_kernels_coarse_clock(
     assert len({etag.split("-")[0] for etag in etags}) == 20
 
 
+@pytest.mark.parametrize("ahead_s", [3600, -3600])
+def test_stamps_are_those_of_the_file_system(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: int
+) -> None:
+    """A folder that several machines share has one clock, however wrong that of a writer is."""
+    true_ns = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: true_ns() + ahead_s * 10**9)
+    store.put("x", b"1")
+    (tmp_path / "plain").touch()
+
+    info = store.head("x")
+    assert info is not None
+    assert info.modified_at is not None
+    assert abs(info.modified_at - (tmp_path / "plain").stat().st_mtime) < 60
+
+
 def test_foreign_things_in_the_folder_are_not_objects(store: FileStore, tmp_path: Path) -> None:
     """Links that loop, pipes and unspeakable names are neither listed nor followed."""
     store.put("a/x", b"")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FROM_OUTSIDE = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
