@@ -44,10 +44,12 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $(VENV)/.installed $@
 
-# The frameworks come with what development needs in one request, so that pip finds versions for both.
+# The frameworks come with what development needs in one request, so that pip finds versions for both;
+# so do the trackers, and the two packages by which MLflow keeps runs in a local file.
 $(VENV)/.installed-integrations: $(VENV)/.installed-dev
-	@echo "installing transformers, accelerate and lightning"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,integrations]'
+	@echo "installing transformers, accelerate, lightning and trackers (some minutes, once)"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable \
+	  '.[dev,integrations,wandb,mlflow,tensorboard]' sqlalchemy alembic
 	touch $@
 
 demo: $(VENV)/.installed

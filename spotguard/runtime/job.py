@@ -33,6 +33,7 @@ from spotguard.runtime.process.surroundings import (
     ensure_process_group,
     exit_now,
     exit_soon,
+    leave_garbage,
     leave_group,
     log_to_stderr,
 )
@@ -282,6 +283,8 @@ class Job:
             destroy_group()  # else the peers may be gone: no collectives
         if code is not None:
             exit_now(code)
+        if self.watch.agreed is not None:
+            leave_garbage()
 
     def reset(self) -> None:
         """End the run as the end of the script would, and give back all that was taken.

@@ -104,6 +104,39 @@ def test_a_killed_rank(lightning: Stories, calm: Story) -> None:
     assert [line for line in last[0].said.splitlines() if line.startswith("done")] == calm.ends[:1]
 
 
+def test_a_run_that_stops_by_itself(lightning: Stories) -> None:
+    """EarlyStopping counts over interruptions; a further attempt finds nothing left to do."""
+    early: dict[str, Any] = {"PATIENCE": 2, "MIN_DELTA": 1000, "EPOCHS": 9}
+    calm = lightning.tell([2], **early)
+    jobs = lightning.jobs()
+    ends = []
+    for attempt, word in enumerate(("epoch 0 ends", "step 18 ", None, None), 1):
+        ranks = lightning.start(jobs, 2, attempt, **early, **({"PACE_S": 0.15} if word else {}))
+        if word:
+            ranks[0].wait_for(word)
+            ranks[0].kill(signal.SIGTERM)
+        assert [rank.wait() for rank in ranks] == [75 if word else 0] * 2, ranks[0].said
+        ends.append([line for line in ranks[0].said.splitlines() if line.startswith("done")])
+
+    assert calm.ends[0].startswith(f"done {3 * STEPS_PER_EPOCH} 3 ")
+    assert ends == [[], [], calm.ends[:1], calm.ends[:1]]
+    assert same(Story(jobs.folder, []), calm)
+
+
+def test_a_validation_of_its_own_is_not_part_of_the_run(lightning: Stories, calm: Story) -> None:
+    """`Trainer.validate` before the fit and after it changes nothing, and sees what was trained."""
+    story = lightning.tell([2, 2], ["step 9 "], VALIDATE=1)
+    said = [ranks[0].said.splitlines() for ranks in story.attempts]
+    found = [line for lines in said for line in lines if line.startswith(("before", "after"))]
+
+    assert same(story, calm)
+    assert story.ends == calm.ends
+    assert story.samples() == calm.samples()
+    assert [line.split()[0] for line in found] == ["before", "before", "after"]
+    assert found[0].removeprefix("before") == found[1].removeprefix("before")
+    assert found[2].removeprefix("after") != found[0].removeprefix("before")
+
+
 def test_fabric_by_the_plain_api(lightning: Stories, tmp_path: Path) -> None:
     """The example's loop on 3 ranks, then 1: the same samples and loss as on 2."""
     fabric = lightning.of(EXAMPLE, tmp_path)

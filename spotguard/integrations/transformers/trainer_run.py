@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("spotguard")
 
+_DONE_AFTER_A_STEP = ("should_log", "should_evaluate", "should_save")
+"""Flags by which the Trainer, and callbacks and methods of the script, do something after a step.
+
+After any other step the next one begins at once, and the boundary that was taken at its end stands.
+"""
 _MEET_OTHERS = ("compute_loss", "training_step", "get_batch_samples")
 """Methods of which another one may hold collectives: then all ranks go forward equally often."""
 
@@ -44,6 +49,8 @@ class TrainerRun:
         """The step under way."""
         self._items: Any = None
         """Of it: what its losses are divided by already, None if each is a mean."""
+        self._undisturbed = False
+        """True if nothing but the Trainer's own loop has run since the last boundary."""
         self._trained = False
         self._active = False
         self._arguments: dict[str, Any] = {}
@@ -177,8 +184,11 @@ class TrainerRun:
         return self.progress.epochs_done, self.progress.steps_in_epoch
 
     def _meets_others(self) -> bool:
+        return any(self._is_another(name) for name in _MEET_OTHERS)
+
+    def _is_another(self, name: str) -> bool:
         kind = type(self._trainer).__mro__[2]  # behind what `survive` put before it
-        return any(getattr(kind, name) is not getattr(Trainer, name) for name in _MEET_OTHERS)
+        return getattr(kind, name) is not getattr(Trainer, name)
 
     def train_begins(self) -> None:
         """Go on with what the Trainer has just set to its beginning."""
@@ -192,8 +202,10 @@ class TrainerRun:
 
         Empty if there is none: all steps are done. Leaves, saved, when told to stop.
         """
-        self.progress.pending = None
-        self._step = self._run.begin_step()
+        at_once, self._undisturbed = self._undisturbed, False
+        if not at_once:
+            self.progress.pending = None
+        self._step = self._run.begin_step(at_once=at_once)
         if self._step is None:
             self._trainer.control.should_training_stop = True
             return []
@@ -225,6 +237,8 @@ class TrainerRun:
         norm = float(grad_norm) if flags["should_log"] and grad_norm is not None else None
         self.progress.pending = Pending(flags, norm, learning_rate)
         self.progress.steps_in_epoch += 1
+        does_more = any(flags[name] for name in _DONE_AFTER_A_STEP)
+        self._undisturbed = not (does_more or self._is_another("_maybe_log_save_evaluate"))
         self._run.end_step()
 
     def evaluated(self, best_before: float | None) -> None:
@@ -265,6 +279,7 @@ class TrainerRun:
     def epoch_ended(self, epoch: int) -> None:
         """Take note that all of an epoch is done, with what comes at its end."""
         self.progress.epochs_done, self.progress.steps_in_epoch = epoch + 1, 0
+        self._undisturbed = False
 
     def finish(self) -> None:
         """End the run's training: save its final state, before anything else becomes of it."""

@@ -2,6 +2,8 @@
 
 PRECISION, ACCUMULATE, EPOCHS, STEPS and WORKERS go to the Trainer and its loader; PACE_S and
 VAL_PACE_S are added to each batch; CKPT goes to `fit`; STOP_AT stops the Trainer at a step.
+PATIENCE and MIN_DELTA go to EarlyStopping; VALIDATE has `Trainer.validate` come before the fit and
+after it.
 """
 
 import os
@@ -160,10 +162,16 @@ def main() -> None:
         callbacks=[
             SpotguardCallback(save_every="3 steps"),
             keeps,
-            EarlyStopping("val_loss", patience=int(os.environ.get("PATIENCE", "50"))),
+            EarlyStopping(
+                "val_loss",
+                patience=int(os.environ.get("PATIENCE", "50")),
+                min_delta=float(os.environ.get("MIN_DELTA", "0")),
+            ),
         ],
     )
     data = Data()
+    if os.environ.get("VALIDATE"):
+        say(f"before {trainer.validate(model, data, verbose=False)}")
     trainer.fit(model, datamodule=data, ckpt_path=os.environ.get("CKPT"))
     if trainer.is_global_zero:
         torch.save({**model.state_dict()}, f"{FOLDER}/final.pt")
@@ -171,7 +179,7 @@ def main() -> None:
     say(f"done {trainer.global_step} {trainer.current_epoch} {model.seen} {data.asked} {rates}")
     say(f"best {Path(keeps.best_model_path).name} {keeps.best_model_score}")
     if os.environ.get("VALIDATE"):
-        say(f"validated {trainer.validate(model, data, verbose=False)}")
+        say(f"after {trainer.validate(model, data, verbose=False)}")
 
 
 if __name__ == "__main__":

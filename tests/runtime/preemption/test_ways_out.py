@@ -87,6 +87,21 @@ def test_a_handlers_exit_that_may_have_cut_an_optimizer_short_saves_nothing(jobs
     assert (end["reason"], end["saved_step"]) == ("terminated", 10)
 
 
+def test_the_grace_is_not_spent_on_garbage(jobs: Jobs) -> None:
+    """Told to stop, the script's exit handlers still run, and Python ends without collecting.
+
+    It would walk all objects: seconds where big libraries are loaded. Another end is as ever.
+    """
+    first = "import atexit, gc\natexit.register(lambda: print('collects:', gc.isenabled()))"
+    told = jobs.start(script(jobs, first=first, after_12=TERM))
+    assert told.wait() == 75, told.said
+    assert "collects: False" in told.said
+
+    undisturbed = jobs.start(script(jobs, first=first))
+    assert undisturbed.wait() == 0, undisturbed.said
+    assert "collects: True" in undisturbed.said
+
+
 def test_a_break_after_sigterm_is_no_finish(jobs: Jobs) -> None:
     """A handler that only sets a flag, and a loop that looks at it: saved where it was left."""
     job = jobs.start(
