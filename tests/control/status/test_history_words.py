@@ -72,7 +72,7 @@ def test_events_with_missing_data_are_still_told(tmp_path: Path) -> None:
 
 
 def test_nodes_that_went_beside_the_next_ones_are_told(tmp_path: Path) -> None:
-    """Every run on a cloud has them after an interruption."""
+    """A run on a cloud may have them after an interruption."""
     world = World(tmp_path)
     lines: tuple[Line, ...] = (
         *launched(1.0),
