@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING
 from spotguard.control.home_name import machine_id
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.launches import Launches
+from spotguard.control.journal.ledger import Ledger
+from spotguard.control.journal.record import Kind
+from spotguard.control.supervisor.decide import EXIT_UNFINISHED
 from spotguard.control.supervisor.lease import Lease
 from spotguard.control.supervisor.policy import policy_for
 from spotguard.control.supervisor.supervisor import Supervisor
 from spotguard.errors import EnvironmentFailure
+from spotguard.events.states import RunState
 from spotguard.launch.local import LocalLauncher, LocalOptions
 from spotguard.shared.units import SystemClock
 from spotguard.spec.home import spotguard_home
@@ -26,8 +30,10 @@ from spotguard.storage import PrefixedStore, open_store
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from spotguard.control.journal.journal import Journal
     from spotguard.control.run_folder import RunFolder
     from spotguard.launch.base import Launcher
+    from spotguard.shared.units import Clock
     from spotguard.storage.base import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -35,6 +41,8 @@ log = logging.getLogger(__name__)
 _START_PATIENCE_S = 60.0
 _PREDECESSOR_PATIENCE_S = 10.0
 _POLL_S = 0.02
+_STORE_RETRY_S = 5.0
+"""How long until a store that cannot be read is tried again: its own retries come on top."""
 _LOG_TAIL_CHARS = 2000
 
 _children: list[subprocess.Popen[bytes]] = []
@@ -83,9 +91,10 @@ def control(folder: RunFolder) -> None:
         with folder.journal() as journal:
             record = read_record(journal)
             spec = JobSpec.from_json(record.spec)
-            store = run_store(record.store_root, record.run_id)
-            lease = Lease(store, SystemClock(), machine_id(spotguard_home()))
-            lease.take()
+            taken = _take(journal, folder.clock())
+            if taken is None:
+                return
+            store, lease = taken
             with lease.kept():
                 Supervisor(
                     journal=journal,
@@ -99,6 +108,43 @@ def control(folder: RunFolder) -> None:
                     machine_clock=time.time,
                 ).run()
             lease.release()
+
+
+def _take(journal: Journal, clock: Clock) -> tuple[ObjectStore, Lease] | None:
+    """Return the run's store and the hold on the run, once that store can be read and written.
+
+    Who ended instead would be restarted by the next command that looks, again and again, and
+    nobody would hear why. None if the user ended the run meanwhile, and it has no nodes.
+
+    Raises:
+        UsageError: another controller of this machine has the run.
+    """
+    ledger = Ledger(journal, clock)
+    while True:
+        try:
+            store = run_store(ledger.record.store_root, ledger.record.run_id)
+            lease = Lease(store, SystemClock(), machine_id(spotguard_home()))
+            lease.take()
+        except EnvironmentFailure as problem:
+            if ledger.record.store_problem != problem.message:
+                ledger.write(Kind.STORE_LOST, {"problem": problem.message})
+        else:
+            if ledger.record.store_problem is not None:
+                ledger.write(Kind.STORE_BACK)
+            return store, lease
+        ledger.catch_up()
+        record = ledger.record
+        if record.wish is not None and record.current is None and not record.leaving:
+            ledger.write(
+                Kind.SETTLED,
+                {
+                    "state": RunState.STOPPED.value,
+                    "detail": f"stopped by you; its store cannot be read: {record.store_problem}",
+                    "exit_code": EXIT_UNFINISHED,
+                },
+            )
+            return None
+        clock.sleep(_STORE_RETRY_S)
 
 
 def launcher_for(spec: JobSpec, run_dir: Path) -> Launcher:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from spotguard import storage
-from spotguard.control import api
+from spotguard.control import api, controller_process
 from spotguard.control.adopt import adopt_run
 from spotguard.control.create_run import admit_resume
 from spotguard.control.journal.journal import Journal
@@ -28,6 +28,7 @@ from spotguard.errors import (
     JournalDamaged,
     SpecError,
     StoreError,
+    StoreUnavailable,
     UsageError,
 )
 from spotguard.events.states import EndReason, Market, RunState
@@ -39,12 +40,14 @@ from spotguard.testing.bucket import MemoryBucket
 from spotguard.testing.clock import FakeClock
 from spotguard.testing.job import FakeJob, JobFate
 from spotguard.testing.launcher import FakeLauncher
+from tests.control.made import intended
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from spotguard.launch.base import Unchecked
+    from spotguard.storage.base import ObjectStore
 
 
 def a_spec(home: Path, script: str = "pass", **fields: Any) -> JobSpec:
@@ -402,6 +405,97 @@ def test_a_controller_that_cannot_start_says_why(home: Path) -> None:
     folder_of(run_id).journal_path.write_bytes(b"rubbish" * 100)
     with pytest.raises(EnvironmentFailure, match="not a SQLite file"):
         api.start_controller(run_id)
+
+
+class OutOfReach:
+    """A store that cannot be opened so many times, and what happens after each try."""
+
+    def __init__(self, tries: int, then: Callable[[int], None]) -> None:
+        self.left, self.done, self._then = tries, 0, then
+
+    def __call__(self, root: str, run_id: str) -> ObjectStore:
+        """Stand in for `run_store`."""
+        self._then(self.done)
+        self.done += 1
+        if self.done <= self.left:
+            raise StoreUnavailable("no route to the bucket")
+        return PrefixedStore(open_store(root), run_id)
+
+
+def test_a_controller_without_its_store_waits_for_it_and_tells_why(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stays in control, so nobody restarts it; the reason is told once, and its end."""
+    folder = folder_of(api.create_run(a_spec(home)))
+    told: list[tuple[RunState, str]] = []
+
+    def look(tries: int) -> None:
+        assert api.ensure_controlled(folder.run_id) is False
+        if tries:
+            view = api.view(folder.run_id)
+            told.append((view.state, view.state_detail))
+        if tries == 3:  # the user leaves once it can be read, so that nothing is launched
+            assert api.request_down(folder.run_id)
+
+    monkeypatch.setattr(controller_process, "_STORE_RETRY_S", 0.0)
+    monkeypatch.setattr(controller_process, "run_store", OutOfReach(3, look))
+    controller_process.control(folder)
+
+    assert len(told) == 3
+    for state, detail in told:
+        assert state is RunState.CONTACT_LOST
+        assert "store cannot be read" in detail
+        assert "no route to the bucket" in detail
+    kinds = [line.kind for line in api.history(folder.run_id).lines]
+    assert (kinds.count("store_lost"), kinds.count("store_back")) == (1, 1)
+    assert kinds.count("controller_started") == 1
+    assert "controller_repaired" not in kinds
+    assert api.view(folder.run_id).state is RunState.STOPPED
+
+
+def test_a_run_without_nodes_can_be_ended_while_its_store_is_gone(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who deleted the bucket gets rid of the run, and is told what was wrong."""
+    folder = folder_of(api.create_run(a_spec(home)))
+
+    def end(tries: int) -> None:
+        if tries == 1:
+            assert api.request_down(folder.run_id)
+        assert tries < 5, "it does not end"
+
+    monkeypatch.setattr(controller_process, "_STORE_RETRY_S", 0.0)
+    monkeypatch.setattr(controller_process, "run_store", OutOfReach(99, end))
+    controller_process.control(folder)
+
+    view = api.view(folder.run_id)
+    assert view.state is RunState.STOPPED
+    assert "no route to the bucket" in view.state_detail
+
+
+def test_nodes_are_not_given_up_while_the_store_is_gone(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run with nodes is not called stopped before they are released."""
+    folder = folder_of(api.create_run(a_spec(home)))
+    with folder.journal() as journal:
+        kind, at, attempt, data = intended()
+        journal.append(kind, at=at, attempt=attempt, data=data)
+
+    class Enough(Exception):
+        pass
+
+    def end(tries: int) -> None:
+        if tries == 1:
+            assert api.request_down(folder.run_id)
+        if tries == 5:
+            raise Enough
+
+    monkeypatch.setattr(controller_process, "_STORE_RETRY_S", 0.0)
+    monkeypatch.setattr(controller_process, "run_store", OutOfReach(99, end))
+    with pytest.raises(Enough):
+        controller_process.control(folder)
+    assert not api.view(folder.run_id).state.settled
 
 
 @pytest.mark.e2e

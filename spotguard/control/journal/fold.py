@@ -297,6 +297,10 @@ def _warn(record: RunRecord, sentence: str) -> RunRecord:
     return replace(record, warnings=(*record.warnings, sentence)[-_MAX_WARNINGS:])
 
 
+def _store_lost(record: RunRecord, entry: Entry) -> RunRecord:
+    return replace(record, store_problem=str(entry.data.get("problem") or "no reason is known"))
+
+
 def _without(record: RunRecord, number: int) -> tuple[AttemptRecord, ...]:
     return tuple(attempt for attempt in record.attempts if attempt.number != number)
 
@@ -315,8 +319,8 @@ _ON_RUN: dict[str, Callable[[RunRecord, Entry], RunRecord]] = {
     Kind.ALERT.value: _alerted,
     Kind.NOTED.value: _noted,
     Kind.TOLD.value: _told,
-    Kind.STORE_LOST.value: lambda record, _: replace(record, store_lost=True),
-    Kind.STORE_BACK.value: lambda record, _: replace(record, store_lost=False),
+    Kind.STORE_LOST.value: _store_lost,
+    Kind.STORE_BACK.value: lambda record, _: replace(record, store_problem=None),
     Kind.SET_ASIDE.value: _set_aside,
     Kind.PROGRESS.value: _total_steps,
     JOB_PREFIX + JobEvent.STARTED.value: _total_steps,

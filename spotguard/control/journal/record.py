@@ -423,7 +423,8 @@ class RunRecord:
     alerted: tuple[int, ...] = ()
     """Shares of the budget (percent) that have been reported."""
     total_steps: int | None = None
-    store_lost: bool = False
+    store_problem: str | None = None
+    """Why the run's store cannot be read; None while it can."""
     warnings: tuple[str, ...] = ()
     settled: Settled | None = None
     seq: int = 0

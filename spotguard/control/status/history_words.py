@@ -312,6 +312,7 @@ def _of(text: str, colour: str = "default") -> Callable[[Entry], tuple[str, str]
 
     def tell(entry: Entry) -> tuple[str, str]:
         known = {
+            "attempt": entry.attempt,
             "node": None,
             "exit_code": None,
             "step": None,

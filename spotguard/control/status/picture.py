@@ -202,7 +202,12 @@ def _detail(record: RunRecord, state: RunState, now: float) -> str:
         return record.settled.detail
     attempt = record.current
     if attempt is not None:
-        return _detail_of_attempt(attempt, state, store_lost=record.store_lost)
+        return _detail_of_attempt(attempt, state, record.store_problem)
+    if state is RunState.CONTACT_LOST:
+        return (
+            "the run's store cannot be read, so nothing is launched; it is tried again "
+            f"({record.store_problem})"
+        )
     if state is RunState.WAITING:
         wait_s = max(0.0, (record.retry_at or now) - now)
         said = f" ({record.refusal})" if record.refusal else ""
@@ -214,12 +219,15 @@ def _detail(record: RunRecord, state: RunState, now: float) -> str:
     return state.hint
 
 
-def _detail_of_attempt(attempt: AttemptRecord, state: RunState, *, store_lost: bool) -> str:
+def _detail_of_attempt(attempt: AttemptRecord, state: RunState, store_problem: str | None) -> str:
     nodes = f"{attempt.nodes} node{'s' if attempt.nodes > 1 else ''}"
     if state is RunState.LAUNCHING:
         return f"attempt {attempt.number}: starting {nodes}"
-    if state is RunState.CONTACT_LOST and store_lost:
-        return "the run's store cannot be read, so nothing is heard of the job; nothing is killed"
+    if state is RunState.CONTACT_LOST and store_problem is not None:
+        unheard = (
+            "the run's store cannot be read, so nothing is heard of the job; nothing is killed"
+        )
+        return f"{unheard} ({store_problem})"
     if state in (RunState.CONTACT_LOST, RunState.CLOUD_SILENT):
         return state.hint
     if attempt.job_end is not None:

@@ -118,12 +118,14 @@ def state_of(record: RunRecord) -> RunState:
         return record.settled.state
     attempt = record.current
     if attempt is None:
+        if record.store_problem is not None:
+            return RunState.CONTACT_LOST
         if record.waiting_since is not None:
             return RunState.WAITING
         return RunState.RECOVERING if record.attempts else RunState.LAUNCHING
     if attempt.down is not None or attempt.job_end is not None or attempt.stop is not None:
         return RunState.DRAINING
-    if attempt.contact_lost_at is not None or record.store_lost:
+    if attempt.contact_lost_at is not None or record.store_problem is not None:
         return RunState.CONTACT_LOST
     if attempt.cloud_silent_at is not None:
         return RunState.CLOUD_SILENT

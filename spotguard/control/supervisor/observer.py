@@ -234,7 +234,7 @@ class Lookout:
             self._note_store_lost(problem)
             return False
         watched.store_lost_at = None
-        if self._ledger.record.store_lost:
+        if self._ledger.record.store_problem is not None:
             self._ledger.write(Kind.STORE_BACK)
         return True
 
@@ -243,7 +243,8 @@ class Lookout:
         if watched.store_lost_at is None:
             watched.store_lost_at = now
         lost_s = now - watched.store_lost_at
-        if lost_s > self._policy.contact_patience_s and not self._ledger.record.store_lost:
+        untold = self._ledger.record.store_problem is None
+        if untold and lost_s > self._policy.contact_patience_s:
             self._ledger.write(Kind.STORE_LOST, {"problem": problem.message})
 
     def _note_beats(self, attempt: AttemptRecord, beats: list[Heartbeat]) -> None:

@@ -8,6 +8,7 @@ from spotguard.control.status.history_words import history_lines
 from spotguard.events.event import JobEvent
 from spotguard.shared.documents import document
 from spotguard.testing.job import JobFate
+from tests.control.made import Line, ended, launched, training
 from tests.control.world import World
 
 if TYPE_CHECKING:
@@ -68,6 +69,23 @@ def test_events_with_missing_data_are_still_told(tmp_path: Path) -> None:
         lines = list(history_lines(journal.events()))
     assert len(lines) == 1 + len(JobEvent) + 1
     assert lines[-1].text == "something new"
+
+
+def test_nodes_that_went_beside_the_next_ones_are_told(tmp_path: Path) -> None:
+    """A run on a cloud may have them after an interruption."""
+    world = World(tmp_path)
+    lines: tuple[Line, ...] = (
+        *launched(1.0),
+        training(3.0),
+        ended(9.0, "preempted"),
+        ("released", 12.0, 1, {"gone_at": 11.0}),
+    )
+    with world.journal() as journal:
+        for kind, at, attempt, data in ((*line, {})[:4] for line in lines):
+            journal.append(kind, at=at, attempt=attempt, data=data)
+        told = list(history_lines(journal.events()))
+    (gone,) = [line for line in told if line.kind == "released"]
+    assert gone.text == "the nodes of attempt 1 are gone"
 
 
 def test_a_batch_that_follows_the_ranks_is_told(tmp_path: Path) -> None:

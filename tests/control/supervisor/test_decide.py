@@ -677,6 +677,12 @@ STATES: dict[RunState, tuple[Line, ...]] = {
 }
 
 
+def test_a_run_whose_store_is_gone_has_lost_contact_also_without_nodes() -> None:
+    """It does not say `launching` while nothing can be launched."""
+    assert state_of(made(("store_lost", 1.0))) is RunState.CONTACT_LOST
+    assert state_of(made(("store_lost", 1.0), ("store_back", 2.0))) is RunState.LAUNCHING
+
+
 @pytest.mark.parametrize("state", STATES)
 def test_the_state_is_what_the_journal_says(state: RunState) -> None:
     """Each stage of a run shows as its state."""

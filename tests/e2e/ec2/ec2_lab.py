@@ -203,7 +203,7 @@ class Beside(Lab):
         def reached() -> bool:
             nonlocal status
             status = self.status(run)
-            assert status["state"] not in ("failed", "paused", "stopped"), status
+            assert status["state"] not in ("finished", "failed", "paused", "stopped"), status
             attempts = status["attempts"]
             if status["state"] != "running" or attempts[-1]["attempt"] < attempt:
                 return False

@@ -99,7 +99,7 @@ def test_on_demand_by_rule_stopped_resumed_and_adopted_while_another_is_left_alo
     end themselves, by autostop and by nobody else's hand.
     """
     first, second, poor = machine("first"), machine("second"), machine("poor")
-    epochs, budget_usd = 12, 0.015
+    epochs, budget_usd = 30, 0.010  # some minutes: a dead controller's lease is waited for
     alone = poor.begin(
         EXACT,
         *("--nodes", "1", "--budget", str(budget_usd)),
