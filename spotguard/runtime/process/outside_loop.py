@@ -88,6 +88,7 @@ class OutsideLoop:
     def enter(self) -> None:
         """Look no more: a loop of ours begins, or the run is over."""
         self._off = True
+        self._tell, self._end = _tell_without_run, _end_without_run  # those of a run hold it
         if self._hook is not None:
             self._hook.remove()
             self._hook = None

@@ -174,7 +174,7 @@ MISUSES = {
     "no epochs": ("next(run.epochs(loader, total=0))", "0 epochs in all, but must be 1 or more"),
     "count too late": (
         "for step in run.steps(loader, total=2):\n    for x in step: step.count(len)",
-        "step.count() comes after the step's first micro-batch",
+        "call step.count() or step.read_ahead() before the loop",
     ),
     "evaluated too early": (
         "for step in run.steps(loader, total=2):\n    train(step)\n    list(run.evaluate([1]))",
