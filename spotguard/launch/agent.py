@@ -82,10 +82,13 @@ class Agent:
         if env.DOWN_AT in given and _SKYPILOTS in given:
             down_at = float(given[env.DOWN_AT])
             threading.Thread(target=self._end_in_time, args=[down_at], daemon=True).start()
+        goes_on = ""
         while True:
             part = self._part
             logs = self._ship_logs(part, given)
             job = self._start(part, given, logs)
+            if goes_on:
+                self._say(goes_on)
             if self._told:  # in the moment before: it did not hear of it
                 job.terminate()
             code = job.wait()
@@ -98,7 +101,7 @@ class Agent:
                 return code
             given = environment(given, part, following, self._clock.now())
             self._part = part = following
-            self._say(f"goes on in place as attempt {part.attempt}, on {len(part.nodes)} node(s)")
+            goes_on = f"goes on in place as attempt {part.attempt}, on {len(part.nodes)} node(s)"
 
     def _start(
         self, part: Part, given: Mapping[str, str], logs: Shipping | None

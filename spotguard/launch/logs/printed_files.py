@@ -104,7 +104,9 @@ class PrintedFiles:
     def _look_for_files(self) -> None:
         if len(self._files) == 2 * self._nproc + len(LAUNCHER_FILES):
             return  # all are there
-        for path in sorted(self._folder.glob("*/attempt_*/*/std*.log")):
+        # Of lines that are found at once, stdout's come first: a traceback is said last.
+        found = sorted(self._folder.glob("*/attempt_*/*/std*.log"), reverse=True)
+        for path in sorted(found, key=lambda path: path.parent):
             local_rank, stream = path.parent.name, path.stem
             if path not in self._files and local_rank.isdigit() and stream in (STDOUT, STDERR):
                 self._open(path, self._first_rank + int(local_rank), stream, stream)

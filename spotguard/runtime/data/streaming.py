@@ -303,5 +303,6 @@ def _check_source(source: Any, *, replay: bool) -> None:
         f"run.loader: {type(source).__name__} has no length and no indices, and no state_dict() "
         "either, so a resume could not find its place again",
         hint="pass a map-style dataset (with __len__ and __getitem__), or an iterable with "
-        "state_dict() and load_state_dict(), such as torchdata's StatefulDataLoader; or replay=True",
+        "state_dict() and load_state_dict(), such as torchdata's StatefulDataLoader; or "
+        "replay=True",
     )
