@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _RUNTIME = "spotguard.runtime"
 _WAYS_IN = (f"{_RUNTIME}.", "spotguard.integrations.")
-_FIX = """if an installed package does so, give --trust-script; Trainer, Lightning and Accelerate take \
-one line (docs/coming-from.md); else add around the training loop:
+_FIX = """if an installed package does so, give --trust-script; Trainer, Lightning and Accelerate \
+take one line (docs/coming-from.md); else add around the training loop:
     import spotguard.runtime as spotguard
     run = spotguard.init()
     for step in run.steps(loader, total=1000): ..."""
