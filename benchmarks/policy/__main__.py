@@ -9,48 +9,21 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from benchmarks.policy.elastic import elastic_table
+from benchmarks.policy.forecasts import forecasts_table
+from benchmarks.policy.limited import limited_table
 from benchmarks.policy.rivals import SkyNomad, Today, UniformProgress
-from spotguard.policy.recorded import recorded
+from benchmarks.policy.saves import saves_table
+from benchmarks.policy.windows import CASES, RATIOS, STARTS_S, Case, interval, windows_of
 from spotguard.policy.simulation.omniscient import least_usd
 from spotguard.policy.simulation.players import Greedy, Rollout, RuleOf, play
-from spotguard.policy.simulation.windows import cut
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from spotguard.policy.simulation.windows import Windows
-
-V100, V100X4, H100 = "aws_v100_2023-02", "aws_v100x4_2023-08", "gcp_h100x16_2025-10"
-
-
-class Case(NamedTuple):
-    """A market and a gang; `zones` empty is all of them."""
-
-    dataset: str
-    gang: int
-    zones: tuple[int, ...] = ()
-
-
-CASES = {
-    "V100x1": Case(V100, 1),
-    "V100x2": Case(V100X4, 2),
-    "V100x4": Case(V100X4, 4),
-    "H100x1": Case(H100, 1),
-    "H100x8": Case(H100, 8),
-    "H100x16": Case(H100, 16),
-    "V100x1 us-east-2a": Case(V100, 1, (2,)),
-    "V100x1 us-east-1d": Case(V100, 1, (1,)),
-    "H100x8 us-central1-c": Case(H100, 8, (3,)),
-    "H100x16 us-east4-b": Case(H100, 16, (4,)),
-}
-MULTI = ("V100x1", "V100x2", "V100x4", "H100x1", "H100x8", "H100x16")
-RATIOS = (1.1, 1.25, 1.5, 2.0, 3.0)
-STARTS_S = (200.0, 600.0)
 
 
 def players(futures: int, seed: int) -> dict[str, tuple[RuleOf, bool]]:
@@ -75,10 +48,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
     parser.add_argument("--ratios", type=float, nargs="*", default=list(RATIOS))
-    parser.add_argument("--elastic", action="store_true", help="only budget and elastic nodes")
+    parser.add_argument("--only", choices=("elastic", "forecasts", "limited", "saves"))
     asked = parser.parse_args()
-    if asked.elastic:
-        elastic_table(half=asked.half, windows=asked.windows)
+    if asked.only is not None:
+        _other_table(asked)
         return
     rules = list(players(1, 0))
     print(
@@ -89,6 +62,25 @@ def main() -> None:
         _row(name, CASES[name], asked, rules)
 
 
+def _other_table(asked: argparse.Namespace) -> None:
+    if asked.only == "elastic":
+        elastic_table(half=asked.half, windows=asked.windows)
+    elif asked.only == "forecasts":
+        forecasts_table(
+            windows=asked.windows, work_h=asked.work_h, ratios=asked.ratios, cases=asked.cases
+        )
+    elif asked.only == "limited":
+        limited_table(
+            half=asked.half,
+            windows=asked.windows,
+            work_h=asked.work_h,
+            ratios=asked.ratios,
+            cases=asked.cases,
+        )
+    else:
+        saves_table()
+
+
 def _row(name: str, case: Case, asked: argparse.Namespace, rules: list[str]) -> None:
     began = time.perf_counter()
     costs: dict[str, list[NDArray[np.float64]]] = {rule: [] for rule in rules}
@@ -97,7 +89,14 @@ def _row(name: str, case: Case, asked: argparse.Namespace, rules: list[str]) -> 
     clusters: list[NDArray[np.int64]] = []
     for ratio in asked.ratios:
         for start_s in STARTS_S:
-            made = windows_of(case, asked, ratio=ratio, start_s=start_s)
+            made = windows_of(
+                case,
+                half=asked.half,
+                work_h=asked.work_h,
+                count=asked.windows,
+                ratio=ratio,
+                start_s=start_s,
+            )
             if made is None:
                 continue
             windows, days = made
@@ -121,41 +120,6 @@ def _row(name: str, case: Case, asked: argparse.Namespace, rules: list[str]) -> 
         f"{name:22}" + "".join(f"{c:>26}" for c in cells) + f"{len(least):>9}{took_s:>6.0f}",
         flush=True,
     )
-
-
-def windows_of(
-    case: Case, asked: argparse.Namespace, *, ratio: float, start_s: float
-) -> tuple[Windows, NDArray[np.int64]] | None:
-    """Return windows of the half, and the day on which each begins; None if none fits."""
-    zones = recorded(case.dataset)
-    chosen = [zones[index] for index in case.zones] if case.zones else list(zones)
-    length = min(len(zone.capacity) for zone in chosen)
-    gap_s = chosen[0].gap_s
-    ticks = int(np.ceil(asked.work_h * ratio * 3600 / gap_s))
-    low, high = (0, length // 2) if asked.half == "tune" else (length // 2, length)
-    if high - low < ticks:
-        return None
-    begins = np.unique(np.linspace(low, high - ticks, asked.windows).astype(int))
-    made = cut(
-        chosen,
-        gang=case.gang,
-        work_h=asked.work_h,
-        deadline_h=asked.work_h * ratio,
-        start_s=start_s,
-        begins=[int(each) for each in begins],
-    )
-    return made, (begins * gap_s // 86_400).astype(np.int64)
-
-
-def interval(values: NDArray[np.float64], clusters: NDArray[np.int64]) -> tuple[float, float]:
-    """Return the 95 % interval of the mean, from 2000 draws of whole clusters."""
-    names = np.unique(clusters)
-    sums = np.array([values[clusters == name].sum() for name in names])
-    sizes = np.array([(clusters == name).sum() for name in names])
-    drawn = np.random.default_rng(0).integers(0, len(names), (2000, len(names)))
-    means = sums[drawn].sum(1) / sizes[drawn].sum(1)
-    low, high = np.quantile(means, (0.025, 0.975))
-    return float(low), float(high)
 
 
 if __name__ == "__main__":

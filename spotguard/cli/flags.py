@@ -116,6 +116,13 @@ JOB_FLAGS = (
         panel=_MONEY,
     ),
     JobFlag(
+        key="work",
+        option="--work",
+        metavar="DURATION",
+        help="Training time on all nodes, for forecasts: 20h.",
+        panel=_MONEY,
+    ),
+    JobFlag(
         key="market", option="--market", metavar="spot|on_demand", help="How to buy.", panel=_MONEY
     ),
     JobFlag(

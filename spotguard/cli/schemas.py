@@ -42,6 +42,7 @@ from spotguard.control.status.view import (
 from spotguard.events.states import CheckpointKind, EndReason, Market, RunState
 from spotguard.launch.base import PriceSource, Skipped, Unchecked
 from spotguard.plan.carbon.factors import Factor
+from spotguard.plan.forecast import CostForecast
 from spotguard.plan.job import JobPlan
 from spotguard.policy.simulation.report import Simulation
 from spotguard.shared.documents import Form, forms
@@ -75,7 +76,16 @@ _NAMES: Final = {
     for kind in (
         *(CheckpointKind, EndReason, Market, RunState),
         *(ListedClusters, PriceSource, Recovery, Skipped, TriedStore, Unchecked),
-        *(CheckpointRow, Factor, Footprint, HistoryLine, LogDocument, RunFootprint, RunView),
+        *(
+            CheckpointRow,
+            CostForecast,
+            Factor,
+            Footprint,
+            HistoryLine,
+            LogDocument,
+            RunFootprint,
+            RunView,
+        ),
     )
 }
 """Types that some modules name for the type checker only."""

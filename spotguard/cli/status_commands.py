@@ -60,7 +60,7 @@ def status(
         raise UsageError("--watch and --json exclude each other", hint="call --json repeatedly")
     run_id = named_run(run)
     if as_json:
-        print_json(api.view(run_id).to_json())
+        print_json(api.foretold(api.view(run_id)).to_json())
         return
     if watch:
         terminal = console()
@@ -69,7 +69,7 @@ def status(
             follow(RunSource(run_id), screen, patience_s=contact_patience)
         except KeyboardInterrupt:
             raise typer.Exit from None
-    show_status(api.view(run_id))
+    show_status(api.foretold(api.view(run_id)))
 
 
 def history(

@@ -164,6 +164,7 @@ def _survey(spec: JobSpec) -> Survey:
 
 
 def _plan(resolved: Resolved, found: Survey) -> JobPlan:
+    from spotguard.control import api
     from spotguard.plan.job import plan_job
 
     return plan_job(
@@ -174,6 +175,7 @@ def _plan(resolved: Resolved, found: Survey) -> JobPlan:
         prices=found.sources,
         unchecked=found.unchecked,
         not_installed=tell_lack(resolved.spec),
+        forecast=api.plan_forecast(resolved.spec, found),
     )
 
 

@@ -8,6 +8,7 @@ store nor a cloud.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spotguard.control.journal.fold import fold, read_record
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from spotguard.control.status.view import HistoryLine
     from spotguard.control.without_journal import Left
     from spotguard.launch.base import Launcher, Survey
+    from spotguard.plan.forecast import CostForecast
     from spotguard.spec.model import JobSpec
     from spotguard.spec.nodes import NodeRange
     from spotguard.storage.base import ObjectStore
@@ -47,6 +49,7 @@ __all__ = [
     "exit_code",
     "find_run",
     "fleet",
+    "foretold",
     "history",
     "home_news",
     "launcher_for",
@@ -54,6 +57,7 @@ __all__ = [
     "logs",
     "measures",
     "now",
+    "plan_forecast",
     "report",
     "request_down",
     "request_stop",
@@ -137,6 +141,24 @@ def view(run_id: str) -> RunView:
     folder = folder_of(run_id)
     controlled = folder.controller_pid() is not None
     return picture(folder, _record(folder), controlled=controlled)
+
+
+def foretold(seen: RunView) -> RunView:
+    """Return the picture of a run with its forecast, which takes up to a second to make."""
+    from spotguard.control.journal.market_log import market_path, read_market
+    from spotguard.control.status.forecast import run_forecast
+
+    folder = folder_of(seen.run_id)
+    made = run_forecast(_record(folder), read_market(market_path()), now=folder.clock().now())
+    return seen if made is None else replace(seen, forecast=made)
+
+
+def plan_forecast(spec: JobSpec, found: Survey) -> CostForecast | None:
+    """Return what a job is expected to cost if it began now; None for nodes of this machine."""
+    from spotguard.control.journal.market_log import market_path, read_market
+    from spotguard.control.status.forecast import plan_forecast as made
+
+    return made(spec, found.offers, read_market(market_path()), now=time.time())
 
 
 def report(run_id: str) -> ReportDocument:

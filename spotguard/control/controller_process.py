@@ -13,6 +13,7 @@ from spotguard.control.home_name import machine_id
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.launches import Launches
 from spotguard.control.journal.ledger import Ledger
+from spotguard.control.journal.market_log import market_path
 from spotguard.control.journal.record import Kind
 from spotguard.control.supervisor.decide import EXIT_UNFINISHED
 from spotguard.control.supervisor.lease import Lease
@@ -106,6 +107,9 @@ def control(folder: RunFolder) -> None:
                     lease=lease,
                     launches=Launches.of(folder.launches_path, record),
                     machine_clock=time.time,
+                    market_path=market_path()
+                    if spec.learn_market and spec.infra != LOCAL
+                    else None,
                 ).run()
             lease.release()
 

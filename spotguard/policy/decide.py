@@ -207,6 +207,7 @@ class _Case:
             tick_s=tick_s,
             move_usd_per_h=(self.eager - self.price)[None] if any_move else None,
             move_usd=np.append(moves, over)[None] if any_move else None,
+            buys_on_demand=job.on_demand and there is not None and job.left_s is not None,
         )
 
     def settled(self) -> bool:

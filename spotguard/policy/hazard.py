@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spotguard.policy.recorded import DATASETS, recorded, zones_of
+from spotguard.shared.hazard import HazardByAge, hazard_per_h
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,6 +117,51 @@ def _counted(
         if end < len(up):
             changes[state, bins[-1]] += 1
     return changes, hours
+
+
+_RECORD_WORTH, _ZONE_WORTH = 8.0, 16.0
+"""Losses that must be seen before a record, or a zone, counts as much as what stands before it."""
+_AGE_MIDDLES_S = (300.0, 900.0, 1800.0, 3600.0, 7200.0, 14_400.0, 28_800.0, 57_600.0, 86_400.0)
+
+
+def loss_level(states: Sequence[tuple[NDArray[np.bool_], float]]) -> float:
+    """Return how many times as often nodes were taken as on average of all recorded markets.
+
+    Args:
+        states: as for `fitted`.
+    """
+    curve = np.array([hazard_per_h(age_s) for age_s in _AGE_MIDDLES_S])
+    counts = [_counted(up, gap_s) for up, gap_s in states]
+    taken = sum(float(changes[1].sum()) for changes, _ in counts)
+    expected = sum(float((hours[1] * curve).sum()) for _, hours in counts)
+    return (_RECORD_WORTH + taken) / (_RECORD_WORTH + expected)
+
+
+@lru_cache(maxsize=64)
+def recorded_level(accelerator: str, gang: int) -> float:
+    """Return the same for the recorded zones of an accelerator; 1 where none was so large."""
+    zones = [zone for zone in zones_of(accelerator) if zone.nodes_max >= gang]
+    return loss_level([(zone.capacity >= gang, zone.gap_s) for zone in zones])
+
+
+def taken_by_age(level: float, *, taken: float = 0.0, expected: float = 0.0) -> HazardByAge:
+    """Return how often nodes are taken by age, for who plans saves.
+
+    The shape over age is that of all records; the level is that of the market, corrected by what
+    this place has shown of itself.
+
+    Args:
+        level: of the market, from `loss_level`.
+        taken: losses that were seen in this place.
+        expected: losses that were to be expected meanwhile.
+    """
+    factor = level * (_ZONE_WORTH + taken) / (_ZONE_WORTH + expected)
+    return HazardByAge(
+        tuple(
+            (float(edge_s), hazard_per_h(age_s) * factor)
+            for edge_s, age_s in zip(AGE_EDGES_S, _AGE_MIDDLES_S, strict=True)
+        )
+    )
 
 
 class Evidence:

@@ -35,6 +35,8 @@ IN_FORCE = 0.97
 TIER = 0.97
 STEPS = 144
 """A future is played in at most about so many steps."""
+FINE_STEPS = 1008
+"""The same where a cost is to be told, not only compared: a week in steps of ten minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,8 @@ class Problem:
     """(problems, zones): the egress of the checkpoint, spread over what it is good for."""
     move_usd: NDArray[np.float64] | None = None
     """(problems, zones + 1): the same in USD per node, once; the last column is on demand."""
+    buys_on_demand: bool = True
+    """Whether on-demand nodes may be bought to keep the deadline."""
 
     def picked(self, which: NDArray[np.int64]) -> Problem:
         """Return some of the problems."""
@@ -137,7 +141,9 @@ def outcomes(
 
     In futures of their own: those in which a setting was chosen flatter it.
     """
-    played = _Played(problem, hazard=hazard, evidence=evidence, futures=futures, rng=rng)
+    played = _Played(
+        problem, hazard=hazard, evidence=evidence, futures=futures, rng=rng, most=FINE_STEPS
+    )
     within = (played.sorted_price <= setting.cap[:, None] * (1 + TINY)).sum(1)
     usd, finish = played.play(within[:, None], setting.theta[:, None], slice(0, futures))
     return usd[:, 0], finish[:, 0]
@@ -190,10 +196,11 @@ class _Played:
         evidence: Evidence,
         futures: int,
         rng: np.random.Generator,
+        most: int = STEPS,
     ) -> None:
         self.problem = problem
         longest = float(problem.left.max())
-        self.ticks = max(1, int(np.ceil(longest / STEPS)))
+        self.ticks = max(1, int(np.ceil(longest / most)))
         self.steps = max(1, int(np.ceil(longest / self.ticks)))
         eager = problem.price
         if problem.move_usd_per_h is not None:
@@ -252,13 +259,14 @@ class _Played:
         total = (job.left * scale)[:, None, None]
         usd = np.zeros(shape)
         finish = np.zeros(shape)
+        last_resort = zones if job.buys_on_demand else nothing
         for step in range(self.steps):
             running = np.where((bits[step] >> running) & 1, running, nothing)
             left = total - step
             after = left - (1.0 - TINY) - start
             found = cheapest[step] < within
             pressed = left - work < theta * work
-            desperate = np.where(cheapest[step] < below, cheapest[step], zones)
+            desperate = np.where(cheapest[step] < below, cheapest[step], last_resort)
             target = np.where(
                 found & (running >= within),
                 cheapest[step],
@@ -267,8 +275,9 @@ class _Played:
             same = target == running
             begun = np.where(same, starting, start)
             gain = np.maximum(1.0 - begun, 0.0)
-            need = np.where(target < zones, work - gain, work)
-            target = np.where(after >= need, target, zones)
+            if job.buys_on_demand:
+                need = np.where(target < zones, work - gain, work)
+                target = np.where(after >= need, target, zones)
             same = target == running
             begun = np.where(same, starting, start)
             on = (target <= zones) & (work > 0)
@@ -282,7 +291,8 @@ class _Played:
             running = target
             if not on.any() and not (work > 0).any():
                 break
-        usd += work * price[offset + zones]
+        if job.buys_on_demand:
+            usd += work * price[offset + zones]
         return usd, (finish + work) * (self.ticks * job.tick_s)
 
     def _moving(self) -> NDArray[np.float64] | None:

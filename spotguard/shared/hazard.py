@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 _STEP_H = 0.1
 _EXACT_H = 24.0
@@ -23,6 +25,43 @@ def hazard_per_h(age_s: float) -> float:
         return late
     share = math.log(age_s / early_s) / math.log(late_s / early_s)
     return float(early * (late / early) ** share)
+
+
+@dataclass(frozen=True)
+class HazardByAge:
+    """Expected interruptions per hour by age; without rates of its own, those of all records."""
+
+    rates: tuple[tuple[float, float], ...] = ()
+    """(from which age on in seconds, per hour), by age."""
+
+    def per_h(self, age_s: float) -> float:
+        """Return the expected interruptions per hour of an attempt of this age."""
+        known = [per_h for from_s, per_h in self.rates if from_s <= age_s]
+        if known:
+            return known[-1]
+        return self.rates[0][1] if self.rates else hazard_per_h(age_s)
+
+    def written(self) -> str:
+        """Return the rates as `parse` reads them: `0:1.7,600:0.9`."""
+        return ",".join(f"{from_s:g}:{per_h:.4g}" for from_s, per_h in self.rates)
+
+    @classmethod
+    def parse(cls, text: str) -> HazardByAge:
+        """Return what was written; nothing at all is no rates.
+
+        Raises:
+            ValueError: an age or a rate is none, or the ages do not rise.
+        """
+        pairs = [item.split(":") for item in text.split(",") if item.strip()]
+        if any(len(pair) != 2 for pair in pairs):
+            raise ValueError(f"not rates by age: {text!r}")
+        rates = tuple((float(from_s), float(per_h)) for from_s, per_h in pairs)
+        for each in rates:
+            if not (math.isfinite(each[0]) and math.isfinite(each[1])) or min(each) < 0:
+                raise ValueError(f"not rates by age: {text!r}")
+        if any(later[0] <= sooner[0] for sooner, later in pairwise(rates)):
+            raise ValueError(f"the ages do not rise: {text!r}")
+        return cls(rates)
 
 
 def expected_interruptions(hours: float) -> float:

@@ -327,6 +327,20 @@ class JobSpec(_Frozen):
     ] = None
     """Time from the start of the run after which it is saved and released."""
 
+    work_s: Annotated[
+        float | None,
+        Setting(
+            parse=IfGiven(duration),
+            allowed=_DURATION,
+            example='"20h"',
+            key="work",
+            flag="--work",
+            is_duration=True,
+        ),
+    ] = None
+    """How long it trains on all nodes, undisturbed, if you know it. Forecasts rest on it until the
+    run has shown its own pace. Default: what an earlier run of the same script has shown."""
+
     market: Annotated[
         Market,
         Setting(
@@ -453,6 +467,14 @@ class JobSpec(_Frozen):
         Setting(parse=IfGiven(Whole(0)), allowed="a whole number from 0", example="0"),
     ] = None
     """Seed of the sample order and of the job's randomness. Default: the script's own, else 0."""
+
+    learn_market: Annotated[
+        bool,
+        Setting(parse=switch, allowed="true or false", example="false"),
+    ] = True
+    """Keep what the run sees of spot nodes, where they were asked for, had, refused and taken, in
+    `market.jsonl` in spotguard's home, for the decisions and forecasts of later runs. It never
+    leaves this machine."""
 
     in_place: Annotated[
         bool,

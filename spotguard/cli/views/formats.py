@@ -25,10 +25,11 @@ from spotguard.control.status.words import steps_done as steps_done
 from spotguard.control.status.words import steps_span as steps_span
 from spotguard.control.status.words import why as why
 from spotguard.events.states import EndReason, RunState
-from spotguard.shared.units import format_usd
+from spotguard.shared.units import format_duration, format_usd
 
 if TYPE_CHECKING:
     from spotguard.control.status.view import RunView
+    from spotguard.plan.forecast import CostForecast
 
 WIDEST = 100
 """Columns beyond which a panel does not grow."""
@@ -66,6 +67,30 @@ def clock_time(at: float) -> str:
 def local_day(at: float) -> str:
     """Return the local date and zone, `2025-11-21 (UTC)`."""
     return time.strftime("%Y-%m-%d (%Z)", time.localtime(at))
+
+
+def forecast(told: CostForecast, *, now: float, budget_usd: float | None) -> list[tuple[str, str]]:
+    """Return what a forecast says, as labelled lines."""
+    if told.none is not None:
+        return [("forecast", f"no forecast: {told.none}")]
+    cost = f"{usd(told.cost_usd)} (80 %: {usd(told.cost_low_usd)} to {usd(told.cost_high_usd)})"
+    if told.on_demand_usd is not None:
+        cost += f", on demand {usd(told.on_demand_usd)}"
+    if budget_usd is not None and (told.cost_high_usd or 0.0) > budget_usd:
+        cost += "; the budget may end it before"
+    low, mean, high = (
+        format_duration(60 * round(max(0.0, at - now) / 60)) if at is not None else "unknown"
+        for at in (told.finish_low_at, told.finish_at, told.finish_high_at)
+    )
+    done = f"in {mean} (80 %: {low} to {high})"
+    if told.late_pct is not None:
+        late = "none" if told.late_pct == 0 else f"{told.late_pct:.0f} %"
+        done += f", late in {late} of the futures"
+    work = f"{format_duration(told.work_s)} of work, by {told.work_from}"
+    market = told.market or ""
+    if told.market_at is not None:
+        market += f", {format_duration(max(0.0, now - told.market_at))} old"
+    return [("forecast", cost), ("done", done), ("rests on", f"{work}; {market}")]
 
 
 def next_commands(view: RunView) -> list[str]:

@@ -82,6 +82,8 @@ def _facts(plan: JobPlan) -> list[tuple[str, str]]:
     automatic = "automatically, by what a save costs and what an interruption would"
     facts.append(("saves", automatic if plan.save_every == "auto" else f"every {plan.save_every}"))
     facts.append(("store", plan.store))
+    if plan.forecast is not None:
+        facts += formats.forecast(plan.forecast, now=time.time(), budget_usd=plan.budget_usd)
     return facts
 
 

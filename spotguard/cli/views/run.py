@@ -122,6 +122,9 @@ def _rows(view: RunView, now: float) -> list[tuple[str, Text]]:
     rows.append(("saved", Text(formats.last_save(view, now))))
     rows.append(("spent", _spent(view)))
     rows.append(("on demand", _on_demand(view)))
+    if view.forecast is not None:
+        told = formats.forecast(view.forecast, now=now, budget_usd=view.budget_usd)
+        rows += [(label, Text(clean(words))) for label, words in told]
     if view.goodput is not None:
         share = f"{formats.percent(view.goodput)} of the billed time went into steps that count"
         rows.append(("goodput", Text(share)))

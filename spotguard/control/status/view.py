@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from spotguard.control.status.footprint import Footprint, RunFootprint
     from spotguard.control.status.recovery import Recovery
     from spotguard.events.states import EndReason, RunState
+    from spotguard.plan.forecast import CostForecast
 
 SCHEMA: Final = 1
 
@@ -112,6 +113,9 @@ class RunView:
     metrics: dict[str, float] = field(default_factory=dict)
     """The newest values by name: what the script logged by `run.log`; beginning with `spotguard/`
     what the runtime measured (docs/logs-and-metrics.md)."""
+    forecast: CostForecast | None = None
+    """What it is expected to cost in all, and when it is done; None for settled runs, for nodes of
+    this machine, and where nobody looked."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the object of `status --json`."""

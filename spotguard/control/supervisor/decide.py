@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from spotguard.control.journal.record import AttemptRecord, JobEnd, RunRecord
     from spotguard.control.supervisor.policy import Policy
     from spotguard.events.group import Group
+    from spotguard.policy.market.sightings import Sighting
 
 EXIT_UNFINISHED = 75
 _ROUNDS_OF_DOUBT = 3
@@ -88,6 +89,8 @@ class Observation:
     """Of attempts that have ended, and whose nodes are not known to be gone: their clusters."""
     offers: tuple[Offer, ...] = ()
     """The places that could be asked, best first; only needed between attempts."""
+    market: tuple[Sighting, ...] = ()
+    """What runs of this machine saw of places; only needed between attempts."""
 
 
 def decide(record: RunRecord, seen: Observation, now: float, policy: Policy) -> Action:
@@ -155,7 +158,7 @@ def _between_attempts(record: RunRecord, seen: Observation, now: float, policy: 
         )
     if record.retry_at is not None and now < record.retry_at:
         return Wait()
-    return _next_launch(record, seen.offers, now, policy)
+    return _next_launch(record, seen, now, policy)
 
 
 def _settled_by(last: AttemptRecord) -> Settle | None:
@@ -190,15 +193,13 @@ def _barren(record: RunRecord) -> int:
     return count
 
 
-def _next_launch(
-    record: RunRecord, offers: tuple[Offer, ...], now: float, policy: Policy
-) -> Action:
+def _next_launch(record: RunRecord, seen: Observation, now: float, policy: Policy) -> Action:
     """Take the largest number of nodes that can be paid and was not refused in this round."""
     refusals: list[EndReason] = []
     unpriced, priced = None, bool(record.tried)
     why = ""
     for nodes in node_ladder(record.limits.nodes_min, record.limits.nodes_max):
-        advice = advised(record, offers, nodes, now, policy)
+        advice = advised(record, seen.offers, nodes, now, policy, market=seen.market)
         why = advice.why
         for offer in advice.offers:
             if (nodes, place_key(offer)) in record.tried:
@@ -221,7 +222,7 @@ def _next_launch(
         return _unknown_price(record, unpriced)
     if refusals and not record.tried:
         return _refused(record, refusals[0], now)
-    return _no_capacity(record, offers, now, policy, why)
+    return _no_capacity(record, seen.offers, now, policy, why)
 
 
 def _no_capacity(

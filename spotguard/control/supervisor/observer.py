@@ -21,6 +21,7 @@ from spotguard.plan.carbon.estimate import GREEN, greener_first
 from spotguard.storage.urls import is_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from spotguard.control.journal.ledger import Ledger
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from spotguard.events.event import Heartbeat
     from spotguard.events.group import Group
     from spotguard.launch.base import Launcher, Offer
+    from spotguard.policy.market.sightings import Sighting
     from spotguard.shared.units import Clock
     from spotguard.storage.base import ObjectStore
 
@@ -56,8 +58,10 @@ class Lookout:
         policy: Policy,
         markets: frozenset[Market],
         live_path: Path,
+        sightings: Callable[[], tuple[Sighting, ...]] = tuple,
     ) -> None:
         self._ledger = ledger
+        self._sightings = sightings
         self._launcher = launcher
         self._clock = clock
         self._policy = policy
@@ -89,7 +93,9 @@ class Lookout:
         )
         attempt = self._ledger.record.current
         if attempt is None:
-            return Observation(offers=tuple(self._offers()), leaving=leaving)
+            return Observation(
+                offers=tuple(self._offers()), leaving=leaving, market=self._sightings()
+            )
         if attempt.number != self._watched.attempt:
             self._watched = _Watched(attempt.number, self._clock.monotonic())
         watched, now = self._watched, self._clock.monotonic()

@@ -17,8 +17,11 @@ from spotguard.control.journal.record import place_key
 from spotguard.control.supervisor.attempt_limits import end_margin_s
 from spotguard.events.states import EndReason, Market
 from spotguard.policy.action import ON_DEMAND, SPOT, Buy
+from spotguard.policy.market.sightings import answers_of, seen_by
 from spotguard.policy.view import JobState, MarketPlace, Seen, View
+from spotguard.shared.hazard import HazardByAge
 from spotguard.shared.units import format_duration
+from spotguard.spec.infra import LOCAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,16 +31,20 @@ if TYPE_CHECKING:
     from spotguard.launch.base import Offer
     from spotguard.policy.action import Action
     from spotguard.policy.hazard import Hazard
+    from spotguard.policy.market.sightings import Sighting
 
 _SLACK = 0.1
 """Of the work that is left: with less slack than this nobody waits for spot."""
 _MOST_DOUBLINGS = 5
+_FAILING = HazardByAge(((0.0, 0.01),))
+"""Machines that nobody takes: one in four days fails, a guess from above."""
 _ASK_AHEAD_S = 300.0
 """So long before on-demand nodes may be given up it is asked whether spot ones are free: the
 answer takes a while, and is not waited for."""
-_TAKEN = frozenset(
+TAKEN = frozenset(
     {EndReason.PREEMPTED, EndReason.TERMINATED, EndReason.NODE_LOST, EndReason.VANISHED}
 )
+"""The ends that a spot market brings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +56,24 @@ class Advice:
 
 
 def advised(
-    record: RunRecord, offers: Sequence[Offer], nodes: int, now: float, policy: Policy
+    record: RunRecord,
+    offers: Sequence[Offer],
+    nodes: int,
+    now: float,
+    policy: Policy,
+    *,
+    market: Sequence[Sighting] = (),
 ) -> Advice:
-    """Return the offers that may be asked for so many nodes, and why these."""
+    """Return the offers that may be asked for so many nodes, and why these.
+
+    `market` is what other runs of this machine saw of the places.
+    """
     offers = [offer for offer in offers if not _too_dear(offer, policy.max_usd_per_h)]
     deadline = policy.on_demand_for_deadline and record.limits.deadline_at is not None
     priced = all(offer.price_usd_per_h is not None for offer in offers)
     bought = any(offer.market is Market.ON_DEMAND for offer in offers)
     if deadline and policy.market is Market.SPOT and priced and bought:
-        return _by_policy(record, offers, nodes, now, policy)
+        return _by_policy(record, offers, nodes, now, policy, market)
     ranked = offers_now(record, offers, now, policy)
     return Advice(offers=tuple(ranked), why=_why(record, ranked, now, policy))
 
@@ -78,7 +94,7 @@ def offers_now(
         place_key(attempt.offer)
         for attempt in record.attempts
         if attempt.end is not None
-        and attempt.end.reason in _TAKEN
+        and attempt.end.reason in TAKEN
         and now - attempt.end.at < policy.avoid_lost_place_s
     }
     return sorted(
@@ -98,7 +114,7 @@ def markets_now(record: RunRecord, now: float, policy: Policy) -> frozenset[Mark
         return frozenset({Market.ON_DEMAND})
     slack_s = _slack_s(record, record.limits.nodes_max, now, policy)
     if policy.on_demand_for_deadline and slack_s is not None:
-        if slack_s < _start_s(record, now, policy) + policy.ask_s:
+        if slack_s < expected_start_s(record, now, policy) + policy.ask_s:
             return frozenset({Market.ON_DEMAND})
         if slack_s < _pressing_s(record, record.limits.nodes_max):
             return frozenset({Market.SPOT, Market.ON_DEMAND})
@@ -239,7 +255,7 @@ def _time_for_spot(record: RunRecord, attempt: AttemptRecord, now: float, policy
     slack_s = _slack_s(record, attempt.nodes, now, policy)
     if slack_s is None:
         return True
-    start_s = _start_s(record, now, policy)
+    start_s = expected_start_s(record, now, policy)
     return slack_s >= max(start_s + policy.ask_s, _pressing_s(record, attempt.nodes))
 
 
@@ -267,10 +283,10 @@ def _slack_s(record: RunRecord, nodes: int, now: float, policy: Policy) -> float
     if deadline_at is None:
         return None
     left_s = deadline_at - now - end_margin_s(record, policy)
-    return left_s - _work_s(record, nodes) - _start_s(record, now, policy)
+    return left_s - _work_s(record, nodes) - expected_start_s(record, now, policy)
 
 
-def _start_s(record: RunRecord, now: float, policy: Policy) -> float:
+def expected_start_s(record: RunRecord, now: float, policy: Policy) -> float:
     """Return what a start takes, its 95th percentile: of few that were seen, the longest."""
     starts = sorted(
         cost.startup_s(each, now) for each in record.attempts if each.started_at is not None
@@ -291,18 +307,24 @@ def _why(record: RunRecord, ranked: Sequence[Offer], now: float, policy: Policy)
 
 
 def _by_policy(
-    record: RunRecord, offers: Sequence[Offer], nodes: int, now: float, policy: Policy
+    record: RunRecord,
+    offers: Sequence[Offer],
+    nodes: int,
+    now: float,
+    policy: Policy,
+    market: Sequence[Sighting],
 ) -> Advice:
     """Ask the policy, with all that the journal tells of each place."""
     from spotguard.policy.decide import Model, decide  # NumPy: not for a plain look
 
-    model = Model.of(_accelerator(record), nodes)
+    accelerator, gpus = accelerator_of(record)
+    model = Model.of(accelerator, nodes * gpus)
     named: dict[tuple[str, str], Offer] = {}
     for offer in offers:
-        market = SPOT if offer.market is Market.SPOT else ON_DEMAND
-        if (nodes, place_key(offer)) not in record.tried or market == SPOT:
-            named.setdefault((_place(offer), market), offer)
-    view = _view(record, named, nodes, now, policy, model.hazard)
+        sort = SPOT if offer.market is Market.SPOT else ON_DEMAND
+        if (nodes, place_key(offer)) not in record.tried or sort == SPOT:
+            named.setdefault((place_name(offer), sort), offer)
+    view = _view(record, named, nodes, now, policy, model.hazard, market)
     seed = zlib.crc32(f"{record.run_id} {record.next_number} {record.rounds}".encode())
     action = decide(view, model, seed).action
     wanted = [named[key] for key in _asked(action) if key in named]
@@ -322,6 +344,7 @@ def _view(
     now: float,
     policy: Policy,
     hazard: Hazard,
+    market: Sequence[Sighting],
 ) -> View:
     """Return what the policy is told between two attempts."""
     limits = record.limits
@@ -330,8 +353,10 @@ def _view(
         job=JobState(
             work_left_s=max(1.0, _work_s(record, nodes)),
             left_s=limits.deadline_at - now - end_margin_s(record, policy),
-            start_s=_start_s(record, now, policy),
-            reserve_s=_start_s(record, now, policy),  # of nodes that are taken as they start
+            start_s=expected_start_s(record, now, policy),
+            reserve_s=expected_start_s(
+                record, now, policy
+            ),  # of nodes that are taken as they start
             nodes=nodes,
         ),
         places=tuple(
@@ -339,7 +364,7 @@ def _view(
                 name=name,
                 spot_usd_per_h=_price(named.get((name, SPOT))),
                 on_demand_usd_per_h=_price(named.get((name, ON_DEMAND))),
-                seen=_seen(record, named.get((name, SPOT)), nodes, now, hazard),
+                seen=seen_of(record, named.get((name, SPOT)), nodes, now, hazard, market),
             )
             for name in dict.fromkeys(name for name, _ in named)
         ),
@@ -351,38 +376,61 @@ def _price(offer: Offer | None) -> float | None:
     return None if offer is None else offer.price_usd_per_h
 
 
-def _place(offer: Offer) -> str:
+def place_name(offer: Offer) -> str:
+    """Return a place in words, without its market: `aws/us-east-1/us-east-1a/p3.2xlarge`."""
     words = (offer.infra, offer.region, offer.zone, offer.instance_type)
     return "/".join(word for word in words if word)
 
 
-def _seen(record: RunRecord, offer: Offer | None, nodes: int, now: float, hazard: Hazard) -> Seen:
-    """Return what the run's own attempts tell of a spot place, and this round's refusals."""
-    from spotguard.policy.memory import PlaceAnswer, remembered
-
+def seen_of(
+    record: RunRecord,
+    offer: Offer | None,
+    nodes: int,
+    now: float,
+    hazard: Hazard,
+    market: Sequence[Sighting] = (),
+) -> Seen:
+    """Return what is known of a spot place: by the run's attempts, its refusals, other runs."""
     if offer is None:
         return Seen()
     key = place_key(offer)
-    told: list[tuple[float, bool]] = []
+    told = answers_of(market, place=place_name(offer), nodes=nodes, without_run=record.run_id)
     for attempt in record.attempts:
         if place_key(attempt.offer) != key:
             continue
         begun_at = attempt.started_at if attempt.started_at is not None else attempt.up_at
         if begun_at is not None:
             told.append((begun_at, True))
-        if attempt.end is not None and attempt.end.reason in _TAKEN:
+        if attempt.end is not None and attempt.end.reason in TAKEN:
             told.append((attempt.end.gone_at, False))
     if (nodes, key) in record.tried:
         told.append((now, False))
-    seen, last_at = Seen(), now
-    for at, up in sorted(told):
-        seen = remembered(seen, PlaceAnswer(up=up), max(0.0, at - last_at), hazard)
-        last_at = at
-    if not told or last_at >= now:
-        return seen
-    return remembered(seen, PlaceAnswer(up=None), now - last_at, hazard)
+    return seen_by(sorted(told), now, hazard)
 
 
-def _accelerator(record: RunRecord) -> str:
+def hazard_of(
+    record: RunRecord, attempt: AttemptRecord, now: float, market: Sequence[Sighting] = ()
+) -> HazardByAge | None:
+    """Return how often an attempt's nodes are taken, by their age; None where nobody takes any.
+
+    On demand they only fail. Of spot nodes it is the record of their kind and number, corrected by
+    what the run and others have seen of the place.
+    """
+    if attempt.offer.infra == LOCAL:
+        return None
+    if attempt.offer.market is not Market.SPOT:
+        return _FAILING
+    from spotguard.policy.hazard import pooled, recorded_level, taken_by_age
+
+    accelerator, gpus = accelerator_of(record)
+    gang = attempt.nodes * gpus
+    seen = seen_of(record, attempt.offer, attempt.nodes, now, pooled(accelerator, gang), market)
+    level = recorded_level(accelerator, gang)
+    return taken_by_age(level, taken=seen.taken, expected=seen.taken_expected)
+
+
+def accelerator_of(record: RunRecord) -> tuple[str, int]:
+    """Return the kind of GPU, in capitals, and how many a node has; `` and 1 without any."""
     gpus = record.spec.get("gpus")
-    return gpus.split(":")[0].upper() if isinstance(gpus, str) else ""
+    name, _, count = (gpus if isinstance(gpus, str) else "").partition(":")
+    return name.upper(), int(count) if count.isdigit() else 1

@@ -14,6 +14,7 @@ from spotguard.storage.urls import is_folder
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import AttemptRecord, RunRecord
+    from spotguard.shared.hazard import HazardByAge
     from spotguard.spec.model import JobSpec
 
 
@@ -38,10 +39,16 @@ def cluster_name(run_id: str, attempt: int, refused: int = 0) -> str:
 
 
 def launch_request(
-    record: RunRecord, attempt: AttemptRecord, spec: JobSpec, *, now: float
+    record: RunRecord,
+    attempt: AttemptRecord,
+    spec: JobSpec,
+    *,
+    now: float,
+    hazard: HazardByAge | None = None,
 ) -> LaunchRequest:
     """Return the request for an intended attempt: the same each time it is asked for.
 
+    `hazard` is how often nodes are taken there, by which the job plans its saves.
     Only its lifetime is what is left of it now: an attempt that is launched late ends no later.
     """
     down_at = attempt.allotment.down_at
@@ -54,7 +61,7 @@ def launch_request(
         script=spec.script,
         args=tuple(spec.args),
         workdir=spec.workdir,
-        env={**spec.env, **_job_env(record, attempt, spec)},
+        env={**spec.env, **_job_env(record, attempt, spec, hazard)},
         offer=attempt.offer,
         max_lifetime_s=None if down_at is None else max(1.0, down_at - now),
     )
@@ -71,7 +78,9 @@ def claim_data(attempt: AttemptRecord) -> dict[str, object]:
     }
 
 
-def _job_env(record: RunRecord, attempt: AttemptRecord, spec: JobSpec) -> dict[str, str]:
+def _job_env(
+    record: RunRecord, attempt: AttemptRecord, spec: JobSpec, hazard: HazardByAge | None
+) -> dict[str, str]:
     down_at = attempt.allotment.down_at
     variables: dict[str, object] = {
         env.RUN_ID: record.run_id,
@@ -79,6 +88,7 @@ def _job_env(record: RunRecord, attempt: AttemptRecord, spec: JobSpec) -> dict[s
         env.STORE: record.store_root,
         env.CLAIM: json.dumps(claim_data(attempt), sort_keys=True),
         env.SAVE_EVERY: _unless_default(spec, "save_every"),
+        env.HAZARD: None if hazard is None else hazard.written(),
         env.KEEP_LAST: _unless_default(spec, "keep_last"),
         env.HEARTBEAT_S: heartbeat_s(spec),
         env.SEED: spec.seed,

@@ -42,8 +42,10 @@ from spotguard.control.supervisor.actions import (
 )
 from spotguard.control.supervisor.decide import EXIT_UNFINISHED, decide
 from spotguard.control.supervisor.logs import log_tail
+from spotguard.control.supervisor.market_notes import MarketNotes
 from spotguard.control.supervisor.notify import Notifier
 from spotguard.control.supervisor.observer import Lookout
+from spotguard.control.supervisor.placement import hazard_of
 from spotguard.control.supervisor.request import claim_data, cluster_name, launch_request
 from spotguard.control.supervisor.stop_request import ask_to_stop
 from spotguard.errors import NoCapacity, SpotguardError, StoreError
@@ -91,11 +93,13 @@ class Supervisor:
         lease: Lease | None = None,
         launches: Launches | None = None,
         machine_clock: Callable[[], float] | None = None,
+        market_path: Path | None = None,
     ) -> None:
         """`store` is the run's own, below its run id; `live_path` gets the newest progress.
 
         `launches` are named there before they are made. `machine_clock` is told about when it
-        jumps, while `clock` goes on evenly.
+        jumps, while `clock` goes on evenly. `market_path` keeps what is seen of spot markets, over
+        runs; None keeps nothing.
         """
         self._machine_clock = machine_clock
         told = journal.newest(Kind.CLOCK_MOVED.value)
@@ -112,6 +116,7 @@ class Supervisor:
         self._unasked: str | None = None
         """The cluster of an intent of this very process, until it is asked for: no other can be."""
         self._adopted = journal.newest(Kind.ADOPTED.value) is not None
+        self._market = MarketNotes(market_path, self._ledger.record)
         self._notifier = Notifier(self._spec.notify, self._ledger, clock)
         self._lookout = Lookout(
             self._ledger,
@@ -121,6 +126,7 @@ class Supervisor:
             policy=policy,
             markets=frozenset(planned_markets(self._spec)),
             live_path=live_path,
+            sightings=self._market.sightings,
         )
 
     @property
@@ -141,6 +147,7 @@ class Supervisor:
                 continue
             self._tell_jump()
             self.tick()
+            self._market.update(self.record)
             self._note_alerts()
             self._notifier.tell(last=self.record.settled is not None)
             if self.record.settled is None:
@@ -309,13 +316,16 @@ class Supervisor:
             },
             attempt=number,
         )
+        self._market.asked(self._attempt(number))
         # An adopted journal may not know of all refusals, and so not of all names.
         self._unasked = None if self._adopted else name
 
     def _launch(self, attempt: AttemptRecord) -> bool:
         self._publish_launch(attempt)
         now = self._clock.now()
-        request = launch_request(self._ledger.record, attempt, self._spec, now=now)
+        record, market = self._ledger.record, self._market.sightings()
+        hazard = hazard_of(record, attempt, now, market)
+        request = launch_request(record, attempt, self._spec, now=now, hazard=hazard)
         is_new, self._unasked = attempt.cluster == self._unasked, None
         if self._launches is not None:
             self._launches.remember(attempt.cluster, attempt.number)
@@ -346,6 +356,8 @@ class Supervisor:
             "lasting": lasting,
         }
         self._ledger.write(Kind.NO_CAPACITY, data, attempt=attempt.number)
+        if not lasting:
+            self._market.refused(attempt, self._clock.now())
         self._publish(keys.launch(attempt.number), None)
         self._forget(attempt)
 

@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from spotguard.runtime.distributed.rendezvous import LostContact
-from spotguard.shared.hazard import hazard_per_h
+from spotguard.shared.hazard import HazardByAge
 
 if TYPE_CHECKING:
     from spotguard.runtime.distributed.rendezvous import Coordinator
@@ -19,24 +19,34 @@ if TYPE_CHECKING:
 _LEAD_STEPS = 3
 _WORD_TIMEOUT_S = 60.0
 _SHORTEST_S = 1.0
-_LONGEST_S = 1800.0
+LONGEST_S = 1800.0
+_LEAST_PER_H = 1e-3
+"""Nodes that are never taken fail all the same, once in a thousand hours."""
 
 
-def best_interval_s(cost_s: float, age_s: float) -> float:
+def best_interval_s(cost_s: float, age_s: float, hazard: HazardByAge | None = None) -> float:
     """Return the seconds between saves that lose least time: `sqrt(2 * cost / hazard)`.
 
-    J. W. Young, "A first order approximation to the optimum checkpoint interval", 1974.
+    J. W. Young, "A first order approximation to the optimum checkpoint interval", 1974. Without a
+    hazard of the place, that of all recorded markets stands for it.
     """
-    return math.sqrt(2 * cost_s / (hazard_per_h(age_s) / 3600))
+    per_h = max(_LEAST_PER_H, (hazard or HazardByAge()).per_h(age_s))
+    return math.sqrt(2 * cost_s / (per_h / 3600))
 
 
 class SaveSchedule:
     """Knows whether a save is due at a step; the same answer on every rank."""
 
     def __init__(
-        self, every: SaveEvery, coordinator: Coordinator, rank: int, world_size: int
+        self,
+        every: SaveEvery,
+        coordinator: Coordinator,
+        rank: int,
+        world_size: int,
+        hazard: HazardByAge | None = None,
     ) -> None:
         self._every = every
+        self._hazard = hazard
         self._coordinator = coordinator
         self._rank = rank
         self._world_size = world_size
@@ -82,8 +92,8 @@ class SaveSchedule:
 
     def _automatic_s(self, stall_s: float, duration_s: float, age_s: float) -> float:
         # The background write slows the steps meanwhile; a tenth of it is what CPUs show.
-        best = best_interval_s(stall_s + 0.1 * duration_s, age_s)
-        return min(max(best, _SHORTEST_S, 2 * duration_s), _LONGEST_S)
+        best = best_interval_s(stall_s + 0.1 * duration_s, age_s, self._hazard)
+        return min(max(best, _SHORTEST_S, 2 * duration_s), LONGEST_S)
 
     def _hear(self) -> int:
         word = self._coordinator.get(f"schedule/{self._round}", _WORD_TIMEOUT_S)

@@ -104,7 +104,11 @@ class Training:
             loader.scale.attach(optimizers, lambda: job.keeper.finished)
             gives_back.callback(loader.scale.detach)
         self._schedule = SaveSchedule(
-            job.settings.save_every, job.coordinator, job.rank, job.world_size
+            job.settings.save_every,
+            job.coordinator,
+            job.rank,
+            job.world_size,
+            job.settings.hazard,
         )
         self._open = ExitStack()
         """Closed, it ends what reads the data."""

@@ -16,6 +16,7 @@ from typing import Any
 from spotguard.checkpoint.retention import LEAST_KEPT
 from spotguard.errors import UsageError
 from spotguard.events import env, keys
+from spotguard.shared.hazard import HazardByAge
 from spotguard.shared.units import parse_duration_s
 
 
@@ -90,6 +91,8 @@ class Settings:
     clock_key: str | None = None
     """What the controller wrote at the launch, by whose clock the run lives."""
     save_every: SaveEvery = field(default_factory=SaveEvery)
+    hazard: HazardByAge = field(default_factory=HazardByAge)
+    """How often nodes are taken in this place, by their age."""
     keep_last: int = 3
     heartbeat_s: float = 5.0
     peer_timeout_s: float | None = 10.0
@@ -153,6 +156,7 @@ class Settings:
             node_up_at=_float(env.NODE_UP_AT),
             clock_key=os.environ.get(env.CLOCK) or None,
             save_every=SaveEvery.parse(os.environ.get(env.SAVE_EVERY) or save_every or "auto"),
+            hazard=_hazard(os.environ.get(env.HAZARD, "")),
             keep_last=_keep_last(keep_last),
             heartbeat_s=_float(env.HEARTBEAT_S) or 5.0,
             peer_timeout_s=parse_peer_timeout_s(
@@ -203,6 +207,13 @@ def _holds(text: str) -> dict[int, float]:
         return {int(step): float(seconds) for step, _, seconds in pairs}
     except ValueError:
         raise UsageError(f"{env.HOLD}: given {text!r}, but must be STEP:SECONDS,...") from None
+
+
+def _hazard(text: str) -> HazardByAge:
+    try:
+        return HazardByAge.parse(text)
+    except ValueError:
+        raise UsageError(f"{env.HAZARD}: given {text!r}, but must be AGE_S:PER_HOUR,...") from None
 
 
 def _keep_last(given: int | None) -> int:
