@@ -56,7 +56,7 @@ def limited_table(
             _print_row(name, "all", totals, 0)
 
 
-def _print_row(name: str, ratio: str, found: np.ndarray, late: int) -> None:  # type: ignore[type-arg]
+def _print_row(name: str, ratio: str, found: np.ndarray, late: int) -> None:
     print(
         f"{name:22}{ratio:>9}{found[0] / found[2]:>10.3f}{found[1] / found[2]:>9.3f}"
         f"{found[1] / found[0]:>8.3f}{late:>6}",

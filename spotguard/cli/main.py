@@ -15,6 +15,7 @@ import typer
 from spotguard.cli import (
     check,
     checkpoints,
+    market,
     page_commands,
     run_commands,
     setup,
@@ -59,6 +60,9 @@ config = typer.Typer(cls=PlainGroup, help="Where each setting comes from.", no_a
 saves = typer.Typer(
     cls=PlainGroup, help="What is saved, and getting it out.", no_args_is_help=False
 )
+spot_market = typer.Typer(
+    cls=PlainGroup, help="What is known of spot markets.", no_args_is_help=False
+)
 
 _RUNNING, _LOOKING, _CARE = "Run", "Look", "Prepare and check"
 for _panel, _commands in (
@@ -97,7 +101,10 @@ for _command in (
     checkpoints.export,
 ):
     saves.command(cls=PlainCommand)(_command)
+for _command in (market.show, market.refresh):
+    spot_market.command(cls=PlainCommand)(_command)
 app.add_typer(saves, name="checkpoints", rich_help_panel=_LOOKING)
+app.add_typer(spot_market, name="market", rich_help_panel=_CARE)
 app.add_typer(config, name="config", rich_help_panel=_CARE)
 
 
@@ -130,6 +137,12 @@ def _saves(context: typer.Context) -> None:
 @config.callback(invoke_without_command=True)
 def _config(context: typer.Context) -> None:
     """Where each setting comes from."""
+    _help_without_command(context)
+
+
+@spot_market.callback(invoke_without_command=True)
+def _spot_market(context: typer.Context) -> None:
+    """What is known of spot markets."""
     _help_without_command(context)
 
 

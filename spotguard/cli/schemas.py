@@ -31,6 +31,7 @@ from spotguard.control.doctor.store_trial import TriedStore
 from spotguard.control.drill.report import DrillReport
 from spotguard.control.report.document import ReportDocument
 from spotguard.control.status.footprint import Footprint, RunFootprint
+from spotguard.control.status.market import MarketDocument
 from spotguard.control.status.recovery import Recovery
 from spotguard.control.status.view import (
     HistoryDocument,
@@ -59,6 +60,8 @@ DOCUMENTS: Final[dict[str, type]] = {
     "report": ReportDocument,
     "plan": JobPlan,
     "simulate": Simulation,
+    "market show": MarketDocument,
+    "market refresh": MarketDocument,
     "config show": SettingsDocument,
     "checkpoints ls": CheckpointsDocument,
     "checkpoints show": CheckpointDocument,

@@ -28,8 +28,12 @@ NO_DEADLINE_WORKS = 4.0
 LIKELY = 0.5
 """A place that has not been asked now is tried before a dearer one that answers if it is likelier
 up than this."""
+UNLIKELY = 0.1
+"""A place that has just refused is not asked before others that may have nodes."""
 PRICE_MAY_RISE = 1.02
 """Spot prices may rise within a tick by this, for the budget."""
+PROBE_STARTS = 4.0
+"""With less slack than so many starts in vain, other places are probed while spot nodes run."""
 EGRESS_SPREAD_S = 4 * 3600.0
 
 
@@ -273,7 +277,8 @@ class _Case:
         within = self.eager <= cap * (1 + 1e-9)
         if (self.answers & within).any():
             return self.answers | (self.unknown & (likely >= LIKELY))
-        usable: NDArray[np.bool_] = self.answers | self.unknown
+        hopeful = self.unknown & (likely >= UNLIKELY)
+        usable: NDArray[np.bool_] = self.answers | (hopeful if hopeful.any() else self.unknown)
         return usable
 
     def action(self, target: int, model: Model) -> Action:
@@ -314,14 +319,27 @@ class _Case:
             return ()
         cap = model.cap_usd_per_h or math.inf
         spot = self.running < self.zones
-        here = self.price[self.running] if spot else math.inf
-        if spot and here <= cap:
+        here = float(self.price[self.running]) if spot else float(self.problem.on_demand[0])
+        pressed = self._pressed()
+        if spot and here <= cap and not pressed:
             return ()
+        # Should the nodes be taken while slack is short, only a place that is known to answer may
+        # take their place: what answers is found out before.
+        most = float(self.problem.on_demand[0]) if pressed or not spot else min(cap, here)
         return tuple(
             place.name
             for index, place in enumerate(self.spot)
-            if index != self.running and self.price[index] <= min(cap, here)
+            if index != self.running and self.price[index] <= most
         )
+
+    def _pressed(self) -> bool:
+        """Tell whether the guard would soon let nothing unsure be bought."""
+        job = self.view.job
+        if job.left_s is None:
+            return False
+        start_s = max(job.start_s, job.guard_start_s or 0.0)
+        slack_s = job.left_s - job.work_left_s - job.reserve_s
+        return slack_s < PROBE_STARTS * (start_s + self.view.tick_s)
 
     def _then(self, target: int, model: Model) -> tuple[str, ...]:
         if target >= self.zones:

@@ -293,6 +293,8 @@ class _Played:
                 break
         if job.buys_on_demand:
             usd += work * price[offset + zones]
+        else:  # what is not done by then is late, whenever its nodes were lost
+            finish = np.where(work > 0, np.maximum(finish, total), finish)
         return usd, (finish + work) * (self.ticks * job.tick_s)
 
     def _moving(self) -> NDArray[np.float64] | None:

@@ -110,6 +110,13 @@ class FakeControl:
         lines = self.lines if newest is None else self.lines[-newest:]
         return Story(lines=iter(lines), earlier=len(self.lines) - len(lines))
 
+    def foretold(self, view: RunView) -> RunView:
+        """Return the picture as it is: nothing is forecast."""
+        return view
+
+    def plan_forecast(self, spec: JobSpec, found: Survey) -> None:
+        """Return no forecast, as of nodes of this machine."""
+
     def watch(self, run_id: str) -> FakeWatch:
         """Return what looks again and again."""
         return FakeWatch(self, run_id)

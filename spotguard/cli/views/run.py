@@ -123,8 +123,8 @@ def _rows(view: RunView, now: float) -> list[tuple[str, Text]]:
     rows.append(("spent", _spent(view)))
     rows.append(("on demand", _on_demand(view)))
     if view.forecast is not None:
-        told = formats.forecast(view.forecast, now=now, budget_usd=view.budget_usd)
-        rows += [(label, Text(clean(words))) for label, words in told]
+        foretold = formats.forecast(view.forecast, now=now, budget_usd=view.budget_usd)
+        rows += [(label, Text(clean(words))) for label, words in foretold]
     if view.goodput is not None:
         share = f"{formats.percent(view.goodput)} of the billed time went into steps that count"
         rows.append(("goodput", Text(share)))
