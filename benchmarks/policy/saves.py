@@ -8,6 +8,7 @@ the first half of a record, lifetimes are those of the second.
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -57,8 +58,8 @@ def saves_table() -> None:
         lives = [_lives(up[half:], gap_s, taken_by_age(level)) for up, gap_s in states]
         rules: list[Callable[[Life], HazardByAge]] = [
             lambda _: HazardByAge(),
-            lambda _, level=level: taken_by_age(level),
-            lambda life, level=level: taken_by_age(level, taken=life.taken, expected=life.expected),
+            partial(_of_record, level),
+            partial(_of_zone, level),
         ]
         cells = [_wasted(lives, rule) for rule in rules]
         count = sum(map(len, lives))
@@ -68,6 +69,14 @@ def saves_table() -> None:
             f"{hours:>8.0f}",
             flush=True,
         )
+
+
+def _of_record(level: float, _: Life) -> HazardByAge:
+    return taken_by_age(level)
+
+
+def _of_zone(level: float, life: Life) -> HazardByAge:
+    return taken_by_age(level, taken=life.taken, expected=life.expected)
 
 
 def _lives(up: NDArray[np.bool_], gap_s: float, hazard: HazardByAge) -> list[Life]:

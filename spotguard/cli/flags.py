@@ -116,6 +116,13 @@ JOB_FLAGS = (
         panel=_MONEY,
     ),
     JobFlag(
+        key="start_at",
+        option="--start-at",
+        metavar="INSTANT",
+        help="Launch nothing before: 2026-05-01T22:00Z.",
+        panel=_MONEY,
+    ),
+    JobFlag(
         key="work",
         option="--work",
         metavar="DURATION",

@@ -158,7 +158,8 @@ def plan_forecast(spec: JobSpec, found: Survey) -> CostForecast | None:
     from spotguard.control.journal.market_log import market_path, read_market
     from spotguard.control.status.forecast import plan_forecast as made
 
-    return made(spec, found.offers, read_market(market_path()), now=time.time())
+    begins_at = max(time.time(), spec.start_at or 0.0)
+    return made(spec, found.offers, read_market(market_path()), now=begins_at)
 
 
 def report(run_id: str) -> ReportDocument:

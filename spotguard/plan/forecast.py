@@ -22,7 +22,7 @@ class CostForecast:
     cost_low_usd: float | None = None
     cost_high_usd: float | None = None
     finish_at: float | None = field(default=None, metadata=INSTANT)
-    """Mean instant at which the work is done; for `plan` if it began now."""
+    """Mean instant at which the work is done; for `plan` if it began now, or at `start_at`."""
     finish_low_at: float | None = field(default=None, metadata=INSTANT)
     finish_high_at: float | None = field(default=None, metadata=INSTANT)
     late_pct: float | None = None

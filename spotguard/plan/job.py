@@ -10,7 +10,7 @@ from spotguard.plan.carbon.estimate import GREEN, draw, greener_first, machine
 from spotguard.plan.ladder import node_ladder
 from spotguard.plan.money import cost_usd, hours_bought, rate_usd_per_h, saved_pct
 from spotguard.shared.batching import BatchPlan, split_micro_batches
-from spotguard.shared.documents import document
+from spotguard.shared.documents import INSTANT, document
 from spotguard.shared.hazard import expected_interruptions
 
 if TYPE_CHECKING:
@@ -105,6 +105,8 @@ class JobPlan:
     nproc_per_node: int
     budget_usd: float | None
     deadline_s: float | None
+    start_at: float | None = field(default=None, metadata=INSTANT)
+    """Before when nothing is launched; None: at once."""
     global_batch: int | None
     micro_batch: int | None
     candidates: tuple[Candidate, ...]
@@ -178,6 +180,7 @@ def plan_job(
         nproc_per_node=spec.nproc_per_node,
         budget_usd=spec.budget_usd,
         deadline_s=spec.deadline_s,
+        start_at=spec.start_at,
         global_batch=batches and batches[0],
         micro_batch=batches and batches[1],
         candidates=tuple(

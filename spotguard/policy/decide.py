@@ -12,7 +12,7 @@ from spotguard.policy import pacing
 from spotguard.policy.action import ON_DEMAND, SPOT, Action, Buy, HoldOff, Leave, Move, Stay
 from spotguard.policy.guard import guarded
 from spotguard.policy.hazard import Evidence, Hazard, pooled
-from spotguard.policy.rollout import Problem, Thresholds, choose, tier_setting
+from spotguard.policy.rollout import SAME_PRICE, Problem, Thresholds, choose, tier_setting
 from spotguard.policy.rule import GuardedJob, wanted
 from spotguard.shared.units import format_duration, format_usd
 
@@ -314,9 +314,7 @@ class _Case:
         )
 
     def _probe(self, model: Model) -> tuple[str, ...]:
-        """Return the places that could be wanted next, where not all are seen without asking."""
-        if not self.unknown.any():
-            return ()
+        """Return the places that could be wanted next; those seen now, too: they are not then."""
         cap = model.cap_usd_per_h or math.inf
         spot = self.running < self.zones
         here = float(self.price[self.running]) if spot else float(self.problem.on_demand[0])
@@ -345,6 +343,8 @@ class _Case:
         if target >= self.zones:
             return ()
         cap = model.cap_usd_per_h or math.inf
+        if self._pressed():
+            cap = max(cap, float(self.problem.on_demand[0]) / SAME_PRICE)
         other = [
             (float(self.eager[index]), place.name)
             for index, place in enumerate(self.spot)

@@ -26,6 +26,7 @@ from spotguard.spec.setting import (
     alert_topics,
     duration,
     hooks,
+    instant,
     number,
     run_name,
     save_interval,
@@ -52,7 +53,7 @@ _NUMBER: Final = {"type": ["number", "string"]}
 _TEXTS: Final = {"type": ["array", "string"], "items": _TEXT}
 _FORMS: Final[Mapping[Parser, dict[str, Any]]] = {
     **dict.fromkeys((text, run_name, gpu_name, machine_name, image_name, on_demand_rule), _TEXT),
-    **dict.fromkeys((number, usd, duration, save_interval, at_least), _NUMBER),
+    **dict.fromkeys((number, usd, duration, instant, save_interval, at_least), _NUMBER),
     **dict.fromkeys((texts, hooks, places, alert_topics), _TEXTS),
     switch: {"type": ["boolean", "string"]},
     variables: {"type": "object", "additionalProperties": {"type": ["string", "integer"]}},

@@ -41,6 +41,7 @@ from spotguard.spec.setting import (
     alert_topics,
     duration,
     hooks,
+    instant,
     number,
     run_name,
     save_interval,
@@ -326,6 +327,17 @@ class JobSpec(_Frozen):
         ),
     ] = None
     """Time from the start of the run after which it is saved and released."""
+
+    start_at: Annotated[
+        float | None,
+        Setting(
+            parse=IfGiven(instant),
+            allowed="an instant with a zone, such as 2026-05-01T22:00Z or 2026-05-01T22:00+02:00",
+            example='"2026-05-01T22:00Z"',
+            flag="--start-at",
+        ),
+    ] = None
+    """When the run begins: nothing is launched before, and `deadline` counts from then."""
 
     work_s: Annotated[
         float | None,

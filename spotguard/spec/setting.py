@@ -18,7 +18,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from spotguard.events import env
 from spotguard.events.env import HOLD, JOB_VARIABLES, MAX_STEPS, PROBE, TRACE_SAMPLES
-from spotguard.shared.units import parse_duration_s
+from spotguard.shared.units import from_iso, parse_duration_s
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
@@ -28,6 +28,8 @@ Parser = Callable[[Any], object]
 MAX_NAME_CHARS = 40
 """A run id is the name, a date and a suffix, and has to fit into 63 characters."""
 _SHORTEST_S = 0.001
+_LATEST_AT = 32_503_680_000.0
+"""The year 3000."""
 _LONGEST_NUMBER = 64
 
 _NAME = re.compile(rf"[a-z0-9](?:[a-z0-9-]{{0,{MAX_NAME_CHARS - 2}}}[a-z0-9])?")
@@ -114,6 +116,17 @@ def usd(raw: Any) -> float:
     if isinstance(raw, str):
         raw = raw.strip().removeprefix("$").replace(",", "")
     return number(raw)
+
+
+def instant(value: Any) -> float:
+    """Return the epoch seconds of an ISO 8601 instant with a zone, such as 2026-05-01T22:00Z."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        at = float(value)  # as it is kept
+    else:
+        at = from_iso(text(value))
+    if not 0 <= at < _LATEST_AT:
+        raise ValueError
+    return at
 
 
 def duration(raw: Any) -> float:

@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,11 +27,16 @@ from spotguard.control.doctor.clouds import Clouds
 from spotguard.control.drill import run as drill
 from spotguard.control.drill.report import DrillReport, Finding
 from spotguard.control.journal.fold import limits_to_json
+from spotguard.control.journal.market_log import market_path, note_market
 from spotguard.control.journal.record import Kind, Limits
 from spotguard.control.journal.stored_logs import LogLine
+from spotguard.control.status import market
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind, Market
+from spotguard.launch.aws_prices import PricePoint
 from spotguard.launch.base import Offer, PriceSource, Skipped, Survey, Unchecked
+from spotguard.plan.forecast import CostForecast
+from spotguard.policy.market.sightings import Sighting
 from spotguard.testing import MemoryStore
 from spotguard.testing.job import JobFate
 from spotguard.testing.launcher import FAKE_OFFER
@@ -43,6 +49,22 @@ from tests.control.world import RUN_ID, World
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+FORETOLD = CostForecast(
+    work_s=3600.0,
+    work_from="--work",
+    cost_usd=9.0,
+    cost_low_usd=8.0,
+    cost_high_usd=11.0,
+    finish_at=7200.0,
+    finish_low_at=7000.0,
+    finish_high_at=7900.0,
+    late_pct=0.0,
+    on_demand_usd=30.0,
+    market="V100 as recorded in 8 zones of aws",
+    market_at=1.0,
+)
+POINT = PricePoint(at=9.0, region="r", zone="z", instance_type="t", usd_per_h=0.4)
 
 Documents = dict[str, list[Any]]
 """Documents by the command that printed them."""
@@ -123,6 +145,7 @@ def _of_runs(patch: pytest.MonkeyPatch, home: Path) -> Iterator[tuple[str, list[
         if live is _eventful:
             yield "drill", _drills(patch, script)
     patch.setattr(api, "view", lambda run_id: pictures.run(recoveries=(pictures.recovery(),)))
+    patch.setattr(api, "foretold", lambda seen: replace(seen, forecast=FORETOLD))
     yield "status", _printed("status")
     yield "up", _printed("up", script, "--yes", "--detach")
     yield "resume", _printed("resume", "--detach")
@@ -236,6 +259,16 @@ def _of_plans(patch: pytest.MonkeyPatch, home: Path) -> Iterator[tuple[str, list
         unchecked=(Unchecked(place="slurm/lab/spot", why="SkyPilot does not answer"),),
     )
     patch.setattr(up, "_survey", lambda spec: found)
+    yield "plan", _printed("plan", script, "--infra", "aws", "--gpus", "B300")
+    patch.setattr(api, "plan_forecast", lambda spec, found: FORETOLD)
+    yield "plan", _printed("plan", script, "--start-at", "2030-05-01T22:00Z")
+    yield "market show", _printed("market", "show")
+    lost = Sighting(at=5.0, kind="lost", place="aws/r/z/t", accelerator="V100", age_s=9.0)
+    price = Sighting(at=6.0, kind="price", place="aws/r/z/u", usd_per_h=0.5)
+    note_market(market_path(), [lost, price])
+    yield "market show", _printed("market", "show")
+    patch.setattr(market, "spot_prices", lambda region, kinds, *, days, now: [POINT])
+    yield "market refresh", _printed("market", "refresh")
     with open(script, "w") as file:  # noqa: PTH123 - in the folder in which we are
         file.write("# /// script\n# dependencies = ['no-such-thing']\n# ///\n")
         file.write("import spotguard.runtime as spotguard\n\nrun = spotguard.init()\n")

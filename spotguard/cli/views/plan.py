@@ -17,7 +17,7 @@ from rich.text import Text
 from spotguard.cli.terminal.output import clean
 from spotguard.cli.views import formats
 from spotguard.events.states import Market
-from spotguard.shared.units import format_duration, format_usd
+from spotguard.shared.units import format_duration, format_usd, to_iso
 
 if TYPE_CHECKING:
     from spotguard.plan.job import Candidate, JobPlan, Rung
@@ -72,6 +72,8 @@ def _facts(plan: JobPlan) -> list[tuple[str, str]]:
     ]
     if plan.on_demand_infra is not None:
         facts.append(("on demand at", f"{plan.on_demand_infra}, when: {_when_on_demand(plan)}"))
+    if plan.start_at is not None:
+        facts.append(("begins", to_iso(plan.start_at)))
     if plan.deadline_s is not None:
         facts.append(("deadline", f"{format_duration(plan.deadline_s)} after the start"))
     if plan.global_batch is not None:

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any
 
 from spotguard.events.states import CheckpointKind, EndReason, Market, RunState
+from spotguard.events.untrusted import number
 from spotguard.launch.base import NodeEnd, Offer
 
 
@@ -429,6 +430,11 @@ class RunRecord:
     settled: Settled | None = None
     seq: int = 0
     """Number of the last journal event in here."""
+
+    @property
+    def start_at(self) -> float | None:
+        """Before when nothing is launched, as the user set it; None: at once."""
+        return number(self.spec, "start_at")
 
     @property
     def current(self) -> AttemptRecord | None:

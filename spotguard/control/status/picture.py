@@ -12,7 +12,7 @@ from spotguard.control.status.view import AttemptView, RunSummary, RunView
 from spotguard.control.supervisor.decide import alert_percents, state_of
 from spotguard.events.states import EndReason, RunState
 from spotguard.plan.money import saved_pct
-from spotguard.shared.units import format_duration, format_usd
+from spotguard.shared.units import format_duration, format_usd, to_iso
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import AttemptRecord, RunRecord, Save, StepProgress
@@ -212,6 +212,9 @@ def _detail(record: RunRecord, state: RunState, now: float) -> str:
         wait_s = max(0.0, (record.retry_at or now) - now)
         said = f" ({record.refusal})" if record.refusal else ""
         return f"no place has enough nodes now{said}; asked again in {format_duration(wait_s)}"
+    if not record.attempts and record.start_at is not None and now < record.start_at:
+        wait_s = record.start_at - now
+        return f"begins at {to_iso(record.start_at)}, in {format_duration(wait_s)} (--start-at)"
     last = record.last_ended
     if last is not None and last.end is not None:
         words = last.end.reason.told(last.saved)

@@ -43,6 +43,7 @@ from spotguard.control.supervisor.end_reason import judge, judge_nodes, words_of
 from spotguard.control.supervisor.placement import (
     advised,
     back_to_spot_due,
+    paced_nodes,
     regrow_due,
     will_buy_later,
 )
@@ -158,6 +159,8 @@ def _between_attempts(record: RunRecord, seen: Observation, now: float, policy: 
         )
     if record.retry_at is not None and now < record.retry_at:
         return Wait()
+    if not record.attempts and now < (record.start_at or now):
+        return Wait()
     return _next_launch(record, seen, now, policy)
 
 
@@ -198,9 +201,10 @@ def _next_launch(record: RunRecord, seen: Observation, now: float, policy: Polic
     refusals: list[EndReason] = []
     unpriced, priced = None, bool(record.tried)
     why = ""
-    for nodes in node_ladder(record.limits.nodes_min, record.limits.nodes_max):
+    most, pace = paced_nodes(record, seen.offers, now, policy)
+    for nodes in node_ladder(record.limits.nodes_min, most):
         advice = advised(record, seen.offers, nodes, now, policy, market=seen.market)
-        why = advice.why
+        why = f"{advice.why}; {pace}" if pace else advice.why
         for offer in advice.offers:
             if (nodes, place_key(offer)) in record.tried:
                 continue

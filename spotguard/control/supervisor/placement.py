@@ -20,7 +20,7 @@ from spotguard.policy.action import ON_DEMAND, SPOT, Buy
 from spotguard.policy.market.sightings import answers_of, seen_by
 from spotguard.policy.view import JobState, MarketPlace, Seen, View
 from spotguard.shared.hazard import HazardByAge
-from spotguard.shared.units import format_duration
+from spotguard.shared.units import format_duration, format_usd
 from spotguard.spec.infra import LOCAL
 
 if TYPE_CHECKING:
@@ -205,6 +205,9 @@ def regrow_due(
     """
     if free_nodes == 0 or not may_regrow(record, attempt):
         return False
+    most, _ = paced_nodes(record, [attempt.offer], now, policy)
+    if attempt.nodes >= most:
+        return False
     age_s = now - attempt.intended_at
     if policy.regrow_startups is None:  # only what went on in place can have left nodes behind
         return attempt.in_place and age_s >= policy.regrow_after_s
@@ -215,7 +218,7 @@ def regrow_due(
     left_s = work_left_s(record, attempt.nodes)
     if left_s is None:
         return False
-    return left_s * (1 - attempt.nodes / record.limits.nodes_max) > 2 * start_s
+    return left_s * (1 - attempt.nodes / most) > 2 * start_s
 
 
 def _tries_in_vain(record: RunRecord) -> int:
@@ -274,7 +277,8 @@ def _work_s(record: RunRecord, nodes: int) -> float:
     if left_s is not None:
         return left_s
     assert record.limits.deadline_at is not None
-    return (record.limits.deadline_at - record.created_at) / (1 + _SLACK)
+    begins_at = max(record.created_at, record.start_at or record.created_at)
+    return (record.limits.deadline_at - begins_at) / (1 + _SLACK)
 
 
 def _slack_s(record: RunRecord, nodes: int, now: float, policy: Policy) -> float | None:
@@ -370,6 +374,69 @@ def _view(
         ),
         tick_s=policy.ask_s,
     )
+
+
+def paced_nodes(
+    record: RunRecord, offers: Sequence[Offer], now: float, policy: Policy
+) -> tuple[int, str]:
+    """Return the most nodes that are worth their price at the budget's pace, and why.
+
+    Only with a budget, a deadline and a range of nodes on spot; else it is all that the run may
+    have. Never so few that the work, as far as its pace is known, would miss the deadline.
+    """
+    limits = record.limits
+    least, most = limits.nodes_min, limits.nodes_max
+    prices = [each.price_usd_per_h for each in offers if each.market is Market.SPOT]
+    spot = [each for each in offers if each.market is Market.SPOT]
+    if (
+        limits.budget_usd is None
+        or limits.deadline_at is None
+        or least == most
+        or policy.market is not Market.SPOT
+        or not prices
+        or None in prices
+    ):
+        return most, ""
+    from spotguard.policy.decide import Model
+    from spotguard.policy.pacing import best_choice
+
+    accelerator, gpus = accelerator_of(record)
+    left_s = max(1.0, limits.deadline_at - now - end_margin_s(record, policy))
+    start_s = expected_start_s(record, now, policy)
+    left_usd = max(0.0, limits.budget_usd - cost.known_spent_usd(record, now))
+    asked = Seen(up=True, unseen_s=0.0)  # whether they are to be had, the launch will tell
+    view = View(
+        job=JobState(
+            work_left_s=1.0,
+            left_s=left_s,
+            start_s=start_s,
+            nodes=most,
+            nodes_min=least,
+            budget_left_usd=left_usd,
+            on_demand=False,
+        ),
+        places=tuple(
+            MarketPlace(name=place_name(each), spot_usd_per_h=each.price_usd_per_h, seen=asked)
+            for each in spot
+        ),
+        tick_s=policy.ask_s,
+    )
+    best = best_choice(view, Model.of(accelerator, least * gpus).hazard)
+    paced = least if best is None else best.nodes
+    needed = next((n for n in range(least, most) if _in_time(record, n, left_s, start_s)), most)
+    if work_left_s(record, most) is None or needed <= paced:
+        needed = paced
+    if needed == most:
+        return most, ""
+    return needed, (
+        f"{needed} of {most} nodes, for {format_usd(left_usd)} are to last for "
+        f"{format_duration(left_s)}"
+    )
+
+
+def _in_time(record: RunRecord, nodes: int, left_s: float, start_s: float) -> bool:
+    work_s = work_left_s(record, nodes)
+    return work_s is None or (1 + _SLACK) * work_s + 2 * start_s <= left_s
 
 
 def _price(offer: Offer | None) -> float | None:
