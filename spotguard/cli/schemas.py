@@ -61,7 +61,6 @@ DOCUMENTS: Final[dict[str, type]] = {
     "plan": JobPlan,
     "simulate": Simulation,
     "market show": MarketDocument,
-    "market refresh": MarketDocument,
     "config show": SettingsDocument,
     "checkpoints ls": CheckpointsDocument,
     "checkpoints show": CheckpointDocument,
@@ -72,6 +71,7 @@ DOCUMENTS: Final[dict[str, type]] = {
 }
 """What each command prints with `--json`; `up` and `resume` print what `status` does."""
 LIKE_STATUS: Final = ("up", "resume")
+LIKE_MARKET_SHOW: Final = ("market refresh",)
 SETTINGS: Final = "settings"
 
 _NAMES: Final = {
@@ -109,6 +109,8 @@ def schemas() -> dict[str, dict[str, Any]]:
 
 def file_name(command: str) -> str:
     """Return the name of the file, without `.json`, with the schema of what a command prints."""
+    if command.startswith("market "):
+        return "market/show"
     return "status" if command in LIKE_STATUS else command.replace(" ", "-")
 
 
@@ -204,7 +206,9 @@ def _in_json(words: str) -> str:
 def main(folder: str) -> None:
     """Write all schemas into a folder."""
     for name, schema in schemas().items():
-        Path(folder, f"{name}.json").write_text(as_text(schema), encoding="utf-8")
+        path = Path(folder, f"{name}.json")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(as_text(schema), encoding="utf-8")
 
 
 def as_text(schema: dict[str, Any]) -> str:

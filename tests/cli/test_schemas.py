@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
-from spotguard.cli.schemas import DOCUMENTS, LIKE_STATUS, SETTINGS, as_text, file_name, schemas
+from spotguard.cli.schemas import (
+    DOCUMENTS,
+    LIKE_MARKET_SHOW,
+    LIKE_STATUS,
+    SETTINGS,
+    as_text,
+    file_name,
+    schemas,
+)
 from spotguard.spec.catalogue import catalogue
 from spotguard.spec.starter import starter_files
 from tests.cli.documents import all_documents
@@ -38,6 +46,16 @@ def published(name: str) -> Any:
     return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
 
 
+def _files(folder: Path) -> list[Path]:
+    """Return all files in and below a folder, by name."""
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(found, key=lambda path: _name(path, folder))
+
+
+def _name(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).as_posix()
+
+
 def closed(schema: Any) -> Any:
     """Return a schema that refuses fields that it does not name; the published one lets them be."""
     if isinstance(schema, list):
@@ -57,7 +75,7 @@ def settings_refuse(text: str) -> str:
 def test_the_published_schemas_are_current() -> None:
     """They are what the types say, and there is no other file."""
     made = {f"{name}.json": as_text(schema) for name, schema in schemas().items()}
-    there = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.iterdir()}
+    there = {_name(path, FOLDER): path.read_text(encoding="utf-8") for path in _files(FOLDER)}
     old = [name for name in sorted(made | there) if made.get(name) != there.get(name)]
     assert not old, f"write them anew: {COMMAND}"
 
@@ -67,19 +85,19 @@ def test_the_command_that_writes_them_works(tmp_path: Path) -> None:
     made = tmp_path / "made"
     made.mkdir()
     subprocess.run([sys.executable, *COMMAND.split()[1:3], str(made)], check=True)
-    assert sorted(path.name for path in made.iterdir()) == [f"{n}.json" for n in sorted(schemas())]
+    assert [_name(path, made) for path in _files(made)] == sorted(f"{n}.json" for n in schemas())
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.iterdir()), ids=lambda path: str(path.stem))
+@pytest.mark.parametrize("path", _files(FOLDER), ids=lambda path: str(path.stem))
 def test_each_is_a_schema_and_says_where_it_is(path: Path) -> None:
     """Of the dialect that it names, at the address that it names."""
-    schema = published(path.stem)
+    schema = json.loads(path.read_text(encoding="utf-8"))
     Draft202012Validator.check_schema(schema)
     assert schema["$schema"] == Draft202012Validator.META_SCHEMA["$id"]
-    assert schema["$id"].endswith(f"/main/docs/schemas/{path.name}")
+    assert schema["$id"].endswith(f"/main/docs/schemas/{_name(path, FOLDER)}")
 
 
-@pytest.mark.parametrize("command", [*DOCUMENTS, *LIKE_STATUS])
+@pytest.mark.parametrize("command", [*DOCUMENTS, *LIKE_STATUS, *LIKE_MARKET_SHOW])
 def test_what_a_command_prints_is_what_its_schema_says(command: str, documents: Documents) -> None:
     """Each field is named, has a type that is named, and is there."""
     strict = Draft202012Validator(closed(published(file_name(command))))
@@ -94,7 +112,7 @@ def test_what_a_command_prints_is_what_its_schema_says(command: str, documents: 
 
 def test_every_document_has_a_schema(documents: Documents) -> None:
     """A command that learns `--json` is listed."""
-    assert set(documents) == {*DOCUMENTS, *LIKE_STATUS}
+    assert set(documents) == {*DOCUMENTS, *LIKE_STATUS, *LIKE_MARKET_SHOW}
 
 
 def test_a_new_field_breaks_nobody(documents: Documents) -> None:

@@ -24,7 +24,7 @@ def market_screen(made: MarketDocument, *, now: float) -> RenderableType:
         return Group(nothing, records)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("place", overflow="fold")
-    table.add_column("newest")
+    table.add_column("newest", no_wrap=True)
     for name in ("granted", "refused", "lost", "mean\nlife", "a node"):
         table.add_column(name, justify="right", no_wrap=True)
     for place in made.places:

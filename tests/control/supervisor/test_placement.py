@@ -12,6 +12,7 @@ from spotguard.control.supervisor.placement import (
     markets_now,
     may_go_back_to_spot,
     offers_now,
+    paced_nodes,
     regrow_due,
     will_buy_later,
     work_left_s,
@@ -454,3 +455,58 @@ def test_the_work_left_is_counted_in_the_best_pace_per_node() -> None:
     assert work_left_s(record, 1) == pytest.approx(400 * 2.0)
     assert work_left_s(record, 4) == pytest.approx(400 * 0.5)
     assert work_left_s(made(), 4) is None
+
+
+def elastic(*lines: Line, budget_usd: float = 100.0, deadline_at: float = 360_000.0) -> RunRecord:
+    """A run of one to eight nodes with a budget and a deadline."""
+    limits = Limits(nodes_min=1, nodes_max=8, budget_usd=budget_usd, deadline_at=deadline_at)
+    return made(*lines, limits=limits)
+
+
+def test_a_budget_sets_the_pace_of_elastic_nodes() -> None:
+    """What is to last for 100 h buys few nodes at a time, and more once there is more of it."""
+    few, why = paced_nodes(elastic(), [FAKE_OFFER], 0.0, NEVER)
+    many, _ = paced_nodes(elastic(budget_usd=400.0), [FAKE_OFFER], 0.0, NEVER)
+    all_of_them, nothing = paced_nodes(elastic(budget_usd=4000.0), [FAKE_OFFER], 0.0, NEVER)
+    assert 1 <= few < many < all_of_them == 8
+    assert why == f"{few} of 8 nodes, for $100.00 are to last for 4 d 3 h"
+    assert nothing == ""
+
+
+def test_the_pace_of_the_money_never_misses_the_deadline() -> None:
+    """Work that needs more nodes than the pace has them, whatever the pace."""
+    progress = {"step": 0, "total_steps": 1000, "step_s": 1000.0}
+    slow = (*launched(0.0, nodes=1), training(60.0), ("progress", 600.0, 1, progress))
+    nodes, _ = paced_nodes(elastic(*slow), [FAKE_OFFER], 600.0, NEVER)
+    assert nodes == 4, "1e6 s of work on one node, and a tenth more, by 3.6e5 s"
+
+
+@pytest.mark.parametrize(
+    ("limits", "policy", "offer"),
+    [
+        (Limits(nodes_min=1, nodes_max=8, budget_usd=100.0), NEVER, FAKE_OFFER),
+        (Limits(nodes_min=1, nodes_max=8, deadline_at=360_000.0), NEVER, FAKE_OFFER),
+        (Limits(nodes_min=1, nodes_max=8, budget_usd=1.0, deadline_at=9e5), Policy(), FAKE_OFFER),
+        (
+            Limits(nodes_min=1, nodes_max=8, budget_usd=1.0, deadline_at=9e5),
+            NEVER,
+            replace(FAKE_OFFER, price_usd_per_h=None),
+        ),
+    ],
+)
+def test_without_budget_deadline_price_or_market_all_nodes_are_asked_for(
+    limits: Limits, policy: Policy, offer: Offer
+) -> None:
+    """The pace is the money over the time: without either there is none."""
+    assert paced_nodes(made(limits=limits), [offer], 0.0, policy) == (8, "")
+
+
+def test_what_is_paced_is_not_launched_anew_to_grow() -> None:
+    """An attempt on as many nodes as the pace allows stays, however many are free."""
+    progress = {"step": 10, "total_steps": 100_000, "step_s": 1.0}
+    lines = (*launched(0.0, nodes=2), training(60.0), ("progress", 600.0, 1, progress))
+    policy = replace(NEVER, regrow_startups=3.0)
+    poor, rich = elastic(*lines), elastic(*lines, budget_usd=4000.0)
+    attempts = poor.attempts[0], rich.attempts[0]
+    assert not regrow_due(poor, attempts[0], 5000.0, policy, free_nodes=9)
+    assert regrow_due(rich, attempts[1], 5000.0, policy, free_nodes=9)

@@ -11,7 +11,7 @@ from spotguard.errors import UsageError
 from spotguard.runtime.checkpoint.save_schedule import SaveSchedule, best_interval_s
 from spotguard.runtime.distributed.rendezvous import Alone
 from spotguard.runtime.process.settings import SaveEvery
-from spotguard.shared.hazard import hazard_per_h
+from spotguard.shared.hazard import HazardByAge, hazard_per_h
 from spotguard.testing import FakeRendezvous
 
 if TYPE_CHECKING:
@@ -170,3 +170,34 @@ def test_a_wrong_policy_is_refused(text: str) -> None:
     """One sentence: what was given and what is allowed."""
     with pytest.raises(UsageError, match=r"save_every: given .*; allowed: auto, 30s, or 100 steps"):
         SaveEvery.parse(text)
+
+
+def test_a_place_that_takes_nodes_often_is_saved_in_often() -> None:
+    """The hazard that the launcher tells of a place decides, at the age that the attempt has."""
+    calm, rough = HazardByAge(((0.0, 0.01),)), HazardByAge(((0.0, 4.0), (3600.0, 0.01)))
+    assert best_interval_s(30.0, 60.0, calm) > 15 * best_interval_s(30.0, 60.0, rough)
+    assert best_interval_s(30.0, 3600.0, rough) == best_interval_s(30.0, 3600.0, calm)
+    steps = []
+    for hazard in (calm, rough, None):
+        schedule = SaveSchedule(SaveEvery(), Alone(), 0, 1, hazard)
+        schedule.start(0)
+        steps.append(len(drive(schedule, 3000, stall_s=0.5, duration_s=1.0)))
+    assert steps[0] < steps[2] < steps[1]
+
+
+def test_rates_by_age_survive_being_written() -> None:
+    """What the launcher writes the job reads; no rates are those of all records."""
+    rates = HazardByAge(((0.0, 1.75), (600.0, 0.9), (2400.0, 0.125)))
+    assert HazardByAge.parse(rates.written()) == rates
+    assert rates.per_h(599.0) == 1.75
+    assert rates.per_h(1e9) == 0.125
+    assert HazardByAge.parse("").per_h(60.0) == hazard_per_h(60.0)
+
+
+@pytest.mark.parametrize(
+    "text", ["1", "0:1:2", "a:1", "0:nan", "0:-1", "-1:1", "600:1,0:2", "0:1,0:2", "0:inf"]
+)
+def test_rates_that_make_no_sense_are_refused(text: str) -> None:
+    """A job does not start on them."""
+    with pytest.raises(ValueError, match=r"rates|rise|float"):
+        HazardByAge.parse(text)
