@@ -6,6 +6,7 @@ import shutil
 import signal
 import stat
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,10 +15,13 @@ from spotguard import storage
 from spotguard.control import api, controller_process
 from spotguard.control.adopt import adopt_run
 from spotguard.control.create_run import admit_resume
+from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import Kind
 from spotguard.control.run_folder import RunFolder, folder_of
 from spotguard.control.supervisor import skypilot_request
+from spotguard.control.supervisor.actions import Intend, Settle, Wait
+from spotguard.control.supervisor.decide import Observation, decide
 from spotguard.control.supervisor.lease import Lease
 from spotguard.control.supervisor.policy import Policy
 from spotguard.control.supervisor.supervisor import Supervisor
@@ -33,13 +37,13 @@ from spotguard.errors import (
 )
 from spotguard.events.states import EndReason, Market, RunState
 from spotguard.launch.base import Offer, Survey
-from spotguard.shared.units import SystemClock
+from spotguard.shared.units import SystemClock, to_iso
 from spotguard.spec.model import JobSpec, build_spec
 from spotguard.storage import PrefixedStore, open_store
 from spotguard.testing.bucket import MemoryBucket
 from spotguard.testing.clock import FakeClock
 from spotguard.testing.job import FakeJob, JobFate
-from spotguard.testing.launcher import FakeLauncher
+from spotguard.testing.launcher import FAKE_OFFER, FakeLauncher
 from tests.control.made import intended
 
 if TYPE_CHECKING:
@@ -544,3 +548,28 @@ def test_a_killed_controller_is_repaired_and_its_journal_rebuilt(home: Path) -> 
     assert len(kept) == 1
     with Journal.open(folder.journal_path) as journal:
         assert journal.events()[0].kind == "run_created"
+
+
+def test_a_run_that_begins_later_launches_nothing_before(home: Path) -> None:
+    """It waits, says until when, can be stopped, and its deadline counts from its begin."""
+    begins_at = 60 * (time.time() // 60) + 7200.0
+    text = f"{to_iso(begins_at)[:16]}Z"
+    run_id = api.create_run(a_spec(home, start_at=text, deadline_s=3600.0))
+    with folder_of(run_id).journal() as journal:
+        record = read_record(journal)
+    assert record.limits.deadline_at == begins_at + 3600.0
+    offers = Observation(offers=(FAKE_OFFER,))
+    assert isinstance(decide(record, offers, begins_at - 1.0, Policy()), Wait)
+    assert isinstance(decide(record, offers, begins_at + 1.0, Policy()), Intend)
+    assert api.view(run_id).state_detail.startswith(f"begins at {text[:-1]}")
+    stopped = replace(record, wish=Kind.USER_STOP)
+    assert isinstance(decide(stopped, offers, begins_at - 1.0, Policy()), Settle)
+
+
+@pytest.mark.parametrize(
+    "text", ["22:00", "2026-05-01", "2026-05-01T22:00", "soon", True, -5, 1e12]
+)
+def test_a_begin_needs_an_instant_with_a_zone(home: Path, text: object) -> None:
+    """What is no instant is refused in one sentence that says what is one."""
+    with pytest.raises(SpecError, match="instant with a zone"):
+        a_spec(home, start_at=text)

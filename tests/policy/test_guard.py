@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -205,6 +206,42 @@ def test_nothing_is_left_for_a_place_that_has_not_answered() -> None:
     decision = decide(view, Model.of("H100", 1), 0, rule=CONSTANTS)
     assert type(decision.action).__name__ == "Stay"
     assert decision.action.probe == ("b",)
+
+
+def _runs_on_spot(slack_s: float, **job: float) -> View:
+    here = MarketPlace(
+        name="a", spot_usd_per_h=1.0, on_demand_usd_per_h=9.0, seen=Seen(up=True, unseen_s=0.0)
+    )
+    return View(
+        job=JobState(work_left_s=36_000, left_s=36_000 + slack_s, start_s=600, **job),  # type: ignore[arg-type]
+        places=(
+            here,
+            MarketPlace(name="b", spot_usd_per_h=2.0),
+            MarketPlace(name="c", spot_usd_per_h=9.5),
+        ),
+        running=Running(place="a", market="spot", nodes=1),
+    )
+
+
+def test_places_are_probed_before_only_sure_ones_may_be_bought() -> None:
+    """With little slack what could take the nodes' place is found out, with much nobody asks."""
+    model = Model.of("H100", 1)
+    little, much = (
+        decide(_runs_on_spot(slack_s), model, 0, rule=CONSTANTS).action
+        for slack_s in (4000.0, 40_000.0)
+    )
+    assert little.probe == ("b",)
+    assert much.probe == ()
+
+
+def test_with_little_slack_all_cheaper_places_are_asked_in_turn() -> None:
+    """A refusal then costs no tick that the deadline does not have."""
+    model = Model(hazard=Model.of("H100", 1).hazard, cap_usd_per_h=1.0, theta=0.1)
+    for slack_s, then in ((4000.0, ("b",)), (40_000.0, ())):
+        view = _runs_on_spot(slack_s)
+        unseen = tuple(replace(place, seen=Seen()) for place in view.places)
+        action = decide(replace(view, running=None, places=unseen), model, 0, rethink=False).action
+        assert (action.place, action.then) == ("a", then)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("rule", RULES)
