@@ -67,7 +67,7 @@ def plan_forecast(
         return None
     work = _expected_work(spec)
     accelerator, gpus = _gpus(spec)
-    basis = _basis(accelerator, sightings)
+    basis = _basis(spec, accelerator, sightings)
     none = _no_forecast(spec, work, basis, offers)
     if none is not None or work is None or basis is None:
         return CostForecast(none=none)
@@ -108,7 +108,7 @@ def run_forecast(
     work = _expected_work(spec) if paced_s is None else _Work(left_s=paced_s, source="its own pace")
     accelerator, gpus = accelerator_of(record)
     offers = list({place_name(a.offer): a.offer for a in record.attempts}.values())
-    basis = _basis(accelerator, sightings)
+    basis = _basis(spec, accelerator, sightings)
     none = _no_forecast(spec, work, basis, offers)
     if none is None and spent_usd is None:
         none = "a price is unknown"
@@ -172,7 +172,6 @@ def _told(
 
     if spec.market is Market.ON_DEMAND:
         made = on_demand_forecast(view)
-        basis = _Basis(words="the price on demand", at=None)
     else:
         made = forecast(view, Model(hazard=hazard), zlib.crc32(seed.encode()))
     over = made.on_demand_usd
@@ -217,7 +216,7 @@ def _no_forecast(
     spec: JobSpec, work: _Work | None, basis: _Basis | None, offers: Sequence[Offer]
 ) -> str | None:
     """Return why there is no forecast; None if one can be made."""
-    if basis is None and spec.market is not Market.ON_DEMAND:
+    if basis is None:
         what = "nodes without a GPU" if spec.gpus is None else "this GPU"
         return f"nothing recorded for {what}"
     if spec.market is Market.SPOT and spec.on_demand.startswith(FALLBACK):
@@ -258,10 +257,12 @@ def _whole_work_s(record: RunRecord, nodes: int) -> float | None:
     return record.total_steps * min(paces) / nodes if record.total_steps and paces else None
 
 
-def _basis(accelerator: str, sightings: Sequence[Sighting]) -> _Basis | None:
+def _basis(spec: JobSpec, accelerator: str, sightings: Sequence[Sighting]) -> _Basis | None:
     """Return on what a forecast for an accelerator rests; None if on nothing."""
     from spotguard.policy.recorded import zones_of
 
+    if spec.market is Market.ON_DEMAND:
+        return _Basis(words="the price on demand", at=None)
     own = telling(sightings, accelerator) if accelerator else []
     zones = zones_of(accelerator) if accelerator else ()
     if not zones and len(own) < ENOUGH:
