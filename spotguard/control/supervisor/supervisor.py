@@ -357,7 +357,7 @@ class Supervisor:
             "paid_s": None if until is None else max(0.0, until - attempt.billed_from),
         }
         self._ledger.write(Kind.NO_CAPACITY, data, attempt=attempt.number)
-        if not lasting:
+        if not (refusal.lasting or refusal.busy):  # neither tells of the nodes
             self._market.refused(attempt, self._clock.now())
         self._publish(keys.launch(attempt.number), None)
         self._forget(attempt)

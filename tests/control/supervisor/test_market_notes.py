@@ -7,6 +7,7 @@ import pytest
 
 from spotguard.control.journal.market_log import note_market, read_market
 from spotguard.control.journal.record import Limits, place_key
+from spotguard.control.supervisor.actions import NoteRefused
 from spotguard.control.supervisor.market_notes import MarketNotes
 from spotguard.control.supervisor.placement import advised, hazard_of, place_name, seen_of
 from spotguard.control.supervisor.policy import Policy
@@ -149,3 +150,19 @@ def test_notes_of_two_controllers_are_read_anew(tmp_path: Path) -> None:
     saw = Sighting(at=1.0, kind="refused", place="a", run="other")
     note_market(path, [saw])
     assert notes.sightings() == (saw,)
+
+
+def test_a_busy_cloud_says_nothing_of_its_nodes(tmp_path: Path) -> None:
+    """A refusal for another reason than a want of nodes is no sighting of a full place."""
+    path = tmp_path / "market.jsonl"
+    world = World(tmp_path)
+    with world.journal() as journal:
+        supervisor = world.supervisor(journal, market_path=path)
+        supervisor.tick()
+        [attempt] = supervisor.record.attempts
+        for refusal in (
+            NoteRefused("too many calls", busy=True),
+            NoteRefused("no right", lasting=True),
+        ):
+            supervisor._note_refusal(attempt, refusal, late=True)
+    assert [each.kind for each in read_market(path)] == ["asked"]
