@@ -25,6 +25,7 @@ from spotguard.runtime.data.lone_samples import warning_of_lone_sample
 from spotguard.runtime.distributed.bitwise_reduce import BitwiseSync
 from spotguard.runtime.distributed.gradients import GradientSync, broadcast_initial, evened_out
 from spotguard.runtime.distributed.optimizers import OptimizerWatch
+from spotguard.runtime.distributed.weighted_mean import WeightedMeans
 from spotguard.runtime.ending.leaving import Phase
 from spotguard.runtime.process.clock import RUN_CLOCK
 from spotguard.runtime.process.outside_loop import outside_loop
@@ -100,6 +101,7 @@ class Training:
             modules, optimizers, self._gradients, job.keeper, job.world_size
         )
         gives_back.callback(self._optimizers.close)
+        self._weights = WeightedMeans(modules, optimizers, self._total)
         if loader.scale is not None:
             loader.scale.attach(optimizers, lambda: job.keeper.finished)
             gives_back.callback(loader.scale.detach)
@@ -120,6 +122,13 @@ class Training:
         """The step under way."""
         self.end_early: str | None = None
         """Why the loop is to end before its last step, once it is."""
+
+    def _total(self, value: float) -> float:
+        """Return the sum of a number over the ranks, which must all call it."""
+        whole = torch.tensor([value], dtype=torch.float64, device=self._job.device)
+        if self._job.world_size > 1:
+            self._of.ranks.add_up(whole)()
+        return float(whole)
 
     # ------------------------------------------------------------------ the three calls
 
@@ -145,6 +154,7 @@ class Training:
             gradients=self._gradients,
             optimizers=self._optimizers,
             ranks=self._of.ranks,
+            weights=self._weights,
             count_of=self._count_of,
             trained_once=self._trace_step,
             ended=lambda step: self._seed_boundary(step.number, after=True),

@@ -7,7 +7,7 @@ import pytest
 
 from spotguard.checkpoint.lineage import restorable
 from spotguard.checkpoint.manifest import load_manifest
-from spotguard.runtime.state.best import Best
+from spotguard.runtime.state.best import Best, BestState
 from spotguard.storage import open_store
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ for step in run.steps(run.loader(data, global_batch_size=4), total=len(values)):
 
 def test_only_a_better_value_counts() -> None:
     """NaN never does, an equal value does not, and more is better where it was said so."""
-    least, most = Best(), Best(3.0)
+    least, most = Best(), Best(BestState(3.0))
     assert [least.offer(v, "min") for v in (math.nan, 5, 5, 6, math.inf, 4)] == [
         False,
         True,
