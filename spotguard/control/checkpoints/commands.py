@@ -101,7 +101,7 @@ class CheckpointRow:
     archived: bool = False
     """In the store's coldest class; where that can be read at once, it is whole all the same."""
     base_bytes: int | None = None
-    """Beside `size_bytes`: frozen parameters, stored once, which other checkpoints refer to, too."""
+    """Beside `size_bytes`: frozen parameters, stored once for many checkpoints; 0 without any."""
 
 
 @dataclass(frozen=True, kw_only=True)

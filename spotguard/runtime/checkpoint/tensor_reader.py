@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from spotguard.storage.base import ObjectStore
 
 
-
 class StoredTensors:
     """The tensors of one checkpoint, of all its shards."""
 

@@ -1,4 +1,4 @@
-"""The best value of a metric so far, as `run.best` is told, and how long there was no better one."""
+"""The best value of a metric so far, as `run.best` is told, and for how long it was that."""
 
 from __future__ import annotations
 

@@ -244,8 +244,7 @@ def test_a_replica_saves_alone_with_the_base(base_was_stored: bool) -> None:
     store = MemoryStore()
     words = FakeRendezvous()
     three = [
-        Attempt(store, rank=rank, world_size=3, coordinator=words.rank(rank))
-        for rank in range(3)
+        Attempt(store, rank=rank, world_size=3, coordinator=words.rank(rank)) for rank in range(3)
     ]
     for problem in together(*(each.begin for each in three)):
         assert problem is None
