@@ -118,7 +118,13 @@ def measured(folder: Path, layers: int, *, skip: bool) -> Measured:
     same = all(map(torch.equal, again.model.parameters(), attempt.model.parameters()))
     if not same:
         raise AssertionError("what was restored is not what was saved")
-    return Measured(first_s, *map(list, zip(*saves, strict=True)), size_bytes, again.restore_s)  # type: ignore[arg-type]
+    return Measured(
+        first_s,
+        [save_s for save_s, _ in saves],
+        [stall_s for _, stall_s in saves],
+        size_bytes,
+        again.restore_s,
+    )
 
 
 def main() -> None:

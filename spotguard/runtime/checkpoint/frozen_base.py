@@ -124,7 +124,7 @@ class FrozenBase:
         for names, parts, values in self._values:
             if torch.equal(_bits(parts), values):
                 continue
-            before = values.split([part.nbytes for part in parts])
+            before = torch.split(values, [part.nbytes for part in parts])
             for name, part, bits in zip(names, parts, before, strict=True):
                 if not torch.equal(_bits([part]), bits):
                     changed.add(name)

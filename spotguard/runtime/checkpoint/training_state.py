@@ -436,6 +436,7 @@ class Keeper:
             "epoch": self.epoch,
             "total_steps": self.total,
             "loader": self._loader.identity(),
+            "micro_batch": self._loader.remembered,
             "place": now.shared,
             "evaluating": self.evaluating,
             "epoch_end": self.epoch_end,

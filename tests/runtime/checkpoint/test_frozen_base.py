@@ -188,7 +188,7 @@ def test_a_base_that_is_there_already_is_not_read() -> None:
         read.append((key, start))
         original(key, start, into)
 
-    store.get_into = get_into  # type: ignore[method-assign]
+    store.get_into = get_into  # type: ignore[method-assign, assignment]
     second = attempt(store, 2, seed=0)
     assert [start for key, start in read if key.startswith(keys.FROZEN)] == [0], "its header only"
     assert same_weights(second.model, first.model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -24,7 +24,7 @@ def trained(
     jobs: Jobs, world: int, wrap: str, *, run_id: str = "a-run", at: int | None = None
 ) -> dict[int, str]:
     """Run one attempt; return the hash of the weights after each of its steps."""
-    stop = {} if at is None else {"AT": at}
+    stop: dict[str, Any] = {} if at is None else {"AT": at}
     ranks = jobs.start_ranks(world, script=COMPILED, WRAP=wrap, SPOTGUARD_RUN_ID=run_id, **stop)
     code = 0 if at is None else 75
     assert [job.wait() for job in ranks] == [code] * world, "\n".join(job.said for job in ranks)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -127,7 +127,7 @@ print("best of", run.restore_best(), model.weight.tolist(), "after", last, flush
 """
 
 
-def early(jobs: Jobs, tmp_path: Path, world: int, values: str, **env: object) -> list[str]:
+def early(jobs: Jobs, tmp_path: Path, world: int, values: str, **env: Any) -> list[str]:
     """Run it; return what each rank printed."""
     script = tmp_path / "job.py"
     script.write_text(EARLY)

@@ -52,7 +52,8 @@ def made(name: str, parameters: Any) -> torch.optim.Optimizer:
     """Return such an optimizer; the test is skipped where its package is not installed."""
     module, make = {**OPTIMIZERS, **REFUSED}[name]
     pytest.importorskip(module.partition(".")[0], reason=f"{name} is not installed")
-    return make(importlib.import_module(module), parameters)
+    found: torch.optim.Optimizer = make(importlib.import_module(module), parameters)
+    return found
 
 
 def net() -> nn.Sequential:
