@@ -57,6 +57,10 @@ class Fields:
         """Return like `text`, or None if the field is null."""
         return None if self.json(name) is None else self.text(name, pattern)
 
+    def later_text(self, name: str, pattern: str) -> str | None:
+        """Return like `text`, or None if there is no such field: earlier versions wrote none."""
+        return self.text(name, pattern) if name in self._value else None
+
     def items(self, name: str) -> list[Json]:
         """Return a list."""
         value = self.json(name)

@@ -29,18 +29,24 @@ from spotguard.events.keys import MAX_ATTEMPT
 from spotguard.events.states import CheckpointKind
 from spotguard.events.untrusted import Refused
 from spotguard.shared.units import to_iso
+from spotguard.storage.remote.thread_pool import Crew
 from spotguard.storage.small_objects import get_small
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from spotguard.checkpoint.strict_json import Json
+    from spotguard.checkpoint.tensors import TensorInfo
     from spotguard.storage.base import ObjectStore
 
-SCHEMA = 1
+SCHEMA = 2
+"""The newest that is read. A checkpoint that needs nothing of 2, a base, is written as 1."""
 MAX_MANIFEST_BYTES = 200_000_000
 """A thousand ranks with shards of many gigabytes need 146 MB; larger ones are not even fetched."""
 MAX_STEP = 10**12 - 1
 PREFIX_PATTERN = r"checkpoints/[0-9]{12}-[0-9]{6}/"
 
+_HEADERS_AT_ONCE = 16
 _START = b'{"checksum":"sha256:'
 _MIDDLE = b'","manifest":'
 _BODY_AT = len(_START) + 64 + len(_MIDDLE)
@@ -69,7 +75,6 @@ class Manifest:
     """`train_s`, `epoch`, `total_steps` and the like."""
     versions: dict[str, str] = field(default_factory=dict)
     """Of spotguard, torch and Python: who wrote it."""
-    schema: int = SCHEMA
 
     def __post_init__(self) -> None:
         """Refuse numbers that no key can hold."""
@@ -84,9 +89,24 @@ class Manifest:
         return keys.checkpoint(self.step, self.attempt)
 
     @property
+    def schema(self) -> int:
+        """Return the least version of this form that a reader must know."""
+        return 2 if self.bases else 1
+
+    @property
+    def own(self) -> tuple[ShardInfo, ...]:
+        """Return the shards that lie in the checkpoint's own folder."""
+        return tuple(shard for shard in self.shards if shard.folder is None)
+
+    @property
+    def bases(self) -> tuple[ShardInfo, ...]:
+        """Return the shards that other checkpoints refer to as well."""
+        return tuple(shard for shard in self.shards if shard.folder is not None)
+
+    @property
     def size_bytes(self) -> int:
-        """Return the bytes of all shards."""
-        return sum(shard.size_bytes for shard in self.shards)
+        """Return the bytes of the checkpoint's own shards: what it takes beside others."""
+        return sum(shard.size_bytes for shard in self.own)
 
     def to_json(self) -> bytes:
         """Return the manifest as the bytes the store keeps.
@@ -96,6 +116,7 @@ class Manifest:
         """
         body = strict_json.dumps(
             {
+                "schema": self.schema,
                 **self.__dict__,
                 "kind": str(self.kind),
                 "created_at": to_iso(self.created_at),
@@ -199,6 +220,24 @@ def shard_readers(
     return [ShardReader(store, manifest.prefix, shard, near=near) for shard in manifest.shards]
 
 
+def tensors_that_count(readers: Sequence[ShardReader]) -> list[dict[str, TensorInfo]]:
+    """Return what each shard holds; what a base holds is superseded by a checkpoint's own shards.
+
+    Raises:
+        DamagedCheckpoint: a header is not as the manifest says.
+    """
+    with Crew(_HEADERS_AT_ONCE, "spotguard-headers") as crew:  # each is two requests
+        headers = crew.map(lambda reader: reader.tensors, readers)
+    pairs = list(zip(readers, headers, strict=True))
+    own = {name for reader, found in pairs if reader.info.folder is None for name in found}
+    return [
+        {name: info for name, info in found.items() if name not in own}
+        if reader.info.folder
+        else found
+        for reader, found in pairs
+    ]
+
+
 def check_shards_present(store: ObjectStore, manifest: Manifest) -> None:
     """Raise `DamagedCheckpoint` if a shard is missing or has another size; reads no data."""
     for reader in shard_readers(store, manifest):
@@ -235,7 +274,7 @@ def _shards(fields: Fields) -> tuple[ShardInfo, ...]:
         ShardInfo.from_json(item, f"{fields.where}: shard {index}")
         for index, item in enumerate(fields.items("shards"))
     )
-    files = Counter(shard.file for shard in shards)
+    files = Counter((shard.folder, shard.file) for shard in shards)
     if len(files) != len(shards):
         fields.refuse("shards", "shards with different files")
     return shards

@@ -37,7 +37,7 @@ class ShardReader:
     ) -> None:
         self._store = store
         self._near = near
-        self._key = checkpoint_prefix + info.file
+        self._key = info.key(checkpoint_prefix)
         self.info = info
         self._tensors: dict[str, TensorInfo] | None = None
 
@@ -137,7 +137,7 @@ class _Hashed:
         self._piece_bytes = piece_bytes
         self._hashed_bytes = 0
         self._digest = xxhash.xxh3_128()
-        self._digests: list[str] = []
+        self.digests: list[str] = []
 
     def filled(self, size_bytes: int) -> None:
         """Hash on to there."""
@@ -150,13 +150,13 @@ class _Hashed:
             self._digest.update(part)
             self._hashed_bytes += len(part)
             if len(part) == piece_left or self._hashed_bytes == self._size_bytes:
-                self._digests.append(self._digest.hexdigest())
+                self.digests.append(self._digest.hexdigest())
                 self._digest.reset()
 
     def pieces(self) -> list[str]:
         """Return the hash of each piece; what nobody spoke of is hashed now."""
         self.filled(self._size_bytes)
-        return self._digests
+        return self.digests
 
 
 class Want(NamedTuple):
@@ -205,6 +205,28 @@ def read_wanted(wanted: Iterable[tuple[ShardReader, Sequence[Want]]]) -> None:
         thread.join()
     if problems:
         raise problems[0]
+
+
+def holds_already(reader: ShardReader, wants: Sequence[Want]) -> bool:
+    """Return True if the targets are all of a shard's data, and have its very bytes as they are.
+
+    A script that loads a frozen base by itself has them; then they need not be read once more.
+    """
+    info = reader.info
+    ordered = sorted(wants, key=lambda want: want.start)
+    at = info.header_bytes
+    for start, target in ordered:
+        if start != at:
+            return False
+        at += len(target)
+    if at != info.size_bytes:
+        return False
+    found = _Hashed([target for _, target in ordered], info.piece_bytes)
+    for number, promised in enumerate(info.piece_hashes):
+        found.filled(info.piece(number)[1] - info.header_bytes)
+        if found.digests[number] != promised:
+            return False
+    return True
 
 
 def check_intact(reader: ShardReader) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,8 @@ _LENGTH_BYTES = 8
 _MAX_PIECE_BYTES = 1 << 28
 SHARD_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.safetensors"
 """A shard's file name: one part of a key, never a path."""
+FOLDER_PATTERN = r"frozen/[0-9]{6}/"
+"""Where a shard lies that many checkpoints refer to, below the run's own prefix."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +88,16 @@ class ShardInfo:
     """The same of each piece of the data."""
     piece_bytes: int
     """Bytes of each piece but the last, which has what is left."""
+    folder: str | None = None
+    """Where it lies if it is a base: what no step changes, stored once for many checkpoints."""
+
+    def key(self, checkpoint_prefix: str) -> str:
+        """Return where it lies in the store, as a shard of the checkpoint at this prefix."""
+        return (self.folder or checkpoint_prefix) + self.file
+
+    def within(self, folder: str) -> ShardInfo:
+        """Return the same as a base, which lies in this folder."""
+        return replace(self, folder=folder)
 
     def piece(self, index: int) -> tuple[int, int]:
         """Return where a piece begins and ends in the file."""
@@ -110,6 +122,7 @@ class ShardInfo:
             "header_hash": self.header_hash,
             "piece_bytes": self.piece_bytes,
             "piece_hashes": list(self.piece_hashes),
+            **({"folder": self.folder} if self.folder else {}),
         }
 
     @classmethod
@@ -127,6 +140,7 @@ class ShardInfo:
             header_hash=fields.text("header_hash", HASH_PATTERN),
             piece_hashes=fields.texts_like("piece_hashes", HASH_PATTERN),
             piece_bytes=fields.integer("piece_bytes", low=PAGE_BYTES, high=_MAX_PIECE_BYTES),
+            folder=fields.later_text("folder", FOLDER_PATTERN),
         )
         if info.piece_bytes % PAGE_BYTES:
             fields.refuse("piece_bytes", f"a multiple of {PAGE_BYTES}")

@@ -14,6 +14,7 @@ attempts/000001/metrics/<rank>-<ms>-<piece>-<lines>.jsonl.gz  what a rank measur
 checkpoints/<step>-<attempt>/<shard>.safetensors      data
 checkpoints/<step>-<attempt>/manifest.json            create-if-absent: this is the commit
 checkpoints/<step>-<attempt>/pinned.json              optional: retention leaves it alone
+frozen/000001/<shard>.safetensors                     what no step changes: checkpoints refer to it
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ LEASE = "controller.json"
 """Overwritten: which machine's controller holds the run."""
 ATTEMPTS = "attempts/"
 CHECKPOINTS = "checkpoints/"
+FROZEN = "frozen/"
 MAX_ATTEMPT = 10**6 - 1
 """Six digits name an attempt."""
 
@@ -167,6 +169,11 @@ def checkpoint(step: int, number: int) -> str:
 def manifest(checkpoint_prefix: str) -> str:
     """Return the key of a checkpoint's manifest."""
     return f"{checkpoint_prefix}manifest.json"
+
+
+def frozen(number: int) -> str:
+    """Return the prefix of what an attempt stored once, for all checkpoints that refer to it."""
+    return f"{FROZEN}{number:06d}/"
 
 
 def pinned(checkpoint_prefix: str) -> str:

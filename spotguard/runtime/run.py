@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from spotguard.runtime.job import Job
     from spotguard.runtime.reporting.trackers import Tracker
+    from spotguard.runtime.state.best import BestState
     from spotguard.runtime.state.tracked import Tracked
     from spotguard.runtime.step import Step
 
@@ -83,19 +85,35 @@ class Run(RunData):
             self._probe = Probe(settings.probe_path, job, bitwise=bitwise)
             taken.gives_back.callback(self._probe.close)
 
-    def track(self, **objects: Any) -> None:
+    def track(self, *, frozen: Any = None, **objects: Any) -> None:
         """Name what belongs to the training state; all of it is saved and restored.
 
         Modules, optimizers, anything with `state_dict()` and `load_state_dict()`, random
         generators (`random.Random`, `numpy.random.Generator`, `torch.Generator`), and dicts of
-        plain values and tensors (restored in place).
+        plain values and tensors (restored in place). Models may be in DDP, FSDP2 (`fully_shard`)
+        and `torch.compile`, in any order: they are saved under their own names, so that a compiled
+        run goes on uncompiled, and the other way round.
+
+            run.track(model=lora_model, frozen="skip")  # saves of megabytes
+
+        Args:
+            frozen: `skip`: parameters of these modules that have no gradient when the loop begins
+                are stored once, and later checkpoints refer to them. One that changes after all is
+                noticed, and saved from then on. (An object called `frozen` is tracked as such.)
+            **objects: The objects, by the names under which they are saved.
 
         Raises:
             UnsupportedState: something cannot be stored safely; the message says what.
-            UsageError: called after the loop has begun, or a name is taken.
+            UsageError: called after the loop has begun, a name is taken, or `frozen` is another
+                word.
         """
+        if frozen is not None and not isinstance(frozen, str):
+            objects["frozen"], frozen = frozen, None
+        if frozen not in (None, "skip"):
+            raise UsageError(f"run.track: frozen is {frozen!r}; allowed: skip")
         for name, value in objects.items():
-            self._track("run.track", name, tracked(name, value))
+            item = tracked(name, value, skips_frozen=frozen is not None)
+            self._track("run.track", name, item)
 
     def track_values(self, holder: Any, *names: str) -> None:
         """Name plain values that belong to the training state: counters, a best loss.
@@ -145,7 +163,14 @@ class Run(RunData):
         if self._training is not None:
             self._training.end_early = reason
 
-    def best(self, value: float, *, mode: str = "min") -> bool:
+    def best(
+        self,
+        value: float,
+        *,
+        mode: str = "min",
+        patience: int | None = None,
+        min_delta: float = 0.0,
+    ) -> bool:
         """Keep the state of this step's end if `value` is the best of the run so far.
 
         Such a checkpoint (kind `best`) stays until there is a better one, whatever retention
@@ -155,18 +180,70 @@ class Run(RunData):
         Args:
             value: The metric; NaN is never the best.
             mode: `min` if less is better (a loss), `max` if more is (an accuracy).
+            patience: Finish the run, as `end` does, when so many values in a row were no better.
+                The count is part of the training state. The ranks then agree: the first one's
+                value counts, for which the others wait.
+            min_delta: By how much a value must be better to count as progress for `patience`.
 
         Returns:
             True if it is the best.
 
         Raises:
-            UsageError: another mode, or not called within a step.
+            UsageError: another mode, a number that makes no sense, or not called within a step.
         """
         if mode not in ("min", "max"):
             raise UsageError(f"run.best: mode is {mode!r}; allowed: min, max")
+        if patience is not None:
+            _check_count("run.best", patience, "values of patience")
+        if not 0 <= min_delta < math.inf:
+            raise UsageError(f"run.best: min_delta is {min_delta!r}, but must be a number from 0")
         if self._job.phase is not Phase.TRAINING:
             raise UsageError("run.best() belongs into the loop over run.steps()")
-        return self._job.keeper.best.offer(float(value), mode)
+        best, value = self._job.keeper.best, float(value)
+        if patience is None:
+            return best.offer(value, mode, min_delta=min_delta)
+        is_best = best.offer(self._of_first_rank(value), mode, min_delta=min_delta)
+        if best.now.since >= patience:
+            self.end(_stopped_early(best.now, min_delta))
+        return is_best
+
+    def _of_first_rank(self, value: float) -> float:
+        """Return the first rank's value; blocks until all ranks have called it."""
+        told = torch.tensor([value], dtype=torch.float64, device=self.device)
+        if self.world_size > 1:
+            self._ranks.broadcast(told)
+        return float(told)
+
+    def restore_best(self, *names: str) -> int:
+        """Give tracked objects the values of the best state that `best` was told of.
+
+        For what comes after the training: a test, an export. Blocks until they are read, each
+        rank's by itself; all must call it.
+
+        Args:
+            *names: As given to `track`; all modules unless any are given.
+
+        Returns:
+            The steps done by then.
+
+        Raises:
+            UsageError: the training has not ended, `best` was never called, or a name is not
+                tracked.
+            CheckpointError: the best state is not kept, or damaged.
+        """
+        if self._job.phase is not Phase.AFTER:
+            raise UsageError("run.restore_best() comes after the training has ended")
+        best = self._job.keeper.best.now
+        if best.value is None:
+            raise UsageError("run.restore_best: run.best() was never told a value")
+        objects = self._job.keeper.objects
+        modules = [n for n, item in objects.items() if isinstance(item.value, torch.nn.Module)]
+        self._job.keeper.saver.wait()
+        # A best state of the last step is the final one, which is saved once.
+        last = self.finished_steps if best.is_new else None
+        step = restoring.best_step(self._job.store, best.value) if last is None else last
+        self.read_back(step, *(names or modules))
+        return step
 
     def log(self, step: int | None = None, **metrics: Any) -> None:
         """Note numbers for a step: `run.log(loss=loss, accuracy=0.9)`. Returns at once.
@@ -484,6 +561,13 @@ class Run(RunData):
                 f"{caller}() can be used once per process",
                 hint="spotguard.reset() ends the run; then spotguard.init() begins another one",
             )
+
+
+def _stopped_early(best: BestState, min_delta: float) -> str:
+    """Return why a run ends for which no better value came."""
+    by = f" by more than {min_delta:g}" if min_delta else ""
+    shown = "" if best.mark is None else f" than {best.mark:.6g}"
+    return f"stopped early: {best.since} values in a row were no better{shown}{by}"
 
 
 def _check_count(caller: str, count: Any, unit: str) -> None:

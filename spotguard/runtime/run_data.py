@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from spotguard.errors import UsageError
 from spotguard.runtime.data.batch_scaling import ScaledElasticLoader, learning_rate_scale
 from spotguard.runtime.data.drawing import DrawnLoader
-from spotguard.runtime.data.loader import ElasticLoader, Loader
+from spotguard.runtime.data.loader import AUTO, ElasticLoader, Loader
 from spotguard.runtime.data.streaming import StreamLoader, is_stream, refuse_indexed_options
 from spotguard.runtime.data.undivided import UndividedLoader
 
@@ -79,7 +79,8 @@ class RunData:
         dataset: Any,
         *,
         global_batch_size: int,
-        micro_batch_size: int | None = None,
+        micro_batch_size: int | str | None = None,
+        probe: Callable[[Any], torch.Tensor] | None = None,
         shuffle: bool = True,
         drop_last: bool = False,
         weights: Sequence[float] | torch.Tensor | None = None,
@@ -115,7 +116,12 @@ class RunData:
             dataset: Map-style: `len(dataset)` and `dataset[i]`; or a stream: an iterable, a
                 torchdata `StatefulDataLoader`, or a function that opens a shard of one.
             global_batch_size: Samples per optimizer step, over all ranks.
-            micro_batch_size: Samples per forward pass; fixed for the run, whatever the ranks.
+            micro_batch_size: Samples per forward pass; fixed for the run, whatever the ranks. Or
+                `auto`: the most that fit into the smallest device's memory, found before the first
+                step by trying; a resume on such devices keeps what was found. Global batches stay
+                the same.
+            probe: For `auto`: returns the loss of a micro-batch, as the loop computes it. The next
+                samples are tried: where samples differ in length, let it pad to the longest.
             shuffle: Another seeded order each epoch; False reads in index order. Not for streams,
                 nor with `weights` or a `sampler`: these have their own order.
             drop_last: Leave out the last, partial global batch of an epoch.
@@ -151,6 +157,13 @@ class RunData:
             "world_size": self.world_size,
             "speeds": speeds,
         }
+        _refuse_auto_with(
+            micro_batch_size,
+            a_stream=is_stream(dataset),
+            lr_scaling=lr_scaling is not None,
+            exact_bitwise=self._bitwise,
+            per_rank=per_rank is not None,
+        )
         if per_rank not in (None, "even", "one"):
             raise UsageError(f"run.loader: per_rank is {per_rank!r}; allowed: even, one")
         scale = learning_rate_scale(
@@ -185,6 +198,7 @@ class RunData:
             sampler=sampler,
             num_workers=num_workers,
             options=options,
+            probe=probe,
             **common,
         )
         return _even(loader, per_rank)
@@ -270,6 +284,16 @@ class RunData:
             rank=self.rank,
             world_size=self.world_size,
             speeds=speeds,
+        )
+
+
+def _refuse_auto_with(size: int | str | None, **others: bool) -> None:
+    """Raise if the size of micro-batches is to be found where it must be known beforehand."""
+    named = [name.replace("_", " ") for name, is_given in others.items() if is_given]
+    if size == AUTO and named:
+        raise UsageError(
+            f'run.loader: micro_batch_size="auto" and {named[0]} exclude each other',
+            hint="give micro_batch_size a number",
         )
 
 

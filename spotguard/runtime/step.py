@@ -11,6 +11,7 @@ import torch
 
 from spotguard.errors import UsageError
 from spotguard.runtime.distributed.gradients import loss_weight
+from spotguard.runtime.distributed.weighted_mean import checked_weight
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
     from spotguard.runtime.distributed.collectives import ProcessGroup
     from spotguard.runtime.distributed.gradients import GradientSync
     from spotguard.runtime.distributed.optimizers import OptimizerWatch
+    from spotguard.runtime.distributed.weighted_mean import WeightedMean, WeightedMeans
     from spotguard.runtime.job import Job
+
+
+_MIXED = "step.backward: some micro-batches of the step have a weight=, and some have none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +39,7 @@ class TrainingLoop:
     gradients: GradientSync | BitwiseSync
     optimizers: OptimizerWatch
     ranks: ProcessGroup
+    weights: WeightedMeans
     count_of: Callable[[int], int]
     """Returns how many micro-batches this rank has in a step."""
     trained_once: Callable[[Step], None]
@@ -48,6 +54,10 @@ class _Pass:
     def __init__(self, phase: str | None = None) -> None:
         self.phase = phase
         self.losses: list[tuple[Share, torch.Tensor, float]] = []
+        self.mean: WeightedMean | None = None
+        """What the losses are weighted by, if not by samples."""
+        self.reductions: list[str] = []
+        """How each of the losses was reduced, if they are weighted."""
         self.share: Share | None = None
         """The micro-batch that was handed out last."""
         self.waiting = False
@@ -114,7 +124,7 @@ class Step:
 
         With several phases, that of the latest.
         """
-        parts = [loss * weight for _, loss, weight in self._pass.losses]
+        parts = [loss * weight for _, loss, weight in self._weighted_losses()]
         return torch.stack(parts).sum() if parts else None
 
     @property
@@ -123,9 +133,22 @@ class Step:
 
         Asks no other rank: an estimate of the global mean. With several phases, that of the latest.
         """
-        share = sum(share.weight for share, _, _ in self._pass.losses)
-        loss = self.loss
+        now, loss = self._pass, self.loss
+        share = sum(share.weight for share, _, _ in now.losses)
+        if now.mean is not None:
+            share = now.mean.own_share(self._loop.job.world_size)
         return None if loss is None or not share else loss / share
+
+    def _weighted_losses(self) -> list[tuple[Share, torch.Tensor, float]]:
+        """Return the losses so far, each with its share of the global mean."""
+        now = self._pass
+        if now.mean is None:
+            return now.losses
+        world_size = self._loop.job.world_size
+        return [
+            (share, loss, now.mean.share(weight, reduction, world_size))
+            for (share, loss, weight), reduction in zip(now.losses, now.reductions, strict=True)
+        ]
 
     def mean_loss(self) -> torch.Tensor:
         """Return the mean loss over the global batch, to the last bit the same on all ranks.
@@ -141,7 +164,7 @@ class Step:
         count = max(part.stop for part in loop.loader.ranges(self.number))
         # Each part in a place of its own, so that they are added up in one order everywhere.
         parts = self._pass.losses[0][1].new_zeros(count)
-        for share, loss, weight in self._pass.losses:
+        for share, loss, weight in self._weighted_losses():
             if share.weight:
                 parts[share.number] = (loss * weight).reshape(())
         if loop.job.world_size > 1:
@@ -227,7 +250,12 @@ class Step:
                 return
 
     def backward(
-        self, loss: torch.Tensor, *, reduction: str = "mean", scaler: Any | None = None
+        self,
+        loss: torch.Tensor,
+        *,
+        reduction: str = "mean",
+        weight: Any | None = None,
+        scaler: Any | None = None,
     ) -> None:
         """Add this micro-batch's gradient; after the last one, gradients are the global mean.
 
@@ -238,12 +266,49 @@ class Step:
             reduction: How the loss was reduced over the samples: `mean` or `sum`. Or `part`, if it
                 is this micro-batch's part of the global mean already, divided by a `count` over
                 the whole global batch: then all parts are only added up.
+            weight: How many tokens, or whatever else the loss is a mean (or `sum`) over, this
+                micro-batch has: gradients are then the global mean over them, on any number of
+                ranks. All micro-batches of a step need one; one with 0 may have any loss. It
+                waits for the other ranks once more in a step.
             scaler: A `GradScaler`, to scale the loss before backward.
+
+        Raises:
+            UsageError: there was no micro-batch for it, or an argument makes no sense.
         """
+        if weight is not None:
+            self._backward_by_weight(loss, weight, reduction, scaler)
+            return
         share, weight = self._take_loss(loss, reduction)
         loss = loss if scaler is None else scaler.scale(loss)
         with self._loop.optimizers.expected_gradients:
             self._loop.gradients.backward(loss, weight, share)
+
+    def _backward_by_weight(
+        self, loss: torch.Tensor, weight: Any, reduction: str, scaler: Any | None
+    ) -> None:
+        loop, now = self._loop, self._pass
+        share = self._awaited()
+        value = checked_weight(weight, share, reduction)
+        if now.mean is None:
+            if now.losses:
+                raise UsageError(_MIXED)
+            now.mean = loop.weights.begin(value)
+        factor = now.mean.factor(value, reduction)
+        now.losses.append((share, loss.detach() if value else loss.new_zeros(()), value))
+        now.reductions.append(reduction)
+        if share.last:
+            loop.weights.add_up(now.mean)
+        self._trained()
+        if value or loop.gradients.managed_elsewhere:
+            _refuse_infinite(loss, value)
+            loss = loss if scaler is None else scaler.scale(loss)
+            with loop.optimizers.expected_gradients:
+                loop.gradients.backward(loss, factor, share)
+        else:  # nothing to add: what a mean over no token is does no harm
+            loop.gradients.begin_backward(0.0)
+            loop.gradients.end_backward(share)
+        if share.last:
+            loop.weights.end(now.mean)
 
     @contextlib.contextmanager
     def weighted(self, loss: torch.Tensor, *, reduction: str = "mean") -> Iterator[torch.Tensor]:
@@ -339,17 +404,24 @@ class Step:
     def _take_loss(self, loss: torch.Tensor, reduction: str) -> tuple[Share, float]:
         """Take down the loss of the micro-batch that was given last, and return its weight."""
         now = self._pass
-        share = now.share
-        if share is None or not now.waiting:
+        share = self._awaited()
+        if now.mean is not None:
+            raise UsageError(_MIXED)
+        weight = loss_weight(share, reduction)
+        now.losses.append((share, loss.detach(), weight))
+        self._trained()
+        return share, weight
+
+    def _awaited(self) -> Share:
+        """Return the micro-batch that was given last, which is to be trained on."""
+        now = self._pass
+        if now.share is None or not now.waiting:
             raise UsageError(
                 "step.backward() needs a micro-batch: call it once per batch",
                 hint="add up the losses of a batch; where weights change between two backward"
                 ' passes, give each a phase: with step.phase("name"): for batch in step: ...',
             )
-        weight = loss_weight(share, reduction)
-        now.losses.append((share, loss.detach(), weight))
-        self._trained()
-        return share, weight
+        return now.share
 
     def _trained(self) -> None:
         """Take note that the micro-batch given last is trained on."""
@@ -381,3 +453,12 @@ class Step:
                 f"step.phase({name!r}) comes after micro-batches that had no phase",
                 hint="give the loop before it a phase of its own, too",
             )
+
+
+def _refuse_infinite(loss: torch.Tensor, weight: float) -> None:
+    """Raise if a loss that counts nothing is NaN: DDP and FSDP2 take it backward all the same."""
+    if not weight and not bool(loss.detach().isfinite().all()):
+        raise UsageError(
+            f"step.backward: a micro-batch of weight 0 has the loss {float(loss.detach())}",
+            hint="a mean over no token is NaN: divide by max(tokens, 1), so that it is 0",
+        )

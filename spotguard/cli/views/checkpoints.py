@@ -41,7 +41,7 @@ def checkpoints_screen(rows: Sequence[CheckpointRow]) -> RenderableType:
             short_name(row.step, row.attempt),
             formats.DASH if row.kind is None else row.kind.label,
             _created(row.created_at),
-            format_bytes(row.size_bytes),
+            _size(row),
             formats.count(row.world_size),
             _counts(row),
             _state(row),
@@ -99,13 +99,17 @@ def _facts(detail: CheckpointDetail, run_id: str) -> Table:
     facts.add_row("counts", _counts(row))
     facts.add_row("kind", formats.DASH if row.kind is None else row.kind.label)
     facts.add_row("created", _created(row.created_at))
-    facts.add_row(
-        "size", f"{format_bytes(row.size_bytes)} by {formats.count(row.world_size)} ranks"
-    )
+    facts.add_row("size", f"{_size(row)} by {formats.count(row.world_size)} ranks")
     facts.add_row("parents", _parents(detail))
     facts.add_row("counters", _pairs({k: json.dumps(v) for k, v in detail.counters.items()}))
     facts.add_row("written by", _pairs(detail.versions))
     return facts
+
+
+def _size(row: CheckpointRow) -> str:
+    """Return what a checkpoint takes, and the base that it refers to, if there is one."""
+    base = f" + base {format_bytes(row.base_bytes)}" if row.base_bytes else ""
+    return f"{format_bytes(row.size_bytes)}{base}"
 
 
 def _tensor_cells(tensor: TensorRow, numbers: dict[str, int]) -> tuple[str, str, str, str, str]:

@@ -200,7 +200,7 @@ def _look(run: OpenedRun, ref: CheckpointRef, before: float) -> Archivable | Non
 
 
 def _hot_shards(store: ObjectStore, manifest: Manifest) -> Iterator[ObjectInfo]:
-    wanted = {manifest.prefix + shard.file for shard in manifest.shards}
+    wanted = {shard.key(manifest.prefix) for shard in manifest.own}
     for info in store.list(manifest.prefix):
         if info.key in wanted and not info.archived:
             yield info

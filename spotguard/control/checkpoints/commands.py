@@ -100,6 +100,8 @@ class CheckpointRow:
     pinned: bool
     archived: bool = False
     """In the store's coldest class; where that can be read at once, it is whole all the same."""
+    base_bytes: int | None = None
+    """Beside `size_bytes`: frozen parameters, stored once for many checkpoints; 0 without any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,10 +241,10 @@ def verify(
     """
     store = run.store
     looks = [(ref, *look(run, ref)) for ref in refs]
-    sizes = [manifest.size_bytes if manifest else 0 for _, manifest, _, _ in looks]
+    sizes = [_bytes_to_read(manifest) for _, manifest, _, _ in looks]
     total, done = sum(sizes), 0
     results = []
-    for (ref, manifest, condition, problem), size in zip(looks, sizes, strict=True):
+    for ref, manifest, condition, problem in looks:
         unread = condition in (
             Validity.NEWER,
             Validity.ARCHIVED,
@@ -260,7 +262,7 @@ def verify(
                     if on_progress:
                         on_progress(done, total)
             except DamagedCheckpoint as found:
-                problems.append(FileProblem(shard.file, found.message))
+                problems.append(FileProblem(f"{shard.folder or ''}{shard.file}", found.message))
             done = end  # also of a shard that was given up half way
             if on_progress:
                 on_progress(done, total)
@@ -273,12 +275,17 @@ def verify(
                 checkpoint=ref.prefix,
                 step=ref.step,
                 attempt=ref.attempt,
-                size_bytes=size if manifest else None,
+                size_bytes=manifest.size_bytes if manifest else None,
                 condition=condition,
                 problems=tuple(problems),
             )
         )
     return results
+
+
+def _bytes_to_read(manifest: Manifest | None) -> int:
+    """Return the bytes of all shards, those of a base among them."""
+    return sum(shard.size_bytes for shard in manifest.shards) if manifest else 0
 
 
 # ---------------------------------------------------------------- changing
@@ -366,6 +373,7 @@ def _row(
         is_next=False,
         pinned=ref in listing.pinned,
         archived=ref in listing.archived,
+        base_bytes=sum(shard.size_bytes for shard in manifest.bases) if manifest else None,
     )
 
 

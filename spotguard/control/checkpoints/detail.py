@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from spotguard.checkpoint.lineage import list_all
-from spotguard.checkpoint.manifest import load_manifest, shard_readers
+from spotguard.checkpoint.manifest import load_manifest, shard_readers, tensors_that_count
 from spotguard.control.checkpoints.commands import SCHEMA, CheckpointRow, find_row
 from spotguard.control.checkpoints.module_state import is_module, tensor_names
 from spotguard.errors import CheckpointError, DamagedCheckpoint
@@ -127,12 +127,17 @@ def describe(
         parents=parents,
         more_parents=more,
         lost_parent=lost,
-        files=tuple(FileRow(shard.file, shard.size_bytes) for shard in manifest.shards),
+        files=tuple(FileRow(_file(shard), shard.size_bytes) for shard in manifest.shards),
         objects=tuple(_objects(manifest)),
         tensors=tuple(_tensors(shard_readers(store, manifest))),
         counters=manifest.counters,
         versions=manifest.versions,
     )
+
+
+def _file(shard: ShardInfo) -> str:
+    """Return a shard's name; with its folder, if that is not the checkpoint's own."""
+    return f"{shard.folder or ''}{shard.file}"
 
 
 def _ancestors(store: ObjectStore, manifest: Manifest) -> tuple[tuple[str, ...], str | None, bool]:
@@ -159,8 +164,8 @@ def _objects(manifest: Manifest) -> Iterator[ObjectRow]:
 
 def _tensors(readers: Sequence[ShardReader]) -> Iterator[TensorRow]:
     found: dict[str, list[tuple[ShardInfo, TensorInfo]]] = {}
-    for reader in readers:
-        for name, info in reader.tensors.items():
+    for reader, tensors in zip(readers, tensors_that_count(readers), strict=True):
+        for name, info in tensors.items():
             found.setdefault(name, []).append((reader.info, info))
     for name, places in found.items():
         first = places[0][1]
@@ -170,7 +175,7 @@ def _tensors(readers: Sequence[ShardReader]) -> Iterator[TensorRow]:
             shape=first.shape if first.global_shape is None else first.global_shape,
             parts=tuple(
                 PartRow(
-                    file=shard.file,
+                    file=_file(shard),
                     shape=info.shape,
                     offsets=info.offsets,
                     start=info.start,

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from spotguard.checkpoint.manifest import shard_readers
+from spotguard.checkpoint.manifest import shard_readers, tensors_that_count
 from spotguard.checkpoint.stream import read_chunks
 from spotguard.checkpoint.tensors import DTYPE_BYTES
 from spotguard.control.checkpoints.dtype import Convert, converter
@@ -287,8 +287,8 @@ _Parts = dict[tuple[int, ...] | None, tuple[int, "TensorInfo"]]
 def _distinct_parts(readers: Sequence[ShardReader], names: set[str]) -> dict[str, _Parts]:
     """Return the parts of each tensor; of several copies of one, the first."""
     found: dict[str, _Parts] = {}
-    for index, reader in enumerate(readers):
-        for name, info in reader.tensors.items():
+    for index, tensors in enumerate(tensors_that_count(readers)):
+        for name, info in tensors.items():
             # A tensor with fewer rows than ranks has parts without elements, placed anywhere.
             is_idle = info.size_bytes == 0 and math.prod(info.global_shape or (0,)) > 0
             if name in names and not is_idle:

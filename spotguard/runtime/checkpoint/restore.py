@@ -22,6 +22,7 @@ from spotguard.errors import (
     SpotguardError,
     StateMismatch,
 )
+from spotguard.events.states import CheckpointKind
 from spotguard.runtime.checkpoint.saver import PLACE
 from spotguard.runtime.checkpoint.tensor_reader import StoredTensors
 from spotguard.runtime.distributed.rendezvous import LostContact
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from spotguard.checkpoint.lineage import CheckpointRef
     from spotguard.checkpoint.manifest import Manifest
+    from spotguard.checkpoint.tensors import ShardInfo
     from spotguard.runtime.distributed.rendezvous import Coordinator
     from spotguard.runtime.state.tracked import Finish, Tracked
     from spotguard.storage.base import ObjectStore
@@ -56,6 +58,8 @@ class Restored:
     """How many steps the newest, damaged checkpoint was further."""
     differences: list[str] = field(default_factory=list)
     """What did not fit and was left as the script made it."""
+    bases: tuple[ShardInfo, ...] = ()
+    """What no step had changed, which the checkpoint refers to: as it is in the objects now."""
 
     @property
     def prefix(self) -> str | None:
@@ -120,6 +124,7 @@ def restore(
                 finish()
             restored.manifest = manifest
             restored.differences = tensors.differences
+            restored.bases = tensors.bases
             restored.skipped = choices.skipped
             restored.steps_back = choices.newest_step - manifest.step
             return restored
@@ -282,6 +287,19 @@ def read_back(store: ObjectStore, step: int, objects: Mapping[str, Tracked]) -> 
     tensors.read()
     for finish in finishers:
         finish()
+
+
+def best_step(store: ObjectStore, value: float) -> int:
+    """Return after how many steps the best state was saved whose metric had this value.
+
+    Raises:
+        DamagedCheckpoint: it is not kept.
+    """
+    for ref in restorable(store):
+        manifest = load_manifest(store, ref.prefix)
+        if manifest.kind is CheckpointKind.BEST and manifest.counters.get("best") == value:
+            return ref.step
+    raise DamagedCheckpoint(f"the state with the best value, {value:g}, was not saved")
 
 
 def _order(item: Tracked) -> int:

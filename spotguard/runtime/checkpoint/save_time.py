@@ -44,6 +44,7 @@ def emergency_s(last: Saved | None, objects: Iterable[Tracked]) -> float:
         for item in objects
         if isinstance(item, TrackedModule)
         for parameter in item.bare.parameters()
+        if parameter.requires_grad or not item.skips_frozen
     )
     return 3 * size_bytes / _GUESSED_RATE_BYTES_PER_S  # weights and two moments
 

@@ -30,6 +30,7 @@ from spotguard.checkpoint.tensors import ShardInfo
 from spotguard.errors import AlreadyExists, CheckpointError, SpotguardError, StoreError
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
+from spotguard.runtime.checkpoint.frozen_base import FrozenBase
 from spotguard.runtime.checkpoint.staging import (
     Plan,
     Staged,
@@ -41,12 +42,13 @@ from spotguard.runtime.process import clock
 from spotguard.runtime.process.surroundings import without_collections
 from spotguard.runtime.state.pack_cache import Packer
 from spotguard.runtime.state.rng import capture_random_states
+from spotguard.runtime.state.tracked import frozen_addresses
 from spotguard.runtime.state.tree import Leaf, Packed, pack
 from spotguard.shared.version import __version__
 from spotguard.storage.deadline import give_up_after
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from spotguard.runtime.checkpoint.local_copy import LocalCopy
     from spotguard.runtime.distributed.rendezvous import Coordinator
@@ -147,6 +149,8 @@ class Saver:
         self._on_saved = on_saved
         self._on_failed = on_failed
         self._packer = Packer()
+        self._base: FrozenBase | None = None
+        """What is stored once, if anything that is tracked is to be."""
         self._buffer = StagingBuffer()
         self._thread: threading.Thread | None = None
         self._connection: Coordinator | None = None
@@ -184,11 +188,11 @@ class Saver:
         tree, packed = self._packer.pack(objects)
         leaves = list(packed.leaves.values())
         sharded = any(leaf.global_shape is not None for leaf in leaves)
-        if self._rank and not solo:
-            # Replicas are stored once, by the first rank; parts by the rank that holds them.
-            mine = [leaf for leaf in leaves if leaf.global_shape is not None]
-        else:
-            mine = leaves
+        mine = self._mine(leaves, solo=solo)
+        if self._base is not None:
+            mine = self._base.changing(leaves, mine, frozen_addresses(objects))
+            if solo and self._rank:
+                self._base.take_over(self._bases_before())
         return Capture(
             step=step,
             kind=kind,
@@ -198,6 +202,35 @@ class Saver:
             counters=counters,
             sharded=sharded or (place is not None and self._world_size > 1),
         )
+
+    def _mine(self, leaves: list[Leaf], *, solo: bool = False) -> list[Leaf]:
+        """Return what this rank stores: parts are stored by who holds them, replicas once."""
+        if self._rank and not solo:
+            return [leaf for leaf in leaves if leaf.global_shape is not None]
+        return leaves
+
+    def take_base(self, objects: Mapping[str, Packs], stored: Sequence[ShardInfo]) -> None:
+        """Take what is frozen now as stored once; `stored` are bases that a restore has proven."""
+        frozen = frozen_addresses(objects)
+        if not frozen:
+            return
+        leaves = list(self._packer.pack(objects)[1].leaves.values())
+        self._base = FrozenBase(
+            self._store,
+            run_id=self._run_id,
+            attempt=self._attempt,
+            rank=self._rank,
+            world_size=self._world_size,
+        )
+        self._base.take(leaves, self._mine(leaves), frozen)
+        self._base.adopt(stored)
+
+    def _bases_before(self) -> Sequence[ShardInfo]:
+        """Return the bases of the checkpoint before; none if it cannot be read now."""
+        try:
+            return load_manifest(self._store, self.parent).bases if self.parent else ()
+        except SpotguardError:
+            return ()
 
     @without_collections()
     def save_in_background(self, capture: Capture, *, overlap: bool = False) -> None:
@@ -232,9 +265,18 @@ class Saver:
             self._store.warm()
             if not self._rank:
                 self._clean_up()
+            self._store_base_early()
 
         self._thread = threading.Thread(target=make_ready, name="spotguard-warm", daemon=True)
         self._thread.start()
+
+    def _store_base_early(self) -> None:
+        """Store the base before a save needs it; what goes wrong is told by that save."""
+        try:
+            if self._base is not None:
+                self._base.stored()
+        except SpotguardError as problem:
+            log.warning("the frozen base is stored with the next save: %s", problem)
 
     def wait_copied(self) -> float:
         """Block until the tensors of a save in flight may change; return for how many seconds."""
@@ -271,7 +313,7 @@ class Saver:
         if in_flight is None or not in_flight.is_alive():
             data = self._buffer.gather(capture.leaves, plan)
         else:  # it was given up, but still reads the buffer
-            data = live_views(capture.leaves, plan)
+            data = live_views(capture.leaves, plan.layout)
 
         def write(prefix: str) -> ShardInfo | None:
             return self._write(prefix, plan, data, lambda end: None)
@@ -356,7 +398,9 @@ class Saver:
         word = f"save/{capture.step}/{capture.kind}"
         try:
             with give_up_after(timeout_s):
-                mine = write(prefix)
+                base = self._base.stored(timeout_s) if self._base is not None else None
+                both = (write(prefix), base)
+                mine = tuple(shard for shard in both if shard is not None)
                 saved = self._meet(capture, prefix, mine, connection, word, end, solo)
         except AlreadyExists:  # a survivor beside us committed this very step
             saved = _saved(capture, prefix)
@@ -426,7 +470,7 @@ class Saver:
         self,
         capture: Capture,
         prefix: str,
-        mine: ShardInfo | None,
+        mine: tuple[ShardInfo, ...],
         connection: Coordinator,
         word: str,
         end: float,
@@ -444,12 +488,12 @@ class Saver:
                 if text.startswith((_FAILED, _LOST)):
                     raise _refused(text, f"step {capture.step} not saved: rank {peer}: ")
                 body = json.loads(text)
-                shard = ShardInfo.from_json(body["shard"], "a shard") if body["shard"] else None
-                parts[peer] = (shard, body["own"])
+                shards = (ShardInfo.from_json(each, "a shard") for each in body["shards"])
+                parts[peer] = (tuple(shards), body["own"])
             saved = self._commit(capture, prefix, parts)
             connection.set(f"{word}/done", _COMMITTED)
             return saved
-        body = {"shard": mine.to_json() if mine else None, "own": capture.own}
+        body = {"shards": [shard.to_json() for shard in mine], "own": capture.own}
         connection.set(f"{word}/{self._rank}", json.dumps(body))
         try:
             done = self._hear(connection, f"{word}/done", end)
@@ -475,10 +519,11 @@ class Saver:
                 return text
 
     def _commit(
-        self, capture: Capture, prefix: str, parts: dict[int, tuple[ShardInfo | None, Any]]
+        self, capture: Capture, prefix: str, parts: dict[int, tuple[tuple[ShardInfo, ...], Any]]
     ) -> Saved:
         check_not_fenced(self._store, self._attempt)
         self._before_commit()
+        shards = [shard for of_rank, _ in parts.values() for shard in of_rank]
         manifest = Manifest(
             run_id=self._run_id,
             attempt=self._attempt,
@@ -487,7 +532,7 @@ class Saver:
             created_at=clock.now(),
             parent=self.parent,
             world_size=self._world_size,
-            shards=tuple(shard for shard, _ in parts.values() if shard is not None),
+            shards=tuple(sorted(shards, key=lambda shard: shard.folder is not None)),
             state=capture.tree,
             ranks={str(rank): own for rank, (_, own) in parts.items() if own is not None},
             counters=capture.counters,

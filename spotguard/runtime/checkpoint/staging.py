@@ -143,25 +143,30 @@ class Plan:
         held = leaves if keep else []
         if before is not None and before.signature == signature:
             return cls(held, signature, before.layout)
-        specs = [
-            TensorSpec(
-                name=leaf.name,
-                dtype=DTYPES[leaf.tensor.dtype],
-                shape=tuple(leaf.tensor.shape),
-                global_shape=leaf.global_shape,
-                offsets=leaf.offsets,
-            )
-            for leaf in leaves
-        ]
-        return cls(held, signature, ShardLayout(specs, metadata))
+        return cls(held, signature, layout_of(leaves, metadata))
 
 
-def live_views(leaves: Sequence[Leaf], plan: Plan) -> list[memoryview]:
+def layout_of(leaves: Iterable[Leaf], metadata: dict[str, str]) -> ShardLayout:
+    """Return what is where in a shard of these leaves."""
+    specs = [
+        TensorSpec(
+            name=leaf.name,
+            dtype=DTYPES[leaf.tensor.dtype],
+            shape=tuple(leaf.tensor.shape),
+            global_shape=leaf.global_shape,
+            offsets=leaf.offsets,
+        )
+        for leaf in leaves
+    ]
+    return ShardLayout(specs, metadata)
+
+
+def live_views(leaves: Sequence[Leaf], layout: ShardLayout) -> list[memoryview]:
     """Return the leaves' bytes in the order of the file; those on a CPU are not copied.
 
     The views do not keep the leaves alive.
     """
-    return [_view(leaves[index].tensor) for index in plan.layout.order]
+    return [_view(leaves[index].tensor) for index in layout.order]
 
 
 def _view(tensor: torch.Tensor) -> memoryview:
@@ -298,7 +303,7 @@ class StagingBuffer:
         Those of a CPU stay where they are; a GPU's come by way of the pinned buffer.
         """
         if not any(leaf.tensor.is_cuda for leaf in leaves):
-            return live_views(leaves, plan)
+            return live_views(leaves, plan.layout)
         return [self.stage(leaves, plan, overlap=False).data]
 
     def warm(self, leaves: list[Leaf], plan: Plan) -> None:

@@ -12,22 +12,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from spotguard.checkpoint.manifest import shard_readers
-from spotguard.checkpoint.reading import Want, read_wanted
+from spotguard.checkpoint.manifest import shard_readers, tensors_that_count
+from spotguard.checkpoint.reading import Want, holds_already, read_wanted
 from spotguard.errors import DamagedCheckpoint, StateMismatch
 from spotguard.runtime.state.sharding import is_dtensor, local_part
 from spotguard.runtime.state.tree import TORCH_DTYPES, tensor_names, unpack
-from spotguard.storage.remote.thread_pool import Crew
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from spotguard.checkpoint.manifest import Manifest
-    from spotguard.checkpoint.tensors import TensorInfo
+    from spotguard.checkpoint.tensors import ShardInfo, TensorInfo
     from spotguard.storage.base import ObjectStore
-
-
-_HEADERS_AT_ONCE = 16
 
 
 class StoredTensors:
@@ -134,16 +130,33 @@ class StoredTensors:
                 may be filled in part.
             StoreError: the store failed, which says nothing about the bytes.
         """
-        read_wanted((self._readers[index], wants) for index, wants in self._wants.items())
+        asked = [(self._readers[index], wants) for index, wants in self._wants.items()]
+        read_wanted(
+            (reader, wants)
+            for reader, wants in asked
+            if not (reader.info.folder and holds_already(reader, wants))
+        )
         for place in self._afterwards:
             place()
+
+    @property
+    def bases(self) -> tuple[ShardInfo, ...]:
+        """Return the bases that count as a whole: no tensor of them was stored anew since."""
+        pairs = zip(self._readers, self._counting, strict=True)
+        return tuple(
+            reader.info
+            for reader, counts in pairs
+            if reader.info.folder and len(counts) == len(reader.tensors)
+        )
+
+    @cached_property
+    def _counting(self) -> list[dict[str, TensorInfo]]:
+        return tensors_that_count(self._readers)
 
     @cached_property
     def _parts(self) -> dict[str, list[_Part]]:
         found: dict[str, list[_Part]] = {}
-        with Crew(_HEADERS_AT_ONCE, "spotguard-headers") as crew:  # each is two requests
-            headers = crew.map(lambda reader: reader.tensors, self._readers)
-        for index, header in enumerate(headers):
+        for index, header in enumerate(self._counting):
             for name, info in header.items():
                 parts = found.setdefault(name, [])
                 parts.append(_Part(index, info))

@@ -19,7 +19,7 @@ from spotguard.events.states import CheckpointKind
 from spotguard.runtime.checkpoint import save_time
 from spotguard.runtime.checkpoint.saver import Capture, Saved, Saver
 from spotguard.runtime.process import clock
-from spotguard.runtime.state.best import Best
+from spotguard.runtime.state.best import Best, BestState
 from spotguard.runtime.state.boundary_copy import (
     BoundaryState,
     BufferShadow,
@@ -162,9 +162,10 @@ class Keeper:
         manifest = restored.manifest
         self._loader = loader
         self.saver.parent = restored.prefix
+        self.saver.take_base(self.objects, restored.bases)
         counters = manifest.counters if manifest else {}
         # An emergency save may have come before the save of the best state, at the same step.
-        self.best = Best(counters.get("best"), is_new=counters.get("best_is_new", False))
+        self.best = Best(BestState.of(counters))
         self.resumed = Open.of(counters)
         self.epoch_end = self.resumed.epoch_end
         self._was_open = any(self.resumed)
@@ -429,17 +430,20 @@ class Keeper:
     ) -> Capture:
         """Return the state to save; `halfway` through a step, that of the boundary before it."""
         now = self._halfway() if halfway else self._at_boundary()
-        best, best_is_new = now.best
+        best = now.best
         counters = {
             "train_s": self.train_s,
             "epoch": self.epoch,
             "total_steps": self.total,
             "loader": self._loader.identity(),
+            "micro_batch": self._loader.remembered,
             "place": now.shared,
             "evaluating": self.evaluating,
             "epoch_end": self.epoch_end,
-            "best": best,
-            "best_is_new": kind is not CheckpointKind.BEST and (best_is_new or self._best_owed),
+            "best": best.value,
+            "best_is_new": kind is not CheckpointKind.BEST and (best.is_new or self._best_owed),
+            "best_mark": best.mark,
+            "best_since": best.since,
         }
         return self.saver.capture(
             self.finished,

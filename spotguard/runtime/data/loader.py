@@ -34,6 +34,10 @@ READ, _TRAIN = 0x5851F42D4C957F2D, 0x14057B7EF767814F
 """Two streams, so that a dataset's own draws do not shift the dropout masks."""
 
 
+AUTO = "auto"
+"""What `micro_batch_size` is where the largest that fits is to be found."""
+
+
 class Share(NamedTuple):
     """One micro-batch as one rank trains on it."""
 
@@ -62,6 +66,10 @@ class Loader(ABC):
     """True if all ranks have as many micro-batches of a step, some of them with weight zero."""
     undivided: bool = False
     """True if a rank has one micro-batch of a step, which may have several backward passes."""
+    remembered: dict[str, Any] | None = None
+    """The size of micro-batches that was found, and for which device; None if it was given."""
+    probe: Callable[[Any], torch.Tensor] | None = None
+    """Returns the loss of a micro-batch, where its size is to be found."""
     scale: LearningRateScale | None = None
     """Scales the optimizers' rates with the global batch, where that follows the ranks."""
 
@@ -188,9 +196,13 @@ class ElasticLoader(Loader):
         sampler: Any = None,
         num_workers: int,
         options: dict[str, Any],
+        micro_batch_size: int | str | None = None,
+        probe: Callable[[Any], torch.Tensor] | None = None,
         **common: Any,
     ) -> None:
-        super().__init__(**common)
+        self.probe = _checked_probe(micro_batch_size, probe)
+        size = None if isinstance(micro_batch_size, str) else micro_batch_size
+        super().__init__(**common, micro_batch_size=size)
         _check_dataset(dataset)
         self.dataset = dataset
         self.drop_last = drop_last
@@ -211,6 +223,23 @@ class ElasticLoader(Loader):
             samples=length, global_batch=self.global_batch_size, drop_last=drop_last
         )
 
+    def settle(self, size: int, device: dict[str, Any]) -> None:
+        """Cut steps into micro-batches of `size`, which this smallest device holds."""
+        self.micro_batch_size = min(size, self.global_batch_size)
+        self.remembered = {"size": self.micro_batch_size, **device}
+
+    def share_to_try(self, step: int, size: int) -> Share:
+        """Return a micro-batch of `size` samples, those of step `step` and what comes after."""
+        epoch, places = self._plan.at(step)
+        order = self._sampling.order(epoch)
+        indices = (order[(places.start + n) % self._sampling.length] for n in range(size))
+        return Share(step, 0, 1.0, tuple(indices), False)
+
+    def batch_of(self, share: Share) -> Any:
+        """Read a micro-batch here and now."""
+        dataset = _Seeded(self.dataset, self.seed, self._reseed)
+        return self._collate(dataset.__getitems__(share))
+
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in one pass over the dataset, on this attempt's number of ranks."""
@@ -225,7 +254,7 @@ class ElasticLoader(Loader):
         return {
             "samples": self._size,
             "global_batch_size": self.global_batch_size,
-            "micro_batch_size": self.micro_batch_size,
+            "micro_batch_size": self.micro_batch_size if self.probe is None else AUTO,
             **self._sampling.identity(),
             "drop_last": self.drop_last,
             "seed": self.seed,
@@ -375,6 +404,26 @@ def _sampling(size: int, seed: int, *, shuffle: bool, weights: Any, sampler: Any
     if sampler is not None:
         return FromSampler(sampler, size, seed)
     return Shuffled(size, seed) if shuffle else InOrder(size)
+
+
+def _checked_probe(
+    size: int | str | None, probe: Callable[[Any], torch.Tensor] | None
+) -> Callable[[Any], torch.Tensor] | None:
+    """Return what the size of micro-batches is tried with, if it is to be found."""
+    if size != AUTO:
+        if isinstance(size, str):
+            raise UsageError(
+                f"run.loader: micro_batch_size is {size!r}; allowed: a number, {AUTO!r}"
+            )
+        if probe is not None:
+            raise UsageError('run.loader: probe says nothing without micro_batch_size="auto"')
+        return None
+    if not callable(probe):
+        raise UsageError(
+            'run.loader: micro_batch_size="auto" needs to know what is done with a batch',
+            hint="probe=lambda batch: loss_fn(model(batch[0]), batch[1]) returns its loss",
+        )
+    return probe
 
 
 def _check_dataset(dataset: Any) -> None:

@@ -124,7 +124,7 @@ class BitwiseSync:
         wrappers = find_wrappers(modules, self._optimizers)
         self._ddp, self._wrappers = wrappers.ddp, wrappers.modules
         self._look_at_parameters()
-        self.meets_in_forward = False
+        self.meets_in_forward = self.managed_elsewhere = False
         self._before: Gradients = []
         self._tree = TreeSum(_add)
         self._ever_begun = self._begun = False

@@ -20,6 +20,7 @@ from spotguard.errors import UsageError
 from spotguard.runtime.distributed.gradients import count_parameters, parameters_of
 from spotguard.runtime.state.sharding import is_dtensor
 from spotguard.runtime.state.tracked import TrackedModule
+from spotguard.runtime.state.wrapped import plain_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -264,7 +265,7 @@ def _remove(handles: Iterable[Any]) -> None:
 
 def _names(keeper: Keeper) -> dict[int, str]:
     return {
-        id(parameter): f"{name}.{of_module}"
+        id(parameter): f"{name}.{plain_key(of_module)}"
         for name, item in keeper.objects.items()
         if isinstance(item, TrackedModule)
         for of_module, parameter in item.bare.named_parameters()

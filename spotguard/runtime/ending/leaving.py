@@ -91,6 +91,7 @@ class Leaving:
         self.begun = threading.Event()
         """Set once the main thread leaves."""
         self.failure: BaseException | None = None
+        self._finished_why = "all steps done"
         """By what the script failed, if it did."""
         self.process_goes_on = False
         """True once the run is to end and the process is not: `reset`."""
@@ -277,6 +278,7 @@ class Leaving:
             self._keeper.left_early()
         self._keeper.save_final(halfway=left_early)
         self.phase = Phase.AFTER
+        self._finished_why = why or "all steps done"
         if why and self._end.is_first:
             log.info("finished at step %d: %s", self._keeper.finished, why)
 
@@ -300,7 +302,7 @@ class Leaving:
                 return problem.exit_code
         if self._end.is_first or self._end.is_alone(None):
             told = self._watch.agreed  # while it was finishing
-            self._write(cause, "all steps done", request=told)
+            self._write(cause, self._finished_why, request=told)
         return None
 
     def _left_when_told(self, told: StopRequest) -> int:

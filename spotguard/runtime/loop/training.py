@@ -21,11 +21,14 @@ from spotguard.errors import Fenced, SpotguardError, UsageError
 from spotguard.events.event import JobEvent
 from spotguard.runtime.checkpoint import restore as restoring
 from spotguard.runtime.checkpoint.save_schedule import SaveSchedule
+from spotguard.runtime.data.loader import ElasticLoader
 from spotguard.runtime.data.lone_samples import warning_of_lone_sample
 from spotguard.runtime.distributed.bitwise_reduce import BitwiseSync
 from spotguard.runtime.distributed.gradients import GradientSync, broadcast_initial, evened_out
 from spotguard.runtime.distributed.optimizers import OptimizerWatch
+from spotguard.runtime.distributed.weighted_mean import WeightedMeans
 from spotguard.runtime.ending.leaving import Phase
+from spotguard.runtime.loop.batch_probe import BatchProbe
 from spotguard.runtime.process.clock import RUN_CLOCK
 from spotguard.runtime.process.outside_loop import outside_loop
 from spotguard.runtime.state.rng import BOUNDARY, mix, seed_everything
@@ -96,10 +99,9 @@ class Training:
             self._gradients = GradientSync(modules, optimizers, circumstances.ranks)
         self._gradients.meets_in_forward |= loader.evened
         gives_back.callback(self._gradients.close)
-        self._optimizers = OptimizerWatch(
-            modules, optimizers, self._gradients, job.keeper, job.world_size
-        )
-        gives_back.callback(self._optimizers.close)
+        self._values = values
+        self._optimizers: OptimizerWatch
+        self._weights = WeightedMeans(modules, optimizers, self._total)
         if loader.scale is not None:
             loader.scale.attach(optimizers, lambda: job.keeper.finished)
             gives_back.callback(loader.scale.detach)
@@ -125,6 +127,13 @@ class Training:
         self.end_early: str | None = None
         """Why the loop is to end before its last step, once it is."""
 
+    def _total(self, value: float) -> float:
+        """Return the sum of a number over the ranks, which must all call it."""
+        whole = torch.tensor([value], dtype=torch.float64, device=self._job.device)
+        if self._job.world_size > 1:
+            self._of.ranks.add_up(whole)()
+        return float(whole)
+
     # ------------------------------------------------------------------ the three calls
 
     def start(self, total: int | None, epochs: int | None, *, strict: bool) -> int:
@@ -132,6 +141,7 @@ class Training:
         job = self._job
         with self._errors_end_it:
             self.finished, self._last = self._restore(total, epochs, strict=strict)
+            self._watch_optimizers()
             self._schedule.start(self.finished)
             job.begin_training(self.finished, self._last)
             self._warn_of_lone_sample()
@@ -149,6 +159,7 @@ class Training:
             gradients=self._gradients,
             optimizers=self._optimizers,
             ranks=self._of.ranks,
+            weights=self._weights,
             count_of=self._count_of,
             trained_once=self._trace_step,
             ended=lambda step: self._seed_boundary(step.number, after=True),
@@ -330,6 +341,8 @@ class Training:
                 self._restore_random(restored.manifest)
         change = self._loader.begin(first)
         last = self._last_step(total, epochs)
+        if first < last:
+            self._settle_micro_batches(restored.manifest, first)
         job.restored(restored, last)
         if change is not None and job.rank == 0:
             log.info("%s", change["message"])
@@ -337,6 +350,29 @@ class Training:
         self._check_ranks_agree(first)
         self._loader.keep(first)
         return first, last
+
+    def _settle_micro_batches(self, manifest: Manifest | None, first: int) -> None:
+        """Find how many samples fit, if that was asked for; the ranks do so together."""
+        loader, gradients = self._loader, self._gradients
+        if not isinstance(loader, ElasticLoader) or loader.probe is None:
+            return
+        assert isinstance(gradients, GradientSync)  # bitwise mode has refused it
+        job = self._job
+        probe = BatchProbe(loader, self._values, gradients, self._of.ranks, job.device)
+        told = probe.settle(manifest.counters.get("micro_batch") if manifest else None, first)
+        if told is not None and job.rank == 0:
+            log.info("%s", told)
+
+    def _watch_optimizers(self) -> None:
+        """Stand before the optimizers' steps; what was tried before is no step of the run's."""
+        values = self._values
+        modules = [v for v in values if isinstance(v, torch.nn.Module)]
+        optimizers = [v for v in values if isinstance(v, torch.optim.Optimizer)]
+        job = self._job
+        self._optimizers = OptimizerWatch(
+            modules, optimizers, self._gradients, job.keeper, job.world_size
+        )
+        self._of.gives_back.callback(self._optimizers.close)
 
     def _last_step(self, total: int | None, epochs: int | None) -> int:
         """Return how many steps there are in all, as seen from where this attempt begins."""

@@ -1,41 +1,83 @@
-"""The best value of a metric so far, as `run.best` is told."""
+"""The best value of a metric so far, as `run.best` is told, and for how long it was that."""
 
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class BestState(NamedTuple):
+    """What is part of the training state."""
+
+    value: float | None = None
+    """None until there is one."""
+    is_new: bool = False
+    """True from a better value until the state that goes with it is being saved."""
+    mark: float | None = None
+    """The last value that was better by more than `min_delta`."""
+    since: int = 0
+    """How often `run.best` was called after that one."""
+
+    @classmethod
+    def of(cls, counters: Mapping[str, Any]) -> BestState:
+        """Return what the counters of a checkpoint say; earlier versions did not count."""
+        value, is_new = counters.get("best"), counters.get("best_is_new") is True
+        mark, since = counters.get("best_mark", value), counters.get("best_since", 0)
+        return cls(value, is_new, mark, since)
 
 
 class Best:
-    """Remembers the best value; `value` is part of the training state."""
+    """Remembers the best value; `now` is part of the training state."""
 
-    def __init__(self, value: float | None = None, *, is_new: bool = False) -> None:
-        self.value = value
-        """None until there is one."""
-        self.is_new = is_new
-        """True from a better value until the state that goes with it is being saved."""
-        self.at_boundary: tuple[float | None, bool] = (None, False)
-        """Value and `is_new` at the last step boundary, to which a step given up goes back."""
+    def __init__(self, state: BestState = BestState()) -> None:  # noqa: B008  # it is immutable
+        self.now = state
+        self.at_boundary = BestState()
+        """As it was at the last step boundary, to which a step given up goes back."""
 
     @property
-    def now(self) -> tuple[float | None, bool]:
-        """Return value and `is_new`."""
-        return self.value, self.is_new
+    def value(self) -> float | None:
+        """Return the best value; None until there is one."""
+        return self.now.value
+
+    @property
+    def is_new(self) -> bool:
+        """True from a better value until the state that goes with it is being saved."""
+        return self.now.is_new
 
     def take(self) -> None:
-        """Keep value and `is_new` as they are now: a step has just ended."""
+        """Keep it as it is now: a step has just ended."""
         self.at_boundary = self.now
 
     def is_being_saved(self) -> None:
         """Take note that the state that goes with the best value is kept from here on."""
-        self.is_new = False
+        self.now = self.now._replace(is_new=False)
         self.take()
 
-    def offer(self, value: float, mode: str) -> bool:
-        """Take `value` if it is better (`mode` is `min` or `max`); return whether it was."""
-        if math.isnan(value):
-            return False
-        better = self.value is None or (value < self.value if mode == "min" else value > self.value)
-        if better:
-            self.value = value
-            self.is_new = True
+    def offer(self, value: float, mode: str, *, min_delta: float = 0.0) -> bool:
+        """Take `value` if it is better (`mode` is `min` or `max`); return whether it was.
+
+        One that is better by `min_delta` or less is the best, too, but no progress.
+        """
+        now = self.now
+        progress = _is_better(value, now.mark, mode, min_delta)
+        better = _is_better(value, now.value, mode, 0.0)
+        self.now = BestState(
+            value if better else now.value,
+            now.is_new or better,
+            value if progress else now.mark,
+            0 if progress else now.since + 1,
+        )
         return better
+
+
+def _is_better(value: float, than: float | None, mode: str, by_more_than: float) -> bool:
+    if math.isnan(value):
+        return False
+    if than is None:
+        return True
+    gain = than - value if mode == "min" else value - than
+    # Of two infinite values the difference is NaN, and neither is better.
+    return gain > by_more_than

@@ -20,6 +20,7 @@ from spotguard.runtime.state.tree import Leaf, Packed, pack
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from spotguard.runtime.state.best import BestState
     from spotguard.runtime.state.tracked import Packs, Tracked
 
 _LARGEST_BYTES = 4 << 20
@@ -161,7 +162,7 @@ class BoundaryState:
 
     objects: Mapping[str, Packs]
     random_states: dict[str, Any] | None
-    best: tuple[float | None, bool]
+    best: BestState
     shared: Any
     """The loader's place, the same on all ranks."""
     own: Any

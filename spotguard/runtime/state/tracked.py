@@ -10,11 +10,11 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from spotguard.errors import StateMismatch, UnsupportedState, UsageError
 from spotguard.runtime.state.sharding import is_dtensor
 from spotguard.runtime.state.tree import Packed, pack
+from spotguard.runtime.state.wrapped import bare_module, plain_key
 
 Finish = Callable[[], None]
 """Completes a restore once all tensors have been read."""
@@ -88,11 +88,18 @@ class Bulk(NamedTuple):
 class TrackedModule:
     """A module: parameters and buffers by name, whatever wraps it."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, *, skips_frozen: bool = False) -> None:
         self.value = module
-        self.bare: torch.nn.Module = (
-            module.module if isinstance(module, DistributedDataParallel) else module
-        )
+        self.bare: torch.nn.Module = bare_module(module)
+        self.skips_frozen = skips_frozen
+        """True if parameters without a gradient are stored once, and referred to."""
+
+    def frozen_addresses(self) -> Iterator[int]:
+        """Yield the addresses of the parameters that are stored once, as long as they are so."""
+        if self.skips_frozen:
+            for parameter in self.bare.parameters():
+                if not parameter.requires_grad:
+                    yield _address(parameter)
 
     def pack(self, name: str, into: Packed) -> Any:
         """Return the tree of the module's state dict, in its order."""
@@ -108,8 +115,10 @@ class TrackedModule:
 
     def restore(self, name: str, tree: Any, reading: Reading) -> Finish:
         """Have the stored values read into the module's own tensors, on their device, in place."""
-        mine = self.bare.state_dict()
-        stored = dict(tree)
+        state = self.bare.state_dict()
+        own_keys = {plain_key(key): key for key in state}
+        mine = {plain: state[key] for plain, key in own_keys.items()}
+        stored = {plain_key(key): value for key, value in tree}
         tensors = {
             key: stored[key]["name"]
             for key, value in mine.items()
@@ -142,7 +151,8 @@ class TrackedModule:
         def finish() -> None:
             values.update({key: value() for key, value in others.items()})
             if values:
-                self.bare.load_state_dict(values, strict=len(values) == len(mine))
+                own = {own_keys[key]: value for key, value in values.items()}
+                self.bare.load_state_dict(own, strict=len(own) == len(mine))
 
         return finish
 
@@ -278,14 +288,14 @@ class TrackedValue:
         return lambda: self._write(self.value, state())
 
 
-def tracked(name: str, value: Any) -> Tracked:
-    """Return the adapter for `value`.
+def tracked(name: str, value: Any, *, skips_frozen: bool = False) -> Tracked:
+    """Return the adapter for `value`; with `skips_frozen`, of a module, see `TrackedModule`.
 
     Raises:
         UnsupportedState: there is no way to read and write its state; the message says what to do.
     """
     if isinstance(value, torch.nn.Module):
-        return TrackedModule(value)
+        return TrackedModule(value, skips_frozen=skips_frozen)
     if isinstance(value, torch.optim.Optimizer):
         return TrackedOptimizer(value)
     if callable(getattr(value, "state_dict", None)) and callable(
@@ -303,6 +313,12 @@ def tracked(name: str, value: Any) -> Tracked:
         "put a single value into a spotguard.runtime.Box; a variable of the script is tracked by "
         f'run.track_values(globals(), "{name}")',
     )
+
+
+def frozen_addresses(objects: Mapping[str, Packs]) -> set[int]:
+    """Return the addresses of all parameters that are stored once, as long as they are frozen."""
+    modules = (item for item in objects.values() if isinstance(item, TrackedModule))
+    return {address for item in modules for address in item.frozen_addresses()}
 
 
 def tracked_slot(holder: Any, name: str) -> Tracked:
@@ -391,7 +407,8 @@ def _pairs(tree: Any) -> list[tuple[int, list[tuple[str, Any]]]]:
 
 
 def _pack_entries(state: Mapping[str, Any], name: str, into: Packed) -> Any:
-    return [[key, pack(value, f"{name}.{key}", into)] for key, value in state.items()]
+    pairs = [(plain_key(key), value) for key, value in state.items()]
+    return [[key, pack(value, f"{name}.{key}", into)] for key, value in pairs]
 
 
 def _pack_steady(state: dict[Any, Any], name: str, into: Packed) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import collections
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +41,15 @@ DTYPES = {
 if hasattr(torch, "float8_e8m0fnu"):  # since torch 2.7
     DTYPES[torch.float8_e8m0fnu] = "F8_E8M0"
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+
+QUANTIZED = frozenset(
+    {
+        "torchao.optim.subclass_8bit.OptimState8bit",
+        "torchao.optim.subclass_4bit.OptimState4bit",
+        "torchao.optim.subclass_fp8.OptimStateFp8",
+    }
+)
+"""Tensor subclasses that are stored as the plain tensors in them: codes and scales."""
 
 _MOST_BITS = 1328  # of an integer: what a manifest may hold, about 400 digits
 
@@ -122,10 +132,13 @@ def _plain(path: str, value: torch.Tensor) -> torch.Tensor:
     return value.resolve_conj().resolve_neg()  # itself, unless it is a lazy view
 
 
+def _kind(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
 def _unsupported(path: str, value: object, why: str) -> UnsupportedState:
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
     return UnsupportedState(
-        f"cannot store {path} ({kind}): {why}",
+        f"cannot store {path} ({_kind(value)}): {why}",
         hint="keep it out of the tracked state, or give it a plain state_dict()",
     )
 
@@ -152,6 +165,8 @@ def _pack(value: Any, path: str, into: Packed) -> Any:
     if type(value) is float:
         return value if math.isfinite(value) else {_TAG: "float", "value": repr(value)}
     if isinstance(value, torch.Tensor):
+        if _kind(value) in QUANTIZED:
+            return _pack_quantized(value, path, into)
         name = into.add(path, value)
         sharded = into.leaves[name].global_shape is not None
         return {_TAG: "tensor", "name": name, **({"sharded": True} if sharded else {})}
@@ -161,6 +176,14 @@ def _pack(value: Any, path: str, into: Packed) -> Any:
         items = [_pack(item, f"{path}.{i}", into) for i, item in enumerate(value)]
         return items if type(value) is list else {_TAG: type(value).__name__, "items": items}
     return _pack_other(value, path, into)
+
+
+def _pack_quantized(value: Any, path: str, into: Packed) -> Any:
+    """Return the tree of a tensor that is made of plain ones, by torch's own protocol for those."""
+    names, made_by = value.__tensor_flatten__()
+    parts = {name: _pack(getattr(value, name), f"{path}.{name}", into) for name in names}
+    made = _pack(made_by, f"{path}.made_by", into)
+    return {_TAG: "quantized", "kind": _kind(value), "parts": parts, "made_by": made}
 
 
 def _pack_dict(value: dict[Any, Any], path: str, into: Packed) -> Any:
@@ -227,6 +250,19 @@ def unpack(tree: Any, fetch: Fetch) -> Any:
     return decode(tree, fetch)
 
 
+def _unpack_quantized(tree: dict[str, Any], fetch: Fetch) -> torch.Tensor:
+    kind = str(tree["kind"])
+    module, _, name = kind.rpartition(".")
+    # Only those that are known to hold nothing but numbers, and nothing is imported for a file.
+    if kind not in QUANTIZED or module not in sys.modules:
+        raise ValueError(f"there is no tensor class {kind!r} in this process")
+    parts, made_by = unpack(tree["parts"], fetch), unpack(tree["made_by"], fetch)
+    made: torch.Tensor = getattr(sys.modules[module], name).__tensor_unflatten__(
+        parts, made_by, None, None
+    )
+    return made
+
+
 def _unpack_items(tree: dict[str, Any], fetch: Fetch) -> list[Any]:
     return [unpack(item, fetch) for item in tree["items"]]
 
@@ -257,6 +293,7 @@ _DECODERS: dict[str, Callable[[dict[str, Any], Fetch], Any]] = {
     "dict": lambda tree, fetch: {k: v for k, v in _unpack_items(tree, fetch)},
     "Counter": lambda tree, fetch: collections.Counter(dict(_unpack_items(tree, fetch))),
     "ndarray": _unpack_ndarray,
+    "quantized": _unpack_quantized,
 }
 
 

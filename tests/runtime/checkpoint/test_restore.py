@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spotguard.checkpoint import manifest as manifest_form
 from spotguard.checkpoint.lineage import claim_attempt
 from spotguard.checkpoint.manifest import Manifest, commit
 from spotguard.checkpoint.shard import Block, shard_file, write_shard
@@ -23,11 +24,15 @@ from spotguard.errors import (
 )
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
-from spotguard.runtime.checkpoint import tensor_reader
 from spotguard.runtime.checkpoint.tensor_reader import StoredTensors, _Box
 from spotguard.runtime.state.tree import DTYPES
 from spotguard.testing import FakeRendezvous, FaultyStore, MemoryStore
-from tests.checkpoint.crashes.savings import CountingStore, cut_into_pieces
+from tests.checkpoint.crashes.savings import (
+    CountingStore,
+    body_of,
+    cut_into_pieces,
+    sealed,
+)
 from tests.runtime.harness.lab import Rank, adapters, next_attempt, raw, together
 
 if TYPE_CHECKING:
@@ -239,7 +244,7 @@ def test_no_cut_is_special(shape: tuple[int, ...], data: st.DataObject) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            tensor_reader, "_HEADERS_AT_ONCE", 1
+            manifest_form, "_HEADERS_AT_ONCE", 1
         )  # of a thousand readers each starts a thread
         for box in grid(shape, data.draw(ranks)):
             assert equal(stored.part("w", box, whole), whole[cut_out(box)])
@@ -506,9 +511,9 @@ def test_a_newer_format_is_refused() -> None:
     prefix = keys.checkpoint(20, 1)
     manifest = Manifest(
         run_id="a-run", attempt=1, step=20, kind=CheckpointKind.PERIODIC, created_at=1.0,
-        parent=None, world_size=1, shards=(), state={}, schema=99,
+        parent=None, world_size=1, shards=(), state={},
     )  # fmt: skip
-    store.put(keys.manifest(prefix), manifest.to_json())
+    store.put(keys.manifest(prefix), sealed(body_of(manifest) | {"schema": 99}))
     with pytest.raises(StateMismatch, match="schema 99"):
         next_attempt(store, s={})
 

@@ -233,7 +233,7 @@ def test_several_threads_share_one_copy(monkeypatch: pytest.MonkeyPatch) -> None
         thread.join(10)
 
     staged.wait_ready()
-    assert bytes(staged.data) == b"".join(map(bytes, live_views(tensors, plan)))
+    assert bytes(staged.data) == b"".join(map(bytes, live_views(tensors, plan.layout)))
 
 
 def test_the_buffer_holds_the_file_byte_by_byte() -> None:
@@ -245,7 +245,7 @@ def test_the_buffer_holds_the_file_byte_by_byte() -> None:
     staged = StagingBuffer().stage(tensors, plan, overlap=True)
     assert staged.copied.is_set(), "nothing here is steady"
 
-    assert bytes(staged.data) == b"".join(map(bytes, live_views(tensors, plan)))
+    assert bytes(staged.data) == b"".join(map(bytes, live_views(tensors, plan.layout)))
     assert len(staged.data) == sum(len(raw(leaf.tensor)) for leaf in tensors)
 
 

@@ -1,0 +1,154 @@
+"""What a save costs that leaves a frozen base out: `python -m benchmarks.frozen_base`.
+
+A model of 1 GB that is frozen, with adapters of 4 MB that learn with AdamW (LoRA's proportions),
+tracked as a whole and with `frozen="skip"`. Both save and restore in one process, in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from spotguard.checkpoint.lineage import claim_attempt
+from spotguard.checkpoint.manifest import load_manifest
+from spotguard.checkpoint.retention import Retention
+from spotguard.events import keys
+from spotguard.events.states import CheckpointKind
+from spotguard.runtime.checkpoint import restore as restoring
+from spotguard.runtime.checkpoint.saver import Saver
+from spotguard.runtime.distributed.rendezvous import Alone
+from spotguard.runtime.state.tracked import Tracked, tracked
+from spotguard.storage import FileStore
+
+WIDTH = 1024
+STEPS = 7
+
+
+class Measured(NamedTuple):
+    """Of one way to track."""
+
+    first_s: float
+    """Until the base is stored, if there is one."""
+    save_s: list[float]
+    stall_s: list[float]
+    size_bytes: int
+    restore_s: float
+
+
+class Adapted(nn.Module):
+    """Frozen layers with a low-rank part beside each, which learns."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.base = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
+        self.base.requires_grad_(False)
+        self.down = nn.ModuleList(nn.Linear(WIDTH, 2, bias=False) for _ in range(layers))
+        self.up = nn.ModuleList(nn.Linear(2, WIDTH, bias=False) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the output of all layers for `x` of shape (batch, WIDTH)."""
+        for base, down, up in zip(self.base, self.down, self.up, strict=True):
+            x = base(x) + up(down(x))
+        return x
+
+
+class _Attempt:
+    def __init__(self, folder: Path, number: int, layers: int, *, skip: bool) -> None:
+        torch.manual_seed(0)
+        self.model = Adapted(layers)
+        learns = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(learns, lr=1e-4)
+        self.objects: dict[str, Tracked] = {
+            "model": tracked("model", self.model, skips_frozen=skip),
+            "optimizer": tracked("optimizer", self.optimizer),
+        }
+        self.store = FileStore(folder)
+        self.saver = Saver(
+            self.store, run_id="bench", attempt=number, rank=0, world_size=1, coordinator=Alone(),
+            retention=Retention(), save_random=False, on_saved=lambda *_: None,
+            on_failed=lambda _, problem: _raise(problem),
+        )  # fmt: skip
+        began = time.perf_counter()
+        found = restoring.restore(self.store, Alone(), 0, 1, self.objects)
+        self.restore_s = time.perf_counter() - began
+        claim_attempt(self.store, number, found.prefix)
+        self.saver.parent = found.prefix
+        self.saver.take_base(self.objects, found.bases)
+
+    def step(self) -> None:
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.full_like(parameter, 0.1)
+        self.optimizer.step()
+
+    def save(self, step: int) -> tuple[float, float]:
+        began = time.perf_counter()
+        capture = self.saver.capture(step, CheckpointKind.PERIODIC, self.objects, {})
+        self.saver.save_in_background(capture, overlap=True)
+        stall_s = time.perf_counter() - began + self.saver.wait_copied()
+        self.saver.wait()
+        return time.perf_counter() - began, stall_s
+
+
+def _raise(problem: Exception) -> None:
+    raise problem
+
+
+def measured(folder: Path, layers: int, *, skip: bool) -> Measured:
+    """Train, save and restore; each save is of a state that has changed."""
+    attempt = _Attempt(folder, 1, layers, skip=skip)
+    attempt.step()
+    began = time.perf_counter()
+    attempt.saver.warm(attempt.objects)
+    attempt.saver.wait()
+    first_s = time.perf_counter() - began
+    saves = []
+    for step in range(1, STEPS + 1):
+        attempt.step()
+        saves.append(attempt.save(step))
+    size_bytes = load_manifest(attempt.store, keys.checkpoint(STEPS, 1)).size_bytes
+    again = _Attempt(folder, 2, layers, skip=skip)
+    same = all(map(torch.equal, again.model.parameters(), attempt.model.parameters()))
+    if not same:
+        raise AssertionError("what was restored is not what was saved")
+    return Measured(
+        first_s,
+        [save_s for save_s, _ in saves],
+        [stall_s for _, stall_s in saves],
+        size_bytes,
+        again.restore_s,
+    )
+
+
+def main() -> None:
+    """Print a table."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--layers", type=int, default=256, help="of 4 MB each")
+    options.add_argument("--folder", type=Path, help="where to save; a temporary one by default")
+    given = options.parse_args()
+    base = given.layers * WIDTH * (WIDTH + 1) * 4
+    print(f"a frozen base of {base / 1e9:.2f} GB, {STEPS} saves each\n")
+    print(
+        "| tracked | a save holds | takes (median) | worst | holds up training | before | restore |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for skip in (False, True):
+        with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+            one = measured(Path(folder), given.layers, skip=skip)
+        name = 'frozen="skip"' if skip else "as a whole"
+        print(
+            f"| {name} | {one.size_bytes / 1e6:.1f} MB | {statistics.median(one.save_s):.3f} s "
+            f"| {max(one.save_s):.3f} s | {1e3 * statistics.median(one.stall_s):.1f} ms "
+            f"| {one.first_s:.2f} s | {one.restore_s:.2f} s |"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""`micro_batch_size="auto"` finds what fits, in few tries, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+from spotguard.runtime.data.batch_search import MOST_TRIES, largest_that_fits
+from spotguard.runtime.loop.batch_probe import put_back
+from tests.runtime.harness.lab import raw
+
+if TYPE_CHECKING:
+    from tests.runtime.harness.processes import Jobs
+
+AUTO = Path(__file__).parents[1] / "jobs" / "auto_batch.py"
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 7, 64, 100, 255, 1000, 1025, 4096, 10_000])
+def test_most_of_what_fits_is_found_in_ten_tries(most: int) -> None:
+    """For any limit: at least 80 % of the largest that fits, and never more than that."""
+    step = max(1, most // 700)
+    for limit in [*range(1, min(most, 300) + 1), *range(300, most + 1, step), most]:
+        found = largest_that_fits(most, lambda size, limit=limit: size <= limit)  # type: ignore[misc]
+        assert 0.8 * limit <= found.size <= limit
+        assert len(found.tried) <= MOST_TRIES
+        assert len(set(found.tried)) == len(found.tried), "a size is tried once"
+
+
+def test_where_nothing_fits_that_is_found() -> None:
+    """A single sample is the last that is tried."""
+    for most in (1, 5, 1000, 10_000):
+        found = largest_that_fits(most, lambda size: False)
+        assert found.size == 0
+        assert found.tried[-1] == (1, False)
+
+
+def net() -> nn.Module:
+    """Return a net with statistics, dropout and a frozen layer."""
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
+    made[3].requires_grad_(False)
+    return made
+
+
+def all_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    """Return all bits of a training state."""
+    moments = [
+        (raw(v) if isinstance(v, torch.Tensor) else v)
+        for p in model.parameters()
+        for v in optimizer.state.get(p, {}).values()
+    ]
+    groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+    grads = [None if p.grad is None else raw(p.grad) for p in model.parameters()]
+    return (
+        [raw(t) for t in model.state_dict().values()],
+        moments,
+        repr(groups),
+        grads,
+        len(optimizer.state),
+        raw(torch.get_rng_state()),
+        random.getstate(),
+    )
+
+
+@pytest.mark.parametrize("trained_before", [0, 2])
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_was_tried_leaves_nothing_behind(trained_before: int, fails: bool) -> None:
+    """Weights, statistics, moments, gradients, groups and generators: all bits are as before."""
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    own = torch.Generator().manual_seed(3)
+    drawn = torch.Generator().manual_seed(3)
+
+    def train() -> None:
+        model(torch.randn(6, 4)).square().mean().backward()
+        optimizer.step()
+
+    for _ in range(trained_before):
+        train()
+    versions = [p._version for p in model[3].parameters()]  # type: ignore[index]
+    before = all_of(model, optimizer)
+    values = [model, optimizer, own]
+    try:
+        with put_back(values):
+            train()
+            optimizer.param_groups[0]["lr"] = 7.0
+            random.random()
+            torch.rand(1, generator=own)
+            train()
+            assert all_of(model, optimizer) != before
+            if fails:
+                raise MemoryError
+    except MemoryError:
+        assert fails
+    assert all_of(model, optimizer) == before
+    assert torch.equal(torch.rand(3, generator=own), torch.rand(3, generator=drawn))
+    assert [p._version for p in model[3].parameters()] == versions  # type: ignore[index]
+
+
+Said = list[tuple[int, int, float]]
+"""Of each step: the largest micro-batch, this rank's samples, and the weights' length."""
+
+
+def trained(jobs: Jobs, world: int = 1, code: int = 0, **how: Any) -> tuple[Said, str]:
+    """Run it; return what the first rank said."""
+    ranks = jobs.start_ranks(world, script=AUTO, **how)
+    assert {job.wait() for job in ranks} == {code}, "\n".join(job.said for job in ranks)
+    lines = [line.split() for line in ranks[0].said.splitlines() if line.startswith("step ")]
+    return [(int(a), int(b), float(c)) for _, _, a, b, c in lines], ranks[0].said
+
+
+def fits(jobs: Jobs, size: int, room_mb: float) -> bool:
+    """Return whether so many samples fit, tried alone in a process of its own."""
+    job = jobs.start(AUTO, TRY=size, ROOM_MB=room_mb, SPOTGUARD_RUN_ID=f"try-{size}")
+    job.wait()
+    [line] = [line for line in job.said.splitlines() if line.startswith("tried ")]
+    return line == "tried True"
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(300)
+def test_it_finds_what_memory_holds(jobs: Jobs) -> None:
+    """Under a limit: a quarter more does not fit; steps have all samples; ten tries at most."""
+    said, log = trained(jobs, ROOM_MB=200)
+    size, samples, _ = said[0]
+    assert 100 < size < samples == 4000
+    assert log.count("fits") + log.count("does not") <= MOST_TRIES + 1
+    assert fits(jobs, size, 200)
+    assert not fits(jobs, int(size / 0.8) + 1, 200)
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(300)
+def test_a_resume_keeps_it_and_another_device_has_its_own(jobs: Jobs) -> None:
+    """On such a device nothing is tried again; on a smaller one steps are cut finer.
+
+    The global batches, and but for rounding the weights, are those of a run that has one size.
+    """
+    whole, _ = trained(jobs, SPOTGUARD_RUN_ID="whole", SIZE=1000)
+    first, log = trained(jobs, ROOM_MB=200, code=75, AT=0)
+    [limit] = [line.split()[1] for line in log.splitlines() if line.startswith("limit ")]
+    same, log = trained(jobs, LIMIT=limit, code=75, AT=1, SPOTGUARD_ATTEMPT=2)
+    assert "tried" not in log
+    assert same[0][0] == first[0][0]
+    other, log = trained(jobs, ROOM_MB=140, SPOTGUARD_ATTEMPT=3)
+    assert "tried" in log
+    assert other[0][0] < first[0][0]
+    found = [*first, *same, *other]
+    assert [samples for _, samples, _ in found] == [4000] * 4
+    assert [length for *_, length in found] == pytest.approx([w[2] for w in whole], rel=1e-6)
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("how", [{}, {"DDP": "1"}], ids=str)
+def test_all_ranks_have_what_the_smallest_holds(jobs: Jobs, how: dict[str, str]) -> None:
+    """Three ranks of which one has little memory train with its size, and to the same weights."""
+    ranks = jobs.start_ranks(
+        3, script=AUTO, each=lambda rank: {"ROOM_MB": 110 if rank == 1 else 600}, **how
+    )
+    assert {job.wait() for job in ranks} == {0}, "\n".join(job.said for job in ranks)
+    said = [[ln for ln in job.said.splitlines() if ln.startswith("step ")] for job in ranks]
+    sizes = {line.split()[2] for lines in said for line in lines}
+    assert len(sizes) == 1
+    assert 100 < int(sizes.pop()) < 1334
+    lengths = [[line.split()[4] for line in lines] for lines in said]
+    assert lengths[0] == lengths[1] == lengths[2]
+
+
+MISUSES = {
+    "micro_batch_size='auto'": "needs to know what is done with a batch",
+    "micro_batch_size='all', probe=probe": "micro_batch_size is 'all'; allowed: a number, 'auto'",
+    "micro_batch_size=2, probe=probe": "probe says nothing without micro_batch_size",
+    "micro_batch_size='auto', probe=probe, per_rank='one'": "and per rank exclude each other",
+    "micro_batch_size='auto', probe=probe, lr_scaling='linear', reference_world_size=1": (
+        "and lr scaling exclude each other"
+    ),
+}
+SCRIPT = """
+import torch
+import spotguard.runtime as spotguard
+
+run = spotguard.init()
+probe = lambda batch: batch.mean()
+run.loader(list(torch.randn(8, 2)), global_batch_size=4, ARGUMENTS)
+"""
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("arguments", MISUSES)
+def test_what_cannot_be_tried_is_refused(jobs: Jobs, tmp_path: Path, arguments: str) -> None:
+    """In one sentence, before anything begins."""
+    script = tmp_path / "job.py"
+    script.write_text(SCRIPT.replace("ARGUMENTS", arguments))
+    assert MISUSES[arguments] in jobs.run(script, code=2)
