@@ -3,8 +3,8 @@
 # ///
 """bf16 autocast, torch.compile and activation checkpointing, each by a flag; prints what it costs.
 
-python examples/recipes/mixed_precision.py --bf16 --compile --checkpointing
-spotguard up examples/recipes/mixed_precision.py --yes -- --bf16 --compile --checkpointing
+python examples/recipes/mixed_precision.py --bf16 --compile inductor --checkpointing
+spotguard up examples/recipes/mixed_precision.py --yes -- --bf16 --compile inductor
 """
 
 import argparse
@@ -36,8 +36,9 @@ class Net(nn.Module):
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    for name in ("--bf16", "--compile", "--checkpointing"):
-        options.add_argument(name, action="store_true")
+    options.add_argument("--bf16", action="store_true")
+    options.add_argument("--checkpointing", action="store_true")
+    options.add_argument("--compile", metavar="BACKEND", help="inductor, or aot_eager to try it")
     options.add_argument("--width", type=int, default=128)
     options.add_argument("--steps", type=int, default=20)
     given = options.parse_args()
@@ -46,7 +47,9 @@ def main() -> None:
     model = Net(given.width, 8, given.checkpointing).to(run.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     if given.compile:
-        model = torch.compile(model)  # saved under its own names: a resume need not compile
+        model = torch.compile(
+            model, backend=given.compile
+        )  # saved under its own names: a resume need not compile
     run.track(model=model, optimizer=optimizer)
     data = torch.randn(512, given.width, generator=torch.Generator().manual_seed(0))
     loader = run.loader(list(data), global_batch_size=256, micro_batch_size=64)

@@ -26,7 +26,9 @@ SAYS = {
     "mixed_precision.py": "MB kept for backward",
 }
 NEEDS = {"adamw_8bit.py": "torchao", "lora.py": "peft"}
-ARGUMENTS = {"mixed_precision.py": ("--bf16", "--checkpointing", "--steps", "4")}
+ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "mixed_precision.py": ("--bf16", "--checkpointing", "--steps", "4")
+}
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.py")), ids=lambda p: p.name)
@@ -57,3 +59,19 @@ def test_a_stopped_recipe_keeps_only_what_it_needs(tmp_path: Path) -> None:
     [base] = run.glob("frozen/*/*.safetensors")
     own = [path.stat().st_size for path in run.glob("checkpoints/*/*.safetensors")]
     assert max(own) < base.stat().st_size / 10
+
+
+def test_precision_compiles_too(tmp_path: Path) -> None:
+    """All three levers at once; the time of a step is told."""
+    lab = Lab(tmp_path)
+    levers = ("--bf16", "--checkpointing", "--compile", "aot_eager")
+    size = ("--width", "16", "--steps", "4")
+    said = lab.run(
+        sys.executable,
+        RECIPES / "mixed_precision.py",
+        *levers,
+        *size,
+        env={"SPOTGUARD_RUN_ID": "r"},
+    )
+    assert said.code == 0, said.err
+    assert "ms a step" in said.out
