@@ -127,6 +127,18 @@ class Step:
         parts = [loss * weight for _, loss, weight in self._weighted_losses()]
         return torch.stack(parts).sum() if parts else None
 
+    @property
+    def own_loss(self) -> torch.Tensor | None:
+        """The mean loss over this rank's own samples so far (detached); None if it had none.
+
+        Asks no other rank: an estimate of the global mean. With several phases, that of the latest.
+        """
+        now, loss = self._pass, self.loss
+        share = sum(share.weight for share, _, _ in now.losses)
+        if now.mean is not None:
+            share = now.mean.own_share(self._loop.job.world_size)
+        return None if loss is None or not share else loss / share
+
     def _weighted_losses(self) -> list[tuple[Share, torch.Tensor, float]]:
         """Return the losses so far, each with its share of the global mean."""
         now = self._pass
