@@ -17,7 +17,7 @@ from tests.runtime.harness.lab import raw
 if TYPE_CHECKING:
     from tests.runtime.harness.processes import Jobs
 
-AUTO = Path(__file__).parents[1] / "jobs" / "auto_batch.py"
+AUTO = Path(__file__).parents[1] / "jobs" / "levers" / "auto_batch.py"
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 7, 64, 100, 255, 1000, 1025, 4096, 10_000])
