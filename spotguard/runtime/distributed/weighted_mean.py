@@ -95,6 +95,11 @@ class WeightedMean:
         part = weight if reduction == "mean" else float(weight > 0)
         return part / total if total else 0.0
 
+    def own_share(self, world_size: int) -> float:
+        """Return the part of all weights that this rank has, as far as they are known."""
+        total = self.mine * world_size if self.total is None else self.total
+        return self.mine / total if total else 0.0
+
     def divide(self, parameters: list[torch.Tensor]) -> None:
         """Make sums of gradients their mean, and add what was there before the step."""
         assert self.total is not None

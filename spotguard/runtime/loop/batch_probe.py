@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("spotguard")
 
-_OF_THREADS_BYTES = 64 << 20
+_OF_THREADS_BYTES = 128 << 20
 _NO_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "cannot allocate")
 
 

@@ -15,7 +15,7 @@ from tests.runtime.distributed.test_wrapped import said_by
 if TYPE_CHECKING:
     from tests.runtime.harness.processes import Jobs
 
-COMPILED = Path(__file__).parents[1] / "jobs" / "compiled.py"
+COMPILED = Path(__file__).parents[1] / "jobs" / "levers" / "compiled.py"
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

@@ -12,7 +12,7 @@ from torch import nn
 if TYPE_CHECKING:
     from tests.runtime.harness.processes import Jobs
 
-TOKENS = Path(__file__).parents[1] / "jobs" / "tokens.py"
+TOKENS = Path(__file__).parents[1] / "jobs" / "levers" / "tokens.py"
 
 Trained = list[tuple[float, float]]
 """Loss and length of the weights after each step."""

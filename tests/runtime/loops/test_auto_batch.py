@@ -17,7 +17,7 @@ from tests.runtime.harness.lab import raw
 if TYPE_CHECKING:
     from tests.runtime.harness.processes import Jobs
 
-AUTO = Path(__file__).parents[1] / "jobs" / "auto_batch.py"
+AUTO = Path(__file__).parents[1] / "jobs" / "levers" / "auto_batch.py"
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 7, 64, 100, 255, 1000, 1025, 4096, 10_000])
@@ -126,12 +126,12 @@ def fits(jobs: Jobs, size: int, room_mb: float) -> bool:
 @pytest.mark.timeout(300)
 def test_it_finds_what_memory_holds(jobs: Jobs) -> None:
     """Under a limit: a quarter more does not fit; steps have all samples; ten tries at most."""
-    said, log = trained(jobs, ROOM_MB=200)
+    said, log = trained(jobs, ROOM_MB=300)
     size, samples, _ = said[0]
     assert 100 < size < samples == 4000
     assert log.count("fits") + log.count("does not") <= MOST_TRIES + 1
-    assert fits(jobs, size, 200)
-    assert not fits(jobs, int(size / 0.8) + 1, 200)
+    assert fits(jobs, size, 300)
+    assert not fits(jobs, int(size / 0.8) + 1, 300)
 
 
 @pytest.mark.e2e
@@ -142,12 +142,12 @@ def test_a_resume_keeps_it_and_another_device_has_its_own(jobs: Jobs) -> None:
     The global batches, and but for rounding the weights, are those of a run that has one size.
     """
     whole, _ = trained(jobs, SPOTGUARD_RUN_ID="whole", SIZE=1000)
-    first, log = trained(jobs, ROOM_MB=200, code=75, AT=0)
+    first, log = trained(jobs, ROOM_MB=300, code=75, AT=0)
     [limit] = [line.split()[1] for line in log.splitlines() if line.startswith("limit ")]
     same, log = trained(jobs, LIMIT=limit, code=75, AT=1, SPOTGUARD_ATTEMPT=2)
     assert "tried" not in log
     assert same[0][0] == first[0][0]
-    other, log = trained(jobs, ROOM_MB=140, SPOTGUARD_ATTEMPT=3)
+    other, log = trained(jobs, ROOM_MB=220, SPOTGUARD_ATTEMPT=3)
     assert "tried" in log
     assert other[0][0] < first[0][0]
     found = [*first, *same, *other]
@@ -161,7 +161,7 @@ def test_a_resume_keeps_it_and_another_device_has_its_own(jobs: Jobs) -> None:
 def test_all_ranks_have_what_the_smallest_holds(jobs: Jobs, how: dict[str, str]) -> None:
     """Three ranks of which one has little memory train with its size, and to the same weights."""
     ranks = jobs.start_ranks(
-        3, script=AUTO, each=lambda rank: {"ROOM_MB": 110 if rank == 1 else 600}, **how
+        3, script=AUTO, each=lambda rank: {"ROOM_MB": 180 if rank == 1 else 700}, **how
     )
     assert {job.wait() for job in ranks} == {0}, "\n".join(job.said for job in ranks)
     said = [[ln for ln in job.said.splitlines() if ln.startswith("step ")] for job in ranks]

@@ -11,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.runtime.harness.processes import Jobs
 
-PRECISION = Path(__file__).parents[1] / "jobs" / "precision.py"
+PRECISION = Path(__file__).parents[1] / "jobs" / "levers" / "precision.py"
 
 
 def steps(jobs: Jobs, mode: str, *, code: int = 0, **env: Any) -> dict[int, str]:

@@ -1,8 +1,8 @@
 """Trains with micro-batches as large as memory allows; says their size, and the weights' length.
 
-ROOM_MB is how much memory it may have beside what it has when it begins, LIMIT how much in all. With
-TRY, only a step of so many samples is tried, and whether they fit is said. In step AT it sends itself
-SIGTERM. SIZE is a number of samples, in the place of `auto`.
+ROOM_MB is how much memory it may have beside what it has when it begins, LIMIT how much in all.
+With TRY, only a step of so many samples is tried, and whether they fit is said. In step AT it sends
+itself SIGTERM. SIZE is a number of samples, in the place of `auto`.
 """
 
 import os
