@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spotguard.cli.common import (
+    AnyRunArgument,
     JsonOption,
     PatienceOption,
-    RunArgument,
-    named_run,
+    looked_at_run,
     show_status,
 )
 from spotguard.cli.follow import (
@@ -47,7 +47,7 @@ _NEWEST = 100
 
 
 def status(
-    run: RunArgument = None,
+    run: AnyRunArgument = None,
     *,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing it.")] = False,
     contact_patience: PatienceOption = DEFAULT_PATIENCE_S,
@@ -58,7 +58,7 @@ def status(
 
     if watch and as_json:
         raise UsageError("--watch and --json exclude each other", hint="call --json repeatedly")
-    run_id = named_run(run)
+    run_id = looked_at_run(run)
     if as_json:
         print_json(api.view(run_id).to_json())
         return
@@ -69,11 +69,11 @@ def status(
             follow(RunSource(run_id), screen, patience_s=contact_patience)
         except KeyboardInterrupt:
             raise typer.Exit from None
-    show_status(api.view(run_id))
+    show_status(api.view(run_id), run=run_id)
 
 
 def history(
-    run: RunArgument = None,
+    run: AnyRunArgument = None,
     *,
     every: Annotated[
         bool, typer.Option("--all", help="Tell more than the 100 newest happenings.")
@@ -84,7 +84,7 @@ def history(
     from spotguard.control import api
     from spotguard.control.status.view import HistoryDocument
 
-    run_id = named_run(run)
+    run_id = looked_at_run(run)
     story = api.history(run_id, newest=None if every else _NEWEST)
     if as_json:
         head = document(HistoryDocument(run_id=run_id, earlier=story.earlier))
@@ -110,7 +110,7 @@ def _show_history(lines: Iterable[HistoryLine]) -> None:
 
 
 def logs(
-    run: RunArgument = None,
+    run: AnyRunArgument = None,
     *,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Keep printing until the run settles.")
@@ -150,7 +150,7 @@ def logs(
     from spotguard.control.status.view import LogDocument
 
     pattern = _pattern(grep)
-    run_id = named_run(run)
+    run_id = looked_at_run(run)
     query = LogQuery(
         attempt=attempt,
         node=node,
@@ -205,16 +205,32 @@ def _instant(text: str, now: float) -> float:
         ) from None
 
 
-def runs(*, as_json: JsonOption = False) -> None:
-    """List the runs of this machine, newest first."""
-    from spotguard.cli.views.lists import runs_table
+def runs(
+    stores: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="STORE",
+            help="Stores whose runs are listed instead, whichever machine controls them.",
+        ),
+    ] = None,
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """List the runs of this machine, or those of stores with who controls each; newest first."""
+    from spotguard.cli.views.lists import runs_table, stored_runs_table
     from spotguard.control import api
     from spotguard.control.status.view import RunsDocument
 
-    known = api.list_runs()
+    known, unreadable = api.list_stored_runs(stores, note) if stores else (api.list_runs(), [])
     if as_json:
-        print_json(document(RunsDocument(runs=tuple(known))))
-    elif known:
-        console().print(runs_table(known))
+        print_json(document(RunsDocument(runs=tuple(known), unreadable=tuple(unreadable))))
+        return
+    if known:
+        table = stored_runs_table(known) if stores else runs_table(known)
+        console().print(table)
+    elif stores:
+        say(f"no runs in {' '.join(stores)}")
     else:
         say("no runs yet; start one with: spotguard up train.py")
+    for lost in unreadable:
+        note(f"{lost.store} cannot be read: {lost.problem}")

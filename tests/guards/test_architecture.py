@@ -128,7 +128,7 @@ FLOORS = {
     ),
     "control": (
         *("home_name", "local_requirements", "journal", "supervisor", "run_folder"),
-        *("controller_process", "status", "checkpoints", "create_run", "adopt", "without_journal"),
+        *("status", "controller_process", "checkpoints", "create_run", "adopt", "without_journal"),
         *("report", "api", "doctor", "drill", "__main__", "__init__"),
     ),
     "storage": (

@@ -49,6 +49,32 @@ def runs_table(runs: Sequence[RunSummary]) -> Table:
     return table
 
 
+def stored_runs_table(runs: Sequence[RunSummary]) -> Table:
+    """Return the runs of stores, one in a row, with who controls each."""
+    table = plain_table("run", "state", "controlled by", "created", "steps", "now", "spent", "of")
+    for column in table.columns[4:]:
+        column.justify = "right"
+        column.no_wrap = True
+    for run in runs:
+        table.add_row(
+            run.run_id,
+            Text(run.state.label, style=run.state.colour),
+            _controller(run),
+            f"{formats.local_day(run.created_at).split()[0]} {formats.clock_time(run.created_at)}",
+            _steps(run),
+            "" if run.state.settled else formats.rate(run.rate_usd_per_h),
+            formats.usd(run.spent_usd) + (" demo" if run.demo_prices else ""),
+            "" if run.budget_usd is None else formats.usd(run.budget_usd),
+        )
+    return table
+
+
+def _controller(run: RunSummary) -> Text:
+    if run.controlled_by is not None:
+        return Text(clean(run.controlled_by))
+    return Text("" if run.state.settled else "nobody", style="yellow")
+
+
 def _steps(run: RunSummary) -> str:
     of = "" if run.total_steps is None else f"/{run.total_steps}"
     return f"{formats.count(run.step)}{of}"
