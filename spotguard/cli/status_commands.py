@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from spotguard.api import Run
 from spotguard.cli.common import (
     AnyRunArgument,
     JsonOption,
@@ -54,22 +55,20 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Tell how a run stands: attempts, steps lost, money spent and saved."""
-    from spotguard.control import api
-
     if watch and as_json:
         raise UsageError("--watch and --json exclude each other", hint="call --json repeatedly")
-    run_id = looked_at_run(run)
+    known = Run(looked_at_run(run))
     if as_json:
-        print_json(api.view(run_id).to_json())
+        print_json(known.status().to_json())
         return
     if watch:
         terminal = console()
         screen: Screen = LiveScreen(terminal) if terminal.is_terminal else LineScreen()
         try:
-            follow(RunSource(run_id), screen, patience_s=contact_patience)
+            follow(RunSource(known.name), screen, patience_s=contact_patience)
         except KeyboardInterrupt:
             raise typer.Exit from None
-    show_status(api.view(run_id), run=run_id)
+    show_status(known.status(), run=known.name)
 
 
 def history(
@@ -81,13 +80,12 @@ def history(
     as_json: JsonOption = False,
 ) -> None:
     """Tell what happened to a run, and what it had cost by then."""
-    from spotguard.control import api
     from spotguard.control.status.view import HistoryDocument
 
-    run_id = looked_at_run(run)
-    story = api.history(run_id, newest=None if every else _NEWEST)
+    known = Run(looked_at_run(run))
+    story = known.history(newest=None if every else _NEWEST)
     if as_json:
-        head = document(HistoryDocument(run_id=run_id, earlier=story.earlier))
+        head = document(HistoryDocument(run_id=known.run_id, earlier=story.earlier))
         print_json_list(head, "history", map(document, story.lines))
         return
     _show_history(story.lines)
@@ -150,18 +148,18 @@ def logs(
     from spotguard.control.status.view import LogDocument
 
     pattern = _pattern(grep)
-    run_id = looked_at_run(run)
+    known = Run(looked_at_run(run))
     query = LogQuery(
         attempt=attempt,
         node=node,
         rank=rank,
         tail=tail,
-        since=None if since is None else _instant(since, api.now(run_id)),
+        since=None if since is None else _instant(since, api.now(known.name)),
         pattern=pattern,
         everything=every,
     )
     try:
-        for line in api.logs(run_id, follow, query):
+        for line in known.logs(follow=follow, query=query):
             text = clean_log_line(line.text)
             if as_json and line.node is not None:
                 logged = LogDocument(
@@ -217,11 +215,11 @@ def runs(
     as_json: JsonOption = False,
 ) -> None:
     """List the runs of this machine, or those of stores with who controls each; newest first."""
+    from spotguard import api
     from spotguard.cli.views.lists import runs_table, stored_runs_table
-    from spotguard.control import api
     from spotguard.control.status.view import RunsDocument
 
-    known, unreadable = api.list_stored_runs(stores, note) if stores else (api.list_runs(), [])
+    known, unreadable = api.runs_of(stores, note) if stores else (api.runs(), [])
     if as_json:
         print_json(document(RunsDocument(runs=tuple(known), unreadable=tuple(unreadable))))
         return
