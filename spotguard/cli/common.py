@@ -110,7 +110,9 @@ def show_status(view: RunView, *, run: str | None = None) -> None:
     from spotguard.control import api
 
     screen = console()
-    screen.print(status(view, now=api.now(run or view.run_id), width=screen.width))
+    place = run if run is not None and api.is_place(run) else None
+    now = api.now(run or view.run_id)
+    screen.print(status(view, now=now, width=screen.width, place=place))
 
 
 def follow_to_end(run_id: str, *, patience_s: float, as_json: bool, since_at: float = 0.0) -> None:

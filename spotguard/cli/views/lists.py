@@ -50,9 +50,13 @@ def runs_table(runs: Sequence[RunSummary]) -> Table:
 
 
 def stored_runs_table(runs: Sequence[RunSummary]) -> Table:
-    """Return the runs of stores, one in a row, with who controls each."""
-    table = plain_table("run", "state", "controlled by", "created", "steps", "now", "spent", "of")
-    for column in table.columns[4:]:
+    """Return the runs of stores, one in a row, with who controls each.
+
+    When each began is in its id.
+    """
+    table = plain_table("run", "state", "controlled by", "steps", "now", "spent", "of")
+    table.columns[0].no_wrap = True
+    for column in table.columns[3:]:
         column.justify = "right"
         column.no_wrap = True
     for run in runs:
@@ -60,7 +64,6 @@ def stored_runs_table(runs: Sequence[RunSummary]) -> Table:
             run.run_id,
             Text(run.state.label, style=run.state.colour),
             _controller(run),
-            f"{formats.local_day(run.created_at).split()[0]} {formats.clock_time(run.created_at)}",
             _steps(run),
             "" if run.state.settled else formats.rate(run.rate_usd_per_h),
             formats.usd(run.spent_usd) + (" demo" if run.demo_prices else ""),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from spotguard.control.journal.record import RunRecord
     from spotguard.storage.base import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -118,9 +119,11 @@ class Mirror:
             with journal.all_or_nothing():
                 journal.append(Kind.CREATED.value, at=body["created_at"], data=created)
                 Rebuild(journal, _Nobody(), run_id).attempts(store)
-                keep_snapshot(journal, read_record(journal), None, now=time.time())
+                record = read_record(journal)
+                keep_snapshot(journal, record, None, now=time.time())
                 if not is_controlled(store):
-                    settle(journal, "nobody controls it; `spotguard adopt` takes it over")
+                    words = "nobody controls it; `spotguard adopt` takes it over"
+                    settle(journal, words, at=_rest_at(record))
         draft.rename(folder.journal_path)
         self._seen[run_id] = signs
 
@@ -131,6 +134,12 @@ class _Nobody:
     def observe(self, cluster: str, *, heard: bool = False) -> ClusterView:
         """Return that nothing is known."""
         return ClusterView(state=ClusterState.UNREACHABLE)
+
+
+def _rest_at(record: RunRecord) -> float:
+    """Return when the last of a run's attempts was gone: looking at it later changes nothing."""
+    ends = [attempt.end.gone_at for attempt in record.attempts if attempt.end is not None]
+    return max([record.created_at, *ends])
 
 
 def is_controlled(store: ObjectStore) -> bool:

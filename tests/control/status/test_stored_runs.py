@@ -211,6 +211,22 @@ def test_a_run_is_looked_at_by_its_place_alone(
     assert not home.exists()
 
 
+def test_a_run_came_to_rest_when_its_nodes_went(
+    home: Path, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not when somebody looked; and what is told to do next is what can be done from here."""
+    a_run(root, "job-1")
+    store = PrefixedStore(open_store(str(root)), "job-1")
+    gone_at = time.time() - 20
+    store.put(keys.end(1), json.dumps({"reason": "finished", "gone_at": gone_at}).encode())
+    assert main(["status", str(root / "job-1"), "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert (body["state"], body["finished_at"]) == ("finished", to_iso(gone_at))
+    assert main(["status", str(root / "job-1")]) == 0
+    said = capsys.readouterr().out.replace("\n", "")
+    assert f"spotguard history {(root / 'job-1').as_uri()}" in said
+
+
 def test_no_run_at_a_place_is_said(
     home: Path, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
