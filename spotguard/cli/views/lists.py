@@ -54,8 +54,9 @@ def stored_runs_table(runs: Sequence[RunSummary]) -> Table:
 
     When each began is in its id.
     """
-    table = plain_table("run", "state", "controlled by", "steps", "now", "spent", "of")
-    table.columns[0].no_wrap = True
+    table = plain_table("run", "state", "controller", "steps", "spent", "of")
+    for column in table.columns[:2]:
+        column.no_wrap = True
     for column in table.columns[3:]:
         column.justify = "right"
         column.no_wrap = True
@@ -65,7 +66,6 @@ def stored_runs_table(runs: Sequence[RunSummary]) -> Table:
             Text(run.state.label, style=run.state.colour),
             _controller(run),
             _steps(run),
-            "" if run.state.settled else formats.rate(run.rate_usd_per_h),
             formats.usd(run.spent_usd) + (" demo" if run.demo_prices else ""),
             "" if run.budget_usd is None else formats.usd(run.budget_usd),
         )
