@@ -24,6 +24,13 @@ RunArgument = Annotated[
         metavar="RUN", help="The run's id, or its unique beginning; default: the newest."
     ),
 ]
+AnyRunArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN",
+        help="The run's id, or its unique beginning, or STORE/RUN_ID; default: the newest.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 DetachOption = Annotated[
@@ -85,13 +92,27 @@ def named_run(text: str | None) -> str:
     return run_id
 
 
-def show_status(view: RunView) -> None:
-    """Print the whole story of a run."""
+def looked_at_run(text: str | None) -> str:
+    """Return what names the run meant by `text`, which may be its place in a store."""
+    from spotguard.control import api
+
+    found = api.find_any_run(text)
+    if not api.is_place(found):
+        return named_run(found)
+    if told := api.who_controls(found):
+        note(f"note: read from its store; it is, or was last, in the hands of {told}")
+    return found
+
+
+def show_status(view: RunView, *, run: str | None = None) -> None:
+    """Print the whole story of a run; `run` names it if its id does not."""
     from spotguard.cli.views.run import status
     from spotguard.control import api
 
     screen = console()
-    screen.print(status(view, now=api.now(view.run_id), width=screen.width))
+    place = run if run is not None and api.is_place(run) else None
+    now = api.now(run or view.run_id)
+    screen.print(status(view, now=now, width=screen.width, place=place))
 
 
 def follow_to_end(run_id: str, *, patience_s: float, as_json: bool, since_at: float = 0.0) -> None:

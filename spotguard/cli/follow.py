@@ -124,7 +124,7 @@ def _contact_lost(view: RunView, patience_s: float) -> ContactLost:
 
 
 class RunSource:
-    """One run of this machine, by its id."""
+    """One run, by its id or by its place in a store."""
 
     def __init__(self, run_id: str) -> None:
         from spotguard.control import api
@@ -140,7 +140,8 @@ class RunSource:
         """Restart the run's controller if it is gone; the journal gets a line about it."""
         from spotguard.control import api
 
-        api.ensure_controlled(self.run_id)
+        if not api.is_place(self.run_id):  # else it is another machine's, or looked at only
+            api.ensure_controlled(self.run_id)
 
 
 class LiveScreen:

@@ -80,6 +80,7 @@ for _panel, _commands in (
             page_commands.report,
             page_commands.dashboard,
             page_commands.metrics,
+            run_commands.ssh,
         ),
     ),
     (
@@ -89,6 +90,7 @@ for _panel, _commands in (
 ):
     for _command in _commands:
         app.command(cls=PlainCommand, rich_help_panel=_panel)(_command)
+app.command(name="exec", cls=PlainCommand, rich_help_panel=_LOOKING)(run_commands.exec_)
 config.command(name="show", cls=PlainCommand)(setup.config_show)
 for _command in (
     checkpoints.ls,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from spotguard.cli.common import JsonOption, RunArgument, named_run
+from spotguard.cli.common import AnyRunArgument, JsonOption, looked_at_run
 from spotguard.cli.terminal.output import note, print_json, say
 from spotguard.errors import EnvironmentFailure, UsageError
 from spotguard.shared.documents import document
@@ -23,7 +23,7 @@ _TRIAL = {
 
 
 def report(
-    run: RunArgument = None,
+    run: AnyRunArgument = None,
     *,
     html: Annotated[
         Path | None,
@@ -38,8 +38,8 @@ def report(
     """Write all that is known of a run into one page, which opens without a network."""
     from spotguard.control import api
 
-    run_id = named_run(run)
-    told = api.report(run_id)
+    told = api.report(looked_at_run(run))
+    run_id = told.run.run_id
     if as_json:
         print_json(document(told))
         if html is None:

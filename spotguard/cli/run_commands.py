@@ -1,14 +1,16 @@
-"""`stop`, `down`, `resume` and `adopt`: changing a run's course.
+"""`stop`, `down`, `resume` and `adopt`: changing a run's course. `ssh` and `exec`: to its nodes.
 
 Where the journal or the controller cannot be used, `stop` and `down` do without them.
 """
 
 from __future__ import annotations
 
+import subprocess
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from spotguard.api import Run
 from spotguard.cli.common import (
     DetachOption,
     JsonOption,
@@ -28,7 +30,14 @@ from spotguard.errors import Detached, EnvironmentFailure, JournalDamaged
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from spotguard.control.status.reach import NodeCommand
     from spotguard.control.without_journal import Left
+
+NodeOption = Annotated[
+    int, typer.Option("--node", min=0, metavar="N", help="Which node; the first is 0.")
+]
+_BY_SIGNAL = 128
+"""What a shell adds to the number of the signal that ended a command."""
 
 
 def stop(
@@ -45,7 +54,7 @@ def stop(
 
     run_id = api.find_run(run)
     try:
-        _end(named_run(run_id), api.request_stop, "asked to save and stop", contact_patience)
+        _end(Run(named_run(run_id)), Run.stop, "asked to save and stop", contact_patience)
     except EnvironmentFailure as problem:
         _stop_alone(_left(run_id, problem), problem, yes=yes)
 
@@ -64,8 +73,9 @@ def down(
 
     run_id = api.find_run(run)
     try:
-        _confirm_down(named_run(run_id), yes=yes)
-        _end(run_id, api.request_down, "its nodes are being released", contact_patience)
+        known = Run(named_run(run_id))
+        _confirm_down(known, yes=yes)
+        _end(known, Run.down, "its nodes are being released", contact_patience)
     except EnvironmentFailure as problem:
         _down_alone(_left(run_id, problem), problem, yes=yes)
 
@@ -89,22 +99,21 @@ def resume(
     """Go on with a paused, stopped or failed run, from its last save."""
     from spotguard.control import api
 
-    run_id = named_run(run)
-    resumed_at = api.now(run_id)
-    api.resume(
-        run_id,
+    known = Run(named_run(run))
+    resumed_at = api.now(known.name)
+    known.resume(
         budget_usd=setting_value("budget", budget),
         deadline_s=setting_value("deadline", deadline),
         nodes=setting_value("nodes", nodes),
     )
     if detach:
         if as_json:
-            print_json(api.view(run_id).to_json())
+            print_json(known.status().to_json())
         else:
-            say_detached(run_id)
+            say_detached(known.name)
         return
-    note(f"{run_id} resumed")
-    follow_to_end(run_id, since_at=resumed_at, patience_s=contact_patience, as_json=as_json)
+    note(f"{known.name} resumed")
+    follow_to_end(known.name, since_at=resumed_at, patience_s=contact_patience, as_json=as_json)
 
 
 def adopt(
@@ -117,37 +126,37 @@ def adopt(
     from spotguard.cli.common import show_status
     from spotguard.control import api
 
-    run_id = api.adopt(url, note)
-    show_status(api.view(run_id))
+    show_status(Run(api.adopt(url, note)).status())
 
 
-def _end(run_id: str, ask: Callable[[str], object], asked: str, patience_s: float) -> None:
+def _end(run: Run, ask: Callable[[Run], object], asked: str, patience_s: float) -> None:
     from spotguard.control import api
 
-    view = api.view(run_id)
+    view = run.status()
     if view.state.settled:
         say(f"nothing to do: {outcome(view)}")
         return
-    asked_at = api.now(run_id)
-    ask(run_id)
-    note(f"{run_id}: {asked}")
+    asked_at = api.now(run.name)
+    ask(run)
+    note(f"{run.name}: {asked}")
     try:
-        view = follow(RunSource(run_id), LineScreen(since_at=asked_at), patience_s=patience_s)
+        view = follow(RunSource(run.name), LineScreen(since_at=asked_at), patience_s=patience_s)
     except KeyboardInterrupt:
-        note(f"\nleft before the end; the request stands. Look: spotguard status {run_id} --watch")
+        note(
+            f"\nleft before the end; the request stands. Look: spotguard status {run.name} --watch"
+        )
         raise typer.Exit(Detached.exit_code) from None
     say(outcome(view))
 
 
-def _confirm_down(run_id: str, *, yes: bool) -> None:
+def _confirm_down(run: Run, *, yes: bool) -> None:
     from spotguard.cli.views import formats
-    from spotguard.control import api
 
-    view = api.view(run_id)
+    view = run.status()
     if not yes and not view.state.settled:
         kept = f"step {formats.count(view.saved_step)} of {formats.count(view.step)} done"
         confirm(
-            f"Release the nodes of {run_id} without saving? The last save is {kept}.",
+            f"Release the nodes of {run.name} without saving? The last save is {kept}.",
             refused="the run goes on",
         )
 
@@ -212,3 +221,55 @@ def _rest(left: Left, problem: EnvironmentFailure) -> str:
     if isinstance(problem, JournalDamaged):
         return f"its story is in the store: spotguard adopt {left.place}"
     return f"once the problem is mended, `spotguard status {left.run_id}` tells the rest"
+
+
+# ---------------------------------------------------------------- onto the nodes
+
+
+def ssh(
+    run: RunArgument = None,
+    node: Annotated[
+        int, typer.Argument(min=0, metavar="NODE", help="Which node; the first is 0.")
+    ] = 0,
+) -> None:
+    """Open a shell on a node of a living run."""
+    from spotguard.control import api
+    from spotguard.control.status.reach import shell_on
+
+    raise typer.Exit(_ran(shell_on(api.find_run(run), node)))
+
+
+def exec_(
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="The run's id, or its unique beginning.")
+    ],
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- CMD", help="The command, after `--`.")
+    ],
+    *,
+    node: NodeOption = 0,
+) -> None:
+    """Run a command on a node of a living run, in the job's folder; exit with its code."""
+    from spotguard.control import api
+    from spotguard.control.status.reach import command_on
+
+    raise typer.Exit(_ran(command_on(api.find_run(run), command, node)))
+
+
+def _ran(command: NodeCommand) -> int:
+    """Run it with this terminal's input and output; return its exit code."""
+    from spotguard.control.status.reach import SSH_FAILED
+
+    try:
+        code = subprocess.run(command.words, cwd=command.folder, check=False).returncode
+    except OSError as problem:
+        raise EnvironmentFailure(
+            f"{command.words[0]} cannot be run: {problem.strerror or problem}.",
+            hint="is it installed?" if command.host is None else "install an ssh client",
+        ) from problem
+    if code == SSH_FAILED and command.host is not None:
+        note(
+            f"hint: if ssh did not find {command.host}, `sky status --refresh` writes its address"
+            " into the ssh configuration; it is known where the run was launched"
+        )
+    return code if code >= 0 else _BY_SIGNAL - code

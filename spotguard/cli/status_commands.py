@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from spotguard.api import Run
 from spotguard.cli.common import (
+    AnyRunArgument,
     JsonOption,
     PatienceOption,
-    RunArgument,
-    named_run,
+    looked_at_run,
     show_status,
 )
 from spotguard.cli.follow import (
@@ -47,33 +48,31 @@ _NEWEST = 100
 
 
 def status(
-    run: RunArgument = None,
+    run: AnyRunArgument = None,
     *,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing it.")] = False,
     contact_patience: PatienceOption = DEFAULT_PATIENCE_S,
     as_json: JsonOption = False,
 ) -> None:
     """Tell how a run stands: attempts, steps lost, money spent and saved."""
-    from spotguard.control import api
-
     if watch and as_json:
         raise UsageError("--watch and --json exclude each other", hint="call --json repeatedly")
-    run_id = named_run(run)
+    known = Run(looked_at_run(run))
     if as_json:
-        print_json(api.foretold(api.view(run_id)).to_json())
+        print_json(known.status(forecast=True).to_json())
         return
     if watch:
         terminal = console()
         screen: Screen = LiveScreen(terminal) if terminal.is_terminal else LineScreen()
         try:
-            follow(RunSource(run_id), screen, patience_s=contact_patience)
+            follow(RunSource(known.name), screen, patience_s=contact_patience)
         except KeyboardInterrupt:
             raise typer.Exit from None
-    show_status(api.foretold(api.view(run_id)))
+    show_status(known.status(forecast=True), run=known.name)
 
 
 def history(
-    run: RunArgument = None,
+    run: AnyRunArgument = None,
     *,
     every: Annotated[
         bool, typer.Option("--all", help="Tell more than the 100 newest happenings.")
@@ -81,13 +80,12 @@ def history(
     as_json: JsonOption = False,
 ) -> None:
     """Tell what happened to a run, and what it had cost by then."""
-    from spotguard.control import api
     from spotguard.control.status.view import HistoryDocument
 
-    run_id = named_run(run)
-    story = api.history(run_id, newest=None if every else _NEWEST)
+    known = Run(looked_at_run(run))
+    story = known.history(newest=None if every else _NEWEST)
     if as_json:
-        head = document(HistoryDocument(run_id=run_id, earlier=story.earlier))
+        head = document(HistoryDocument(run_id=known.run_id, earlier=story.earlier))
         print_json_list(head, "history", map(document, story.lines))
         return
     _show_history(story.lines)
@@ -110,7 +108,7 @@ def _show_history(lines: Iterable[HistoryLine]) -> None:
 
 
 def logs(
-    run: RunArgument = None,
+    run: AnyRunArgument = None,
     *,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Keep printing until the run settles.")
@@ -150,18 +148,18 @@ def logs(
     from spotguard.control.status.view import LogDocument
 
     pattern = _pattern(grep)
-    run_id = named_run(run)
+    known = Run(looked_at_run(run))
     query = LogQuery(
         attempt=attempt,
         node=node,
         rank=rank,
         tail=tail,
-        since=None if since is None else _instant(since, api.now(run_id)),
+        since=None if since is None else _instant(since, api.now(known.name)),
         pattern=pattern,
         everything=every,
     )
     try:
-        for line in api.logs(run_id, follow, query):
+        for line in known.logs(follow=follow, query=query):
             text = clean_log_line(line.text)
             if as_json and line.node is not None:
                 logged = LogDocument(
@@ -205,16 +203,32 @@ def _instant(text: str, now: float) -> float:
         ) from None
 
 
-def runs(*, as_json: JsonOption = False) -> None:
-    """List the runs of this machine, newest first."""
-    from spotguard.cli.views.lists import runs_table
-    from spotguard.control import api
+def runs(
+    stores: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="STORE",
+            help="Stores whose runs are listed instead, whichever machine controls them.",
+        ),
+    ] = None,
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """List the runs of this machine, or those of stores with who controls each; newest first."""
+    from spotguard import api
+    from spotguard.cli.views.lists import runs_table, stored_runs_table
     from spotguard.control.status.view import RunsDocument
 
-    known = api.list_runs()
+    known, unreadable = api.runs_of(stores, note) if stores else (api.runs(), [])
     if as_json:
-        print_json(document(RunsDocument(runs=tuple(known))))
-    elif known:
-        console().print(runs_table(known))
+        print_json(document(RunsDocument(runs=tuple(known), unreadable=tuple(unreadable))))
+        return
+    if known:
+        table = stored_runs_table(known) if stores else runs_table(known)
+        console().print(table)
+    elif stores:
+        say(f"no runs in {' '.join(stores)}")
     else:
         say("no runs yet; start one with: spotguard up train.py")
+    for lost in unreadable:
+        note(f"{lost.store} cannot be read: {lost.problem}")

@@ -78,7 +78,7 @@ def up(
     Shows the plan and asks first. Ctrl-C leaves; the run goes on in the background. The script's
     own arguments come after `--`: spotguard up train.py --nodes 2 -- --lr 3e-4
     """
-    from spotguard.control import api
+    from spotguard import api
 
     resolved = resolve_job(script, args or [], flags)
     if as_json and not yes:
@@ -91,16 +91,15 @@ def up(
         _show_plan(_plan(resolved, found))
     if not yes:
         confirm("Start?", refused="nothing was started")
-    run_id = api.create_run(resolved.spec, found)
-    api.start_controller(run_id)
+    run = api.start(resolved.spec, found)
     if detach:
         if as_json:
-            print_json(api.view(run_id).to_json())
+            print_json(run.status().to_json())
         else:
-            say_detached(run_id)
+            say_detached(run.name)
         return
-    note(f"{run_id} started")
-    follow_to_end(run_id, patience_s=contact_patience, as_json=as_json)
+    note(f"{run.name} started")
+    follow_to_end(run.name, patience_s=contact_patience, as_json=as_json)
 
 
 @takes_job_flags()

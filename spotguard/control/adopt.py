@@ -382,9 +382,12 @@ def _market(known: dict[str, Any]) -> str:
     return told if told in _MARKETS else Market.SPOT.value
 
 
-def settle(journal: Journal, detail: str) -> None:
-    """Bring a run to rest that has no living nodes: the user decides whether it goes on."""
-    record, now = read_record(journal), time.time()
+def settle(journal: Journal, detail: str, *, at: float | None = None) -> None:
+    """Bring a run to rest that has no living nodes: the user decides whether it goes on.
+
+    It came to rest now, unless `at` says when.
+    """
+    record, now = read_record(journal), time.time() if at is None else at
     if record.current is not None:
         return
     action = decide(record, Observation(), now, Policy())

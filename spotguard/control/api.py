@@ -1,5 +1,8 @@
 """What commands ask of the controller. Every function blocks briefly and prints nothing.
 
+Functions that only look take a run's id, or its place in a store (`STORE/RUN_ID`): then its store
+alone is read, and this machine need not know it.
+
 Wishes (stop, down, resume) are written into the journal; the run's controller, a process of its
 own, reads them there. Reading commands fold the journal and need neither the controller nor the
 store nor a cloud.
@@ -15,7 +18,14 @@ from spotguard.control.journal.fold import fold, read_record
 from spotguard.control.journal.journal import making_sense
 from spotguard.control.journal.record import Kind
 from spotguard.control.journal.stored_logs import LogLine, LogQuery
-from spotguard.control.run_folder import RunFolder, find_run, folder_of, known_runs, runs_folder
+from spotguard.control.run_folder import (
+    RunFolder,
+    find_run,
+    folder_of,
+    is_place,
+    known_runs,
+    runs_folder,
+)
 from spotguard.control.status.history_words import SILENT, history_lines, newest_lines
 from spotguard.control.status.view import RunSummary, RunView, Story
 from spotguard.control.status.watch import Watch, lost_run, picture, summary
@@ -32,7 +42,9 @@ if TYPE_CHECKING:
     from spotguard.control.report.document import ReportDocument
     from spotguard.control.report.fleet import Fleet
     from spotguard.control.report.measures import RunMeasures
-    from spotguard.control.status.view import HistoryLine
+    from spotguard.control.report.stored import StoredRun, StoredWatch
+    from spotguard.control.status.view import HistoryLine, UnreadableRun
+    from spotguard.control.supervisor.logs import ReadsLog
     from spotguard.control.without_journal import Left
     from spotguard.launch.base import Launcher, Survey
     from spotguard.plan.forecast import CostForecast
@@ -47,13 +59,16 @@ __all__ = [
     "down_alone",
     "ensure_controlled",
     "exit_code",
+    "find_any_run",
     "find_run",
     "fleet",
     "foretold",
     "history",
     "home_news",
+    "is_place",
     "launcher_for",
     "list_runs",
+    "list_stored_runs",
     "logs",
     "measures",
     "now",
@@ -68,6 +83,7 @@ __all__ = [
     "view",
     "watch",
     "what_is_left",
+    "who_controls",
 ]
 
 _LOG_POLL_S = 0.2
@@ -138,17 +154,18 @@ def launcher_for(spec: JobSpec, run_dir: Path) -> Launcher:
 
 def view(run_id: str) -> RunView:
     """Return the picture of a run as it is now."""
-    folder = folder_of(run_id)
-    controlled = folder.controller_pid() is not None
+    folder = _looked_at(run_id)
+    controlled = folder.is_controlled()
     return picture(folder, _record(folder), controlled=controlled)
 
 
-def foretold(seen: RunView) -> RunView:
+def foretold(run_id: str) -> RunView:
     """Return the picture of a run with its forecast, which takes up to a second to make."""
     from spotguard.control.journal.market_log import market_path, read_market
     from spotguard.control.status.forecast import run_forecast
 
-    folder = folder_of(seen.run_id)
+    folder = _looked_at(run_id)
+    seen = picture(folder, _record(folder), controlled=folder.is_controlled())
     made = run_forecast(_record(folder), read_market(market_path()), now=folder.clock().now())
     return seen if made is None else replace(seen, forecast=made)
 
@@ -166,7 +183,7 @@ def report(run_id: str) -> ReportDocument:
     """Return all that is told of a run in one document; lists the checkpoints in its store."""
     from spotguard.control.report.document import make_report
 
-    return make_report(folder_of(run_id))
+    return make_report(_looked_at(run_id))
 
 
 def fleet(stores: Sequence[str] = (), tell: Callable[[str], None] = lambda _: None) -> Fleet:
@@ -188,9 +205,13 @@ def measures(stores: Sequence[str] = ()) -> list[RunMeasures]:
     return looked_at.measures()
 
 
-def watch(run_id: str) -> Watch:
+def watch(run_id: str) -> Watch | StoredWatch:
     """Return what looks at a run again and again, each time at the price of what is new."""
-    return Watch(folder_of(run_id))
+    if not is_place(run_id):
+        return Watch(folder_of(run_id))
+    from spotguard.control.report.stored import StoredWatch
+
+    return StoredWatch(_stored_run(run_id))
 
 
 def history(run_id: str, *, newest: int | None = None) -> Story:
@@ -200,7 +221,7 @@ def history(run_id: str, *, newest: int | None = None) -> Story:
         run_id: the run.
         newest: how many lines at most. None is all of them, read as they are asked for.
     """
-    folder = folder_of(run_id)
+    folder = _looked_at(run_id)
     if newest is None:
         return Story(lines=_whole_story(folder), earlier=0)
     with folder.journal() as journal, making_sense(journal.path):
@@ -225,9 +246,46 @@ def list_runs() -> list[RunSummary]:
     return summaries
 
 
+def list_stored_runs(
+    stores: Sequence[str], tell: Callable[[str], None] = lambda _: None
+) -> tuple[list[RunSummary], list[UnreadableRun]]:
+    """Return the runs of these stores, whoever controls them, and what cannot be read there.
+
+    Needs nothing of this machine and writes nothing. `tell` hears how far a long list is.
+
+    Raises:
+        UsageError, StoreError: a store makes no sense or cannot be read.
+    """
+    from spotguard.control.report.stored import list_stored
+
+    told: list[RunSummary] = []
+    unreadable: list[UnreadableRun] = []
+    for url in stores:
+        found, lost = list_stored(url, tell)
+        told += found
+        unreadable += lost
+    return told, unreadable
+
+
+def who_controls(place: str) -> str | None:
+    """Return who has a run of a store, in words; None if its store does not say."""
+    holder = _stored_run(place).holder()
+    return None if holder is None else holder.words(time.time())
+
+
+def find_any_run(text: str | None) -> str:
+    """Return what names the run that the user means: its whole id, or its place as a URL.
+
+    Raises:
+        UsageError: there is none, or several begin like that.
+        StoreError: the store cannot be read.
+    """
+    return _stored_run(text).url if text is not None and is_place(text) else find_run(text)
+
+
 def now(run_id: str) -> float:
     """Return what time it is in a run: this machine's, as if no jump of its clock had been."""
-    return RunFolder(runs_folder() / run_id).clock().now()
+    return _looked_at(run_id).clock().now()
 
 
 def settled(picture: RunView) -> bool:
@@ -237,7 +295,7 @@ def settled(picture: RunView) -> bool:
 
 def exit_code(run_id: str) -> int:
     """Return the exit code of a command that followed the run: 75 while it goes on."""
-    record = _record(folder_of(run_id))
+    record = _record(_looked_at(run_id))
     return Detached.exit_code if record.settled is None else record.settled.exit_code
 
 
@@ -249,12 +307,11 @@ def logs(run_id: str, follow: bool = False, query: LogQuery | None = None) -> It
     Raises:
         UsageError: the run has no such attempt.
     """
-    folder = folder_of(run_id)
+    folder = _looked_at(run_id)
     record = _record(folder)
     query = query or LogQuery()
     _refuse_unknown_attempt(record, query.attempt, follow=follow)
-    launcher = launcher_for(_spec_of(record), folder.path)
-    printed = RunLog(launcher, _store_of(record), query)
+    printed = RunLog(_log_source(run_id, folder, record), _store_of(record), query)
     while True:
         # The record is read before the logs, so that nothing printed before its end is missed.
         last = not follow or record.settled is not None
@@ -262,7 +319,20 @@ def logs(run_id: str, follow: bool = False, query: LogQuery | None = None) -> It
         if last:
             return
         time.sleep(_LOG_POLL_S if is_folder(record.store_root) else _BUCKET_POLL_S)
-        record = _caught_up(folder, record)
+        if is_place(run_id):
+            _stored_run(run_id).refresh()
+            record = _record(folder)
+        else:
+            record = _caught_up(folder, record)
+
+
+def _log_source(run_id: str, folder: RunFolder, record: RunRecord) -> ReadsLog:
+    """Return who is asked for what is not in the run store."""
+    if is_place(run_id):
+        from spotguard.control.report.stored import NoLauncher
+
+        return NoLauncher()
+    return launcher_for(_spec_of(record), folder.path)
 
 
 def _refuse_unknown_attempt(record: RunRecord, wanted: int | None, *, follow: bool) -> None:
@@ -376,6 +446,28 @@ def adopt(url: str, tell: Callable[[str], None] = lambda _: None) -> str:
 
 
 # ---------------------------------------------------------------- parts
+
+
+_stored_runs: dict[str, StoredRun] = {}
+"""Those that this process looks at, by what names them."""
+
+
+def _stored_run(place: str) -> StoredRun:
+    from spotguard.control.report.stored import StoredRun
+
+    if place not in _stored_runs:
+        found = StoredRun(place)
+        _stored_runs[place] = _stored_runs[found.url] = found
+    return _stored_runs[place]
+
+
+def _looked_at(run_id: str) -> RunFolder:
+    """Return the folder of a run by its whole id, or by its place: then with all that is new."""
+    if not is_place(run_id):
+        return folder_of(run_id)
+    found = _stored_run(run_id)
+    found.refresh()
+    return found.folder
 
 
 def _record(folder: RunFolder) -> RunRecord:

@@ -15,6 +15,7 @@ from spotguard.control.journal.launches import Launches
 from spotguard.control.journal.ledger import Ledger
 from spotguard.control.journal.market_log import market_path
 from spotguard.control.journal.record import Kind
+from spotguard.control.status.watch import summary
 from spotguard.control.supervisor.decide import EXIT_UNFINISHED
 from spotguard.control.supervisor.lease import Lease
 from spotguard.control.supervisor.policy import policy_for
@@ -22,6 +23,7 @@ from spotguard.control.supervisor.supervisor import Supervisor
 from spotguard.errors import EnvironmentFailure
 from spotguard.events.states import RunState
 from spotguard.launch.local import LocalLauncher, LocalOptions
+from spotguard.shared.documents import document
 from spotguard.shared.units import SystemClock
 from spotguard.spec.home import spotguard_home
 from spotguard.spec.infra import LOCAL
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     from spotguard.control.journal.journal import Journal
     from spotguard.control.run_folder import RunFolder
     from spotguard.launch.base import Launcher
-    from spotguard.shared.units import Clock
     from spotguard.storage.base import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -92,12 +93,12 @@ def control(folder: RunFolder) -> None:
         with folder.journal() as journal:
             record = read_record(journal)
             spec = JobSpec.from_json(record.spec)
-            taken = _take(journal, folder.clock())
+            taken = _take(journal, folder)
             if taken is None:
                 return
             store, lease = taken
             with lease.kept():
-                Supervisor(
+                supervisor = Supervisor(
                     journal=journal,
                     launcher=launcher_for(spec, folder.path),
                     store=store,
@@ -110,11 +111,13 @@ def control(folder: RunFolder) -> None:
                     market_path=market_path()
                     if spec.learn_market and spec.infra != LOCAL
                     else None,
-                ).run()
+                )
+                lease.tell = lambda: document(summary(folder, supervisor.record))
+                supervisor.run()
             lease.release()
 
 
-def _take(journal: Journal, clock: Clock) -> tuple[ObjectStore, Lease] | None:
+def _take(journal: Journal, folder: RunFolder) -> tuple[ObjectStore, Lease] | None:
     """Return the run's store and the hold on the run, once that store can be read and written.
 
     Who ended instead would be restarted by the next command that looks, again and again, and
@@ -123,11 +126,17 @@ def _take(journal: Journal, clock: Clock) -> tuple[ObjectStore, Lease] | None:
     Raises:
         UsageError: another controller of this machine has the run.
     """
+    clock = folder.clock()
     ledger = Ledger(journal, clock)
     while True:
         try:
             store = run_store(ledger.record.store_root, ledger.record.run_id)
-            lease = Lease(store, SystemClock(), machine_id(spotguard_home()))
+            lease = Lease(
+                store,
+                SystemClock(),
+                machine_id(spotguard_home()),
+                tell=lambda: document(summary(folder, ledger.record)),
+            )
             lease.take()
         except EnvironmentFailure as problem:
             if ledger.record.store_problem != problem.message:

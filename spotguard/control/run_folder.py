@@ -26,6 +26,7 @@ from spotguard.events import keys
 from spotguard.shared.steady_clock import CLOCK_FILE, clock_kept_at
 from spotguard.spec.home import spotguard_home
 from spotguard.spec.nearest import nearest
+from spotguard.storage.urls import split_last, whole_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,6 +108,10 @@ class RunFolder:
         finally:
             os.close(descriptor)
 
+    def is_controlled(self) -> bool:
+        """Return whether a living controller looks after the run."""
+        return self.controller_pid() is not None
+
     @contextmanager
     def control(self, *, patience_s: float) -> Iterator[bool]:
         """Hold the controller's lock inside the block; yields False if another one keeps it.
@@ -179,6 +184,11 @@ def folder_of(run_id: str) -> RunFolder:
     """Return the folder of a run by its whole id; `UsageError` if there is none."""
     if keys.RUN_ID_PATTERN.fullmatch(run_id) and (runs_folder() / run_id).is_dir():
         return RunFolder(runs_folder() / run_id)
+    if is_place(run_id):
+        raise UsageError(
+            f"{run_id} is a place in a store: a run can be looked at there, and not steered.",
+            hint=f"take it over, then steer it: spotguard adopt {run_id}",
+        )
     raise UsageError(f"There is no run {run_id!r} on this machine.", hint=_guess(run_id))
 
 
@@ -197,6 +207,8 @@ def find_run(text: str | None) -> str:
     Raises:
         UsageError: there is none, or several begin like that.
     """
+    if text is not None and is_place(text):
+        return folder_of(text).run_id
     runs = known_runs()
     if not runs:
         raise UsageError(
@@ -214,6 +226,23 @@ def find_run(text: str | None) -> str:
             hint=f"give more of its id; the newest of them is {matches[0]}",
         )
     raise UsageError(f"There is no run {text!r} on this machine.", hint=_guess(text))
+
+
+def is_place(text: str) -> bool:
+    """Return whether the user names a run by where it is, and not by its id."""
+    return "/" in text or text in (".", "..")
+
+
+def split_place(text: str) -> tuple[str, str]:
+    """Return the URL of the store, and the run's id in it; a folder's URL is its absolute path.
+
+    Raises:
+        UsageError: it is no STORE/RUN_ID.
+    """
+    root, run_id = split_last(whole_url(text))
+    if not root or not keys.RUN_ID_PATTERN.fullmatch(run_id):
+        raise UsageError(f"{text!r} does not name a run.", hint="give it as STORE/RUN_ID")
+    return root, run_id
 
 
 def _made_at(run_id: str) -> tuple[str, str]:

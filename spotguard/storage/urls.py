@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from spotguard.errors import UsageError
 
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _PASSWORD = re.compile(r":[^:/@]*@")
 
 
@@ -21,6 +23,11 @@ def split_last(url: str) -> tuple[str, str]:
     place, mark, options = url.partition("?") if "://" in url else (url, "", "")
     above, _, name = place.rstrip("/").rpartition("/")
     return f"{above}{mark}{options}" if above else "", name
+
+
+def whole_url(text: str) -> str:
+    """Return a URL as it is, and the absolute path of a folder."""
+    return text if _SCHEME.match(text) else str(Path(text).expanduser().resolve())
 
 
 def taken_apart(url: str) -> SplitResult:

@@ -140,6 +140,14 @@ class FakeControl:
             raise UsageError(f"there is no run {text!r}", hint=f"did you mean {pictures.RUN}?")
         return pictures.RUN
 
+    def find_any_run(self, text: str | None) -> str:
+        """Return the one run, if it is meant."""
+        return self.find_run(text)
+
+    def is_place(self, text: str) -> bool:
+        """Say that the one run is known by its id."""
+        return False
+
     def request_stop(self, run_id: str) -> bool:
         """Note it; the run settles at the next look."""
         return self._stopped("stop", run_id)

@@ -83,6 +83,8 @@ COMMANDS = {
     "adopt",
     "checkpoints",
     "drill",
+    "exec",
+    "ssh",
     "doctor",
     "init",
     "config",

@@ -138,7 +138,7 @@ def _count(tag: str, html: str) -> int:
 
 
 def _public_names() -> Iterator[str]:
-    for module in ("spotguard.runtime", "spotguard.testing"):
+    for module in ("spotguard.api", "spotguard.runtime", "spotguard.testing"):
         for name in importlib.import_module(module).__all__:
             yield f"{module}.{name}"
 

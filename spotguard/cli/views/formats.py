@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from typing import TYPE_CHECKING
 
@@ -93,8 +94,14 @@ def forecast(told: CostForecast, *, now: float, budget_usd: float | None) -> lis
     return [("forecast", cost), ("done", done), ("rests on", f"{work}; {market}")]
 
 
-def next_commands(view: RunView) -> list[str]:
-    """Return the commands that make sense now, the likeliest first."""
+def next_commands(view: RunView, place: str | None = None) -> list[str]:
+    """Return the commands that make sense now, the likeliest first.
+
+    Of a run that is looked at in its store, at `place`, those that only look.
+    """
+    if place is not None:
+        settled = view.state.settled
+        return [f"spotguard {'history' if settled else 'status --watch'} {shlex.quote(place)}"]
     run = view.run_id
     ended_by = view.attempts[-1].end_reason if view.attempts else None
     if view.state is RunState.FINISHED:

@@ -49,6 +49,35 @@ def runs_table(runs: Sequence[RunSummary]) -> Table:
     return table
 
 
+def stored_runs_table(runs: Sequence[RunSummary]) -> Table:
+    """Return the runs of stores, one in a row, with who controls each.
+
+    When each began is in its id.
+    """
+    table = plain_table("run", "state", "controller", "steps", "spent", "of")
+    for column in table.columns[:2]:
+        column.no_wrap = True
+    for column in table.columns[3:]:
+        column.justify = "right"
+        column.no_wrap = True
+    for run in runs:
+        table.add_row(
+            run.run_id,
+            Text(run.state.label, style=run.state.colour),
+            _controller(run),
+            _steps(run),
+            formats.usd(run.spent_usd) + (" demo" if run.demo_prices else ""),
+            "" if run.budget_usd is None else formats.usd(run.budget_usd),
+        )
+    return table
+
+
+def _controller(run: RunSummary) -> Text:
+    if run.controlled_by is not None:
+        return Text(clean(run.controlled_by))
+    return Text("" if run.state.settled else "nobody", style="yellow")
+
+
 def _steps(run: RunSummary) -> str:
     of = "" if run.total_steps is None else f"/{run.total_steps}"
     return f"{formats.count(run.step)}{of}"

@@ -35,8 +35,11 @@ _TALL = 22
 _NOT_BRIEF = (*("logged", "a step", "in use", "nodes", "on demand", "goodput", "energy", "store"),)
 
 
-def status(view: RunView, *, now: float, width: int) -> RenderableType:
-    """Return the whole story: summary, attempts, warnings, traceback, what to do next."""
+def status(view: RunView, *, now: float, width: int, place: str | None = None) -> RenderableType:
+    """Return the whole story: summary, attempts, warnings, traceback, what to do next.
+
+    `place` is where it is in a store, if it is looked at there.
+    """
     parts: list[RenderableType] = [summary(view, now=now, width=width)]
     if view.attempts:
         parts += [attempts(view.attempts, width=width), Text("")]
@@ -45,7 +48,8 @@ def status(view: RunView, *, now: float, width: int) -> RenderableType:
     parts += [_warning(text) for text in view.warnings]
     if view.traceback and view.state is RunState.FAILED:
         parts += _traceback(view.traceback)
-    parts += [Text.assemble(("next  ", "dim"), (c, "bold")) for c in formats.next_commands(view)]
+    commands = formats.next_commands(view, place)
+    parts += [Text.assemble(("next  ", "dim"), (each, "bold")) for each in commands]
     return Group(*parts)
 
 

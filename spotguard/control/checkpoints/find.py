@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spotguard.checkpoint.lineage import folders, list_all, restorable
 from spotguard.checkpoint.manifest import check_run, load_manifest
 from spotguard.control.journal.fold import read_record
-from spotguard.control.run_folder import find_run, folder_of
+from spotguard.control.run_folder import find_run, folder_of, is_place, split_place
 from spotguard.errors import UsageError
 from spotguard.events import keys
 from spotguard.storage import PrefixedStore, open_store
-from spotguard.storage.urls import split_last
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from spotguard.storage.base import ObjectStore
 
 _WHICH = re.compile(r"(?:checkpoints/)?(\d{1,12})(?:-(\d{1,6}))?/?")
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _LIST = "list them: spotguard checkpoints ls"
 
 
@@ -58,7 +55,7 @@ def open_run(text: str | None) -> OpenedRun:
     Raises:
         UsageError: there is no such run.
     """
-    if text is not None and ("/" in text or text in (".", "..")):
+    if text is not None and is_place(text):
         return _open_by_place(text)
     folder = folder_of(find_run(text))
     with folder.journal() as journal:
@@ -123,10 +120,7 @@ def short_name(step: int, attempt: int | None) -> str:
 
 
 def _open_by_place(text: str) -> OpenedRun:
-    url = text if _SCHEME.match(text) else str(Path(text).expanduser().resolve())
-    root, run_id = split_last(url)
-    if not root or not keys.RUN_ID_PATTERN.fullmatch(run_id):
-        raise UsageError(f"{text!r} does not name a run.", hint="give it as STORE/RUN_ID")
+    root, run_id = split_place(text)
     store = PrefixedStore(open_store(root), run_id)
     # A script that was started without `up` writes no run.json.
     if store.head(keys.RUN) is None and not store.list_folders(keys.ATTEMPTS):

@@ -96,12 +96,12 @@ class ReportDocument:
 
 
 def make_report(folder: RunFolder, *, newest: int = NEWEST_LINES) -> ReportDocument:
-    """Return the report of a run of this machine. Reads its journal and lists its checkpoints.
+    """Return the report of a run. Reads its journal and lists its checkpoints.
 
     Raises:
         JournalDamaged: the journal cannot be read or makes no sense.
     """
-    controlled = folder.controller_pid() is not None
+    controlled = folder.is_controlled()
     with folder.journal() as journal, making_sense(journal.path):
         record = read_record(journal)
         losses = read_losses(journal)

@@ -27,7 +27,9 @@ from spotguard.storage.urls import below, is_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
+    from spotguard.control.journal.record import RunRecord
     from spotguard.storage.base import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -40,12 +42,15 @@ _MOST_RUNS = 500
 class Mirror:
     """The runs of one store. Not thread-safe; methods block."""
 
-    def __init__(self, url: str) -> None:
-        """Open the store; `UsageError` or `StoreError` if that cannot be."""
+    def __init__(self, url: str, root: Path | None = None) -> None:
+        """Open the store; `UsageError` or `StoreError` if that cannot be.
+
+        The journals are kept below `root`; without one, below spotguard's home.
+        """
         self._store = open_store(url)
         self.url = self._store.url
         name = hashlib.sha256(self.url.encode()).hexdigest()[:16]
-        self._root = spotguard_home() / "watched" / name
+        self._root = root or spotguard_home() / "watched" / name
         self._seen: dict[str, tuple[str, ...]] = {}
         self._folders: tuple[RunFolder, ...] = ()
         self._every_s = _LOOK_EVERY_S if is_folder(self.url) else _LOOK_AT_BUCKET_EVERY_S
@@ -72,7 +77,7 @@ class Mirror:
         for number, run_id in enumerate(wanted[:_MOST_RUNS], start=1):
             folder = RunFolder(self._root / run_id)
             try:
-                self._bring_up_to_date(folder, run_id)
+                self.folder(run_id)
             except SpotguardError as problem:  # one that makes no sense must not hide the others
                 log.warning("%s: %s", below(self.url, run_id), problem)
             if folder.journal_path.exists():
@@ -82,6 +87,17 @@ class Mirror:
         self._folders = tuple(found)
         self._look_at = time.monotonic() + self._every_s
         return self._folders
+
+    def folder(self, run_id: str) -> RunFolder:
+        """Return the folder of one run, rebuilt if something is new.
+
+        Raises:
+            UsageError: there is no such run, or it makes no sense.
+            StoreError: the store cannot be read.
+        """
+        folder = RunFolder(self._root / run_id)
+        self._bring_up_to_date(folder, run_id)
+        return folder
 
     def _bring_up_to_date(self, folder: RunFolder, run_id: str) -> None:
         store = PrefixedStore(self._store, run_id)
@@ -103,9 +119,11 @@ class Mirror:
             with journal.all_or_nothing():
                 journal.append(Kind.CREATED.value, at=body["created_at"], data=created)
                 Rebuild(journal, _Nobody(), run_id).attempts(store)
-                keep_snapshot(journal, read_record(journal), None, now=time.time())
-                if not _is_controlled(store):
-                    settle(journal, "nobody controls it; `spotguard adopt` takes it over")
+                record = read_record(journal)
+                keep_snapshot(journal, record, None, now=time.time())
+                if not is_controlled(store):
+                    words = "nobody controls it; `spotguard adopt` takes it over"
+                    settle(journal, words, at=_rest_at(record))
         draft.rename(folder.journal_path)
         self._seen[run_id] = signs
 
@@ -118,7 +136,14 @@ class _Nobody:
         return ClusterView(state=ClusterState.UNREACHABLE)
 
 
-def _is_controlled(store: ObjectStore) -> bool:
+def _rest_at(record: RunRecord) -> float:
+    """Return when the last of a run's attempts was gone: looking at it later changes nothing."""
+    ends = [attempt.end.gone_at for attempt in record.attempts if attempt.end is not None]
+    return max([record.created_at, *ends])
+
+
+def is_controlled(store: ObjectStore) -> bool:
+    """Return whether a controller may look after a run; `store` is the run's own."""
     try:
         found = read_holder(store)
     except StoreError:

@@ -214,6 +214,24 @@ class RunSummary:
     attempts: int = 0
     interruptions: int = 0
     """Attempts that ended though the job was not done, and nobody had asked for it."""
+    store: str | None = None
+    """URL of the run's own prefix, if it was read from its store; None: from this machine."""
+    controlled_by: str | None = None
+    """The machine whose controller looks after it, by its store; None if no controller lives, or
+    the store was not asked."""
+    heard_at: float | None = field(default=None, metadata=INSTANT)
+    """When a controller last said in the store how the run stands; None if the store was not
+    asked, or none did."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnreadableRun:
+    """What looks like a run in a store, and cannot be read."""
+
+    store: str
+    """URL of its own prefix."""
+    problem: str
+    """Why, in one sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,4 +241,6 @@ class RunsDocument:
     schema: Literal[1] = field(default=SCHEMA, init=False)
     """Version of this document's form."""
     runs: tuple[RunSummary, ...]
-    """The runs of this machine, newest first."""
+    """The runs of this machine, or of the stores that were named, newest first."""
+    unreadable: tuple[UnreadableRun, ...] = ()
+    """What looks like a run in those stores, and cannot be read."""

@@ -44,7 +44,7 @@ class Watch:
         Raises:
             JournalDamaged: what is new in the journal cannot be read or makes no sense.
         """
-        controlled = self._folder.controller_pid() is not None
+        controlled = self._folder.is_controlled()
         news, earlier = self._read()
         assert self._teller.record is not None
         view = picture(self._folder, self._teller.record, controlled=controlled)

@@ -15,17 +15,25 @@ import os
 import socket
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spotguard.errors import AlreadyExists, NotFound, StoreError, UsageError
 from spotguard.events import keys
 from spotguard.events.proven import check_bytes, with_checksum
-from spotguard.events.untrusted import Refused, instant, integer, needed, parse_object, text
+from spotguard.events.untrusted import (
+    Refused,
+    an_object,
+    instant,
+    integer,
+    needed,
+    parse_object,
+    text,
+)
 from spotguard.shared.units import format_duration, to_iso
 from spotguard.storage.small_objects import get_small
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from spotguard.shared.units import Clock
     from spotguard.storage.base import ObjectStore
@@ -55,6 +63,8 @@ class Holder:
     """It came to an end by itself; the run stays with its machine."""
     damaged: bool = False
     """Its word cannot be read: only the store knows when it was given."""
+    told: dict[str, Any] | None = None
+    """How the run stood by then, as it was written and not checked; None if it does not say."""
 
     def lives(self, now: float) -> bool:
         """Return whether it may still act."""
@@ -84,7 +94,15 @@ class Holder:
 class Lease:
     """This process's hold on one run. Only `keep` may be called from two threads at once."""
 
-    def __init__(self, store: ObjectStore, clock: Clock, machine: str) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        clock: Clock,
+        machine: str,
+        tell: Callable[[], dict[str, Any]] | None = None,
+    ) -> None:
+        """`tell` says how the run stands; it is called from the thread that renews the lease."""
+        self.tell = tell
         self._store = store
         self._clock = clock
         self._machine = machine
@@ -222,6 +240,8 @@ class Lease:
             "renewed_at": to_iso(self._clock.now()),
             "released": released,
         }
+        if self.tell is not None:  # so that a list of runs costs one request for each
+            body["run"] = self.tell()
         raw = with_checksum(json.dumps(body, sort_keys=True).encode())
         self._etag = self._store.put(keys.LEASE, raw, if_absent=etag is None, if_match=etag)
         self._renewed, self._renewed_wall = self._clock.monotonic(), self._clock.now()
@@ -263,22 +283,33 @@ def read_holder(store: ObjectStore) -> tuple[Holder, str] | None:
     if found is None:
         return None
     try:
-        raw = get_small(store, keys.LEASE)
-        check_bytes(raw, "the lease")
-        body = parse_object(raw, "the lease")
-        holder = Holder(
-            machine=needed(text(body, "machine") or None, "machine"),
-            host=needed(text(body, "host"), "host"),
-            pid=needed(integer(body, "pid"), "process"),
-            renewed_at=needed(instant(body, "renewed_at"), "instant"),
-            released=body.get("released") is True,
-        )
-        return holder, found.etag
+        return read_word(store), found.etag
     except NotFound:
         return None
     except Refused:  # somebody may hold the run by it: nobody may act until it is old
         at = found.modified_at or 0.0
         return Holder(machine="", host="unknown", pid=0, renewed_at=at, damaged=True), found.etag
+
+
+def read_word(store: ObjectStore) -> Holder:
+    """Return who holds a run, by one request.
+
+    Raises:
+        NotFound: nobody ever did.
+        Refused: what is written makes no sense.
+        StoreError: the store cannot be read.
+    """
+    raw = get_small(store, keys.LEASE)
+    check_bytes(raw, "the lease")
+    body = parse_object(raw, "the lease")
+    return Holder(
+        machine=needed(text(body, "machine") or None, "machine"),
+        host=needed(text(body, "host"), "host"),
+        pid=needed(integer(body, "pid"), "process"),
+        renewed_at=needed(instant(body, "renewed_at"), "instant"),
+        released=body.get("released") is True,
+        told=None if body.get("run") is None else an_object(body["run"], "how the run stands"),
+    )
 
 
 def _is_controller(pid: int) -> bool:

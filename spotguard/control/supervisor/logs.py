@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from spotguard.control.journal.stored_logs import LogLine, LogQuery, StoredLog, stored_tail
 from spotguard.errors import LauncherFailure, SpotguardError, StoreError
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from spotguard.control.journal.record import AttemptRecord, RunRecord
-    from spotguard.launch.base import Launcher
+    from spotguard.launch.base import Launcher, LogChunk
     from spotguard.storage.base import ObjectStore
 
 _KEPT_BACK = 200
@@ -24,10 +24,18 @@ _TORCHRUN = re.compile(r"[EWI]\d{4} .*torch/distributed/")
 """torchrun's own report of a failed script, which follows it and says nothing of its cause."""
 
 
+class ReadsLog(Protocol):
+    """What is asked of a launcher."""
+
+    def read_log(self, cluster: str, node: int, offset: int) -> LogChunk:
+        """Return what a node printed, from an offset on."""
+        ...
+
+
 class NodeLog:
     """Reads one node's output line by line, each line once."""
 
-    def __init__(self, launcher: Launcher, cluster: str, *, attempt: int, node: int) -> None:
+    def __init__(self, launcher: ReadsLog, cluster: str, *, attempt: int, node: int) -> None:
         self._launcher = launcher
         self._cluster = cluster
         self._attempt = attempt
@@ -63,7 +71,7 @@ class RunLog:
     """
 
     def __init__(
-        self, launcher: Launcher, store: ObjectStore | None = None, query: LogQuery | None = None
+        self, launcher: ReadsLog, store: ObjectStore | None = None, query: LogQuery | None = None
     ) -> None:
         """Without a `store`, the run's own, the launcher alone is asked."""
         self._launcher = launcher

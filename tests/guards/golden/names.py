@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(spotguard.__file__).parent
 TEMPLATES = PACKAGE.parent / "task_templates"
-PUBLIC = ("spotguard", "spotguard.runtime", "spotguard.testing")
+PUBLIC = ("spotguard", "spotguard.api", "spotguard.runtime", "spotguard.testing")
 MADE_BY_THE_RUNTIME = ("Run", "Step", "ElasticLoader")
 """Classes that a script gets, and never makes."""
 _SPECIAL = ("__init__", "__iter__", "__len__", "__call__", "__enter__", "__exit__")

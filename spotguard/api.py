@@ -1,0 +1,192 @@
+"""Runs from Python: what the command line does, without its words.
+
+The commands `up`, `runs`, `status`, `history`, `logs`, `stop`, `down` and `resume` use these names.
+Nothing is printed and nobody is asked. A run goes on when the program ends: its controller
+is a process of its own. Errors are those of `spotguard.errors`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from spotguard.control.journal.stored_logs import LogLine, LogQuery
+    from spotguard.control.status.view import RunSummary, RunView, Story, UnreadableRun
+    from spotguard.launch.base import Survey
+    from spotguard.spec.model import JobSpec
+    from spotguard.spec.nodes import NodeRange
+
+__all__ = ["Run", "runs", "runs_of", "start", "up"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, by its id or by its place in a store. Each method asks anew, and blocks briefly."""
+
+    name: str
+    """Its whole id; or `STORE/RUN_ID`: then it is looked at in its store, and cannot be steered."""
+
+    @property
+    def run_id(self) -> str:
+        """Its id alone."""
+        from spotguard.storage.urls import split_last
+
+        return split_last(self.name)[1]
+
+    @classmethod
+    def find(cls, text: str | None = None) -> Run:
+        """Return the run that is meant: an id, its beginning, `STORE/RUN_ID`, None the newest.
+
+        Raises:
+            UsageError: there is none, or several begin like that.
+            StoreError: the store cannot be read.
+        """
+        from spotguard.control import api
+
+        return cls(api.find_any_run(text))
+
+    def status(self, *, forecast: bool = False) -> RunView:
+        """Return how the run stands: state, progress, attempts, money.
+
+        Args:
+            forecast: with what it will cost and when it will be done, which takes up to a second.
+
+        Raises:
+            UsageError: there is no such run.
+            JournalDamaged: what is known of it cannot be read.
+        """
+        from spotguard.control import api
+
+        return api.foretold(self.name) if forecast else api.view(self.name)
+
+    def history(self, *, newest: int | None = None) -> Story:
+        """Return what happened, by time, each line with what the run had cost by then.
+
+        Args:
+            newest: how many lines at most; None is all, read as they are asked for.
+        """
+        from spotguard.control import api
+
+        return api.history(self.name, newest=newest)
+
+    def logs(self, *, follow: bool = False, query: LogQuery | None = None) -> Iterator[LogLine]:
+        """Yield what the job printed, attempt after attempt.
+
+        Args:
+            follow: whether to go on until the run settles; blocks while nothing is printed.
+            query: which lines; None is all.
+
+        Raises:
+            UsageError: the run has no such attempt.
+        """
+        from spotguard.control import api
+
+        return api.logs(self.name, follow, query)
+
+    def stop(self) -> bool:
+        """Ask the run to save and then to release its nodes; return at once.
+
+        Returns:
+            False if it had settled already.
+
+        Raises:
+            UsageError: there is no such run on this machine.
+        """
+        from spotguard.control import api
+
+        return api.request_stop(self.name)
+
+    def down(self) -> bool:
+        """Ask the run to release its nodes without saving; return at once, as `stop` does."""
+        from spotguard.control import api
+
+        return api.request_down(self.name)
+
+    def resume(
+        self,
+        *,
+        budget_usd: float | None = None,
+        deadline_s: float | None = None,
+        nodes: NodeRange | str | int | None = None,
+    ) -> None:
+        """Let a settled run go on from its last save; return once its controller has begun.
+
+        Args:
+            budget_usd: new budget of the whole run, with what it has spent so far.
+            deadline_s: new deadline in seconds, from now on.
+            nodes: new count, or a range such as "2:4".
+
+        Raises:
+            UsageError: the run has finished, or still goes on.
+            BudgetExhausted: what is left of the budget buys no useful training.
+            DeadlineReached: the old deadline has passed and no new one is given.
+        """
+        from spotguard.control import api
+
+        api.resume(self.name, budget_usd=budget_usd, deadline_s=deadline_s, nodes=nodes)
+
+
+def up(
+    script: str | Path, args: Sequence[str] = (), settings: Mapping[str, object] | None = None
+) -> Run:
+    """Launch a training script in the background, and return its run once a controller has it.
+
+    Args:
+        script: its path.
+        args: the script's own arguments.
+        settings: by the keys of docs/configuration.md (`{"budget": 20, "infra": "aws"}`). They
+            come before all other sources: variables, the script's own block, `spotguard.toml`.
+
+    Raises:
+        SpecError: something is wrong with the script or a setting; nothing was started.
+        BudgetExhausted: the budget buys no useful training.
+        StoreError: the store cannot be written.
+        EnvironmentFailure: no controller could be started.
+    """
+    from spotguard.spec.sources import resolve
+
+    return start(resolve(script, flags=settings or {}, args=args).spec)
+
+
+def start(spec: JobSpec, found: Survey | None = None) -> Run:
+    """Launch a job whose settings are resolved already; raises as `up`.
+
+    Args:
+        spec: the job.
+        found: where nodes can be had, by a caller that has asked: clouds take seconds to say.
+    """
+    from spotguard.control import api
+
+    run_id = api.create_run(spec, found)
+    api.start_controller(run_id)
+    return Run(run_id)
+
+
+def runs() -> list[RunSummary]:
+    """Return a line on each run of this machine, newest first."""
+    from spotguard.control import api
+
+    return api.list_runs()
+
+
+def runs_of(
+    stores: Sequence[str], tell: Callable[[str], None] = lambda _: None
+) -> tuple[list[RunSummary], list[UnreadableRun]]:
+    """Return a line on each run of these stores, whoever controls it, and what cannot be read.
+
+    Needs nothing of this machine, and writes nothing.
+
+    Args:
+        stores: their URLs.
+        tell: hears how far a long list is.
+
+    Raises:
+        UsageError, StoreError: a store makes no sense or cannot be read.
+    """
+    from spotguard.control import api
+
+    return api.list_stored_runs(stores, tell)

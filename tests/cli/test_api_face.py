@@ -1,0 +1,71 @@
+"""The public names: the documented example works, and the commands use no others for the same."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import spotguard.cli
+from spotguard import api
+
+if TYPE_CHECKING:
+    import pytest
+
+    from tests.cli.fake_control import FakeControl
+
+ROOT = Path(__file__).parents[2]
+_BEHIND = {
+    *("view", "history", "logs", "request_stop", "request_down", "resume"),
+    *("create_run", "start_controller", "list_runs", "list_stored_runs"),
+}
+"""What `spotguard.api` has under its own names."""
+
+
+def test_the_documented_example_runs(
+    control: FakeControl, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it stands on the page, and asks for what it says."""
+    page = (ROOT / "docs" / "reference" / "team.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    Path(script).rename(Path(script).with_name("train.py"))
+    monkeypatch.chdir(Path(script).parent)
+    exec(example, {})
+    asked = [each[0] for each in control.asked]
+    assert asked == ["create", "start", "logs", "stop", "resume"]
+    spec = control.asked[0][1]
+    assert (spec.budget_usd, spec.args, spec.nodes.max) == (20.0, ("--lr", "3e-4"), 2)
+    assert control.asked[-1][2] == 30.0
+
+
+def test_commands_use_the_public_names() -> None:
+    """So a program can do what a person can, and both find the same errors."""
+    folder = Path(spotguard.cli.__file__).parent
+    wrong = []
+    for path in folder.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        inner = {
+            alias.asname or alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module == "spotguard.control"
+            for alias in node.names
+        }
+        wrong += [
+            f"{path.stem}:{node.lineno} {ast.unparse(node)}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute)
+            and node.attr in _BEHIND
+            and ast.unparse(node.value) in inner
+        ]
+    assert not wrong
+
+
+def test_every_public_name_is_documented_and_typed() -> None:
+    """Each function and method says what it does, and its types."""
+    tree = ast.parse(Path(api.__file__).read_text())
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    assert {"up", "runs", "stop", "status"} <= {node.name for node in functions}
+    for node in functions:
+        assert ast.get_docstring(node), node.name
+        assert node.returns is not None, node.name
