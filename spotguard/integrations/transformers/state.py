@@ -71,6 +71,17 @@ class TrainerProgress:
         except (NotPlainError, TooLargeError):  # a callback's
             return None
 
+    def comparable_state(self) -> dict[str, Any]:
+        """Return the state without what is the machine's: times, and what is computed from them.
+
+        Nor with `total_flos`, which is summed over the ranks at each log only.
+        """
+        state = self.state_dict()
+        left_out = ("trained_s", "total_flos", "log_history")
+        history = self._trainer.state.log_history
+        logged = [{k: _plain(v) for k, v in entry.items() if not _of_time(k)} for entry in history]
+        return {**{k: v for k, v in state.items() if k not in left_out}, "logged": logged}
+
     def _held(self, copied: Callable[[Any], Any]) -> Callable[[], dict[str, Any]]:
         trainer = self._trainer
         state = trainer.state
@@ -200,6 +211,10 @@ class History:
         for page in filter(None, pages):
             entries += loads(page.encode(), what="the Trainer's log history")
         return entries
+
+
+def _of_time(name: str) -> bool:
+    return any(word in name for word in ("runtime", "per_second", "flos"))
 
 
 def _entry(entry: dict[str, Any]) -> str:

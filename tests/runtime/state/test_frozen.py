@@ -51,7 +51,7 @@ def test_it_is_stored_as_it_was() -> None:
         torch.zeros(2).to_sparse(),
         {"a": {1, 2}},
     ],
-    ids=str,
+    ids=lambda state: type(state).__name__,
 )
 def test_other_kinds_are_packed_by_whoever_asked(state: Any) -> None:
     """What is seldom, or cannot be stored, is left to those who know it, at this very step."""
