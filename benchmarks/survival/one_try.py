@@ -136,7 +136,8 @@ def attempt(
 ) -> Outcome:
     """Run one job, hurt it as `cell` says, and return what is left of it.
 
-    What a try that failed left behind is copied below `keep`. Blocks for three minutes at most.
+    What a try that failed left behind is copied below `keep`. Blocks for a quarter of an hour at
+    most.
     """
     outcome = Outcome(contestant=contestant.name, cell=cell.name)
     with tempfile.TemporaryDirectory(prefix="survival-") as name:

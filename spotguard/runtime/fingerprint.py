@@ -26,7 +26,7 @@ from spotguard.errors import UnsupportedState
 from spotguard.runtime.data.loader import ElasticLoader
 from spotguard.runtime.state.rng import capture_random_states
 from spotguard.runtime.state.tracked import random_accessors, tracked
-from spotguard.runtime.state.tree import Packed
+from spotguard.runtime.state.tree import Packed, pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -322,9 +322,17 @@ def _random_hash() -> str:
 
 
 def _packed_hash(value: Any) -> str:
+    """Return a hash of an object's state; of one with `comparable_state()`, of that.
+
+    In it there are no times, which differ from run to run.
+    """
     packed = Packed()
+    comparable = getattr(value, "comparable_state", None)
     try:
-        tree = tracked("x", value).pack("x", packed)
+        if comparable is None:
+            tree = tracked("x", value).pack("x", packed)
+        else:
+            tree = pack(comparable(), "x", packed)
     except UnsupportedState:
         return ""
     digest = _Digest(set())

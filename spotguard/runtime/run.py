@@ -442,7 +442,7 @@ class Run(RunData):
             total, epochs, strict=strict
         )
 
-    def begin_step(self, *, at_once: bool = False) -> Step | None:
+    def begin_step(self, *, at_once: bool = False, reads_next: bool = False) -> Step | None:
         """Return the next optimizer step to do; None once there is none, all saved by then.
 
         Before it comes what the script or framework does between two steps: a learning rate that
@@ -454,12 +454,14 @@ class Run(RunData):
 
         Args:
             at_once: True if nothing has changed since `end_step`, which is then not looked for.
+            reads_next: True if nothing is drawn at random before the first micro-batch is asked
+                for, so that the global generators need not be seeded twice.
 
         Raises:
             UsageError: `restore` was not called, or a step is under way.
             SystemExit: with code 75, saved: the process was told to stop.
         """
-        return self._trained("run.begin_step").begin(at_once=at_once)
+        return self._trained("run.begin_step").begin(at_once=at_once, reads_next=reads_next)
 
     def end_step(self) -> None:
         """Say that the weights of the step under way are final: this is the state to save.

@@ -11,6 +11,7 @@ from spotguard.runtime.data.drawing import DrawnLoader
 from spotguard.runtime.data.loader import AUTO, ElasticLoader, Loader
 from spotguard.runtime.data.streaming import StreamLoader, is_stream, refuse_indexed_options
 from spotguard.runtime.data.undivided import UndividedLoader
+from spotguard.runtime.data.whole_stream import WholeStreamLoader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -90,6 +91,7 @@ class RunData:
         reference_world_size: int | None = None,
         lr_warmup_steps: int | None = None,
         replay: bool = False,
+        read_by_all: bool = False,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
         per_rank: str | None = None,
@@ -106,7 +108,8 @@ class RunData:
         A stream has `state_dict()` and `load_state_dict()`, and is this rank's own part of the
         data. Nothing is repeated or left out while the number of ranks stays the same; when it
         changes, another pass begins, with a warning. Given as a function `f(shard, shards)` that
-        opens one part, it is exact on any number of ranks. See docs/elastic.md.
+        opens one part, it is exact on any number of ranks. So it is with `read_by_all`. See
+        docs/elastic.md.
 
         With `lr_scaling` the global batch follows the number of ranks, each of which has the same
         part of it, and the learning rate follows the batch. Each sample of an epoch still comes
@@ -137,6 +140,8 @@ class RunData:
                 factor to another (default 100).
             replay: For a stream without `state_dict()`, such as webdataset's: a resume finds its
                 place by reading again what was read of the pass, which must come in the same order.
+            read_by_all: For a stream of all the data, the same on each rank: every rank reads all
+                of it, and trains on its own micro-batches of each step.
             collate_fn: Makes a batch of samples, as in `torch.utils.data.DataLoader`.
             num_workers: Worker processes that read ahead.
             per_rank: For loops of a framework. `even`: all ranks have as many micro-batches of a
@@ -181,10 +186,12 @@ class RunData:
                 num_workers=num_workers,
                 **options,
             )
-            return _even(StreamLoader(dataset, replay=replay, **common), per_rank)
-        if replay:
+            streams = WholeStreamLoader if read_by_all else StreamLoader
+            return _even(streams(dataset, replay=replay, **common), per_rank)
+        if replay or read_by_all:
+            name = "replay" if replay else "read_by_all"
             raise UsageError(
-                "run.loader: replay is for streams; this dataset has indices",
+                f"run.loader: {name} is for streams; this dataset has indices",
                 hint="leave it out: a resume finds its place in them by itself",
             )
         make: Callable[..., Loader] = UndividedLoader if per_rank == "one" else ElasticLoader

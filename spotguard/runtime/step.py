@@ -45,7 +45,7 @@ class TrainingLoop:
     trained_once: Callable[[Step], None]
     """Called when all micro-batches of a step were handed out and trained on for the first time."""
     ended: Callable[[Step], None]
-    """Called when the script leaves the loop over a step's micro-batches, each time."""
+    """Called when the script is done with a step's micro-batches, in each phase."""
 
 
 class _Pass:
@@ -63,6 +63,8 @@ class _Pass:
         self.waiting = False
         """True while that one has had no backward."""
         self.complete = False
+        self.has_ended = False
+        """True once what comes after the last micro-batch has begun."""
 
     @property
     def salt(self) -> int:
@@ -161,6 +163,10 @@ class Step:
         if not self._pass.complete:
             raise UsageError("step.mean_loss() comes after the loop over the micro-batches")
         loop = self._loop
+        if loop.job.world_size == 1 and len(self._pass.losses) == 1:
+            [(_, loss, weight)] = self._pass.losses
+            whole = loss.clone() if weight == 1.0 else loss * weight
+            return whole if whole.dim() == 0 else whole.reshape(())
         count = max(part.stop for part in loop.loader.ranges(self.number))
         # Each part in a place of its own, so that they are added up in one order everywhere.
         parts = self._pass.losses[0][1].new_zeros(count)
@@ -226,7 +232,7 @@ class Step:
             loop.loader.seed_training(share, now.salt)
             yield batch
             now.refuse_unused_batch()
-        loop.ended(self)
+        self._ended()
 
     def _enter(self) -> None:
         """Enter the step, or leave the process, saved, if all ranks agreed to stop before it."""
@@ -342,13 +348,18 @@ class Step:
             yield loss if factor == 1.0 else loss * factor
             gradients.end_backward(share)
         if share.last and not undivided:  # a framework may not ask for another micro-batch
-            self._loop.ended(self)
+            self._ended()
 
     def end_undivided(self) -> None:
         """Take the rank's only micro-batch of the step as trained on, by however many passes."""
         if self._pass.waiting:
             self._trained()
-        self._loop.ended(self)
+        self._ended()
+
+    def _ended(self) -> None:
+        if not self._pass.has_ended:
+            self._pass.has_ended = True
+            self._loop.ended(self)
 
     def count(self, of: Callable[[Any], Any]) -> float:
         """Return the sum of `of(batch)` over all micro-batches of the step, on all ranks.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks.survival import matrix, model
+from benchmarks.survival import contestant, matrix, model
 from benchmarks.survival.hf import HuggingFace
 from benchmarks.survival.lightning_trainer import Lightning
 from benchmarks.survival.matrix import CONTESTANTS, Row, to_markdown
@@ -136,6 +136,32 @@ def test_progress_outlives_its_process_and_tells_first_and_last(
         progress.note(finished)
 
     assert model.read_progress(tmp_path) == {1: (5, 7)}
+
+
+@pytest.mark.parametrize(
+    ("trained", "stage"), [(0, "before its first step"), (1, "after its first step")]
+)
+def test_a_resume_that_hangs_is_told_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: int, stage: str
+) -> None:
+    """How far it came, and where in its code it was: imports that take long are no hang."""
+    (tmp_path / "hangs.py").write_text(
+        "import os, pathlib, struct, time\n"
+        "def wait_for_ever():\n"
+        "    time.sleep(1000)\n"
+        "place = pathlib.Path(os.environ['SURVIVAL_PROGRESS'], '0')\n"
+        f"place.write_bytes(struct.pack('<qq', {trained}, {trained}))\n"
+        "wait_for_ever()\n"
+    )
+    monkeypatch.setattr(contestant, "ROOT", tmp_path)
+    monkeypatch.setattr(contestant, "_IMPORTS_S", 3.0 if not trained else 60.0)
+    monkeypatch.setattr(contestant, "_RESUME_S", 0.5)
+    monkeypatch.setattr(Spotguard, "job", "hangs")
+    found = contestant.Found(step=4, where="")
+    problem = Spotguard().resume(tmp_path, tmp_path / "resumed", found)
+
+    assert problem.startswith(f"the resume hung {stage}, at File ")
+    assert problem.endswith("in wait_for_ever")
 
 
 def test_every_contestant_and_cell_has_a_name_of_its_own() -> None:

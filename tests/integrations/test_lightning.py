@@ -48,26 +48,57 @@ def test_the_private_names_of_lightning_are_there() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_counts_are_those_of_lightnings_own_state() -> None:
     """What is read in microseconds has every number of the loops' own state, and comes back."""
-    import json
-
     from spotguard.integrations.lightning.inner import LoopCounters
 
     made, other = trainer(), trainer()
     counters = LoopCounters(made)
-    for count, (_, held, keys) in enumerate(counters._counts):
-        held.update({key: 100 * count + at for at, key in enumerate(keys)})
+    for at, (_, held, key) in enumerate(counters._places):
+        held[key] = at
 
     def numbers(tree: Any) -> list[int]:
         if isinstance(tree, dict):
             return [number for value in tree.values() for number in numbers(value)]
         return [int(tree)]
 
-    stored = json.loads(counters.read())
-    assert sorted(n for row in stored.values() for n in row) == sorted(
-        numbers(made.fit_loop.state_dict())
-    )
-    LoopCounters(other).write(counters.read())
+    assert sorted(counters.read()) == sorted(numbers(made.fit_loop.state_dict()))
+    LoopCounters(other).write(counters.names, counters.read())
     assert other.fit_loop.state_dict() == made.fit_loop.state_dict()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_hooks_see_the_weights_if_they_ask() -> None:
+    """They are asked after each step; a model's `state_dict` is made only where one looks at it."""
+    from spotguard.integrations.lightning.state import HookStates
+
+    class Module(pl.LightningModule):  # type: ignore[name-defined,misc]
+        made = 0
+        looks = False
+
+        def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+            self.made += 1
+            return {"weight": 1}
+
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            checkpoint["mine"] = checkpoint["epoch"]
+            assert "state_dict" in checkpoint
+            assert checkpoint.get("nothing", 2) == 2
+            if self.looks:
+                checkpoint["copy"] = checkpoint.pop("state_dict")["weight"]
+
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            assert checkpoint["state_dict"] == {"weight": 1}
+            self.loaded = checkpoint["mine"]
+
+    fit, module = trainer(), Module()
+    fit.strategy.connect(module)
+    states = HookStates(fit, module)
+    assert states.are_there
+    assert states.state_dict() == {"mine": 0}
+    assert module.made == 0
+    module.looks = True
+    assert states.state_dict() == {"mine": 0, "copy": 1}
+    states.load_state_dict({"mine": 5})
+    assert module.loaded == 5
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -157,3 +157,37 @@ def test_what_only_wraps_a_tracked_model_is_no_state_of_its_own(tmp_path: Path) 
 
     found = json.loads((tmp_path / "probe").read_text())["variables"]
     assert {"net", "counting", "average"} & set(found) == {"counting", "average"}
+
+
+def test_what_differs_from_run_to_run_is_no_state(tmp_path: Path) -> None:
+    """An object that says what of its state is comparable is known by that: times are left out."""
+
+    class Trainer:
+        def __init__(self, seconds: float) -> None:
+            self.seconds = seconds
+            self.loss = 1.0
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"seconds": self.seconds, "loss": self.loss}
+
+        def comparable_state(self) -> dict[str, Any]:
+            return {"loss": self.loss}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise NotImplementedError
+
+    def fingerprint(trainer: Trainer) -> str:
+        path = tmp_path / "probe"
+        path.unlink(missing_ok=True)
+        keeper = SimpleNamespace(objects=adapters({"trainer": trainer}))
+        job: Any = SimpleNamespace(rank=0, attempt=1, world_size=1, keeper=keeper)
+        probe = Probe(str(path), job, bitwise=False)
+        probe.record(1, None)
+        probe.close()
+        found: str = json.loads(path.read_text())["tracked"]["trainer"]
+        return found
+
+    calm, shaken = Trainer(1.0), Trainer(2.0)
+    assert fingerprint(calm) == fingerprint(shaken)
+    shaken.loss = 2.0
+    assert fingerprint(calm) != fingerprint(shaken)

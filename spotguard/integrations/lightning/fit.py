@@ -156,7 +156,7 @@ class TrainerFit:
         if self._trainer.fit_loop.batch_idx + 1 >= self._steps_per_epoch:
             raise StopIteration
         self._place.next = state.STEP
-        self.step = self._run.begin_step(at_once=at_once)
+        self.step = self._run.begin_step(at_once=at_once, reads_next=True)
         if self.step is None:
             self._trainer.should_stop = True
             raise StopIteration

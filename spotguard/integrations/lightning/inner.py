@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 _Counts = tuple[str, dict[str, Any], tuple[str, ...]]
+_OF_EPOCHS = "fit_loop.epoch_progress."
 
 
 class LoopCounters:
@@ -31,31 +32,33 @@ class LoopCounters:
 
     def __init__(self, trainer: Trainer) -> None:
         self._fit_loop: Any = trainer.fit_loop
-        self._counts = list(_counts_of("fit_loop", self._fit_loop))
+        self._epoch_loop: Any = trainer.fit_loop.epoch_loop
+        self._places = [
+            (name, held, key)
+            for name, held, keys in _counts_of("fit_loop", self._fit_loop)
+            for key in keys
+        ]
+        self.names = json.dumps([f"{name}.{key}" for name, _, key in self._places])
+        """What `read` returns the numbers of, in their order."""
 
-    def read(self, *, of_open_epoch: bool = False) -> str:
-        """Return the counts as JSON.
+    def read(self, *, of_open_epoch: bool = False) -> list[int]:
+        """Return the counts.
 
         `of_open_epoch`: as they were before the epoch's end, which then comes again.
         """
-        found = {name: [held[key] for key in keys] for name, held, keys in self._counts}
+        found = [held[key] for _, held, key in self._places]
         if of_open_epoch:
-            for which in ("total", "current"):
-                progress = getattr(self._fit_loop.epoch_progress, which)
-                name = f"fit_loop.epoch_progress.{which}"
-                keys = next(keys for other, _, keys in self._counts if other == name)
-                started = vars(progress)["started"]
-                found[name][keys.index("processed")] = min(vars(progress)["processed"], started - 1)
-                found[name][keys.index("completed")] = min(vars(progress)["completed"], started - 1)
-        found["batches_that_stepped"] = [self._fit_loop.epoch_loop._batches_that_stepped]
-        return json.dumps(found)
+            for number, (name, held, key) in enumerate(self._places):
+                if name.startswith(_OF_EPOCHS) and key in ("processed", "completed"):
+                    found[number] = min(found[number], held["started"] - 1)
+        return [*found, self._epoch_loop._batches_that_stepped]
 
-    def write(self, text: str) -> None:
+    def write(self, names: str, counts: list[int]) -> None:
         """Put the counts back; those of another version that are not here are left out."""
-        stored = json.loads(text)
-        self._fit_loop.epoch_loop._batches_that_stepped = stored.pop("batches_that_stepped")[0]
-        for name, held, keys in self._counts:
-            held.update(zip(keys, stored.get(name, ()), strict=False))
+        stored = dict(zip(json.loads(names), counts, strict=False))
+        for name, held, key in self._places:
+            held[key] = stored.get(f"{name}.{key}", held[key])
+        self._epoch_loop._batches_that_stepped = counts[-1]
 
     def restart(self, *, in_validation: bool) -> None:
         """Have Lightning go on in the middle of an epoch; in the validation after its last batch.

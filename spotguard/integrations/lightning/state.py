@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 STEP, VALIDATION, EPOCH_END, END = "step", "validation", "epoch_end", "end"
 """Where in Lightning's loop a boundary lies: what of it comes next."""
+_WEIGHTS = "state_dict"
 
 
 class LoopPlace:
@@ -28,14 +29,18 @@ class LoopPlace:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place as plain values."""
-        counts = self._counters.read(of_open_epoch=self.next == EPOCH_END)
-        return {"next": self.next, "counts": counts, "should_stop": self._trainer.should_stop}
+        return {
+            "next": self.next,
+            "names": self._counters.names,
+            "counts": self._counters.read(of_open_epoch=self.next == EPOCH_END),
+            "should_stop": self._trainer.should_stop,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Have Lightning go on from the place."""
         self.resumed = dict(state)
         self._trainer.should_stop = state["should_stop"]
-        self._counters.write(state["counts"])
+        self._counters.write(state["names"], state["counts"])
         if state["next"] != END:
             self._counters.restart(in_validation=state["next"] == VALIDATION)
 
@@ -43,7 +48,7 @@ class LoopPlace:
         """Put right what Lightning has counted on its way to the very place of the checkpoint."""
         resumed, self.resumed = self.resumed, {}
         if resumed.get("next") == at:
-            self._counters.write(resumed["counts"])
+            self._counters.write(resumed["names"], resumed["counts"])
 
 
 class LoggedMetrics:
@@ -131,29 +136,64 @@ class HookStates:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the hooks added to what is in each checkpoint of Lightning's."""
-        usual = self._usual()
-        checkpoint = dict(usual)
+        checkpoint = _Checkpoint(self._trainer, self._module)
         for callback in self._callbacks:
             callback.on_save_checkpoint(self._trainer, self._module, checkpoint)
         if self._asks_module:
             self._module.on_save_checkpoint(checkpoint)
-        return {key: value for key, value in checkpoint.items() if key not in usual}
+        return checkpoint.added()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Give the hooks a checkpoint with what they had added."""
-        checkpoint = {**self._usual(), **state}
+        checkpoint = {**_Checkpoint(self._trainer, self._module).whole(), **state}
         for callback in self._callbacks:
             callback.on_load_checkpoint(self._trainer, self._module, checkpoint)
         if self._asks_module:
             self._module.on_load_checkpoint(checkpoint)
 
-    def _usual(self) -> dict[str, Any]:
-        return {
-            "epoch": self._trainer.current_epoch,
-            "global_step": self._trainer.global_step,
-            "pytorch-lightning_version": pl.__version__,
-            "state_dict": dict(self._module.state_dict()),
-        }
+
+class _Checkpoint(dict[str, Any]):
+    """What a hook is shown of Lightning's checkpoint; the weights come once they are asked for.
+
+    The hooks are asked after each step, and a large model's `state_dict` takes a millisecond.
+    """
+
+    def __init__(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        super().__init__()
+        self["epoch"] = trainer.current_epoch
+        self["global_step"] = trainer.global_step
+        self["pytorch-lightning_version"] = pl.__version__
+        self._module = module
+        self._usual = {*self, _WEIGHTS}
+
+    def __missing__(self, key: str) -> Any:
+        if key != _WEIGHTS:
+            raise KeyError(key)
+        self[_WEIGHTS] = dict(self._module.state_dict())
+        return self[_WEIGHTS]
+
+    def __contains__(self, key: object) -> bool:
+        return key == _WEIGHTS or super().__contains__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return what is under `key`, the weights too."""
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """Take out what is under `key`, the weights too."""
+        self.get(key)
+        return super().pop(key, *default)
+
+    def whole(self) -> dict[str, Any]:
+        """Return all of it, with the weights."""
+        return {**self, _WEIGHTS: self[_WEIGHTS]}
+
+    def added(self) -> dict[str, Any]:
+        """Return what hooks have put in beside what is there as ever."""
+        return {key: value for key, value in self.items() if key not in self._usual}
 
 
 def _keeps_state(callback: pl.Callback) -> bool:

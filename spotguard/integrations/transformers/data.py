@@ -24,7 +24,8 @@ from spotguard.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from spotguard.runtime import ElasticLoader, Run, Step
+    from spotguard.runtime import Run, Step
+    from spotguard.runtime.data.loader import Loader
 
 
 def elastic_loader(
@@ -34,10 +35,11 @@ def elastic_loader(
     global_batch_size: int,
     micro_batch_size: int,
     per_rank: str | None,
-) -> ElasticLoader:
+) -> Loader:
     """Return a loader of the same samples as `plain`, a DataLoader, in the order of its sampler.
 
     Shuffled is by the run's seed, so the order is not the one that the Trainer alone would have.
+    Of a stream, every rank reads all, as under the Trainer.
 
     Raises:
         UsageError: `plain` is cut in a way that another number of ranks could not have.
@@ -47,13 +49,15 @@ def elastic_loader(
             f"get_train_dataloader returned a {type(plain).__name__}",
             hint="return a torch.utils.data.DataLoader, which spotguard takes apart",
         )
-    if isinstance(plain.dataset, IterableDataset):
-        raise UsageError(
-            f"the train_dataset is a {type(plain.dataset).__name__}, a stream without indices: "
-            "the Trainer's ranks share it out by reading all of it, so that a resume could not "
-            "find its place",
-            hint="pass a map-style dataset (with __len__ and __getitem__), or write the loop with "
-            "spotguard.runtime, whose run.loader takes streams",
+    if is_stream(plain.dataset):
+        return run.loader(
+            plain.dataset,
+            global_batch_size=global_batch_size,
+            micro_batch_size=micro_batch_size,
+            per_rank=per_rank,
+            collate_fn=plain.collate_fn,
+            read_by_all=True,
+            replay=True,
         )
     if type(plain.batch_sampler) is not BatchSampler:
         raise UsageError(
@@ -69,7 +73,7 @@ def elastic_loader(
             "worker_init_fn": plain.worker_init_fn,
             "multiprocessing_context": plain.multiprocessing_context,
         }
-    loader: Any = run.loader(
+    return run.loader(
         plain.dataset,
         global_batch_size=global_batch_size,
         micro_batch_size=micro_batch_size,
@@ -80,8 +84,11 @@ def elastic_loader(
         **_order(plain.sampler),
         **options,
     )
-    found: ElasticLoader = loader
-    return found
+
+
+def is_stream(dataset: Any) -> bool:
+    """Return True for what the Trainer takes for a stream."""
+    return isinstance(dataset, IterableDataset)
 
 
 def _order(sampler: Any) -> dict[str, Any]:
@@ -94,17 +101,24 @@ def _order(sampler: Any) -> dict[str, Any]:
     return {"sampler": sampler}
 
 
-def steps_of_an_epoch(loader: ElasticLoader) -> DataLoader[Any]:
-    """Return a DataLoader whose items stand for the optimizer steps of an epoch.
+def steps_of_an_epoch(dataset: Any, steps: int) -> DataLoader[Any]:
+    """Return a DataLoader whose items stand for the `steps` optimizer steps of an epoch.
 
     It is a DataLoader so that the Trainer can skip steps that are done.
     """
-    return DataLoader(
-        _Placeholders(loader.dataset),
-        batch_sampler=_Numbers(loader.steps_per_epoch),
+    return _Steps(
+        _Placeholders(dataset),
+        batch_sampler=_Numbers(steps),
         collate_fn=_only,
         generator=torch.Generator(),  # the script's own is not drawn from
     )
+
+
+class _Steps(DataLoader[Any]):
+    """Counts, without the 15 microseconds that a DataLoader takes for an item."""
+
+    def __iter__(self) -> Any:
+        return iter(range(len(self)))
 
 
 class _Placeholders(Dataset[int]):

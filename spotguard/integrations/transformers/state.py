@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,11 +13,14 @@ from transformers.trainer_callback import ExportableState
 
 from spotguard.checkpoint.strict_json import dumps, loads
 from spotguard.errors import StateMismatch
+from spotguard.runtime.state.frozen import NotPlainError, TooLargeError, frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _IN_A_PAGE = 64
+_LARGEST_BYTES = 4 << 20
+"""Of callbacks' tensors; more would slow each step."""
 _OF_THE_STATE = ("epoch", "global_step", "num_input_tokens_seen", "best_global_step")
 _FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate")
 FLAGS = (*_FLAGS, "should_log")
@@ -35,6 +40,7 @@ class TrainerProgress:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
+        self._ranks: int = trainer.args.world_size
         self._history = History()
         self._earlier_s = 0.0
         self._began_at: float | None = None
@@ -53,22 +59,57 @@ class TrainerProgress:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain values."""
+        return self._held(lambda state: state)()
+
+    def hold_state(self) -> Callable[[], dict[str, Any]] | None:
+        """Return what gives the state of this moment, at any later one; None if nothing can.
+
+        This is done at each step, so what the Trainer only adds to is not looked at yet.
+        """
+        try:
+            return self._held(partial(frozen, most_bytes=_LARGEST_BYTES))
+        except (NotPlainError, TooLargeError):  # a callback's
+            return None
+
+    def comparable_state(self) -> dict[str, Any]:
+        """Return the state without what is the machine's: times, and what is computed from them.
+
+        Nor with `total_flos`, which is summed over the ranks at each log only.
+        """
+        state = self.state_dict()
+        left_out = ("trained_s", "total_flos", "log_history")
+        history = self._trainer.state.log_history
+        logged = [{k: _plain(v) for k, v in entry.items() if not _of_time(k)} for entry in history]
+        return {**{k: v for k, v in state.items() if k not in left_out}, "logged": logged}
+
+    def _held(self, copied: Callable[[Any], Any]) -> Callable[[], dict[str, Any]]:
         trainer = self._trainer
         state = trainer.state
+        named = [getattr(state, name) for name in _OF_THE_STATE]
+        best = state.best_metric, state.best_model_checkpoint
+        flops = float(state.total_flos + trainer.current_flos * self._ranks)
+        history, logged = state.log_history, len(state.log_history)
+        losses = self._sums()
+        callbacks = [[name, copied(it.state())] for name, it in _stateful(trainer)]
+        epochs_done, steps_in_epoch, pending = self.epochs_done, self.steps_in_epoch, self.pending
         spent_s = 0.0 if self._began_at is None else time.monotonic() - self._began_at
-        return {
-            **{name: getattr(state, name) for name in _OF_THE_STATE},
-            "best_metric": None if state.best_metric is None else float(state.best_metric),
-            "best_model_checkpoint": state.best_model_checkpoint,
-            "total_flos": float(state.total_flos + trainer.current_flos * trainer.args.world_size),
-            "log_history": self._history.pages(state.log_history),
-            "losses": self._sums(),
-            "callbacks": [[name, it.state()] for name, it in _stateful(trainer)],
-            "epochs_done": self.epochs_done,
-            "steps_in_epoch": self.steps_in_epoch,
-            "pending": None if self.pending is None else self.pending._asdict(),
-            "trained_s": self._earlier_s + spent_s,
-        }
+
+        def whole() -> dict[str, Any]:
+            return {
+                **dict(zip(_OF_THE_STATE, named, strict=True)),
+                "best_metric": None if best[0] is None else float(best[0]),
+                "best_model_checkpoint": best[1],
+                "total_flos": flops,
+                "log_history": self._history.pages(history[:logged]),
+                "losses": losses,
+                "callbacks": callbacks,
+                "epochs_done": epochs_done,
+                "steps_in_epoch": steps_in_epoch,
+                "pending": None if pending is None else pending._asdict(),
+                "trained_s": self._earlier_s + spent_s,
+            }
+
+        return whole
 
     def load_state_dict(self, stored: dict[str, Any]) -> None:
         """Go to where `state_dict` was returned.
@@ -107,7 +148,7 @@ class TrainerProgress:
             return dict(self._losses or {})
         trainer = self._trainer
         return {
-            "since_logged": trainer._tr_loss,
+            "since_logged": trainer._tr_loss.clone(),
             "until_logged": float(trainer._total_loss_scalar),
             "logged_at_step": trainer._globalstep_last_logged,
         }
@@ -142,32 +183,47 @@ class History:
     """What the Trainer has logged: written once, in pages, however often it is saved."""
 
     def __init__(self) -> None:
+        self._entries: list[str] = []
         self._full: list[str] = []
-        self._rest: tuple[int, str] = (0, "")
+        self._rest = ""
+        self._lock = threading.Lock()
+        """A rank that is left alone saves in another thread."""
 
     def pages(self, entries: list[dict[str, Any]]) -> list[str]:
         """Return `entries`, to which more are added only at the end, as few JSON texts."""
-        full = len(entries) // _IN_A_PAGE
-        if full < len(self._full):  # somebody began another list
-            self._full, self._rest = [], (0, "")
-        for page in range(len(self._full), full):
-            self._full.append(_page(entries[page * _IN_A_PAGE : (page + 1) * _IN_A_PAGE]))
-        if self._rest[0] != len(entries):
-            self._rest = (len(entries), _page(entries[full * _IN_A_PAGE :]))
-        return [*self._full, self._rest[1]]
+        with self._lock:
+            return self._pages(entries)
+
+    def _pages(self, entries: list[dict[str, Any]]) -> list[str]:
+        if len(entries) < len(self._entries):  # somebody began another list
+            self._entries, self._full = [], []
+        if len(entries) > len(self._entries):
+            self._entries += map(_entry, entries[len(self._entries) :])
+            while len(self._entries) - len(self._full) * _IN_A_PAGE >= _IN_A_PAGE:
+                self._full.append(_page(self._entries[len(self._full) * _IN_A_PAGE :][:_IN_A_PAGE]))
+            self._rest = _page(self._entries[len(self._full) * _IN_A_PAGE :])
+        return [*self._full, self._rest]
 
     def restore(self, pages: list[str]) -> list[dict[str, Any]]:
         """Return what `pages` was given."""
-        self._full, self._rest = [], (0, "")
+        self._entries, self._full, self._rest = [], [], ""
         entries: list[dict[str, Any]] = []
         for page in filter(None, pages):
             entries += loads(page.encode(), what="the Trainer's log history")
         return entries
 
 
-def _page(entries: list[dict[str, Any]]) -> str:
-    plain = [{key: _plain(value) for key, value in entry.items()} for entry in entries]
-    return dumps(plain, what="the Trainer's log history").decode() if entries else ""
+def _of_time(name: str) -> bool:
+    return any(word in name for word in ("runtime", "per_second", "flos"))
+
+
+def _entry(entry: dict[str, Any]) -> str:
+    plain = {key: _plain(value) for key, value in entry.items()}
+    return dumps(plain, what="the Trainer's log history").decode()
+
+
+def _page(entries: list[str]) -> str:
+    return f"[{','.join(entries)}]" if entries else ""
 
 
 def _plain(value: Any) -> Any:

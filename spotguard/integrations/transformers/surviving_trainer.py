@@ -114,7 +114,7 @@ class SurvivingTrainer:
         own = [batch for batch, weight in given if weight] or [given[0][0]]
         counts = sum(1 for _, weight in given if weight)
         batches, items = self._super.get_batch_samples(iter(own), len(own), device)
-        if items is not None:
+        if items is not None and self.args.world_size > 1:
             items = torch.as_tensor(items, device=device) * (counts > 0)
             items = self.accelerator.reduce(items, reduction="sum")
         return [run.as_batch(batches, counts, items)], items

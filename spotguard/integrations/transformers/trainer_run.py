@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 from accelerate.optimizer import AcceleratedOptimizer
 from transformers import Trainer
 
+from spotguard.integrations.transformers.arguments import uses_argument
 from spotguard.integrations.transformers.data import (
     Interruptible,
     StepBatches,
     elastic_loader,
+    is_stream,
     steps_of_an_epoch,
 )
 from spotguard.integrations.transformers.refusals import ignored_checkpoint, refuse_to_train
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
 
-    from spotguard.runtime import ElasticLoader, Run, Step
+    from spotguard.runtime import Run, Step
+    from spotguard.runtime.data.loader import Loader
 
 log = logging.getLogger("spotguard")
 
@@ -33,6 +36,7 @@ _DONE_AFTER_A_STEP = ("should_log", "should_evaluate", "should_save")
 
 After any other step the next one begins at once, and the boundary that was taken at its end stands.
 """
+_COUNT = "num_items_in_batch"
 _MEET_OTHERS = ("compute_loss", "training_step", "get_batch_samples")
 """Methods of which another one may hold collectives: then all ranks go forward equally often."""
 
@@ -44,7 +48,7 @@ class TrainerRun:
         self._trainer = trainer
         self._run = run
         self._global_batch_size = global_batch_size
-        self._loader: ElasticLoader | None = None
+        self._loader: Loader | None = None
         self._step: Step | None = None
         """The step under way."""
         self._items: Any = None
@@ -54,6 +58,7 @@ class TrainerRun:
         self._trained = False
         self._active = False
         self._arguments: dict[str, Any] = {}
+        self._count_is_used = uses_argument(trainer.compute_loss, _COUNT)
         self.progress = TrainerProgress(trainer)
         self.dataloader: DataLoader[Any] | None = None
         """What the Trainer iterates over."""
@@ -124,7 +129,9 @@ class TrainerRun:
         )
         self._arrange()
         self._tell_batches(loader, size)
-        self.dataloader = steps_of_an_epoch(loader)
+        # A stream's end is nobody's to know: one epoch of as many steps as there shall be.
+        steps = args.max_steps if is_stream(plain.dataset) else loader.first_step_of(1)
+        self.dataloader = steps_of_an_epoch(plain.dataset, steps)
         return self.dataloader
 
     def _arrange(self) -> None:
@@ -143,7 +150,7 @@ class TrainerRun:
         self._arguments.setdefault(name, getattr(self._trainer.args, name))
         setattr(self._trainer.args, name, value)
 
-    def _tell_batches(self, loader: ElasticLoader, size: int) -> None:
+    def _tell_batches(self, loader: Loader, size: int) -> None:
         if self._run.rank:
             return
         counts = sorted({len(mine) for mine in loader.ranges(0)})
@@ -205,7 +212,7 @@ class TrainerRun:
         at_once, self._undisturbed = self._undisturbed, False
         if not at_once:
             self.progress.pending = None
-        self._step = self._run.begin_step(at_once=at_once)
+        self._step = self._run.begin_step(at_once=at_once, reads_next=True)
         if self._step is None:
             self._trainer.control.should_training_stop = True
             return []
@@ -225,7 +232,7 @@ class TrainerRun:
         if said is not None:
             return said
         takes_count = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
-        return self._items is not None and takes_count
+        return self._items is not None and takes_count and self._count_is_used
 
     def end_step(self, grad_norm: Any, learning_rate: float | None) -> None:
         """Take the state as it is for that of the boundary, if a step is under way."""

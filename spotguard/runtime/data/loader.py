@@ -36,6 +36,10 @@ READ, _TRAIN = 0x5851F42D4C957F2D, 0x14057B7EF767814F
 
 AUTO = "auto"
 """What `micro_batch_size` is where the largest that fits is to be found."""
+_STACKING = (
+    "torch.utils.data._utils.collate.default_collate",
+    "transformers.data.data_collator.default_data_collator",
+)
 
 
 class Share(NamedTuple):
@@ -94,6 +98,8 @@ class Loader(ABC):
         self._rank = rank
         self._world_size = world_size
         self._speeds = tuple(speeds or ())
+        self._cuts: dict[int, tuple[list[int], list[int], range]] = {}
+        """By the samples of a step: the sizes of its micro-batches, their starts, this rank's."""
         self._range(1, rank)  # so that wrong speeds are refused now
 
     @abstractmethod
@@ -158,9 +164,12 @@ class Loader(ABC):
 
     def _shares(self, step: int, places: range, sample: Callable[[int], int]) -> list[Share]:
         """Return this rank's part of a step: of the samples at `places` in the epoch's order."""
-        sizes = self._sizes(step)
-        starts = [0, *itertools.accumulate(sizes)]
-        mine = self._range(len(sizes), self._rank)
+        cut = self._cuts.get(len(places))
+        if cut is None:
+            sizes = self._sizes(step)
+            cut = sizes, [0, *itertools.accumulate(sizes)], self._range(len(sizes), self._rank)
+            self._cuts[len(places)] = cut
+        sizes, starts, mine = cut
 
         def share(index: int, weight: float, *, last: bool) -> Share:
             samples = tuple(map(sample, places[starts[index] : starts[index + 1]]))
@@ -287,7 +296,7 @@ class ElasticLoader(Loader):
         """
         shares = (s for step in range(first_step, last_step) for s in self.shares(step))
         if not self._num_workers:
-            may_draw = self._collate is not _default_collate or not _only_holds(self.dataset)
+            may_draw = not (_only_stacks(self._collate) and _only_holds(self.dataset))
             dataset = _Seeded(self.dataset, self.seed, self._reseed and may_draw)
             for share in shares:
                 yield share, self._collate(dataset.__getitems__(share))
@@ -348,6 +357,12 @@ def _only_holds(dataset: Any) -> bool:
     return kind in (list, tuple, torch.Tensor) or (
         kind.__name__ == "TensorDataset" and kind.__module__ == "torch.utils.data.dataset"
     )
+
+
+def _only_stacks(collate_fn: Any) -> bool:
+    """Return True for functions that make a batch without a random number, of torch and others."""
+    name = f"{getattr(collate_fn, '__module__', '')}.{getattr(collate_fn, '__name__', '')}"
+    return collate_fn is _default_collate or name in _STACKING
 
 
 class Quiet:

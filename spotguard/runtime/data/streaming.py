@@ -150,13 +150,13 @@ class StreamLoader(Loader):
             self._check_work()
             sources = {self._rank: source}
         for each in sources.values():
-            _check_source(each, replay=replay)
+            check_source(each, replay=replay)
         self._in_batches = _gives_batches(next(iter(sources.values())))
         if self._in_batches:
             for each in sources.values():
                 self._check_batches(each)
         self._streams = {
-            number: Stream(Replayed(each) if replay and not _has_state(each) else each)
+            number: Stream(Replayed(each) if replay and not has_state(each) else each)
             for number, each in sources.items()
         }
 
@@ -175,10 +175,7 @@ class StreamLoader(Loader):
 
     def first_step_of(self, epoch: int) -> int:
         """Raise: a stream has no length."""
-        raise UsageError(
-            "run.steps: a stream has no length, so epochs= says nothing",
-            hint="give total=, the optimizer steps in all",
-        )
+        raise no_epochs()
 
     def shares(self, step: int) -> list[Share]:
         """Return this rank's micro-batches of a step; samples are numbered through the run."""
@@ -264,6 +261,14 @@ class StreamLoader(Loader):
             source.worker_init_fn = Quiet(source.worker_init_fn)
 
 
+def no_epochs() -> UsageError:
+    """Return what to say to whoever asks for epochs of a stream."""
+    return UsageError(
+        "run.steps: a stream has no length, so epochs= says nothing",
+        hint="give total=, the optimizer steps in all",
+    )
+
+
 def is_stream(dataset: Any) -> bool:
     """Return True for what has no indices to choose from: iterables, loaders, a function."""
     from torch.utils.data import IterableDataset
@@ -292,12 +297,14 @@ def _gives_batches(source: Any) -> bool:
     return isinstance(source, DataLoader)
 
 
-def _has_state(source: Any) -> bool:
+def has_state(source: Any) -> bool:
+    """Return True if a stream knows its place."""
     return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
 
 
-def _check_source(source: Any, *, replay: bool) -> None:
-    if hasattr(source, "__iter__") and (replay or _has_state(source)):
+def check_source(source: Any, *, replay: bool) -> None:
+    """Raise `UsageError` unless the place of a stream can be found again."""
+    if hasattr(source, "__iter__") and (replay or has_state(source)):
         return
     raise UsageError(
         f"run.loader: {type(source).__name__} has no length and no indices, and no state_dict() "

@@ -166,11 +166,12 @@ class Training:
         )
         return self.finished
 
-    def begin(self, *, at_once: bool = False) -> Step | None:
+    def begin(self, *, at_once: bool = False, reads_next: bool = False) -> Step | None:
         """Return the next step, None after the last one; leave, saved, if told to stop.
 
         `at_once`: nothing of the script's has run since the last boundary. Else what it changed
         since then, after an evaluation for example, belongs to the boundary from here on.
+        `reads_next`: nothing of it runs before the first micro-batch, which seeds anew.
         """
         if self._job.phase is Phase.AFTER:
             return None
@@ -183,7 +184,7 @@ class Training:
             if not at_once:
                 self._job.keeper.take_boundary_again()
             if not self.is_done:
-                return self._begin()
+                return self._begin(reads_next=reads_next)
             self._finish()
         return None
 
@@ -233,7 +234,7 @@ class Training:
         self.step = None
         self.close()
 
-    def _begin(self) -> Step:
+    def _begin(self, *, reads_next: bool) -> Step:
         job, finished = self._job, self.finished
         job.hold(finished)
         if not job.gate.passes(finished, evaluated=self._evaluated > 0):
@@ -247,7 +248,8 @@ class Training:
                 duration_s=job.keeper.last_duration_s,
                 age_s=job.age_s,
             )
-        self._seed_boundary(finished, after=False)
+        if not reads_next:
+            self._seed_boundary(finished, after=False)
         self.step = job.keeper.current = Step(self._loop, finished, self._loader.epoch_of(finished))
         self._started = time.perf_counter()
         return self.step

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from spotguard.runtime.state.frozen import NotPlainError, TooLargeError, frozen
 from spotguard.runtime.state.module_buffers import SmallBuffers
 from spotguard.runtime.state.rng import capture_random_states
 from spotguard.runtime.state.tracked import TrackedStateful, TrackedValue
 from spotguard.runtime.state.tree import Leaf, Packed, pack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from spotguard.runtime.state.best import BestState
     from spotguard.runtime.state.tracked import Packs, Tracked
@@ -112,7 +113,11 @@ class GroupShadow:
     def take(self) -> None:
         """Keep the values as they are now."""
         self._held = [
-            {key: _copied(value) for key, value in group.items() if key != "params"}
+            {
+                key: value.clone() if isinstance(value, torch.Tensor) else value
+                for key, value in group.items()
+                if key != "params"
+            }
             for group in self._groups
         ]
 
@@ -169,19 +174,26 @@ class BoundaryState:
     """This rank's part of it."""
 
 
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
-
-
 @dataclass(frozen=True)
 class _HeldState:
-    """A generator's state; made a tree only if it is needed, since 625 numbers take a while."""
+    """A state of its own, made a tree only if it is saved."""
 
     state: Any
 
     def pack(self, name: str, into: Packed) -> Any:
         """Return the tree of the state."""
         return pack(self.state, name, into)
+
+
+@dataclass(frozen=True)
+class _HeldForLater:
+    """What gives a state of its own."""
+
+    later: Callable[[], Any]
+
+    def pack(self, name: str, into: Packed) -> Any:
+        """Return the tree of the state."""
+        return pack(self.later(), name, into)
 
 
 @dataclass(frozen=True)
@@ -200,7 +212,16 @@ class _HeldTree:
 def _hold(name: str, item: Tracked) -> Packs | None:
     """Return a copy of the object's state, or None if it is too large or in parts."""
     if isinstance(item, TrackedValue) and not isinstance(item.value, dict):
-        return _HeldState(item.read())
+        return _HeldState(item.read())  # a generator gives a copy
+    if isinstance(item, TrackedStateful) and (later := item.hold()) is not None:
+        return _HeldForLater(later)
+    if isinstance(item, (TrackedValue, TrackedStateful)):
+        try:
+            return _HeldState(frozen(item.read(), most_bytes=_LARGEST_BYTES))
+        except TooLargeError:
+            return None
+        except NotPlainError:
+            pass
     packed = Packed()
     tree = item.pack(name, packed)
     leaves = packed.leaves.values()

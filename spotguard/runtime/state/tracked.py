@@ -252,11 +252,24 @@ class TrackedStateful:
 
     def pack(self, name: str, into: Packed) -> Any:
         """Return the tree of the object's state dict."""
+        return pack(self.read(), name, into)
+
+    def hold(self) -> Callable[[], Any] | None:
+        """Return what gives the state dict of this moment later; None if nothing quick does.
+
+        For objects that are asked at each step, of which hardly an answer is used: they have
+        `hold_state()`, which does no more than what cannot be done later.
+        """
+        quick = getattr(self.value, "hold_state", None)
+        return None if quick is None else quick()
+
+    def read(self) -> Any:
+        """Return the object's state dict, in which may be values of its own."""
         state = self.value.state_dict()
         if isinstance(self.value, torch.optim.swa_utils.SWALR):
             # torch 2.6 has a function there, which depends on the arguments of SWALR alone.
             state = {key: value for key, value in state.items() if key != "anneal_func"}
-        return pack(state, name, into)
+        return state
 
     def restore(self, name: str, tree: Any, reading: Reading) -> Finish:
         """Have the state dict read; the object loads it then."""

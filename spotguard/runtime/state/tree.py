@@ -115,11 +115,16 @@ def _leaf(path: str, value: torch.Tensor) -> Leaf:
     value = value.detach()
     if is_dtensor(value):
         _, offsets = local_part(value)
-        return Leaf(path, _plain(path, value.to_local()), tuple(value.shape), offsets)
-    return Leaf(path, _plain(path, value))
+        return Leaf(path, plain_tensor(path, value.to_local()), tuple(value.shape), offsets)
+    return Leaf(path, plain_tensor(path, value))
 
 
-def _plain(path: str, value: torch.Tensor) -> torch.Tensor:
+def plain_tensor(path: str, value: torch.Tensor) -> torch.Tensor:
+    """Return `value` as it can be stored: itself, unless it is a lazy view.
+
+    Raises:
+        UnsupportedState: it cannot be stored; the message names `path`.
+    """
     if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         raise _unsupported(path, value, "this tensor subclass has no plain form")
     if value.is_nested or value.is_quantized:
@@ -129,7 +134,7 @@ def _plain(path: str, value: torch.Tensor) -> torch.Tensor:
         raise _unsupported(path, value, f"{value.layout} on {value.device} cannot be stored")
     if value.dtype not in DTYPES:
         raise _unsupported(path, value, f"dtype {value.dtype} cannot be stored")
-    return value.resolve_conj().resolve_neg()  # itself, unless it is a lazy view
+    return value.resolve_conj().resolve_neg()
 
 
 def _kind(value: object) -> str:

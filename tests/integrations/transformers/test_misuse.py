@@ -31,7 +31,6 @@ if TYPE_CHECKING:
             "cannot begin a run of spotguard, which goes on from its own checkpoints only",
         ),
         ({"global_batch_size": -4}, "global_batch_size is -4"),
-        ({"stream": True}, "a stream without indices"),
         ({"added_late": True}, "was added to a Trainer that was made already"),
         ({"twice": True}, "this Trainer has spotguard already"),
         ({"trains_again": True}, "trainer.train() was called twice"),

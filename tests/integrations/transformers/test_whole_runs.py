@@ -133,6 +133,42 @@ def test_a_loss_that_meets_other_ranks_does_not_hang(runs: TrainerRuns) -> None:
     assert runs.result("three").losses() == pytest.approx(runs.result("alone").losses(), rel=1e-5)
 
 
+def test_a_stream_is_read_in_one_order_by_any_ranks(runs: TrainerRuns) -> None:
+    """An `IterableDataset` without a state, through two passes: 3, then 2 ranks, as one process."""
+    told = {"args": {"max_steps": 9}, "global_batch_size": 14, "stream": True}
+    runs.run("alone", told)
+    for ranks, until in ((3, 4), (2, None)):
+        runs.run("elastic", told, ranks=ranks, until=until)
+    runs.run("resumed", told, until=5)
+    runs.run("resumed", told)
+
+    alone, elastic = runs.result("alone"), runs.result("elastic")
+    assert elastic.losses() == pytest.approx(alone.losses(), rel=1e-5)
+    assert elastic.tokens == alone.tokens
+    assert runs.result("resumed").weights == alone.weights
+    assert runs.result("resumed").logged() == alone.logged()
+
+
+def test_a_loss_that_ignores_the_count_is_a_mean(runs: TrainerRuns) -> None:
+    """A `compute_loss` of the script's own that never looks at `num_items_in_batch`.
+
+    It cannot have divided by it: the means of uneven micro-batches count by their samples, so what
+    is logged, clipped and trained on is no sum over ranks and accumulated batches.
+    """
+    told = {
+        "args": {"max_steps": 4, "logging_steps": 1},
+        "global_batch_size": 13,
+        "own_loss": True,
+    }
+    runs.run("alone", told)
+    for ranks, until in ((3, 2), (2, None)):
+        runs.run("elastic", told, ranks=ranks, until=until)
+
+    alone, elastic = runs.result("alone"), runs.result("elastic")
+    assert elastic.losses() == pytest.approx(alone.losses(), rel=1e-5)
+    assert max(alone.losses()) < 4, "a mean over 32 words, of which a guess costs log(32)"
+
+
 def test_the_number_of_ranks_may_change_with_no_bit_of_a_difference(runs: TrainerRuns) -> None:
     """With `exact="bitwise"`: 3, then 2 ranks, and one process."""
     told = {"args": {"max_steps": 6}, "global_batch_size": 14, "exact": "bitwise"}
