@@ -60,6 +60,7 @@ class JobFlag:
 
 
 _MONEY = "Money and time"
+_SMOKE = "Smoke before money"
 _LOCAL = "The local cloud (--infra local)"
 
 JOB_FLAGS = (
@@ -93,6 +94,20 @@ JOB_FLAGS = (
         option="--trust-script",
         help="Take SCRIPT though no import of spotguard.runtime is seen.",
         switch=True,
+    ),
+    JobFlag(
+        key="smoke.steps",
+        option="--smoke-steps",
+        metavar="N",
+        help="Steps to try on this machine's CPU first; default: 2.",
+        panel=_SMOKE,
+    ),
+    JobFlag(
+        key="smoke.limit",
+        option="--smoke-limit",
+        metavar="DURATION",
+        help="How long that may take; default: 50s.",
+        panel=_SMOKE,
     ),
     JobFlag(
         key="env",
@@ -213,6 +228,16 @@ JOB_FLAGS = (
 )
 
 
+SmokeOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--smoke/--no-smoke",
+        help="Try SCRIPT on this machine's CPU first, also where nodes cost nothing, or not at "
+        "all; default: before nodes that cost money.",
+        rich_help_panel=_SMOKE,
+        show_default=False,
+    ),
+]
 OldSeedOption = Annotated[
     int | None,
     typer.Option("--seed", min=0, hidden=True, help="The old name of --interrupt-seed."),
@@ -266,6 +291,13 @@ def takes_job_flags(
         return wrapped
 
     return decorate
+
+
+def with_smoke(flags: dict[str, object], smoke: bool | None) -> dict[str, object]:
+    """Return the flags with what `--smoke` or `--no-smoke` says."""
+    if smoke is None:
+        return flags
+    return {**flags, "smoke.when": "always" if smoke else "never"}
 
 
 def resolve_job(script: str, args: Sequence[str], flags: dict[str, object]) -> Resolved:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from spotguard.launch.base import Offer, PriceSource, Skipped, Unchecked
     from spotguard.plan.carbon.estimate import NodeDevices
     from spotguard.plan.carbon.factors import Factor
+    from spotguard.plan.smoke import Smoke
     from spotguard.spec.model import JobSpec
 
 SCHEMA: Final = 1
@@ -129,6 +130,8 @@ class JobPlan:
     """Places of which nobody could say whether there are such."""
     not_installed: tuple[str, ...] = ()
     """What the script's PEP 723 block asks for and local nodes lack: they install nothing."""
+    smoke: Smoke | None = None
+    """What the script's first steps on this machine measured; None: not tried, or changed since."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the object of `plan --json`."""
@@ -144,6 +147,7 @@ def plan_job(
     prices: Sequence[PriceSource] = (),
     unchecked: Sequence[Unchecked] = (),
     not_installed: Sequence[str] = (),
+    smoke: Smoke | None = None,
 ) -> JobPlan:
     """Return the plan for `spec` with these offers.
 
@@ -156,6 +160,7 @@ def plan_job(
         prices: where the offers' prices come from.
         unchecked: places of which nobody could say whether there are such.
         not_installed: requirements of the script that its nodes will not have.
+        smoke: what the script's first steps on this machine measured.
     """
     markets = planned_markets(spec)
     if spec.prefer == GREEN:
@@ -193,6 +198,7 @@ def plan_job(
         prices=tuple(prices),
         unchecked=tuple(unchecked),
         not_installed=tuple(not_installed),
+        smoke=smoke,
     )
 
 

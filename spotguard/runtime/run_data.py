@@ -142,7 +142,7 @@ class RunData:
             UsageError: a size makes no sense, or the dataset has neither indices nor a state.
         """
         common: dict[str, Any] = {
-            "global_batch_size": global_batch_size,
+            "global_batch_size": self._at_most(global_batch_size),
             "micro_batch_size": micro_batch_size,
             "seed": self._job.settings.seed,
             "reseed": self._reseed,
@@ -263,7 +263,7 @@ class RunData:
     ) -> Loader:
         return DrawnLoader(
             draw,
-            global_batch_size=global_batch_size,
+            global_batch_size=self._at_most(global_batch_size),
             micro_batch_size=micro_batch_size,
             seed=self.seed,
             reseed=self._reseed,
@@ -271,6 +271,11 @@ class RunData:
             world_size=self.world_size,
             speeds=speeds,
         )
+
+    def _at_most(self, samples: int) -> int:
+        """Return the samples of a step: in a smoke few, for a CPU shall be done with them soon."""
+        most = self._job.settings.smoke_samples
+        return min(samples, most) if most and isinstance(samples, int) else samples
 
 
 def _even(loader: Loader, per_rank: str | None) -> Loader:
