@@ -55,6 +55,7 @@ _LOOK_S = 0.5
 _STACKS_BEFORE_S = 1.0
 """The stacks are written so long before the process is killed."""
 _BUSY_SPAN_S = 3.0
+_OUTPUT_S = 5.0
 _TAIL_BYTES = 32_000
 _MOST_TOLD_BYTES = 1 << 20
 _LEAST_FREE = 0.04
@@ -145,6 +146,7 @@ class _Process:
         self._progress = room / "progress"
         self._notice = room / "notice"
         self._child: subprocess.Popen[bytes]
+        self._reader: threading.Thread
         self._tail: collections.deque[bytes] = collections.deque()
         self._ended_for = ""
         self._first_step_s: float | None = None
@@ -172,7 +174,8 @@ class _Process:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        threading.Thread(target=self._keep_tail, name="smoke-output", daemon=True).start()
+        self._reader = threading.Thread(target=self._keep_tail, name="smoke-output", daemon=True)
+        self._reader.start()
 
     def watch(self) -> None:
         """Return when the process has ended, or has to be."""
@@ -200,6 +203,7 @@ class _Process:
             child.kill()
         child.wait()
         kill_all(self._room)
+        self._reader.join(_OUTPUT_S)  # all that could print is gone
         self._read_progress(time.monotonic())
 
     def facts(self) -> Facts:
@@ -265,11 +269,12 @@ class _Process:
     def _keep_tail(self) -> None:
         assert self._child.stdout is not None
         kept = 0
-        while chunk := os.read(self._child.stdout.fileno(), 1 << 16):
-            self._tail.append(chunk)
-            kept += len(chunk)
-            while kept - len(self._tail[0]) > _TAIL_BYTES:
-                kept -= len(self._tail.popleft())
+        with self._child.stdout as output:
+            while chunk := os.read(output.fileno(), 1 << 16):
+                self._tail.append(chunk)
+                kept += len(chunk)
+                while kept - len(self._tail[0]) > _TAIL_BYTES:
+                    kept -= len(self._tail.popleft())
 
     def _read_progress(self, now: float) -> None:
         raw = self._progress.read_bytes()

@@ -111,8 +111,7 @@ class _Trial:
         steps = self._spec.smoke.steps
         self._tell(f"smoke: {steps} steps on this machine's CPU, before anything is paid for ...")
         verdict = self._part(attempt=1, stop_after=steps)
-        facts = self._facts
-        if isinstance(verdict, Stopped) and facts.in_loop and not facts.ended_for:
+        if isinstance(verdict, Stopped) and verdict.may_be_size:
             # Few samples may be what a script cannot do with: then its own batches decide.
             verdict = self._again(verdict, steps)
         if verdict is not None:

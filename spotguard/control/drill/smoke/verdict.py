@@ -19,7 +19,9 @@ _ANYWAY: Final = "--no-smoke launches it without a look"
 _CUDA = re.compile(r"cuda|nvidia|\bnccl\b|\bgpus?\b", re.I)
 _NO_MEMORY = re.compile(r"can't allocate memory|out of memory|cannot allocate memory", re.I)
 _NO_ROOM = re.compile(r"no space left|disk quota|no room", re.I)
+_OF_SIZES = frozenset({"RuntimeError", "ValueError", "IndexError", "AssertionError"})
 _OURS_NEED = ("torch", "xxhash")
+_OUTSIDE = "outside of a loop of spotguard"
 _IDLE_CORES = 0.2
 _MESSAGE_CHARS = 300
 
@@ -31,6 +33,8 @@ class Stopped:
     what: str
     """One sentence that names file and line."""
     hint: str
+    may_be_size: bool = False
+    """A step of other batches than the script's own may be what fails."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,9 @@ def _of_time(facts: Facts, code: Code) -> Verdict:
     doing = ", waiting" if waits else ""
     after = format_duration(facts.seconds)
     longer = "if it needs longer: --smoke-limit 5m; " + _ANYWAY
+    outside = [e for e in facts.events if _OUTSIDE in str(e.data.get("message"))]
+    if not facts.in_loop and outside:
+        return _unprotected(str(outside[0].data["message"]).partition(";")[0], place, code)
     if not facts.in_loop:
         what = f"after {after} it is still there{doing}, and the training loop is not reached"
         return Stopped(what=f"{code.told(place)}: {what}", hint=longer)
@@ -136,7 +143,11 @@ def _of_error(facts: Facts, code: Code) -> Verdict:
     said = " ".join(said.split())[:_MESSAGE_CHARS]
     is_theirs = told.hint or inner
     what = said if is_theirs else f"{told.kind}: {said}" if said else told.kind
-    return Stopped(what=f"{code.told(place)}: {what}", hint=told.hint or _way_out(facts, code))
+    return Stopped(
+        what=f"{code.told(place)}: {what}",
+        hint=told.hint or _way_out(facts, code),
+        may_be_size=facts.in_loop and told.kind in _OF_SIZES and not _is_cuda(facts, code),
+    )
 
 
 def _of_exit(facts: Facts, code: Code, place: Place | None) -> Stopped:
@@ -160,8 +171,7 @@ def _way_out(facts: Facts, code: Code) -> str:
     """Return the hint for an error of the script's."""
     told = facts.told
     assert told is not None
-    line = code.told(code.innermost(told.frames))
-    if _CUDA.search(f"{told.message} {line}"):
+    if _is_cuda(facts, code):
         return (
             "take the device from the run, which is this rank's GPU on a node and the CPU here: "
             "model.to(run.device), batch.to(run.device), and leave the process group to "
@@ -172,6 +182,12 @@ def _way_out(facts: Facts, code: Code) -> str:
     if told.kind == "EOFError":
         return f"nobody types on a node: the script must not read its input; {_ANYWAY}"
     return f"mend it, then try again; {_ANYWAY}"
+
+
+def _is_cuda(facts: Facts, code: Code) -> bool:
+    told = facts.told
+    assert told is not None
+    return bool(_CUDA.search(f"{told.message} {code.told(code.innermost(told.frames))}"))
 
 
 def _of_crash(facts: Facts, code: Code) -> Verdict:
@@ -186,14 +202,21 @@ def _of_save(facts: Facts, code: Code) -> Verdict:
     """Return why what was trained is not saved."""
     failed = facts.event(JobEvent.SAVE_FAILED)
     ended = facts.event(JobEvent.ENDED) or {}
-    said = str((failed or {}).get("problem") or (ended.get("message") if facts.steps else "") or "")
-    if not facts.in_loop or not said or ended.get("saved_step"):
+    said = str((failed or {}).get("problem") or ended.get("message") or "")
+    if not facts.steps or not said or (failed is None and ended.get("reason") == "finished"):
         return None
     place = code.in_text(str(ended.get("traceback") or "")) or code.call_of("track")
     said = " ".join(said.split())[:_MESSAGE_CHARS]
     return Stopped(
         what=f"{code.told(place)}: the state after step {facts.steps} cannot be saved: {said}",
         hint=_ANYWAY,
+    )
+
+
+def _unprotected(said: str, place: Place | None, code: Code) -> Stopped:
+    return Stopped(
+        what=f"{code.told(place)}: it trains in no loop of spotguard: {' '.join(said.split())}",
+        hint=f"docs/coming-from.md has the ways in; {_ANYWAY}",
     )
 
 
@@ -204,19 +227,16 @@ def _of_end(facts: Facts, code: Code) -> Verdict:
     if not facts.in_loop:
         ended = facts.event(JobEvent.ENDED) or {}
         if ended.get("reason") == "unprotected":
-            return Stopped(
-                what=f"{code.told(code.call_of('step'))}: it trains in no loop of spotguard: "
-                f"{' '.join(str(ended.get('message')).split())}",
-                hint=f"docs/coming-from.md has the ways in; {_ANYWAY}",
-            )
+            return _unprotected(str(ended.get("message")), code.call_of("step"), code)
         loop = code.call_of(*_LOOP)
         where = f", and {code.told(loop)} is never reached" if loop else ""
         how = "the script exits" if by_exit else "the script ends"
+        place: Place | None = by_exit or code.last
         if not told and facts.exit_code:
-            how = f"it leaves with code {facts.exit_code}"
+            how, place = f"the script leaves with code {facts.exit_code}", None
+        there = " there" if place else ""
         return Stopped(
-            what=f"{code.told(by_exit or code.last)}: {how} there without a step of training"
-            f"{where}",
+            what=f"{code.told(place)}: {how}{there} without a step of training{where}",
             hint=f"the loop over run.steps(...) must be reached by `python SCRIPT ARGS`; {_ANYWAY}",
         )
     if facts.steps == 0:
