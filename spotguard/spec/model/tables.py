@@ -173,7 +173,6 @@ class SmokeSpec(Frozen):
             parse=OneOf(SMOKES),
             allowed="paid, always or never",
             example='"never"',
-            flag="--smoke",
             choices=SMOKES,
         ),
     ] = "paid"

@@ -24,7 +24,7 @@ _OURS = Path(spotguard.__file__).parent
 
 
 @dataclass(frozen=True)
-class Place:
+class CodeLine:
     """A line of a file."""
 
     file: str
@@ -40,16 +40,16 @@ class Code:
         paths = sysconfig.get_paths()
         self._python = [Path(paths[name]) for name in ("stdlib", "platstdlib")]
 
-    def innermost(self, frames: Iterable[Sequence[object]]) -> Place | None:
+    def innermost(self, frames: Iterable[Sequence[object]]) -> CodeLine | None:
         """Return the last of these frames (file, line) that is the user's."""
-        mine = [Place(str(file), int(str(line))) for file, line in frames if self._is_mine(file)]
+        mine = [CodeLine(str(file), int(str(line))) for file, line in frames if self._is_mine(file)]
         return mine[-1] if mine else None
 
-    def in_text(self, text: str) -> Place | None:
+    def in_text(self, text: str) -> CodeLine | None:
         """Return the innermost line of the user's in a traceback that is part of a text."""
         return self.innermost(_LINE.findall(text))
 
-    def in_stacks(self, stacks: str) -> tuple[Place | None, str]:
+    def in_stacks(self, stacks: str) -> tuple[CodeLine | None, str]:
         """Return where the main thread was, and the file that it was in innermost of all.
 
         Args:
@@ -60,7 +60,7 @@ class Code:
         frames = _LINE.findall(main)
         return self.innermost(reversed(frames)), str(frames[0][0]) if frames else ""
 
-    def call_of(self, *names: str) -> Place | None:
+    def call_of(self, *names: str) -> CodeLine | None:
         """Return the first call in the script of a method or function with one of these names."""
         for node in ast.walk(self._tree):
             if isinstance(node, ast.Call):
@@ -68,16 +68,16 @@ class Code:
                 name = called.attr if isinstance(called, ast.Attribute) else ""
                 name = called.id if isinstance(called, ast.Name) else name
                 if name in names:
-                    return Place(str(self._script), node.lineno)
+                    return CodeLine(str(self._script), node.lineno)
         return None
 
     @property
-    def last(self) -> Place:
+    def last(self) -> CodeLine:
         """The script's last statement."""
         line = max((node.lineno for node in self._tree.body), default=1)
-        return Place(str(self._script), line)
+        return CodeLine(str(self._script), line)
 
-    def told(self, place: Place | None) -> str:
+    def told(self, place: CodeLine | None) -> str:
         """Return a place in words: the file as seen from the workdir, the line and what is there.
 
         Without a place, the script.

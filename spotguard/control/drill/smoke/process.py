@@ -107,7 +107,7 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class Stint:
     """What one process is to do."""
 
     attempt: int
@@ -118,17 +118,17 @@ class Part:
     limit_s: float
 
 
-def run_part(spec: JobSpec, folder: Path, part: Part) -> Facts:
-    """Run the script for some steps and return what it did. Blocks for `part.limit_s` at most.
+def run_stint(spec: JobSpec, folder: Path, stint: Stint) -> Facts:
+    """Run the script for some steps and return what it did. Blocks for `stint.limit_s` at most.
 
     Args:
         spec: the job.
         folder: of the smoke; the store in it is shared by its processes.
-        part: what this process is to do.
+        stint: what this process is to do.
     """
-    room = folder / f"process-{part.attempt}{'w' if part.whole_batches else ''}"
+    room = folder / f"process-{stint.attempt}{'w' if stint.whole_batches else ''}"
     room.mkdir(mode=0o700)
-    process = _Process(spec, folder, room, part)
+    process = _Process(spec, folder, room, stint)
     try:
         process.start()
         process.watch()
@@ -138,11 +138,11 @@ def run_part(spec: JobSpec, folder: Path, part: Part) -> Facts:
 
 
 class _Process:
-    def __init__(self, spec: JobSpec, folder: Path, room: Path, part: Part) -> None:
+    def __init__(self, spec: JobSpec, folder: Path, room: Path, stint: Stint) -> None:
         self._spec = spec
         self._folder = folder
         self._room = room
-        self._part = part
+        self._stint = stint
         self._progress = room / "progress"
         self._notice = room / "notice"
         self._child: subprocess.Popen[bytes]
@@ -163,7 +163,7 @@ class _Process:
                 sys.executable,
                 *("-m", "spotguard.launch.local.smoke_driver"),
                 str(self._room),
-                str(max(1.0, self._part.limit_s - _STACKS_BEFORE_S)),
+                str(max(1.0, self._stint.limit_s - _STACKS_BEFORE_S)),
                 self._spec.script,
                 *self._spec.args,
             ],
@@ -183,9 +183,9 @@ class _Process:
         while self._child.poll() is None:
             now = time.monotonic()
             self._read_progress(now)
-            if self._steps >= self._part.stop_after and not self._notice.exists():
+            if self._steps >= self._stint.stop_after and not self._notice.exists():
                 self._notice.touch()
-            if now - self._began_at > self._part.limit_s:
+            if now - self._began_at > self._stint.limit_s:
                 self._ended_for = "time"
             elif now > look_at:
                 look_at = now + _LOOK_S
@@ -224,7 +224,7 @@ class _Process:
         )
 
     def _environment(self) -> dict[str, str]:
-        part, spec = self._part, self._spec
+        stint, spec = self._stint, self._spec
         given = {**os.environ, **spec.env}
         told = {
             **{name: value for name, value in given.items() if not name.startswith("SPOTGUARD_")},
@@ -238,14 +238,14 @@ class _Process:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
             env.RUN_ID: RUN_ID,
-            env.ATTEMPT: str(part.attempt),
+            env.ATTEMPT: str(stint.attempt),
             env.STORE: str(self._store),
             env.NODE: "0",
             env.PROGRESS: str(self._progress),
             env.NOTICE_FILE: str(self._notice),
-            env.HOLD: f"{part.stop_after}:{part.limit_s}",
+            env.HOLD: f"{stint.stop_after}:{stint.limit_s}",
             env.TRACE_SAMPLES: str(self._samples),
-            env.SMOKE: "0" if part.whole_batches else str(SAMPLES),
+            env.SMOKE: "0" if stint.whole_batches else str(SAMPLES),
         }
         if spec.seed is not None:
             told[env.SEED] = str(spec.seed)
@@ -254,7 +254,7 @@ class _Process:
 
     @property
     def _store(self) -> Path:
-        return self._folder / ("store-whole" if self._part.whole_batches else "store")
+        return self._folder / ("store-whole" if self._stint.whole_batches else "store")
 
     @property
     def _samples(self) -> Path:
@@ -281,7 +281,7 @@ class _Process:
         if len(raw) != 16:
             return
         self._steps, self._total = struct.unpack("<qq", raw)
-        begun_with = self._part.stop_after - 1 if self._part.attempt > 1 else 0
+        begun_with = self._stint.stop_after - 1 if self._stint.attempt > 1 else 0
         if self._steps > begun_with and self._first_step_s is None:
             self._first_step_s = now - self._began_at
 
@@ -339,7 +339,7 @@ class _Process:
     def _events(self) -> list[Event]:
         try:
             store = PrefixedStore(open_store(str(self._store)), RUN_ID)
-            found = [info.key for info in store.list(keys.events(self._part.attempt))]
+            found = [info.key for info in store.list(keys.events(self._stint.attempt))]
             return [Event.from_json(store.get(k, max_bytes=_MOST_TOLD_BYTES)) for k in found]
         except (StoreError, Refused):
             return []

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from spotguard.control.drill.smoke.memory import key_of, remember, remembered
 from spotguard.control.drill.smoke.places import Code
-from spotguard.control.drill.smoke.process import SAMPLES, Facts, Part, run_part
-from spotguard.control.drill.smoke.verdict import Skipped, Stopped, Verdict, judge
+from spotguard.control.drill.smoke.process import SAMPLES, Facts, Stint, run_stint
+from spotguard.control.drill.smoke.verdict import Stopped, Unproven, Verdict, judge
 from spotguard.errors import EnvironmentFailure, SmokeFailed
 from spotguard.events.event import JobEvent
 from spotguard.launch.requirements_check import missing
@@ -85,7 +85,7 @@ def run_smoke(spec: JobSpec, tell: Callable[[str], None]) -> SmokeOutcome:
         verdict = trial.run()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    if isinstance(verdict, Skipped):
+    if isinstance(verdict, Unproven):
         return SmokeOutcome(smoke=None, skipped=verdict.why)
     if isinstance(verdict, Stopped):
         raise SmokeFailed(verdict.what, hint=verdict.hint)
@@ -110,7 +110,7 @@ class _Trial:
     def run(self) -> Verdict:
         steps = self._spec.smoke.steps
         self._tell(f"smoke: {steps} steps on this machine's CPU, before anything is paid for ...")
-        verdict = self._part(attempt=1, stop_after=steps)
+        verdict = self._stint(attempt=1, stop_after=steps)
         if isinstance(verdict, Stopped) and verdict.may_be_size:
             # Few samples may be what a script cannot do with: then its own batches decide.
             verdict = self._again(verdict, steps)
@@ -137,11 +137,11 @@ class _Trial:
             at=time.time(),
         )
 
-    def _part(self, *, attempt: int, stop_after: int) -> Verdict:
-        self._facts = run_part(
+    def _stint(self, *, attempt: int, stop_after: int) -> Verdict:
+        self._facts = run_stint(
             self._spec,
             self._folder,
-            Part(
+            Stint(
                 attempt=attempt,
                 stop_after=stop_after,
                 whole_batches=self._whole_batches,
@@ -156,7 +156,7 @@ class _Trial:
         few = self._facts
         self._whole_batches = True
         self._tell("smoke: once more, with whole batches ...")
-        verdict = self._part(attempt=1, stop_after=steps)
+        verdict = self._stint(attempt=1, stop_after=steps)
         if verdict is not None and self._facts.ended_for:
             self._facts = few  # a whole batch takes too long here: what was seen counts
             return first
@@ -174,7 +174,7 @@ class _Trial:
 
     def _restored(self, before: Facts) -> Verdict:
         """Have another process go on from the save; the facts that count stay the first one's."""
-        verdict = self._part(attempt=2, stop_after=before.steps + 1)
+        verdict = self._stint(attempt=2, stop_after=before.steps + 1)
         after, self._facts = self._facts, before
         if isinstance(verdict, Stopped):
             return replace(verdict, what=f"after a resume, {verdict.what}")

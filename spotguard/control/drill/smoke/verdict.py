@@ -11,7 +11,7 @@ from spotguard.events.event import JobEvent
 from spotguard.shared.units import format_duration
 
 if TYPE_CHECKING:
-    from spotguard.control.drill.smoke.places import Code, Place
+    from spotguard.control.drill.smoke.places import Code, CodeLine
     from spotguard.control.drill.smoke.process import Facts
 
 _LOOP = ("steps", "epochs", "begin_step", "restore", "fit", "train", "survives")
@@ -38,13 +38,13 @@ class Stopped:
 
 
 @dataclass(frozen=True)
-class Skipped:
+class Unproven:
     """Nothing is proven, for a reason that says nothing of the script on its nodes."""
 
     why: str
 
 
-Verdict = Stopped | Skipped | None
+Verdict = Stopped | Unproven | None
 """None: it has done what it was to do."""
 
 
@@ -72,14 +72,14 @@ def judge(facts: Facts, code: Code, *, stop_after: int, ready_made: bool) -> Ver
     )
 
 
-def _of_machine(facts: Facts) -> Skipped | None:
+def _of_machine(facts: Facts) -> Unproven | None:
     """Return that this machine is too small for the script."""
     told = facts.told
     words = f"{told.kind} {told.message}" if told else facts.printed[-2000:]
     if facts.ended_for == "memory" or facts.exit_code == -9 or _is_memory(words):
-        return Skipped("the script needs more memory than this machine has free")
+        return Unproven("the script needs more memory than this machine has free")
     if facts.ended_for == "disk" or (told and _NO_ROOM.search(words)):
-        return Skipped("a save of the script needs more room than this machine's disk has")
+        return Unproven("a save of the script needs more room than this machine's disk has")
     return None
 
 
@@ -104,7 +104,7 @@ def _of_time(facts: Facts, code: Code) -> Verdict:
         return Stopped(what=f"{code.told(place)}: {what}", hint=longer)
     if not waits and "torch" in innermost:
         step = facts.steps + 1
-        return Skipped(
+        return Unproven(
             f"the loop is reached, but step {step} takes this CPU longer than {after} in all "
             "(--smoke-limit)"
         )
@@ -118,9 +118,9 @@ def _of_packages(facts: Facts, code: Code, *, ready_made: bool) -> Verdict:
         return None
     name = told.message.rpartition("'")[0].rpartition("'")[2]
     if name.partition(".")[0] in _OURS_NEED:
-        return Skipped(f"this machine's Python has no {name}")
+        return Unproven(f"this machine's Python has no {name}")
     if ready_made:
-        return Skipped(f"this machine lacks {name}, which the nodes' image or setup may bring")
+        return Unproven(f"this machine lacks {name}, which the nodes' image or setup may bring")
     where = code.told(code.innermost(told.frames))
     return Stopped(
         what=f"{where}: {told.message}",
@@ -150,7 +150,7 @@ def _of_error(facts: Facts, code: Code) -> Verdict:
     )
 
 
-def _of_exit(facts: Facts, code: Code, place: Place | None) -> Stopped:
+def _of_exit(facts: Facts, code: Code, place: CodeLine | None) -> Stopped:
     """Return what an exit says: of a text its own words, else the last line that was printed."""
     told = facts.told
     assert told is not None
@@ -213,7 +213,7 @@ def _of_save(facts: Facts, code: Code) -> Verdict:
     )
 
 
-def _unprotected(said: str, place: Place | None, code: Code) -> Stopped:
+def _unprotected(said: str, place: CodeLine | None, code: Code) -> Stopped:
     return Stopped(
         what=f"{code.told(place)}: it trains in no loop of spotguard: {' '.join(said.split())}",
         hint=f"docs/coming-from.md has the ways in; {_ANYWAY}",
@@ -231,7 +231,7 @@ def _of_end(facts: Facts, code: Code) -> Verdict:
         loop = code.call_of(*_LOOP)
         where = f", and {code.told(loop)} is never reached" if loop else ""
         how = "the script exits" if by_exit else "the script ends"
-        place: Place | None = by_exit or code.last
+        place: CodeLine | None = by_exit or code.last
         if not told and facts.exit_code:
             how, place = f"the script leaves with code {facts.exit_code}", None
         there = " there" if place else ""

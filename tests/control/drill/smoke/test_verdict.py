@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from spotguard.control.drill.smoke.places import Code, Place
+from spotguard.control.drill.smoke.places import Code, CodeLine
 from spotguard.control.drill.smoke.process import Facts, Told
-from spotguard.control.drill.smoke.verdict import Skipped, Stopped, judge
+from spotguard.control.drill.smoke.verdict import Stopped, Unproven, judge
 from spotguard.events.event import Event, JobEvent
 
 if TYPE_CHECKING:
@@ -101,14 +101,14 @@ def test_an_error_that_no_batch_causes_is_not_tried_again(code: Code) -> None:
 def test_a_small_machine_proves_nothing(code: Code, facts: Facts, why: str) -> None:
     """Nodes are larger, and a launch is not refused for it."""
     verdict = judged(facts, code)
-    assert isinstance(verdict, Skipped)
+    assert isinstance(verdict, Unproven)
     assert why in verdict.why
 
 
 def test_allocators_words_are_of_memory_and_cudas_are_not(code: Code) -> None:
     """torch has words of its own for both."""
     words = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 10 bytes"
-    assert isinstance(judged(Facts(exit_code=1, told=told(code, message=words)), code), Skipped)
+    assert isinstance(judged(Facts(exit_code=1, told=told(code, message=words)), code), Unproven)
     assert isinstance(
         judged(Facts(exit_code=1, told=told(code, message="CUDA out of memory")), code), Stopped
     )
@@ -129,7 +129,7 @@ Current thread 0x2 (most recent call first):
         exit_code=None, ended_for="time", in_loop=True, busy=1.9, seconds=50, stacks=stacks
     )
     verdict = judged(late, code)
-    assert isinstance(verdict, Skipped)
+    assert isinstance(verdict, Unproven)
     assert "step 1 takes this CPU longer than 50 s" in verdict.why
     for other, words in (
         (replace(late, busy=0.01), "step 1 does not end: after 50 s it is still there, waiting"),
@@ -146,9 +146,9 @@ def test_a_module_that_the_nodes_may_have_is_no_reason(code: Code) -> None:
     lack = told(code, kind="ModuleNotFoundError", message="No module named 'flash_attn.ops'")
     facts = Facts(exit_code=1, told=lack)
     assert isinstance(judged(facts, code), Stopped)
-    assert isinstance(judged(facts, code, ready_made=True), Skipped)
+    assert isinstance(judged(facts, code, ready_made=True), Unproven)
     bare = told(code, kind="ModuleNotFoundError", message="No module named 'torch'")
-    assert isinstance(judged(Facts(exit_code=1, told=bare), code), Skipped)
+    assert isinstance(judged(Facts(exit_code=1, told=bare), code), Unproven)
 
 
 def test_the_worker_of_a_loader_is_blamed_by_the_line_in_its_words(code: Code) -> None:
@@ -185,8 +185,8 @@ def test_a_script_of_odd_bytes_still_has_lines(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_bytes(b"x = '\x1b[31m'\ny = " + b"1 + " * 90 + b"1\n")
     code = Code(str(path), str(tmp_path))
-    assert code.told(Place(str(path), 1)) == "train.py line 1 (`x = '[31m'`)"
-    assert code.told(Place(str(path), 2)).endswith("...`)")
-    assert code.told(Place(str(path), 99)) == "train.py line 99"
-    assert code.told(Place("/gone.py", 2)) == "/gone.py line 2"
+    assert code.told(CodeLine(str(path), 1)) == "train.py line 1 (`x = '[31m'`)"
+    assert code.told(CodeLine(str(path), 2)).endswith("...`)")
+    assert code.told(CodeLine(str(path), 99)) == "train.py line 99"
+    assert code.told(CodeLine("/gone.py", 2)) == "/gone.py line 2"
     assert code.told(None) == "train.py"
