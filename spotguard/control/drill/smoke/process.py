@@ -91,6 +91,8 @@ class Facts:
     """From the start until the first step of this process was done."""
     busy: float | None = None
     """Cores that it kept busy in its last seconds."""
+    idle: float | None = None
+    """Cores of this machine that nobody used meanwhile: without one, little says nothing."""
     seconds: float = 0.0
     told: Told | None = None
     stacks: str = ""
@@ -153,7 +155,7 @@ class _Process:
         self._steps = 0
         self._total = 0
         self._began_at = 0.0
-        self._cpu: collections.deque[tuple[float, float]] = collections.deque(maxlen=16)
+        self._cpu: collections.deque[tuple[float, float, float]] = collections.deque(maxlen=16)
 
     def start(self) -> None:
         self._progress.write_bytes(bytes(16))
@@ -208,13 +210,15 @@ class _Process:
 
     def facts(self) -> Facts:
         code = self._child.returncode
+        busy, idle = self._use_of_cores()
         return Facts(
             exit_code=None if self._ended_for else code,
             ended_for=self._ended_for,
             steps=self._steps,
             in_loop=self._total > 0,
             first_step_s=self._first_step_s,
-            busy=self._busy(),
+            busy=busy,
+            idle=idle,
             seconds=time.monotonic() - self._began_at,
             told=self._read_told(),
             stacks=_text_of(self._room / smoke_driver.STACKS_FILE),
@@ -293,7 +297,7 @@ class _Process:
         disk = shutil.disk_usage(self._folder)
         if disk.free < _LEAST_FREE * disk.total and _size_of(self._folder) > disk.free:
             return "disk"
-        self._cpu.append((now, self._cpu_s()))
+        self._cpu.append((now, self._cpu_s(), float(psutil.cpu_times().idle)))
         return ""
 
     def _tree(self) -> list[psutil.Process]:
@@ -313,12 +317,15 @@ class _Process:
 
         return float(sum(_asked(lambda each=each: used(each)) for each in self._tree()))
 
-    def _busy(self) -> float | None:
+    def _use_of_cores(self) -> tuple[float | None, float | None]:
+        """Return how many cores it kept busy lately, and how many nobody did."""
         if len(self._cpu) < 2:
-            return None
-        last_at, last = self._cpu[-1]
-        at, used = next(seen for seen in self._cpu if last_at - seen[0] <= _BUSY_SPAN_S)
-        return (last - used) / (last_at - at) if last_at > at else None
+            return None, None
+        last_at, last_used, last_idle = self._cpu[-1]
+        at, used, idle = next(seen for seen in self._cpu if last_at - seen[0] <= _BUSY_SPAN_S)
+        if last_at <= at:
+            return None, None
+        return (last_used - used) / (last_at - at), (last_idle - idle) / (last_at - at)
 
     def _read_told(self) -> Told | None:
         text = _text_of(self._room / smoke_driver.PROBLEM_FILE)

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from spotguard.spec.model import JobSpec
 
+_AS_LONG = 1.5
+"""A process that restores needs about as long as the one before it: what takes longer hangs."""
 _LEAST_S = 8.0
 """Less time than this is none for another process that imports torch."""
 
@@ -174,8 +176,14 @@ class _Trial:
 
     def _restored(self, before: Facts) -> Verdict:
         """Have another process go on from the save; the facts that count stay the first one's."""
+        left_s = self._over_at - time.monotonic()
         verdict = self._stint(attempt=2, stop_after=before.steps + 1)
         after, self._facts = self._facts, before
+        if after.ended_for == "time" and left_s < _AS_LONG * before.seconds:
+            return Unproven(
+                f"it trained and saved, which took {format_duration(before.seconds)}; to restore "
+                f"as well, there was too little time (--smoke-limit)"
+            )
         if isinstance(verdict, Stopped):
             return replace(verdict, what=f"after a resume, {verdict.what}")
         if verdict is not None:

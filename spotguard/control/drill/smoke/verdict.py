@@ -92,7 +92,10 @@ def _of_time(facts: Facts, code: Code) -> Verdict:
     if facts.ended_for != "time":
         return None
     place, innermost = code.in_stacks(facts.stacks)
-    waits = facts.busy is not None and facts.busy < _IDLE_CORES
+    crowded = facts.idle is not None and facts.idle < _IDLE_CORES
+    waits = facts.busy is not None and facts.busy < _IDLE_CORES and not crowded
+    if crowded and "importlib" in innermost:
+        return Unproven("this machine is so busy that imports take longer than --smoke-limit")
     doing = ", waiting" if waits else ""
     after = format_duration(facts.seconds)
     longer = "if it needs longer: --smoke-limit 5m; " + _ANYWAY

@@ -141,6 +141,24 @@ Current thread 0x2 (most recent call first):
         assert words in verdict.what
 
 
+def test_a_crowded_machine_is_no_sign_of_a_script_that_waits(code: Code) -> None:
+    """Where nobody has a core, little work proves nothing; imports are then not to blame either."""
+    stacks = f"""Current thread 0x2 (most recent call first):
+  File "<frozen importlib._bootstrap>", line 9 in _find
+  File "{code.last.file}", line 1 in <module>
+  File "/x/spotguard/launch/local/smoke_driver.py", line 37 in main
+"""
+    crowded = Facts(exit_code=None, ended_for="time", busy=0.1, idle=0.0, seconds=50, stacks=stacks)
+    assert isinstance(judged(crowded, code), Unproven)
+    hangs = judged(replace(crowded, idle=1.5), code)
+    assert isinstance(hangs, Stopped)
+    assert "it is still there, waiting" in hangs.what
+    own = replace(crowded, stacks=stacks.replace("<frozen importlib._bootstrap>", "/usr/lib/x.py"))
+    verdict = judged(own, code)
+    assert isinstance(verdict, Stopped)
+    assert "waiting" not in verdict.what
+
+
 def test_a_module_that_the_nodes_may_have_is_no_reason(code: Code) -> None:
     """An image or set-up commands bring what nobody here can see; torch is installed anyway."""
     lack = told(code, kind="ModuleNotFoundError", message="No module named 'flash_attn.ops'")
