@@ -60,6 +60,7 @@ class JobFlag:
 
 
 _MONEY = "Money and time"
+_NODE = "Nodes from SkyPilot"
 _SMOKE = "Smoke before money"
 _LOCAL = "The local cloud (--infra local)"
 
@@ -94,6 +95,37 @@ JOB_FLAGS = (
         option="--trust-script",
         help="Take SCRIPT though no import of spotguard.runtime is seen.",
         switch=True,
+    ),
+    JobFlag(
+        key="node.image",
+        option="--image",
+        metavar="IMAGE",
+        help="Image of the nodes: docker:NAME, or one of the cloud.",
+        panel=_NODE,
+    ),
+    JobFlag(
+        key="node.setup",
+        option="--setup",
+        metavar="COMMAND",
+        help="A command that makes nodes ready; may be repeated.",
+        panel=_NODE,
+        repeatable=True,
+    ),
+    JobFlag(
+        key="node.file_mounts",
+        option="--file-mount",
+        metavar="PLACE=WHAT",
+        help="A bucket, file or folder on the nodes: /data=s3://b/data; may be repeated.",
+        panel=_NODE,
+        repeatable=True,
+    ),
+    JobFlag(
+        key="node.volumes",
+        option="--volume",
+        metavar="PLACE=NAME",
+        help="A volume of SkyPilot's on the nodes; may be repeated.",
+        panel=_NODE,
+        repeatable=True,
     ),
     JobFlag(
         key="smoke.steps",

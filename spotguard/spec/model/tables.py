@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
-from spotguard.spec.infra import CLOUDS, at_least, image_name, machine_name
+from spotguard.spec.infra import CLOUDS, at_least, image_name, machine_name, mounts, volume_names
 from spotguard.spec.setting import (
     IfGiven,
     OneOf,
@@ -141,16 +141,48 @@ class NodeSpec(Frozen):
             parse=IfGiven(image_name),
             allowed="an image of the cloud, or docker:NAME",
             example='"docker:pytorch/pytorch:latest"',
+            flag="--image",
         ),
     ] = None
     """The image that nodes start from. Default: SkyPilot's own. Its torch is used, if any."""
 
     setup: Annotated[
         tuple[str, ...],
-        Setting(parse=texts, allowed="shell commands", example='["sudo apt-get install -y jq"]'),
+        Setting(
+            parse=texts,
+            allowed="shell commands",
+            example='["sudo apt-get install -y jq"]',
+            flag="--setup",
+        ),
     ] = ()
     """Commands of yours that make a node ready, before Python's packages are installed. They are
     kept in the run store: no secrets; variables from `env` are set while they run."""
+
+    file_mounts: Annotated[
+        dict[str, str],
+        Setting(
+            parse=mounts,
+            allowed="places on a node, absolute or below ~/, and for each a bucket (s3://, gs://, "
+            "r2://, https://ACCOUNT.blob.core.windows.net/) or a file or folder of this machine; "
+            "no blanks or quotes in the former",
+            example='{ "/data" = "s3://my-bucket/data", "~/words" = "./words" }',
+            flag="--file-mount",
+            is_path=True,
+        ),
+    ] = Field(default_factory=dict)
+    """What nodes find where, beside the workdir: buckets are mounted there, files and folders of
+    this machine are copied at each launch."""
+
+    volumes: Annotated[
+        dict[str, str],
+        Setting(
+            parse=volume_names,
+            allowed="places on a node, absolute or below ~/, and for each the name of a volume",
+            example='{ "/mnt/data" = "my-volume" }',
+            flag="--volume",
+        ),
+    ] = Field(default_factory=dict)
+    """Volumes of SkyPilot's (`sky volumes apply`), by where nodes find them."""
 
     requirements: Annotated[
         str | None,

@@ -105,7 +105,6 @@ class _Trial:
         self._tell = tell
         self._code = Code(spec.script, spec.workdir)
         self._over_at = time.monotonic() + spec.smoke.limit_s
-        self._ready_made = bool(spec.node.image or spec.node.setup)
         self._facts: Facts
         self._whole_batches = False
 
@@ -150,7 +149,14 @@ class _Trial:
                 limit_s=max(1.0, self._over_at - time.monotonic()),
             ),
         )
-        return judge(self._facts, self._code, stop_after=stop_after, ready_made=self._ready_made)
+        node = self._spec.node
+        return judge(
+            self._facts,
+            self._code,
+            stop_after=stop_after,
+            ready_made=bool(node.image or node.setup),
+            mounted=(*node.file_mounts, *node.volumes),
+        )
 
     def _again(self, first: Stopped, steps: int) -> Verdict:
         if self._over_at - time.monotonic() < _LEAST_S:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from spotguard.control.drill.smoke.process import signal_name
@@ -11,6 +12,8 @@ from spotguard.events.event import JobEvent
 from spotguard.shared.units import format_duration
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from spotguard.control.drill.smoke.places import Code, CodeLine
     from spotguard.control.drill.smoke.process import Facts
 
@@ -20,6 +23,7 @@ _CUDA = re.compile(r"cuda|nvidia|\bnccl\b|\bgpus?\b", re.I)
 _NO_MEMORY = re.compile(r"can't allocate memory|out of memory|cannot allocate memory", re.I)
 _NO_ROOM = re.compile(r"no space left|disk quota|no room", re.I)
 _OF_SIZES = frozenset({"RuntimeError", "ValueError", "IndexError", "AssertionError"})
+_NO_FILE = frozenset({"FileNotFoundError", "NotADirectoryError", "IsADirectoryError"})
 _OURS_NEED = ("torch", "xxhash")
 _OUTSIDE = "outside of a loop of spotguard"
 _IDLE_CORES = 0.2
@@ -48,7 +52,14 @@ Verdict = Stopped | Unproven | None
 """None: it has done what it was to do."""
 
 
-def judge(facts: Facts, code: Code, *, stop_after: int, ready_made: bool) -> Verdict:
+def judge(
+    facts: Facts,
+    code: Code,
+    *,
+    stop_after: int,
+    ready_made: bool = False,
+    mounted: Iterable[str] = (),
+) -> Verdict:
     """Return what a process proves.
 
     Args:
@@ -57,6 +68,7 @@ def judge(facts: Facts, code: Code, *, stop_after: int, ready_made: bool) -> Ver
         stop_after: steps that it was to have done, with those before it.
         ready_made: nodes start from an image or by commands of the user's, so that they may have
             packages that this machine lacks.
+        mounted: places that the nodes have, and this machine need not.
     """
     ended = facts.event(JobEvent.ENDED) or {}
     if ended.get("saved_step") == stop_after:
@@ -65,6 +77,7 @@ def judge(facts: Facts, code: Code, *, stop_after: int, ready_made: bool) -> Ver
         _of_machine(facts)
         or _of_time(facts, code)
         or _of_packages(facts, code, ready_made=ready_made)
+        or _of_mounts(facts, mounted)
         or _of_error(facts, code)
         or _of_crash(facts, code)
         or _of_save(facts, code)
@@ -132,6 +145,16 @@ def _of_packages(facts: Facts, code: Code, *, ready_made: bool) -> Verdict:
     )
 
 
+def _of_mounts(facts: Facts, mounted: Iterable[str]) -> Unproven | None:
+    told = facts.told
+    if told is None or told.kind not in _NO_FILE:
+        return None
+    for place in mounted:
+        if str(Path(place).expanduser()) in told.message:
+            return Unproven(f"{place} is there on the nodes (file_mounts, volumes), and not here")
+    return None
+
+
 def _of_error(facts: Facts, code: Code) -> Verdict:
     told = facts.told
     if told is None or (told.is_exit and told.exit_code in (0, 75)):
@@ -180,8 +203,11 @@ def _way_out(facts: Facts, code: Code) -> str:
             "model.to(run.device), batch.to(run.device), and leave the process group to "
             f"spotguard.init(); {_ANYWAY}"
         )
-    if told.kind in ("FileNotFoundError", "NotADirectoryError", "IsADirectoryError"):
-        return f"nodes have what is below the workdir, where the script runs; {_ANYWAY}"
+    if told.kind in _NO_FILE:
+        return (
+            "nodes have what is below the workdir, where the script runs, and what --file-mount "
+            f"puts there; {_ANYWAY}"
+        )
     if told.kind == "EOFError":
         return f"nobody types on a node: the script must not read its input; {_ANYWAY}"
     return f"mend it, then try again; {_ANYWAY}"

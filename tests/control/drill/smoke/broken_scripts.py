@@ -158,9 +158,9 @@ SCRIPTS = {
     "a set-up without end that ignores signals": _broken(
         "import signal\nfor number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):\n"
         "    signal.signal(number, signal.SIG_IGN)\n",
-        "while True:\n    pass\n",
+        "while True: pass\n",
         HEAD + SETUP + TRACK + LOADER + loop(),
-        blames="    pass",
+        blames="while True: pass",
         says="the training loop is not reached",
         limit="8s",
     ),

@@ -111,7 +111,7 @@ def test_a_smoke_touches_nothing_of_the_run() -> None:
     )
     count = f'open("batches.txt", "a").write(f"{{len(a)}} "); {LOSS}'
     source = look + HEAD + SETUP + TRACK + LOADER + loop(count) + 'open("model.pt", "w")\n'
-    outcome = run_smoke(job(source, **{"env": {"MINE": "yes"}}), lambda _: None)
+    outcome = run_smoke(job(source, env={"MINE": "yes"}), lambda _: None)
     assert outcome.smoke is not None
     assert not Path("model.pt").exists()
     assert Path("batches.txt").read_text().split() == ["2"] * 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,8 +14,6 @@ from spotguard.control.drill.smoke.verdict import Stopped, Unproven, judge
 from spotguard.events.event import Event, JobEvent
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from spotguard.control.drill.smoke.verdict import Verdict
 
 SCRIPT = """import torch
@@ -167,6 +166,15 @@ def test_a_module_that_the_nodes_may_have_is_no_reason(code: Code) -> None:
     assert isinstance(judged(facts, code, ready_made=True), Unproven)
     bare = told(code, kind="ModuleNotFoundError", message="No module named 'torch'")
     assert isinstance(judged(Facts(exit_code=1, told=bare), code), Unproven)
+
+
+def test_data_that_only_nodes_have_is_no_reason(code: Code) -> None:
+    """What is mounted there need not be here."""
+    words = f"[Errno 2] No such file or directory: '{Path.home()}/data/x.bin'"
+    facts = Facts(exit_code=1, told=told(code, kind="FileNotFoundError", message=words))
+    assert isinstance(judged(facts, code), Stopped)
+    assert isinstance(judge(facts, code, stop_after=2, mounted=["/other"]), Stopped)
+    assert isinstance(judge(facts, code, stop_after=2, mounted=["/other", "~/data"]), Unproven)
 
 
 def test_the_worker_of_a_loader_is_blamed_by_the_line_in_its_words(code: Code) -> None:
