@@ -1,9 +1,9 @@
 """Runs a script as Python would, and writes down by what it was left, and where it hangs.
 
-    python -m spotguard.launch.local.smoke_driver FOLDER SECONDS SCRIPT ARGUMENT...
+    python -m spotguard.launch.local.smoke_driver FOLDER INSTANT SCRIPT ARGUMENT...
 
 The parent reads FOLDER afterwards, also of a process that it had to kill: the stacks of all threads
-are written by a thread of C after so many seconds, whatever the script does to signals.
+are written by a thread of C at that instant (epoch seconds), whatever the script does to signals.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import faulthandler
 import json
 import runpy
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -27,10 +28,11 @@ _MOST_FRAMES = 200
 
 def main(arguments: Sequence[str]) -> None:
     """Run the script; leaves by whatever it leaves by."""
-    folder, seconds, script = Path(arguments[0]), float(arguments[1]), arguments[2]
+    folder, at, script = Path(arguments[0]), float(arguments[1]), arguments[2]
     stacks = (folder / STACKS_FILE).open("w")  # open until the end: C writes into it
     faulthandler.enable(stacks)
-    faulthandler.dump_traceback_later(seconds, file=stacks)
+    # Counted from the parent's start: on a busy machine Python needs seconds to come here.
+    faulthandler.dump_traceback_later(max(0.1, at - time.time()), file=stacks)
     sys.argv = [script, *arguments[3:]]
     sys.path[0] = str(Path(script).parent)
     try:

@@ -54,6 +54,8 @@ _POLL_S = 0.05
 _LOOK_S = 0.5
 _STACKS_BEFORE_S = 1.0
 """The stacks are written so long before the process is killed."""
+_STACKS_PATIENCE_S = 3.0
+"""The process is waited for so much longer, if a busy machine has not let it write them."""
 _BUSY_SPAN_S = 3.0
 _OUTPUT_S = 5.0
 _TAIL_BYTES = 32_000
@@ -147,6 +149,7 @@ class _Process:
         self._stint = stint
         self._progress = room / "progress"
         self._notice = room / "notice"
+        self._stacks = room / smoke_driver.STACKS_FILE
         self._child: subprocess.Popen[bytes]
         self._reader: threading.Thread
         self._tail: collections.deque[bytes] = collections.deque()
@@ -159,13 +162,14 @@ class _Process:
 
     def start(self) -> None:
         self._progress.write_bytes(bytes(16))
+        self._stacks.touch()
         self._began_at = time.monotonic()
         self._child = subprocess.Popen(
             [
                 sys.executable,
                 *("-m", "spotguard.launch.local.smoke_driver"),
                 str(self._room),
-                str(max(1.0, self._stint.limit_s - _STACKS_BEFORE_S)),
+                str(time.time() + self._stint.limit_s - _STACKS_BEFORE_S),
                 self._spec.script,
                 *self._spec.args,
             ],
@@ -187,7 +191,8 @@ class _Process:
             self._read_progress(now)
             if self._steps >= self._stint.stop_after and not self._notice.exists():
                 self._notice.touch()
-            if now - self._began_at > self._stint.limit_s:
+            over_s = now - self._began_at - self._stint.limit_s
+            if over_s > _STACKS_PATIENCE_S or (over_s > 0 and self._stacks.stat().st_size):
                 self._ended_for = "time"
             elif now > look_at:
                 look_at = now + _LOOK_S
@@ -221,7 +226,7 @@ class _Process:
             idle=idle,
             seconds=time.monotonic() - self._began_at,
             told=self._read_told(),
-            stacks=_text_of(self._room / smoke_driver.STACKS_FILE),
+            stacks=_text_of(self._stacks),
             printed=b"".join(self._tail).decode(errors="replace")[-_TAIL_BYTES:],
             losses=self._losses(),
             events=tuple(self._events()),
