@@ -56,7 +56,8 @@ class Code:
             stacks: as `faulthandler` writes them, the most recent call first.
         """
         threads = [part for part in _THREAD.split(stacks) if _LINE.search(part)]
-        main = next((t for t in threads if "smoke_driver.py" in t), threads[-1] if threads else "")
+        mine = [t for t in threads if "smoke_driver.py" in t]
+        main = mine[-1] if mine else threads[-1] if threads else ""  # of a crash, the last word
         frames = _LINE.findall(main)
         return self.innermost(reversed(frames)), str(frames[0][0]) if frames else ""
 
