@@ -23,6 +23,7 @@
     │   ├── UnsupportedState         10
     │   └── Fenced                   10
     ├── JobFailed                    10
+    │   └── SmokeFailed              10
     ├── NoCapacity                   11
     ├── BudgetExhausted              20
     ├── DeadlineReached              21
@@ -146,6 +147,10 @@ class JobFailed(SpotguardError):
     """The user's own script failed; its traceback is in `spotguard status`."""
 
     exit_code = 10
+
+
+class SmokeFailed(JobFailed):
+    """The script did not get through its first steps on this machine; nothing was launched."""
 
 
 class NoCapacity(SpotguardError):

@@ -60,6 +60,8 @@ class JobFlag:
 
 
 _MONEY = "Money and time"
+_NODE = "Nodes from SkyPilot"
+_SMOKE = "Smoke before money"
 _LOCAL = "The local cloud (--infra local)"
 
 JOB_FLAGS = (
@@ -93,6 +95,51 @@ JOB_FLAGS = (
         option="--trust-script",
         help="Take SCRIPT though no import of spotguard.runtime is seen.",
         switch=True,
+    ),
+    JobFlag(
+        key="node.image",
+        option="--image",
+        metavar="IMAGE",
+        help="Image of the nodes: docker:NAME, or one of the cloud.",
+        panel=_NODE,
+    ),
+    JobFlag(
+        key="node.setup",
+        option="--setup",
+        metavar="COMMAND",
+        help="A command that makes nodes ready; may be repeated.",
+        panel=_NODE,
+        repeatable=True,
+    ),
+    JobFlag(
+        key="node.file_mounts",
+        option="--file-mount",
+        metavar="PLACE=WHAT",
+        help="A bucket, file or folder on the nodes: /data=s3://b/data; may be repeated.",
+        panel=_NODE,
+        repeatable=True,
+    ),
+    JobFlag(
+        key="node.volumes",
+        option="--volume",
+        metavar="PLACE=NAME",
+        help="A volume of SkyPilot's on the nodes; may be repeated.",
+        panel=_NODE,
+        repeatable=True,
+    ),
+    JobFlag(
+        key="smoke.steps",
+        option="--smoke-steps",
+        metavar="N",
+        help="Steps to try on this machine's CPU first; default: 2.",
+        panel=_SMOKE,
+    ),
+    JobFlag(
+        key="smoke.limit",
+        option="--smoke-limit",
+        metavar="DURATION",
+        help="How long that may take; default: 50s.",
+        panel=_SMOKE,
     ),
     JobFlag(
         key="env",
@@ -227,6 +274,16 @@ JOB_FLAGS = (
 )
 
 
+SmokeOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--smoke/--no-smoke",
+        help="Try SCRIPT on this machine's CPU first, also where nodes cost nothing, or not at "
+        "all; default: before nodes that cost money.",
+        rich_help_panel=_SMOKE,
+        show_default=False,
+    ),
+]
 OldSeedOption = Annotated[
     int | None,
     typer.Option("--seed", min=0, hidden=True, help="The old name of --interrupt-seed."),
@@ -280,6 +337,13 @@ def takes_job_flags(
         return wrapped
 
     return decorate
+
+
+def with_smoke(flags: dict[str, object], smoke: bool | None) -> dict[str, object]:
+    """Return the flags with what `--smoke` or `--no-smoke` says."""
+    if smoke is None:
+        return flags
+    return {**flags, "smoke.when": "always" if smoke else "never"}
 
 
 def resolve_job(script: str, args: Sequence[str], flags: dict[str, object]) -> Resolved:

@@ -45,6 +45,7 @@ from spotguard.launch.base import PriceSource, Skipped, Unchecked
 from spotguard.plan.carbon.factors import Factor
 from spotguard.plan.forecast import CostForecast
 from spotguard.plan.job import JobPlan
+from spotguard.plan.smoke import Smoke
 from spotguard.policy.simulation.report import Simulation
 from spotguard.shared.documents import Form, forms
 from spotguard.spec.file_schema import file_schema
@@ -78,7 +79,7 @@ _NAMES: Final = {
     kind.__name__: kind
     for kind in (
         *(CheckpointKind, EndReason, Market, RunState),
-        *(ListedClusters, PriceSource, Recovery, Skipped, TriedStore, Unchecked),
+        *(ListedClusters, PriceSource, Recovery, Skipped, Smoke, TriedStore, Unchecked),
         *(
             CheckpointRow,
             CostForecast,

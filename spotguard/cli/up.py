@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,9 +14,10 @@ from spotguard.cli.common import (
     PatienceOption,
     YesOption,
     follow_to_end,
+    heard_as_ctrl_c,
     say_detached,
 )
-from spotguard.cli.flags import resolve_job, takes_job_flags
+from spotguard.cli.flags import SmokeOption, resolve_job, takes_job_flags, with_smoke
 from spotguard.cli.follow import DEFAULT_PATIENCE_S
 from spotguard.cli.terminal.output import confirm, console, note, print_json
 from spotguard.errors import UsageError
@@ -23,6 +25,7 @@ from spotguard.errors import UsageError
 if TYPE_CHECKING:
     from spotguard.launch.base import Survey
     from spotguard.plan.job import JobPlan
+    from spotguard.plan.smoke import Smoke
     from spotguard.spec.model import JobSpec
     from spotguard.spec.sources import Resolved
 
@@ -68,6 +71,7 @@ def up(
     args: JobArguments = None,
     *,
     flags: dict[str, object],
+    smoke: SmokeOption = None,
     yes: YesOption = False,
     detach: DetachOption = False,
     contact_patience: PatienceOption = DEFAULT_PATIENCE_S,
@@ -77,18 +81,22 @@ def up(
 
     Shows the plan and asks first. Ctrl-C leaves; the run goes on in the background. The script's
     own arguments come after `--`: spotguard up train.py --nodes 2 -- --lr 3e-4
+
+    Before nodes cost money, the script trains for two steps on this machine's CPU, saves and
+    restores; what does not work is told in a sentence, and nothing is launched (exit 10).
     """
     from spotguard import api
 
-    resolved = resolve_job(script, args or [], flags)
+    resolved = resolve_job(script, args or [], with_smoke(flags, smoke))
     if as_json and not yes:
         raise UsageError("--json leaves no room for a question", hint="pass --yes as well")
     found = None
     if as_json:
         tell_lack(resolved.spec)
+        _smoke(resolved.spec)
     else:
         found = _survey(resolved.spec)
-        _show_plan(_plan(resolved, found))
+        _show_plan(_plan(resolved, found, _smoke(resolved.spec)))
     if not yes:
         confirm("Start?", refused="nothing was started")
     run = api.start(resolved.spec, found)
@@ -110,20 +118,24 @@ def plan(
     flags: dict[str, object],
     global_batch: GlobalBatchOption = None,
     micro_batch: MicroBatchOption = None,
+    smoke: SmokeOption = None,
     as_yaml: YamlOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show where SCRIPT would run and what it would cost; start nothing.
 
     With the sizes of its batches, also how a step falls onto the ranks on each number of nodes.
+    With --smoke, what its first steps on this machine's CPU measure; without, what they did when
+    they last passed.
     """
-    resolved = resolve_job(script, args or [], flags)
+    resolved = resolve_job(script, args or [], with_smoke(flags, smoke))
     batches = _batches(resolved.batches, global_batch, micro_batch)
     found = _survey(resolved.spec)
     if as_yaml:
         _print_task(resolved.spec, found)
         return
-    planned = _plan(replace(resolved, batches=batches), found)
+    measured = _smoke(resolved.spec) if smoke else _known_smoke(resolved.spec)
+    planned = _plan(replace(resolved, batches=batches), found, measured)
     if as_json:
         print_json(planned.to_json())
     else:
@@ -162,7 +174,30 @@ def _survey(spec: JobSpec) -> Survey:
     return Survey(offers=tuple(api.launcher_for(spec, spotguard_home() / "runs").offers()))
 
 
-def _plan(resolved: Resolved, found: Survey) -> JobPlan:
+def _smoke(spec: JobSpec) -> Smoke | None:
+    """Try the script if it is to be tried; return what that measured, None if it was not."""
+    from spotguard.control.drill.smoke.run import run_smoke, wanted
+
+    if not wanted(spec):
+        return None
+    with heard_as_ctrl_c(signal.SIGTERM, signal.SIGHUP):
+        outcome = run_smoke(spec, note)
+    if outcome.skipped:
+        note(f"smoke: skipped, so nothing is proven: {outcome.skipped}")
+    elif outcome.is_old:
+        note("smoke: passed before, and nothing has changed since")
+    else:
+        note("smoke: passed; the same is not tried again")
+    return outcome.smoke
+
+
+def _known_smoke(spec: JobSpec) -> Smoke | None:
+    from spotguard.control.drill.smoke.run import known_smoke
+
+    return known_smoke(spec)
+
+
+def _plan(resolved: Resolved, found: Survey, smoke: Smoke | None) -> JobPlan:
     from spotguard.control import api
     from spotguard.plan.job import plan_job
 
@@ -175,6 +210,7 @@ def _plan(resolved: Resolved, found: Survey) -> JobPlan:
         unchecked=found.unchecked,
         not_installed=tell_lack(resolved.spec),
         forecast=api.plan_forecast(resolved.spec, found),
+        smoke=smoke,
     )
 
 

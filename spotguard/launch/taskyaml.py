@@ -11,7 +11,7 @@ import base64
 import os
 import re
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,8 @@ _PLACE_KEYS = ("infra", "use_spot", "instance_type", "accelerators", "any_of", "
 _FIRST_PORT, _PORTS = 20_000, 10_000
 """Below those that Linux gives to outgoing connections."""
 _WHEELS = "~/.spotguard/wheels"
+_TAKEN = ("~/.spotguard", "~/.sky", "~/sky_workdir", "~/skypilot-runtime", "~/.ssh")
+"""On a node; what else is there is the image's, and the user's to know."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,10 @@ class Machine:
     image: str | None = None
     setup: tuple[str, ...] = ()
     """Shell commands of the user's, run before packages are installed."""
+    file_mounts: Mapping[str, str] = field(default_factory=dict)
+    """Buckets, and absolute paths of this machine, by their place on the nodes."""
+    volumes: Mapping[str, str] = field(default_factory=dict)
+    """Names of SkyPilot's volumes, by their place on the nodes."""
     requirements: tuple[str, ...] = ()
     """As pip takes them."""
     requirements_file: str | None = None
@@ -91,9 +97,13 @@ def task_yaml(
     task["resources"] = _resources(task.get("resources", {}), machine, places)
     task["envs"] = {**task.get("envs", {}), **_variables(request, machine, wheel)}
     task.update(_secrets(request.env))
+    mounts = {**task.get("file_mounts", {}), **_file_mounts(machine)}
     if wheel is not None:
-        target = f"{_WHEELS}/{wheel.parent.name}/{wheel.name}"
-        task["file_mounts"] = {**task.get("file_mounts", {}), target: str(wheel)}
+        mounts[f"{_WHEELS}/{wheel.parent.name}/{wheel.name}"] = str(wheel)
+    if mounts:
+        task["file_mounts"] = mounts
+    if machine.volumes:
+        task["volumes"] = {**task.get("volumes", {}), **_free(machine, "volumes", machine.volumes)}
     return task
 
 
@@ -208,6 +218,27 @@ def _secrets(given: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
 
 # ---------------------------------------------------------------- folders
+
+
+def _file_mounts(machine: Machine) -> dict[str, str]:
+    for place, source in machine.file_mounts.items():
+        if "://" not in source and not Path(source).exists():
+            raise SpecError("node.file_mounts", f"for {place}: there is no {source} here")
+    return _free(machine, "file_mounts", machine.file_mounts)
+
+
+def _free(machine: Machine, name: str, given: Mapping[str, str]) -> dict[str, str]:
+    """Return what the user puts on the nodes, if it is in nobody's way."""
+    others = machine.volumes if name == "file_mounts" else machine.file_mounts
+    for place in given:
+        plain = place.rstrip("/")
+        if any(f"{plain}/".startswith(f"{taken}/") for taken in _TAKEN):
+            raise SpecError(f"node.{name}", f"given {place!r}, which is spotguard's or SkyPilot's")
+        if plain in {other.rstrip("/") for other in others}:
+            raise SpecError(
+                f"node.{name}", f"given {place!r}, which is in both of file_mounts and volumes"
+            )
+    return dict(given)
 
 
 def _task_name(cluster: str) -> str:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from spotguard.plan.carbon.estimate import NodeDevices
     from spotguard.plan.carbon.factors import Factor
     from spotguard.plan.forecast import CostForecast
+    from spotguard.plan.smoke import Smoke
     from spotguard.spec.model import JobSpec
 
 SCHEMA: Final = 1
@@ -134,6 +135,8 @@ class JobPlan:
     """What the script's PEP 723 block asks for and local nodes lack: they install nothing."""
     forecast: CostForecast | None = None
     """What it is expected to cost and when it is done; None for nodes of this machine."""
+    smoke: Smoke | None = None
+    """What the script's first steps on this machine measured; None: not tried, or changed since."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the object of `plan --json`."""
@@ -150,6 +153,7 @@ def plan_job(
     unchecked: Sequence[Unchecked] = (),
     not_installed: Sequence[str] = (),
     forecast: CostForecast | None = None,
+    smoke: Smoke | None = None,
 ) -> JobPlan:
     """Return the plan for `spec` with these offers.
 
@@ -163,6 +167,7 @@ def plan_job(
         unchecked: places of which nobody could say whether there are such.
         not_installed: requirements of the script that its nodes will not have.
         forecast: of its cost and finish.
+        smoke: what the script's first steps on this machine measured.
     """
     markets = planned_markets(spec)
     if spec.prefer == GREEN:
@@ -202,6 +207,7 @@ def plan_job(
         unchecked=tuple(unchecked),
         not_installed=tuple(not_installed),
         forecast=forecast,
+        smoke=smoke,
     )
 
 

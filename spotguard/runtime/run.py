@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
 import sys
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from spotguard.runtime.step import Step
 
 log = logging.getLogger("spotguard")
+
+_EVALUATED_IN_SMOKE = 2
+"""Batches of an evaluation: enough to see that it works."""
 
 _Batch = TypeVar("_Batch")
 _Item = TypeVar("_Item")
@@ -277,6 +281,8 @@ class Run(RunData):
         """
         if self._job.phase is not Phase.SETUP:
             raise UsageError("run.report_to() must come before run.steps()")
+        if self._job.settings.smoke_samples is not None:  # no experiment of anybody's
+            return
         self._job.metrics.report_to(tracker)
 
     def evaluate(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
@@ -291,6 +297,8 @@ class Run(RunData):
             UsageError: the step has begun: to leave then would lose what follows in its body.
         """
         training = self._training
+        if self._job.settings.smoke_samples:
+            batches = itertools.islice(batches, _EVALUATED_IN_SMOKE)
         if training is None or self._job.phase is not Phase.TRAINING:
             yield from batches
             return

@@ -153,7 +153,7 @@ class RunData:
             UsageError: a size makes no sense, or the dataset has neither indices nor a state.
         """
         common: dict[str, Any] = {
-            "global_batch_size": global_batch_size,
+            "global_batch_size": self._at_most(global_batch_size),
             "micro_batch_size": micro_batch_size,
             "seed": self._job.settings.seed,
             "reseed": self._reseed,
@@ -284,7 +284,7 @@ class RunData:
     ) -> Loader:
         return DrawnLoader(
             draw,
-            global_batch_size=global_batch_size,
+            global_batch_size=self._at_most(global_batch_size),
             micro_batch_size=micro_batch_size,
             seed=self.seed,
             reseed=self._reseed,
@@ -292,6 +292,11 @@ class RunData:
             world_size=self.world_size,
             speeds=speeds,
         )
+
+    def _at_most(self, samples: int) -> int:
+        """Return the samples of a step: in a smoke few, for a CPU shall be done with them soon."""
+        most = self._job.settings.smoke_samples
+        return min(samples, most) if most and isinstance(samples, int) else samples
 
 
 def _refuse_auto_with(size: int | str | None, **others: bool) -> None:

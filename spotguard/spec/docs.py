@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _INTRO = """\
 # Settings
 
-Made from `spotguard/spec/model.py` by `python -m spotguard.spec.docs`; do not edit.
+Made from `spotguard/spec/model/` by `python -m spotguard.spec.docs`; do not edit.
 
 A setting can stand in several places. The first of these that has it counts:
 
@@ -57,6 +57,10 @@ _HEADINGS = {
     "node": (
         "## Nodes from SkyPilot\n\n"
         "These stand below `[node]` in a file. All are optional: `infra` and `gpus` say enough."
+    ),
+    "smoke": (
+        "## Smoke before money\n\n"
+        "These stand below `[smoke]` in a file; [what a smoke is](launching.md#smoke-before-money)."
     ),
 }
 

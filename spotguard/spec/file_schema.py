@@ -15,8 +15,10 @@ from spotguard.spec.infra import (
     gpu_name,
     image_name,
     machine_name,
+    mounts,
     on_demand_rule,
     places,
+    volume_names,
 )
 from spotguard.spec.nodes import NodeRange
 from spotguard.spec.setting import (
@@ -51,12 +53,19 @@ if TYPE_CHECKING:
 _TEXT: Final = {"type": "string"}
 _NUMBER: Final = {"type": ["number", "string"]}
 _TEXTS: Final = {"type": ["array", "string"], "items": _TEXT}
+_PAIRS: Final = {
+    "type": ["object", "array", "string"],
+    "additionalProperties": _TEXT,
+    "items": _TEXT,
+}
 _FORMS: Final[Mapping[Parser, dict[str, Any]]] = {
     **dict.fromkeys((text, run_name, gpu_name, machine_name, image_name, on_demand_rule), _TEXT),
     **dict.fromkeys((number, usd, duration, instant, save_interval, at_least), _NUMBER),
     **dict.fromkeys((texts, hooks, places, alert_topics), _TEXTS),
     switch: {"type": ["boolean", "string"]},
     variables: {"type": "object", "additionalProperties": {"type": ["string", "integer"]}},
+    mounts: _PAIRS,
+    volume_names: _PAIRS,
     NodeRange.parse: {"type": ["integer", "string", "object"]},
 }
 """What each parser takes from a file; a number may be written as a text, too."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from spotguard.spec.setting import duration, seconds_text, text
@@ -17,6 +18,14 @@ _CONTEXT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/-]*")
 _GPUS = re.compile(r"([A-Za-z][A-Za-z0-9._-]*)(?::([1-9][0-9]{0,2}))?")
 _AT_LEAST = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,3})?)(\+?)")
 _MACHINE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+# No blank, quote, '$' or control character: SkyPilot puts these into commands of shells.
+_NODE_PATH = re.compile(r"(?:~/|/)[A-Za-z0-9._/+@,-]*[A-Za-z0-9._+@,-]/?")
+_SOURCE = re.compile(
+    r"(?:s3|gs|r2|cos|oci|nebius|cw)://[A-Za-z0-9][A-Za-z0-9._/+=,-]*"
+    r"|https://[a-z0-9]+\.blob\.core\.windows\.net/[A-Za-z0-9][A-Za-z0-9._/+=,-]*"
+    r"|/[^\x00-\x1f\x7f$`'\"\\]*"
+)
+_VOLUME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*")
 
 
@@ -94,6 +103,38 @@ def machine_name(raw: Any) -> str:
 def image_name(raw: Any) -> str:
     """Return an image: `ami-…`, `projects/…`, `docker:ghcr.io/me/train:1`."""
     return _matching(_IMAGE, raw)
+
+
+def mounts(raw: Any) -> dict[str, str]:
+    """Return what nodes find where: `{"/data": "s3://bucket/data", "~/words": "/home/me/words"}`.
+
+    A list of texts such as `/data=s3://bucket/data` is as good. What stands left is a place on the
+    node, right of it a bucket or an absolute path of this machine (`layers` has made it one).
+    """
+    return _pairs(raw, _NODE_PATH, _SOURCE)
+
+
+def volume_names(raw: Any) -> dict[str, str]:
+    """Return SkyPilot's volumes by the place on a node: `{"/mnt/data": "my-volume"}`."""
+    return _pairs(raw, _NODE_PATH, _VOLUME)
+
+
+def _pairs(raw: Any, left: re.Pattern[str], right: re.Pattern[str]) -> dict[str, str]:
+    items = [raw] if isinstance(raw, str) else raw
+    if isinstance(items, (list, tuple)):
+        parts = [text(item).partition("=") for item in items]
+        if not all(equals for _, equals, _ in parts):
+            raise ValueError("no '=' in it")
+        items = {place.strip(): what.strip() for place, _, what in parts}
+        if len(items) < len(parts):
+            raise ValueError("a place is named twice")
+    if not isinstance(items, Mapping):
+        raise ValueError("not a table")
+    found = {text(place): text(what) for place, what in items.items()}
+    for place, what in found.items():
+        if not left.fullmatch(place) or ".." in place.split("/") or not right.fullmatch(what):
+            raise ValueError("not such a place, or nothing that can be there")
+    return dict(sorted(found.items()))
 
 
 def on_demand_rule(raw: Any) -> str:

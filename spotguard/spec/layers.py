@@ -213,7 +213,20 @@ def _pairs(texts: object) -> Iterable[tuple[str, str]]:
 
 def _based(key: str, value: object, base: Path) -> object:
     field = catalogue().get(key)
-    return absolute(value, base) if field and field.setting.is_path else value
+    if not field or not field.setting.is_path:
+        return value
+    if isinstance(value, Mapping):
+        return {place: absolute(source, base) for place, source in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_based_pair(item, base) for item in value]
+    return absolute(value, base)
+
+
+def _based_pair(item: object, base: Path) -> object:
+    if not isinstance(item, str) or "=" not in item:
+        return item
+    place, _, source = item.partition("=")
+    return f"{place}={absolute(source, base)}"
 
 
 def absolute(value: object, base: Path) -> object:

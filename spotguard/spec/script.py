@@ -99,22 +99,33 @@ def _tree(source: str, path: Path) -> ast.Module:
         raise SpecError("script", f"{path.name} is not Python: {problem}") from problem
 
 
+def local_files(script: Script) -> set[Path]:
+    """Return the script and the files that it imports from beside it and below, as far as seen."""
+    return {path for path, _ in _followed(script)}
+
+
 def _imports_runtime(script: Script) -> bool:
-    """Follow the imports from file to file, beside the script and below; each is read once."""
+    return any(f"{name}.".startswith(_WAYS_IN) for _, names in _followed(script) for name in names)
+
+
+def _followed(script: Script) -> Iterator[tuple[Path, set[str]]]:
+    """Follow the imports from file to file, beside the script and below; each is read once.
+
+    Yields each file with the absolute names that it imports.
+    """
     folder = script.path.parent
     to_read, found = [script.path], {script.path}
     while to_read:
         path = to_read.pop()
-        for level, name in set(_imported(path)):
-            if not level and f"{name}.".startswith(_WAYS_IN):
-                return True
+        imported = set(_imported(path))
+        yield path, {name for level, name in imported if not level}
+        for level, name in imported:
             base = path.parents[level - 1] if 0 < level <= len(path.parents) else folder
-            new = found.symmetric_difference(found.union(_files(base, name)))
+            new = set(_files(base, name)) - found
             found |= new
             to_read += new
         if len(found) > _MOST_FILES:
-            return False
-    return False
+            return
 
 
 def _imported(path: Path) -> Iterator[tuple[int, str]]:

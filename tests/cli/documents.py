@@ -36,6 +36,7 @@ from spotguard.events.states import CheckpointKind, Market
 from spotguard.launch.aws_prices import PricePoint
 from spotguard.launch.base import Offer, PriceSource, Skipped, Survey, Unchecked
 from spotguard.plan.forecast import CostForecast
+from spotguard.plan.smoke import Smoke
 from spotguard.policy.market.sightings import Sighting
 from spotguard.testing import MemoryStore
 from spotguard.testing.job import JobFate
@@ -79,6 +80,7 @@ def stand_alone(patch: pytest.MonkeyPatch, folder: Path) -> Path:
             patch.delenv(name)
     home = folder / "home"
     patch.setenv("SPOTGUARD_HOME", str(home))
+    patch.setenv("SPOTGUARD_SMOKE_WHEN", "never")  # real processes; who tests it says so
     patch.setenv("SKY_RUNTIME_DIR", str(folder))  # a SkyPilot that was never used
     (folder / "work").mkdir(parents=True)
     patch.chdir(folder / "work")
@@ -274,6 +276,17 @@ def _of_plans(patch: pytest.MonkeyPatch, home: Path) -> Iterator[tuple[str, list
         file.write("import spotguard.runtime as spotguard\n\nrun = spotguard.init()\n")
     rules = ("--on-demand", "fallback-after 20m", "--on-demand-infra", "gcp", "--deadline", "9h")
     sizes = ("--global-batch", "20", "--micro-batch", "8")
+    smoke = Smoke(
+        state_bytes=4_000_000_000,
+        save_s=9.5,
+        step_s=0.25,
+        step_samples=2,
+        first_step_s=11.0,
+        at=1_700_000_000.5,
+        emergency_s=20.2,
+        notice_s=120.0,
+    )
+    patch.setattr(up, "_known_smoke", lambda spec: smoke)
     yield "plan", _printed("plan", script, *job, *rules, *sizes, "--nodes", "1:4", args=("--lr",))
 
 

@@ -14,12 +14,15 @@ import yaml
 
 from spotguard.cli.views import formats
 from spotguard.control.drill import run as drill
+from spotguard.control.drill.smoke import run as smoke_run
+from spotguard.control.drill.smoke.run import SmokeOutcome
 from spotguard.control.journal.stored_logs import LogLine
 from spotguard.control.supervisor import skypilot_request
-from spotguard.errors import BudgetExhausted, JournalDamaged, StoreUnavailable
+from spotguard.errors import BudgetExhausted, JournalDamaged, SmokeFailed, StoreUnavailable
 from spotguard.events.states import Market, RunState
 from spotguard.launch.base import Offer, PriceSource, Skipped, Survey
 from spotguard.launch.skypilot import existence
+from spotguard.plan.smoke import Smoke
 from tests.cli import pictures
 
 if TYPE_CHECKING:
@@ -332,6 +335,106 @@ def clouds(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(skypilot_request, "find_offers", lambda spec: found)
     monkeypatch.setattr(skypilot_request, "check_places", lambda spec: ())
+
+
+MEASURED = Smoke(
+    state_bytes=1_500_000_000,
+    save_s=2.0,
+    step_s=0.4,
+    step_samples=2,
+    first_step_s=6.0,
+    at=1_700_000_000.0,
+    emergency_s=8.2,
+    notice_s=120.0,
+)
+ON_AWS = ("--infra", "aws", "--store", "s3://b/r")
+
+
+@pytest.fixture
+def smokes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Answer for the smoke: note the job, and raise or return the list's first item, once set."""
+    seen: list[Any] = []
+
+    def answer(spec: Any, tell: Any) -> Any:
+        outcome = seen[0]
+        seen.append(spec)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.delenv("SPOTGUARD_SMOKE_WHEN")
+    monkeypatch.setattr(smoke_run, "run_smoke", answer)
+    monkeypatch.setattr(smoke_run, "known_smoke", lambda spec: None)
+    return seen
+
+
+@pytest.mark.usefixtures("clouds")
+@pytest.mark.parametrize("how", [("--yes",), ("--yes", "--json"), ("--yes", "--detach")])
+def test_nothing_is_launched_that_a_smoke_stops(
+    cli: Cli, control: FakeControl, script: str, smokes: list[Any], how: tuple[str, ...]
+) -> None:
+    """In one sentence, with the exit code of a job's own failure; also for scripts (--json)."""
+    smokes.append(SmokeFailed("train.py line 3: KeyError: 'x'", hint="mend it"))
+    said = cli("up", script, *ON_AWS, *how)
+    assert said.code == 10
+    assert "error: train.py line 3: KeyError: 'x'" in said.err
+    assert control.asked == []
+    assert "Start?" not in said.err
+
+
+@pytest.mark.usefixtures("clouds")
+def test_the_plan_shows_what_the_smoke_measured_before_it_asks(
+    cli: Cli, control: FakeControl, script: str, smokes: list[Any]
+) -> None:
+    """The size of a save, and how much of the notice it takes."""
+    smokes.append(SmokeOutcome(smoke=MEASURED))
+    said = cli("up", script, *ON_AWS, "-y", "--smoke-steps", "3", "--smoke-limit", "2m")
+    assert said.code == 0
+    shown = " ".join(said.out.replace("│", " ").split())
+    assert "passed; state 1.5 GB, an emergency save takes about 8.2 s of the notice's" in shown
+    assert (smokes[1].smoke.steps, smokes[1].smoke.limit_s) == (3, 120.0)
+    document = json.loads(cli("plan", script, *ON_AWS, "--smoke", "--json").out)
+    assert document["smoke"]["state_bytes"] == 1_500_000_000
+    assert document["smoke"]["at"] == "2023-11-14T22:13:20.000Z"
+
+
+@pytest.mark.usefixtures("clouds")
+def test_a_smoke_that_was_skipped_says_so_and_lets_pass(
+    cli: Cli, control: FakeControl, script: str, smokes: list[Any]
+) -> None:
+    """Nothing is proven, and nothing is refused."""
+    smokes.append(SmokeOutcome(smoke=None, skipped="this machine's Python lacks jax"))
+    said = cli("up", script, *ON_AWS, "-y")
+    assert said.code == 0
+    assert "smoke: skipped, so nothing is proven: this machine's Python lacks jax" in said.err
+    assert control.asked[0][0] == "create"
+
+
+@pytest.mark.usefixtures("clouds")
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (ON_AWS, True),
+        ((*ON_AWS, "--no-smoke"), False),
+        ((), False),
+        (("--smoke",), True),
+    ],
+)
+def test_what_costs_nothing_is_not_tried_first_unless_asked_for(
+    cli: Cli,
+    control: FakeControl,
+    script: str,
+    smokes: list[Any],
+    flags: tuple[str, ...],
+    expected: bool,
+) -> None:
+    """Only before money, with --smoke always, with --no-smoke never."""
+    smokes.append(SmokeOutcome(smoke=MEASURED))
+    assert cli("up", script, "-y", *flags).code == 0
+    assert (len(smokes) > 1) is expected
+    before = len(smokes)
+    assert cli("plan", script, *flags).code == 0
+    assert (len(smokes) > before) is ("--smoke" in flags)
 
 
 @pytest.mark.usefixtures("clouds")

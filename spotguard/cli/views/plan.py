@@ -17,10 +17,11 @@ from rich.text import Text
 from spotguard.cli.terminal.output import clean
 from spotguard.cli.views import formats
 from spotguard.events.states import Market
-from spotguard.shared.units import format_duration, format_usd, to_iso
+from spotguard.shared.units import format_bytes, format_duration, format_usd, to_iso
 
 if TYPE_CHECKING:
     from spotguard.plan.job import Candidate, JobPlan, Rung
+    from spotguard.plan.smoke import Smoke
 
 
 _MOST_PLACES = 6
@@ -86,7 +87,24 @@ def _facts(plan: JobPlan) -> list[tuple[str, str]]:
     facts.append(("store", plan.store))
     if plan.forecast is not None:
         facts += formats.forecast(plan.forecast, now=time.time(), budget_usd=plan.budget_usd)
+    if plan.smoke is not None:
+        facts.append(("smoke", _smoke(plan.smoke)))
     return facts
+
+
+def _smoke(smoke: Smoke) -> str:
+    """Return what the first steps on this machine's CPU showed."""
+    state = f"state {format_bytes(smoke.state_bytes)}"
+    if smoke.emergency_s is not None:
+        save = f"an emergency save takes about {format_duration(smoke.emergency_s)}"
+        if smoke.notice_s is not None:
+            save += f" of the notice's {format_duration(smoke.notice_s)}"
+        state += f", {save}"
+    if smoke.step_s is None:
+        return f"passed; {state}"
+    samples = smoke.step_samples
+    of = "" if samples is None else f" of {samples} samples"
+    return f"passed; {state}; a step{of} took {format_duration(smoke.step_s)} on this CPU"
 
 
 def _when_on_demand(plan: JobPlan) -> str:

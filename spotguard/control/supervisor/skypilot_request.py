@@ -82,6 +82,8 @@ def machine_for(spec: JobSpec) -> Machine:
         disk_gb=node.disk_gb,
         image=node.image,
         setup=node.setup,
+        file_mounts=node.file_mounts,
+        volumes=node.volumes,
         requirements=needs.dependencies,
         requirements_file=node.requirements,
         python=needs.python,

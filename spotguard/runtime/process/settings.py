@@ -102,6 +102,8 @@ class Settings:
     trace_path: str | None = None
     probe_path: str | None = None
     max_steps: int | None = None
+    smoke_samples: int | None = None
+    """In a smoke, the most samples of a step; 0: as many as the script says. None elsewhere."""
     holds: dict[int, float] = field(default_factory=dict)
     """Steps done -> seconds to wait there for a stop, so that a drill hits fast scripts too."""
 
@@ -167,6 +169,7 @@ class Settings:
             trace_path=os.environ.get(env.TRACE_SAMPLES),
             probe_path=os.environ.get(env.PROBE),
             max_steps=_int(env.MAX_STEPS),
+            smoke_samples=_int(env.SMOKE),
             holds=_holds(os.environ.get(env.HOLD, "")),
         )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.e2e.lab import lab_jobs
-from tests.e2e.lab.lab_jobs import Lab, Status, Weights, weights_at
+from tests.e2e.lab.lab_jobs import NO_SMOKE, Lab, Status, Weights, weights_at
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -186,7 +186,7 @@ class Beside(Lab):
 
     def environ(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the environment of a shell that uses the lab."""
-        given = {**self.ec2.environ, "SPOTGUARD_STORE": self.store}
+        given = {**self.ec2.environ, "SPOTGUARD_STORE": self.store, **NO_SMOKE}
         return {**given, "SPOTGUARD_HOME": str(self.home), **(more or {})}
 
     def begin(self, job: Path, *flags: str, args: tuple[str, ...], infra: str = TWO_ZONES) -> str:

@@ -26,6 +26,8 @@ SPOTGUARD = (sys.executable, "-m", "spotguard.cli")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 FAST_CLOUD = ("--speed-up", "80")
 """A notice of 1.5 s, the shortest that the local cloud gives."""
+NO_SMOKE = {"SPOTGUARD_SMOKE_WHEN": "never"}
+"""What is tried here is what nodes do: seconds before each launch would prove nothing of it."""
 OFTEN = ("--save-every", "5 steps")
 
 Weights = dict[str, tuple[str, tuple[int, ...], bytes]]
@@ -58,7 +60,7 @@ class Lab:
     def environ(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return this process's environment without what would change spotguard's mind."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("SPOTGUARD_", "PYTEST"))}
-        return {**kept, "SPOTGUARD_HOME": str(self.home), **(more or {})}
+        return {**kept, **NO_SMOKE, "SPOTGUARD_HOME": str(self.home), **(more or {})}
 
     def spotguard(
         self, *arguments: str | Path, env: Mapping[str, str] | None = None, timeout_s: float = 400.0

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.e2e.lab import lab_jobs
-from tests.e2e.lab.lab_jobs import Lab, Status
+from tests.e2e.lab.lab_jobs import NO_SMOKE, Lab, Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -216,7 +216,7 @@ class Beside(Lab):
 
     def environ(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the environment of a shell that uses the lab."""
-        given = {**self.slurm.environ, "SPOTGUARD_STORE": str(self.store)}
+        given = {**self.slurm.environ, "SPOTGUARD_STORE": str(self.store), **NO_SMOKE}
         if self.mortal is not None:
             path = given["PYTHONPATH"]
             given["PYTHONPATH"] = f"{_MORTAL}{os.pathsep}{path}"

@@ -10,26 +10,23 @@ import os
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from spotguard.errors import SpecError
 from spotguard.events.states import Market
 from spotguard.spec.complaint import spec_error
 from spotguard.spec.infra import (
-    CLOUDS,
     DEADLINE,
     FALLBACK,
     LOCAL,
     NEVER,
     PLACES,
-    at_least,
     gpu_name,
-    image_name,
     kind_of,
-    machine_name,
     on_demand_rule,
     places,
 )
+from spotguard.spec.model.tables import DURATION, Frozen, LocalSpec, NodeSpec, SmokeSpec
 from spotguard.spec.nodes import MAX_NODES, NodeRange
 from spotguard.spec.setting import (
     DEFAULT_TOPICS,
@@ -42,12 +39,10 @@ from spotguard.spec.setting import (
     duration,
     hooks,
     instant,
-    number,
     run_name,
     save_interval,
     switch,
     text,
-    texts,
     usd,
     variables,
 )
@@ -61,149 +56,11 @@ LOCAL_SPOT_USD_PER_H = 0.918
 LOCAL_ON_DEMAND_USD_PER_H = 3.06
 """The same machine on demand. Both are the prices of the recorded traces."""
 
-_DURATION = 'a duration above 0, such as 90, "90s", "1h30m" or "2d"'
 _USD_PER_H = "a price in USD per node and hour above 0, such as 0.918"
 _PUBLIC_NAMES = "env_names"
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class LocalSpec(_Frozen):
-    """What the local cloud, made of this machine's processes, does to the run."""
-
-    metadata: Annotated[
-        str,
-        Setting(
-            parse=OneOf(CLOUDS),
-            allowed="aws, gcp or azure",
-            example='"gcp"',
-            flag="--metadata",
-            # SPOTGUARD_METADATA is what a launcher tells a job, with an address in it.
-            variable="SPOTGUARD_LOCAL_METADATA",
-            choices=CLOUDS,
-        ),
-    ] = "aws"
-    """Whose metadata service the local nodes have: its protocol and its grace times."""
-
-    interrupt: Annotated[
-        tuple[str, ...],
-        Setting(
-            parse=texts,
-            allowed="interruptions, such as 'node=1@step=40:notice'",
-            example='["node=1@step=40:notice", "node=0@step=90:kill"]',
-            flag="--interrupt",
-        ),
-    ] = ()
-    """Interruptions to play, each once in a run: `TARGET@WHEN:HOW`, HOW being `notice`, `term`,
-    `kill` or `reclaim-all`; or `capacity=1@step=60` to have one node only from then on."""
-
-    mtbf_s: Annotated[
-        float | None,
-        Setting(
-            parse=IfGiven(duration),
-            allowed=_DURATION,
-            example='"60s"',
-            key="mtbf",
-            flag="--mtbf",
-            is_duration=True,
-        ),
-    ] = None
-    """Mean time between random interruptions. Without it there are none."""
-
-    interrupt_seed: Annotated[
-        int,
-        Setting(
-            parse=Whole(0), allowed="a whole number from 0", example="7", flag="--interrupt-seed"
-        ),
-    ] = 0
-    """Seed of the random interruptions: the same seed, the same times."""
-
-    trace: Annotated[
-        str | None,
-        Setting(
-            parse=IfGiven(text),
-            allowed="the path of a recorded trace",
-            example='"traces/us-east-2a.json"',
-            flag="--trace",
-            is_path=True,
-        ),
-    ] = None
-    """A recorded trace of capacity and prices to replay."""
-
-    speed_up: Annotated[
-        float,
-        Setting(parse=number, allowed="a number above 0", example="60.0", flag="--speed-up"),
-    ] = 1.0
-    """How much faster than in reality traces run and grace times pass."""
-
-
-class NodeSpec(_Frozen):
-    """What a node from SkyPilot is, and how it is made ready. All but `gpus` is rarely needed."""
-
-    instance_type: Annotated[
-        str | None,
-        Setting(
-            parse=IfGiven(machine_name),
-            allowed="the name of an instance type of the cloud",
-            example='"p4d.24xlarge"',
-        ),
-    ] = None
-    """The machine, by its cloud's own name. Default: the cheapest that has what is asked for."""
-
-    cpus: Annotated[
-        str | None,
-        Setting(parse=IfGiven(at_least), allowed="a number, or one with '+'", example='"8+"'),
-    ] = None
-    """Virtual CPUs of a node: so many, or with '+' at least. Default: the template's."""
-
-    memory: Annotated[
-        str | None,
-        Setting(parse=IfGiven(at_least), allowed="a number, or one with '+'", example='"32+"'),
-    ] = None
-    """Main memory of a node in GiB: so much, or with '+' at least."""
-
-    disk_gb: Annotated[
-        int | None,
-        Setting(
-            parse=IfGiven(Whole(10, 65536)),
-            allowed="a whole number from 10 to 65536",
-            example="256",
-        ),
-    ] = None
-    """Size of a node's disk in GB. Default: the template's."""
-
-    image: Annotated[
-        str | None,
-        Setting(
-            parse=IfGiven(image_name),
-            allowed="an image of the cloud, or docker:NAME",
-            example='"docker:pytorch/pytorch:latest"',
-        ),
-    ] = None
-    """The image that nodes start from. Default: SkyPilot's own. Its torch is used, if any."""
-
-    setup: Annotated[
-        tuple[str, ...],
-        Setting(parse=texts, allowed="shell commands", example='["sudo apt-get install -y jq"]'),
-    ] = ()
-    """Commands of yours that make a node ready, before Python's packages are installed. They are
-    kept in the run store: no secrets; variables from `env` are set while they run."""
-
-    requirements: Annotated[
-        str | None,
-        Setting(
-            parse=IfGiven(text),
-            allowed="the path of a requirements file below the workdir",
-            example='"requirements.txt"',
-            is_path=True,
-        ),
-    ] = None
-    """What to install on nodes. Default: the `dependencies` of the script's own PEP 723 block."""
-
-
-class JobSpec(_Frozen):
+class JobSpec(Frozen):
     """What to run, where, and within which limits."""
 
     script: str
@@ -319,7 +176,7 @@ class JobSpec(_Frozen):
         float | None,
         Setting(
             parse=IfGiven(duration),
-            allowed=_DURATION,
+            allowed=DURATION,
             example='"12h"',
             key="deadline",
             flag="--deadline",
@@ -468,7 +325,7 @@ class JobSpec(_Frozen):
     heartbeat_s: Annotated[
         float,
         Setting(
-            parse=duration, allowed=_DURATION, example='"1s"', key="heartbeat", is_duration=True
+            parse=duration, allowed=DURATION, example='"1s"', key="heartbeat", is_duration=True
         ),
     ] = 1.0
     """Time between two signs of life of each node. Left alone, it is 10 s where the store is a
@@ -548,6 +405,9 @@ class JobSpec(_Frozen):
 
     node: NodeSpec = NodeSpec()
     """What a node from SkyPilot is."""
+
+    smoke: SmokeSpec = SmokeSpec()
+    """How the script is tried on this machine before anything is paid for."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the whole spec, for the private journal: it holds the values of `env`."""

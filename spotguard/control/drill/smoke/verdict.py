@@ -1,0 +1,277 @@
+"""What a process of a smoke proves: that the script works, does not, or nothing at all."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from spotguard.control.drill.smoke.process import signal_name
+from spotguard.events.event import JobEvent
+from spotguard.shared.units import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from spotguard.control.drill.smoke.places import Code, CodeLine
+    from spotguard.control.drill.smoke.process import Facts
+
+_LOOP = ("steps", "epochs", "begin_step", "restore", "fit", "train", "survives")
+_ANYWAY: Final = "--no-smoke launches it without a look"
+_CUDA = re.compile(r"cuda|nvidia|\bnccl\b|\bgpus?\b", re.I)
+_NO_MEMORY = re.compile(r"can't allocate memory|out of memory|cannot allocate memory", re.I)
+_NO_ROOM = re.compile(r"no space left|disk quota|no room", re.I)
+_OF_SIZES = frozenset({"RuntimeError", "ValueError", "IndexError", "AssertionError"})
+_NO_FILE = frozenset({"FileNotFoundError", "NotADirectoryError", "IsADirectoryError"})
+_OURS_NEED = ("torch", "xxhash")
+_OUTSIDE = "outside of a loop of spotguard"
+_IDLE_CORES = 0.2
+_MESSAGE_CHARS = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopped:
+    """The script does not work; nothing is launched."""
+
+    what: str
+    """One sentence that names file and line."""
+    hint: str
+    may_be_size: bool = False
+    """A step of other batches than the script's own may be what fails."""
+
+
+@dataclass(frozen=True)
+class Unproven:
+    """Nothing is proven, for a reason that says nothing of the script on its nodes."""
+
+    why: str
+
+
+Verdict = Stopped | Unproven | None
+"""None: it has done what it was to do."""
+
+
+def judge(
+    facts: Facts,
+    code: Code,
+    *,
+    stop_after: int,
+    ready_made: bool = False,
+    mounted: Iterable[str] = (),
+) -> Verdict:
+    """Return what a process proves.
+
+    Args:
+        facts: what it did.
+        code: the user's.
+        stop_after: steps that it was to have done, with those before it.
+        ready_made: nodes start from an image or by commands of the user's, so that they may have
+            packages that this machine lacks.
+        mounted: places that the nodes have, and this machine need not.
+    """
+    ended = facts.event(JobEvent.ENDED) or {}
+    if ended.get("saved_step") == stop_after:
+        return None
+    return (
+        _of_machine(facts)
+        or _of_time(facts, code)
+        or _of_packages(facts, code, ready_made=ready_made)
+        or _of_mounts(facts, mounted)
+        or _of_error(facts, code)
+        or _of_crash(facts, code)
+        or _of_save(facts, code)
+        or _of_end(facts, code)
+    )
+
+
+def _of_machine(facts: Facts) -> Unproven | None:
+    """Return that this machine is too small for the script."""
+    told = facts.told
+    words = f"{told.kind} {told.message}" if told else facts.printed[-2000:]
+    if facts.ended_for == "memory" or facts.exit_code == -9 or _is_memory(words):
+        return Unproven("the script needs more memory than this machine has free")
+    if facts.ended_for == "disk" or (told and _NO_ROOM.search(words)):
+        return Unproven("a save of the script needs more room than this machine's disk has")
+    return None
+
+
+def _is_memory(words: str) -> bool:
+    return "MemoryError" in words or bool(_NO_MEMORY.search(words) and not _CUDA.search(words))
+
+
+def _of_time(facts: Facts, code: Code) -> Verdict:
+    """Return what it was at when its time was over."""
+    if facts.ended_for != "time":
+        return None
+    place, innermost = code.in_stacks(facts.stacks)
+    crowded = facts.idle is not None and facts.idle < _IDLE_CORES
+    waits = facts.busy is not None and facts.busy < _IDLE_CORES and not crowded
+    if crowded and "importlib" in innermost:
+        return Unproven("this machine is so busy that imports take longer than --smoke-limit")
+    doing = ", waiting" if waits else ""
+    after = format_duration(facts.seconds)
+    longer = "if it needs longer: --smoke-limit 5m; " + _ANYWAY
+    outside = [e for e in facts.events if _OUTSIDE in str(e.data.get("message"))]
+    if not facts.in_loop and outside:
+        return _unprotected(str(outside[0].data["message"]).partition(";")[0], place, code)
+    if not facts.in_loop:
+        what = f"after {after} it is still there{doing}, and the training loop is not reached"
+        return Stopped(what=f"{code.told(place)}: {what}", hint=longer)
+    if not waits and "torch" in innermost:
+        step = facts.steps + 1
+        return Unproven(
+            f"the loop is reached, but step {step} takes this CPU longer than {after} in all "
+            "(--smoke-limit)"
+        )
+    what = f"step {facts.steps + 1} does not end: after {after} it is still there{doing}"
+    return Stopped(what=f"{code.told(place)}: {what}", hint=longer)
+
+
+def _of_packages(facts: Facts, code: Code, *, ready_made: bool) -> Verdict:
+    told = facts.told
+    if told is None or told.kind != "ModuleNotFoundError":
+        return None
+    name = told.message.rpartition("'")[0].rpartition("'")[2]
+    if name.partition(".")[0] in _OURS_NEED:
+        return Unproven(f"this machine's Python has no {name}")
+    if ready_made:
+        return Unproven(f"this machine lacks {name}, which the nodes' image or setup may bring")
+    where = code.told(code.innermost(told.frames))
+    return Stopped(
+        what=f"{where}: {told.message}",
+        hint=f"name what it is part of in the script's `# /// script` dependencies, or in "
+        f"node.requirements; a module of your own has to lie beside the script; {_ANYWAY}",
+    )
+
+
+def _of_mounts(facts: Facts, mounted: Iterable[str]) -> Unproven | None:
+    told = facts.told
+    if told is None or told.kind not in _NO_FILE:
+        return None
+    for place in mounted:
+        if str(Path(place).expanduser()) in told.message:
+            return Unproven(f"{place} is there on the nodes (file_mounts, volumes), and not here")
+    return None
+
+
+def _of_error(facts: Facts, code: Code) -> Verdict:
+    told = facts.told
+    if told is None or (told.is_exit and told.exit_code in (0, 75)):
+        return None
+    place = code.innermost(told.frames)
+    if told.is_exit:
+        return _of_exit(facts, code, place)
+    last = [line for line in told.message.strip().splitlines() if line.strip()][-1:]
+    inner = code.in_text(told.message)  # of a worker of a loader, in words
+    place = inner or place or code.call_of(*_LOOP)
+    said = (last[0].strip() if inner and last else told.message).strip()
+    said = " ".join(said.split())[:_MESSAGE_CHARS]
+    is_theirs = told.hint or inner
+    what = said if is_theirs else f"{told.kind}: {said}" if said else told.kind
+    return Stopped(
+        what=f"{code.told(place)}: {what}",
+        hint=told.hint or _way_out(facts, code),
+        may_be_size=facts.in_loop and told.kind in _OF_SIZES and not _is_cuda(facts, code),
+    )
+
+
+def _of_exit(facts: Facts, code: Code, place: CodeLine | None) -> Stopped:
+    """Return what an exit says: of a text its own words, else the last line that was printed."""
+    told = facts.told
+    assert told is not None
+    printed = [line.strip() for line in facts.printed.splitlines() if line.strip()]
+    said = told.message if told.exit_code is None else (printed[-1] if printed else "")
+    said = f": {' '.join(said.split())[:_MESSAGE_CHARS]}" if said else ""
+    code_told = f" with code {told.exit_code}" if told.exit_code is not None else ""
+    ours = facts.event(JobEvent.ENDED) or {}
+    if ours.get("message") and told.exit_code not in (None, 2):
+        said = f": {' '.join(str(ours['message']).split())[:_MESSAGE_CHARS]}"
+    return Stopped(
+        what=f"{code.told(place)}: it leaves{code_told}{said}",
+        hint=f"the script's own arguments come after `--`; {_ANYWAY}",
+    )
+
+
+def _way_out(facts: Facts, code: Code) -> str:
+    """Return the hint for an error of the script's."""
+    told = facts.told
+    assert told is not None
+    if _is_cuda(facts, code):
+        return (
+            "take the device from the run, which is this rank's GPU on a node and the CPU here: "
+            "model.to(run.device), batch.to(run.device), and leave the process group to "
+            f"spotguard.init(); {_ANYWAY}"
+        )
+    if told.kind in _NO_FILE:
+        return (
+            "nodes have what is below the workdir, where the script runs, and what --file-mount "
+            f"puts there; {_ANYWAY}"
+        )
+    if told.kind == "EOFError":
+        return f"nobody types on a node: the script must not read its input; {_ANYWAY}"
+    return f"mend it, then try again; {_ANYWAY}"
+
+
+def _is_cuda(facts: Facts, code: Code) -> bool:
+    told = facts.told
+    assert told is not None
+    return bool(_CUDA.search(f"{told.message} {code.told(code.innermost(told.frames))}"))
+
+
+def _of_crash(facts: Facts, code: Code) -> Verdict:
+    if facts.exit_code is None or facts.exit_code >= 0:
+        return None
+    place, _ = code.in_stacks(facts.stacks)
+    name = signal_name(facts.exit_code)
+    return Stopped(what=f"{code.told(place)}: Python dies of {name} there", hint=_ANYWAY)
+
+
+def _of_save(facts: Facts, code: Code) -> Verdict:
+    """Return why what was trained is not saved."""
+    failed = facts.event(JobEvent.SAVE_FAILED)
+    ended = facts.event(JobEvent.ENDED) or {}
+    said = str((failed or {}).get("problem") or ended.get("message") or "")
+    if not facts.steps or not said or (failed is None and ended.get("reason") == "finished"):
+        return None
+    place = code.in_text(str(ended.get("traceback") or "")) or code.call_of("track")
+    said = " ".join(said.split())[:_MESSAGE_CHARS]
+    return Stopped(
+        what=f"{code.told(place)}: the state after step {facts.steps} cannot be saved: {said}",
+        hint=_ANYWAY,
+    )
+
+
+def _unprotected(said: str, place: CodeLine | None, code: Code) -> Stopped:
+    return Stopped(
+        what=f"{code.told(place)}: it trains in no loop of spotguard: {' '.join(said.split())}",
+        hint=f"docs/coming-from.md has the ways in; {_ANYWAY}",
+    )
+
+
+def _of_end(facts: Facts, code: Code) -> Verdict:
+    """Return what it means that the script ended by itself."""
+    told = facts.told
+    by_exit = code.innermost(told.frames) if told else None
+    if not facts.in_loop:
+        ended = facts.event(JobEvent.ENDED) or {}
+        if ended.get("reason") == "unprotected":
+            return _unprotected(str(ended.get("message")), code.call_of("step"), code)
+        loop = code.call_of(*_LOOP)
+        where = f", and {code.told(loop)} is never reached" if loop else ""
+        how = "the script exits" if by_exit else "the script ends"
+        place: CodeLine | None = by_exit or code.last
+        if not told and facts.exit_code:
+            how, place = f"the script leaves with code {facts.exit_code}", None
+        there = " there" if place else ""
+        return Stopped(
+            what=f"{code.told(place)}: {how}{there} without a step of training{where}",
+            hint=f"the loop over run.steps(...) must be reached by `python SCRIPT ARGS`; {_ANYWAY}",
+        )
+    if facts.steps == 0:
+        return Stopped(
+            what=f"{code.told(by_exit or code.call_of(*_LOOP))}: the loop is left before its first "
+            "step has ended",
+            hint=f"a step ends when its body is through; {_ANYWAY}",
+        )
+    return None

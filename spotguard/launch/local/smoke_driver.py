@@ -1,0 +1,75 @@
+"""Runs a script as Python would, and writes down by what it was left, and where it hangs.
+
+    python -m spotguard.launch.local.smoke_driver FOLDER INSTANT SCRIPT ARGUMENT...
+
+The parent reads FOLDER afterwards, also of a process that it had to kill: the stacks of all threads
+are written by a thread of C at that instant (epoch seconds), whatever the script does to signals.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import runpy
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PROBLEM_FILE: Final = "problem.json"
+STACKS_FILE: Final = "stacks.txt"
+_MOST_CHARS = 10_000
+_MOST_FRAMES = 200
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the script; leaves by whatever it leaves by."""
+    folder, at, script = Path(arguments[0]), float(arguments[1]), arguments[2]
+    stacks = (folder / STACKS_FILE).open("w")  # open until the end: C writes into it
+    faulthandler.enable(stacks)
+    # Counted from the parent's start: on a busy machine Python needs seconds to come here.
+    faulthandler.dump_traceback_later(max(0.1, at - time.time()), file=stacks)
+    sys.argv = [script, *arguments[3:]]
+    sys.path[0] = str(Path(script).parent)
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except BaseException as problem:
+        (folder / PROBLEM_FILE).write_text(json.dumps(_told(problem)))
+        raise
+
+
+def _told(problem: BaseException) -> dict[str, Any]:
+    """Return what left the script: its kind and words, the exit code, and the way to it."""
+    frames = _frames(problem)
+    code = problem.code if isinstance(problem, SystemExit) else None
+    cause = problem.__context__ if isinstance(problem, SystemExit) else None
+    # An error of ours has become an exit by now.
+    if cause is not None and isinstance(code, int) and getattr(cause, "exit_code", None) == code:
+        problem = cause
+        frames += _frames(cause)
+    if isinstance(problem, SyntaxError) and problem.filename and problem.lineno:
+        frames.append((problem.filename, problem.lineno))
+    hint = getattr(problem, "hint", "")
+    return {
+        "kind": type(problem).__name__,
+        "message": str(problem)[:_MOST_CHARS],
+        "hint": hint if isinstance(hint, str) else "",
+        "is_exit": isinstance(problem, SystemExit),
+        "exit_code": code if isinstance(code, int) else None,
+        "frames": [list(frame) for frame in frames[-_MOST_FRAMES:]],
+    }
+
+
+def _frames(problem: BaseException) -> list[tuple[str, int]]:
+    """Return file and line of each frame, the innermost last."""
+    return [
+        (frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(problem.__traceback__)
+    ]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,183 @@
+"""Smokes of whole scripts in real processes: what works passes, what does not is named by line."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from spotguard.control.drill.smoke.run import known_smoke, run_smoke
+from spotguard.errors import SmokeFailed
+from spotguard.spec.home import spotguard_home
+from spotguard.spec.sources import resolve
+from tests.control.drill.smoke.broken_scripts import (
+    GOOD,
+    HEAD,
+    LOADER,
+    LOSS,
+    SCRIPTS,
+    SETUP,
+    TRACK,
+    Broken,
+    loop,
+)
+
+if TYPE_CHECKING:
+    from spotguard.spec.model import JobSpec
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+PATIENT = "200s"
+"""Other tests run beside; of scripts that end by themselves, how long they take is not the point.
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stand in an empty folder, with a home of its own."""
+    monkeypatch.setenv("SPOTGUARD_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    return work
+
+
+def job(source: str, *args: str, limit: str = PATIENT, **flags: Any) -> JobSpec:
+    """Return the job of a script on AWS."""
+    Path("train.py").write_text(source)
+    given = {"infra": "aws", "store": "s3://nowhere/runs", "smoke.limit": limit, **flags}
+    return resolve("train.py", flags=given, args=args).spec
+
+
+@pytest.mark.parametrize("broken", SCRIPTS.values(), ids=SCRIPTS)
+def test_what_does_not_work_is_told_by_its_line(broken: Broken, folder: Path) -> None:
+    """In one sentence, within the limit, and nothing is left: no process, no file."""
+    began_at = time.monotonic()
+    with pytest.raises(SmokeFailed) as problem:
+        run_smoke(job(broken.source, limit=broken.limit or PATIENT), lambda _: None)
+    told = problem.value.message
+    assert f"train.py line {broken.line} (" in told, told
+    assert broken.says in f"{told} {problem.value.hint}", told
+    assert "\n" not in told
+    assert problem.value.exit_code == 10
+    if broken.limit:
+        assert time.monotonic() - began_at < 60
+    assert not list(spotguard_home().rglob("running-*"))
+    assert not [
+        found.pid
+        for found in psutil.process_iter(["environ"])
+        if str(spotguard_home()) in (found.info["environ"] or {}).get("SPOTGUARD_PROGRESS", "")
+    ]
+    assert [path.name for path in folder.iterdir()] == ["train.py"]
+
+
+def test_what_works_passes_and_is_not_tried_again_until_something_changes() -> None:
+    """The plan learns what was measured; another file beside it, or argument, is tried anew."""
+    Path("helper.py").write_text("LR = 1e-3\n")
+    source = "import helper\n" + GOOD
+    spec = job(source)
+    assert known_smoke(spec) is None
+    told: list[str] = []
+    first = run_smoke(spec, told.append)
+    assert first.smoke is not None
+    assert not first.is_old
+    assert first.smoke.state_bytes > 9 * 3 * 4
+    assert first.smoke.notice_s == 120.0
+    assert first.smoke.step_samples == 2
+    assert first.smoke.step_s is not None
+    assert len(told) == 2
+
+    again = run_smoke(spec, told.append)
+    assert again.is_old
+    assert again.smoke == first.smoke == known_smoke(spec)
+    assert len(told) == 2
+    assert known_smoke(job(source, "--lr", "1")) is None
+    Path("helper.py").write_text("LR = 1e-4\n")
+    assert known_smoke(job(source)) is None
+
+
+def test_a_smoke_touches_nothing_of_the_run() -> None:
+    """No store, no tracker, no file after the loop, and no more samples than two steps need."""
+    look = (
+        "import json, os\n"
+        'keep = ("SPOTGUARD_STORE", "WANDB_MODE", "MLFLOW_TRACKING_URI", "SPOTGUARD_SMOKE", '
+        '"CUDA_VISIBLE_DEVICES", "SPOTGUARD_RUN_ID", "MINE")\n'
+        'with open("seen.jsonl", "a") as file:\n'
+        "    print(json.dumps({k: os.environ.get(k) for k in keep}), file=file)\n"
+    )
+    count = f'open("batches.txt", "a").write(f"{{len(a)}} "); {LOSS}'
+    source = look + HEAD + SETUP + TRACK + LOADER + loop(count) + 'open("model.pt", "w")\n'
+    outcome = run_smoke(job(source, env={"MINE": "yes"}), lambda _: None)
+    assert outcome.smoke is not None
+    assert not Path("model.pt").exists()
+    assert Path("batches.txt").read_text().split() == ["2"] * 3
+    for line in Path("seen.jsonl").read_text().splitlines():
+        assert str(spotguard_home() / "smokes") in line
+        assert '"WANDB_MODE": "disabled"' in line
+        assert '"CUDA_VISIBLE_DEVICES": ""' in line
+        assert '"MLFLOW_TRACKING_URI": "file:' in line
+        assert '"MINE": "yes"' in line
+
+
+def test_a_script_that_needs_its_own_batches_is_tried_with_them() -> None:
+    """Few samples are for the CPU's sake; they are no reason to refuse a script."""
+    source = HEAD + SETUP + TRACK + LOADER + loop("loss = (model(a).view(8, 1) - b).pow(2).mean()")
+    smoke = run_smoke(job(source), lambda _: None).smoke
+    assert smoke is not None
+    assert smoke.step_samples is None
+
+
+def test_a_script_of_fewer_steps_passes() -> None:
+    """It ends by itself, and the second process finds nothing left to do."""
+    source = HEAD + SETUP + TRACK + LOADER + loop(total=1)
+    assert run_smoke(job(source), lambda _: None).smoke is not None
+
+
+def test_a_save_that_no_notice_leaves_time_for_is_refused_also_when_remembered() -> None:
+    """How large it is was measured; what that means depends on nodes, cloud and market."""
+    big = "run.track(big={'big': torch.zeros(5_000_000)})\n"
+    source = HEAD + SETUP + TRACK + big + LOADER + loop()
+    few = {"smoke.upload_mb_per_s": "0.15"}
+    with pytest.raises(
+        SmokeFailed, match=r"train.py line 8 .*2 min 41 s.*the notice is 2 min"
+    ) as p:
+        run_smoke(job(source, **few), lambda _: None)
+    assert "--nodes" in p.value.hint
+    with pytest.raises(SmokeFailed):
+        run_smoke(job(source, **few), lambda _: None)
+    for enough in ({"nodes": "2"}, {"market": "on_demand"}, {"infra": "aws,gcp"}, {}):
+        spec = job(source, **({} if enough == {} else {**few, **enough}))
+        if "gcp" in spec.infra:
+            with pytest.raises(SmokeFailed, match="the notice is 30 s"):
+                run_smoke(spec, lambda _: None)
+            continue
+        outcome = run_smoke(spec, lambda _: None)
+        assert outcome.is_old
+
+
+def test_what_this_machine_lacks_is_no_reason_to_refuse() -> None:
+    """Nodes install what the script says it needs: here it cannot be tried, and that is said."""
+    block = '# /// script\n# dependencies = ["no-such-package-xyz>=3"]\n# ///\n'
+    outcome = run_smoke(job(block + "import no_such\n" + GOOD), lambda _: None)
+    assert outcome.smoke is None
+    assert "lacks no-such-package-xyz>=3" in outcome.skipped
+
+    Path("needs.txt").write_text("# mine\nno-such-package-xyz  # really\n")
+    outcome = run_smoke(job(GOOD, **{"node.requirements": "needs.txt"}), lambda _: None)
+    assert "lacks no-such-package-xyz" in outcome.skipped
+
+    spec = job("import no_such_kernels\n" + GOOD, **{"node.image": "docker:me/train:1"})
+    outcome = run_smoke(spec, lambda _: None)
+    assert "lacks no_such_kernels, which the nodes' image or setup may bring" in outcome.skipped
+
+
+def test_too_little_memory_is_no_reason_to_refuse() -> None:
+    """The nodes have more than this machine, or so it is hoped."""
+    source = HEAD + SETUP + TRACK + LOADER + loop('raise MemoryError("no room")')
+    outcome = run_smoke(job(source), lambda _: None)
+    assert outcome.smoke is None
+    assert "more memory" in outcome.skipped
