@@ -85,10 +85,6 @@ class WeightedMean:
         self.mine += weight
         return (weight if reduction == "mean" else float(weight > 0)) / self._unit
 
-    def own_share(self, world_size: int) -> float:
-        """Return by how much this rank's losses count, as far as the total is known."""
-        return self.share(self.mine, "mean", world_size)
-
     def share(self, weight: float, reduction: str, world_size: int) -> float:
         """Return by how much a micro-batch's loss counts, as far as the total is known."""
         total = self.mine * world_size if self.total is None else self.total

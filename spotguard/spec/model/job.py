@@ -200,7 +200,7 @@ class JobSpec(Frozen):
         float | None,
         Setting(
             parse=IfGiven(duration),
-            allowed=_DURATION,
+            allowed=DURATION,
             example='"20h"',
             key="work",
             flag="--work",
