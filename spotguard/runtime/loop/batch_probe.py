@@ -171,7 +171,8 @@ def put_back(values: Sequence[Any]) -> Iterator[None]:
     optimizers = [value for value in values if isinstance(value, torch.optim.Optimizer)]
     tensors = _tensors(modules, optimizers)
     held = {(_local(t).data_ptr(), t.dtype, t.shape): t for t in tensors if t.numel()}
-    gradients = {id(p): (p, p.grad) for m in modules for p in m.parameters()}
+    gradients: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+    gradients.update({id(p): (p, p.grad) for m in modules for p in m.parameters()})
     gradients.update({id(p): (p, p.grad) for p in parameters_of(optimizers)})
     states = [(o, _shallow(o.state), _groups(o), _plain_attributes(o)) for o in optimizers]
     generators = [
