@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from spotguard.errors import LauncherFailure, NoCapacity
+from spotguard.errors import LauncherFailure, NoCapacity, SpotguardError
 from spotguard.launch.base import LogGone, Unreachable
 from spotguard.launch.skypilot.checked import reason_in
 from spotguard.launch.skypilot.cluster_list import our_clusters
@@ -174,35 +174,36 @@ class SkySdk:
         mode = sky.StatusRefreshMode.FORCE if fresh else sky.StatusRefreshMode.NONE
         with _translated():
             found = sky.get(sky.status(cluster_names=[cluster], refresh=mode))
-        if not found:
-            return None
-        status = found[0]
-        is_up = status["status"] == sky.ClusterStatus.UP
-        return ClusterFacts(
-            up=is_up,
-            unhealthy=not is_up and status.get("init_kind") != "launching",
-            launched_at=self._begin_of_bill(cluster) or float(status["launched_at"]),
-            nodes=int(status["nodes"]),
-            detail=_short(status.get("init_status_reason") or ""),
-        )
+            if not found:
+                return None
+            status = found[0]
+            is_up = status["status"] == sky.ClusterStatus.UP
+            return ClusterFacts(
+                up=is_up,
+                unhealthy=not is_up and status.get("init_kind") != "launching",
+                launched_at=self._begin_of_bill(cluster) or float(status["launched_at"]),
+                nodes=int(status["nodes"]),
+                detail=_short(status.get("init_status_reason") or ""),
+            )
 
     def ended_at(self, cluster: str) -> float | None:
         """Look among the clusters that SkyPilot has billed."""
-        bill = _bill(cluster)
-        return None if bill is None else float(bill["launched_at"]) + float(bill["duration"])
+        with _translated():
+            bill = _bill(cluster)
+            return None if bill is None else float(bill["launched_at"]) + float(bill["duration"])
 
     def free_slurm_nodes(self, cluster: str, partition: str) -> int | None:
         """Ask Slurm, by SkyPilot. Whether a job fits beside others on a node, nobody says."""
         sky = load_sky()
         with _translated():
             nodes = sky.get(sky.client.sdk.slurm_node_info(slurm_cluster_name=cluster))
-        # Slurm marks its default partition with a star.
-        mine = [
-            node for node in nodes if partition in node["partition"].replace("*", "").split(",")
-        ]
-        idle = sum(node["node_state"] in _IDLE for node in mine)
-        unknown = not mine or any(node["node_state"] == "mix" for node in mine)
-        return None if unknown and not idle else idle
+            # Slurm marks its default partition with a star.
+            mine = [
+                node for node in nodes if partition in node["partition"].replace("*", "").split(",")
+            ]
+            idle = sum(node["node_state"] in _IDLE for node in mine)
+            unknown = not mine or any(node["node_state"] == "mix" for node in mine)
+            return None if unknown and not idle else idle
 
     def free_kubernetes_nodes(self, context: str | None, machine: Machine) -> int | None:
         """Ask Kubernetes, by SkyPilot, for what its nodes have left.
@@ -216,8 +217,8 @@ class SkySdk:
             grows = sky.skypilot_config.get_effective_region_config(
                 cloud="kubernetes", region=context, keys=("autoscaler",), default_value=None
             )
-        free = free_pods(found.node_info_dict.values(), machine)
-        return None if not free and (grows or context is None) else free
+            free = free_pods(found.node_info_dict.values(), machine)
+            return None if not free and (grows or context is None) else free
 
     def job(self, cluster: str) -> JobPhase | None:
         """Ask the cluster itself."""
@@ -225,12 +226,12 @@ class SkySdk:
         try:
             with _translated():
                 phases = sky.get(sky.job_status(cluster))
+                status = next(iter(phases.values()), None)
+                return None if status is None else _JOB_PHASES.get(status.value, JobPhase.FAILED)
         except LauncherFailure as problem:
             # Not up any more, which its own state will say; or SkyPilot cannot reach it, and for
             # minutes still calls it up.
             raise Unreachable(f"the cluster does not answer: {problem.message}") from problem
-        status = next(iter(phases.values()), None)
-        return None if status is None else _JOB_PHASES.get(status.value, JobPhase.FAILED)
 
     def down(self, cluster: str) -> None:
         """Ask SkyPilot to terminate it; one that is gone already is no problem."""
@@ -306,7 +307,7 @@ class SkySdk:
             asked = None if names is None else list(names)
             living = sky.get(sky.status(cluster_names=asked, refresh=mode))
             bills = sky.get(sky.cost_report(days=_HISTORY_DAYS)) if living else []
-        return our_clusters(living, bills)
+            return our_clusters(living, bills)
 
     def end(self, cluster: str) -> None:
         """Have a cluster terminated; return when SkyPilot says that it is."""
@@ -376,12 +377,17 @@ def _requests(cluster: str, kind: str) -> list[Any]:
     sky = load_sky()
     with _translated():
         requests = sky.api_status(all_status=True, cluster_name=cluster)
-    return [each for each in requests if each.name.rpartition(".")[2] == kind]
+        return [each for each in requests if each.name.rpartition(".")[2] == kind]
 
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Turn what SkyPilot raises into an error of ours; what it prints goes to stderr."""
+    """Turn what SkyPilot raises into an error of ours; what it prints goes to stderr.
+
+    What it answers is read in here, too: an answer of another form than it should have is an error
+    like others. A thread that watches a cluster would die of any that is not ours, and nobody would
+    look any more.
+    """
     import requests
 
     exceptions = load_sky().exceptions
@@ -395,6 +401,8 @@ def _translated() -> Iterator[None]:
     try:
         with off_stdout():
             yield
+    except SpotguardError:  # of a question within a question
+        raise
     except away as problem:
         raise Unreachable(f"SkyPilot does not answer: {_short(str(problem))}") from problem
     except exceptions.ResourcesUnavailableError as problem:
@@ -410,7 +418,7 @@ def _bill(cluster: str) -> dict[str, Any] | None:
     sky = load_sky()
     with _translated():
         report: list[dict[str, Any]] = sky.get(sky.cost_report(days=_HISTORY_DAYS))
-    return next((entry for entry in report if entry["name"] == cluster), None)
+        return next((entry for entry in report if entry["name"] == cluster), None)
 
 
 def _idle_minutes(task: dict[str, Any]) -> int:

@@ -123,6 +123,35 @@ def parameters_synchronised_by(module: torch.nn.Module) -> list[torch.nn.Paramet
     return [parameter for name, parameter in module.named_parameters() if name not in ignored]
 
 
+def frozen_in(ddp: DistributedDataParallel) -> list[torch.nn.Parameter]:
+    """Return the parameters that `ddp` would synchronise if they were not frozen.
+
+    DDP takes note once, when it is made, of which parameters are trained (torch 2.13). One that is
+    thawed later gets a gradient that is each rank's own, and the ranks would train apart.
+    """
+    return [p for p in parameters_synchronised_by(ddp) if not p.requires_grad]
+
+
+def refuse_thawed(ddp: DistributedDataParallel) -> None:
+    """Refuse parameters that were thawed between the making of `ddp` and the training loop.
+
+    It does not know of them, and which they are cannot be told any more.
+
+    Raises:
+        UsageError: there are such parameters.
+    """
+    reducer: Any = getattr(ddp, "reducer", None)
+    if reducer is None:
+        return
+    trained, _ = ddp._build_params_for_reducer()  # type: ignore[no-untyped-call]
+    if len(trained) > reducer._get_local_used_map().numel():
+        raise UsageError(
+            "parameters were thawed after their DistributedDataParallel was made, which does not "
+            "synchronise them: the ranks would train apart",
+            hint="thaw them before the model is wrapped, or within the training loop",
+        )
+
+
 def settle_buckets(ddp: DistributedDataParallel) -> None:
     """Have `ddp` lay out its buckets for good, before its first backward pass.
 

@@ -768,6 +768,22 @@ def test_looking_survives_any_problem_of_ours() -> None:
         assert view.detail
 
 
+@pytest.mark.parametrize("answer", [{"status": None}, {}, None, 7, [[]]], ids=repr)
+def test_looking_survives_an_answer_without_sense(
+    answer: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What SkyPilot answers is read as carefully as it is asked: the watch must not die of it."""
+    sky = pytest.importorskip("sky")
+    monkeypatch.setattr(sky, "get", lambda request: [answer])
+    for question in ("api_status", "status", "cost_report", "job_status"):
+        monkeypatch.setattr(sky, question, lambda *_, **__: [])
+    view = look(sdk_module.SkySdk(), NAME, FakeClock())
+    assert (view.state, bool(view.detail)) == (ClusterState.UNREACHABLE, True)
+    for ask in ("ended_at", "job"):
+        with pytest.raises(LauncherFailure):
+            getattr(sdk_module.SkySdk(), ask)(NAME)
+
+
 def test_a_launch_that_came_to_nothing_may_have_cost_money_until_skypilot_closed_its_bill() -> None:
     """A controller that was away for an hour must not charge that hour."""
     ran = replace(REFUSED, nodes_ran=True, busy=True)
