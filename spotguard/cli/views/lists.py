@@ -43,10 +43,15 @@ def runs_table(runs: Sequence[RunSummary]) -> Table:
             Text(run.state.label, style=run.state.colour),
             f"{formats.local_day(run.created_at).split()[0]} {formats.clock_time(run.created_at)}",
             _steps(run),
-            "" if run.state.settled else formats.rate(run.rate_usd_per_h),
-            formats.usd(run.spent_usd) + (" demo" if run.demo_prices else ""),
+            "" if run.state.settled else _rate(run),
+            formats.usd(run.spent_usd, demo=run.demo_prices),
         )
     return table
+
+
+def _rate(run: RunSummary) -> str:
+    played = " demo" if run.demo_prices and run.rate_usd_per_h is not None else ""
+    return f"{formats.rate(run.rate_usd_per_h)}{played}"
 
 
 def _steps(run: RunSummary) -> str:
