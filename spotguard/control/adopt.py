@@ -39,6 +39,7 @@ from spotguard.events.untrusted import (
     instant,
     integer,
     needed,
+    objects,
     parse_object,
     seconds,
     text,
@@ -137,7 +138,11 @@ def _rebuild(
             journal.append(Kind.CREATED.value, at=body["created_at"], data=created)
             rebuild = Rebuild(journal, launcher_for(spec, folder.path), folder.run_id, tell)
             rebuild.attempts(store)
-            told = {"store": store_root, "chunks_left": rebuild.chunks_left}
+            told = {
+                "store": store_root,
+                "chunks_left": rebuild.chunks_left,
+                "lost_launches": rebuild.lost_launches,
+            }
             journal.append(Kind.ADOPTED.value, at=time.time(), data=told)
             keep_snapshot(journal, read_record(journal), None, now=time.time())
             settle(journal, "adopted from its store; `spotguard resume` goes on")
@@ -274,6 +279,8 @@ class Rebuild:
         self._run_id = run_id
         self.chunks_left = 0
         """How many chunks of old events were not copied."""
+        self.lost_launches: list[dict[str, Any]] = []
+        """What the newest launch says that launches before it cost and came to nothing."""
 
     def attempts(self, store: ObjectStore) -> None:
         """Rebuild all attempts, oldest first; only the newest one may still live."""
@@ -288,6 +295,7 @@ class Rebuild:
     def _launch(self, found: _Found) -> tuple[str, float]:
         """Write down what was launched and what its job reported; return (cluster, last sign)."""
         known, number = found.launch, found.number
+        self.lost_launches = list(objects(known, "lost_launches")) or self.lost_launches
         at = seconds(known, "intended_at") or min(found.signs, default=time.time())
         intent = {
             "cluster": text(known, "cluster") or cluster_name(self._run_id, number),

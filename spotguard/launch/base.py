@@ -113,7 +113,7 @@ class ClusterState(str, Enum):
     GONE = "gone"
     """Positive evidence that no node of it is left and nothing is billed any more."""
     REFUSED = "refused"
-    """The nodes were not to be had: nothing is left of it, and nothing is billed."""
+    """The nodes were not to be had: nothing is left of it, and nothing is billed any more."""
     FAILED = "failed"
     """It could not be started for another reason: nothing is left of it."""
     UNREACHABLE = "unreachable"
@@ -159,6 +159,10 @@ class ClusterView:
     lasting: bool = False
     """Its launch came to nothing, as `detail` says, and no wait will mend that: a right, an image,
     a quota or a network is missing."""
+    busy: bool = False
+    """Its launch came to nothing because the cloud was too busy, not for want of nodes."""
+    nodes_ran: bool = False
+    """Its launch came to nothing, and nodes of it may have run, and cost money, until it did."""
     some_lost: bool = False
     """`nodes` are all called lost because some are: the launcher cannot say which."""
 

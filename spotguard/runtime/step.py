@@ -117,6 +117,16 @@ class Step:
         parts = [loss * weight for _, loss, weight in self._pass.losses]
         return torch.stack(parts).sum() if parts else None
 
+    @property
+    def own_loss(self) -> torch.Tensor | None:
+        """The mean loss over this rank's own samples so far (detached); None if it had none.
+
+        Asks no other rank: an estimate of the global mean. With several phases, that of the latest.
+        """
+        share = sum(share.weight for share, _, _ in self._pass.losses)
+        loss = self.loss
+        return None if loss is None or not share else loss / share
+
     def mean_loss(self) -> torch.Tensor:
         """Return the mean loss over the global batch, to the last bit the same on all ranks.
 

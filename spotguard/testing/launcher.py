@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from spotguard.errors import LauncherFailure, NoCapacity
@@ -41,6 +41,24 @@ class PlayedJob(Protocol):
     def play(self, cluster: FakeCluster, now: float) -> None:
         """Live until `now`; end nodes by `FakeCluster.end`."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Late:
+    """A launch that will be taken, and come to nothing."""
+
+    after_s: float
+    view: ClusterView
+
+
+@dataclass(frozen=True, kw_only=True)
+class _NeverCame:
+    """A launch that was taken, and comes to nothing."""
+
+    request: LaunchRequest
+    started_at: float
+    known_at: float
+    view: ClusterView
 
 
 @dataclass
@@ -121,9 +139,8 @@ class FakeLauncher:
         self._clock = clock
         self._job = job
         self._launch_problems: list[LauncherFailure] = []
-        self._late: list[tuple[float, ClusterState, str]] = []
-        self._never_come: dict[str, tuple[float, ClusterState, str]] = {}
-        self._lasting: set[str] = set()
+        self._late: list[_Late] = []
+        self._never_come: dict[str, _NeverCame] = {}
         self._down_problems: list[LauncherFailure] = []
 
     # ------------------------------------------------------------ scripting
@@ -134,19 +151,31 @@ class FakeLauncher:
         return self
 
     def refuse_late(
-        self, problem: str, *, after_s: float = 3.0, times: int = 1, lasting: bool = False
+        self,
+        problem: str,
+        *,
+        after_s: float = 3.0,
+        times: int = 1,
+        lasting: bool = False,
+        nodes_ran: bool = False,
     ) -> FakeLauncher:
         """Let the next launches be taken, and turn out to have no capacity some seconds later.
 
-        `lasting`: it is a right, an image, a quota or a network that is missing.
+        `lasting`: it is a right, an image, a quota or a network that is missing. `nodes_ran`: they
+        did from the launch on, and this cloud bills them.
         """
-        self._late += [(after_s, ClusterState.REFUSED, problem)] * times
-        self._lasting |= {problem} if lasting else set()
+        view = ClusterView(
+            state=ClusterState.REFUSED, detail=problem, lasting=lasting, nodes_ran=nodes_ran
+        )
+        self._late += [_Late(after_s=after_s, view=view)] * times
         return self
 
-    def fail_late(self, problem: str, *, after_s: float = 3.0, times: int = 1) -> FakeLauncher:
+    def fail_late(
+        self, problem: str, *, after_s: float = 3.0, times: int = 1, nodes_ran: bool = False
+    ) -> FakeLauncher:
         """Let the next launches be taken, and fail for another reason some seconds later."""
-        self._late += [(after_s, ClusterState.FAILED, problem)] * times
+        view = ClusterView(state=ClusterState.FAILED, detail=problem, nodes_ran=nodes_ran)
+        self._late += [_Late(after_s=after_s, view=view)] * times
         return self
 
     def fail_down(self, problem: str, *, times: int = 1) -> FakeLauncher:
@@ -168,6 +197,11 @@ class FakeLauncher:
             until = self._clock.now() if until is None else min(until, self._clock.now())
             price = cluster.request.offer.price_usd_per_h or 0.0
             total += cluster.request.nodes * price * (until - cluster.started_at) / 3600.0
+        for lost in self._never_come.values():
+            if lost.view.nodes_ran:
+                price = lost.request.offer.price_usd_per_h or 0.0
+                until = min(lost.known_at, self._clock.now())
+                total += lost.request.nodes * price * (until - lost.started_at) / 3600.0
         return total
 
     # ------------------------------------------------------------ the protocol
@@ -187,9 +221,11 @@ class FakeLauncher:
             raise self._launch_problems.pop(0)
         now = self._clock.now()
         if self._late:
-            after_s, state, problem = self._late.pop(0)
+            late = self._late.pop(0)
             self.started.append(request.cluster)
-            self._never_come[request.cluster] = (now + after_s, state, problem)
+            self._never_come[request.cluster] = _NeverCame(
+                request=request, started_at=now, known_at=now + late.after_s, view=late.view
+            )
             return
         capacity = self.capacity(now) if callable(self.capacity) else self.capacity
         if request.nodes > capacity:
@@ -214,9 +250,8 @@ class FakeLauncher:
         if self._clock.now() < self.outage_until:
             return ClusterView(state=ClusterState.UNREACHABLE, detail="scripted outage")
         if cluster not in self.clusters:
-            problem = self._never_come[cluster][2] if cluster in self._never_come else ""
-            lasting = state is ClusterState.REFUSED and problem in self._lasting
-            return ClusterView(state=state, detail=problem, lasting=lasting)
+            lost = self._never_come.get(cluster)
+            return lost.view if lost and state is lost.view.state else ClusterView(state=state)
         known = self.clusters[cluster]
         nodes = tuple(
             known.ends.get(index, NodeView(index=index, end=NodeEnd.RUNNING))
@@ -230,6 +265,10 @@ class FakeLauncher:
         if self._down_problems:
             raise self._down_problems.pop(0)
         self._state(cluster)
+        lost = self._never_come.get(cluster)
+        if lost is not None:
+            known_at = min(lost.known_at, self._clock.now())
+            self._never_come[cluster] = replace(lost, known_at=known_at)
         known = self.clusters.get(cluster)
         if known is not None:
             self._take_down(known, self._clock.now(), "taken down")
@@ -247,8 +286,10 @@ class FakeLauncher:
         cluster = self.clusters.get(name)
         now = self._clock.now()
         if cluster is None:
-            at, end, _ = self._never_come.get(name, (now, ClusterState.ABSENT, ""))
-            return end if now >= at else ClusterState.STARTING
+            lost = self._never_come.get(name)
+            if lost is None:
+                return ClusterState.ABSENT
+            return lost.view.state if now >= lost.known_at else ClusterState.STARTING
         lifetime_s = cluster.request.max_lifetime_s
         guard_at = None if lifetime_s is None else cluster.started_at + lifetime_s
         if cluster.down_at is None:

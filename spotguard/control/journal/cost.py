@@ -2,7 +2,8 @@
 
 Pure functions over the record. An attempt is billed from the moment at which its nodes
 began to cost (where the launcher cannot tell: at which its launch was written down) until the
-launcher confirmed its last node gone. Unknown stays unknown (None).
+launcher confirmed its last node gone. A launch that came to nothing is billed, too, unless it is
+proven that no node of it ran. Unknown stays unknown (None).
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def cost_usd(attempt: AttemptRecord, now: float) -> float | None:
 
 def spent_usd(record: RunRecord, now: float) -> float | None:
     """Return what the run has cost, or None if a price is unknown."""
-    return _sum([cost_usd(attempt, now) for attempt in record.attempts])
+    lost = [each.usd for each in record.lost_launches]
+    return _sum([*lost, *(cost_usd(attempt, now) for attempt in record.attempts)])
 
 
 def rate_usd_per_h(record: RunRecord) -> float | None:
@@ -53,7 +55,8 @@ def demo_prices(record: RunRecord) -> bool:
 
 def known_spent_usd(record: RunRecord, now: float) -> float:
     """Return the known part of what the run has cost: a lower bound, for guards only."""
-    return sum(cost_usd(attempt, now) or 0.0 for attempt in record.attempts)
+    lost = sum(each.usd or 0.0 for each in record.lost_launches)
+    return lost + sum(cost_usd(attempt, now) or 0.0 for attempt in record.attempts)
 
 
 def counted_train_s(record: RunRecord) -> dict[int, float]:

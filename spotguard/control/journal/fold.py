@@ -16,16 +16,19 @@ from spotguard.control.journal.record import (
     Course,
     Kind,
     Limits,
+    LostLaunch,
     RunRecord,
     Search,
     Settled,
     Tiding,
     offer_from_json,
+    with_lost,
 )
 from spotguard.control.journal.snapshot import newest_snapshot
 from spotguard.events.event import JobEvent
 from spotguard.events.states import EndReason, RunState
-from spotguard.events.untrusted import integer, objects
+from spotguard.events.untrusted import amount, integer, number, objects, seconds
+from spotguard.plan import money
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -146,8 +149,8 @@ def _launched(record: RunRecord, _: Entry) -> RunRecord:
 
 
 def _no_capacity(record: RunRecord, entry: Entry) -> RunRecord:
-    number = int(entry.attempt or 0)
-    asked = [attempt.intended_at for attempt in record.attempts if attempt.number == number]
+    refused = int(entry.attempt or 0)
+    asked = [attempt.intended_at for attempt in record.attempts if attempt.number == refused]
     if entry.data.get("late") and record.search is not None:  # it had counted as launched
         search = record.search
         record = replace(
@@ -159,9 +162,10 @@ def _no_capacity(record: RunRecord, entry: Entry) -> RunRecord:
         )
     return replace(
         record,
-        attempts=_without(record, number),
-        next_number=number,
+        attempts=_without(record, refused),
+        next_number=refused,
         refused=record.refused + 1,
+        lost_launches=_lost(record, entry),
         tried=(*record.tried, (entry.data["nodes"], entry.data["place"])),
         mendable=record.mendable or not entry.data.get("lasting"),
         refusal=entry.data.get("problem", ""),
@@ -169,6 +173,28 @@ def _no_capacity(record: RunRecord, entry: Entry) -> RunRecord:
         if record.waiting_since is None
         else record.waiting_since,
     )
+
+
+def _lost(record: RunRecord, entry: Entry) -> tuple[LostLaunch, ...]:
+    """Return the launches that may have cost money, with this one if it may."""
+    paid_s = number(entry.data, "paid_s")
+    attempt = next((each for each in record.attempts if each.number == entry.attempt), None)
+    if paid_s is None or attempt is None:
+        return record.lost_launches
+    rate = money.rate_usd_per_h(attempt.offer.price_usd_per_h, attempt.nodes)
+    usd = money.cost_usd(rate, paid_s)
+    new = LostLaunch(at=attempt.billed_from, paid_s=paid_s, usd=usd)
+    return with_lost(record.lost_launches, new)
+
+
+def _adopted(record: RunRecord, entry: Entry) -> RunRecord:
+    """Take over what launches cost of which the store has nothing else."""
+    for each in objects(entry.data, "lost_launches"):
+        at, paid_s = seconds(each, "at"), number(each, "paid_s")
+        if at is not None and paid_s is not None:
+            new = LostLaunch(at=at, paid_s=paid_s, usd=amount(each, "usd"))
+            record = replace(record, lost_launches=with_lost(record.lost_launches, new))
+    return record
 
 
 def _dropped(record: RunRecord, entry: Entry) -> RunRecord:
@@ -306,6 +332,7 @@ def _without(record: RunRecord, number: int) -> tuple[AttemptRecord, ...]:
 
 
 _ON_RUN: dict[str, Callable[[RunRecord, Entry], RunRecord]] = {
+    Kind.ADOPTED.value: _adopted,
     Kind.INTENDED.value: _intended,
     Kind.LAUNCHED.value: _launched,
     Kind.WENT_ON.value: _went_on,

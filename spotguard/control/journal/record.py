@@ -70,6 +70,7 @@ class Kind(str, Enum):
 
 
 JOB_PREFIX = "job_"
+KEPT_LOST_LAUNCHES = 32
 KEPT_SAVES = 32
 """Saves that an attempt's record keeps: see `thinned`."""
 
@@ -355,6 +356,17 @@ class AttemptRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LostLaunch:
+    """A launch that came to nothing after nodes of it may have run: they are paid all the same."""
+
+    at: float
+    """When the nodes are taken to have begun to cost."""
+    paid_s: float
+    usd: float | None
+    """None: the price is unknown."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settled:
     """The run came to rest."""
 
@@ -412,6 +424,8 @@ class RunRecord:
     """How far the search for capacity was when the last launch was taken; it may yet be refused."""
     refused: int = 0
     """Launches that were refused; no cluster's name is used again."""
+    lost_launches: tuple[LostLaunch, ...] = ()
+    """Those of them that may have cost money, oldest first: see `with_lost`."""
     wish: Kind | None = None
     """USER_STOP or USER_DOWN while the user wants the run to end."""
     resumed_after: int = 0
@@ -464,6 +478,21 @@ def thinned(saves: tuple[Save, ...]) -> tuple[Save, ...]:
         if index % 2 == 0 or save is slowest or save.kind == CheckpointKind.FINAL.value
     )
     return kept + newer
+
+
+def with_lost(lost: tuple[LostLaunch, ...], new: LostLaunch) -> tuple[LostLaunch, ...]:
+    """Return them with one more; where there are many, the two oldest are added up."""
+    every = (*lost, new)
+    if len(every) <= KEPT_LOST_LAUNCHES:
+        return every
+    first, second = every[0], every[1]
+    known = first.usd is not None and second.usd is not None
+    added = LostLaunch(
+        at=first.at,
+        paid_s=first.paid_s + second.paid_s,
+        usd=(first.usd or 0.0) + (second.usd or 0.0) if known else None,
+    )
+    return (added, *every[2:])
 
 
 def place_key(offer: Offer) -> str:

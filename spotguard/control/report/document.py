@@ -151,6 +151,7 @@ def spend_points(record: RunRecord, until: float) -> tuple[SpendPoint, ...]:
     for attempt in record.attempts:
         begun_at = attempt.billed_from
         instants |= {begun_at, min(until, begun_at + cost.billed_s(attempt, until))}
+    instants |= {min(until, each.at + each.paid_s) for each in record.lost_launches}
     return tuple(_spend_point(record, at, until) for at in sorted(instants) if at <= until)
 
 
@@ -166,6 +167,7 @@ def _spend_point(record: RunRecord, at: float, until: float) -> SpendPoint:
     rates = [money.rate_usd_per_h(a.offer.price_usd_per_h, a.nodes) for a in living]
     begun = [attempt for attempt in record.attempts if attempt.billed_from <= at]
     costs = [_cost_by(attempt, at, until) for attempt in begun]
+    costs += [each.usd for each in record.lost_launches if each.at + each.paid_s <= at]
     return SpendPoint(
         at=at,
         nodes=sum(attempt.nodes for attempt in living),

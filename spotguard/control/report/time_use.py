@@ -31,6 +31,10 @@ class Use(str, Enum):
     SETUP = ("setup", "set-up", "packages, torchrun, imports")
     PROVISIONING = ("provisioning", "provisioning", "nodes were billed before ours ran on them")
     RELEASING = ("releasing", "releasing", "nodes were billed after training had ended")
+    LOST_LAUNCHES = (
+        *("lost_launches", "launches that came to nothing"),
+        "nodes may have run before the cloud or SkyPilot gave the launch up",
+    )
     OTHER = ("other", "other", "evaluation, first compilation, steps that were not finished")
     WAITING = ("waiting", "waiting for capacity", "no nodes were to be had; it costs nothing")
 
@@ -85,6 +89,9 @@ def run_times(record: RunRecord, now: float) -> tuple[TimeShare, ...]:
         for share in each.shares:
             seconds[share.use] += share.seconds
             usd[share.use].append(share.usd)
+    for lost in record.lost_launches:
+        seconds[Use.LOST_LAUNCHES] += lost.paid_s
+        usd[Use.LOST_LAUNCHES].append(lost.usd)
     return tuple(
         _share(use, seconds[use], _sum(usd[use])) for use in Use if seconds[use] > 0 or usd[use]
     ) + _waiting(record, now, seconds[Use.WAITING])

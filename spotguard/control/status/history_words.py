@@ -316,6 +316,21 @@ def _cluster_up(entry: Entry) -> tuple[str, str]:
     return _plain(f"the nodes are up, and charged for since {charged}")
 
 
+def _refused(entry: Entry) -> tuple[str, str]:
+    """Say what was in the way, and what the launch may have cost all the same."""
+    data = entry.data
+    what = "no capacity for"
+    if data.get("busy"):
+        what = "the cloud was too busy to launch"
+    elif data.get("lasting"):
+        what = "the cloud refused"
+    said = f"{what} {data['nodes']} node(s): {data.get('problem', '')}"
+    paid_s = number(data, "paid_s")
+    if paid_s is not None:
+        said += f"; nodes may have run, so {format_duration(paid_s)} are charged"
+    return said, "yellow"
+
+
 def _of(text: str, colour: str = "default") -> Callable[[Entry], tuple[str, str]]:
     """Return a teller of a text whose {names} stand in the event's data."""
 
@@ -345,7 +360,7 @@ _TELLERS: dict[str, Callable[[Entry], tuple[str, str]]] = {
     Kind.CLOCK_MOVED.value: _clock_moved,
     Kind.LAUNCHED.value: _launched,
     Kind.CLUSTER_UP.value: _cluster_up,
-    Kind.NO_CAPACITY.value: _of("no capacity for {nodes} node(s): {problem}", "yellow"),
+    Kind.NO_CAPACITY.value: _refused,
     Kind.LAUNCH_FAILED.value: _of("the launch failed: {problem}", "red"),
     Kind.DROPPED.value: _of("the launch was given up: {why}"),
     Kind.WAITING.value: _waiting,

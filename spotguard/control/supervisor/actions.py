@@ -52,6 +52,10 @@ class NoteRefused:
     problem: str
     lasting: bool = False
     """No wait will mend it."""
+    busy: bool = False
+    """The cloud was too busy to answer."""
+    paid_until: float | None = None
+    """Nodes may have cost money until then; None: none was started."""
 
 
 @dataclass(frozen=True)

@@ -351,16 +351,23 @@ def _living(
 
 
 def _never_came(attempt: AttemptRecord, cluster: ClusterView, now: float) -> Action:
-    """Its launch was taken, and nothing came of it: unless nodes were up, nothing was billed."""
+    """Its launch was taken, and nothing came of it: what is billed is what may have run."""
+    ran = cluster.nodes_ran or attempt.up_at is not None
+    until = now if cluster.gone_at is None else min(cluster.gone_at, now)
+    gone_at = max(until, attempt.billed_from) if ran else attempt.intended_at
     if attempt.down is not None:
-        gone_at = attempt.intended_at if attempt.up_at is None else now
         return _conclude(attempt, replace(cluster, gone_at=gone_at), now)
     if cluster.state is ClusterState.REFUSED:
-        return NoteRefused(cluster.detail, lasting=cluster.lasting)
+        return NoteRefused(
+            cluster.detail,
+            lasting=cluster.lasting,
+            busy=cluster.busy,
+            paid_until=gone_at if ran else None,
+        )
     return Conclude(
         reason=EndReason.LAUNCH_FAILED,
         detail=cluster.detail,
-        gone_at=attempt.intended_at,
+        gone_at=gone_at,
         training_ended_at=attempt.intended_at,
     )
 

@@ -230,7 +230,7 @@ class Supervisor:
             case NoteUp():
                 self._ledger.write(Kind.CLUSTER_UP, {"at": action.at}, attempt=number)
             case NoteRefused():
-                self._note_refusal(attempt, action.problem, late=True, lasting=action.lasting)
+                self._note_refusal(attempt, action, late=True)
             case AskToStop():
                 self._ledger.write(Kind.STOP_ASKED, {"reason": action.reason.value}, attempt=number)
             case WriteStop():
@@ -323,7 +323,7 @@ class Supervisor:
             keyed = {**request.env, env.KEY: secrets.token_hex(32)}  # kept nowhere but there
             self._launcher.launch(replace(request, env=keyed, is_new=is_new))
         except NoCapacity as problem:
-            self._note_refusal(attempt, problem.message, late=False)
+            self._note_refusal(attempt, NoteRefused(problem.message), late=False)
         except Unreachable as problem:  # it may have been taken all the same: ask again
             log.warning("launch of attempt %s: %s", attempt.number, problem)
             return False
@@ -335,15 +335,16 @@ class Supervisor:
             self._ledger.write(Kind.LAUNCHED, attempt=attempt.number)
         return True
 
-    def _note_refusal(
-        self, attempt: AttemptRecord, problem: str, *, late: bool, lasting: bool = False
-    ) -> None:
+    def _note_refusal(self, attempt: AttemptRecord, refusal: NoteRefused, *, late: bool) -> None:
+        until = refusal.paid_until
         data = {
             "nodes": attempt.nodes,
             "place": place_key(attempt.offer),
-            "problem": problem,
+            "problem": refusal.problem,
             "late": late,
-            "lasting": lasting,
+            "lasting": refusal.lasting,
+            "busy": refusal.busy,
+            "paid_s": None if until is None else max(0.0, until - attempt.billed_from),
         }
         self._ledger.write(Kind.NO_CAPACITY, data, attempt=attempt.number)
         self._publish(keys.launch(attempt.number), None)
@@ -404,7 +405,8 @@ class Supervisor:
 
     def _publish_launch(self, attempt: AttemptRecord) -> None:
         """Publish what is launched; the nodes set their clocks by it."""
-        body = {**claim_data(attempt), WRITTEN_AT: self._clock.now()}
+        lost = [asdict(each) for each in self.record.lost_launches]
+        body = {**claim_data(attempt), WRITTEN_AT: self._clock.now(), "lost_launches": lost}
         self._publish(keys.launch(attempt.number), body)
 
     def _publish(self, key: str, body: dict[str, Any] | None) -> StoreError | None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from spotguard.launch.base import LaunchRequest, Offer
-    from spotguard.launch.skypilot.sdk import ClusterFacts, Sdk
+    from spotguard.launch.skypilot.sdk import ClusterFacts, LaunchFacts, Sdk
     from spotguard.shared.units import Clock
 
 log = logging.getLogger(__name__)
@@ -56,6 +56,10 @@ _FREE_FRESH_S = 30.0
 _OFFERS_FRESH_S = 300.0
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 _MARK = re.compile(rb"\((?:setup|[\w-]+, rank=(\d+)|task)[^)]*\) ?")
+_CAME_TO_NOTHING = {
+    ClusterPhase.NO_CAPACITY: ClusterState.REFUSED,
+    ClusterPhase.FAILED: ClusterState.FAILED,
+}
 _GONE_TWICE = 2
 """A cluster that SkyPilot has no word of must be missing so often before it counts as gone."""
 
@@ -343,14 +347,10 @@ def _look(sdk: Sdk, cluster: str, clock: Clock, *, was_starting: bool) -> Cluste
     just_up = was_starting and launch is not None and launch.phase is ClusterPhase.DONE
     facts = sdk.cluster(cluster, fresh=not just_up)
     if facts is None:
-        if launch is not None and launch.phase is ClusterPhase.NO_CAPACITY:
-            return ClusterView(
-                state=ClusterState.REFUSED, detail=launch.problem, lasting=launch.lasting
-            )
-        if launch is not None and launch.phase is ClusterPhase.FAILED:
-            return ClusterView(state=ClusterState.FAILED, detail=launch.problem)
+        if launch is not None and launch.phase in _CAME_TO_NOTHING:
+            return _came_to_nothing(sdk, cluster, launch, clock)
         return _gone(sdk, cluster, known=launch is not None, clock=clock)
-    if launch is not None and launch.phase in (ClusterPhase.NO_CAPACITY, ClusterPhase.FAILED):
+    if launch is not None and launch.phase in _CAME_TO_NOTHING:
         # Something of it may be left, and cost money: it has to be taken down.
         return ClusterView(
             state=ClusterState.UP,
@@ -365,6 +365,19 @@ def _look(sdk: Sdk, cluster: str, clock: Clock, *, was_starting: bool) -> Cluste
         up_at=facts.launched_at,
         detail=facts.detail,
         some_lost=facts.unhealthy and facts.nodes > 1,
+    )
+
+
+def _came_to_nothing(sdk: Sdk, cluster: str, launch: LaunchFacts, clock: Clock) -> ClusterView:
+    """Return why nothing is left of a launch, and until when it may have cost money."""
+    ended_at = sdk.ended_at(cluster) if launch.nodes_ran else None
+    return ClusterView(
+        state=_CAME_TO_NOTHING[launch.phase],
+        detail=launch.problem,
+        lasting=launch.lasting,
+        busy=launch.busy,
+        nodes_ran=launch.nodes_ran,
+        gone_at=None if ended_at is None else min(ended_at, clock.now()),
     )
 
 

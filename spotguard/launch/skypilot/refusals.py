@@ -8,7 +8,7 @@ failovers, where SkyPilot understood it, and always in the log of the request.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,9 +27,15 @@ _CAPACITY = (
     *("does not have enough resources", "no more capacity", "Insufficient reserved capacity"),
     *("SkuNotAvailable", "AllocationFailed", "OverconstrainedAllocationRequest"),
     *("OverconstrainedZonalAllocationRequest", "insufficient resources", "RESOURCE_NOT_FOUND"),
+    *(
+        "did not get nodes allocated",
+        "Insufficient cpu",
+        "Insufficient memory",
+        "Insufficient nvidia",
+    ),
 )
 """What clouds say when the nodes are not to be had now."""
-_PASSING = (
+_BUSY = (
     *("RequestLimitExceeded", "Throttling", "RequestThrottled", "ServiceUnavailable"),
     *("InternalError", "InternalFailure", "RATE_EXCEEDED", "RESOURCE_NOT_READY"),
 )
@@ -59,6 +65,14 @@ _LASTING_ERRORS = frozenset(
     }
 )
 """SkyPilot's own errors, by name, of what no wait will mend."""
+_BEFORE_NODES = re.compile(
+    r"RunInstances|Get\w+|List\w+|\w*(?:SecurityGroup|InstanceProfile|Role|KeyPair)\w*"
+    r"|Describe(?!Instances$|InstanceStatus$)\w+"
+)
+"""AWS's calls before nodes run, and the one that gives all nodes or none."""
+_NEVER_ASKED = ("SKYPILOT_ERROR_NO_NODES_LAUNCHED", "NoClusterLaunchedError")
+_NODES_UP = re.compile(r"\b(?:Instance is|Instances are|Pod is|Pods are) up\b")
+"""What SkyPilot prints once it has reached all nodes of a cluster."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +83,17 @@ class Refusal:
     """The cloud's own; empty if it said nothing that is understood."""
     lasting: bool
     """True if no wait will mend it."""
+    busy: bool = False
+    """True if the cloud was too busy to answer, and said nothing of capacity."""
+    nodes_ran: bool = False
+    """True unless what was said proves that no node was started: then nothing was billed."""
 
 
 def read_refusal(history: Iterable[BaseException], said: str) -> Refusal:
     """Return what is to be learned of a launch that came to nothing.
 
-    One word of missing capacity is enough to wait, whatever else was said.
+    One word of missing capacity is enough to wait, whatever else was said. Nodes that may have
+    run count as run: a budget that is kept only if a cloud says so is none.
 
     Args:
         history: SkyPilot's error and what it had met before.
@@ -83,10 +102,15 @@ def read_refusal(history: Iterable[BaseException], said: str) -> Refusal:
     errors = list(history)
     lines = [line.strip() for line in "\n".join([said, *map(str, errors)]).splitlines()]
     own = _by_code(lines)
-    for waits in (_CAPACITY, _PASSING):
+    understood = _understood(own, lines, errors)
+    return replace(understood, nodes_ran=_nodes_ran(lines, understood))
+
+
+def _understood(own: dict[str, str], lines: list[str], errors: list[BaseException]) -> Refusal:
+    for waits in (_CAPACITY, _BUSY):
         found = _first(own, lines, waits)
         if found:
-            return Refusal(words=found, lasting=False)
+            return Refusal(words=found, lasting=False, busy=waits is _BUSY)
     named = next((error for error in errors if type(error).__name__ in _LASTING_ERRORS), None)
     if own:  # a code of AWS that is none of those above is not about capacity
         return Refusal(words=next(iter(own.values())), lasting=True)
@@ -94,6 +118,17 @@ def read_refusal(history: Iterable[BaseException], said: str) -> Refusal:
         return Refusal(words=f"{type(named).__name__}: {named}"[:_WORDS_CHARS], lasting=True)
     found = _first(own, lines, _LASTING)
     return Refusal(words=found, lasting=bool(found))
+
+
+def _nodes_ran(lines: list[str], understood: Refusal) -> bool:
+    """Tell whether nodes may have run: they did, or nothing that was said rules it out."""
+    text = "\n".join(lines)
+    calls = {asked for _, asked, _ in _AWS_ERROR.findall(text)}
+    if _NODES_UP.search(text) or not all(map(_BEFORE_NODES.fullmatch, calls)):
+        return True
+    if any(word in text for word in _NEVER_ASKED):
+        return False
+    return not understood.words or (understood.busy and not calls)
 
 
 def _by_code(lines: list[str]) -> dict[str, str]:

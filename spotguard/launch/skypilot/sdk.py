@@ -54,6 +54,10 @@ class LaunchFacts:
     problem: str = ""
     lasting: bool = False
     """Nothing that a wait would mend: a right, an image, a quota, a network."""
+    busy: bool = False
+    """The cloud was too busy to answer."""
+    nodes_ran: bool = False
+    """Nodes may have run, and cost money, until the launch was given up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,6 +339,8 @@ class SkySdk:
                 phase=ClusterPhase.NO_CAPACITY if refused else ClusterPhase.FAILED,
                 problem=refusal.words or problem.message,
                 lasting=refusal.lasting,
+                busy=refusal.busy,
+                nodes_ran=refusal.nodes_ran,
             )
         return LaunchFacts(phase=ClusterPhase.DONE)
 

@@ -269,7 +269,7 @@ class Keeper:
     def heartbeat(self) -> Heartbeat:
         """Return how far this rank is, and what it has saved."""
         last = self.saver.last
-        loss = self.step.loss if self.step else None
+        loss = self.step.own_loss if self.step else None
         return Heartbeat(
             at=clock.now(),
             attempt=self._attempt,
@@ -279,7 +279,7 @@ class Keeper:
             epoch=self.epoch,
             train_s=self.train_s,
             step_s=self.step_s or None,
-            loss=None if loss is None else float(loss) * self._settings.world_size,
+            loss=None if loss is None else float(loss),
             saved_step=last.step if last else None,
             saved_at=last.at if last else None,
             metrics=self._metrics.newest(),

@@ -50,6 +50,27 @@ def over(reason: EndReason, *, step: int, is_saved: bool) -> Line:
     return ("attempt_ended", 10.0, 1, end)
 
 
+REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
+    "full": ({}, "no capacity for 2 node(s): word"),
+    "busy": ({"busy": True}, "the cloud was too busy to launch 2 node(s): word"),
+    "lasting": ({"lasting": True}, "the cloud refused 2 node(s): word"),
+    "paid": (
+        {"busy": True, "paid_s": 177.0},
+        "the cloud was too busy to launch 2 node(s): word; "
+        "nodes may have run, so 2 min 57 s are charged",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_refusal_says_what_was_in_the_way_and_what_it_cost(name: str) -> None:
+    """A throttled call is no lack of nodes, and a missing right is neither."""
+    more, words = REFUSALS[name]
+    data = {"nodes": 2, "place": "p", "problem": "word", "late": True, **more}
+    lines = history_lines(_entries(*launched(1.0), ("no_capacity", 9.0, 1, data)))
+    assert list(lines)[-1].text == words
+
+
 def test_a_failed_save_that_another_rank_made_is_no_warning() -> None:
     """In whichever order it is heard; a later failure stays."""
     assert made(*launched(), training(), failed(258), saved(258)).warnings == ()

@@ -59,6 +59,15 @@ def test_waiting_costs_nothing_and_comes_on_top() -> None:
     assert told[Use.PROVISIONING][0] == 10.0
 
 
+def test_launches_that_came_to_nothing_have_their_own_line() -> None:
+    """The parts of the money add up to what was spent, also before there is an attempt."""
+    data = {"nodes": 2, "place": "p", "problem": "tags", "late": True, "paid_s": 90.0}
+    record = made(*launched(5.0), ("no_capacity", 95.0, 1, data))
+    told = {share.use: (share.seconds, share.usd) for share in run_times(record, 100.0)}
+    assert told[Use.LOST_LAUNCHES] == (90.0, cost.spent_usd(record, 100.0))
+    assert told[Use.LOST_LAUNCHES][1] == cost.known_spent_usd(record, 100.0) > 0
+
+
 def _intent() -> dict[str, Any]:
     [(_, _, _, data), _] = launched(0.0)
     return dict(data)

@@ -7,12 +7,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spotguard.control.journal.record import Kind, Limits
+from spotguard.control.adopt import Rebuild
+from spotguard.control.journal.fold import read_record
+from spotguard.control.journal.journal import Journal
+from spotguard.control.journal.record import (
+    KEPT_LOST_LAUNCHES,
+    Kind,
+    Limits,
+    LostLaunch,
+    with_lost,
+)
 from spotguard.control.supervisor.policy import Policy
 from spotguard.events.states import EndReason, RunState
 from spotguard.launch.base import Unreachable
 from spotguard.testing.job import JobFate
 from spotguard.testing.launcher import FAKE_OFFER
+from tests.control.journal.test_snapshot import created
 from tests.control.test_crashes import Saboteur, repaired, run_with
 from tests.control.world import World
 
@@ -201,3 +211,67 @@ def test_a_launch_without_an_answer_is_asked_for_again(tmp_path: Path, took_it: 
     assert [a.number for a in record.attempts] == [1]
     assert world.launcher.started == ["job-1-1"]
     assert Kind.LAUNCH_FAILED.value not in world.kinds()
+
+
+def test_nodes_of_a_launch_that_came_to_nothing_are_paid(tmp_path: Path) -> None:
+    """AWS bills a node once it runs, also if SkyPilot gives the launch up at its tags."""
+    world = World(tmp_path, limits=Limits(nodes_min=1, nodes_max=2))
+    world.launcher.refuse_late("RequestLimitExceeded (CreateTags)", after_s=177.0, nodes_ran=True)
+    record = world.run()
+    assert record.settled is not None
+    assert record.settled.state is RunState.FINISHED
+    check_books(world)
+    [lost] = record.lost_launches
+    assert lost.paid_s == pytest.approx(177.0, abs=1.0)
+
+
+def test_a_failed_launch_whose_nodes_ran_is_paid(tmp_path: Path) -> None:
+    """The run ends by it, and its bill is the cloud's."""
+    world = World(tmp_path)
+    world.launcher.fail_late("no SSH to the nodes", after_s=90.0, nodes_ran=True)
+    record = world.run()
+    assert record.settled is not None
+    assert record.settled.state is RunState.FAILED
+    assert world.launcher.billed_usd() > 0
+    check_books(world)
+
+
+def test_a_budget_ends_launches_that_come_to_nothing_and_cost_money(tmp_path: Path) -> None:
+    """Hard means hard: each try is paid, and none is made that the rest cannot pay."""
+    patient = Policy(capacity_patience_s=1e6)
+    world = World(tmp_path, limits=Limits(budget_usd=1.0), policy=patient, tick_s=5.0)
+    world.launcher.refuse_late("gave up", after_s=190.0, times=1000, nodes_ran=True)
+    record = world.run()
+    assert record.settled is not None
+    assert record.settled.state is RunState.PAUSED
+    assert 0.5 < world.launcher.billed_usd() <= 1.0
+    check_books(world)
+
+
+def test_many_lost_launches_are_added_up(tmp_path: Path) -> None:
+    """A record must not grow with each of ten thousand tries; the sum stays."""
+    lost: tuple[LostLaunch, ...] = ()
+    for n in range(500):
+        lost = with_lost(lost, LostLaunch(at=float(n), paid_s=2.0, usd=0.25))
+    assert len(lost) == KEPT_LOST_LAUNCHES
+    assert sum(each.paid_s for each in lost) == 1000.0
+    assert sum(each.usd or 0.0 for each in lost) == 125.0
+    unknown = with_lost(lost, LostLaunch(at=1e3, paid_s=1.0, usd=None))
+    for n in range(50):
+        unknown = with_lost(unknown, LostLaunch(at=2e3 + n, paid_s=1.0, usd=0.0))
+    assert unknown[0].usd is None, "unknown is never taken for nothing"
+
+
+def test_who_adopts_the_run_knows_what_lost_launches_cost(tmp_path: Path) -> None:
+    """The store says it with the next launch; a budget goes on from the same sum."""
+    world = World(tmp_path, limits=Limits(nodes_min=1, nodes_max=2))
+    world.launcher.refuse_late("gave up", after_s=20.0, times=2, nodes_ran=True)
+    record = world.run()
+    with Journal.create(tmp_path / "adopted.db") as journal:
+        journal.append(Kind.CREATED.value, at=0.0, data=created())
+        rebuild = Rebuild(journal, world.launcher, record.run_id)
+        rebuild.attempts(world.store)
+        told = {"lost_launches": rebuild.lost_launches}
+        journal.append(Kind.ADOPTED.value, at=world.clock.now(), data=told)
+        assert read_record(journal).lost_launches == record.lost_launches
+    assert len(record.lost_launches) == 2

@@ -73,6 +73,43 @@ def test_without_a_word_that_is_understood_it_is_waited_for() -> None:
     assert (refusal.words, refusal.lasting) == ("", False)
 
 
+RAN = {
+    "tags": aws("RequestLimitExceeded", "Request limit exceeded.", "CreateTags"),
+    "look": aws("InternalError", "An internal error has occurred.", "DescribeInstances"),
+    "no SSH": "└── Instances are up.\nTimed out waiting for SSH",
+    "second zone": WAITS["InsufficientInstanceCapacity"] + "└── Instance is up.\nRay failed",
+    "nobody says": GENERIC,
+    "cancelled": "Request was cancelled",
+}
+NEVER = {
+    "no VPC": aws("UnauthorizedOperation", "No.", "DescribeVpcs"),
+    "no role": aws("AccessDenied", "No.", "GetInstanceProfile"),
+    "throttled at once": WAITS["RequestLimitExceeded"],
+    "Slurm's queue": "TimeoutError: Job 7 did not get nodes allocated within 60 seconds",
+    **WAITS,
+    **LASTS,
+}
+
+
+@pytest.mark.parametrize("name", RAN)
+def test_nodes_count_as_run_unless_it_is_proven_that_none_did(name: str) -> None:
+    """EC2 bills what SkyPilot gives up after RunInstances: the budget has to know of it."""
+    assert read_refusal([], RAN[name]).nodes_ran
+
+
+@pytest.mark.parametrize("name", NEVER)
+def test_a_cloud_that_gave_no_node_is_not_paid(name: str) -> None:
+    """Else a long search for capacity would eat the budget that it never spent."""
+    assert not read_refusal([], NEVER[name]).nodes_ran
+
+
+def test_a_busy_cloud_is_told_from_a_full_one() -> None:
+    """Both are waited for; the words differ."""
+    assert read_refusal([], WAITS["RequestLimitExceeded"]).busy
+    assert not read_refusal([], WAITS["InsufficientInstanceCapacity"]).busy
+    assert not read_refusal([], LASTS["VcpuLimitExceeded"]).busy
+
+
 def test_words_are_short_and_hold_no_encoded_message() -> None:
     """AWS adds kilobytes of base64 to a refused right."""
     said = aws("UnauthorizedOperation", "No. Encoded authorization failure message: " + "A" * 4000)
@@ -120,7 +157,7 @@ LOGS: dict[str, tuple[str, str, LaunchFacts]] = {
     "no log": (
         "ResourcesUnavailableError",
         "",
-        LaunchFacts(phase=ClusterPhase.NO_CAPACITY, problem=GENERIC),
+        LaunchFacts(phase=ClusterPhase.NO_CAPACITY, problem=GENERIC, nodes_ran=True),
     ),
     "exit": (
         "SystemExit",

@@ -766,3 +766,14 @@ def test_looking_survives_any_problem_of_ours() -> None:
         view = look(sdk, NAME, FakeClock())
         assert view.state is ClusterState.UNREACHABLE
         assert view.detail
+
+
+def test_a_launch_that_came_to_nothing_may_have_cost_money_until_skypilot_closed_its_bill() -> None:
+    """A controller that was away for an hour must not charge that hour."""
+    ran = replace(REFUSED, nodes_ran=True, busy=True)
+    sdk, clock = FakeSdk(launches={NAME: ran}, ends={NAME: 400.0}), FakeClock(now=1000.0)
+    view = launcher(sdk, clock).observe(NAME)
+    assert (view.state, view.nodes_ran, view.busy) == (ClusterState.REFUSED, True, True)
+    assert view.gone_at == 400.0
+    never = launcher(FakeSdk(launches={NAME: REFUSED}, ends={NAME: 400.0}), clock).observe(NAME)
+    assert (never.nodes_ran, never.gone_at) == (False, None)

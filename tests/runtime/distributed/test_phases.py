@@ -261,3 +261,32 @@ def test_a_peer_is_lost_inside_a_closure(
         last = jobs.run(script, SPOTGUARD_ATTEMPT=2)
         assert "at step 5" in last
         assert said_by(last, "weights")["all"] == alone
+
+
+OWN_LOSS = """
+import torch
+import spotguard.runtime as spotguard
+
+run = spotguard.init()
+data = torch.utils.data.TensorDataset(torch.arange(5.0).unsqueeze(1))
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+run.track(model=model, optimizer=optimizer)
+loader = run.loader(data, global_batch_size=5, micro_batch_size=3, shuffle=False)
+for step in run.steps(loader, total=1):
+    for (x,) in step:
+        step.backward((model(x) * 0 + x).mean())
+    seen = step.own_loss
+    print("own", run.rank, [None if seen is None else seen.item()], flush=True)
+    optimizer.step()
+"""
+
+
+def test_the_loss_that_is_shown_is_the_mean_of_what_a_rank_saw(jobs: Jobs) -> None:
+    """On three ranks with 3, 2 and 0 samples: a rank without a share says nothing, not 0."""
+    script = jobs.folder / "script.py"
+    script.write_text(OWN_LOSS.replace("None if", "-1.0 if"))
+    ranks = jobs.start_ranks(3, script=script)
+    assert [job.wait() for job in ranks] == [0] * 3, ranks[0].said
+    seen = [said_by(job.said, "own")[str(rank)][0] for rank, job in enumerate(ranks)]
+    assert seen == [1.0, 3.5, -1.0]
