@@ -18,6 +18,7 @@ _TRIAL = {
     "event": "test",
     "spent_usd": None,
     "budget_usd": None,
+    "demo_prices": False,
     "id": "test/0",
 }
 

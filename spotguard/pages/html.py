@@ -45,14 +45,18 @@ _SHELL: Final = """<!doctype html>
 
 def report_html(page: WebPage) -> str:
     """Return a whole report in one file, which opens without a network."""
-    return _html(page, policy=policy(connects=False))
+    return _html(page, as_json(page), policy=policy(connects=False))
 
 
-def live_html(page: WebPage) -> str:
-    """Return a page of the dashboard, which keeps asking its own server."""
-    return _html(page, policy=policy(connects=True))
+def live_html(page: WebPage, data: str | None = None) -> str:
+    """Return a page of the dashboard, which keeps asking its own server.
+
+    `data` is what `as_json` makes of it, for who has that already.
+    """
+    return _html(page, as_json(page) if data is None else data, policy=policy(connects=True))
 
 
+@cache
 def policy(*, connects: bool) -> str:
     """Return the content security policy of a page."""
     hashes = [_hash_of(static(name)) for name in ("uplot.min.js", "page.js")]
@@ -76,9 +80,9 @@ def as_json(page: WebPage) -> str:
     return json.dumps(_plain(page), separators=(",", ":"), allow_nan=False)
 
 
-def _html(page: WebPage, *, policy: str) -> str:
+def _html(page: WebPage, data: str, *, policy: str) -> str:
     # "</script" would end the element, "<!--" would change how it is read: no "<" is left in it.
-    data = as_json(page).replace("<", "\\u003c").replace("\u2028", "\\u2028")
+    data = data.replace("<", "\\u003c").replace("\u2028", "\\u2028")
     return _SHELL.format(
         policy=escape(policy),
         title=escape(f"{page.title} · spotguard"),
@@ -113,11 +117,20 @@ def _hash_of(text: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        told = {each.name: (getattr(value, each.name), each.default) for each in fields(value)}
-        return {name: _plain(item) for name, (item, default) in told.items() if item != default}
-    if isinstance(value, float):
+    kind = type(value)
+    if kind is str or value is None:  # nearly all there is
+        return value
+    if kind is float:
         return value if math.isfinite(value) else None
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
+    if is_dataclass(kind):
+        told = ((name, getattr(value, name), default) for name, default in _defaults(kind))
+        return {name: _plain(item) for name, item, default in told if item != default}
     return value
+
+
+@cache
+def _defaults(kind: type) -> tuple[tuple[str, Any], ...]:
+    """Return the name and the default of each field of a part."""
+    return tuple((each.name, each.default) for each in fields(kind))

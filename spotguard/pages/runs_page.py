@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from spotguard.control.status import words
@@ -70,6 +71,13 @@ def _cards(runs: Sequence[RunSummary]) -> tuple[Card, ...]:
     )
 
 
+def _rate(run: RunSummary) -> str:
+    """Return what a run costs now; what is played says so."""
+    played = " (demo)" if run.demo_prices and run.rate_usd_per_h is not None else ""
+    return f"{words.rate(run.rate_usd_per_h)}{played}"
+
+
+@lru_cache(4096)  # most runs are as they were a second ago
 def _row(run: RunSummary) -> tuple[Cell, ...]:
     share = words.fraction(run.step, run.total_steps)
     steps = "–" if run.step is None else str(run.step)  # noqa: RUF001 - as DASH
@@ -80,7 +88,7 @@ def _row(run: RunSummary) -> tuple[Cell, ...]:
         Cell(text=run.run_id, href=f"/runs/{run.run_id}"),
         Cell(text=run.state.label, tone=run.state.colour, pill=True),
         Cell(text=f"{steps}{of}", share=share, tone="green" if share is not None else "default"),
-        Cell(text="" if run.state.settled else words.rate(run.rate_usd_per_h)),
+        Cell(text="" if run.state.settled else _rate(run)),
         Cell(
             text=usd(run.spent_usd, demo=run.demo_prices) + limit,
             share=spent,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console, RenderableType
 
-from spotguard.cli.views import formats
+from spotguard.cli.views import formats, metrics
 from spotguard.cli.views.attempts import attempts
 from spotguard.cli.views.history_table import by_day, happening
 from spotguard.cli.views.recoveries import recoveries
@@ -55,7 +56,7 @@ def test_numbers_are_never_cut(width: int) -> None:
         steps_lost=123,
         cost_usd=1234.56,
     )
-    shown = plain(attempts([row], width=width), width)
+    shown = plain(attempts([row], width=width, demo=False), width)
     flat = " ".join(shown.split())
     for number in ("12", "10000→20000", "1 min 59 s", "1 min 05 s", "123", "$1,234.56"):
         assert number in flat
@@ -162,7 +163,7 @@ def test_the_live_view_fits_the_screen(height: int, count: int) -> None:
 def test_hidden_attempts_are_counted() -> None:
     """What the live view leaves out it says."""
     rows = [pictures.attempt(i + 1) for i in range(10)]
-    assert "(7 earlier attempts not shown)" in plain(attempts(rows, width=80, newest=3))
+    assert "(7 earlier attempts not shown)" in plain(attempts(rows, width=80, demo=False, newest=3))
 
 
 @pytest.mark.parametrize("width", [50, 60, 76, 80, 100])
@@ -235,7 +236,47 @@ def test_a_happening_is_one_line_with_time_attempt_and_cost() -> None:
     """CI logs can be searched by line."""
     said = happening(pictures.line("node 1 got\x1b[31m a notice", attempt=3, cost_usd=None))
     assert re.fullmatch(r"\d\d:\d\d:\d\d  #3 +node 1 got a notice", said)
-    assert happening(pictures.line("x")).endswith(" #1   $0.0100  x")
+    assert happening(pictures.line("x")).endswith(" #1      $0.0100  x")
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_played_money_says_so_in_each_column(width: int) -> None:
+    """In the table of attempts, beside what was bought on demand, and in each line of a story."""
+    view = replace(pictures.finished(), demo_prices=True)
+    shown = plain(status(view, now=pictures.NOW, width=width), width)
+    assert "demo" in shown.partition("╰")[2], "below the panel"
+    assert re.search(r"\$[\d.]+ demo for the same work", " ".join(shown.replace("│", "").split()))
+    assert "demo" not in plain(status(pictures.finished(), now=pictures.NOW, width=width), width)
+    assert "$0.0100 demo  x" in happening(pictures.line("x", demo_prices=True))
+
+
+def test_metrics_stand_in_few_words() -> None:
+    """The newest six of what was logged, where a step goes, and what is in use; else nothing."""
+    told = dict(
+        metrics.rows(
+            {
+                **{f"m{number}": float(number) for number in range(8)},
+                "spotguard/step_s": 0.5,
+                "spotguard/compute_s": 0.4,
+                "spotguard/data_s": 0.1,
+                "spotguard/samples_per_s": 64.0,
+                "spotguard/node0/cpu_pct": 50.0,
+                "spotguard/node0/rss_bytes": 2e9,
+                "spotguard/node1/rss_bytes": 3e9,
+                "spotguard/node0/gpu0/utilization_pct": 90.0,
+                "spotguard/node1/gpu0/utilization_pct": 70.0,
+                "spotguard/node0/gpu0/memory_bytes": 1e9,
+                "spotguard/node0/gpu0/memory_total_bytes": 8e10,
+                "spotguard/node0/gpu0/power_w": 300.0,
+            }
+        )
+    )
+    assert told["logged"] == "m2 2 · m3 3 · m4 4 · m5 5 · m6 6 · m7 7 · and 2 more"
+    assert told["a step"] == "0.5 s: 80 % compute, 20 % data · 64 samples/s"
+    assert told["in use"].startswith("2 GPUs 80 % · 1.0 GB of 80.0 GB · 300 W · CPU 50 %")
+    assert told["in use"].endswith("3.0 GB of memory a node")
+    assert dict(metrics.rows({})) == {}
+    assert dict(metrics.rows({"loss": float("inf")})) == {"logged": "loss inf"}
 
 
 def test_a_history_over_midnight_names_both_days() -> None:

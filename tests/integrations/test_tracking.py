@@ -5,13 +5,16 @@ Each against the real library, offline; those that are not installed are skipped
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from spotguard.errors import MissingExtra
+from spotguard.events.metric import MetricLine
+from spotguard.runtime.reporting import trackers
 from spotguard.runtime.reporting.metrics import Metrics
-from spotguard.runtime.reporting.trackers import TrackerProblem
+from spotguard.runtime.reporting.trackers import TrackerFeed, TrackerProblem
 from spotguard.testing import MemoryStore
 
 if TYPE_CHECKING:
@@ -220,3 +223,71 @@ def test_a_tracker_that_fails_costs_nothing(caplog: pytest.LogCaptureFixture) ->
     train(lambda: tracker)
     assert broken.calls.count("log") == sum(last - first for first, last in ATTEMPTS)
     assert caplog.text.count("the server is away") == len(ATTEMPTS)
+
+
+class Buggy(Broken):
+    """A tracker whose own code is wrong: what it raises is none of the errors that it may."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def call(*_: Any, **__: Any) -> None:
+            self.calls.append(name)
+            raise AttributeError("it has no such thing")
+
+        return call
+
+
+def test_a_tracker_may_raise_anything(caplog: pytest.LogCaptureFixture) -> None:
+    """Its thread lives on, so that no save waits for one that is dead; it is told once."""
+    buggy = Buggy()
+    tracker: Any = buggy
+    train(lambda: tracker)
+    assert buggy.calls.count("log") == sum(last - first for first, last in ATTEMPTS)
+    assert buggy.calls.count("flush") == len(ATTEMPTS)
+    assert caplog.text.count("Buggy: AttributeError: it has no such thing") == len(ATTEMPTS)
+
+
+class Slow:
+    """A tracker that hangs until it is let go."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.logged = 0
+
+    def begin(self, first: int) -> None:
+        """Hang."""
+        self.go.wait()
+
+    def log(self, step: int, values: dict[str, float], at: float) -> None:
+        """Count."""
+        self.logged += 1
+
+    def flush(self) -> None:
+        """It has all."""
+
+    def close(self, *, finished: bool) -> None:
+        """It ends."""
+
+    def preempting(self) -> None:
+        """It knows."""
+
+
+def test_a_tracker_that_hangs_is_waited_for_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not at each save; and what waits for it stays within bounds, and is told so."""
+    monkeypatch.setattr(trackers, "_MOST_WAITING", 50)
+    slow = Slow()
+    feed = TrackerFeed(slow)
+    feed.begin(0)
+    line = MetricLine(
+        name="loss", steps=list(range(80)), done=[0] * 80, at=[0.0] * 80, values=[0.0] * 80
+    )
+    feed.take([line])
+    feed.take([line])
+    assert caplog.text.count("steps behind") == 1
+    assert not feed.wait(0.01)
+    for _ in range(5):
+        assert not feed.wait(600.0), "longer than a test may take"
+    slow.go.set()
+    feed.close(finished=True, timeout_s=60.0)
+    assert 48 <= slow.logged <= 51

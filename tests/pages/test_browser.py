@@ -158,6 +158,60 @@ def test_what_a_job_wrote_is_text(browser: Any, home: Path, served: str) -> None
     page.context.close()
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_dashboard_can_be_read_by_all(
+    browser: Any, home: Path, served: str, scheme: str
+) -> None:
+    """The list of runs, on desk and phone: nothing is cut, and axe finds nothing serious."""
+    hostile_run(home)
+    for name, size in (("desk", (1280, 900)), ("phone", (390, 800))):
+        viewport = {"width": size[0], "height": size[1]}
+        page, said = _page(browser, color_scheme=scheme, viewport=viewport, bypass_csp=True)
+        page.goto(served)
+        page.get_by_role("link", name="job-1").wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert said == []
+        _keep(page, f"dashboard-{name}-{scheme}")
+        assert _axe(page) == []
+        page.context.close()
+
+
+def test_a_report_prints(browser: Any, home: Path, tmp_path: Path) -> None:
+    """In light colours, with all that is folded opened, as a whole document."""
+    hostile_run(home)
+    path = tmp_path / "report.html"
+    path.write_text(report_html(run_page(api.report("job-1"))))
+    page, said = _page(browser, color_scheme="dark")
+    page.goto(path.as_uri())
+    page.wait_for_selector("#money canvas")
+    assert page.locator("details:not([open])").count() > 0
+    ARTEFACTS.mkdir(parents=True, exist_ok=True)
+    printed = page.pdf(path=str(ARTEFACTS / "report.pdf"), format="A4")
+    assert printed.startswith(b"%PDF-")
+    assert page.locator("details:not([open])").count() == 0
+    assert said == []
+    page.context.close()
+
+
+def test_a_page_that_nobody_sees_lets_go_of_its_connection(
+    browser: Any, home: Path, served: str
+) -> None:
+    """A browser has six to a server, so that a seventh page would never load; seen, it goes on."""
+    hostile_run(home)
+    page, _ = _page(browser)
+    page.goto(served)
+    page.locator(".live.on").wait_for()
+    for state, words in (("hidden", "paused"), ("visible", "live")):
+        page.evaluate(
+            "state => { Object.defineProperty(document, 'visibilityState',"
+            " { value: state, configurable: true });"
+            " document.dispatchEvent(new Event('visibilitychange')); }",
+            state,
+        )
+        page.locator(".live", has_text=words).wait_for()
+    page.context.close()
+
+
 def test_a_notice_is_seen_live_and_a_stop_is_confirmed(
     browser: Any, home: Path, served: str, tmp_path: Path
 ) -> None:

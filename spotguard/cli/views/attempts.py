@@ -20,12 +20,15 @@ NARROW = 76
 
 
 def attempts(
-    rows: Sequence[AttemptView], *, width: int, newest: int | None = None
+    rows: Sequence[AttemptView], *, width: int, demo: bool, newest: int | None = None
 ) -> RenderableType:
-    """Return the attempts, or only the `newest` of them with a word on the others."""
+    """Return the attempts, or only the `newest` of them with a word on the others.
+
+    `demo`: what they cost is played, and says so.
+    """
     hidden = 0 if newest is None else max(0, len(rows) - newest)
     shown = list(rows)[hidden:]
-    body: RenderableType = _table(shown) if width >= NARROW else _paragraphs(shown)
+    body: RenderableType = _table(shown, demo) if width >= NARROW else _paragraphs(shown, demo)
     return with_word_on_hidden(body, hidden, "attempt", "attempts")
 
 
@@ -37,13 +40,13 @@ def with_word_on_hidden(body: RenderableType, hidden: int, one: str, many: str) 
     return Group(Text(f"({hidden} earlier {word} not shown)", style="dim"), body)
 
 
-def _table(rows: Sequence[AttemptView]) -> Table:
+def _table(rows: Sequence[AttemptView], demo: bool) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for name in ("#", "where", "nodes", "steps"):
         table.add_column(name, no_wrap=name != "where", vertical="top", overflow="fold")
     table.columns[2].justify = "right"
     table.add_column("why it ended", overflow="fold")
-    for name in ("notice", "saved\nbefore", "steps\nlost", "cost"):
+    for name in ("notice", "saved\nbefore", "steps\nlost", "demo\ncost" if demo else "cost"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         text, colour = formats.why(row)
@@ -61,11 +64,11 @@ def _table(rows: Sequence[AttemptView]) -> Table:
     return table
 
 
-def _paragraphs(rows: Sequence[AttemptView]) -> Group:
-    return Group(*(_paragraph(row) for row in rows))
+def _paragraphs(rows: Sequence[AttemptView], demo: bool) -> Group:
+    return Group(*(_paragraph(row, demo) for row in rows))
 
 
-def _paragraph(row: AttemptView) -> Text:
+def _paragraph(row: AttemptView, demo: bool) -> Text:
     text, colour = formats.why(row)
     plural = "node" if row.nodes == 1 else "nodes"
     return Text.assemble(
@@ -75,5 +78,5 @@ def _paragraph(row: AttemptView) -> Text:
         f"\n   notice {formats.seconds(row.notice_s)}, "
         f"saved {formats.seconds(row.saved_before_end_s)} before the end,"
         f"\n   steps lost {formats.count(row.steps_lost)}, cost "
-        f"{formats.usd(row.cost_usd)}",
+        f"{formats.usd(row.cost_usd, demo=demo)}",
     )

@@ -42,9 +42,10 @@ def count(value: int | None) -> str:
     return DASH if value is None else str(value)
 
 
-def usd(value: float | None) -> str:
-    """Return money for a table cell; `unknown` for None, never zero."""
-    return format_usd(value)
+def usd(value: float | None, *, demo: bool = False) -> str:
+    """Return money for a table cell; `unknown` for None, never zero; what is played says `demo`."""
+    played = " demo" if demo and value is not None else ""
+    return f"{format_usd(value)}{played}"
 
 
 def bar(share: float | None, width: int, style: str) -> Text:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from spotguard.control.status.view import HistoryLine, RunView
 
 
-_COLUMNS = "{:8} {:>3} {:>9}  {}"
+_COLUMNS = "{:8} {:>3} {:>12}  {}"
 HEADER = _COLUMNS.format("time", "#", "so far", "what happened")
 
 
@@ -32,7 +32,7 @@ def happenings_table(lines: Sequence[HistoryLine], *, one_line: bool = False) ->
             formats.clock_time(line.at),
             _attempt(line.attempt),
             Text(clean(line.text), style=line.colour),
-            _cost(line.cost_usd),
+            _cost(line.cost_usd, demo=line.demo_prices),
         )
     return grid
 
@@ -42,7 +42,7 @@ def happening(line: HistoryLine) -> str:
     return _COLUMNS.format(
         formats.clock_time(line.at),
         _attempt(line.attempt),
-        _cost(line.cost_usd),
+        _cost(line.cost_usd, demo=line.demo_prices),
         clean(line.text),
     )
 
@@ -51,7 +51,8 @@ def progress(view: RunView, now: float) -> str:
     """Return how far a run is, as one plain line between the happenings."""
     number = view.attempts[-1].attempt if view.attempts else None
     said = f"{formats.steps_done(view)} · {formats.pace(view)}"
-    return _COLUMNS.format(formats.clock_time(now), _attempt(number), _cost(view.spent_usd), said)
+    spent = _cost(view.spent_usd, demo=view.demo_prices)
+    return _COLUMNS.format(formats.clock_time(now), _attempt(number), spent, said)
 
 
 def by_day(lines: Iterable[HistoryLine]) -> Iterator[tuple[str, list[HistoryLine]]]:
@@ -69,8 +70,8 @@ def by_day(lines: Iterable[HistoryLine]) -> Iterator[tuple[str, list[HistoryLine
         yield day, held
 
 
-def _cost(cost_usd: float | None) -> str:
-    return "" if cost_usd is None else formats.usd(cost_usd)
+def _cost(cost_usd: float | None, *, demo: bool) -> str:
+    return "" if cost_usd is None else formats.usd(cost_usd, demo=demo)
 
 
 def _attempt(number: int | None) -> str:

@@ -43,8 +43,8 @@ def runs_table(runs: Sequence[RunSummary]) -> Table:
             Text(run.state.label, style=run.state.colour),
             f"{formats.local_day(run.created_at).split()[0]} {formats.clock_time(run.created_at)}",
             _steps(run),
-            "" if run.state.settled else formats.rate(run.rate_usd_per_h),
-            formats.usd(run.spent_usd) + (" demo" if run.demo_prices else ""),
+            "" if run.state.settled else _rate(run),
+            formats.usd(run.spent_usd, demo=run.demo_prices),
         )
     return table
 
@@ -76,6 +76,11 @@ def _controller(run: RunSummary) -> Text:
     if run.controlled_by is not None:
         return Text(clean(run.controlled_by))
     return Text("" if run.state.settled else "nobody", style="yellow")
+
+
+def _rate(run: RunSummary) -> str:
+    played = " demo" if run.demo_prices and run.rate_usd_per_h is not None else ""
+    return f"{formats.rate(run.rate_usd_per_h)}{played}"
 
 
 def _steps(run: RunSummary) -> str:

@@ -42,7 +42,7 @@ def status(view: RunView, *, now: float, width: int, place: str | None = None) -
     """
     parts: list[RenderableType] = [summary(view, now=now, width=width)]
     if view.attempts:
-        parts += [attempts(view.attempts, width=width), Text("")]
+        parts += [attempts(view.attempts, width=width, demo=view.demo_prices), Text("")]
     if view.recoveries:
         parts += [recoveries(view.recoveries, width=width), Text("")]
     parts += [_warning(text) for text in view.warnings]
@@ -74,7 +74,7 @@ def _newest_attempts(view: RunView, *, width: int, room: int) -> RenderableType:
     """As many attempts as fit into `room` lines, at least one."""
     newest = min(len(view.attempts), max(1, room))
     while True:
-        table = attempts(view.attempts, width=width, newest=newest)
+        table = attempts(view.attempts, width=width, demo=view.demo_prices, newest=newest)
         used = _lines(table, width)
         if used <= room or newest == 1:
             return table
@@ -173,7 +173,7 @@ def _spent(view: RunView) -> Text:
 def _on_demand(view: RunView) -> Text:
     if view.on_demand_usd is None:
         return Text("unknown", style="dim")
-    same = f"{format_usd(view.on_demand_usd)} for the same work"
+    same = f"{formats.usd(view.on_demand_usd, demo=view.demo_prices)} for the same work"
     return Text.assemble(f"{same} · ", (formats.saved_money(view.saved_pct), "bold"))
 
 

@@ -44,6 +44,16 @@ class _Known:
     file: int | None = None
     record: RunRecord | None = None
     """None if its journal cannot be read."""
+    at_rest: RunSummary | None = None
+    """The line of a run that has settled: it stays as it is until something is new."""
+
+    def summary(self) -> RunSummary:
+        """Return one line on the run."""
+        if self.record is None:
+            return lost_run(self.folder)
+        told = self.at_rest or summary(self.folder, self.record)
+        self.at_rest = told if self.record.settled is not None else None
+        return told
 
 
 class Fleet:
@@ -85,10 +95,7 @@ class Fleet:
 
     def summaries(self) -> list[RunSummary]:
         """Return one line on each run: this machine's first, each newest first."""
-        return [
-            lost_run(known.folder) if known.record is None else summary(known.folder, known.record)
-            for known in self._runs.values()
-        ]
+        return [known.summary() for known in self._runs.values()]
 
     def measures(self) -> list[RunMeasures]:
         """Return the numbers of each run whose journal can be read."""
@@ -132,7 +139,7 @@ def _read(known: _Known) -> bool:
     signature = _signature(folder.journal_path, folder.live_path)
     if signature == known.signature:
         return False
-    known.signature = signature
+    known.signature, known.at_rest = signature, None
     file = folder.identity()
     again = known.record is not None and file == known.file
     known.file = file

@@ -63,7 +63,10 @@ class Teller:
         if entry.kind in SILENT:
             return None
         sentence, colour = (
-            _trains_again(self.record, entry) or _left_as_told(self.record, entry) or _tell(entry)
+            _trains_again(self.record, entry)
+            or _left_as_told(self.record, entry)
+            or _launching(self.record, entry)
+            or _tell(entry)
         )
         return HistoryLine(
             at=entry.at,
@@ -72,6 +75,7 @@ class Teller:
             text=sentence,
             colour=colour,
             cost_usd=cost.spent_usd(self.record, entry.at),
+            demo_prices=cost.demo_prices(self.record),
             data=_public(entry),
         )
 
@@ -188,12 +192,17 @@ def _clock_moved(entry: Entry) -> tuple[str, str]:
     )
 
 
-def _intended(entry: Entry) -> tuple[str, str]:
+def _launching(record: RunRecord, entry: Entry) -> tuple[str, str] | None:
+    """Return where a launch is made, and at which price; one that is played says so."""
+    if entry.kind != Kind.INTENDED.value:
+        return None
     offer = entry.data["offer"]
     names = (offer["infra"], offer["region"], offer["zone"], offer["instance_type"])
     place = "/".join(name for name in names if name)
     price = offer["price_usd_per_h"]
     rate = "at an unknown price" if price is None else f"at {format_usd(price)} per node and hour"
+    if price is not None and cost.demo_prices(record):
+        rate = f"{rate} (demo)"
     words = f"launching {_nodes(entry.data['nodes'])} in {place} {rate}{_why(entry)}"
     return _plain(words, "cyan")
 
@@ -349,7 +358,6 @@ _TELLERS: dict[str, Callable[[Entry], tuple[str, str]]] = {
     Kind.CONTROLLER_REPAIRED.value: _of("the controller was gone and is started again", "yellow"),
     Kind.TAKEN_OVER.value: _of("the run was taken over by {by}", "yellow"),
     Kind.CLOCK_MOVED.value: _clock_moved,
-    Kind.INTENDED.value: _intended,
     Kind.LAUNCHED.value: _launched,
     Kind.CLUSTER_UP.value: _cluster_up,
     Kind.NO_CAPACITY.value: _refused,

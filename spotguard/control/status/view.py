@@ -135,6 +135,8 @@ class HistoryLine:
     colour: str = field(default="default", metadata=HIDDEN)
     cost_usd: float | None = None
     """What the run had cost by then, where it is known."""
+    demo_prices: bool = False
+    """True if that is played money."""
     data: dict[str, Any] | None = None
     """What the event holds, which depends on its kind."""
 

@@ -89,6 +89,7 @@ def body_of(record: RunRecord, tiding: Tiding, now: float) -> dict[str, Any]:
         "event": tiding.kind,
         "spent_usd": spent_usd,
         "budget_usd": record.limits.budget_usd,
+        "demo_prices": cost.demo_prices(record),
         "id": f"{record.run_id}/{tiding.seq}",
     }
 

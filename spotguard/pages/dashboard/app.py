@@ -77,10 +77,10 @@ class _Pages:
         self._read_only = read_only
 
     async def runs(self, _: Request) -> Response:
-        return HTMLResponse(live_html(await self._feed.page()))
+        return HTMLResponse(live_html(*await self._feed.page()))
 
     async def run(self, request: Request) -> Response:
-        return HTMLResponse(live_html(await self._feed.page(request.path_params["run_id"])))
+        return HTMLResponse(live_html(*await self._feed.page(request.path_params["run_id"])))
 
     async def metrics(self, _: Request) -> Response:
         return Response(await self._feed.metrics(), media_type=CONTENT_TYPE)

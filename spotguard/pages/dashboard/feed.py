@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from spotguard.errors import SpotguardError, UsageError
-from spotguard.pages.html import as_json
+from spotguard.pages.html import as_json, live_html
 from spotguard.pages.run_page import run_page
 from spotguard.pages.runs_page import runs_page
 
@@ -48,6 +48,7 @@ class Feed:
         self._followers: dict[str, RunFollower] = {}
         self._pages: dict[str, tuple[WebPage, str]] = {}
         """Newest form of each page that was made, and its JSON; the list of runs is `""`."""
+        self._pages_made_at: dict[str, float] = {}
         self._looked_at: dict[str, int] = {}
         """How many look at a page now."""
         self._made_at = float("-inf")
@@ -61,9 +62,13 @@ class Feed:
         """How many look at a page now."""
         return sum(self._looked_at.values())
 
-    async def page(self, run_id: str = "") -> WebPage:
-        """Return a page as it is now; `UsageError` if there is no such run."""
-        return (await self._off_loop(lambda: self._renewed(run_id)))[0]
+    def prepare(self) -> None:
+        """Make the list of runs once, before anybody asks: no visitor waits for what that loads."""
+        live_html(*self._renewed(""))
+
+    async def page(self, run_id: str = "") -> tuple[WebPage, str]:
+        """Return a page as it is now, and its JSON; `UsageError` if there is no such run."""
+        return await self._off_loop(lambda: self._renewed(run_id))
 
     async def metrics(self) -> bytes:
         """Return what Prometheus reads."""
@@ -139,10 +144,14 @@ class Feed:
     # ------------------------------------------------------------ in the thread
 
     def _renewed(self, run_id: str) -> tuple[WebPage, str]:
+        """Make a page anew, unless that was done a moment ago for somebody else."""
+        made_at, made = self._pages_made_at.get(run_id, float("-inf")), self._pages.get(run_id)
+        if made is not None and time.monotonic() - made_at < self._poll_s / 2:
+            return made
         self._refresh()
         page = self._run(run_id) if run_id else runs_page(self._fleet.summaries())
-        made = (page, as_json(page))
-        self._pages[run_id] = made
+        made = self._pages[run_id] = (page, as_json(page))
+        self._pages_made_at[run_id] = time.monotonic()
         return made
 
     def _refresh(self) -> None:
@@ -169,3 +178,4 @@ class Feed:
         for run_id in idle[:-_MOST_FOLLOWED]:
             self._followers.pop(run_id, None)
             self._pages.pop(run_id, None)
+            self._pages_made_at.pop(run_id, None)

@@ -74,6 +74,7 @@ def serve(
 
         from spotguard.pages.dashboard.app import dashboard
         from spotguard.pages.dashboard.feed import Feed
+        from spotguard.pages.dashboard.slow_clients import ImpatientProtocol
     except ImportError as problem:
         raise MissingExtra(
             "the dashboard needs the packages starlette and uvicorn",
@@ -91,12 +92,14 @@ def serve(
 
     listening = _listen(port)
     feed = Feed(fleet, read_only=read_only)
+    feed.prepare()
     with listening:
         port = listening.getsockname()[1]
         config = uvicorn.Config(
             dashboard(feed, token=token, port=port, read_only=read_only),
             access_log=False,  # addresses hold the token, once
             log_level="warning",
+            http=ImpatientProtocol,
             ws="none",
             server_header=False,
             timeout_graceful_shutdown=1,

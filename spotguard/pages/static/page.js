@@ -349,11 +349,22 @@
   // ------------------------------------------------------------ living on
 
   function follow(page) {
-    const events = new EventSource(page.run_id ? `/events/${encodeURIComponent(page.run_id)}` : "/events");
+    // A browser keeps six connections to a server: pages that nobody sees let go of theirs.
+    let events = null;
     const say = (text, on) => { if (liveness.textContent !== text) liveness.textContent = text; liveness.classList.toggle("on", on); };
-    events.addEventListener("open", () => say("live", true));
-    events.addEventListener("page", (event) => { say("live", true); render(JSON.parse(event.data)); });
-    events.addEventListener("error", () => say("reconnecting", false));
+    const listen = () => {
+      if (document.visibilityState === "hidden") {
+        if (events) { events.close(); events = null; say("paused", false); }
+        return;
+      }
+      if (events) return;
+      events = new EventSource(page.run_id ? `/events/${encodeURIComponent(page.run_id)}` : "/events");
+      events.addEventListener("open", () => say("live", true));
+      events.addEventListener("page", (event) => { say("live", true); render(JSON.parse(event.data)); });
+      events.addEventListener("error", () => say("reconnecting", false));
+    };
+    document.addEventListener("visibilitychange", listen);
+    listen();
   }
 
   applyTheme();

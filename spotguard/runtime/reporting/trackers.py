@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("spotguard")
 
+_MOST_WAITING = 100_000
+"""Steps that wait for a tracker which is slow; what is logged beyond them, it is not told."""
+
 
 class TrackerProblem(SpotguardError):
     """A tracker could not be told something. The run goes on, and its own store has it."""
@@ -43,12 +46,18 @@ class Tracker(Protocol):
 
 
 class TrackerFeed:
-    """The thread of one tracker. Its methods return at once, but for `wait` and `close`."""
+    """The thread of one tracker. Its methods return at once, but for `wait` and `close`.
+
+    A tracker is code of others: whatever it raises is said once and costs nothing else, and one
+    that is late is waited for once, not at each save.
+    """
 
     def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._failed = False
+        self._failed = self._is_full = False
+        self._has_all: threading.Event | None = None
+        """Set once it has all that was taken when `wait` was called last."""
         self._thread = threading.Thread(target=self._run, name="spotguard-tracker", daemon=True)
         self._thread.start()
 
@@ -65,16 +74,35 @@ class TrackerFeed:
             for step, at, value in zip(line.steps, line.at, line.values, strict=True):
                 by_step.setdefault(step, ({}, at))[0][line.name] = value
         for step in sorted(by_step):
+            if self._queue.qsize() >= _MOST_WAITING:
+                self._say_that_it_is_full(step)
+                return
             values, at = by_step[step]
             self._queue.put(partial(self._tracker.log, step, values, at))
+
+    def _say_that_it_is_full(self, step: int) -> None:
+        if not self._is_full:
+            log.warning(
+                "%s is %d steps behind: from step %d on it is told only what it has time for; "
+                "the run's own store has all",
+                type(self._tracker).__name__,
+                _MOST_WAITING,
+                step,
+            )
+        self._is_full = True
 
     def preempting(self) -> None:
         """Tell the tracker that the node is about to be taken."""
         self._queue.put(self._tracker.preempting)
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until the tracker has all that was taken, `timeout_s` at most; True if it has."""
-        done = threading.Event()
+        """Block until the tracker has all that was taken, `timeout_s` at most; True if it has.
+
+        One that was late the last time, and still is, is not waited for.
+        """
+        if self._has_all is not None and not self._has_all.is_set():
+            return False
+        self._has_all = done = threading.Event()
         self._queue.put(self._tracker.flush)
         self._queue.put(done.set)
         return done.wait(max(0.0, timeout_s))
@@ -93,6 +121,13 @@ class TrackerFeed:
             try:
                 call()
             except TrackerProblem as problem:
-                if not self._failed:  # once: a server that is away is away for each step
-                    log.warning("%s", problem)
-                self._failed = True
+                self._say_that_it_fails(str(problem))
+            except Exception as problem:  # noqa: BLE001 - foreign code at the top of a thread
+                name = type(self._tracker).__name__
+                self._say_that_it_fails(f"{name}: {type(problem).__name__}: {problem}")
+
+    def _say_that_it_fails(self, words: str) -> None:
+        """Say it once: a server that is away is away for each step."""
+        if not self._failed:
+            log.warning("%s", words)
+        self._failed = True
