@@ -43,6 +43,8 @@ def spent_usd(record: RunRecord, now: float) -> float | None:
 def rate_usd_per_h(record: RunRecord) -> float | None:
     """Return what the run costs in an hour now: 0 without nodes, None if a price is unknown."""
     living = [each for each in (record.current, record.ahead) if each is not None]
+    if not living:
+        return 0.0
     return _sum([money.rate_usd_per_h(a.offer.price_usd_per_h, a.nodes) for a in living])
 
 

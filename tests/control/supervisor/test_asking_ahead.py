@@ -11,8 +11,10 @@ from spotguard.control.journal.record import Kind, Limits
 from spotguard.control.status.recovery import recoveries
 from spotguard.control.supervisor.policy import Policy
 from spotguard.events.states import EndReason, RunState
+from spotguard.shared.units import to_iso
 from spotguard.testing.job import JobFate
 from spotguard.testing.launcher import FAKE_OFFER
+from tests.control.made import launched, made, training
 from tests.control.test_crashes import Saboteur, repaired, run_with
 from tests.control.world import World
 
@@ -133,6 +135,20 @@ def test_what_you_stop_leaves_nothing(tmp_path: Path, wish: Kind) -> None:
     check(world, record)
     assert record.settled is not None
     assert record.settled.state is RunState.STOPPED
+
+
+def test_a_recommendation_does_not_hide_the_notice_that_follows() -> None:
+    """AWS often recommends to leave minutes before it says when it takes a node."""
+    lines = (
+        *launched(),
+        training(),
+        ("job_notice", 5.0, 1, {"source": "aws", "action": "rebalance"}),
+        ("job_notice", 9.0, 1, {"source": "aws", "deadline_at": to_iso(129.0)}),
+        ("job_notice", 10.0, 1, {"source": "aws", "action": "rebalance"}),
+    )
+    (attempt,) = made(*lines).attempts
+    assert attempt.notice is not None
+    assert (attempt.notice.at, attempt.notice.deadline_at) == (9.0, 129.0)
 
 
 def test_a_run_that_will_be_done_by_then_asks_for_nothing(tmp_path: Path) -> None:
