@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from spotguard.control.journal import cost
 from spotguard.control.journal.record import Kind, Limits
 from spotguard.control.status.recovery import recoveries
 from spotguard.control.supervisor.policy import Policy
@@ -91,6 +92,10 @@ def test_a_job_waits_while_the_one_before_it_trains(tmp_path: Path) -> None:
     assert record.ahead is not None
     assert record.ahead.launched
     assert {attempt for attempt, _ in world.job.trained} == {1}
+    now = world.clock.now()
+    assert cost.known_spent_usd(record, now) == pytest.approx(world.launcher.billed_usd())
+    assert cost.spent_usd(record, now) == cost.known_spent_usd(record, now)
+    assert cost.rate_usd_per_h(record) == 4.0
     check(world, world.run())
 
 
