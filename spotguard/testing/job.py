@@ -110,7 +110,7 @@ class FakeJob:
             if play.at > now or play.over:
                 break
             if not play.started and not self._turn_has_come(cluster):
-                play.at += 1.0
+                self._wait_for_turn(cluster, play)
             elif not play.started:
                 self._start(cluster, play)
             elif not self._meets_fate(cluster, play) and not self._hears_stop(cluster, play):
@@ -129,6 +129,11 @@ class FakeJob:
         ]
         ends = [event.data["reason"] for event in events if event.kind == JobEvent.ENDED.value]
         return any(EndReason(reason).retried for reason in ends)
+
+    def _wait_for_turn(self, cluster: FakeCluster, play: _Play) -> None:
+        play.at += 1.0
+        if self.store.head(keys.stop(play.attempt)) is not None:
+            self._end(cluster, play, EndReason.STOPPED, exit_code=75)
 
     def _start(self, cluster: FakeCluster, play: _Play) -> None:
         play.started = True
