@@ -9,6 +9,7 @@ import pytest
 
 from spotguard.control.journal import cost
 from spotguard.control.journal.record import Kind, Limits
+from spotguard.control.status.picture import run_view
 from spotguard.control.status.recovery import recoveries
 from spotguard.control.supervisor.policy import Policy
 from spotguard.events.states import EndReason, RunState
@@ -96,6 +97,8 @@ def test_a_job_waits_while_the_one_before_it_trains(tmp_path: Path) -> None:
     assert cost.known_spent_usd(record, now) == pytest.approx(world.launcher.billed_usd())
     assert cost.spent_usd(record, now) == cost.known_spent_usd(record, now)
     assert cost.rate_usd_per_h(record) == 4.0
+    view = run_view(record, live=None, now=now, controller_alive=True, store_url="")
+    assert "the nodes of attempt 2 are started meanwhile" in view.state_detail
     check(world, world.run())
 
 
