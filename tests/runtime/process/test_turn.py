@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +12,7 @@ from spotguard.errors import StoreError
 from spotguard.events import env, keys
 from spotguard.events.event import Event, JobEvent
 from spotguard.runtime.distributed.rendezvous import Alone
-from spotguard.runtime.process import clock, turn
+from spotguard.runtime.process import clock
 from spotguard.runtime.process.settings import Settings
 from spotguard.runtime.process.turn import await_turn
 from spotguard.testing.stores import MemoryStore
@@ -54,7 +55,7 @@ def each_look(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Callable[[], No
             looks.append(1)
             happenings[len(looks) - 1]()
 
-        monkeypatch.setattr(turn.time, "sleep", sleep)
+        monkeypatch.setattr(time, "sleep", sleep)
         return looks
 
     return script
