@@ -21,7 +21,7 @@ from spotguard.control.journal.launches import Launches
 from spotguard.control.journal.record import Kind
 from spotguard.control.supervisor.lease import Lease, check_ours
 from spotguard.control.supervisor.policy import policy_for
-from spotguard.control.supervisor.stop_request import ask_to_stop
+from spotguard.control.supervisor.request import ask_to_stop
 from spotguard.errors import (
     EnvironmentFailure,
     LauncherFailure,
@@ -174,7 +174,7 @@ def _ask_first(launches: Launches) -> ObjectStore:
         with give_up_after(_STORE_S):
             store = run_store(launches.store_root, launches.run_id)
             check_ours(store, machine_id(spotguard_home()), time.time())
-            ask_to_stop(store, _newest(launches, store), EndReason.STOPPED)
+            _ask_all(launches, store)
     except EnvironmentFailure as problem:
         raise EnvironmentFailure(
             f"The job of {launches.run_id} cannot be asked to save, so nothing was released: "
@@ -182,6 +182,12 @@ def _ask_first(launches: Launches) -> ObjectStore:
             hint=f"release its nodes without saving: spotguard down {launches.run_id}",
         ) from problem
     return store
+
+
+def _ask_all(launches: Launches, store: ObjectStore) -> None:
+    """Ask the newest attempt, and each of a cluster that may live: the newest may only wait."""
+    for attempt in sorted({_newest(launches, store), *launches.clusters.values()}):
+        ask_to_stop(store, attempt, EndReason.STOPPED)
 
 
 def _newest(launches: Launches, store: ObjectStore) -> int:
@@ -217,7 +223,7 @@ def _has_left(view: ClusterView) -> bool:
 def _ask_again(launches: Launches, store: ObjectStore) -> None:
     """Ask also the attempt that the nodes may have begun themselves meanwhile."""
     try:
-        ask_to_stop(store, _newest(launches, store), EndReason.STOPPED)
+        _ask_all(launches, store)
     except StoreError as problem:
         log.warning("the store is silent: %s", problem)
 

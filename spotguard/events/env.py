@@ -10,6 +10,8 @@ from typing import Final
 RUN_ID: Final = "SPOTGUARD_RUN_ID"
 ATTEMPT: Final = "SPOTGUARD_ATTEMPT"
 """Attempt number, from 1; the generation that fences writers."""
+AFTER: Final = "SPOTGUARD_AFTER"
+"""Number of the attempt that still trains: this one waits, before it restores, for its end."""
 STORE: Final = "SPOTGUARD_STORE"
 """URL or path of the store; the run lives below it at `<store>/<run_id>/`."""
 NODE: Final = "SPOTGUARD_NODE"

@@ -5,6 +5,7 @@ attempts/000001/launch.json                           by the controller: place, 
 attempts/000001/end.json                              by the controller: when it was gone, why
 attempts/000001/claim.json                            create-if-absent, by the job's first rank
 attempts/000001/stop.json                             create-if-absent, by the controller
+attempts/000001/go.json                               by the controller: its turn has come
 attempts/000001/heartbeat/00000.json                  overwritten, one for each node
 attempts/000001/clock/<node>-<rank>.json              for a moment: to compare clocks
 attempts/000001/events/<ms>-<node>-<rank>-<n>.json    append-only
@@ -62,6 +63,11 @@ def claim(number: int) -> str:
 def stop(number: int) -> str:
     """Return the key by which the controller asks an attempt to save and stop."""
     return f"{attempt(number)}stop.json"
+
+
+def go(number: int) -> str:
+    """Return the key by which the controller says that an attempt's turn has come."""
+    return f"{attempt(number)}go.json"
 
 
 def group(number: int) -> str:

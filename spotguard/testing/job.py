@@ -27,7 +27,12 @@ class JobFate:
     `how` is one of
 
     - `notice`: the cloud announces the end; the job saves, says `preempted` and leaves;
-    - `term`: the same, without an announcement;
+    - `grace`: the same, but the job trains on for `for_s` seconds, up to the announced end;
+    - `withdraw`: the cloud announces the end for `for_s` seconds later and takes that back then;
+      the job trains on all the time;
+    - `deaf`: the same, but nobody takes it back;
+    - `vanish`: the cloud announces the end, and all nodes are gone then without another word;
+    - `term`: the same as `notice`, without an announcement;
     - `lose`: the first `nodes` nodes vanish without a word; the others hang;
     - `lose_and_tell`: the same, but the others save, say `node_lost` and leave;
     - `fail`: the script raises, says so and ends with exit code 1;
@@ -60,6 +65,7 @@ class _Play:
     hung: bool = False
     met_fate: bool = False
     silent_until: float = 0.0
+    announced_until: float | None = None
     step: int = 0
     first_step: int = 0
     events: int = 0
@@ -103,12 +109,31 @@ class FakeJob:
             play = self._plays[cluster.name]
             if play.at > now or play.over:
                 break
-            if not play.started:
+            if not play.started and not self._turn_has_come(cluster):
+                self._wait_for_turn(cluster, play)
+            elif not play.started:
                 self._start(cluster, play)
             elif not self._meets_fate(cluster, play) and not self._hears_stop(cluster, play):
                 self._live(cluster, play)
 
     # ------------------------------------------------------------ parts
+
+    def _turn_has_come(self, cluster: FakeCluster) -> bool:
+        """Tell whether the attempt that this one waits for has ended, as a real job does."""
+        after = cluster.request.env.get(env.AFTER)
+        if after is None or self.store.head(keys.go(cluster.request.attempt)) is not None:
+            return True
+        events = [
+            Event.from_json(self.store.get(info.key))
+            for info in self.store.list(keys.events(int(after)))
+        ]
+        ends = [event.data["reason"] for event in events if event.kind == JobEvent.ENDED.value]
+        return any(EndReason(reason).retried for reason in ends)
+
+    def _wait_for_turn(self, cluster: FakeCluster, play: _Play) -> None:
+        play.at += 1.0
+        if self.store.head(keys.stop(play.attempt)) is not None:
+            self._end(cluster, play, EndReason.STOPPED, exit_code=75)
 
     def _start(self, cluster: FakeCluster, play: _Play) -> None:
         play.started = True
@@ -141,11 +166,16 @@ class FakeJob:
 
     def _meets_fate(self, cluster: FakeCluster, play: _Play) -> bool:
         fate = self.fates.get(play.attempt)
+        if play.announced_until is not None and play.at >= play.announced_until:
+            return self._comes_true(cluster, play)
         if fate is None or play.met_fate or play.at < play.begun_at + fate.at_s:
             return False
         play.met_fate = True
         if fate.how in ("notice", "term"):
             self._warned(cluster, play, fate)
+        elif fate.how in ("grace", "withdraw", "deaf", "vanish"):
+            play.announced_until = play.at + fate.for_s
+            self._announce(cluster, play, play.announced_until)
         elif fate.how == "fail":
             self._end(cluster, play, EndReason.FAILED, exit_code=1, traceback="ValueError: no")
         elif fate.how == "exit":
@@ -159,6 +189,24 @@ class FakeJob:
             play.hung = True
         else:
             raise ValueError(f"no such fate: {fate.how!r}")
+        return play.over
+
+    def _announce(self, cluster: FakeCluster, play: _Play, until: float) -> None:
+        self._write(
+            cluster, play, JobEvent.NOTICE, source="aws", action="stop", deadline_at=to_iso(until)
+        )
+
+    def _comes_true(self, cluster: FakeCluster, play: _Play) -> bool:
+        """Carry out what was announced, or take it back; return whether the job has left."""
+        play.announced_until = None
+        match self.fates[play.attempt].how:
+            case "withdraw":
+                self._write(cluster, play, JobEvent.WITHDRAWN, source="aws")
+            case "vanish":
+                play.over = True
+                cluster.end_all(play.at, NodeEnd.LOST, detail="killed without notice")
+            case "grace":
+                self._leave(cluster, play, EndReason.PREEMPTED)
         return play.over
 
     def _warned(self, cluster: FakeCluster, play: _Play, fate: JobFate) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,12 +24,14 @@ from spotguard.events import keys
 from spotguard.shared.units import SystemClock
 from spotguard.testing.clock import FakeClock
 from spotguard.testing.job import FakeJob, JobFate
-from spotguard.testing.launcher import FakeLauncher
+from spotguard.testing.launcher import FAKE_OFFER, FakeLauncher
 from tests.control.run_folders import make_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from spotguard.launch.base import Offer
 
 RUN = "job-250101-000000-aaaa"
 
@@ -36,19 +39,21 @@ RUN = "job-250101-000000-aaaa"
 class Abandoned:
     """A run that trains on a fake cloud, without a controller."""
 
-    def __init__(self, home: Path, **job: Any) -> None:
+    def __init__(
+        self, home: Path, *, offer: Offer = FAKE_OFFER, living: int = 1, **job: Any
+    ) -> None:
         self.store = make_run(home, RUN)
         self.folder = RunFolder(home / "runs" / RUN)
         self.clock = FakeClock()
         self.job = FakeJob(store=self.store, total_steps=1000, **job)
-        self.launcher = FakeLauncher(self.clock, self.job)
+        self.launcher = FakeLauncher(self.clock, self.job, offers=(offer,))
         self.told: list[str] = []
         with self.folder.journal() as opened:
             supervisor = self.supervisor(opened)
             for _ in range(20):
                 supervisor.tick()
                 self.clock.sleep(0.5)
-        assert self.launcher.living() == [f"{RUN}-1"]
+        assert self.launcher.living() == [f"{RUN}-{number}" for number in range(1, living + 1)]
 
     def supervisor(self, opened: journal.Journal) -> Supervisor:
         """Return a new controller."""
@@ -153,6 +158,22 @@ def test_stop_lets_the_job_save_without_a_journal(
     assert len(run.job.saves) > saves
     assert run.launcher.living() == []
     assert run.launcher.clusters[f"{RUN}-1"].down_at is not None
+
+
+def test_stop_asks_who_trains_also_where_a_later_attempt_waits(
+    home: Path, monkeypatch: pytest.MonkeyPatch, said: Any
+) -> None:
+    """The newest attempt is not the one that has something to save."""
+    fates = {1: JobFate(how="grace", at_s=4.0, for_s=900.0)}
+    offer = replace(FAKE_OFFER, infra="aws")
+    run = abandoned(home, monkeypatch, offer=offer, living=2, fates=fates)
+    run.folder.journal_path.unlink()
+    code, _, err = said("stop", RUN)
+    assert code == 0, err
+    assert run.store.head(keys.stop(1)) is not None
+    assert run.job.saves[-1][1] == run.job.trained[-1][1], "the last thing it did is saved"
+    assert {attempt for attempt, _ in run.job.trained} == {1}
+    assert run.launcher.living() == []
 
 
 @pytest.mark.parametrize("problem", [ValueError, AssertionError, RuntimeError, KeyError])

@@ -7,6 +7,7 @@ SDK's own retries would hide it otherwise.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import threading
@@ -95,6 +96,7 @@ class Gate:
         self._launched: dict[str, tuple[str, list[tuple[str, str]], bytes]] = {}
         """What each client token of RunInstances was answered."""
         self._lock = threading.Lock()
+        self._one_by_one = threading.Lock()
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Let a call pass, or answer in AWS' place."""
@@ -161,8 +163,10 @@ class Gate:
         if call.name == "ec2:RunInstances" and token in self._launched:
             return self._launched[token]  # the same launch, asked for again
         told: list[Any] = []
-        parts = self._moto(environ, lambda *words, **_: told.extend(words[:2]))
-        answer = (str(told[0]), list(told[1]), b"".join(parts))
+        # moto's S3 iterates over a bucket's keys as they change, and fails: one call at a time.
+        with self._one_by_one if call.service == "s3" else contextlib.nullcontext():
+            parts = self._moto(environ, lambda *words, **_: told.extend(words[:2]))
+            answer = (str(told[0]), list(told[1]), b"".join(parts))
         if call.name == "ec2:RunInstances" and token and answer[0].startswith("200"):
             self._launched[token] = answer
         return answer

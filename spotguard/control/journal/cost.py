@@ -37,15 +37,15 @@ def cost_usd(attempt: AttemptRecord, now: float) -> float | None:
 def spent_usd(record: RunRecord, now: float) -> float | None:
     """Return what the run has cost, or None if a price is unknown."""
     lost = [each.usd for each in record.lost_launches]
-    return _sum([*lost, *(cost_usd(attempt, now) for attempt in record.attempts)])
+    return _sum([*lost, *(cost_usd(attempt, now) for attempt in _paid(record))])
 
 
 def rate_usd_per_h(record: RunRecord) -> float | None:
     """Return what the run costs in an hour now: 0 without nodes, None if a price is unknown."""
-    attempt = record.current
-    if attempt is None:
+    living = [each for each in (record.current, record.ahead) if each is not None]
+    if not living:
         return 0.0
-    return money.rate_usd_per_h(attempt.offer.price_usd_per_h, attempt.nodes)
+    return _sum([money.rate_usd_per_h(a.offer.price_usd_per_h, a.nodes) for a in living])
 
 
 def demo_prices(record: RunRecord) -> bool:
@@ -56,7 +56,12 @@ def demo_prices(record: RunRecord) -> bool:
 def known_spent_usd(record: RunRecord, now: float) -> float:
     """Return the known part of what the run has cost: a lower bound, for guards only."""
     lost = sum(each.usd or 0.0 for each in record.lost_launches)
-    return lost + sum(cost_usd(attempt, now) or 0.0 for attempt in record.attempts)
+    return lost + sum(cost_usd(attempt, now) or 0.0 for attempt in _paid(record))
+
+
+def _paid(record: RunRecord) -> tuple[AttemptRecord, ...]:
+    """Return the attempts that cost money, with the one that waits for its turn."""
+    return record.attempts if record.ahead is None else (*record.attempts, record.ahead)
 
 
 def counted_train_s(record: RunRecord) -> dict[int, float]:

@@ -80,7 +80,10 @@ def apply(record: RunRecord, entry: Entry) -> RunRecord:
             change_attempt(attempt, entry) if attempt.number == entry.attempt else attempt
             for attempt in record.attempts
         )
-        record = replace(record, attempts=attempts)
+        ahead = record.ahead
+        if ahead is not None and ahead.number == entry.attempt:
+            ahead = change_attempt(ahead, entry)
+        record = replace(record, attempts=attempts, ahead=ahead)
     return replace(record, seq=entry.seq)
 
 
@@ -119,9 +122,29 @@ def _intended(record: RunRecord, entry: Entry) -> RunRecord:
             after_resume=bool(before) and before[-1].number == record.resumed_after,
         ),
     )
-    return replace(
-        record, attempts=(*before, attempt), next_number=attempt.number + 1, retry_at=None
-    )
+    record = replace(record, next_number=attempt.number + 1, retry_at=None)
+    if data.get("ahead") is True:
+        return replace(record, ahead=attempt)
+    return replace(record, attempts=(*before, attempt))
+
+
+def _took_over(record: RunRecord, _: Entry) -> RunRecord:
+    if record.ahead is None:
+        return record
+    return replace(record, attempts=(*record.attempts, record.ahead), ahead=None)
+
+
+def _given_up(record: RunRecord, entry: Entry) -> RunRecord:
+    lost = _lost(record, entry)
+    return replace(_without_ahead(record, int(entry.attempt or 0)), lost_launches=lost)
+
+
+def _without_ahead(record: RunRecord, number: int) -> RunRecord:
+    """Return the record without nodes asked for ahead, of which the current attempt has no more."""
+    if record.ahead is None or record.ahead.number != number:
+        return record
+    current = record.current
+    return replace(record, ahead=None, asked_ahead_of=current.number if current else 0)
 
 
 def _went_on(record: RunRecord, entry: Entry) -> RunRecord:
@@ -150,7 +173,8 @@ def _launched(record: RunRecord, _: Entry) -> RunRecord:
 
 def _no_capacity(record: RunRecord, entry: Entry) -> RunRecord:
     refused = int(entry.attempt or 0)
-    asked = [attempt.intended_at for attempt in record.attempts if attempt.number == refused]
+    attempt = record.attempt(refused)
+    asked = [] if attempt is None else [attempt.intended_at]
     if entry.data.get("late") and record.search is not None:  # it had counted as launched
         search = record.search
         record = replace(
@@ -160,9 +184,11 @@ def _no_capacity(record: RunRecord, entry: Entry) -> RunRecord:
             rounds=search.rounds,
             waiting_since=search.waiting_since,
         )
+    is_ahead = record.ahead is not None and record.ahead.number == refused
     return replace(
         record,
         attempts=_without(record, refused),
+        ahead=None if is_ahead else record.ahead,
         next_number=refused,
         refused=record.refused + 1,
         lost_launches=_lost(record, entry),
@@ -178,7 +204,7 @@ def _no_capacity(record: RunRecord, entry: Entry) -> RunRecord:
 def _lost(record: RunRecord, entry: Entry) -> tuple[LostLaunch, ...]:
     """Return the launches that may have cost money, with this one if it may."""
     paid_s = number(entry.data, "paid_s")
-    attempt = next((each for each in record.attempts if each.number == entry.attempt), None)
+    attempt = record.attempt(int(entry.attempt or 0))
     if paid_s is None or attempt is None:
         return record.lost_launches
     rate = money.rate_usd_per_h(attempt.offer.price_usd_per_h, attempt.nodes)
@@ -198,7 +224,9 @@ def _adopted(record: RunRecord, entry: Entry) -> RunRecord:
 
 
 def _dropped(record: RunRecord, entry: Entry) -> RunRecord:
-    return replace(record, attempts=_without(record, int(entry.attempt or 0)))
+    number = int(entry.attempt or 0)
+    record = _without_ahead(record, number)
+    return replace(record, attempts=_without(record, number))
 
 
 def _waiting(record: RunRecord, entry: Entry) -> RunRecord:
@@ -336,6 +364,8 @@ _ON_RUN: dict[str, Callable[[RunRecord, Entry], RunRecord]] = {
     Kind.INTENDED.value: _intended,
     Kind.LAUNCHED.value: _launched,
     Kind.WENT_ON.value: _went_on,
+    Kind.TOOK_OVER.value: _took_over,
+    Kind.GIVEN_UP.value: _given_up,
     Kind.NO_CAPACITY.value: _no_capacity,
     Kind.DROPPED.value: _dropped,
     Kind.WAITING.value: _waiting,

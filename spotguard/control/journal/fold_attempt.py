@@ -188,7 +188,9 @@ def _job_notice(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
         source=text(entry.data, "source") or "unknown source",
         deadline_at=instant(entry.data, "deadline_at"),
     )
-    return attempt if attempt.notice else replace(attempt, notice=notice)
+    if attempt.notice is not None and (attempt.notice.deadline_at or notice.deadline_at is None):
+        return attempt
+    return replace(attempt, notice=notice)  # a recommendation may have come before it
 
 
 def _job_saved(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:

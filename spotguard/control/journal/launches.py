@@ -80,6 +80,8 @@ class Launches:
             launches.clusters, launches.wish = known.clusters, known.wish
         living = {each.cluster: each.number for each in record.attempts if each.end is None}
         living |= {each.cluster: each.number for each in record.leaving}
+        if record.ahead is not None:
+            living[record.ahead.cluster] = record.ahead.number
         for ended in {each.cluster for each in record.attempts} - set(living):
             launches.clusters.pop(ended, None)
         launches.clusters |= living

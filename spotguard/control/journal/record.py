@@ -50,6 +50,10 @@ class Kind(str, Enum):
     ATTEMPT_ENDED = "attempt_ended"
     RELEASED = "released"
     """The nodes of an attempt that had ended before were confirmed gone."""
+    TOOK_OVER = "next_took_over"
+    """An attempt ended, and the one whose nodes had been asked for ahead took its place."""
+    GIVEN_UP = "next_given_up"
+    """Nodes that had been asked for ahead are not needed, and nothing is left of them."""
     WENT_ON = "went_on_in_place"
     """An attempt ended, and the nodes that stayed had begun the next one by themselves."""
     PROGRESS = "progress"
@@ -410,6 +414,11 @@ class RunRecord:
     """The job, as `JobSpec.to_json` gave it."""
     limits: Limits
     attempts: tuple[AttemptRecord, ...] = ()
+    ahead: AttemptRecord | None = None
+    """The attempt to come, where its nodes were asked for while the current one still trains: it
+    waits for its turn, and is paid meanwhile."""
+    asked_ahead_of: int = 0
+    """Number of the attempt at whose notice nodes were asked for and given up: once is enough."""
     next_number: int = 1
     tried: tuple[tuple[int, str], ...] = ()
     """(nodes, place) that had no capacity in this round of launching."""
@@ -455,6 +464,11 @@ class RunRecord:
         """The attempt that lives or may live; None between attempts."""
         last = self.attempts[-1] if self.attempts else None
         return last if last is not None and last.end is None else None
+
+    def attempt(self, number: int) -> AttemptRecord | None:
+        """Return the attempt of this number, also one that waits for its turn."""
+        every = (*self.attempts, self.ahead)
+        return next((each for each in every if each is not None and each.number == number), None)
 
     @property
     def leaving(self) -> tuple[AttemptRecord, ...]:

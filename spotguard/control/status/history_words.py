@@ -203,7 +203,8 @@ def _launching(record: RunRecord, entry: Entry) -> tuple[str, str] | None:
     rate = "at an unknown price" if price is None else f"at {format_usd(price)} per node and hour"
     if price is not None and cost.demo_prices(record):
         rate = f"{rate} (demo)"
-    words = f"launching {_nodes(entry.data['nodes'])} in {place} {rate}{_why(entry)}"
+    ahead = ", while these still train: both are paid" if entry.data.get("ahead") is True else ""
+    words = f"launching {_nodes(entry.data['nodes'])} in {place} {rate}{ahead}{_why(entry)}"
     return _plain(words, "cyan")
 
 
@@ -331,6 +332,13 @@ def _refused(entry: Entry) -> tuple[str, str]:
     return said, "yellow"
 
 
+def _given_up(entry: Entry) -> tuple[str, str]:
+    paid_s = number(entry.data, "paid_s")
+    charged = "" if paid_s is None else f"; {format_duration(paid_s)} of them are charged"
+    why = entry.data.get("why") or "they came to nothing"
+    return f"the nodes asked for ahead were given up: {why}{charged}", "yellow"
+
+
 def _of(text: str, colour: str = "default") -> Callable[[Entry], tuple[str, str]]:
     """Return a teller of a text whose {names} stand in the event's data."""
 
@@ -377,6 +385,8 @@ _TELLERS: dict[str, Callable[[Entry], tuple[str, str]]] = {
     Kind.ATTEMPT_ENDED.value: _attempt_ended,
     Kind.RELEASED.value: _of("the nodes of attempt {attempt} are gone"),
     Kind.WENT_ON.value: _went_on,
+    Kind.TOOK_OVER.value: _of("its nodes were asked for ahead, and take over", "cyan"),
+    Kind.GIVEN_UP.value: _given_up,
     Kind.ALERT.value: _of("{percent} % of the budget are spent", "yellow"),
     Kind.SETTLED.value: _settled,
     Kind.USER_STOP.value: _of("you asked to save and stop", "cyan"),

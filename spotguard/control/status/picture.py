@@ -202,7 +202,13 @@ def _detail(record: RunRecord, state: RunState, now: float) -> str:
         return record.settled.detail
     attempt = record.current
     if attempt is not None:
-        return _detail_of_attempt(attempt, state, record.store_problem)
+        words = _detail_of_attempt(attempt, state, record.store_problem)
+        ahead = record.ahead
+        if ahead is None:
+            return words
+        return (
+            f"{words}; the nodes of attempt {ahead.number} are started meanwhile, and both are paid"
+        )
     if state is RunState.CONTACT_LOST:
         return (
             "the run's store cannot be read, so nothing is launched; it is tried again "

@@ -76,8 +76,8 @@ def _recovery(before: AttemptRecord, end: AttemptEnd, after: AttemptRecord) -> R
         release_s=_between(known_at, marks.gone_at),
         waiting_s=marks.waiting_s,
         provision_s=_between(marks.gone_at + marks.waiting_s, marks.up_at),
-        setup_s=_between(marks.up_at, course.init_at),
-        restore_s=_between(course.init_at, restored_at),
+        setup_s=_between(marks.up_at, _not_before(marks.gone_at, course.init_at)),
+        restore_s=_between(_not_before(marks.gone_at, course.init_at), restored_at),
         first_step_s=_between(restored_at, course.first_step_at),
         total_s=_between(ended_at, course.first_step_at),
     )
@@ -99,12 +99,19 @@ def _in_place(after: AttemptRecord) -> _Marks:
 
 
 def _by_controller(before: AttemptRecord, end: AttemptEnd, after: AttemptRecord) -> _Marks:
+    # Who waited for its turn may have heard the end before the controller gave its verdict.
+    gone_at = end.at if after.started_at is None else min(end.at, after.started_at)
     return _Marks(
         known_at=before.course.end_seen_at,
-        gone_at=end.at,
+        gone_at=gone_at,
         waiting_s=_between(after.course.waiting_since, after.intended_at) or 0.0,
-        up_at=after.course.node_up_at,
+        up_at=_not_before(gone_at, after.course.node_up_at),
     )
+
+
+def _not_before(begin_at: float, at: float | None) -> float | None:
+    """Return an instant; one that came while the attempt before still trained took no time."""
+    return None if at is None else max(begin_at, at)
 
 
 def _between(begin_at: float | None, end_at: float | None) -> float | None:

@@ -26,6 +26,8 @@ class Intend:
     allotment: Allotment
     why: str = ""
     """Why these nodes, as a sentence."""
+    ahead: bool = False
+    """The current attempt still trains: this one waits for its turn."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,27 @@ class Drop:
     """Forget an intent that provably started nothing and is too old to follow."""
 
     why: str
+
+
+@dataclass(frozen=True)
+class TakeOver:
+    """The attempt whose nodes were asked for ahead takes the place of the one that ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GiveUp:
+    """Nodes that were asked for ahead are gone, and their attempt never had its turn."""
+
+    why: str
+    paid_until: float | None
+    """They may have cost money until then; None: none was started."""
+
+
+@dataclass(frozen=True)
+class OnAhead:
+    """Do this with the attempt whose nodes were asked for ahead, not with the current one."""
+
+    action: Action
 
 
 @dataclass(frozen=True)
@@ -182,6 +205,9 @@ Action: TypeAlias = (
     | NoteUp
     | NoteRefused
     | Drop
+    | TakeOver
+    | GiveUp
+    | OnAhead
     | BackOff
     | AskToStop
     | WriteStop

@@ -23,16 +23,26 @@ if TYPE_CHECKING:
 
 
 def allot(
-    record: RunRecord, *, nodes: int, price_usd_per_h: float | None, now: float, policy: Policy
+    record: RunRecord,
+    *,
+    nodes: int,
+    price_usd_per_h: float | None,
+    now: float,
+    policy: Policy,
+    beside: AttemptRecord | None = None,
 ) -> Allotment | EndReason:
-    """Return the limits of an attempt launched now, or the reason for which it is not worth it."""
+    """Return the limits of an attempt launched now, or the reason for which it is not worth it.
+
+    `beside` still trains, until its notice comes true: what it may cost is not there to be spent.
+    """
     margins = _Margins.of(record, policy)
     budget_end = _budget_end(
         record,
         nodes=nodes,
         price_usd_per_h=price_usd_per_h,
         now=now,
-        reserve_usd=_still_leaving_usd(record, margins.teardown_s),
+        reserve_usd=_still_leaving_usd(record, margins.teardown_s)
+        + _until_taken_usd(beside, margins.teardown_s, now),
     )
     deadline_end = record.limits.deadline_at
     for end, reason in ((deadline_end, EndReason.DEADLINE), (budget_end, EndReason.BUDGET)):
@@ -107,6 +117,15 @@ def _still_leaving_usd(record: RunRecord, teardown_s: float) -> float:
         for attempt in record.leaving
     ]
     return sum(money.cost_usd(rate, teardown_s) or 0.0 for rate in rates)
+
+
+def _until_taken_usd(attempt: AttemptRecord | None, teardown_s: float, now: float) -> float:
+    """Return what an attempt may cost from now until all its nodes are gone after its notice."""
+    if attempt is None or attempt.notice is None or attempt.notice.deadline_at is None:
+        return 0.0
+    rate = money.rate_usd_per_h(attempt.offer.price_usd_per_h, attempt.nodes)
+    left_s = max(0.0, attempt.notice.deadline_at - now) + teardown_s
+    return money.cost_usd(rate, left_s) or 0.0
 
 
 def _budget_end(

@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING
 
 from spotguard.control.journal import cost
 from spotguard.control.journal.alert_rules import rules_of
-from spotguard.control.journal.record import Kind, place_key
+from spotguard.control.journal.record import Kind
 from spotguard.control.supervisor.actions import (
     Action,
     Alert,
     AskDown,
     AskToStop,
-    BackOff,
     Conclude,
     Drop,
     GoOn,
-    Intend,
     Launch,
     LoseContact,
     LoseSight,
@@ -31,21 +29,26 @@ from spotguard.control.supervisor.actions import (
     NoteRefused,
     NoteReleased,
     NoteUp,
+    OnAhead,
     RegainContact,
     RegainSight,
     SendDown,
     Settle,
+    TakeOver,
     Wait,
     WriteStop,
 )
 from spotguard.control.supervisor.attempt_limits import allot
 from spotguard.control.supervisor.end_reason import judge, judge_nodes, words_of_patience
+from spotguard.control.supervisor.next_nodes import (
+    ask_ahead,
+    look_after_ahead,
+    next_launch,
+    pursue_down,
+)
 from spotguard.control.supervisor.placement import (
-    advised,
     back_to_spot_due,
-    paced_nodes,
     regrow_due,
-    will_buy_later,
 )
 from spotguard.control.supervisor.request import may_go_on_in_place
 from spotguard.errors import BudgetExhausted, DeadlineReached, EnvironmentFailure, JobFailed
@@ -54,8 +57,7 @@ from spotguard.events.states import EndReason, RunState
 from spotguard.launch.base import ClusterState, ClusterView, Offer
 from spotguard.launch.membership import GO_ON_AFTER
 from spotguard.launch.taskyaml import BUYS_SPOT
-from spotguard.plan.ladder import node_ladder
-from spotguard.shared.units import format_duration, format_usd
+from spotguard.shared.units import format_duration
 from spotguard.spec.setting import BUDGET_SHARES
 
 if TYPE_CHECKING:
@@ -86,12 +88,14 @@ class Observation:
     """Nodes that are free in the spot place with most of them; None is unknown."""
     group: Group | None = None
     """The nodes that began the next attempt in place."""
+    ahead: ClusterView | None = None
+    """Of the attempt whose nodes were asked for ahead; None if there is none."""
     leaving: tuple[tuple[int, ClusterView], ...] = ()
     """Of attempts that have ended, and whose nodes are not known to be gone: their clusters."""
     offers: tuple[Offer, ...] = ()
-    """The places that could be asked, best first; only needed between attempts."""
+    """The places that could be asked, best first; only needed where nodes are to be asked for."""
     market: tuple[Sighting, ...] = ()
-    """What runs of this machine saw of places; only needed between attempts."""
+    """What runs of this machine saw of places; needed where offers are."""
 
 
 def decide(record: RunRecord, seen: Observation, now: float, policy: Policy) -> Action:
@@ -105,15 +109,23 @@ def decide(record: RunRecord, seen: Observation, now: float, policy: Policy) -> 
     if behind is not None:
         return behind
     attempt = record.current
+    rest = _rest(record, policy) if attempt is None else None
+    ahead = look_after_ahead(record, seen.ahead, now, policy, at_rest=rest is not None)
+    if ahead is not None:
+        return OnAhead(ahead)
     if attempt is None:
-        action = _between_attempts(record, seen, now, policy)
+        action = rest or _between_attempts(record, seen, now, policy)
         # A run is at rest once nothing of it costs money any more.
-        return Wait() if isinstance(action, Settle) and record.leaving else action
+        costs = record.leaving or record.ahead
+        return Wait() if isinstance(action, Settle) and costs else action
     if seen.cluster is None:
         return Wait()
     if not attempt.launched:
         return _launching(record, attempt, seen.cluster, now, policy)
-    return _living(record, attempt, seen, seen.cluster, now, policy)
+    action = _living(record, attempt, seen, seen.cluster, now, policy)
+    if isinstance(action, Wait):
+        return ask_ahead(record, seen.offers, now, policy, market=seen.market) or action
+    return action
 
 
 def state_of(record: RunRecord) -> RunState:
@@ -139,7 +151,8 @@ def state_of(record: RunRecord) -> RunState:
 # ---------------------------------------------------------------- between attempts
 
 
-def _between_attempts(record: RunRecord, seen: Observation, now: float, policy: Policy) -> Action:
+def _rest(record: RunRecord, policy: Policy) -> Settle | None:
+    """Return how the run settles by what its last attempt did; None if it goes on."""
     last = record.last_ended
     settled = None
     if last is not None and last.number > record.resumed_after:
@@ -157,11 +170,18 @@ def _between_attempts(record: RunRecord, seen: Observation, now: float, policy: 
             "see why each ended in `spotguard history`",
             exit_code=NoCapacityError.exit_code,
         )
+    return None
+
+
+def _between_attempts(record: RunRecord, seen: Observation, now: float, policy: Policy) -> Action:
+    if record.ahead is not None:
+        ready = record.ahead.launched and record.ahead.down is None
+        return TakeOver() if ready else Wait()
     if record.retry_at is not None and now < record.retry_at:
         return Wait()
     if not record.attempts and now < (record.start_at or now):
         return Wait()
-    return _next_launch(record, seen, now, policy)
+    return next_launch(record, seen.offers, now, policy, market=seen.market)
 
 
 def _settled_by(last: AttemptRecord) -> Settle | None:
@@ -194,110 +214,6 @@ def _barren(record: RunRecord) -> int:
             break
         count += 1
     return count
-
-
-def _next_launch(record: RunRecord, seen: Observation, now: float, policy: Policy) -> Action:
-    """Take the largest number of nodes that can be paid and was not refused in this round."""
-    refusals: list[EndReason] = []
-    unpriced, priced = None, bool(record.tried)
-    why = ""
-    most, pace = paced_nodes(record, seen.offers, now, policy)
-    for nodes in node_ladder(record.limits.nodes_min, most):
-        advice = advised(record, seen.offers, nodes, now, policy, market=seen.market)
-        why = f"{advice.why}; {pace}" if pace else advice.why
-        for offer in advice.offers:
-            if (nodes, place_key(offer)) in record.tried:
-                continue
-            if _price_forbids(record, offer):
-                unpriced = unpriced or offer
-                continue
-            priced = True
-            allotted = allot(
-                record,
-                nodes=nodes,
-                price_usd_per_h=offer.price_usd_per_h,
-                now=now,
-                policy=policy,
-            )
-            if not isinstance(allotted, EndReason):
-                return Intend(nodes=nodes, offer=offer, allotment=allotted, why=why)
-            refusals.append(allotted)
-    if unpriced is not None and not priced:
-        return _unknown_price(record, unpriced)
-    if refusals and not record.tried:
-        return _refused(record, refusals[0], now)
-    return _no_capacity(record, seen.offers, now, policy, why)
-
-
-def _no_capacity(
-    record: RunRecord, offers: tuple[Offer, ...], now: float, policy: Policy, why: str
-) -> Action:
-    if record.tried and not record.mendable and record.rounds >= _rounds_of_doubt(record):
-        return Settle(
-            state=RunState.FAILED,
-            detail=f"the launch failed: {record.refusal}",
-            exit_code=EnvironmentFailure.exit_code,
-        )
-    since = now if record.waiting_since is None else record.waiting_since
-    patience_is_over = now - since >= policy.capacity_patience_s
-    if patience_is_over and not will_buy_later(record, offers, now, policy):
-        return Settle(
-            state=RunState.PAUSED,
-            detail=f"no place had {record.limits.nodes_min} node(s) for "
-            f"{format_duration(now - since)}{_in_words(record.refusal)}",
-            exit_code=NoCapacityError.exit_code,
-        )
-    # The exponent is capped so that a long wait cannot overflow a float.
-    delay_s = policy.capacity_backoff_s * 2.0 ** min(record.rounds, 30)
-    return BackOff(now + min(delay_s, policy.capacity_backoff_max_s), why)
-
-
-def _rounds_of_doubt(record: RunRecord) -> int:
-    """Return how many rounds are waited although no wait is said to mend what was refused.
-
-    What has worked in this run before may be away for a moment: a name service, a role.
-    """
-    worked = any(attempt.started_at is not None for attempt in record.attempts)
-    return _ROUNDS_OF_DOUBT if worked else 0
-
-
-def _in_words(refusal: str) -> str:
-    return f": {refusal}" if refusal else ""
-
-
-def _price_forbids(record: RunRecord, offer: Offer) -> bool:
-    """Tell whether a budget stands against a price that nobody knows."""
-    limits = record.limits
-    if limits.budget_usd is None or limits.allow_unknown_price:
-        return False
-    known = all(attempt.offer.price_usd_per_h is not None for attempt in record.attempts)
-    return offer.price_usd_per_h is None or not known
-
-
-def _unknown_price(record: RunRecord, offer: Offer) -> Settle:
-    return Settle(
-        state=RunState.PAUSED,
-        detail=f"the price of {offer.instance_type or offer.infra} is unknown, so the budget of "
-        f"{format_usd(record.limits.budget_usd)} cannot be kept",
-        exit_code=BudgetExhausted.exit_code,
-    )
-
-
-def _refused(record: RunRecord, reason: EndReason, now: float) -> Settle:
-    """Settle because what is left of the money or the time buys no useful training."""
-    if reason is EndReason.DEADLINE:
-        return Settle(
-            state=RunState.PAUSED,
-            detail="the time left until the deadline is too short for another attempt",
-            exit_code=DeadlineReached.exit_code,
-        )
-    spent = format_usd(cost.known_spent_usd(record, now))
-    return Settle(
-        state=RunState.PAUSED,
-        detail=f"{spent} of the budget of {format_usd(record.limits.budget_usd)} are spent, and "
-        "the rest buys no useful training",
-        exit_code=BudgetExhausted.exit_code,
-    )
 
 
 # ---------------------------------------------------------------- one attempt
@@ -346,7 +262,7 @@ def _living(
     if cluster.up_at is not None and attempt.up_at is None:
         return NoteUp(cluster.up_at)
     if attempt.down is not None:
-        return _ended_before_gone(record, attempt, seen, now) or _pursue_down(attempt, now, policy)
+        return _ended_before_gone(record, attempt, seen, now) or pursue_down(attempt, now, policy)
     return (
         _end_due(record, attempt, seen, cluster, now, policy)
         or _stop_due(record, attempt, seen, now, policy)
@@ -545,19 +461,9 @@ def _behind(record: RunRecord, seen: Observation, now: float, policy: Policy) ->
         if cluster.state not in (ClusterState.UP, ClusterState.STARTING):
             gone_at = now if cluster.gone_at is None else min(cluster.gone_at, now)
             return NoteReleased(attempt=attempt.number, gone_at=gone_at)
-        if isinstance(_pursue_down(attempt, now, policy), SendDown):
+        if isinstance(pursue_down(attempt, now, policy), SendDown):
             return SendDown(attempt=attempt.number)
     return None
-
-
-def _pursue_down(attempt: AttemptRecord, now: float, policy: Policy) -> Action:
-    assert attempt.down is not None
-    sent_at, failed_at = attempt.down.sent_at, attempt.down.failed_at
-    if failed_at is not None and now - failed_at < policy.down_retry_s:
-        return Wait()
-    if sent_at is not None and now - sent_at < policy.down_patience_s:
-        return Wait()
-    return SendDown()
 
 
 def _conclude(attempt: AttemptRecord, cluster: ClusterView, now: float) -> Conclude:

@@ -12,6 +12,7 @@ from spotguard.control.journal.job_events import JobNews
 from spotguard.control.journal.nodes_made_of import machine_of
 from spotguard.control.journal.record import Kind
 from spotguard.control.supervisor.decide import Observation
+from spotguard.control.supervisor.next_nodes import may_ask_ahead
 from spotguard.control.supervisor.placement import may_go_back_to_spot, may_regrow
 from spotguard.errors import SpotguardError, StoreError
 from spotguard.events.states import Market
@@ -91,10 +92,13 @@ class Lookout:
             (each.number, self._launcher.observe(each.cluster))
             for each in self._ledger.record.leaving
         )
-        attempt = self._ledger.record.current
+        attempt, ahead = self._ledger.record.current, self._look_ahead(unasked)
         if attempt is None:
             return Observation(
-                offers=tuple(self._offers()), leaving=leaving, market=self._sightings()
+                offers=tuple(self._offers()),
+                ahead=ahead,
+                leaving=leaving,
+                market=self._sightings(),
             )
         if attempt.number != self._watched.attempt:
             self._watched = _Watched(attempt.number, self._clock.monotonic())
@@ -112,9 +116,13 @@ class Lookout:
         complete = self._read_store(attempt, over=over)
         self._note_node_ends(attempt, cluster)
         beat_at = watched.beat_seen_at
+        offers = self._offers_ahead()
         return Observation(
             cluster=cluster,
+            ahead=ahead,
             leaving=leaving,
+            offers=offers,
+            market=self._sightings() if offers else (),
             free_nodes=self._free_nodes(attempt),
             free_spot=self._free_spot(attempt),
             group=self._group(attempt),
@@ -122,6 +130,20 @@ class Lookout:
             silence_s=None if beat_at is None else now - beat_at,
             unreachable_s=now - watched.reached_at,
         )
+
+    def _look_ahead(self, unasked: str | None) -> ClusterView | None:
+        """Look at the nodes that were asked for ahead, if there are any."""
+        ahead = self._ledger.record.ahead
+        if ahead is None:
+            return None
+        if ahead.cluster == unasked:
+            return ClusterView(state=ClusterState.ABSENT)
+        return self._launcher.observe(ahead.cluster)
+
+    def _offers_ahead(self) -> tuple[Offer, ...]:
+        """Return the places, if the next nodes are to be asked for while these still train."""
+        asked = may_ask_ahead(self._ledger.record, self._clock.now())
+        return tuple(self._offers()) if asked else ()
 
     def _with_survivors(self, attempt: AttemptRecord, cluster: ClusterView) -> ClusterView:
         """Take nodes for running that may be: nobody says which are lost, and the job is heard.

@@ -93,13 +93,19 @@ def offers_now(
     lost = {
         place_key(attempt.offer)
         for attempt in record.attempts
-        if attempt.end is not None
-        and attempt.end.reason in TAKEN
-        and now - attempt.end.at < policy.avoid_lost_place_s
+        if _is_taken(attempt)
+        and (attempt.end is None or now - attempt.end.at < policy.avoid_lost_place_s)
     }
     return sorted(
         allowed, key=lambda offer: (offer.market is not Market.SPOT, place_key(offer) in lost)
     )
+
+
+def _is_taken(attempt: AttemptRecord) -> bool:
+    """Tell whether its place took nodes of it, or has announced that it will."""
+    if attempt.end is not None:
+        return attempt.end.reason in TAKEN
+    return attempt.notice is not None and attempt.notice.deadline_at is not None
 
 
 def markets_now(record: RunRecord, now: float, policy: Policy) -> frozenset[Market]:

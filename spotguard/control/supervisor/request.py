@@ -1,12 +1,14 @@
-"""What the launcher is asked for one attempt, and what the job learns of it. Pure."""
+"""What the launcher is asked for one attempt, and what the job learns of it."""
 
 from __future__ import annotations
 
 import json
+import logging
 import socket
 from typing import TYPE_CHECKING
 
 from spotguard.control.journal.record import offer_to_json
+from spotguard.errors import AlreadyExists
 from spotguard.events import env, keys
 from spotguard.launch.base import LaunchRequest
 from spotguard.spec.infra import LOCAL
@@ -14,9 +16,12 @@ from spotguard.storage.urls import is_folder
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import AttemptRecord, RunRecord
+    from spotguard.events.states import EndReason
     from spotguard.shared.hazard import HazardByAge
     from spotguard.spec.model import JobSpec
+    from spotguard.storage.base import ObjectStore
 
+log = logging.getLogger(__name__)
 
 BUCKET_HEARTBEAT_S = 10.0
 """4 US cents a day and node; every second it would be 43 (S3's price of a PUT, 2026)."""
@@ -78,6 +83,19 @@ def claim_data(attempt: AttemptRecord) -> dict[str, object]:
     }
 
 
+def ask_to_stop(store: ObjectStore, attempt: int, reason: EndReason) -> None:
+    """Have an attempt save and stop; the first one who asks says why.
+
+    Raises:
+        StoreError: it cannot be asked.
+    """
+    body = {"reason": reason.value, "message": f"asked to stop: {reason.told(None)}"}
+    try:
+        store.put(keys.stop(attempt), json.dumps(body).encode(), if_absent=True)
+    except AlreadyExists:
+        log.info("attempt %s has been asked to stop before", attempt)
+
+
 def _job_env(
     record: RunRecord, attempt: AttemptRecord, spec: JobSpec, hazard: HazardByAge | None
 ) -> dict[str, str]:
@@ -85,6 +103,7 @@ def _job_env(
     variables: dict[str, object] = {
         env.RUN_ID: record.run_id,
         env.ATTEMPT: attempt.number,
+        env.AFTER: _after(record, attempt),
         env.STORE: record.store_root,
         env.CLAIM: json.dumps(claim_data(attempt), sort_keys=True),
         env.SAVE_EVERY: _unless_default(spec, "save_every"),
@@ -100,6 +119,12 @@ def _job_env(
         env.DOWN_AT: down_at,
     }
     return {name: str(value) for name, value in variables.items() if value is not None}
+
+
+def _after(record: RunRecord, attempt: AttemptRecord) -> int | None:
+    """Return which attempt this one waits for; None for one that may begin at once."""
+    is_ahead = record.ahead is not None and record.ahead.number == attempt.number
+    return record.current.number if is_ahead and record.current is not None else None
 
 
 def heartbeat_s(spec: JobSpec) -> float:

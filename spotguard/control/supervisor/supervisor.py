@@ -24,6 +24,7 @@ from spotguard.control.supervisor.actions import (
     BackOff,
     Conclude,
     Drop,
+    GiveUp,
     GoOn,
     Intend,
     Launch,
@@ -33,10 +34,12 @@ from spotguard.control.supervisor.actions import (
     NoteRefused,
     NoteReleased,
     NoteUp,
+    OnAhead,
     RegainContact,
     RegainSight,
     SendDown,
     Settle,
+    TakeOver,
     Wait,
     WriteStop,
 )
@@ -46,8 +49,12 @@ from spotguard.control.supervisor.market_notes import MarketNotes
 from spotguard.control.supervisor.notify import Notifier
 from spotguard.control.supervisor.observer import Lookout
 from spotguard.control.supervisor.placement import hazard_of
-from spotguard.control.supervisor.request import claim_data, cluster_name, launch_request
-from spotguard.control.supervisor.stop_request import ask_to_stop
+from spotguard.control.supervisor.request import (
+    ask_to_stop,
+    claim_data,
+    cluster_name,
+    launch_request,
+)
 from spotguard.errors import NoCapacity, SpotguardError, StoreError
 from spotguard.events import env, keys
 from spotguard.events.states import EndReason, RunState
@@ -210,6 +217,8 @@ class Supervisor:
     def _act(self, action: Action) -> bool:
         """Carry out one action; return False if it is to be tried again at the next tick."""
         attempt = self._ledger.record.current
+        if isinstance(action, OnAhead):
+            attempt, action = self.record.ahead, action.action
         number = attempt.number if attempt is not None else None
         match action:
             case Intend():
@@ -224,6 +233,8 @@ class Supervisor:
                 self._note_released(self._attempt(action.attempt), action.gone_at)
             case SendDown(attempt=int(ended)):
                 self._send_down(self._attempt(ended))
+            case TakeOver():
+                return self._take_over()
             case _ if attempt is None:
                 raise AssertionError(f"{action} without an attempt")
             case Launch():
@@ -234,6 +245,8 @@ class Supervisor:
                 self._publish(keys.launch(attempt.number), None)
                 self._ledger.write(Kind.DROPPED, {"why": action.why}, attempt=number)
                 self._forget(attempt)
+            case GiveUp():
+                self._give_up(attempt, action)
             case NoteUp():
                 self._ledger.write(Kind.CLUSTER_UP, {"at": action.at}, attempt=number)
             case NoteRefused():
@@ -302,6 +315,23 @@ class Supervisor:
         assert begun is not None
         self._publish_launch(begun)
 
+    def _take_over(self) -> bool:
+        """Let the attempt that waits for its turn begin, unless it has heard the end itself."""
+        ahead = self.record.ahead
+        assert ahead is not None
+        if self._publish(keys.go(ahead.number), {"at": self._clock.now()}) is not None:
+            return False
+        self._ledger.write(Kind.TOOK_OVER, attempt=ahead.number)
+        return True
+
+    def _give_up(self, attempt: AttemptRecord, action: GiveUp) -> None:
+        until = action.paid_until
+        paid_s = None if until is None else max(0.0, until - attempt.billed_from)
+        data = {"why": action.why, "paid_s": paid_s}
+        self._ledger.write(Kind.GIVEN_UP, data, attempt=attempt.number)
+        self._publish(keys.launch(attempt.number), None)
+        self._forget(attempt)
+
     def _intend(self, action: Intend) -> None:
         number = self._ledger.record.next_number
         name = cluster_name(self._ledger.record.run_id, number, self._ledger.record.refused)
@@ -313,6 +343,7 @@ class Supervisor:
                 "offer": offer_to_json(action.offer),
                 "allotment": _allotment_to_json(action.allotment),
                 "why": action.why,
+                "ahead": action.ahead,
             },
             attempt=number,
         )

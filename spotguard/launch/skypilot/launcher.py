@@ -124,6 +124,7 @@ class SkyPilotLauncher:
         if cluster not in self._watches:
             self._refresh(cluster, look(self._sdk, cluster, self._clock))
         watch = self._watches[cluster]
+        watch.wanted_at = self._clock.monotonic()
         watch.hear(heard)
         return watch.answer()
 
@@ -178,9 +179,11 @@ class SkyPilotLauncher:
         self._watches.clear()
 
     def _refresh(self, cluster: str, view: ClusterView) -> None:
+        now = self._clock.monotonic()
         for known, watch in list(self._watches.items()):
-            # One that is being taken down is looked at until it is gone, and no other.
-            if known == cluster or not watch.is_going_down:
+            # One that is being taken down is looked at until it is gone, others as long as wanted.
+            wanted = now - watch.wanted_at < _ANSWER_VALID_S or watch.is_going_down
+            if known == cluster or not wanted:
                 watch.stop()
                 del self._watches[known]
         self._watches[cluster] = _Watch(self._sdk, cluster, view, self._clock)
@@ -250,6 +253,8 @@ class _Watch(threading.Thread):
         super().__init__(name="spotguard-sky", daemon=True)
         self.cluster = cluster
         self.view = view
+        self.wanted_at = clock.monotonic()
+        """When somebody last asked for what it sees."""
         self._looked_at = clock.monotonic()
         self._sdk = sdk
         self._clock = clock

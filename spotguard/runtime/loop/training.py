@@ -31,6 +31,7 @@ from spotguard.runtime.ending.leaving import Phase
 from spotguard.runtime.loop.batch_probe import BatchProbe
 from spotguard.runtime.process.clock import RUN_CLOCK
 from spotguard.runtime.process.outside_loop import outside_loop
+from spotguard.runtime.process.turn import await_turn
 from spotguard.runtime.state.rng import BOUNDARY, mix, seed_everything
 from spotguard.runtime.state.tracked import TrackedModule
 from spotguard.runtime.step import Step, TrainingLoop
@@ -314,6 +315,7 @@ class Training:
     def _restore(self, total: int | None, epochs: int | None, *, strict: bool) -> tuple[int, int]:
         """Restore, claim the attempt, and return the steps done already and those in all."""
         job = self._job
+        await_turn(job.settings, job.store, job.coordinator)
         restored = restoring.restore(
             job.store,
             job.coordinator,

@@ -72,6 +72,8 @@ class Settings:
     run_id: str | None
     attempt: int | None
     """None: the next free one."""
+    after: int | None = None
+    """The attempt whose end this one waits for before it restores; None: none."""
     store_url: str
     rank: int
     world_size: int
@@ -141,6 +143,7 @@ class Settings:
         return cls(
             run_id=chosen_id,
             attempt=_int(env.ATTEMPT),
+            after=_int(env.AFTER),
             store_url=os.environ.get(env.STORE) or store or str(_default_store()),
             rank=rank,
             world_size=world_size,

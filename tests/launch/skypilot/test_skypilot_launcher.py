@@ -367,7 +367,8 @@ def test_a_request_that_hangs_hides_the_cluster_for_two_minutes_at_most() -> Non
 
 def test_a_cluster_that_goes_is_looked_at_beside_the_next_one() -> None:
     """The next launch ends no watch that somebody waits for; one that nobody wants is ended."""
-    subject = launcher(FakeSdk())
+    clock = FakeClock()
+    subject = launcher(FakeSdk(), clock)
     first, second, third = (
         replace(REQUEST, cluster=name, is_new=True) for name in ("one", "two", "three")
     )
@@ -375,15 +376,30 @@ def test_a_cluster_that_goes_is_looked_at_beside_the_next_one() -> None:
     subject.down("one")
     subject.launch(second)
     going = subject._watches["one"]
+    clock.advance(100.0)
     subject.launch(third)
     assert sorted(subject._watches) == ["one", "three"]
     assert not going._stopped.is_set()
     going.view = ClusterView(state=ClusterState.GONE)
+    clock.advance(100.0)
     subject.launch(second)
     assert sorted(subject._watches) == ["two"]
     subject.close()
     assert subject._watches == {}
     assert going._stopped.is_set()
+
+
+def test_two_clusters_that_are_wanted_are_looked_at_beside_each_other() -> None:
+    """The next nodes may be asked for while the ones before still train."""
+    clock = FakeClock()
+    subject = launcher(FakeSdk(), clock, in_background=True)
+    subject.launch(replace(REQUEST, cluster="one", is_new=True))
+    clock.advance(50.0)
+    subject.observe("one")
+    clock.advance(50.0)
+    subject.launch(replace(REQUEST, cluster="two", is_new=True))
+    assert sorted(subject._watches) == ["one", "two"]
+    subject.close()
 
 
 class Unhurried(threading.Event):

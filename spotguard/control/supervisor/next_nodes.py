@@ -1,0 +1,300 @@
+"""Which nodes to ask for next: between two attempts, and ahead, at the notice of one. Pure.
+
+Nodes that are announced to go are replaced while they still train. The attempt that is asked for
+ahead (`RunRecord.ahead`) waits on its own nodes until the current one has ended, and then takes its
+place; where it is not needed after all, its nodes are given up. Both are paid while both are there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from spotguard.control.journal import cost
+from spotguard.control.journal.record import place_key
+from spotguard.control.supervisor.actions import (
+    Action,
+    AskDown,
+    BackOff,
+    Drop,
+    GiveUp,
+    Intend,
+    Launch,
+    NoteLaunched,
+    NoteRefused,
+    NoteUp,
+    SendDown,
+    Settle,
+    Wait,
+)
+from spotguard.control.supervisor.attempt_limits import allot
+from spotguard.control.supervisor.placement import (
+    advised,
+    paced_nodes,
+    will_buy_later,
+    work_left_s,
+)
+from spotguard.errors import BudgetExhausted, DeadlineReached, EnvironmentFailure
+from spotguard.errors import NoCapacity as NoCapacityError
+from spotguard.events.states import EndReason, RunState
+from spotguard.launch.base import ClusterState, ClusterView, Offer
+from spotguard.launch.taskyaml import BUYS_SPOT
+from spotguard.plan.ladder import node_ladder
+from spotguard.shared.units import format_duration, format_usd
+
+if TYPE_CHECKING:
+    from spotguard.control.journal.record import AttemptRecord, RunRecord
+    from spotguard.control.supervisor.policy import Policy
+    from spotguard.policy.market.sightings import Sighting
+
+_ROUNDS_OF_DOUBT = 3
+
+
+def next_launch(
+    record: RunRecord,
+    offers: tuple[Offer, ...],
+    now: float,
+    policy: Policy,
+    *,
+    market: tuple[Sighting, ...] = (),
+    beside: AttemptRecord | None = None,
+) -> Action:
+    """Take the largest number of nodes that can be paid and was not refused in this round.
+
+    `market` is what other runs of this machine saw of places. `beside` is an attempt that lives on
+    until its notice comes true: it is paid till then.
+    """
+    refusals: list[EndReason] = []
+    unpriced, priced = None, bool(record.tried)
+    why = ""
+    most, pace = paced_nodes(record, offers, now, policy)
+    for nodes in node_ladder(record.limits.nodes_min, most):
+        advice = advised(record, offers, nodes, now, policy, market=market)
+        why = f"{advice.why}; {pace}" if pace else advice.why
+        for offer in advice.offers:
+            if (nodes, place_key(offer)) in record.tried:
+                continue
+            if _price_forbids(record, offer):
+                unpriced = unpriced or offer
+                continue
+            priced = True
+            allotted = allot(
+                record,
+                nodes=nodes,
+                price_usd_per_h=offer.price_usd_per_h,
+                now=now,
+                policy=policy,
+                beside=beside,
+            )
+            if not isinstance(allotted, EndReason):
+                return Intend(nodes=nodes, offer=offer, allotment=allotted, why=why)
+            refusals.append(allotted)
+    if unpriced is not None and not priced:
+        return _unknown_price(record, unpriced)
+    if refusals and not record.tried:
+        return _refused(record, refusals[0], now)
+    return _no_capacity(record, offers, now, policy, why)
+
+
+def _no_capacity(
+    record: RunRecord, offers: tuple[Offer, ...], now: float, policy: Policy, why: str
+) -> Action:
+    if record.tried and not record.mendable and record.rounds >= _rounds_of_doubt(record):
+        return Settle(
+            state=RunState.FAILED,
+            detail=f"the launch failed: {record.refusal}",
+            exit_code=EnvironmentFailure.exit_code,
+        )
+    since = now if record.waiting_since is None else record.waiting_since
+    patience_is_over = now - since >= policy.capacity_patience_s
+    if patience_is_over and not will_buy_later(record, offers, now, policy):
+        return Settle(
+            state=RunState.PAUSED,
+            detail=f"no place had {record.limits.nodes_min} node(s) for "
+            f"{format_duration(now - since)}{_in_words(record.refusal)}",
+            exit_code=NoCapacityError.exit_code,
+        )
+    # The exponent is capped so that a long wait cannot overflow a float.
+    delay_s = policy.capacity_backoff_s * 2.0 ** min(record.rounds, 30)
+    return BackOff(now + min(delay_s, policy.capacity_backoff_max_s), why)
+
+
+def _rounds_of_doubt(record: RunRecord) -> int:
+    """Return how many rounds are waited although no wait is said to mend what was refused.
+
+    What has worked in this run before may be away for a moment: a name service, a role.
+    """
+    worked = any(attempt.started_at is not None for attempt in record.attempts)
+    return _ROUNDS_OF_DOUBT if worked else 0
+
+
+def _in_words(refusal: str) -> str:
+    return f": {refusal}" if refusal else ""
+
+
+def _price_forbids(record: RunRecord, offer: Offer) -> bool:
+    """Tell whether a budget stands against a price that nobody knows."""
+    limits = record.limits
+    if limits.budget_usd is None or limits.allow_unknown_price:
+        return False
+    known = all(attempt.offer.price_usd_per_h is not None for attempt in record.attempts)
+    return offer.price_usd_per_h is None or not known
+
+
+def _unknown_price(record: RunRecord, offer: Offer) -> Settle:
+    return Settle(
+        state=RunState.PAUSED,
+        detail=f"the price of {offer.instance_type or offer.infra} is unknown, so the budget of "
+        f"{format_usd(record.limits.budget_usd)} cannot be kept",
+        exit_code=BudgetExhausted.exit_code,
+    )
+
+
+def _refused(record: RunRecord, reason: EndReason, now: float) -> Settle:
+    """Settle because what is left of the money or the time buys no useful training."""
+    if reason is EndReason.DEADLINE:
+        return Settle(
+            state=RunState.PAUSED,
+            detail="the time left until the deadline is too short for another attempt",
+            exit_code=DeadlineReached.exit_code,
+        )
+    spent = format_usd(cost.known_spent_usd(record, now))
+    return Settle(
+        state=RunState.PAUSED,
+        detail=f"{spent} of the budget of {format_usd(record.limits.budget_usd)} are spent, and "
+        "the rest buys no useful training",
+        exit_code=BudgetExhausted.exit_code,
+    )
+
+
+# ---------------------------------------------------------------- ahead, at a notice
+
+
+def may_ask_ahead(record: RunRecord, now: float) -> bool:
+    """Tell whether the next nodes are asked for now, while the current attempt still trains.
+
+    Only where a cloud said when it takes a node: by then this attempt has ended, and what it costs
+    until then is known. One that will have finished by then needs no next one.
+    """
+    attempt = record.current
+    if attempt is None or record.ahead is not None or record.asked_ahead_of == attempt.number:
+        return False
+    notice = attempt.notice
+    if notice is None or notice.deadline_at is None or now >= notice.deadline_at:
+        return False
+    if attempt.offer.infra not in BUYS_SPOT or attempt.started_at is None or not _leads_on(record):
+        return False
+    left_s = work_left_s(record, attempt.nodes)
+    return left_s is None or left_s > notice.deadline_at - now
+
+
+def ask_ahead(
+    record: RunRecord,
+    offers: tuple[Offer, ...],
+    now: float,
+    policy: Policy,
+    *,
+    market: tuple[Sighting, ...] = (),
+) -> Intend | None:
+    """Return the next launch, beside the attempt that is announced to end; None if there is none.
+
+    What is not to be had, or not to be paid beside this one, is for the time after its end.
+    """
+    if not may_ask_ahead(record, now):
+        return None
+    action = next_launch(record, offers, now, policy, market=market, beside=record.current)
+    return replace(action, ahead=True) if isinstance(action, Intend) else None
+
+
+def look_after_ahead(
+    record: RunRecord, cluster: ClusterView | None, now: float, policy: Policy, *, at_rest: bool
+) -> Action | None:
+    """Return what is to be done for the nodes asked for ahead; None if nothing.
+
+    `at_rest`: the run does not go on.
+    """
+    ahead = record.ahead
+    if ahead is None or cluster is None or cluster.state is ClusterState.UNREACHABLE:
+        return None
+    needless = _needless(record, now, policy, at_rest=at_rest)
+    if not ahead.launched:
+        return _launching_ahead(ahead, cluster, needless, now, policy)
+    if cluster.state not in (ClusterState.UP, ClusterState.STARTING):
+        return _never_took_over(ahead, cluster, now)
+    if cluster.up_at is not None and ahead.up_at is None:
+        return NoteUp(cluster.up_at)
+    if ahead.down is not None:
+        action = pursue_down(ahead, now, policy)
+        return action if isinstance(action, SendDown) else None
+    problem = cluster.detail if cluster.lasting else ahead.launch_problem
+    if problem is not None:
+        return AskDown(EndReason.LAUNCH_FAILED, problem)
+    if cluster.job_over:
+        return AskDown(EndReason.RESIZED, "its job ended before its turn had come")
+    down_at = ahead.allotment.down_at
+    if down_at is not None and now >= down_at:
+        needless = "what was allotted to it is used up"
+    return AskDown(EndReason.RESIZED, needless) if needless else None
+
+
+def _launching_ahead(
+    ahead: AttemptRecord, cluster: ClusterView, needless: str, now: float, policy: Policy
+) -> Action:
+    if cluster.state is not ClusterState.ABSENT:
+        return NoteLaunched()
+    if ahead.launch_problem is not None:
+        return Drop(f"the launch failed: {ahead.launch_problem}")
+    if needless or now - ahead.intended_at > policy.intent_valid_s:
+        return Drop(needless or "it was not launched in time, and nothing was started")
+    return Launch()
+
+
+def _never_took_over(ahead: AttemptRecord, cluster: ClusterView, now: float) -> Action:
+    """Nothing of it is left: what is billed is what may have run."""
+    ended = cluster.state in (ClusterState.GONE, ClusterState.ABSENT)
+    ran = ended or cluster.nodes_ran or ahead.up_at is not None
+    until = now if cluster.gone_at is None else min(cluster.gone_at, now)
+    paid_until = max(until, ahead.billed_from) if ran else None
+    if cluster.state is ClusterState.REFUSED and ahead.down is None:
+        return NoteRefused(
+            cluster.detail, lasting=cluster.lasting, busy=cluster.busy, paid_until=paid_until
+        )
+    why = cluster.detail if ahead.down is None else ahead.down.detail
+    return GiveUp(why=why, paid_until=paid_until)
+
+
+def _needless(record: RunRecord, now: float, policy: Policy, *, at_rest: bool) -> str:
+    """Return why nobody needs the nodes that were asked for ahead; empty if the run does."""
+    attempt = record.current
+    if at_rest or record.wish is not None:
+        return "the run does not go on"
+    if attempt is None:
+        return ""
+    if not _leads_on(record):
+        return "the run does not go on"
+    if attempt.job_end is not None or attempt.node_ends or attempt.down is not None:
+        return ""
+    notice = attempt.notice
+    if notice is None or notice.deadline_at is None:
+        return "the notice was withdrawn"
+    outlived = now > notice.deadline_at + policy.teardown_s
+    return "the nodes outlived their notice" if outlived else ""
+
+
+def _leads_on(record: RunRecord) -> bool:
+    """Tell whether another attempt follows the current one, for all that is known."""
+    attempt = record.current
+    assert attempt is not None
+    ends = (attempt.job_end, attempt.down, attempt.stop)
+    return record.wish is None and all(end is None or end.reason.retried for end in ends)
+
+
+def pursue_down(attempt: AttemptRecord, now: float, policy: Policy) -> Action:
+    """Return the order to take an attempt's nodes down, once more if it is time for that."""
+    assert attempt.down is not None
+    sent_at, failed_at = attempt.down.sent_at, attempt.down.failed_at
+    if failed_at is not None and now - failed_at < policy.down_retry_s:
+        return Wait()
+    if sent_at is not None and now - sent_at < policy.down_patience_s:
+        return Wait()
+    return SendDown()
