@@ -43,6 +43,8 @@ FLAGS_OF_UP = {
     "--trust-script",
     "--budget",
     "--deadline",
+    "--start-at",
+    "--work",
     "--market",
     "--on-demand",
     "--on-demand-infra",
@@ -85,10 +87,12 @@ COMMANDS = {
     "drill",
     "doctor",
     "init",
+    "market",
     "config",
 }
 GROUPS = {
     "config": {"show"},
+    "market": {"show", "refresh"},
     "checkpoints": {"ls", "show", "verify", "prune", "archive", "pin", "unpin", "export"},
 }
 
