@@ -50,6 +50,8 @@ FLAGS_OF_UP = {
     "--trust-script",
     "--budget",
     "--deadline",
+    "--start-at",
+    "--work",
     "--market",
     "--on-demand",
     "--on-demand-infra",
@@ -94,10 +96,12 @@ COMMANDS = {
     "ssh",
     "doctor",
     "init",
+    "market",
     "config",
 }
 GROUPS = {
     "config": {"show"},
+    "market": {"show", "refresh"},
     "checkpoints": {"ls", "show", "verify", "prune", "archive", "pin", "unpin", "export"},
 }
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from spotguard.policy.memory import PlaceAnswer, remembered
 from spotguard.policy.view import Seen
 
 if TYPE_CHECKING:
@@ -71,6 +70,8 @@ def answers_of(
 
 def seen_by(told: Iterable[tuple[float, bool]], now: float, hazard: Hazard) -> Seen:
     """Return what is known of a place now from when it had nodes and when it had none, by time."""
+    from spotguard.policy.memory import PlaceAnswer, remembered  # NumPy: not for a plain look
+
     seen, last_at = Seen(), None
     for at, up in told:
         if at > now:

@@ -86,9 +86,9 @@ def test_interrupted_four_ways_two_nodes_end_with_the_undisturbed_weights(
     assert {"notice", "no_capacity"} <= set(beside.kinds(run))
     assert len(ec2.instances(run)) == 10, "two for each attempt: nothing was launched twice"
     assert ec2.living(run) == []
-    check_money(status, ec2.instances(run))
     ec2.verb("policy", "off")
     assert beside.final_weights(status) == undisturbed(EXACT, "--epochs", str(epochs))
+    check_money(status, ec2.instances(run))
 
 
 def test_on_demand_by_rule_stopped_resumed_and_adopted_while_another_is_left_alone(
