@@ -13,7 +13,15 @@ OVERVIEW = (DOCS / "architecture.md").read_text()
 DETAILS = sorted({"architecture.md", *re.findall(r"\]\(([\w/-]+\.md)\)", OVERVIEW)})
 ROOTS = (REPOSITORY, REPOSITORY / "spotguard", REPOSITORY / "spotguard" / "launch")
 _FOLDER_OR_MODULE = re.compile(r"`((?:[a-z_0-9]+/)+(?:[a-z_0-9]+\.py)?)`")
-_IN_THE_RUN_STORE = {"attempts/", "checkpoints/", "clock/", "joining/", "logs/", "metrics/"}
+_IN_THE_RUN_STORE = {
+    "frozen/",
+    "attempts/",
+    "checkpoints/",
+    "clock/",
+    "joining/",
+    "logs/",
+    "metrics/",
+}
 
 
 @pytest.mark.parametrize("page", DETAILS)
