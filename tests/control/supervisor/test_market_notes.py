@@ -150,6 +150,8 @@ def test_notes_of_two_controllers_are_read_anew(tmp_path: Path) -> None:
     saw = Sighting(at=1.0, kind="refused", place="a", run="other")
     note_market(path, [saw])
     assert notes.sightings() == (saw,)
+    note_market(path, [saw])
+    assert notes.sightings() == (saw, saw)
 
 
 def test_a_busy_cloud_says_nothing_of_its_nodes(tmp_path: Path) -> None:
