@@ -8,7 +8,8 @@ ranks is the mean over the global batch whatever the number of ranks.
   the last micro-batch.
 - FSDP2 meets in every forward pass, too, so each rank needs as many of them: one that has fewer
   micro-batches than others runs its last one again, with weight zero.
-- Parameters of a tracked optimizer that nobody synchronises are summed here, in flat buckets.
+- Parameters of a tracked optimizer that nobody synchronises are summed here, in flat buckets. So
+  are those that were frozen when DDP took its own: it never looks at them again.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from spotguard.errors import UsageError
 from spotguard.runtime.distributed.buckets import cut_into_buckets, flatten, own_copy, unflatten
 from spotguard.runtime.distributed.wrappers import (
     find_wrappers,
+    frozen_in,
     parameters_synchronised_by,
     refuse_late_wrappers,
     settle_buckets,
@@ -55,6 +57,7 @@ class GradientSync:
         _refuse_fsdp1(modules)
         self._buffers = BufferSync(modules, ranks)
         self._wrappers = wrappers = find_wrappers(modules, self._optimizers)
+        self._left_out = [p for ddp in wrappers.ddp for p in frozen_in(ddp)]
         for ddp in wrappers.ddp:
             settle_buckets(ddp)
         self.managed_elsewhere = bool(wrappers.modules)
@@ -68,13 +71,19 @@ class GradientSync:
         self._look_at_parameters()
 
     def _look_at_parameters(self) -> None:
-        self._known = count_parameters(self._optimizers)
+        self._known = self._count_parameters()
         several = self._ranks.world_size > 1
         self._parameters = (
-            _unsynchronised(self._wrappers.modules, self._optimizers) if several else []
+            _unsynchronised(self._wrappers.modules, self._optimizers, self._left_out)
+            if several
+            else []
         )
         # A loss that spans both kinds would be scaled for one of them only.
         self._correction = 1.0 / self._ranks.world_size if self.managed_elsewhere else 1.0
+
+    def _count_parameters(self) -> int:
+        """Return how many there are to synchronise; a script may thaw some in mid-run."""
+        return count_parameters(self._optimizers) + sum(p.requires_grad for p in self._left_out)
 
     @contextlib.contextmanager
     def only(self, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
@@ -122,7 +131,7 @@ class GradientSync:
         """Synchronise after the backward pass of the step's last micro-batch; blocks, as above."""
         if share.last:
             self._begun = False
-            if count_parameters(self._optimizers) != self._known:
+            if self._count_parameters() != self._known:
                 self._look_at_parameters()
             self._reduce(filter(self._is_wanted, self._parameters))
             self._buffers.share()
@@ -141,7 +150,7 @@ class GradientSync:
 
         Blocks until the ranks have met, if there are any.
         """
-        if count_parameters(self._optimizers) != self._known:
+        if self._count_parameters() != self._known:
             known = set(map(id, self._parameters))
             self._look_at_parameters()
             self._reduce(p for p in self._parameters if id(p) not in known)
@@ -298,9 +307,15 @@ def count_parameters(optimizers: Iterable[torch.optim.Optimizer]) -> int:
 
 
 def _unsynchronised(
-    wrappers: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]
+    wrappers: Iterable[torch.nn.Module],
+    optimizers: Iterable[torch.optim.Optimizer],
+    left_out: Iterable[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """Return the optimizers' parameters that neither DDP nor FSDP synchronises."""
+    """Return the optimizers' parameters that neither DDP nor FSDP synchronises.
+
+    Of those that DDP has `left_out` they are the ones that are trained now.
+    """
     managed = {id(p) for module in wrappers for p in parameters_synchronised_by(module)}
+    managed -= {id(p) for p in left_out if p.requires_grad}
     found = {id(p): p for p in parameters_of(optimizers) if id(p) not in managed}
     return [parameter for parameter in found.values() if not is_dtensor(parameter)]

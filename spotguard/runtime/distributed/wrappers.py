@@ -120,6 +120,15 @@ def parameters_synchronised_by(module: torch.nn.Module) -> list[torch.nn.Paramet
     return [parameter for name, parameter in module.named_parameters() if name not in ignored]
 
 
+def frozen_in(ddp: DistributedDataParallel) -> list[torch.nn.Parameter]:
+    """Return the parameters that `ddp` would synchronise if they were not frozen.
+
+    DDP takes note once, when it is made, of which parameters are trained (torch 2.13). One that is
+    thawed later gets a gradient that is each rank's own, and the ranks would train apart.
+    """
+    return [p for p in parameters_synchronised_by(ddp) if not p.requires_grad]
+
+
 def settle_buckets(ddp: DistributedDataParallel) -> None:
     """Have `ddp` lay out its buckets for good, before its first backward pass.
 

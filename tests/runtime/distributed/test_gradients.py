@@ -322,7 +322,7 @@ def test_shared_parameters_are_summed_once() -> None:
     """Two optimizers, or two groups, over one parameter do not reduce it twice."""
     weight = torch.nn.Parameter(torch.ones(3))
     found = _unsynchronised(
-        [], [torch.optim.SGD([weight], lr=1.0), torch.optim.SGD([weight], lr=1.0)]
+        [], [torch.optim.SGD([weight], lr=1.0), torch.optim.SGD([weight], lr=1.0)], []
     )
 
     assert len(found) == 1

@@ -120,6 +120,41 @@ def test_ranks_that_wait_for_one_are_told_of_soon(jobs: Jobs, wrap: str) -> None
     assert "in backward()" in message
 
 
+THAWS = """
+import os, torch
+import spotguard.runtime as spotguard
+
+run = spotguard.init(seed=3)
+data = torch.utils.data.TensorDataset(torch.randn(14, 3), torch.randn(14, 1))
+model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+model[0].requires_grad_(False)
+model[2].bias.requires_grad_(False)
+net = torch.nn.parallel.DistributedDataParallel(model) if run.world_size > 1 else model
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run.track(model=model, optimizer=optimizer)
+for step in run.steps(run.loader(data, global_batch_size=14, micro_batch_size=2), total=6):
+    if step.number == 3:
+        model.requires_grad_(True)
+    for x, y in step:
+        step.backward((net(x) - y).pow(2).mean())
+    optimizer.step()
+    optimizer.zero_grad()
+    length = sum(float(p.detach().double().norm()) for p in model.parameters())
+    print(f"length {step.number} {length!r}", flush=True)
+"""
+
+
+def test_what_was_frozen_when_ddp_was_made_is_synchronised_once_it_is_thawed(jobs: Jobs) -> None:
+    """DDP never looks at it again; on 3 ranks with 3, 2 and 2 micro-batches all train as one."""
+    script = jobs.folder / "script.py"
+    script.write_text(THAWS)
+    alone = jobs.start(script, SPOTGUARD_RUN_ID="alone")
+    assert alone.wait() == 0, alone.said
+    ranks = jobs.start_ranks(3, script=script)
+    assert [job.wait() for job in ranks] == [0] * 3, "\n".join(job.said for job in ranks)
+    assert lengths(ranks) == pytest.approx(lengths([alone]), rel=1e-5)
+
+
 def lengths(ranks: list[Job]) -> list[float]:
     """Return the length of the weights after each step."""
     return [float(text) for _, text in sorted(said_by(ranks, "length").items())]
