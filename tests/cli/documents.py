@@ -146,8 +146,9 @@ def _of_runs(patch: pytest.MonkeyPatch, home: Path) -> Iterator[tuple[str, list[
         yield "logs", _printed("logs")
         if live is _eventful:
             yield "drill", _drills(patch, script)
-    patch.setattr(api, "view", lambda run_id: pictures.run(recoveries=(pictures.recovery(),)))
-    patch.setattr(api, "foretold", lambda seen: replace(seen, forecast=FORETOLD))
+    shown = pictures.run(recoveries=(pictures.recovery(),))
+    patch.setattr(api, "view", lambda run_id: shown)
+    patch.setattr(api, "foretold", lambda run_id: replace(shown, forecast=FORETOLD))
     yield "status", _printed("status")
     yield "up", _printed("up", script, "--yes", "--detach")
     yield "resume", _printed("resume", "--detach")
