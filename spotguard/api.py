@@ -174,7 +174,7 @@ def runs() -> list[RunSummary]:
 
 
 def runs_of(
-    stores: Sequence[str], tell: Callable[[str], None] = lambda _: None
+    stores: Sequence[str], tell: Callable[[str], None] | None = None
 ) -> tuple[list[RunSummary], list[UnreadableRun]]:
     """Return a line on each run of these stores, whoever controls it, and what cannot be read.
 
@@ -182,11 +182,15 @@ def runs_of(
 
     Args:
         stores: their URLs.
-        tell: hears how far a long list is.
+        tell: hears how far a long list is; None is nobody.
 
     Raises:
         UsageError, StoreError: a store makes no sense or cannot be read.
     """
     from spotguard.control import api
 
-    return api.list_stored_runs(stores, tell)
+    return api.list_stored_runs(stores, tell or _silent)
+
+
+def _silent(_: str) -> None:
+    """Tell nobody."""

@@ -137,7 +137,7 @@ OURS = printed(4.0, "spotguard: goes on in place", None, "launcher")
 
 def told(store: ObjectStore, *lines: object, query: LogQuery | None = None) -> list[str]:
     """Return what the command prints of a run whose clusters are gone."""
-    log = RunLog(Cloud(), store, query)  # type: ignore[arg-type]
+    log = RunLog(Cloud(), store, query)
     return [line.text for line in log.lines(made(*lines), last=True)]  # type: ignore[arg-type]
 
 
@@ -166,7 +166,7 @@ def test_the_launcher_is_asked_until_the_store_has_the_log() -> None:
     """Set-up is seen at once, and no line twice when the store takes over."""
     store = MemoryStore()
     cloud = Cloud(job_1_1=b"setting up\nstep 1\nstep 2\n")
-    log = RunLog(cloud, store)  # type: ignore[arg-type]
+    log = RunLog(cloud, store)
 
     def follow() -> list[str]:
         return [line.text for line in log.lines(made(*FIRST), last=False)]
@@ -183,7 +183,7 @@ def test_who_follows_with_a_tail_is_told_all_that_is_new() -> None:
     """Only the beginning is cut."""
     store = MemoryStore()
     first = ship(store, 1, 0, *(printed(float(n), f"step {n}") for n in range(9)))
-    log = RunLog(Cloud(), store, LogQuery(tail=2))  # type: ignore[arg-type]
+    log = RunLog(Cloud(), store, LogQuery(tail=2))
 
     def follow() -> list[str]:
         return [line.text for line in log.lines(made(*SECOND[: len(FIRST)]), last=False)]
@@ -198,7 +198,7 @@ def test_a_failure_shows_what_was_held_back() -> None:
     """Who follows learns only at the end that the launcher's words explain something."""
     store = MemoryStore()
     ship(store, 1, 0, printed(1.0, "step 1"), NOISE)
-    log = RunLog(Cloud(), store)  # type: ignore[arg-type]
+    log = RunLog(Cloud(), store)
     assert [line.text for line in log.lines(made(*FIRST), last=False)] == ["step 1"]
     assert [line.text for line in log.lines(made(*FAILED), last=True)] == [NOISE.text]
 
@@ -206,7 +206,7 @@ def test_a_failure_shows_what_was_held_back() -> None:
 def test_a_store_that_cannot_be_read_costs_a_line() -> None:
     """Then the launcher is asked, as ever."""
     store = FaultyStore(MemoryStore()).fail("list", times=None, error=StoreUnavailable("away"))
-    log = RunLog(Cloud(job_1_1=b"step 1\n"), store)  # type: ignore[arg-type]
+    log = RunLog(Cloud(job_1_1=b"step 1\n"), store)
     assert [line.text for line in log.lines(made(*FIRST), last=True)] == [
         "the run store cannot be read now: away",
         "step 1",
@@ -215,7 +215,7 @@ def test_a_store_that_cannot_be_read_costs_a_line() -> None:
 
 def test_a_launchers_log_knows_neither_ranks_nor_times() -> None:
     """Who asks for a rank is told that its lines cannot be told apart."""
-    log = RunLog(Cloud(job_1_1=b"step 1\n"), MemoryStore(), LogQuery(rank=1))  # type: ignore[arg-type]
+    log = RunLog(Cloud(job_1_1=b"step 1\n"), MemoryStore(), LogQuery(rank=1))
     first, second = log.lines(made(*FIRST), last=True)
     assert "nobody can tell its ranks and times apart" in first.text
     assert second.text == "step 1"

@@ -47,7 +47,7 @@ class Cloud:
 
 def told(cloud: Cloud, *lines: Line, log: RunLog | None = None, last: bool = True) -> list[LogLine]:
     """Return what is told with this journal."""
-    log = log or RunLog(cloud)  # type: ignore[arg-type]
+    log = log or RunLog(cloud)
     return list(log.lines(made(*lines), last=last))
 
 
@@ -74,7 +74,7 @@ def test_a_log_is_followed_over_an_interruption() -> None:
     Each line comes once, a lost log costs one, and a log that is read to its end is asked no more.
     """
     cloud = Cloud(job_1_1=b"step 1\nste")
-    log = RunLog(cloud)  # type: ignore[arg-type]
+    log = RunLog(cloud)
 
     def follow(*lines: Line, last: bool = False) -> list[LogLine]:
         return told(cloud, *lines, log=log, last=last)
