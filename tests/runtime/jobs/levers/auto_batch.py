@@ -60,10 +60,8 @@ def main() -> None:
         loader = run.loader(data, global_batch_size=SAMPLES, micro_batch_size=int(size))
     limit_memory()
     if "TRY" in os.environ:
-        probe: type[BatchProbe] = BatchProbe
-        probe._search = (  # type: ignore[method-assign]
-            lambda self, most, first: say("tried", self._fits(int(os.environ["TRY"]), 0))
-        )
+        tried = int(os.environ["TRY"])
+        setattr(BatchProbe, "_search", lambda self, *_: say("tried", self._fits(tried, 0)))  # noqa: B010
     for step in run.steps(loader, total=4):
         shares = []
         for x in step:
