@@ -15,14 +15,13 @@ import typer
 from spotguard.cli import (
     check,
     checkpoints,
-    market,
     page_commands,
     run_commands,
     setup,
-    simulate,
     status_commands,
     up,
 )
+from spotguard.cli.policy import market, simulate
 from spotguard.cli.terminal.output import note, say
 from spotguard.cli.terminal.plain_help import PlainCommand, PlainGroup
 from spotguard.errors import SpotguardError, UsageError

@@ -110,9 +110,8 @@ def schemas() -> dict[str, dict[str, Any]]:
 
 def file_name(command: str) -> str:
     """Return the name of the file, without `.json`, with the schema of what a command prints."""
-    if command.startswith("market "):
-        return "market/show"
-    return "status" if command in LIKE_STATUS else command.replace(" ", "-")
+    command = "market show" if command in LIKE_MARKET_SHOW else command
+    return "status" if command in LIKE_STATUS else command.replace(" ", "/")
 
 
 class _Schema:

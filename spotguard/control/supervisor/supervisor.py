@@ -283,7 +283,9 @@ class Supervisor:
         return True
 
     def _attempt(self, number: int) -> AttemptRecord:
-        return next(each for each in self.record.attempts if each.number == number)
+        found = self.record.attempt(number)
+        assert found is not None, f"attempt {number} is not in the record"
+        return found
 
     def _note_released(self, attempt: AttemptRecord, gone_at: float) -> None:
         """Write down that the nodes of an ended attempt are gone, and publish its verdict."""
