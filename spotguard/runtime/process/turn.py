@@ -16,6 +16,7 @@ from spotguard.events import keys
 from spotguard.events.event import Event, JobEvent
 from spotguard.events.states import EndReason
 from spotguard.events.untrusted import Refused
+from spotguard.runtime.distributed.rendezvous import LostContact
 from spotguard.runtime.process import clock
 from spotguard.storage.small_objects import get_small
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("spotguard")
 
 _LOOK_EVERY_S = 1.0
+_MOST_LOOKS = 900
+"""A quarter of an hour: every notice of a cloud has come true long before, and who controls the run
+would have given the nodes up. They must not be paid for as long as nobody does."""
 _SLICE_S = 60.0
 """How long a rank listens for the first one at a time."""
 _BEFORE_S = 300.0
@@ -41,7 +45,8 @@ def await_turn(settings: Settings, store: ObjectStore, coordinator: Coordinator)
     the thread that hears of it.
 
     Raises:
-        LostContact: the first rank cannot be heard.
+        LostContact: the first rank cannot be heard, or the turn does not come: then neither the
+            attempt before nor a controller is there to say so, and the nodes give themselves back.
     """
     if settings.after is None or settings.attempt is None:
         return
@@ -51,9 +56,12 @@ def await_turn(settings: Settings, store: ObjectStore, coordinator: Coordinator)
         return
     log.info("ready, and waits until attempt %d has ended", settings.after)
     looks = _Looks(store, settings.after, settings.attempt)
-    while not looks.turn_has_come():
+    for _ in range(_MOST_LOOKS):
+        if looks.turn_has_come():
+            coordinator.set(_WORD, "come")
+            return
         time.sleep(_LOOK_EVERY_S)
-    coordinator.set(_WORD, "come")
+    raise LostContact(f"attempt {settings.after} has not ended, and nobody says what to do")
 
 
 class _Looks:

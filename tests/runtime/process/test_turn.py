@@ -11,7 +11,7 @@ import pytest
 from spotguard.errors import StoreError
 from spotguard.events import env, keys
 from spotguard.events.event import Event, JobEvent
-from spotguard.runtime.distributed.rendezvous import Alone
+from spotguard.runtime.distributed.rendezvous import Alone, LostContact
 from spotguard.runtime.process import clock
 from spotguard.runtime.process.settings import Settings
 from spotguard.runtime.process.turn import await_turn
@@ -111,6 +111,14 @@ def test_the_controllers_word_is_enough(each_look: Any) -> None:
     looks = each_look([nothing, nothing])
     await_turn(settings(), silent, Alone())
     assert len(looks) == 2
+
+
+def test_a_turn_that_does_not_come_is_not_waited_for_for_ever(each_look: Any) -> None:
+    """The notice was taken back and the controller is dead: nobody else ends what the nodes cost."""
+    looks = each_look([nothing] * 1000)
+    with pytest.raises(LostContact, match="attempt 1 has not ended"):
+        await_turn(settings(), MemoryStore(), Alone())
+    assert len(looks) == 900
 
 
 def test_the_other_ranks_begin_with_the_first_one(each_look: Any) -> None:
