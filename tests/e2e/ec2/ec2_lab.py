@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.e2e.lab import lab_jobs
 from tests.e2e.lab.lab_jobs import NO_SMOKE, Lab, Status, Weights, weights_at
+from tests.e2e.lab.sky_api import start_api
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +24,6 @@ SCRIPT = INFRA / "ec2-lab" / "ec2_lab.sh"
 BUCKET = "runs"
 ZONES = ("us-east-1a", "us-east-1b")
 TWO_ZONES = "aws/us-east-1"
-_API_STARTS = 3
 _ADMIN_KEY = "AKIAEC2LABADMINADMIN"
 _LIVE = ("pending", "running", "shutting-down", "stopping", "stopped")
 _LAUNCH_S = 900.0
@@ -69,21 +69,8 @@ class Ec2Lab:
         printed = self._output(["bash", "-c", f'eval "$({SCRIPT} env)"; env -0'], self._knobs())
         self.environ = dict(line.split("=", 1) for line in printed.split("\0") if line)
         self.aws("s3", "mb", f"s3://{BUCKET}")
-        self._start_api()  # else it would be a child of the first controller
+        start_api(self)  # else it would be a child of the first controller
         self.sky("check", "aws")
-
-    def _start_api(self) -> None:
-        """Start SkyPilot's API server; on a busy machine it may give up before it serves."""
-        for left in reversed(range(_API_STARTS)):
-            try:
-                self.sky("api", "start")
-                return
-            except AssertionError as failure:
-                log = Path(self.environ["HOME"], ".sky", "api_server", "server.log")
-                said = log.read_text(errors="replace")[-4000:] if log.exists() else "no log"
-                if not left:
-                    raise AssertionError(f"{failure}\n{said}") from failure
-                self.verb("end-api")  # too slow, it may still be on its way, and hold a port
 
     def down(self) -> None:
         """Take away whatever is there, in whatever state."""

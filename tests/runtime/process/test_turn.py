@@ -114,7 +114,7 @@ def test_the_controllers_word_is_enough(each_look: Any) -> None:
 
 
 def test_a_turn_that_does_not_come_is_not_waited_for_for_ever(each_look: Any) -> None:
-    """The notice was taken back and the controller is dead: nobody else ends what the nodes cost."""
+    """The notice was taken back and the controller is dead: nobody else ends the cost."""
     looks = each_look([nothing] * 1000)
     with pytest.raises(LostContact, match="attempt 1 has not ended"):
         await_turn(settings(), MemoryStore(), Alone())
