@@ -28,6 +28,7 @@ from spotguard.runtime.distributed.wrappers import (
     frozen_in,
     parameters_synchronised_by,
     refuse_late_wrappers,
+    refuse_thawed,
     settle_buckets,
 )
 from spotguard.runtime.state.module_buffers import BufferSync
@@ -59,6 +60,7 @@ class GradientSync:
         self._wrappers = wrappers = find_wrappers(modules, self._optimizers)
         self._left_out = [p for ddp in wrappers.ddp for p in frozen_in(ddp)]
         for ddp in wrappers.ddp:
+            refuse_thawed(ddp)
             settle_buckets(ddp)
         self.managed_elsewhere = bool(wrappers.modules)
         self.meets_in_forward = any(map(_meets_in_forward, [*modules, *wrappers.modules]))

@@ -132,6 +132,26 @@ def frozen_in(ddp: DistributedDataParallel) -> list[torch.nn.Parameter]:
     return [p for p in parameters_synchronised_by(ddp) if not p.requires_grad]
 
 
+def refuse_thawed(ddp: DistributedDataParallel) -> None:
+    """Refuse parameters that were thawed between the making of `ddp` and the training loop.
+
+    It does not know of them, and which they are cannot be told any more.
+
+    Raises:
+        UsageError: there are such parameters.
+    """
+    if getattr(ddp, "reducer", None) is None:
+        return
+    known = ddp._get_ddp_logging_data()["num_parameter_tensors"]  # noted when it was made
+    trained, _ = ddp._build_params_for_reducer()  # type: ignore[no-untyped-call]
+    if len(trained) > int(known):
+        raise UsageError(
+            "parameters were thawed after their DistributedDataParallel was made, which does not "
+            "synchronise them: the ranks would train apart",
+            hint="thaw them before the model is wrapped, or within the training loop",
+        )
+
+
 def settle_buckets(ddp: DistributedDataParallel) -> None:
     """Have `ddp` lay out its buckets for good, before its first backward pass.
 

@@ -155,6 +155,15 @@ def test_what_was_frozen_when_ddp_was_made_is_synchronised_once_it_is_thawed(job
     assert lengths(ranks) == pytest.approx(lengths([alone]), rel=1e-5)
 
 
+def test_what_was_thawed_between_ddp_and_the_loop_is_refused(jobs: Jobs) -> None:
+    """DDP does not know of it, and nobody can tell which it is: one sentence on every rank."""
+    script = jobs.folder / "script.py"
+    script.write_text(THAWS.replace("run.track(", "model.requires_grad_(True)\nrun.track("))
+    ranks = jobs.start_ranks(2, script=script)
+    assert [job.wait() for job in ranks] == [2, 2], ranks[0].said
+    assert all("thawed after their DistributedDataParallel was made" in job.said for job in ranks)
+
+
 def lengths(ranks: list[Job]) -> list[float]:
     """Return the length of the weights after each step."""
     return [float(text) for _, text in sorted(said_by(ranks, "length").items())]
