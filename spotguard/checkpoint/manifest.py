@@ -229,9 +229,20 @@ def tensors_that_count(readers: Sequence[ShardReader]) -> list[dict[str, TensorI
     with Crew(_HEADERS_AT_ONCE, "spotguard-headers") as crew:  # each is two requests
         headers = crew.map(lambda reader: reader.tensors, readers)
     pairs = list(zip(readers, headers, strict=True))
-    own = {name for reader, found in pairs if reader.info.folder is None for name in found}
+    own: dict[str, set[tuple[int, ...] | None]] = {}
+    for reader, found in pairs:
+        if reader.info.folder is None:
+            for name, info in found.items():
+                own.setdefault(name, set()).add(info.offsets)
+
+    def counts(name: str, info: TensorInfo) -> bool:
+        # Of a tensor that is spread over ranks, one rank may have stored its part anew.
+        newer = own.get(name, set())
+        parts = info.offsets is not None and None not in newer
+        return info.offsets not in newer if parts else not newer
+
     return [
-        {name: info for name, info in found.items() if name not in own}
+        {name: info for name, info in found.items() if counts(name, info)}
         if reader.info.folder
         else found
         for reader, found in pairs

@@ -349,6 +349,11 @@ class Rebuild:
                 # The controller before went on while these nodes went, or should have.
                 "leaving": there and not found.following,
             }
+        if end.get("leaving"):  # nobody knows whether they were told to go
+            why = {"reason": end["reason"], "detail": "another attempt was launched after it"}
+            self._journal.append(
+                Kind.DOWN_ASKED.value, at=time.time(), attempt=found.number, data=why
+            )
         self._journal.append(
             Kind.ATTEMPT_ENDED.value, at=float(end["gone_at"]), attempt=found.number, data=end
         )

@@ -164,7 +164,7 @@ class Step:
             raise UsageError("step.mean_loss() comes after the loop over the micro-batches")
         loop = self._loop
         if loop.job.world_size == 1 and len(self._pass.losses) == 1:
-            [(_, loss, weight)] = self._pass.losses
+            [(_, loss, weight)] = self._weighted_losses()
             whole = loss.clone() if weight == 1.0 else loss * weight
             return whole if whole.dim() == 0 else whole.reshape(())
         count = max(part.stop for part in loop.loader.ranges(self.number))
@@ -311,6 +311,8 @@ class Step:
             with loop.optimizers.expected_gradients:
                 loop.gradients.backward(loss, factor, share)
         else:  # nothing to add: what a mean over no token is does no harm
+            if scaler is not None:
+                scaler.scale(loss.new_zeros(()))  # its first call makes what its step asks for
             loop.gradients.begin_backward(0.0)
             loop.gradients.end_backward(share)
         if share.last:

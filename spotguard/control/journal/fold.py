@@ -195,8 +195,9 @@ def _no_capacity(record: RunRecord, entry: Entry) -> RunRecord:
         tried=(*record.tried, (entry.data["nodes"], entry.data["place"])),
         mendable=record.mendable or not entry.data.get("lasting"),
         refusal=entry.data.get("problem", ""),
-        waiting_since=min([entry.at, *asked])  # a cloud may need a minute to say no
-        if record.waiting_since is None
+        # A cloud may need a minute to say no. While an attempt trains nothing is waited for.
+        waiting_since=min([entry.at, *asked])
+        if record.waiting_since is None and not is_ahead
         else record.waiting_since,
     )
 

@@ -20,7 +20,7 @@ from spotguard.events.states import Market
 if TYPE_CHECKING:
     from spotguard.control.journal.journal import Entry, Journal
 
-_VERSION = 1
+_VERSION = 2
 """To be raised when the fold makes something else of the same events."""
 _EVERY = 2000
 """Entries between snapshots, while they are small."""

@@ -66,6 +66,19 @@ def allot(
     )
 
 
+def beside_s(record: RunRecord, attempt: AttemptRecord, now: float) -> float:
+    """Return by how many seconds an attempt has to end earlier for what was spent beside it.
+
+    All that was left went to it; nodes that were asked for ahead since then are paid from the same.
+    """
+    rate = money.rate_usd_per_h(attempt.offer.price_usd_per_h, attempt.nodes)
+    if not rate:
+        return 0.0
+    since = [each.usd or 0.0 for each in record.lost_launches if each.at >= attempt.intended_at]
+    waiting = record.ahead and cost.cost_usd(record.ahead, now)
+    return (sum(since) + (waiting or 0.0)) / rate * money.SECONDS_PER_H
+
+
 def end_margin_s(record: RunRecord, policy: Policy) -> float:
     """Return how long before a limit the job stops: for its last save, and for the nodes' end."""
     margins = _Margins.of(record, policy)

@@ -38,11 +38,12 @@ from spotguard.control.supervisor.actions import (
     Wait,
     WriteStop,
 )
-from spotguard.control.supervisor.attempt_limits import allot
+from spotguard.control.supervisor.attempt_limits import allot, beside_s
 from spotguard.control.supervisor.end_reason import judge, judge_nodes, words_of_patience
 from spotguard.control.supervisor.next_nodes import (
     ask_ahead,
     look_after_ahead,
+    may_have_begun,
     next_launch,
     pursue_down,
 )
@@ -109,8 +110,11 @@ def decide(record: RunRecord, seen: Observation, now: float, policy: Policy) -> 
     if behind is not None:
         return behind
     attempt = record.current
+    if attempt is None and may_have_begun(record):
+        return TakeOver()
     rest = _rest(record, policy) if attempt is None else None
-    ahead = look_after_ahead(record, seen.ahead, now, policy, at_rest=rest is not None)
+    heard = seen.silence_s is not None and seen.silence_s < policy.contact_patience_s
+    ahead = look_after_ahead(record, seen.ahead, now, policy, at_rest=rest is not None, heard=heard)
     if ahead is not None:
         return OnAhead(ahead)
     if attempt is None:
@@ -311,7 +315,8 @@ def _end_due(
         return AskDown(EndReason.STOPPED, "you asked to release the nodes at once")
     if record.wish is Kind.USER_STOP and attempt.started_at is None:
         return AskDown(EndReason.STOPPED, "it had not started to train")
-    if limit.down_at is not None and now >= limit.down_at:
+    early_s = beside_s(record, attempt, now) if limit.down_reason is EndReason.BUDGET else 0.0
+    if limit.down_at is not None and now + early_s >= limit.down_at:
         return AskDown(limit.down_reason, "the nodes were taken down at the hard limit")
     if job is not None:
         regroups = job.reason.retried and may_go_on_in_place(record, attempt)
@@ -394,7 +399,8 @@ def _stop_due(
         return None
     if record.wish is not None:
         return AskToStop(EndReason.STOPPED)
-    if limit.budget_stop_at is not None and now >= limit.budget_stop_at:
+    stop_at = limit.budget_stop_at
+    if stop_at is not None and now + beside_s(record, attempt, now) >= stop_at:
         return AskToStop(EndReason.BUDGET)
     if limit.deadline_stop_at is not None and now >= limit.deadline_stop_at:
         return AskToStop(EndReason.DEADLINE)

@@ -206,17 +206,36 @@ def ask_ahead(
     return replace(action, ahead=True) if isinstance(action, Intend) else None
 
 
+def may_have_begun(record: RunRecord) -> bool:
+    """Tell whether the attempt that waits may have heard by itself that its turn has come.
+
+    Then it is judged as any other: nobody may take it down as if it had never trained.
+    """
+    ahead, before = record.ahead, record.current or record.last_ended
+    if ahead is None or not ahead.launched or ahead.down is not None or before is None:
+        return False
+    return before.job_end is not None and before.job_end.reason.retried
+
+
 def look_after_ahead(
-    record: RunRecord, cluster: ClusterView | None, now: float, policy: Policy, *, at_rest: bool
+    record: RunRecord,
+    cluster: ClusterView | None,
+    now: float,
+    policy: Policy,
+    *,
+    at_rest: bool,
+    heard: bool = False,
 ) -> Action | None:
     """Return what is to be done for the nodes asked for ahead; None if nothing.
 
-    `at_rest`: the run does not go on.
+    `at_rest`: the run does not go on. `heard`: the job of the current attempt gives signs of life.
     """
     ahead = record.ahead
     if ahead is None or cluster is None or cluster.state is ClusterState.UNREACHABLE:
         return None
-    needless = _needless(record, now, policy, at_rest=at_rest)
+    if record.current is not None and may_have_begun(record):
+        return None  # until the current attempt has its verdict
+    needless = _needless(record, now, policy, at_rest=at_rest, heard=heard)
     if not ahead.launched:
         return _launching_ahead(ahead, cluster, needless, now, policy)
     if cluster.state not in (ClusterState.UP, ClusterState.STARTING):
@@ -263,7 +282,7 @@ def _never_took_over(ahead: AttemptRecord, cluster: ClusterView, now: float) -> 
     return GiveUp(why=why, paid_until=paid_until)
 
 
-def _needless(record: RunRecord, now: float, policy: Policy, *, at_rest: bool) -> str:
+def _needless(record: RunRecord, now: float, policy: Policy, *, at_rest: bool, heard: bool) -> str:
     """Return why nobody needs the nodes that were asked for ahead; empty if the run does."""
     attempt = record.current
     if at_rest or record.wish is not None:
@@ -277,7 +296,7 @@ def _needless(record: RunRecord, now: float, policy: Policy, *, at_rest: bool) -
     notice = attempt.notice
     if notice is None or notice.deadline_at is None:
         return "the notice was withdrawn"
-    outlived = now > notice.deadline_at + policy.teardown_s
+    outlived = heard and now > notice.deadline_at + policy.teardown_s
     return "the nodes outlived their notice" if outlived else ""
 
 

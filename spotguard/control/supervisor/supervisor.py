@@ -321,7 +321,8 @@ class Supervisor:
         """Let the attempt that waits for its turn begin, unless it has heard the end itself."""
         ahead = self.record.ahead
         assert ahead is not None
-        if self._publish(keys.go(ahead.number), {"at": self._clock.now()}) is not None:
+        goes_on = self.record.wish is None
+        if goes_on and self._publish(keys.go(ahead.number), {"at": self._clock.now()}) is not None:
             return False
         self._ledger.write(Kind.TOOK_OVER, attempt=ahead.number)
         return True

@@ -69,7 +69,3 @@ def _frames(problem: BaseException) -> list[tuple[str, int]]:
     return [
         (frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(problem.__traceback__)
     ]
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -71,6 +71,8 @@ _BEFORE_NODES = re.compile(
 )
 """AWS's calls before nodes run, and the one that gives all nodes or none."""
 _NEVER_ASKED = ("SKYPILOT_ERROR_NO_NODES_LAUNCHED", "NoClusterLaunchedError")
+_QUEUED = re.compile(r"Failed to acquire resources in .{0,200} for \{(?:Slurm|Kubernetes)\(")
+"""A scheduler that kept a launch in its queue has given it nothing, and SkyPilot says no more."""
 _NODES_UP = re.compile(r"\b(?:Instance is|Instances are|Pod is|Pods are) up\b")
 """What SkyPilot prints once it has reached all nodes of a cluster."""
 
@@ -126,7 +128,7 @@ def _nodes_ran(lines: list[str], understood: Refusal) -> bool:
     calls = {asked for _, asked, _ in _AWS_ERROR.findall(text)}
     if _NODES_UP.search(text) or not all(map(_BEFORE_NODES.fullmatch, calls)):
         return True
-    if any(word in text for word in _NEVER_ASKED):
+    if any(word in text for word in _NEVER_ASKED) or _QUEUED.search(text):
         return False
     return not understood.words or (understood.busy and not calls)
 

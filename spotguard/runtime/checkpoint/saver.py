@@ -523,7 +523,8 @@ class Saver:
     ) -> Saved:
         check_not_fenced(self._store, self._attempt)
         self._before_commit()
-        shards = [shard for of_rank, _ in parts.values() for shard in of_rank]
+        # Ranks that hold the same parts may have taken over the same base.
+        shards = dict.fromkeys(shard for of_rank, _ in parts.values() for shard in of_rank)
         manifest = Manifest(
             run_id=self._run_id,
             attempt=self._attempt,

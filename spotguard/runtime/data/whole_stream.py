@@ -17,7 +17,7 @@ from spotguard.runtime.data.streaming import (
     has_state,
     no_epochs,
 )
-from spotguard.runtime.state.rng import mix, seed_everything
+from spotguard.runtime.state.rng import kept_random_states, mix, seed_everything
 from spotguard.shared.batching import split_micro_batches
 
 if TYPE_CHECKING:
@@ -71,7 +71,8 @@ class WholeStreamLoader(Loader):
     def keep(self, finished: int) -> None:
         """Read on over what other ranks trained on, and take down where the stream is."""
         if self._at[0] < finished:
-            self._pass_over(finished, 0)
+            with kept_random_states():  # what the script draws next is the same on all ranks
+                self._pass_over(finished, 0)
         self.shared = self._stream.state()
 
     def begin(self, first: int) -> None:

@@ -83,9 +83,9 @@ class GradientSync:
         # A loss that spans both kinds would be scaled for one of them only.
         self._correction = 1.0 / self._ranks.world_size if self.managed_elsewhere else 1.0
 
-    def _count_parameters(self) -> int:
-        """Return how many there are to synchronise; a script may thaw some in mid-run."""
-        return count_parameters(self._optimizers) + sum(p.requires_grad for p in self._left_out)
+    def _count_parameters(self) -> tuple[int, tuple[bool, ...]]:
+        """Return what changes where others are to be synchronised; a script may thaw some."""
+        return count_parameters(self._optimizers), tuple(p.requires_grad for p in self._left_out)
 
     @contextlib.contextmanager
     def only(self, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
@@ -99,6 +99,18 @@ class GradientSync:
                 yield
             finally:
                 self._only = None
+
+    @contextlib.contextmanager
+    def without_buffers(self) -> Iterator[None]:
+        """Within it DDP broadcasts no buffers before a forward pass: a rank may not get there."""
+        before = [(ddp, ddp.require_forward_param_sync) for ddp in self._wrappers.ddp]
+        for ddp, _ in before:
+            ddp.require_forward_param_sync = False
+        try:
+            yield
+        finally:
+            for ddp, was in before:
+                ddp.require_forward_param_sync = was
 
     def _is_wanted(self, parameter: torch.Tensor) -> bool:
         return self._only is None or id(parameter) in self._only

@@ -142,9 +142,9 @@ def refuse_thawed(ddp: DistributedDataParallel) -> None:
     """
     if getattr(ddp, "reducer", None) is None:
         return
-    known = ddp._get_ddp_logging_data()["num_parameter_tensors"]  # noted when it was made
+    noted = ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]  # when it was made
     trained, _ = ddp._build_params_for_reducer()  # type: ignore[no-untyped-call]
-    if len(trained) > int(known):
+    if len(trained) > int(noted["num_parameter_tensors"]):
         raise UsageError(
             "parameters were thawed after their DistributedDataParallel was made, which does not "
             "synchronise them: the ranks would train apart",

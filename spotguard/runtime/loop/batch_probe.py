@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("spotguard")
 
 _OF_THREADS_BYTES = 128 << 20
-_NO_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "cannot allocate")
+_NO_MEMORY = (
+    *("not enough memory", "can't allocate memory", "out of memory", "cannot allocate"),
+    "alloc_failed",  # cuBLAS and cuDNN at their first use
+)
 
 
 class BatchProbe:
@@ -104,7 +107,8 @@ class BatchProbe:
         return min((size for size in every.tolist() if size), default=None)
 
     def _search(self, most: int, first: int) -> Found:
-        with put_back(self._values), outside_loop.warm_up():
+        quiet = self._gradients.without_buffers()  # DDP's own is for all ranks or for none
+        with put_back(self._values), outside_loop.warm_up(), quiet:
             return largest_that_fits(most, lambda size: self._fits_all(size, first))
 
     def _fits_all(self, size: int, first: int) -> bool:
@@ -169,6 +173,12 @@ def put_back(values: Sequence[Any]) -> Iterator[None]:
     """
     modules = [value for value in values if isinstance(value, torch.nn.Module)]
     optimizers = [value for value in values if isinstance(value, torch.optim.Optimizer)]
+    buffers = [
+        (part, name, buffer)
+        for module in modules
+        for part in module.modules()
+        for name, buffer in part.named_buffers(recurse=False)
+    ]
     tensors = _tensors(modules, optimizers)
     held = {(_local(t).data_ptr(), t.dtype, t.shape): t for t in tensors if t.numel()}
     gradients: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
@@ -190,6 +200,8 @@ def put_back(values: Sequence[Any]) -> Iterator[None]:
             yield
         finally:
             file.seek(0)
+            for part, name, buffer in buffers:  # a module may put another one in its place
+                setattr(part, name, buffer)
             with torch.no_grad():
                 for tensor in held.values():
                     _fill(tensor, file.read(_local(tensor).nbytes))

@@ -33,7 +33,7 @@ _MOST_LOOKS = 900
 would have given the nodes up. They must not be paid for as long as nobody does."""
 _SLICE_S = 60.0
 """How long a rank listens for the first one at a time."""
-_BEFORE_S = 300.0
+_BEFORE_S = 3600.0
 """Ends that were written longer before this process began are not looked for."""
 _WORD = "turn"
 

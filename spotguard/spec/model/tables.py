@@ -235,8 +235,8 @@ class SmokeSpec(Frozen):
             is_duration=True,
         ),
     ] = 50.0
-    """How long all of the smoke may take. A script that has not reached its loop by then is not
-    launched."""
+    """How long all of the smoke may take. A script that waits by then, or whose own lines have not
+    come to the loop, is not launched; work of a library and downloads prove nothing."""
 
     upload_mb_per_s: Annotated[
         float,

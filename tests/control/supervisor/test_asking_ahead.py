@@ -16,7 +16,7 @@ from spotguard.events.states import EndReason, RunState
 from spotguard.shared.units import to_iso
 from spotguard.testing.job import JobFate
 from spotguard.testing.launcher import FAKE_OFFER
-from tests.control.made import launched, made, training
+from tests.control.made import intended, launched, made, training
 from tests.control.test_crashes import Saboteur, repaired, run_with
 from tests.control.world import World
 
@@ -237,3 +237,49 @@ def intents(world: World) -> list[int]:
             for entry in journal.events()
             if entry.kind == Kind.INTENDED.value and entry.data.get("ahead")
         ]
+
+
+@pytest.mark.parametrize("wish", [None, Kind.USER_STOP])
+def test_who_took_its_turn_while_nobody_controlled_the_run_is_an_attempt(
+    tmp_path: Path, wish: Kind | None
+) -> None:
+    """What it trained counts, and it is asked to save like any other; nothing is bought again."""
+    world = a_run(tmp_path, {1: GRACE}, total_steps=60 if wish is None else 1000)
+    assert world.run_until(35.0).ahead is not None
+    for _ in range(60 if wish is None else 30):
+        world.clock.sleep(3.0)
+        world.launcher.living()  # which lets the jobs live on
+    if wish is not None:
+        world.write(wish)
+    record = world.run()
+    check(world, record)
+    assert world.launcher.started == ["job-1-1", "job-1-2"]
+    assert [attempt.number for attempt in record.attempts] == [1, 2]
+    assert record.attempts[1].saved is True
+    assert Kind.GIVEN_UP.value not in world.kinds()
+
+
+def test_a_budget_holds_where_the_notice_is_taken_back(tmp_path: Path) -> None:
+    """What the needless nodes cost is taken from the time of those that train on."""
+    asked = []
+    for cents in range(5, 30, 3):
+        limits = Limits(nodes_min=2, nodes_max=2, budget_usd=cents / 100)
+        folder = tmp_path / str(cents)
+        folder.mkdir()
+        fate = JobFate(how="withdraw", at_s=20.0, for_s=20.0)
+        world = a_run(folder, {1: fate}, limits=limits, total_steps=5000)
+        world.run()
+        assert world.launcher.living() == []
+        assert world.launcher.billed_usd() <= cents / 100
+        asked.append(Kind.GIVEN_UP.value in world.kinds())
+    assert any(asked)
+
+
+def test_a_refusal_of_nodes_asked_ahead_begins_no_wait() -> None:
+    """The run trains: days later it must not be paused as one that has waited since then."""
+    data = {"nodes": 1, "place": "p", "problem": "none", "late": True}
+    intent = {**intended(9.0)[3], "ahead": True}
+    lines = (*launched(1.0), training(2.0), ("launch_intended", 9.0, 2, intent))
+    record = made(*lines, ("launched", 9.5, 2, {}), ("no_capacity", 12.0, 2, data))
+    assert (record.ahead, record.waiting_since) == (None, None)
+    assert record.current is not None

@@ -76,6 +76,7 @@ def test_without_a_word_that_is_understood_it_is_waited_for() -> None:
 RAN = {
     "tags": aws("RequestLimitExceeded", "Request limit exceeded.", "CreateTags"),
     "look": aws("InternalError", "An internal error has occurred.", "DescribeInstances"),
+    "Slurm: died": "Instances are up.\nFailed to acquire resources in spot for {Slurm(cpus=1+)}.",
     "no SSH": "└── Instances are up.\nTimed out waiting for SSH",
     "second zone": WAITS["InsufficientInstanceCapacity"] + "└── Instance is up.\nRay failed",
     "nobody says": GENERIC,
@@ -85,6 +86,8 @@ NEVER = {
     "no VPC": aws("UnauthorizedOperation", "No.", "DescribeVpcs"),
     "no role": aws("AccessDenied", "No.", "GetInstanceProfile"),
     "throttled at once": WAITS["RequestLimitExceeded"],
+    "Slurm, no more said": "Failed to acquire resources in spot for {Slurm(cpus=1+)}.",
+    "Kubernetes": "Failed to acquire resources in all zones in kind for {Kubernetes(2CPU--4GB)}.",
     "Slurm's queue": "TimeoutError: Job 7 did not get nodes allocated within 60 seconds",
     **WAITS,
     **LASTS,

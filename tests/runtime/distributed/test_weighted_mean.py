@@ -131,3 +131,32 @@ def test_a_wrong_weight_is_told_in_one_sentence(jobs: Jobs, tmp_path: Path, name
     script = tmp_path / "job.py"
     script.write_text(SCRIPT.replace("MISUSE", call))
     assert message in jobs.run(script, code=2)
+
+
+ONE_BATCH = """
+import torch
+import spotguard.runtime as spotguard
+
+run = spotguard.init(seed=1)
+data = torch.utils.data.TensorDataset(torch.ones(8, 1))
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run.track(model=model, optimizer=optimizer)
+for step in run.steps(run.loader(data, global_batch_size=4), total=2):
+    for (x,) in step:
+        step.backward((model(x) * 0 + 2.5).mean(), weight=512)
+    print("seen", step.mean_loss().item(), step.loss.item(), step.own_loss.item(), flush=True)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.e2e
+def test_the_loss_of_one_batch_is_not_multiplied_by_its_tokens(jobs: Jobs) -> None:
+    """One rank with one micro-batch: the mean is the loss itself, whichever way it is asked for."""
+    script = jobs.folder / "script.py"
+    script.write_text(ONE_BATCH)
+    said = jobs.run(script)
+    assert [line for line in said.splitlines() if line.startswith("seen")] == [
+        "seen 2.5 2.5 2.5"
+    ] * 2

@@ -155,6 +155,46 @@ def test_what_was_frozen_when_ddp_was_made_is_synchronised_once_it_is_thawed(job
     assert lengths(ranks) == pytest.approx(lengths([alone]), rel=1e-5)
 
 
+SWAPS = """
+import torch
+import spotguard.runtime as spotguard
+
+run = spotguard.init(seed=3)
+data = torch.utils.data.TensorDataset(torch.randn(14, 3), torch.randn(14, 1))
+first, second, last = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
+model = torch.nn.Sequential(first, torch.nn.Tanh(), second, torch.nn.Tanh(), last)
+first.requires_grad_(False)
+second.requires_grad_(False)
+net = torch.nn.parallel.DistributedDataParallel(model) if run.world_size > 1 else model
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run.track(model=model, optimizer=optimizer)
+for step in run.steps(run.loader(data, global_batch_size=14, micro_batch_size=2), total=6):
+    if step.number:
+        first.requires_grad_(step.number < 3)
+        second.requires_grad_(step.number >= 3)
+    for x, y in step:
+        step.backward((net(x) - y).pow(2).mean())
+    optimizer.step()
+    optimizer.zero_grad()
+    length = sum(float(p.detach().double().norm()) for p in model.parameters())
+    print(f"length {step.number} {length!r}", flush=True)
+weights = sum(float(p.detach().double().norm()) for p in model.parameters())
+print(f"length {9 + run.rank} {weights!r}", flush=True)
+"""
+
+
+def test_one_block_after_another_is_thawed_and_synchronised(jobs: Jobs) -> None:
+    """As many parameters are trained as before, but others: each rank ends with the same."""
+    script = jobs.folder / "script.py"
+    script.write_text(SWAPS)
+    alone = jobs.start(script, SPOTGUARD_RUN_ID="alone")
+    assert alone.wait() == 0, alone.said
+    ranks = jobs.start_ranks(3, script=script)
+    assert [job.wait() for job in ranks] == [0] * 3, "\n".join(job.said for job in ranks)
+    for job in ranks:
+        assert lengths([job])[:6] == pytest.approx(lengths([alone])[:6], rel=1e-5)
+
+
 def test_what_was_thawed_between_ddp_and_the_loop_is_refused(jobs: Jobs) -> None:
     """DDP does not know of it, and nobody can tell which it is: one sentence on every rank."""
     script = jobs.folder / "script.py"

@@ -45,6 +45,14 @@ class Code:
         mine = [CodeLine(str(file), int(str(line))) for file, line in frames if self._is_mine(file)]
         return mine[-1] if mine else None
 
+    def is_mine(self, file: object) -> bool:
+        """Tell whether a file is the user's."""
+        return self._is_mine(file)
+
+    def has_below(self, path: str) -> bool:
+        """Tell whether a path is below the workdir, which the nodes have as it is here."""
+        return Path(path).is_relative_to(self._workdir)
+
     def in_text(self, text: str) -> CodeLine | None:
         """Return the innermost line of the user's in a traceback that is part of a text."""
         return self.innermost(_LINE.findall(text))

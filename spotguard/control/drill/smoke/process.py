@@ -8,6 +8,7 @@ does, it and all that it started are gone when `run` returns.
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import shutil
 import signal
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
 
 RUN_ID: Final = "smoke"
 SAMPLES: Final = 2
+_DRIVER: Final = (
+    "import sys; sys.path.pop(0); from spotguard.launch.local.smoke_driver import main; "
+    "sys.path.insert(0, ''); main(sys.argv[1:])"
+)
 """Of one step: one micro-batch, and not one sample, for which batch normalisation has no variance.
 """
 QUIET_TRACKERS: Final = {
@@ -167,7 +172,7 @@ class _Process:
         self._child = subprocess.Popen(
             [
                 sys.executable,
-                *("-m", "spotguard.launch.local.smoke_driver"),
+                *("-c", _DRIVER),  # by `-m` the workdir's modules would come before Python's
                 str(self._room),
                 str(time.time() + self._stint.limit_s - _STACKS_BEFORE_S),
                 self._spec.script,
@@ -366,7 +371,12 @@ def _asked(ask: Any) -> Any:
 
 
 def _size_of(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    total = 0
+    with contextlib.suppress(OSError):  # files come and go meanwhile
+        for path in folder.rglob("*"):
+            with contextlib.suppress(OSError):
+                total += path.lstat().st_size
+    return total
 
 
 def _text_of(path: Path) -> str:

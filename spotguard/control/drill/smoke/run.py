@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 _AS_LONG = 1.5
 """A process that restores needs about as long as the one before it: what takes longer hangs."""
+_CLUSTERS = ("slurm", "kubernetes")
+"""Where nodes are somebody's own: they may have files and packages that nobody names."""
 _LEAST_S = 8.0
 """Less time than this is none for another process that imports torch."""
 
@@ -57,6 +59,10 @@ def wanted(spec: JobSpec) -> bool:
     if spec.smoke.when == "paid":
         return spec.infra != LOCAL
     return spec.smoke.when == "always"
+
+
+def _all_nan(facts: Facts) -> bool:
+    return bool(facts.losses) and not any(map(math.isfinite, facts.losses))
 
 
 def known_smoke(spec: JobSpec) -> Smoke | None:
@@ -117,8 +123,13 @@ class _Trial:
             verdict = self._again(verdict, steps)
         if verdict is not None:
             return verdict
+        if _all_nan(self._facts) and not self._whole_batches:
+            # A mean over two samples may be one over none, which a whole batch never is.
+            again = self._again(self._not_finite(self._facts), steps)
+            if again is not None:
+                return again
         facts = self._facts
-        if facts.losses and not any(math.isfinite(loss) for loss in facts.losses):
+        if _all_nan(facts):
             return self._not_finite(facts)
         self._tell("smoke: restoring in another process ...")
         return self._restored(facts)
@@ -154,8 +165,9 @@ class _Trial:
             self._facts,
             self._code,
             stop_after=stop_after,
-            ready_made=bool(node.image or node.setup),
+            ready_made=bool(node.image or node.setup) or self._spec.infra.startswith(_CLUSTERS),
             mounted=(*node.file_mounts, *node.volumes),
+            gpus=self._spec.gpus is not None,
         )
 
     def _again(self, first: Stopped, steps: int) -> Verdict:

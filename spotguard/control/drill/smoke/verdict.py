@@ -23,6 +23,21 @@ _CUDA = re.compile(r"cuda|nvidia|\bnccl\b|\bgpus?\b", re.I)
 _NO_MEMORY = re.compile(r"can't allocate memory|out of memory|cannot allocate memory", re.I)
 _NO_ROOM = re.compile(r"no space left|disk quota|no room", re.I)
 _OF_SIZES = frozenset({"RuntimeError", "ValueError", "IndexError", "AssertionError"})
+_KERNEL = re.compile(
+    r"cuda|nvidia|\bnccl\b|\bgpus?\b|triton|libcu\w+\.so|not implemented for '(?:Half|BFloat16)'",
+    re.I,
+)
+"""What libraries say that have no way but a GPU."""
+_NO_NETWORK = frozenset(
+    {
+        *("ConnectionError", "ConnectTimeout", "ConnectTimeoutError", "EndpointConnectionError"),
+        *("NoCredentialsError", "ClientError", "gaierror", "URLError", "MaxRetryError"),
+        *("LocalEntryNotFoundError", "OfflineModeIsEnabled", "SSLError", "ProxyError"),
+    }
+)
+_OF_NETWORKS = ("ssl.py", "socket.py", "http", "urllib", "requests", "botocore")
+"""Files in which a process waits for what it downloads."""
+_ABSOLUTE = re.compile(r"'(/[^']+)'")
 _NO_FILE = frozenset({"FileNotFoundError", "NotADirectoryError", "IsADirectoryError"})
 _OURS_NEED = ("torch", "xxhash")
 _OUTSIDE = "outside of a loop of spotguard"
@@ -59,6 +74,7 @@ def judge(
     stop_after: int,
     ready_made: bool = False,
     mounted: Iterable[str] = (),
+    gpus: bool = False,
 ) -> Verdict:
     """Return what a process proves.
 
@@ -66,9 +82,10 @@ def judge(
         facts: what it did.
         code: the user's.
         stop_after: steps that it was to have done, with those before it.
-        ready_made: nodes start from an image or by commands of the user's, so that they may have
-            packages that this machine lacks.
+        ready_made: nodes start from an image or by commands of the user's, or are a cluster's own,
+            so that they may have packages and files that this machine lacks.
         mounted: places that the nodes have, and this machine need not.
+        gpus: nodes have GPUs, which this process was not shown.
     """
     ended = facts.event(JobEvent.ENDED) or {}
     if ended.get("saved_step") == stop_after:
@@ -78,6 +95,7 @@ def judge(
         or _of_time(facts, code)
         or _of_packages(facts, code, ready_made=ready_made)
         or _of_mounts(facts, mounted)
+        or _of_elsewhere(facts, code, ready_made=ready_made, gpus=gpus)
         or _of_error(facts, code)
         or _of_crash(facts, code)
         or _of_save(facts, code)
@@ -115,17 +133,23 @@ def _of_time(facts: Facts, code: Code) -> Verdict:
     outside = [e for e in facts.events if _OUTSIDE in str(e.data.get("message"))]
     if not facts.in_loop and outside:
         return _unprotected(str(outside[0].data["message"]).partition(";")[0], place, code)
+    if _may_come(facts, code, innermost, waits=waits):
+        step = facts.steps + 1
+        is_at = f"step {step} is not done" if facts.in_loop else "the training loop is not reached"
+        return Unproven(f"{code.told(place)}: {is_at} after {after} on this CPU (--smoke-limit)")
     if not facts.in_loop:
         what = f"after {after} it is still there{doing}, and the training loop is not reached"
         return Stopped(what=f"{code.told(place)}: {what}", hint=longer)
-    if not waits and "torch" in innermost:
-        step = facts.steps + 1
-        return Unproven(
-            f"the loop is reached, but step {step} takes this CPU longer than {after} in all "
-            "(--smoke-limit)"
-        )
     what = f"step {facts.steps + 1} does not end: after {after} it is still there{doing}"
     return Stopped(what=f"{code.told(place)}: {what}", hint=longer)
+
+
+def _may_come(facts: Facts, code: Code, innermost: str, *, waits: bool) -> bool:
+    """Tell whether what it is at may end: slow work, or a download, is no fault of the script."""
+    if facts.in_loop:
+        return not waits
+    is_download = any(word in innermost for word in _OF_NETWORKS)
+    return is_download or not (waits or code.is_mine(innermost))
 
 
 def _of_packages(facts: Facts, code: Code, *, ready_made: bool) -> Verdict:
@@ -152,6 +176,22 @@ def _of_mounts(facts: Facts, mounted: Iterable[str]) -> Unproven | None:
     for place in mounted:
         if str(Path(place).expanduser()) in told.message:
             return Unproven(f"{place} is there on the nodes (file_mounts, volumes), and not here")
+    return None
+
+
+def _of_elsewhere(facts: Facts, code: Code, *, ready_made: bool, gpus: bool) -> Unproven | None:
+    """Return that it lacks what its nodes may have: their files, their network, their GPU."""
+    told = facts.told
+    if told is None:
+        return None
+    place = code.told(code.innermost(told.frames))
+    if told.kind in _NO_NETWORK:
+        return Unproven(f"{place}: {told.kind}, and the nodes' network and rights are others")
+    path = _ABSOLUTE.search(told.message)
+    if ready_made and told.kind in _NO_FILE and path and not code.has_below(path[1]):
+        return Unproven(f"{path[1]} is not here, and may be on the nodes")
+    if gpus and _KERNEL.search(told.message) and "cuda" not in place.lower():
+        return Unproven(f"{place}: it needs a GPU; with run.device it could be tried here")
     return None
 
 

@@ -129,15 +129,39 @@ Current thread 0x2 (most recent call first):
     )
     verdict = judged(late, code)
     assert isinstance(verdict, Unproven)
-    assert "step 1 takes this CPU longer than 50 s" in verdict.why
+    assert "step 1 is not done after 50 s" in verdict.why
+    mine = stacks.replace(INSTALLED, "/home/me/mine.py")
+    loads = stacks.replace(INSTALLED, "/usr/lib/python3.11/ssl.py")
+    for may_come in (
+        replace(late, stacks=mine),  # a product of two matrices has no frame of its own
+        replace(late, in_loop=False),  # texts are cut into tokens
+        replace(late, in_loop=False, busy=0.01, stacks=loads),
+    ):
+        assert isinstance(judged(may_come, code), Unproven)
     for other, words in (
         (replace(late, busy=0.01), "step 1 does not end: after 50 s it is still there, waiting"),
-        (replace(late, in_loop=False), "the training loop is not reached"),
-        (replace(late, stacks=stacks.replace(INSTALLED, "/home/me/mine.py")), "does not end"),
+        (replace(late, in_loop=False, busy=0.01), "the training loop is not reached"),
+        (replace(late, in_loop=False, stacks=mine), "the training loop is not reached"),
     ):
         verdict = judged(other, code)
         assert isinstance(verdict, Stopped)
         assert words in verdict.what
+
+
+def test_what_only_nodes_have_is_not_held_against_a_script(code: Code) -> None:
+    """Files of a cluster's own disks, rights of a node's role, kernels that need a GPU."""
+    scratch = told(code, kind="FileNotFoundError", message="No such file: '/scratch/tokens.bin'")
+    facts = Facts(exit_code=1, told=scratch)
+    assert isinstance(judged(facts, code, ready_made=True), Unproven)
+    assert isinstance(judged(facts, code), Stopped)
+    beside = told(code, kind="FileNotFoundError", message=f"'{Path(code.last.file).parent}/a.bin'")
+    assert isinstance(judged(Facts(exit_code=1, told=beside), code, ready_made=True), Stopped)
+    role = told(code, kind="NoCredentialsError", message="Unable to locate credentials")
+    assert isinstance(judged(Facts(exit_code=1, told=role), code), Unproven)
+    kernel = told(code, message="flash_attn needs CUDA tensors")
+    facts = Facts(exit_code=1, in_loop=True, told=kernel)
+    assert isinstance(judge(facts, code, stop_after=2, gpus=True), Unproven)
+    assert isinstance(judge(facts, code, stop_after=2), Stopped)
 
 
 def test_a_crowded_machine_is_no_sign_of_a_script_that_waits(code: Code) -> None:
