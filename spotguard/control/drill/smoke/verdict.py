@@ -147,7 +147,9 @@ def _of_time(facts: Facts, code: Code) -> Verdict:
 def _may_come(facts: Facts, code: Code, innermost: str, *, waits: bool) -> bool:
     """Tell whether what it is at may end: slow work, or a download, is no fault of the script."""
     if facts.in_loop:
-        return not waits
+        # On a crowded machine little work is no proof; a line of the user's own that does none is.
+        does_nothing = facts.busy is not None and facts.busy < _IDLE_CORES
+        return not waits and not (does_nothing and code.is_mine(innermost))
     is_download = any(word in innermost for word in _OF_NETWORKS)
     return is_download or not (waits or code.is_mine(innermost))
 
