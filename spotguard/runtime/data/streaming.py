@@ -129,7 +129,24 @@ class Replayed:
             next(self._waiting, None)
 
 
-class StreamLoader(Loader):
+class LoaderOfStreams(Loader):
+    """What all loaders without a length have in common."""
+
+    def epoch_of(self, step: int) -> int:
+        """Return 0: a stream has no length, and passes of its own."""
+        return 0
+
+    def first_step_of(self, epoch: int) -> int:
+        """Raise: a stream has no length."""
+        raise no_epochs()
+
+    def shares(self, step: int) -> list[Share]:
+        """Return this rank's micro-batches of a step; samples are numbered through the run."""
+        first = step * self.global_batch_size
+        return self._shares(step, range(first, first + self.global_batch_size), int)
+
+
+class StreamLoader(LoaderOfStreams):
     """Makes the micro-batches of each step of the next samples of streams.
 
     Every micro-batch is full: one that meets the end of a pass goes on with the next pass.
@@ -168,19 +185,6 @@ class StreamLoader(Loader):
             "micro_batch_size": self.micro_batch_size,
             "seed": self.seed,
         }
-
-    def epoch_of(self, step: int) -> int:
-        """Return 0: a stream has no length, and passes of its own."""
-        return 0
-
-    def first_step_of(self, epoch: int) -> int:
-        """Raise: a stream has no length."""
-        raise no_epochs()
-
-    def shares(self, step: int) -> list[Share]:
-        """Return this rank's micro-batches of a step; samples are numbered through the run."""
-        first = step * self.global_batch_size
-        return self._shares(step, range(first, first + self.global_batch_size), int)
 
     def read(self, first_step: int, last_step: int) -> Generator[tuple[Share, Any], None, None]:
         """Yield this rank's micro-batches; nothing is read before it is asked for."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from spotguard.runtime.data.loader import READ, Loader, Share
+from spotguard.runtime.data.loader import READ, Share
 from spotguard.runtime.data.streaming import (
+    LoaderOfStreams,
     Replayed,
     Stream,
     check_source,
     has_state,
-    no_epochs,
 )
 from spotguard.runtime.state.rng import kept_random_states, mix, seed_everything
 from spotguard.shared.batching import split_micro_batches
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 
-class WholeStreamLoader(Loader):
+class WholeStreamLoader(LoaderOfStreams):
     """Makes the micro-batches of each step of the next samples of one stream.
 
     Every micro-batch is full: one that meets the end of a pass goes on with the next pass.
@@ -45,19 +45,6 @@ class WholeStreamLoader(Loader):
             "micro_batch_size": self.micro_batch_size,
             "seed": self.seed,
         }
-
-    def epoch_of(self, step: int) -> int:
-        """Return 0: a stream has no length, and passes of its own."""
-        return 0
-
-    def first_step_of(self, epoch: int) -> int:
-        """Raise: a stream has no length."""
-        raise no_epochs()
-
-    def shares(self, step: int) -> list[Share]:
-        """Return this rank's micro-batches of a step; samples are numbered through the run."""
-        first = step * self.global_batch_size
-        return self._shares(step, range(first, first + self.global_batch_size), int)
 
     def read(self, first_step: int, last_step: int) -> Generator[tuple[Share, Any], None, None]:
         """Yield this rank's micro-batches; nothing is read before it is asked for."""

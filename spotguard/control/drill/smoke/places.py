@@ -42,12 +42,8 @@ class Code:
 
     def innermost(self, frames: Iterable[Sequence[object]]) -> CodeLine | None:
         """Return the last of these frames (file, line) that is the user's."""
-        mine = [CodeLine(str(file), int(str(line))) for file, line in frames if self._is_mine(file)]
+        mine = [CodeLine(str(file), int(str(line))) for file, line in frames if self.is_mine(file)]
         return mine[-1] if mine else None
-
-    def is_mine(self, file: object) -> bool:
-        """Tell whether a file is the user's."""
-        return self._is_mine(file)
 
     def has_below(self, path: str) -> bool:
         """Tell whether a path is below the workdir, which the nodes have as it is here."""
@@ -98,7 +94,8 @@ class Code:
         text = _text_of(path, place.line)
         return f"{shown} line {place.line}{f' (`{text}`)' if text else ''}"
 
-    def _is_mine(self, file: object) -> bool:
+    def is_mine(self, file: object) -> bool:
+        """Tell whether a file is the user's."""
         path = Path(str(file))
         if path == self._script:
             return True
