@@ -379,6 +379,7 @@ def _end_in(body: dict[str, Any] | None) -> dict[str, Any] | None:
         "training_ended_at": seconds(body, "training_ended_at"),
         "traceback": text(body, "traceback"),
         "last_beat_at": seconds(body, "last_beat_at"),
+        "charged_node_s": amount(body, "charged_node_s"),
     }
 
 

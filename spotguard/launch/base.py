@@ -197,6 +197,18 @@ class KnowsFreeNodes(Protocol):
         ...
 
 
+@runtime_checkable
+class KnowsCharges(Protocol):
+    """What a launcher can do beside, where a cloud tells of each node for how long it was charged."""
+
+    def charged_node_s(self, cluster: str, offer: Offer) -> float | None:
+        """Return the seconds that all nodes of a cluster that is gone were charged, added up.
+
+        Blocks for some seconds at most. None: the cloud does not say, or no more.
+        """
+        ...
+
+
 class Launcher(Protocol):
     """Starts and ends clusters. Methods block; none is called from two threads at once."""
 

@@ -28,6 +28,11 @@ BUYS_SPOT = frozenset({"aws", "gcp", "azure"})
 """Where SkyPilot takes `use_spot`; elsewhere the place itself is the market."""
 SHARED_DISK = frozenset({"slurm"})
 """Where a folder of this machine may be one of the nodes' too."""
+_TAGGED = frozenset({"aws"})
+"""Where nodes are asked for by their tags later. Other clouds have other rules for tags."""
+CLUSTER_TAG, RUN_TAG = "spotguard-cluster", "spotguard-run"
+"""What each instance is tagged with: by the first EC2 is asked for what a cluster cost, by the
+second a bill is split into runs."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SHOWN = env.JOB_VARIABLES - {env.KEY}
@@ -94,7 +99,7 @@ def task_yaml(
     task["name"] = _task_name(request.cluster)
     task["num_nodes"] = request.nodes
     task["workdir"] = _workdir(request.workdir)
-    task["resources"] = _resources(task.get("resources", {}), machine, places)
+    task["resources"] = _resources(task.get("resources", {}), machine, places, request)
     task["envs"] = {**task.get("envs", {}), **_variables(request, machine, wheel)}
     task.update(_secrets(request.env))
     mounts = {**task.get("file_mounts", {}), **_file_mounts(machine)}
@@ -139,7 +144,10 @@ def infra_of(offer: Offer) -> str:
 
 
 def _resources(
-    template: Mapping[str, Any], machine: Machine, places: Sequence[Offer]
+    template: Mapping[str, Any],
+    machine: Machine,
+    places: Sequence[Offer],
+    request: LaunchRequest,
 ) -> dict[str, Any]:
     common = {key: value for key, value in template.items() if key not in _PLACE_KEYS}
     wanted = {
@@ -151,7 +159,8 @@ def _resources(
     if machine.gpus:  # the template's CPUs are for nodes that have nothing else
         common.pop("cpus", None)
     common |= {key: value for key, value in wanted.items() if value is not None}
-    candidates = [_candidate(offer, machine) for offer in places]
+    tags = {**(common.get("labels") or {}), CLUSTER_TAG: request.cluster, RUN_TAG: request.run_id}
+    candidates = [_candidate(offer, machine, tags) for offer in places]
     if all("instance_type" in candidate for candidate in candidates):
         common = {key: value for key, value in common.items() if key not in ("cpus", "memory")}
     if len(candidates) == 1:
@@ -159,8 +168,10 @@ def _resources(
     return {**common, "ordered": candidates}
 
 
-def _candidate(offer: Offer, machine: Machine) -> dict[str, Any]:
+def _candidate(offer: Offer, machine: Machine, tags: Mapping[str, str]) -> dict[str, Any]:
     candidate: dict[str, Any] = {"infra": infra_of(offer)}
+    if offer.infra in _TAGGED:
+        candidate["labels"] = dict(tags)
     if offer.infra in BUYS_SPOT:
         candidate["use_spot"] = offer.market is Market.SPOT
         if offer.instance_type:

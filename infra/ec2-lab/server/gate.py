@@ -21,6 +21,7 @@ from xml.sax.saxutils import escape
 import journal
 import prices
 import settings
+import spot_requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -157,8 +158,9 @@ class Gate:
         self, call: Call, environ: WSGIEnvironment
     ) -> tuple[str, list[tuple[str, str]], bytes]:
         if call.name == "ec2:DescribeSpotPriceHistory":
-            body = prices.history(call.region, call.form).encode()
-            return "200 OK", [("Content-Type", "text/xml;charset=UTF-8")], body
+            return _xml(prices.history(call.region, call.form))
+        if call.name == "ec2:DescribeSpotInstanceRequests":
+            return _xml(spot_requests.describe(call.region, call.form))
         token = (call.form.get("ClientToken") or [""])[0]
         if call.name == "ec2:RunInstances" and token in self._launched:
             return self._launched[token]  # the same launch, asked for again
@@ -294,6 +296,11 @@ def _bucket_action(method: str, query: Mapping[str, Any]) -> str:
 
 
 # ---------------------------------------------------------------- answering in AWS' place
+
+
+def _xml(text: str) -> tuple[str, list[tuple[str, str]], bytes]:
+    return "200 OK", [("Content-Type", "text/xml;charset=UTF-8")], text.encode()
+
 
 _WORDS = {
     "throttle": "Request limit exceeded.",

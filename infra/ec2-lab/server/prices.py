@@ -105,9 +105,9 @@ def change(zone: str, usd: float, instance_type: str | None) -> list[str]:
 
 def history(region: str, form: Mapping[str, list[str]]) -> str:
     """Answer DescribeSpotPriceHistory: newest first, with the price that held at the beginning."""
-    kinds = _listed(form, "InstanceType") | _filtered(form, "instance-type")
-    zones = _listed(form, "AvailabilityZone") | _filtered(form, "availability-zone")
-    products = _listed(form, "ProductDescription") | _filtered(form, "product-description")
+    kinds = _listed(form, "InstanceType") | filtered(form, "instance-type")
+    zones = _listed(form, "AvailabilityZone") | filtered(form, "availability-zone")
+    products = _listed(form, "ProductDescription") | filtered(form, "product-description")
     begin_at, end_at = _instant(form, "StartTime", 0.0), _instant(form, "EndTime", time.time())
     found = []
     for change in _changes:
@@ -161,7 +161,8 @@ def _listed(form: Mapping[str, list[str]], name: str) -> set[str]:
     }
 
 
-def _filtered(form: Mapping[str, list[str]], name: str) -> set[str]:
+def filtered(form: Mapping[str, list[str]], name: str) -> set[str]:
+    """Return the values of a filter of a request; empty if it has none of that name."""
     numbers = [key.split(".")[1] for key, values in form.items() if values == [name]]
     return {
         value

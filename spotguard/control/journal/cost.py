@@ -2,7 +2,8 @@
 
 Pure functions over the record. An attempt is billed from the moment at which its nodes
 began to cost (where the launcher cannot tell: at which its launch was written down) until the
-launcher confirmed its last node gone. A launch that came to nothing is billed, too, unless it is
+launcher confirmed its last node gone; once it is gone, for as long as the cloud itself says that
+each of its nodes was charged, where it says so. A launch that came to nothing is billed, too, unless it is
 proven that no node of it ran. Unknown stays unknown (None).
 """
 
@@ -30,6 +31,8 @@ def billed_s(attempt: AttemptRecord, now: float) -> float:
 
 def cost_usd(attempt: AttemptRecord, now: float) -> float | None:
     """Return what the attempt has cost, or None if its price is unknown."""
+    if attempt.end is not None and attempt.end.charged_node_s is not None:
+        return money.cost_usd(attempt.offer.price_usd_per_h, attempt.end.charged_node_s)
     rate = money.rate_usd_per_h(attempt.offer.price_usd_per_h, attempt.nodes)
     return money.cost_usd(rate, billed_s(attempt, now))
 

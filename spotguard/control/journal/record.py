@@ -236,6 +236,8 @@ class AttemptEnd:
     """By the node's clock: its last sign of life."""
     leaving: bool = False
     """Its nodes had been told to go and were not confirmed gone yet: they are still paid."""
+    charged_node_s: float | None = None
+    """The seconds that all its nodes were charged, added up, where the cloud itself told them."""
 
 
 _KILL_WAIT_S = 30.0

@@ -174,8 +174,11 @@ def may_ask_ahead(record: RunRecord, now: float) -> bool:
     """Tell whether the next nodes are asked for now, while the current attempt still trains.
 
     Only where a cloud said when it takes a node: by then this attempt has ended, and what it costs
-    until then is known. One that will have finished by then needs no next one.
+    until then is known. One that will have finished by then needs no next one. The user may not
+    want to pay both.
     """
+    if not record.spec.get("ask_ahead", True):
+        return False
     attempt = record.current
     if attempt is None or record.ahead is not None or record.asked_ahead_of == attempt.number:
         return False

@@ -58,7 +58,7 @@ from spotguard.control.supervisor.request import (
 from spotguard.errors import NoCapacity, SpotguardError, StoreError
 from spotguard.events import env, keys
 from spotguard.events.states import EndReason, RunState
-from spotguard.launch.base import Unreachable
+from spotguard.launch.base import KnowsCharges, Unreachable
 from spotguard.plan.job import planned_markets
 from spotguard.spec.model import JobSpec
 from spotguard.storage.patterns.clock_comparison import WRITTEN_AT
@@ -289,7 +289,8 @@ class Supervisor:
 
     def _note_released(self, attempt: AttemptRecord, gone_at: float) -> None:
         """Write down that the nodes of an ended attempt are gone, and publish its verdict."""
-        self._ledger.write(Kind.RELEASED, {"gone_at": gone_at}, attempt=attempt.number)
+        data = {"gone_at": gone_at, "charged_node_s": self._charged_node_s(attempt)}
+        self._ledger.write(Kind.RELEASED, data, attempt=attempt.number)
         self._forget(attempt)
         end = self._attempt(attempt.number).end
         assert end is not None
@@ -327,10 +328,27 @@ class Supervisor:
         self._ledger.write(Kind.TOOK_OVER, attempt=ahead.number)
         return True
 
+    def _charged_node_s(self, attempt: AttemptRecord) -> float | None:
+        """Ask the cloud for what it charges for an attempt that is gone; None if it does not say.
+
+        What was seen from outside is more: a cluster counts until its last node is gone.
+        """
+        launcher = self._launcher
+        if not isinstance(launcher, KnowsCharges):
+            return None
+        return launcher.charged_node_s(attempt.cluster, attempt.offer)
+
+    def _paid_s(self, attempt: AttemptRecord, until: float | None) -> float | None:
+        """Return for how long a launch that came to nothing cost money; None if it did not."""
+        if until is None:
+            return None
+        charged_s = self._charged_node_s(attempt)
+        if charged_s is not None:
+            return charged_s / attempt.nodes
+        return max(0.0, until - attempt.billed_from)
+
     def _give_up(self, attempt: AttemptRecord, action: GiveUp) -> None:
-        until = action.paid_until
-        paid_s = None if until is None else max(0.0, until - attempt.billed_from)
-        data = {"why": action.why, "paid_s": paid_s}
+        data = {"why": action.why, "paid_s": self._paid_s(attempt, action.paid_until)}
         self._ledger.write(Kind.GIVEN_UP, data, attempt=attempt.number)
         self._publish(keys.launch(attempt.number), None)
         self._forget(attempt)
@@ -380,7 +398,6 @@ class Supervisor:
         return True
 
     def _note_refusal(self, attempt: AttemptRecord, refusal: NoteRefused, *, late: bool) -> None:
-        until = refusal.paid_until
         data = {
             "nodes": attempt.nodes,
             "place": place_key(attempt.offer),
@@ -388,7 +405,7 @@ class Supervisor:
             "late": late,
             "lasting": refusal.lasting,
             "busy": refusal.busy,
-            "paid_s": None if until is None else max(0.0, until - attempt.billed_from),
+            "paid_s": self._paid_s(attempt, refusal.paid_until),
         }
         self._ledger.write(Kind.NO_CAPACITY, data, attempt=attempt.number)
         if not (refusal.lasting or refusal.busy):  # neither tells of the nodes
@@ -437,6 +454,7 @@ class Supervisor:
             "last_step": max(steps) if known else None,
             "last_beat_at": self._lookout.beat_at,
             "saved": attempt.saved,
+            "charged_node_s": None if action.leaving else self._charged_node_s(attempt),
         }
         if action.leaving:
             # Not published yet: who rebuilds a lost journal must not take its nodes for gone.

@@ -351,6 +351,13 @@ class JobSpec(Frozen):
     ] = True
     """When local nodes leave, the others go on without a new cluster, if `nodes` allows so few."""
 
+    ask_ahead: Annotated[
+        bool,
+        Setting(parse=switch, allowed="true or false", example="false"),
+    ] = True
+    """Where a cloud announces when it takes a node, ask for the next nodes at once. The old ones
+    train on until shortly before: both are paid meanwhile, for two minutes at most on AWS."""
+
     trust_script: Annotated[
         bool,
         Setting(parse=switch, allowed="true or false", example="false", flag="--trust-script"),

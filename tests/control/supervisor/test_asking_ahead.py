@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,12 @@ from spotguard.control.journal.record import Kind, Limits
 from spotguard.control.status.picture import run_view
 from spotguard.control.status.recovery import recoveries
 from spotguard.control.supervisor.policy import Policy
+from spotguard.events import keys
 from spotguard.events.states import EndReason, RunState
+from spotguard.launch.base import ClusterState
 from spotguard.shared.units import to_iso
 from spotguard.testing.job import JobFate
-from spotguard.testing.launcher import FAKE_OFFER
+from spotguard.testing.launcher import FAKE_OFFER, FakeLauncher
 from tests.control.made import intended, launched, made, training
 from tests.control.test_crashes import Saboteur, repaired, run_with
 from tests.control.world import World
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spotguard.control.journal.record import RunRecord
+    from spotguard.launch.base import Offer
 
 ON_AWS = replace(FAKE_OFFER, infra="aws")
 OTHER_ZONE = replace(ON_AWS, zone="here-b")
@@ -283,3 +287,40 @@ def test_a_refusal_of_nodes_asked_ahead_begins_no_wait() -> None:
     record = made(*lines, ("launched", 9.5, 2, {}), ("no_capacity", 12.0, 2, data))
     assert (record.ahead, record.waiting_since) == (None, None)
     assert record.current is not None
+
+
+def test_who_does_not_want_to_pay_both_asks_after_the_end(tmp_path: Path) -> None:
+    """`ask_ahead = false`: nothing is asked for before the notice has come true."""
+    world = a_run(tmp_path, {1: GRACE}, spec={"ask_ahead": False})
+    record = world.run()
+    check(world, record)
+    first, second = record.attempts
+    assert first.job_end is not None
+    assert second.intended_at >= first.job_end.at
+
+
+class ChargingLauncher(FakeLauncher):
+    """A cloud that tells what it charged: a second less for each node than is seen from outside."""
+
+    def charged_node_s(self, cluster: str, offer: Offer) -> float | None:
+        """Return the nodes' seconds; unknown while it lives."""
+        assert offer.infra == ON_AWS.infra
+        view = self.observe(cluster)
+        if view.state is not ClusterState.GONE or view.gone_at is None:
+            return None
+        known = self.clusters[cluster]
+        return known.request.nodes * (view.gone_at - known.started_at - 1.0)
+
+
+@pytest.mark.parametrize("how", ["grace", "withdraw"])
+def test_a_cloud_is_believed_what_it_charges(tmp_path: Path, how: str) -> None:
+    """Of attempts that ended, those released later, and nodes that were given up."""
+    world = a_run(tmp_path, {1: JobFate(how=how, at_s=20.0, for_s=30.0)})
+    world.launcher.__class__ = ChargingLauncher
+    record = world.run()
+    clusters = len(world.launcher.started)
+    assert clusters == 2
+    less_usd = clusters * 2 * 1.0 * ON_AWS.price_usd_per_h / 3600.0
+    assert world.spent_usd() == pytest.approx(world.launcher.billed_usd() - less_usd, abs=1e-9)
+    published = json.loads(world.store.get(keys.end(record.attempts[0].number)))
+    assert published["charged_node_s"] == record.attempts[0].end.charged_node_s
