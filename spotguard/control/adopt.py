@@ -12,6 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from spotguard.checkpoint.lineage import read_claim
@@ -253,6 +254,11 @@ class _Found:
         )
 
     @property
+    def waits(self) -> bool:
+        """True if it was launched and nothing has begun on its nodes, such as before its turn."""
+        return self.claim is None and self.end is None and bool(self.launch) and not self.events
+
+    @property
     def signs(self) -> list[float]:
         """When something was heard of it."""
         signs = [event.at for _, event in self.events] + [beat.at for beat in self.beats]
@@ -283,16 +289,28 @@ class Rebuild:
         """What the newest launch says that launches before it cost and came to nothing."""
 
     def attempts(self, store: ObjectStore) -> None:
-        """Rebuild all attempts, oldest first; only the newest one may still live."""
+        """Rebuild all attempts, oldest first.
+
+        Only the newest one may still live; and the one before it, where the newest was asked for
+        ahead and waits for its turn.
+        """
         listed = [keys.parse_attempt(prefix) for prefix in store.list_folders(keys.ATTEMPTS)]
         numbers = [number for number in listed if number is not None]
         self._tell(f"reading what the store says of {len(numbers)} attempt(s)")
         with ThreadPoolExecutor(_READS, thread_name_prefix="spotguard-adopt") as crew:
-            for found in crew.map(partial(_Found.of, store), numbers):
-                cluster, last_at = self._launch(found)
-                self._end(found, cluster, last_at, newest=found.number == numbers[-1])
+            lives = False
+            every = chain(crew.map(partial(_Found.of, store), numbers), [None])
+            for found, following in pairwise(every):
+                assert found is not None, "only the last one has nothing after it"
+                cluster, last_at = self._launch(found, ahead=lives)
+                if lives:
+                    return
+                may_live = following is None or (
+                    following.number == numbers[-1] and following.waits
+                )
+                lives = not self._end(found, cluster, last_at, may_live=may_live)
 
-    def _launch(self, found: _Found) -> tuple[str, float]:
+    def _launch(self, found: _Found, *, ahead: bool) -> tuple[str, float]:
         """Write down what was launched and what its job reported; return (cluster, last sign)."""
         known, number = found.launch, found.number
         self.lost_launches = list(objects(known, "lost_launches")) or self.lost_launches
@@ -308,6 +326,7 @@ class Rebuild:
                 "market": _market(known),
             },
             "allotment": {**asdict(Allotment()), "down_reason": Allotment().down_reason.value},
+            "ahead": ahead,
         }
         self._journal.append(Kind.INTENDED.value, at=at, attempt=number, data=intent)
         self._journal.append(Kind.LAUNCHED.value, at=at, attempt=number)
@@ -327,14 +346,17 @@ class Rebuild:
         for beat in found.beats:
             self._journal.append(Kind.PROGRESS.value, at=beat.at, attempt=number, data=asdict(beat))
 
-    def _end(self, found: _Found, cluster: str, last_at: float, *, newest: bool) -> None:
-        """Give the verdict, unless the launcher still knows living nodes of the newest attempt."""
+    def _end(self, found: _Found, cluster: str, last_at: float, *, may_live: bool) -> bool:
+        """Give the verdict, unless its nodes `may_live` and the launcher still knows some.
+
+        Return whether it was given.
+        """
         end = found.end
         if end is None:
             self._tell(f"asking for nodes of attempt {found.number}; a cloud may take minutes")
             view = self._launcher.observe(cluster)
-            if newest and view.state not in (ClusterState.GONE, ClusterState.ABSENT):
-                return
+            if may_live and view.state not in (ClusterState.GONE, ClusterState.ABSENT):
+                return False
             attempt = read_record(self._journal).attempts[-1]
             verdict = judge(attempt)
             gone_at = found.following.at if found.following else view.gone_at
@@ -357,6 +379,7 @@ class Rebuild:
         self._journal.append(
             Kind.ATTEMPT_ENDED.value, at=float(end["gone_at"]), attempt=found.number, data=end
         )
+        return True
 
 
 def _read(store: ObjectStore, key: str) -> dict[str, Any] | None:

@@ -199,7 +199,7 @@ class KnowsFreeNodes(Protocol):
 
 @runtime_checkable
 class KnowsCharges(Protocol):
-    """What a launcher can do beside, where a cloud tells of each node for how long it was charged."""
+    """What a launcher can do beside, where a cloud tells for how long each node was charged."""
 
     def charged_node_s(self, cluster: str, offer: Offer) -> float | None:
         """Return the seconds that all nodes of a cluster that is gone were charged, added up.

@@ -1,4 +1,4 @@
-"""The spot request behind each spot instance, as far as it says when and why that instance ended."""
+"""The spot request behind each spot instance, as far as it says when and why that one ended."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 Pure functions over the record. An attempt is billed from the moment at which its nodes
 began to cost (where the launcher cannot tell: at which its launch was written down) until the
-launcher confirmed its last node gone; once it is gone, for as long as the cloud itself says that
-each of its nodes was charged, where it says so. A launch that came to nothing is billed, too, unless it is
+launcher confirmed its last node gone. Where the cloud itself tells afterwards for how long it
+charged each node, that counts. A launch that came to nothing is billed, too, unless it is
 proven that no node of it ran. Unknown stays unknown (None).
 """
 

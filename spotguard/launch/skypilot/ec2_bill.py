@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from spotguard.launch.taskyaml import CLUSTER_TAG
@@ -23,7 +23,7 @@ _ASK_WITHIN_S = 4.0
 _TRIES = 2
 _OVER = ("shutting-down", "terminated")
 _AT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
-"""In what EC2 says of an end that somebody asked for: `User initiated (2026-01-31 12:00:00 GMT)`."""
+"""In what EC2 says of an end that was asked for: `User initiated (2026-01-31 12:00:00 GMT)`."""
 _SPOT_OVER = "instance-terminated"
 """How the status of a spot request begins whose instance is gone, whoever ended it."""
 
@@ -84,8 +84,7 @@ def _ends(client: Any, instances: Iterable[Any]) -> dict[str, float]:
     for each in instances:
         said = _AT.search(each.get("StateTransitionReason") or "")
         if said is not None:
-            told = datetime.strptime(said[1], "%Y-%m-%d %H:%M:%S")
-            ends[each["InstanceId"]] = told.replace(tzinfo=timezone.utc).timestamp()
+            ends[each["InstanceId"]] = datetime.fromisoformat(f"{said[1]}+00:00").timestamp()
         elif each.get("InstanceLifecycle") == "spot":
             untold.append(each["InstanceId"])
     if untold:

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from spotguard.control.adopt import Rebuild
 from spotguard.control.journal import cost
+from spotguard.control.journal.fold import read_record
+from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import Kind, Limits
 from spotguard.control.status.picture import run_view
 from spotguard.control.status.recovery import recoveries
@@ -324,3 +327,28 @@ def test_a_cloud_is_believed_what_it_charges(tmp_path: Path, how: str) -> None:
     assert world.spent_usd() == pytest.approx(world.launcher.billed_usd() - less_usd, abs=1e-9)
     published = json.loads(world.store.get(keys.end(record.attempts[0].number)))
     assert published["charged_node_s"] == record.attempts[0].end.charged_node_s
+
+
+def test_who_adopts_a_run_with_two_attempts_has_both(tmp_path: Path) -> None:
+    """The one that trains goes on, the other waits for its end, and no third one is launched."""
+    world = a_run(tmp_path, {1: replace(GRACE, for_s=60.0)}, total_steps=100)
+    record = world.run_until(60.0)
+    assert record.ahead is not None
+    (tmp_path / "journal.db").rename(tmp_path / "lost.db")
+    with (
+        Journal.open(tmp_path / "lost.db") as lost,
+        Journal.create(tmp_path / "journal.db") as journal,
+    ):
+        created = next(iter(lost.read()))
+        journal.append(Kind.CREATED.value, at=created.at, data=created.data)
+        Rebuild(journal, world.launcher, record.run_id).attempts(world.store)
+        adopted = read_record(journal)
+    assert adopted.current is not None
+    assert adopted.ahead is not None
+    assert (adopted.current.number, adopted.ahead.number) == (1, 2)
+    assert (adopted.current.down, adopted.ahead.down) == (None, None)
+    assert adopted.ahead.cluster == record.ahead.cluster
+    finished = world.run()
+    check(world, finished)
+    assert reasons(finished) == [EndReason.PREEMPTED, EndReason.FINISHED]
+    assert len(world.launcher.started) == 2

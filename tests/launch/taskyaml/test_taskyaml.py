@@ -13,7 +13,15 @@ from spotguard.errors import SpecError
 from spotguard.events import env
 from spotguard.events.states import Market
 from spotguard.launch.base import Offer
-from spotguard.launch.taskyaml import CLUSTER_TAG, RUN_TAG, Machine, as_text, rendezvous_port, secrets_hidden, task_yaml
+from spotguard.launch.taskyaml import (
+    CLUSTER_TAG,
+    RUN_TAG,
+    Machine,
+    as_text,
+    rendezvous_port,
+    secrets_hidden,
+    task_yaml,
+)
 from spotguard.spec.templates import load_template
 from tests.launch.taskyaml.task_cases import (
     CASES,
