@@ -179,7 +179,7 @@ def test_on_demand_by_rule_stopped_resumed_and_adopted_while_another_is_left_alo
 def test_an_orphan_is_ended_and_a_busy_api_and_missing_rights_are_survived(
     machine: Callable[[str], Beside], ec2: Ec2Lab, undisturbed: Callable[..., Weights]
 ) -> None:
-    """Every call of EC2 fails once by throttling: the run ends right, and once.
+    """Calls that start, list and end nodes fail once by throttling: the run ends right, and once.
 
     Without the right to launch, a run says which one is missing. A node that nobody can hear, of a
     run whose controller is dead, is an orphan: doctor tells of it and ends it.
@@ -197,7 +197,7 @@ def test_an_orphan_is_ended_and_a_busy_api_and_missing_rights_are_survived(
     lost.kill_controller(orphan)
     ec2.verb("cut", node.id)
 
-    for action in ("RunInstances", "DescribeInstances", "CreateTags", "TerminateInstances"):
+    for action in ("RunInstances", "DescribeInstances", "TerminateInstances"):
         ec2.verb("fault", f"ec2:{action}", "throttle", "1", "0", OHIO)
     run = busy.begin(
         EXACT, *("--nodes", "1", "--budget", "5"), args=("--epochs", str(epochs)), region=OHIO
