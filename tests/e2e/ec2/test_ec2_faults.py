@@ -42,8 +42,8 @@ CALLS = (
     "iam:GetInstanceProfile",
     "sts:GetCallerIdentity",
 )
-"""What a run asks AWS for, by SkyPilot or itself, by the lab's own journal; the last test holds it to
-be all, but for tags and spot requests: those are asked for after some faults and interruptions."""
+"""What a run asks AWS for, by SkyPilot or itself, by the lab's own journal; the last test holds it
+to be all. Tags and spot requests are asked for only after some faults and interruptions."""
 _OVER = ("finished", "failed", "paused")
 
 

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from tests.e2e.lab.lab_jobs import Status, Weights
 
 pytestmark = [pytest.mark.e2e, pytest.mark.ec2, pytest.mark.timeout(3000)]
-# Stories of different groups may be told side by side, in regions of their own. Those in which a
-# controller is dead are told one after the other: `doctor` sees the orphans of all.
-_DEAD_CONTROLLERS = pytest.mark.xdist_group("dead-controllers")
+# The stories are told side by side, in regions of their own. Controllers die in one of them only:
+# `doctor` sees the orphans of all.
 
 EXACT = JOBS / "exact.py"
 NOTICE_S = 40
@@ -37,7 +36,6 @@ DEAR_USD, USUAL_USD = 0.5, 0.08
 """Spot prices of it; on demand it costs $0.192."""
 
 
-@pytest.mark.xdist_group("four-ways")
 def test_interrupted_four_ways_two_nodes_end_with_the_undisturbed_weights(
     machine: Callable[[str], Beside], ec2: Ec2Lab, undisturbed: Callable[..., Weights]
 ) -> None:
@@ -101,17 +99,18 @@ def test_interrupted_four_ways_two_nodes_end_with_the_undisturbed_weights(
     check_money(status, instances)
 
 
-@_DEAD_CONTROLLERS
-def test_on_demand_by_rule_stopped_resumed_and_adopted_while_another_is_left_alone(
+def test_on_demand_by_rule_stopped_resumed_adopted_and_others_left_alone(
     machine: Callable[[str], Beside], ec2: Ec2Lab, undisturbed: Callable[..., Weights]
 ) -> None:
     """No spot anywhere: bought on demand by rule; stopped, resumed, adopted elsewhere.
 
     It is adopted while an attempt trains and the next one's nodes wait for its end. Meanwhile
     another run's controller is killed: its job stops when its money ends, and its nodes end
-    themselves, by autostop and by nobody else's hand.
+    themselves, by autostop and by nobody else's hand. A node that nobody can hear, of a run whose
+    controller is dead, is an orphan: doctor tells of it and ends it.
     """
-    first, second, poor = machine("first"), machine("second"), machine("poor")
+    first, second = machine("first"), machine("second")
+    poor, lost = machine("poor"), machine("lost")
     epochs, budget_usd = 30, 0.012  # some minutes: a dead controller's lease is waited for
     alone = poor.begin(
         EXACT,
@@ -127,8 +126,18 @@ def test_on_demand_by_rule_stopped_resumed_and_adopted_while_another_is_left_alo
         args=("--epochs", str(epochs), "--pause", "0.7", "--until-attempt", "3"),
         region=WEST,
     )
+    orphan = lost.begin(
+        EXACT,
+        *("--nodes", "1", "--budget", "5"),
+        args=("--epochs", "999", "--pause", "0.7"),
+        region=IRELAND,
+    )
     poor.trains(alone, attempt=1)
     poor.kill_controller(alone)
+    lost.trains(orphan, attempt=1)
+    (cut_off,) = ec2.living(orphan)
+    lost.kill_controller(orphan)
+    ec2.verb("cut", cut_off.id)
 
     status = first.trains(run, attempt=1)
     assert status["attempts"][-1]["market"] == "on_demand"
@@ -174,29 +183,21 @@ def test_on_demand_by_rule_stopped_resumed_and_adopted_while_another_is_left_alo
     assert status["spent_usd"] <= budget_usd
     check_money(status, [node])
 
+    wait_until(lambda: _orphans(lost) == [orphan], "doctor sees the orphan", timeout_s=600.0)
+    lost.spotguard("doctor", "--end-orphans", "--yes", timeout_s=600.0)
+    wait_until(lambda: not ec2.living(orphan), "the orphan is gone", timeout_s=200.0)
+    assert _orphans(lost) == []
 
-@_DEAD_CONTROLLERS
-def test_an_orphan_is_ended_and_a_busy_api_and_missing_rights_are_survived(
+
+def test_a_busy_api_and_missing_rights_are_survived(
     machine: Callable[[str], Beside], ec2: Ec2Lab, undisturbed: Callable[..., Weights]
 ) -> None:
     """Calls that start, list and end nodes fail once by throttling: the run ends right, and once.
 
-    Without the right to launch, a run says which one is missing. A node that nobody can hear, of a
-    run whose controller is dead, is an orphan: doctor tells of it and ends it.
+    Without the right to launch, a run says which one is missing.
     """
-    lost, busy, poor = machine("lost"), machine("busy"), machine("poor")
+    busy, poor = machine("busy"), machine("poor")
     epochs = 8
-    orphan = lost.begin(
-        EXACT,
-        *("--nodes", "1", "--budget", "5"),
-        args=("--epochs", "999", "--pause", "0.7"),
-        region=IRELAND,
-    )
-    lost.trains(orphan, attempt=1)
-    (node,) = ec2.living(orphan)
-    lost.kill_controller(orphan)
-    ec2.verb("cut", node.id)
-
     for action in ("RunInstances", "DescribeInstances", "TerminateInstances"):
         ec2.verb("fault", f"ec2:{action}", "throttle", "1", "0", OHIO)
     run = busy.begin(
@@ -216,11 +217,6 @@ def test_an_orphan_is_ended_and_a_busy_api_and_missing_rights_are_survived(
     status = poor.is_in(denied, "failed")
     assert "ec2:RunInstances" in status["state_detail"], status["state_detail"]
     assert ec2.instances(denied) == []
-
-    wait_until(lambda: _orphans(lost) == [orphan], "doctor sees the orphan", timeout_s=600.0)
-    lost.spotguard("doctor", "--end-orphans", "--yes", timeout_s=600.0)
-    wait_until(lambda: not ec2.living(orphan), "the orphan is gone", timeout_s=200.0)
-    assert _orphans(lost) == []
 
 
 def _orphans(beside: Beside) -> list[str]:
