@@ -323,10 +323,12 @@ def test_a_cloud_is_believed_what_it_charges(tmp_path: Path, how: str) -> None:
     record = world.run()
     clusters = len(world.launcher.started)
     assert clusters == 2
-    less_usd = clusters * 2 * 1.0 * ON_AWS.price_usd_per_h / 3600.0
+    less_usd = clusters * 2 * 1.0 * (ON_AWS.price_usd_per_h or 0.0) / 3600.0
     assert world.spent_usd() == pytest.approx(world.launcher.billed_usd() - less_usd, abs=1e-9)
     published = json.loads(world.store.get(keys.end(record.attempts[0].number)))
-    assert published["charged_node_s"] == record.attempts[0].end.charged_node_s
+    end = record.attempts[0].end
+    assert end is not None
+    assert published["charged_node_s"] == end.charged_node_s
 
 
 def test_who_adopts_a_run_with_two_attempts_has_both(tmp_path: Path) -> None:
