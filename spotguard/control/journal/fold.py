@@ -83,7 +83,7 @@ def apply(record: RunRecord, entry: Entry) -> RunRecord:
         ahead = record.ahead
         if ahead is not None and ahead.number == entry.attempt:
             ahead = change_attempt(ahead, entry)
-        record = replace(record, attempts=attempts, ahead=ahead)
+        return replace(record, attempts=attempts, ahead=ahead, seq=entry.seq)
     return replace(record, seq=entry.seq)
 
 
@@ -336,6 +336,8 @@ def _save_failed(record: RunRecord, entry: Entry) -> RunRecord:
 
 def _saved_after_all(record: RunRecord, entry: Entry) -> RunRecord:
     """Take back what was said of a failed save, once that step or a later one is saved."""
+    if not record.warnings:
+        return record
     step = integer(entry.data, "step") or 0
 
     def stands(warning: str) -> bool:
