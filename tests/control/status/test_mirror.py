@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from spotguard.checkpoint.lineage import Claim
 from spotguard.control.adopt import Rebuild, settle
 from spotguard.control.journal.fold import limits_to_json, read_record
 from spotguard.control.journal.journal import Journal
@@ -114,13 +115,18 @@ def test_the_old_nodes_train_while_new_ones_start(tmp_path: Path, store: ObjectS
     assert record.attempts[0].end.reason is EndReason.PREEMPTED
 
 
-@pytest.mark.parametrize("word", [keys.go(2), keys.claim(2)])
-def test_a_turn_comes_by_either_word(tmp_path: Path, store: ObjectStore, word: str) -> None:
+CLAIM = Claim(attempt=2, claimed_at=BEGAN + 60, resumed_from=None, writer="w", extra={})
+
+
+@pytest.mark.parametrize(("key", "word"), [(keys.go(2), b"{}"), (keys.claim(2), CLAIM.to_json())])
+def test_a_turn_comes_by_either_word(
+    tmp_path: Path, store: ObjectStore, key: str, word: bytes
+) -> None:
     """The controller's, or the job's own, which may see the end of the one before by itself."""
     launch(store, 1, 0)
     happen(store, 1, "started", 10, resumed_step=0)
     launch(store, 2, 30, after=1)
-    store.put(word, b"{}")
+    store.put(key, word)
     record = Looked(tmp_path).record()
     assert record.ahead is None
     assert record.current is not None
