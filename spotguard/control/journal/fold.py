@@ -27,7 +27,16 @@ from spotguard.control.journal.record import (
 from spotguard.control.journal.snapshot import newest_snapshot
 from spotguard.events.event import JobEvent
 from spotguard.events.states import EndReason, RunState
-from spotguard.events.untrusted import amount, integer, number, objects, seconds
+from spotguard.events.untrusted import (
+    amount,
+    an_object,
+    integer,
+    needed,
+    number,
+    objects,
+    seconds,
+    text,
+)
 from spotguard.plan import money
 
 if TYPE_CHECKING:
@@ -95,11 +104,11 @@ def limits_to_json(limits: Limits) -> dict[str, Any]:
 def _created(entry: Entry) -> RunRecord:
     data = entry.data
     return RunRecord(
-        run_id=data["run_id"],
-        name=data["name"],
+        run_id=needed(text(data, "run_id"), "run_id"),
+        name=needed(text(data, "name"), "name"),
         created_at=entry.at,
-        store_root=data["store_root"],
-        spec=data["spec"],
+        store_root=needed(text(data, "store_root"), "store_root"),
+        spec=an_object(data.get("spec"), "its spec"),
         limits=Limits(**data["limits"]),
         seq=entry.seq,
     )

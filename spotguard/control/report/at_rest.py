@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from spotguard.control.journal import snapshot
 from spotguard.control.journal.fold import read_record
+from spotguard.control.journal.journal import making_sense
 from spotguard.control.report.measures import RunMeasures, run_measures
 from spotguard.control.report.time_use import TimeShare
 from spotguard.control.status.footprint import RunFootprint
@@ -72,8 +73,11 @@ def keep(folder: RunFolder, record: RunRecord, signs: Signs) -> RunMeasures:
     """Return the numbers of a run at rest, and keep them if its files are still as they were.
 
     `signs` are those from before the record was read.
+
+    Raises:
+        JournalDamaged: what its journal says makes no sense.
     """
-    told = run_measures(record, summary(folder, record), folder.clock().now())
+    told = numbers_of(folder, record)
     if signs_of(folder) == signs:
         body = _MEASURES.text(told)
         whole = {"made_by": _maker(), "signs": signs, "measures": body, "sha256": _digest(body)}
@@ -82,6 +86,13 @@ def keep(folder: RunFolder, record: RunRecord, signs: Signs) -> RunMeasures:
             draft.write_text(json.dumps(whole), "utf-8")
             draft.replace(folder.at_rest_path)
     return told
+
+
+def numbers_of(folder: RunFolder, record: RunRecord) -> RunMeasures:
+    """Return the numbers of a run as it stands now; `JournalDamaged` as for `keep`."""
+    line = summary(folder, record)
+    with making_sense(folder.journal_path):
+        return run_measures(record, line, folder.clock().now())
 
 
 def run_line(folder: RunFolder) -> RunSummary:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from spotguard.control.journal.fold import fold, read_record
 from spotguard.control.journal.journal import making_sense
-from spotguard.control.report.at_rest import Signs, keep, kept, signs_of
+from spotguard.control.report.at_rest import Signs, keep, kept, numbers_of, signs_of
 from spotguard.control.report.follow import RunFollower
-from spotguard.control.report.measures import RunMeasures, run_measures
 from spotguard.control.run_folder import RunFolder, known_runs, runs_folder
 from spotguard.control.status.watch import lost_run, summary
 from spotguard.errors import SpotguardError, StoreError, UsageError
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from spotguard.control.journal.record import RunRecord
+    from spotguard.control.report.measures import RunMeasures
     from spotguard.control.report.mirror import Mirror
     from spotguard.control.status.view import RunSummary
 
@@ -56,8 +56,7 @@ class _Known:
         """Return its numbers; None if its journal cannot be read."""
         if self.at_rest is not None or self.record is None:
             return self.at_rest
-        now = self.folder.clock().now()
-        return run_measures(self.record, summary(self.folder, self.record), now)
+        return numbers_of(self.folder, self.record)
 
 
 class Fleet:
@@ -144,9 +143,11 @@ def _read(known: _Known) -> bool:
                 known.record = fold(journal.read(known.record.seq), known.record)
             else:
                 known.record = read_record(journal)
+        if known.record.settled is not None:
+            known.at_rest, known.record = keep(folder, known.record, signs), None
+        else:
+            numbers_of(folder, known.record)  # of what makes no sense, nothing is shown
     except SpotguardError as problem:
         log.warning("%s", problem)
         known.record = None
-    if known.record is not None and known.record.settled is not None:
-        known.at_rest, known.record = keep(folder, known.record, signs), None
     return True
