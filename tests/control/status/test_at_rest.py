@@ -12,7 +12,7 @@ from spotguard.control import api
 from spotguard.control.journal import snapshot
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import Kind
-from spotguard.control.report import at_rest
+from spotguard.control.report import at_rest, measures
 from spotguard.control.report.at_rest import run_line, signs_of
 from spotguard.control.run_folder import RunFolder
 from spotguard.events.states import RunState
@@ -133,7 +133,7 @@ def test_what_was_written_while_it_was_read_is_not_missed(
 ) -> None:
     """Numbers of a journal that has changed by then are told, and not kept."""
     folder.at_rest_path.unlink()
-    real = at_rest.run_measures
+    real = measures.run_measures
 
     def slowly(*given: Any) -> Any:
         with folder.journal() as journal:

@@ -7,7 +7,9 @@ import pytest
 from tests.launch.logs.killing import RANKS, Kill, _judged
 
 KILL = Kill(seed=1, victim="node", after_s=1.0, pause_s=0.1, longest=1)
-WHOLE = [(rank, f"{number} {100.0 + number}") for number in range(9) for rank in RANKS]
+WHOLE: list[tuple[int | None, str]] = [
+    (rank, f"{number} {100.0 + number}") for number in range(9) for rank in RANKS
+]
 
 
 def test_a_whole_log_is_right() -> None:
