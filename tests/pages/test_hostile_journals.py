@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +12,10 @@ import pytest
 from spotguard.cli.main import main
 from spotguard.control import api
 from spotguard.control.journal.journal import Journal
+from spotguard.control.status.view import RunSummary
 from spotguard.errors import JournalDamaged
+from spotguard.events.states import RunState
+from spotguard.shared.documents import document
 from tests.pages.hostile_journals import show, spoiled, spoiled_ones, whole_story
 from tests.pages.test_guard import KNOWN, ask
 
@@ -22,7 +26,8 @@ if TYPE_CHECKING:
     from spotguard.control.journal.journal import Entry
 
 SEEDS = 250
-ON_DISK = range(12)
+ON_DISK = (*range(1000, 1010), 2258, 2814)
+"""The last two make no sense only once they are shown."""
 
 
 @pytest.fixture
@@ -67,12 +72,22 @@ def test_what_makes_no_sense_raises_nothing_else(first: int) -> None:
     assert 0 < refused < 50
 
 
+def test_an_instant_that_nobody_meant_is_none(home: Path) -> None:
+    """Neither a journal nor a document holds one of the year 10^292."""
+    write(home, "job-1", [replace(whole_story()[0], at=1e300)])
+    with pytest.raises(JournalDamaged, match="no instant"):
+        api.report("job-1")
+    for at in (1e300, -1e300, float("nan")):
+        run = RunSummary(run_id="a", name="a", state=RunState.FAILED, created_at=at, spent_usd=None)
+        assert document(run)["created_at"] is None
+
+
 @pytest.mark.parametrize("seed", ON_DISK)
 def test_commands_and_pages_say_it_in_a_sentence(
     seed: int, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As JSON, as a page, as a list and as numbers; another run stands beside it unharmed."""
-    write(home, "job-1", spoiled(1000 + seed))
+    write(home, "job-1", spoiled(seed))
     write(home, "job-2", whole_story())
     code = main(["report", "job-1"])
     said = capsys.readouterr()

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.launch.logs.killing import VICTIMS, Kill, play
+from tests.launch.logs.killing import LATE_S, LOST_S, VICTIMS, Kill, play
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,3 +23,9 @@ pytestmark = pytest.mark.e2e
 def test_a_kill_loses_at_most_five_seconds(tmp_path: Path, victim: str, seed: int) -> None:
     """Of a node, of its agent alone, of a rank: whenever it comes; who follows is told the same."""
     assert play(Kill.drawn(seed, victim=victim, within_s=4.0), tmp_path).wrong == ()
+
+
+def test_a_late_kill_loses_no_more(tmp_path: Path) -> None:
+    """A node that has printed for longer than it may lose."""
+    kill = replace(Kill.drawn(2, victim="node"), after_s=LOST_S + 2 * LATE_S)
+    assert play(kill, tmp_path).wrong == ()
