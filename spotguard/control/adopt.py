@@ -12,7 +12,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from spotguard.checkpoint.lineage import read_claim
@@ -254,11 +253,6 @@ class _Found:
         )
 
     @property
-    def waits(self) -> bool:
-        """True if it was launched and nothing has begun on its nodes, such as before its turn."""
-        return self.claim is None and self.end is None and bool(self.launch) and not self.events
-
-    @property
     def signs(self) -> list[float]:
         """When something was heard of it."""
         signs = [event.at for _, event in self.events] + [beat.at for beat in self.beats]
@@ -289,26 +283,32 @@ class Rebuild:
         """What the newest launch says that launches before it cost and came to nothing."""
 
     def attempts(self, store: ObjectStore) -> None:
-        """Rebuild all attempts, oldest first.
+        """Rebuild all attempts, oldest first; only the newest that had its turn may still live.
 
-        Only the newest one may still live; and the one before it, where the newest was asked for
-        ahead and waits for its turn.
+        One whose nodes were asked for ahead, and that waits for its turn, may live beside it.
         """
         listed = [keys.parse_attempt(prefix) for prefix in store.list_folders(keys.ATTEMPTS)]
         numbers = [number for number in listed if number is not None]
         self._tell(f"reading what the store says of {len(numbers)} attempt(s)")
+        ahead = numbers[-1] if len(numbers) > 1 and waits_for_its_turn(store, numbers[-1]) else None
+        newest = max((number for number in numbers if number != ahead), default=None)
         with ThreadPoolExecutor(_READS, thread_name_prefix="spotguard-adopt") as crew:
-            lives = False
-            every = chain(crew.map(partial(_Found.of, store), numbers), [None])
-            for found, following in pairwise(every):
-                assert found is not None, "only the last one has nothing after it"
-                cluster, last_at = self._launch(found, ahead=lives)
-                if lives:
-                    return
-                may_live = following is None or (
-                    following.number == numbers[-1] and following.waits
-                )
-                lives = not self._end(found, cluster, last_at, may_live=may_live)
+            for found in crew.map(partial(_Found.of, store), numbers):
+                cluster, last_at = self._launch(found, ahead=found.number == ahead)
+                if found.number == ahead:
+                    self._look_at_ahead(found, cluster, last_at)
+                else:
+                    self._end(found, cluster, last_at, newest=found.number == newest)
+
+    def _look_at_ahead(self, found: _Found, cluster: str, last_at: float) -> None:
+        """Give up nodes asked for ahead that are gone: they are paid, and never trained."""
+        view = self._launcher.observe(cluster)
+        if view.state not in (ClusterState.GONE, ClusterState.ABSENT):
+            return
+        begun_at = seconds(found.launch, "intended_at") or last_at
+        gone_at = last_at if view.gone_at is None else view.gone_at
+        data = {"why": "they are gone", "paid_s": max(0.0, gone_at - begun_at)}
+        self._journal.append(Kind.GIVEN_UP.value, at=gone_at, attempt=found.number, data=data)
 
     def _launch(self, found: _Found, *, ahead: bool) -> tuple[str, float]:
         """Write down what was launched and what its job reported; return (cluster, last sign)."""
@@ -346,17 +346,14 @@ class Rebuild:
         for beat in found.beats:
             self._journal.append(Kind.PROGRESS.value, at=beat.at, attempt=number, data=asdict(beat))
 
-    def _end(self, found: _Found, cluster: str, last_at: float, *, may_live: bool) -> bool:
-        """Give the verdict, unless its nodes `may_live` and the launcher still knows some.
-
-        Return whether it was given.
-        """
+    def _end(self, found: _Found, cluster: str, last_at: float, *, newest: bool) -> None:
+        """Give the verdict, unless the launcher still knows living nodes of the newest attempt."""
         end = found.end
         if end is None:
             self._tell(f"asking for nodes of attempt {found.number}; a cloud may take minutes")
             view = self._launcher.observe(cluster)
-            if may_live and view.state not in (ClusterState.GONE, ClusterState.ABSENT):
-                return False
+            if newest and view.state not in (ClusterState.GONE, ClusterState.ABSENT):
+                return
             attempt = read_record(self._journal).attempts[-1]
             verdict = judge(attempt)
             gone_at = found.following.at if found.following else view.gone_at
@@ -379,7 +376,17 @@ class Rebuild:
         self._journal.append(
             Kind.ATTEMPT_ENDED.value, at=float(end["gone_at"]), attempt=found.number, data=end
         )
-        return True
+
+
+def waits_for_its_turn(store: ObjectStore, number: int) -> bool:
+    """Return whether an attempt was asked for ahead, and its turn has not come yet.
+
+    Neither the controller has said so, nor has its job, which may see the end of the one before by
+    itself. `store` is the run's own.
+    """
+    if integer(_read(store, keys.launch(number)) or {}, "after", low=1) is None:
+        return False
+    return store.head(keys.go(number)) is None and store.head(keys.claim(number)) is None
 
 
 def _read(store: ObjectStore, key: str) -> dict[str, Any] | None:
@@ -402,7 +409,6 @@ def _end_in(body: dict[str, Any] | None) -> dict[str, Any] | None:
         "training_ended_at": seconds(body, "training_ended_at"),
         "traceback": text(body, "traceback"),
         "last_beat_at": seconds(body, "last_beat_at"),
-        "charged_node_s": amount(body, "charged_node_s"),
     }
 
 
@@ -417,7 +423,7 @@ def settle(journal: Journal, detail: str, *, at: float | None = None) -> None:
     It came to rest now, unless `at` says when.
     """
     record, now = read_record(journal), time.time() if at is None else at
-    if record.current is not None:
+    if record.current is not None or record.ahead is not None:
         return
     action = decide(record, Observation(), now, Policy())
     while isinstance(action, Alert):
