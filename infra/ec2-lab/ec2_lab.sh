@@ -4,6 +4,7 @@
 #   ec2_lab.sh up                   build the nodes' image (once, minutes), start EC2 (moto) at 172.31.0.1:5566
 #   ec2_lab.sh env                  exports for a shell that uses the lab:  eval "$(ec2_lab.sh env)"
 #   ec2_lab.sh down                 end and remove everything but the image, whatever state it is in
+#   ec2_lab.sh down-of PID          the same, if the lab's server is still that process
 #   ec2_lab.sh end-api              kill SkyPilot's API server, also one that has not come to serve yet
 #   ec2_lab.sh why-not              say in one sentence why this machine cannot have a lab; nothing if it can
 #
@@ -44,6 +45,11 @@ lab() {
   local verb=$1 word words=(); shift
   for word in "$@"; do words+=(--data-urlencode "$word"); done
   curl --noproxy '*' -sS --fail-with-body -G "http://$ADDRESS:$PORT/_lab/$verb" "${words[@]}"
+}
+only_one() {  # nobody brings a lab up while another is being taken down
+  mkdir -p "$DATA"
+  exec 9>"$DATA.lock"
+  flock 9
 }
 alive() { [ -e "$DATA/server.pid" ] && grep -qs ec2-lab/server "/proc/$(cat "$DATA/server.pid")/cmdline"; }
 
@@ -109,7 +115,7 @@ up() {
   reserve_ports
   write_home
   EC2LAB_IMAGE=$image EC2LAB_CATALOGUE=$CLIENT/.sky/catalogs/v8 EC2LAB_PUBLIC=$PUBLIC \
-    setsid "$VENV/bin/python" "$HERE/server" "$DATA" "$ADDRESS" "$PORT" </dev/null >>"$DATA/server.log" 2>&1 &
+    setsid "$VENV/bin/python" "$HERE/server" "$DATA" "$ADDRESS" "$PORT" </dev/null >>"$DATA/server.log" 2>&1 9>&- &
   echo $! > "$DATA/server.pid"
   for _ in $(seq 300); do ! lab capacity >/dev/null 2>&1 || break; alive || break; sleep 0.2; done
   lab capacity >/dev/null 2>&1 || { tail -5 "$DATA/server.log" >&2; down; say 'EC2 did not come up'; exit 1; }
@@ -164,8 +170,9 @@ ENV
 
 verb=${1:-}; [ $# = 0 ] || shift
 case $verb in
-up) up ;;
-down) down ;;
+up) only_one; up ;;
+down) only_one; down ;;
+down-of) only_one; [ "$(cat "$DATA/server.pid" 2>/dev/null)" != "$1" ] || down ;;
 env) print_env ;;
 end-api) end_api ;;
 why-not) why_not ;;

@@ -44,7 +44,7 @@ from spotguard.events.untrusted import (
     seconds,
     text,
 )
-from spotguard.launch.base import ClusterState
+from spotguard.launch.base import ClusterState, charged_node_s
 from spotguard.launch.membership import read_group
 from spotguard.shared.units import SystemClock
 from spotguard.spec.home import spotguard_home
@@ -305,9 +305,13 @@ class Rebuild:
         view = self._launcher.observe(cluster)
         if view.state not in (ClusterState.GONE, ClusterState.ABSENT):
             return
-        begun_at = seconds(found.launch, "intended_at") or last_at
+        ahead = read_record(self._journal).ahead
+        assert ahead is not None, "it was written down just before"
         gone_at = last_at if view.gone_at is None else view.gone_at
-        data = {"why": "they are gone", "paid_s": max(0.0, gone_at - begun_at)}
+        charged_s = charged_node_s(self._launcher, cluster, ahead.offer)
+        seen_s = max(0.0, gone_at - ahead.intended_at)
+        paid_s = seen_s if charged_s is None else charged_s / ahead.nodes
+        data = {"why": "they are gone", "paid_s": paid_s}
         self._journal.append(Kind.GIVEN_UP.value, at=gone_at, attempt=found.number, data=data)
 
     def _launch(self, found: _Found, *, ahead: bool) -> tuple[str, float]:
@@ -358,6 +362,7 @@ class Rebuild:
             verdict = judge(attempt)
             gone_at = found.following.at if found.following else view.gone_at
             there = view.state in (ClusterState.UP, ClusterState.STARTING)
+            charged_s = None if there else charged_node_s(self._launcher, cluster, attempt.offer)
             end = {
                 **asdict(verdict),
                 "reason": verdict.reason.value,
@@ -367,6 +372,7 @@ class Rebuild:
                 "training_ended_at": attempt.job_end.at if attempt.job_end else last_at,
                 # The controller before went on while these nodes went, or should have.
                 "leaving": there and not found.following,
+                "charged_node_s": None if found.following else charged_s,
             }
         if end.get("leaving"):  # nobody knows whether they were told to go
             why = {"reason": end["reason"], "detail": "another attempt was launched after it"}
@@ -409,6 +415,7 @@ def _end_in(body: dict[str, Any] | None) -> dict[str, Any] | None:
         "training_ended_at": seconds(body, "training_ended_at"),
         "traceback": text(body, "traceback"),
         "last_beat_at": seconds(body, "last_beat_at"),
+        "charged_node_s": amount(body, "charged_node_s"),
     }
 
 

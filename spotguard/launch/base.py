@@ -209,6 +209,16 @@ class KnowsCharges(Protocol):
         ...
 
 
+def charged_node_s(launcher: object, cluster: str, offer: Offer) -> float | None:
+    """Ask for what is charged for a cluster that is gone, where the launcher can tell; else None.
+
+    What was seen from outside is more: a cluster counts until its last node is gone.
+    """
+    if not isinstance(launcher, KnowsCharges):
+        return None
+    return launcher.charged_node_s(cluster, offer)
+
+
 class Launcher(Protocol):
     """Starts and ends clusters. Methods block; none is called from two threads at once."""
 

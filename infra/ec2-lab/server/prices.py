@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _PRODUCT = "Linux/UNIX"
 _DAYS_BEFORE = 30
+_LEAST_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,10 @@ def on_demand_usd_per_h(instance_type: str, zone: str) -> float | None:
 def cost_usd(instance_type: str, zone: str, market: str, begin_at: float, end_at: float) -> float:
     """Return what EC2 charges for an instance.
 
-    By the second, each hour of a spot instance at the price that held when that hour began
-    (aws.amazon.com/ec2/faqs, "How will I be charged").
+    By the second, a minute at least; each hour of a spot instance at the price that held when it
+    began (aws.amazon.com/ec2/faqs, "How will I be charged").
     """
+    end_at = max(end_at, begin_at + _LEAST_S)
     if market != "spot":
         return (on_demand_usd_per_h(instance_type, zone) or 0.0) * (end_at - begin_at) / 3600.0
     hours = [begin_at]

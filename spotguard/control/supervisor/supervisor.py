@@ -59,7 +59,7 @@ from spotguard.control.supervisor.request import (
 from spotguard.errors import NoCapacity, SpotguardError, StoreError
 from spotguard.events import env, keys
 from spotguard.events.states import EndReason, RunState
-from spotguard.launch.base import KnowsCharges, Unreachable
+from spotguard.launch.base import Unreachable, charged_node_s
 from spotguard.plan.job import planned_markets
 from spotguard.spec.model import JobSpec
 from spotguard.storage.patterns.clock_comparison import WRITTEN_AT
@@ -330,14 +330,8 @@ class Supervisor:
         return True
 
     def _charged_node_s(self, attempt: AttemptRecord) -> float | None:
-        """Ask the cloud for what it charges for an attempt that is gone; None if it does not say.
-
-        What was seen from outside is more: a cluster counts until its last node is gone.
-        """
-        launcher = self._launcher
-        if not isinstance(launcher, KnowsCharges):
-            return None
-        return launcher.charged_node_s(attempt.cluster, attempt.offer)
+        """Ask the cloud what it charges for an attempt that is gone; None if it does not say."""
+        return charged_node_s(self._launcher, attempt.cluster, attempt.offer)
 
     def _paid_s(self, attempt: AttemptRecord, until: float | None) -> float | None:
         """Return for how long a launch that came to nothing cost money; None if it did not."""

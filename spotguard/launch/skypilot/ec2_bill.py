@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 _ASK_WITHIN_S = 4.0
 _TRIES = 2
+_LEAST_S = 60.0
+"""EC2 charges Linux by the second, and each instance at least so long."""
 _OVER = ("shutting-down", "terminated")
 _AT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 """In what EC2 says of an end that was asked for: `User initiated (2026-01-31 12:00:00 GMT)`."""
@@ -32,7 +34,7 @@ def charged_node_s(region: str, cluster: str) -> float | None:
     """Return for how many seconds all instances of a cluster that is gone are charged, added up.
 
     Blocks for some seconds at most. None is unknown: EC2 cannot be asked or refuses, an instance
-    still lives, or EC2 does not say when one ended. The minimum of a minute is not added.
+    still lives, or EC2 does not say when one ended.
     """
     try:
         from boto3.session import Session
@@ -71,7 +73,7 @@ def _added_up(instances: list[Any], ends: dict[str, float]) -> float | None:
         lasted_s = ends.get(each["InstanceId"], -1.0) - each["LaunchTime"].timestamp()
         if each["State"]["Name"] not in _OVER or lasted_s < 0.0:
             return None
-        total_s += lasted_s
+        total_s += max(_LEAST_S, lasted_s)
     return total_s if instances else None
 
 

@@ -329,6 +329,24 @@ def test_a_cloud_is_believed_what_it_charges(tmp_path: Path, how: str) -> None:
     end = record.attempts[0].end
     assert end is not None
     assert published["charged_node_s"] == end.charged_node_s
+    adopted = rebuilt(world, tmp_path)
+    assert [each.end and each.end.charged_node_s for each in adopted.attempts] == [
+        each.end and each.end.charged_node_s for each in record.attempts
+    ]
+
+
+def rebuilt(world: World, home: Path) -> RunRecord:
+    """Lose the journal, write a new one from the store and return what it says."""
+    (home / "journal.db").rename(home / "lost.db")
+    with (
+        Journal.open(home / "lost.db") as lost,
+        Journal.create(home / "journal.db") as journal,
+    ):
+        created = next(iter(lost.read()))
+        journal.append(Kind.CREATED.value, at=created.at, data=created.data)
+        run_id = read_record(lost).run_id
+        Rebuild(journal, world.launcher, run_id).attempts(world.store)
+        return read_record(journal)
 
 
 def test_who_adopts_a_run_with_two_attempts_has_both(tmp_path: Path) -> None:
@@ -336,15 +354,7 @@ def test_who_adopts_a_run_with_two_attempts_has_both(tmp_path: Path) -> None:
     world = a_run(tmp_path, {1: replace(GRACE, for_s=60.0)}, total_steps=100)
     record = world.run_until(60.0)
     assert record.ahead is not None
-    (tmp_path / "journal.db").rename(tmp_path / "lost.db")
-    with (
-        Journal.open(tmp_path / "lost.db") as lost,
-        Journal.create(tmp_path / "journal.db") as journal,
-    ):
-        created = next(iter(lost.read()))
-        journal.append(Kind.CREATED.value, at=created.at, data=created.data)
-        Rebuild(journal, world.launcher, record.run_id).attempts(world.store)
-        adopted = read_record(journal)
+    adopted = rebuilt(world, tmp_path)
     assert adopted.current is not None
     assert adopted.ahead is not None
     assert (adopted.current.number, adopted.ahead.number) == (1, 2)
@@ -354,3 +364,18 @@ def test_who_adopts_a_run_with_two_attempts_has_both(tmp_path: Path) -> None:
     check(world, finished)
     assert reasons(finished) == [EndReason.PREEMPTED, EndReason.FINISHED]
     assert len(world.launcher.started) == 2
+
+
+def test_who_adopts_a_run_whose_nodes_are_gone_is_told_what_they_cost(tmp_path: Path) -> None:
+    """Those that trained and those that waited, as the cloud charged them, not as was seen."""
+    world = a_run(tmp_path, {1: replace(GRACE, for_s=60.0)}, total_steps=100)
+    world.launcher.__class__ = ChargingLauncher
+    record = world.run_until(60.0)
+    assert record.ahead is not None
+    for cluster in world.launcher.living():
+        world.launcher.down(cluster)
+    world.clock.sleep(600.0)
+    adopted = rebuilt(world, tmp_path)
+    less_usd = 2 * 2 * 1.0 * (ON_AWS.price_usd_per_h or 0.0) / 3600.0
+    spent_usd = cost.spent_usd(adopted, world.clock.now())
+    assert spent_usd == pytest.approx(world.launcher.billed_usd() - less_usd, abs=1e-9)

@@ -48,11 +48,13 @@ def ec2() -> Iterator[Ec2Lab]:
         yield lab
     finally:
         with _only_one():
-            left = _users()["count"] - 1
-            if left <= 0:
-                lab.down()
-                shutil.rmtree(_FOLDER, ignore_errors=True)
-            _note(owner if left > 0 else 0, max(0, left))
+            users = _users()
+            left = max(0, users["count"] - 1)
+            if users["owner"] in (0, owner):  # else pytest was killed, and another run began since
+                if not left:
+                    lab.down()
+                    shutil.rmtree(_FOLDER, ignore_errors=True)
+                _note(owner if left else 0, left)
 
 
 @contextmanager

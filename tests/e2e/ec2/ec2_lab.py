@@ -30,7 +30,7 @@ _LIVE = ("pending", "running", "shutting-down", "stopping", "stopped")
 _LAUNCH_S = 900.0
 """Two nodes take 90 s on a quiet machine, and so much on one that has ten times as much to do."""
 
-wait_until = partial(lab_jobs.wait_until, every_s=2.0)
+wait_until = partial(lab_jobs.wait_until, every_s=4.0)
 """Each look is a command: more of them would take the cores from what they wait for."""
 
 

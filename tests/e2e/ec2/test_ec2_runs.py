@@ -115,7 +115,7 @@ def test_on_demand_by_rule_stopped_resumed_adopted_and_others_left_alone(
     alone = poor.begin(
         EXACT,
         *("--nodes", "1", "--budget", str(budget_usd)),
-        args=("--epochs", "999", "--pause", "0.3"),
+        args=("--epochs", "999", "--pause", "1.0"),
         region=IRELAND,
     )
     for zone in zones(WEST):
@@ -129,7 +129,7 @@ def test_on_demand_by_rule_stopped_resumed_adopted_and_others_left_alone(
     orphan = lost.begin(
         EXACT,
         *("--nodes", "1", "--budget", "5"),
-        args=("--epochs", "999", "--pause", "0.7"),
+        args=("--epochs", "999", "--pause", "2.0"),
         region=IRELAND,
     )
     poor.trains(alone, attempt=1)
