@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +35,8 @@ def ec2() -> Iterator[Ec2Lab]:
     # Of the workers of one run of pytest, the first brings the lab up and the last takes it down.
     is_worker = "PYTEST_XDIST_WORKER" in os.environ
     owner = os.getppid() if is_worker else os.getpid()
+    if is_worker:
+        threading.Thread(target=_end_with, args=(owner,), daemon=True).start()
     lab = Ec2Lab(_FOLDER, owner)
     with _only_one():
         users = _users()
@@ -55,6 +59,17 @@ def ec2() -> Iterator[Ec2Lab]:
                     lab.down()
                     shutil.rmtree(_FOLDER, ignore_errors=True)
                 _note(owner if left else 0, left)
+
+
+def _end_with(owner: int) -> None:
+    """End at once when pytest was killed.
+
+    A worker outlives it for a while, and each command that it still runs would start a controller
+    anew, which launches nodes in the next run's lab.
+    """
+    while os.getppid() == owner:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 @contextmanager

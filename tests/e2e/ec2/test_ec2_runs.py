@@ -111,7 +111,7 @@ def test_on_demand_by_rule_stopped_resumed_adopted_and_others_left_alone(
     """
     first, second = machine("first"), machine("second")
     poor, lost = machine("poor"), machine("lost")
-    epochs, budget_usd = 30, 0.012  # some minutes: a dead controller's lease is waited for
+    epochs, budget_usd = 30, 0.018  # twelve minutes: nodes of a busy machine come up in six
     alone = poor.begin(
         EXACT,
         *("--nodes", "1", "--budget", str(budget_usd)),
