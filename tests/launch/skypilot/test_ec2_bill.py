@@ -92,8 +92,8 @@ def test_each_instance_counts_until_its_own_end(ec2: Ec2) -> None:
     """One that was taken first is not charged as long as those that lived on; a minute at least."""
     ec2.has("i-1", "terminated", why=TOLD)
     ec2.has("i-2", "shutting-down", why=TAKEN)
-    ec2.took("i-2", "2026-01-31T12:01:10.000Z")
-    assert charged_node_s("us-east-1", "job-1") == 170.0
+    ec2.took("i-2", "2026-01-31T12:00:50.000Z")
+    assert charged_node_s("us-east-1", "job-1") == 160.0
     listed, requests = ec2.asked
     assert listed["Filter.1.Name"] == [f"tag:{CLUSTER_TAG}"]
     assert listed["Filter.1.Value.1"] == ["job-1"]
