@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from spotguard.events.states import Market
@@ -89,6 +89,26 @@ class Rung:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PhasePlan:
+    """One phase of the run, with a price of its own."""
+
+    phase: int
+    """From 1."""
+    until_step: int | None
+    """Steps done at which it ends; None: with the run."""
+    infra: str
+    gpus: str | None
+    market: str
+    nodes: str
+    """`2` or `1:4`."""
+    nproc_per_node: int
+    demo_prices: bool
+    """True if its nodes cost nothing: they are this machine's, and no price was given."""
+    candidates: tuple[Candidate, ...]
+    skipped: tuple[Skipped, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobPlan:
     """What would be launched: the candidates in the order in which they would be tried."""
 
@@ -137,6 +157,10 @@ class JobPlan:
     """What it is expected to cost and when it is done; None for nodes of this machine."""
     smoke: Smoke | None = None
     """What the script's first steps on this machine measured; None: not tried, or changed since."""
+    phases: tuple[PhasePlan, ...] = ()
+    """All phases of the job; what stands outside of it is the first one's."""
+    moves: str | None = None
+    """What goes on there, in words, where a run moves; None: a new one begins."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the object of `plan --json`."""
@@ -209,6 +233,31 @@ def plan_job(
         forecast=forecast,
         smoke=smoke,
     )
+
+
+def with_phases(job: JobSpec, plans: Sequence[JobPlan]) -> JobPlan:
+    """Return the plan of a job with phases; `plans` are those of its phases.
+
+    Nobody knows how long a phase is to last before its first step, so nothing is forecast.
+    """
+    phases = tuple(
+        PhasePlan(
+            phase=index + 1,
+            until_step=job.phases[index].until_step,
+            infra=spec.infra,
+            gpus=spec.gpus,
+            market=plan.market,
+            nodes=plan.nodes,
+            nproc_per_node=plan.nproc_per_node,
+            demo_prices=plan.demo_prices,
+            candidates=plan.candidates,
+            skipped=plan.skipped,
+        )
+        for index, plan in enumerate(plans)
+        for spec in [job.in_phase(index)]
+    )
+    played = all(plan.demo_prices for plan in plans)
+    return replace(plans[0], phases=phases, demo_prices=played, forecast=None)
 
 
 def _carbon(

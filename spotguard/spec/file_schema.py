@@ -20,6 +20,8 @@ from spotguard.spec.infra import (
     places,
     volume_names,
 )
+from spotguard.spec.model import PLACE_FIELDS
+from spotguard.spec.model.phases import UNTIL
 from spotguard.spec.nodes import NodeRange
 from spotguard.spec.setting import (
     IfGiven,
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from spotguard.spec.catalogue import ConfigField
-    from spotguard.spec.setting import Parser
+    from spotguard.spec.setting import Parser, Setting
 
 _TEXT: Final = {"type": "string"}
 _NUMBER: Final = {"type": ["number", "string"]}
@@ -110,4 +112,17 @@ def form(parse: Parser) -> dict[str, Any]:
         if parse.highest == Whole.highest:
             del limits["maximum"]
         return {"type": ["integer", "string"], **limits}
+    if parse is _phases_setting().parse:
+        return _phases()
     return dict(_FORMS[parse])
+
+
+def _phases_setting() -> Setting:
+    return catalogue()["phases"].setting
+
+
+def _phases() -> dict[str, Any]:
+    fields = {field.path[-1]: field for field in catalogue().values() if len(field.path) == 1}
+    phase = {UNTIL: {"type": ["integer", "string"], "minimum": 1}}
+    phase |= {fields[name].key: form(fields[name].setting.parse) for name in PLACE_FIELDS}
+    return {"type": ["array", "string"], "items": _table(phase)}

@@ -81,7 +81,7 @@ def next_launch(
             allotted = allot(
                 record,
                 nodes=nodes,
-                price_usd_per_h=offer.price_usd_per_h,
+                price_usd_per_h=cost.price_usd_per_h(record, offer),
                 now=now,
                 policy=policy,
                 beside=beside,

@@ -247,16 +247,20 @@ def _was_resized(attempt: AttemptRecord) -> bool:
 
 
 def work_left_s(record: RunRecord, nodes: int) -> float | None:
-    """Return how long the steps that are left take on so many nodes; None if nobody can tell."""
+    """Return how long the steps that are left take on so many nodes; None if nobody can tell.
+
+    In a phase these are its own: at what pace later ones train, elsewhere, is not known yet.
+    """
     steps = [attempt.last_step for attempt in record.attempts if attempt.last_step is not None]
     paces = [
         attempt.progress.step_s * attempt.nodes
-        for attempt in record.attempts
+        for attempt in record.of_this_place  # other machines have another pace
         if attempt.progress is not None and attempt.progress.step_s
     ]
     if record.total_steps is None or not paces:
         return None
-    return max(0, record.total_steps - max(steps, default=0)) * min(paces) / nodes
+    total = min(record.total_steps, record.until_step or record.total_steps)
+    return max(0, total - max(steps, default=0)) * min(paces) / nodes
 
 
 def _time_for_spot(record: RunRecord, attempt: AttemptRecord, now: float, policy: Policy) -> bool:
@@ -299,7 +303,7 @@ def _slack_s(record: RunRecord, nodes: int, now: float, policy: Policy) -> float
 def expected_start_s(record: RunRecord, now: float, policy: Policy) -> float:
     """Return what a start takes, its 95th percentile: of few that were seen, the longest."""
     starts = sorted(
-        cost.startup_s(each, now) for each in record.attempts if each.started_at is not None
+        cost.startup_s(each, now) for each in record.of_this_place if each.started_at is not None
     )
     return starts[min(len(starts) - 1, int(0.95 * len(starts)))] if starts else policy.start_s
 

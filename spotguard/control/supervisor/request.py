@@ -114,6 +114,7 @@ def _job_env(
         env.NODES_MIN: record.limits.nodes_min if may_go_on_in_place(record, attempt) else None,
         env.SECRETS: ",".join(sorted(spec.env)) or None,
         env.CLOCK: keys.launch(attempt.number),
+        env.UNTIL_STEP: record.until_step,
         env.BUDGET_STOP_AT: attempt.allotment.budget_stop_at,
         env.DEADLINE_STOP_AT: attempt.allotment.deadline_stop_at,
         env.DOWN_AT: down_at,

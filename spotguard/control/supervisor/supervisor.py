@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from spotguard.control.journal.alert_rules import due
 from spotguard.control.journal.ledger import Ledger
+from spotguard.control.journal.places import place_data
 from spotguard.control.journal.record import Kind, offer_to_json, place_key
 from spotguard.control.supervisor.actions import (
     Action,
@@ -22,6 +23,7 @@ from spotguard.control.supervisor.actions import (
     AskDown,
     AskToStop,
     BackOff,
+    BeginPhase,
     Conclude,
     Drop,
     GiveUp,
@@ -120,6 +122,7 @@ class Supervisor:
         self._tick_s = tick_s
         self._ledger = Ledger(journal, clock)
         self._spec = JobSpec.from_json(self._ledger.record.spec)
+        self._placing = self._ledger.record.placing
         self._unasked: str | None = None
         """The cluster of an intent of this very process, until it is asked for: no other can be."""
         self._adopted = journal.newest(Kind.ADOPTED.value) is not None
@@ -141,11 +144,16 @@ class Supervisor:
         """What the journal says."""
         return self._ledger.record
 
-    def run(self) -> RunRecord:
-        """Drive the run until it settles; return its last record."""
-        self._ledger.write(Kind.CONTROLLER_STARTED, {"pid": os.getpid()})
+    def run(self, *, goes_on: bool = False) -> RunRecord:
+        """Drive the run until it settles, or a phase begins; return its last record.
+
+        The next phase is for a supervisor with that phase's launcher, which `goes_on`: it is not
+        told as a new controller.
+        """
+        if not goes_on:
+            self._ledger.write(Kind.CONTROLLER_STARTED, {"pid": os.getpid()})
         self._hear_wish()
-        while self.record.settled is None:
+        while self.record.settled is None and self.record.placing == self._placing:
             if not self._may_act():
                 if self._lease is not None and self._lease.lost_to:
                     self._hand_over(self._lease.lost_to)
@@ -157,7 +165,7 @@ class Supervisor:
             self._market.update(self.record)
             self._note_alerts()
             self._notifier.tell(last=self.record.settled is not None)
-            if self.record.settled is None:
+            if self.record.settled is None and self.record.placing == self._placing:
                 self._clock.sleep(self._tick_s)
         return self.record
 
@@ -225,6 +233,10 @@ class Supervisor:
                 self._intend(action)
             case BackOff():
                 self._ledger.write(Kind.WAITING, {"retry_at": action.retry_at, "why": action.why})
+            case BeginPhase():
+                data = place_data(JobSpec.from_json(self.record.job), action.phase, self.record.limits)
+                self._ledger.write(Kind.PHASE_BEGUN, data)
+                return False
             case Alert():
                 self._ledger.write(Kind.ALERT, {"percent": action.percent})
             case Settle():
