@@ -14,14 +14,13 @@ from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.launches import Launches
 from spotguard.control.journal.ledger import Ledger
 from spotguard.control.journal.market_log import market_path
-from spotguard.control.journal.places import publish_place
 from spotguard.control.journal.record import Kind
 from spotguard.control.status.watch import summary
 from spotguard.control.supervisor.decide import EXIT_UNFINISHED
 from spotguard.control.supervisor.lease import Lease
 from spotguard.control.supervisor.policy import policy_for
 from spotguard.control.supervisor.supervisor import Supervisor
-from spotguard.errors import EnvironmentFailure, StoreError
+from spotguard.errors import EnvironmentFailure
 from spotguard.events.states import RunState
 from spotguard.launch.local import LocalLauncher, LocalOptions
 from spotguard.shared.documents import document
@@ -92,8 +91,6 @@ def control(folder: RunFolder) -> None:
             log.info("another controller is in control")
             return
         with folder.journal() as journal:
-            record = read_record(journal)
-            spec = JobSpec.from_json(record.spec)
             taken = _take(journal, folder)
             if taken is None:
                 return
@@ -113,7 +110,6 @@ def _control_here(
     if record.settled is not None:
         return False
     spec = JobSpec.from_json(record.spec)
-    _publish_place(journal, folder, store, lease)
     launcher = launcher_for(spec, folder.path)
     supervisor = Supervisor(
         journal=journal,
@@ -129,31 +125,6 @@ def _control_here(
     )
     lease.tell = lambda: document(summary(folder, supervisor.record))
     return supervisor.run(goes_on=goes_on).settled is None
-
-
-def _publish_place(journal: Journal, folder: RunFolder, store: ObjectStore, lease: Lease) -> None:
-    """Have the run store know where the run goes on, before anything is launched there.
-
-    Else who has to rebuild a lost journal would ask the wrong launcher, and nodes would live on.
-    Blocks until it is written, or nothing is to be launched: another machine has the run, or the
-    user wants it to end.
-    """
-    clock = folder.clock()
-    ledger = Ledger(journal, clock)
-    if ledger.record.of_this_place:  # who launched that has done it
-        return
-    while not lease.lost_to and ledger.record.wish is None:
-        try:
-            publish_place(store, ledger.record)
-        except StoreError as problem:
-            if ledger.record.store_problem != problem.message:
-                ledger.write(Kind.STORE_LOST, {"problem": problem.message})
-        else:
-            if ledger.record.store_problem is not None:
-                ledger.write(Kind.STORE_BACK)
-            return
-        clock.sleep(_STORE_RETRY_S)
-        ledger.catch_up()
 
 
 def _take(journal: Journal, folder: RunFolder) -> tuple[ObjectStore, Lease] | None:
