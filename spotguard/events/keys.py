@@ -1,7 +1,7 @@
 """The keys of the run store, relative to `<store>/<run_id>/`. Nothing else builds them.
 
 run.json                                              the spec, written once
-places/000001.json                                    by the controller: where it goes on, since when
+places/000001.json                                    by the controller: where the run goes on
 attempts/000001/launch.json                           by the controller: place, price, nodes
 attempts/000001/end.json                              by the controller: when it was gone, why
 attempts/000001/claim.json                            create-if-absent, by the job's first rank

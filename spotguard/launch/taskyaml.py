@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from spotguard.errors import SpecError
 from spotguard.events import env
 from spotguard.events.states import Market
+from spotguard.spec.model.own_template import TAKEN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -37,8 +38,6 @@ _PLACE_KEYS = ("infra", "use_spot", "instance_type", "accelerators", "any_of", "
 _FIRST_PORT, _PORTS = 20_000, 10_000
 """Below those that Linux gives to outgoing connections."""
 _WHEELS = "~/.spotguard/wheels"
-_TAKEN = ("~/.spotguard", "~/.sky", "~/sky_workdir", "~/skypilot-runtime", "~/.ssh")
-"""On a node; what else is there is the image's, and the user's to know."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +45,7 @@ class Machine:
     """What each node shall be, and what is to be installed on it."""
 
     gpus: str | None = None
-    """`A100:8`."""
+    """`A100:8`; where an offer says it, too, the offer's counts."""
     instance_type: str | None = None
     cpus: str | None = None
     """`8`, or `8+`: at least so many."""
@@ -165,8 +164,8 @@ def _candidate(offer: Offer, machine: Machine) -> dict[str, Any]:
         candidate["use_spot"] = offer.market is Market.SPOT
         if offer.instance_type:
             candidate["instance_type"] = offer.instance_type
-    if machine.gpus:
-        candidate["accelerators"] = machine.gpus
+    if offer.gpus or machine.gpus:
+        candidate["accelerators"] = offer.gpus or machine.gpus
     return candidate
 
 
@@ -232,7 +231,7 @@ def _free(machine: Machine, name: str, given: Mapping[str, str]) -> dict[str, st
     others = machine.volumes if name == "file_mounts" else machine.file_mounts
     for place in given:
         plain = place.rstrip("/")
-        if any(f"{plain}/".startswith(f"{taken}/") for taken in _TAKEN):
+        if any(f"{plain}/".startswith(f"{taken}/") for taken in TAKEN):
             raise SpecError(f"node.{name}", f"given {place!r}, which is spotguard's or SkyPilot's")
         if plain in {other.rstrip("/") for other in others}:
             raise SpecError(

@@ -60,6 +60,8 @@ class Candidate:
     """To be expected in `JobPlan.span_h`, or while the budget lasts if that is less."""
     interruptions_usd: float | None = None
     """What these cost: nodes that are paid for and make no progress."""
+    gpus: str | None = None
+    """What each node has of them; of several that were asked for, this offer's."""
     co2e_g_per_h: float | None = None
     """Grams of CO2e that all nodes cause in an hour: an estimate from above."""
 
@@ -195,7 +197,7 @@ def plan_job(
     """
     markets = planned_markets(spec)
     if spec.prefer == GREEN:
-        offers = greener_first(offers, machine_of(spec))
+        offers = greener_first(offers, lambda offer: machine_of(spec, offer))
     ladder = node_ladder(spec.nodes.min, spec.nodes.max)
     return JobPlan(
         name=spec.name,
@@ -264,7 +266,7 @@ def _carbon(
     spec: JobSpec, offers: Sequence[Offer], markets: tuple[Market, ...]
 ) -> tuple[Factor, ...]:
     first = next((offer for offer in offers if offer.market is markets[0]), None)
-    causes = None if first is None else draw(first.infra, first.region, machine_of(spec))
+    causes = None if first is None else draw(first.infra, first.region, machine_of(spec, first))
     return () if causes is None else causes.factors
 
 
@@ -275,10 +277,10 @@ def planned_markets(spec: JobSpec) -> tuple[Market, ...]:
     return (spec.market,)
 
 
-def machine_of(spec: JobSpec) -> NodeDevices:
-    """Return what a node of the job is made of, as far as it says."""
+def machine_of(spec: JobSpec, offer: Offer) -> NodeDevices:
+    """Return what a node that is offered to the job is made of, as far as they say."""
     return machine(
-        spec.gpus,
+        offer.gpus or spec.gpus,
         spec.node.cpus,
         processes=spec.nproc_per_node,
         is_local=spec.infra == "local",
@@ -305,12 +307,13 @@ def _candidate(
     on_demand_rate = rate_usd_per_h(offer.on_demand_usd_per_h, nodes)
     hours = hours_bought(spec.budget_usd, rate)
     interruptions = _interruptions(spec, offer, hours)
-    causes = draw(offer.infra, offer.region, machine_of(spec))
+    causes = draw(offer.infra, offer.region, machine_of(spec, offer))
     return Candidate(
         infra=offer.infra,
         region=offer.region,
         zone=offer.zone,
         instance_type=offer.instance_type,
+        gpus=offer.gpus,
         market=str(offer.market),
         nodes=nodes,
         price_usd_per_h=offer.price_usd_per_h,

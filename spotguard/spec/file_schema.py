@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from spotguard.spec.catalogue import catalogue
 from spotguard.spec.infra import (
     at_least,
-    gpu_name,
+    gpu_names,
     image_name,
     machine_name,
     mounts,
@@ -21,6 +21,7 @@ from spotguard.spec.infra import (
     volume_names,
 )
 from spotguard.spec.model import PLACE_FIELDS
+from spotguard.spec.model.own_template import TemplateName
 from spotguard.spec.model.phases import UNTIL
 from spotguard.spec.nodes import NodeRange
 from spotguard.spec.setting import (
@@ -61,9 +62,9 @@ _PAIRS: Final = {
     "items": _TEXT,
 }
 _FORMS: Final[Mapping[Parser, dict[str, Any]]] = {
-    **dict.fromkeys((text, run_name, gpu_name, machine_name, image_name, on_demand_rule), _TEXT),
+    **dict.fromkeys((text, run_name, machine_name, image_name, on_demand_rule), _TEXT),
     **dict.fromkeys((number, usd, duration, instant, save_interval, at_least), _NUMBER),
-    **dict.fromkeys((texts, hooks, places, alert_topics), _TEXTS),
+    **dict.fromkeys((texts, hooks, places, gpu_names, alert_topics), _TEXTS),
     switch: {"type": ["boolean", "string"]},
     variables: {"type": "object", "additionalProperties": {"type": ["string", "integer"]}},
     mounts: _PAIRS,
@@ -104,6 +105,8 @@ def form(parse: Parser) -> dict[str, Any]:
     """Return a schema for what a parser takes from a file."""
     if isinstance(parse, IfGiven):
         return form(parse.parse)
+    if isinstance(parse, TemplateName):
+        return {"anyOf": [{"enum": sorted(parse.names)}, {**_TEXT, "pattern": r"/|\.ya?ml$"}]}
     if isinstance(parse, OneOf):
         spelt = {word.replace("_", dash) for word in parse.words for dash in "_-"}
         return {"enum": sorted(spelt)}

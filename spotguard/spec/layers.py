@@ -18,6 +18,7 @@ from typing import Any
 
 from spotguard.errors import SpecError
 from spotguard.spec.catalogue import OTHER_VARIABLES, PREFIX, TABLES, by_variable, catalogue
+from spotguard.spec.model.own_template import is_own_template
 from spotguard.spec.nearest import did_you_mean
 from spotguard.spec.setting import VARIABLES_FOR_USERS
 
@@ -215,6 +216,8 @@ def _based(key: str, value: object, base: Path) -> object:
     field = catalogue().get(key)
     if not field or not field.setting.is_path:
         return value
+    if field.setting.choices and isinstance(value, str) and not is_own_template(value.strip()):
+        return value  # the name of something, and no path
     if isinstance(value, Mapping):
         return {place: absolute(source, base) for place, source in value.items()}
     if isinstance(value, (list, tuple)):

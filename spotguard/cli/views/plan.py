@@ -167,20 +167,28 @@ def _places(plan: JobPlan, *, carbon: bool) -> Table:
 
 
 def _shown(plan: JobPlan) -> list[Candidate]:
-    """Return the first candidates of each market on the most nodes, and the first on fewer."""
+    """Return the first candidates of each market on the most nodes, and the first on fewer.
+
+    Of several kinds of GPU, each one's cheapest is there.
+    """
     seen: Counter[tuple[str, int]] = Counter()
+    kinds: set[tuple[str, str | None]] = set()
     most = max((candidate.nodes for candidate in plan.candidates), default=0)
     shown = []
     for candidate in plan.candidates:
         kind = (candidate.market, candidate.nodes)
         seen[kind] += 1
-        if seen[kind] <= (_MOST_PLACES if candidate.nodes == most else 1):
+        first = candidate.nodes == most and (candidate.market, candidate.gpus) not in kinds
+        kinds.add((candidate.market, candidate.gpus))
+        if first or seen[kind] <= (_MOST_PLACES if candidate.nodes == most else 1):
             shown.append(candidate)
     return shown
 
 
 def _row(plan: JobPlan, candidate: Candidate, *, carbon: bool) -> list[str]:
     machine = f" {candidate.instance_type}" if candidate.instance_type else ""
+    if len({each.gpus for each in plan.candidates}) > 1 or not machine:
+        machine += f" {candidate.gpus}" if candidate.gpus else ""
     row = [
         f"{formats.place(candidate)}{machine}",
         candidate.market.replace("_", "-"),

@@ -8,27 +8,22 @@ from spotguard.plan.carbon.estimate import NodeDevices, machine
 from spotguard.spec.infra import LOCAL
 
 if TYPE_CHECKING:
-    from spotguard.control.journal.record import AttemptRecord, RunRecord
+    from spotguard.control.journal.record import RunRecord
+    from spotguard.launch.base import Offer
 
 
-def machine_of(record: RunRecord, attempt: AttemptRecord | None = None) -> NodeDevices:
-    """Return what a node of an attempt is made of; without one, of what the job asks for now.
+def machine_of(record: RunRecord, offer: Offer, *, here: bool = True) -> NodeDevices:
+    """Return what a node of an offer is made of.
 
-    Attempts of another place than the run is in now were of what their own offer says.
+    `here`: it is of the place in which the run is now, so what the job asks for there counts.
     """
     spec = record.spec
     node = spec.get("node")
-    gpus = _text(spec.get("gpus"))
-    infra = spec.get("infra")
-    if attempt is not None:
-        here = attempt in record.of_this_place
-        gpus = attempt.offer.gpus or (gpus if here else None)
-        infra = attempt.offer.infra
     return machine(
-        gpus,
+        offer.gpus or (_text(spec.get("gpus")) if here else None),
         _text(node.get("cpus")) if isinstance(node, dict) else None,
         processes=spec["nproc_per_node"] if isinstance(spec.get("nproc_per_node"), int) else 1,
-        is_local=infra == LOCAL,
+        is_local=offer.infra == LOCAL,
     )
 
 

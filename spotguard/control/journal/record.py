@@ -554,7 +554,8 @@ def with_lost(lost: tuple[LostLaunch, ...], new: LostLaunch) -> tuple[LostLaunch
 
 def place_key(offer: Offer) -> str:
     """Return a name for a place that tells it from the others, for a round of launching."""
-    words = (offer.infra, offer.region, offer.zone, offer.instance_type, offer.market.value)
+    machine = offer.instance_type or offer.gpus
+    words = (offer.infra, offer.region, offer.zone, machine, offer.market.value)
     return "/".join(word or "-" for word in words)
 
 

@@ -331,7 +331,7 @@ def _by_policy(
     """Ask the policy, with all that the journal tells of each place."""
     from spotguard.policy.decide import Model, decide  # NumPy: not for a plain look
 
-    accelerator, gpus = accelerator_of(record)
+    accelerator, gpus = accelerator_of(record, offers[0] if offers else None)
     model = Model.of(accelerator, nodes * gpus)
     named: dict[tuple[str, str], Offer] = {}
     for offer in offers:
@@ -455,7 +455,7 @@ def _price(offer: Offer | None) -> float | None:
 
 def place_name(offer: Offer) -> str:
     """Return a place in words, without its market: `aws/us-east-1/us-east-1a/p3.2xlarge`."""
-    words = (offer.infra, offer.region, offer.zone, offer.instance_type)
+    words = (offer.infra, offer.region, offer.zone, offer.instance_type or offer.gpus)
     return "/".join(word for word in words if word)
 
 
@@ -499,15 +499,19 @@ def hazard_of(
         return _FAILING
     from spotguard.policy.hazard import pooled, recorded_level, taken_by_age
 
-    accelerator, gpus = accelerator_of(record)
+    accelerator, gpus = accelerator_of(record, attempt.offer)
     gang = attempt.nodes * gpus
     seen = seen_of(record, attempt.offer, attempt.nodes, now, pooled(accelerator, gang), market)
     level = recorded_level(accelerator, gang)
     return taken_by_age(level, taken=seen.taken, expected=seen.taken_expected)
 
 
-def accelerator_of(record: RunRecord) -> tuple[str, int]:
-    """Return the kind of GPU, in capitals, and how many a node has; `` and 1 without any."""
+def accelerator_of(record: RunRecord, offer: Offer | None = None) -> tuple[str, int]:
+    """Return the kind of GPU, in capitals, and how many a node has; `` and 1 without any.
+
+    Of several alternatives it is the offer's; without one, the first.
+    """
     gpus = record.spec.get("gpus")
-    name, _, count = (gpus if isinstance(gpus, str) else "").partition(":")
+    asked = gpus.partition(",")[0] if isinstance(gpus, str) else ""
+    name, _, count = (offer.gpus if offer is not None and offer.gpus else asked).partition(":")
     return name.upper(), int(count) if count.isdigit() else 1

@@ -262,7 +262,9 @@ class Supervisor:
             case BackOff():
                 self._ledger.write(Kind.WAITING, {"retry_at": action.retry_at, "why": action.why})
             case BeginPhase():
-                data = place_data(JobSpec.from_json(self.record.job), action.phase, self.record.limits)
+                data = place_data(
+                    JobSpec.from_json(self.record.job), action.phase, self.record.limits
+                )
                 self._ledger.write(Kind.PHASE_BEGUN, data)
                 return False
             case Alert():

@@ -21,11 +21,12 @@ from spotguard.spec.infra import (
     LOCAL,
     NEVER,
     PLACES,
-    gpu_name,
+    gpu_names,
     kind_of,
     on_demand_rule,
     places,
 )
+from spotguard.spec.model.own_template import TemplateName
 from spotguard.spec.model.phases import PhaseSpec, moved_values, parse_phases
 from spotguard.spec.model.tables import DURATION, Frozen, LocalSpec, NodeSpec, SmokeSpec
 from spotguard.spec.nodes import MAX_NODES, NodeRange
@@ -123,13 +124,15 @@ class JobSpec(Frozen):
     gpus: Annotated[
         str | None,
         Setting(
-            parse=IfGiven(gpu_name),
-            allowed="a kind of GPU, and how many if more than one, such as A100:8",
-            example='"A100:8"',
+            parse=IfGiven(gpu_names),
+            allowed="a kind of GPU, and how many if more than one, such as A100:8; or any of "
+            "several, such as A100:8,H100:8",
+            example='"A100:8,H100:8"',
             flag="--gpus",
         ),
     ] = None
-    """GPUs of each node, by SkyPilot's names. Without it, nodes have CPUs only."""
+    """GPUs of each node, by SkyPilot's names; of several alternatives, what is cheapest where it
+    can be had, and the price of what was had is what counts. Without it, nodes have CPUs only."""
 
     store: Annotated[
         str,
@@ -256,14 +259,18 @@ class JobSpec(Frozen):
     template: Annotated[
         str,
         Setting(
-            parse=OneOf(template_names()),
-            allowed=f"one of {', '.join(template_names())}",
-            example='"aws"',
+            parse=TemplateName(template_names()),
+            allowed=f"one of {', '.join(template_names())}; or the path of a YAML file, such as "
+            "./mine.yaml",
+            example='"./mine.yaml"',
+            is_path=True,
             flag="--template",
             choices=template_names(),
         ),
     ] = "base"
-    """Which task template describes the nodes."""
+    """Which task template describes the nodes; or a file of your own, which is put on top of that
+    of the place. It may hold `resources`, `envs`, `file_mounts`, `volumes` and `config` of a
+    SkyPilot task, but for what spotguard fills in, and no secrets."""
 
     save_every: Annotated[
         str,

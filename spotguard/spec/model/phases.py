@@ -9,12 +9,12 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from spotguard.events.states import Market
+from spotguard.events.states import Market  # noqa: TC001 - pydantic reads the annotation
 from spotguard.spec.complaint import SaysItAll
 from spotguard.spec.infra import CLOUDS, PLACES, gpu_count, kind_of
 from spotguard.spec.model.tables import Frozen
 from spotguard.spec.nearest import did_you_mean
-from spotguard.spec.nodes import NodeRange
+from spotguard.spec.nodes import NodeRange  # noqa: TC001 - pydantic reads the annotation
 from spotguard.spec.setting import Whole
 
 if sys.version_info >= (3, 11):
