@@ -214,6 +214,8 @@ def _pairs(texts: object) -> Iterable[tuple[str, str]]:
 
 def _based(key: str, value: object, base: Path) -> object:
     field = catalogue().get(key)
+    if key == "phases" and isinstance(value, list):
+        return [_based_phase(phase, base) for phase in value]
     if not field or not field.setting.is_path:
         return value
     if field.setting.choices and isinstance(value, str) and not is_own_template(value.strip()):
@@ -223,6 +225,12 @@ def _based(key: str, value: object, base: Path) -> object:
     if isinstance(value, (list, tuple)):
         return [_based_pair(item, base) for item in value]
     return absolute(value, base)
+
+
+def _based_phase(phase: object, base: Path) -> object:
+    if not isinstance(phase, Mapping) or "template" not in phase:
+        return phase
+    return {**phase, "template": _based("template", phase["template"], base)}
 
 
 def _based_pair(item: object, base: Path) -> object:

@@ -171,7 +171,8 @@ def place_of(settings: Mapping[str, object]) -> dict[str, Any]:
         if keys.get(key) not in PLACE_FIELDS:
             known = [each for each, name in keys.items() if name in PLACE_FIELDS]
             raise SpecError(key, f"is not of a place; those are {', '.join(known)}")
-        place[keys[key]] = _read(key, Given(value, f"flag {catalogue()[key].flag or key}"))
+        given = flag_layer({key: value}, Path.cwd())
+        place |= {keys[key]: _read(key, each) for each in given.values()}
     return place
 
 

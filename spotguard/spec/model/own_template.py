@@ -1,7 +1,7 @@
 """A task template of the user's own: a YAML file that is merged into a shipped one, as data.
 
-It may say what of a node no setting says. What spotguard itself fills in is refused by its name, and
-so is what looks like a secret: a template is shown by `plan --yaml`.
+It may say what of a node no setting says. What spotguard itself fills in is refused by its name,
+and so is what looks like a secret: a template is shown by `plan --yaml`.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _check_places(path: str, table: str, places: dict[str, Any]) -> None:
         if any(f"{plain}/".startswith(f"{taken}/") for taken in TAKEN):
             raise _refused(path, f"{table}.{place}", "choose another place")
         relative = isinstance(source, str) and "://" not in source
-        if table == "file_mounts" and relative and not os.path.isabs(source):
+        if table == "file_mounts" and relative and not Path(source).is_absolute():
             raise _wrong(
                 path,
                 f"has file_mounts.{place} from {source!r}, of which nobody knows the folder",
