@@ -6,6 +6,7 @@ import json
 import secrets
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,7 @@ from spotguard.spec.nodes import NodeRange
 from spotguard.storage import check_conditions, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
     from typing import Any
 
@@ -72,10 +73,10 @@ def create_run(job: JobSpec, found: Survey | Sequence[Survey] | None = None) -> 
         nodes_max=spec.nodes.max,
         allow_unknown_price=spec.allow_unknown_price,
     )
-    each = list(found) if isinstance(found, (list, tuple)) else [found]
+    seen = _of_phases(found)
     for index in range(max(1, len(job.phases))):
-        seen = each[index] if index < len(each) else None
-        _check_place(job, index, limits, seen, final.path)
+        each = seen[index] if index < len(seen) else None
+        _check_place(job, index, limits, each, final.path)
     check_urls(spec.notify)
     store_root = open_store(spec.store).url
     keep_private(spec.store)
@@ -155,6 +156,13 @@ def _checked_resume(
     keep_private(str(record.spec.get("store")))
     check_conditions(record.store_root)  # no controller could take the run there
     return limits
+
+
+def _of_phases(found: Survey | Sequence[Survey] | None) -> Sequence[Survey]:
+    """Return what is known of each phase; nothing where nobody has asked."""
+    if found is None:
+        return ()
+    return found if isinstance(found, Sequence) else (found,)
 
 
 def move_plan(run_id: str, place: Mapping[str, Any]) -> JobSpec:

@@ -171,8 +171,7 @@ def place_of(settings: Mapping[str, object]) -> dict[str, Any]:
         if keys.get(key) not in PLACE_FIELDS:
             known = [each for each, name in keys.items() if name in PLACE_FIELDS]
             raise SpecError(key, f"is not of a place; those are {', '.join(known)}")
-        given = flag_layer({key: value}, Path.cwd())
-        place |= {keys[key]: _read(key, each) for each in given.values()}
+        place[keys[key]] = _read(key, flag_layer({key: value}, Path.cwd())[key])
     return place
 
 

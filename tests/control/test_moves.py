@@ -195,7 +195,7 @@ def test_a_move_that_the_budget_cannot_pay_changes_nothing(home: Path) -> None:
 
 
 def phased(*lines: Any, phase: int = 0) -> RunRecord:
-    """Return the record of a run of three phases, in one of them, to which these things happened."""
+    """Return the record of a run, in one of its three phases, to which these things happened."""
     phases = [{"until_step": 10}, {"until_step": 20}, {}]
     job = JobSpec(script="/j", workdir="/", name="j", store="/s").replace(phases=phases)
     begun = made()
