@@ -44,8 +44,8 @@ class World:
         self.launcher = FakeLauncher(self.clock, self.job, **(launcher or {}))
         self.policy = policy or Policy(capacity_patience_s=60.0)
         plain = JobSpec(script="/job.py", workdir="/", name="job", store="/store")
-        job = plain.replace(**(spec or {}))
-        begun = job.in_phase(0)
+        asked = plain.replace(**(spec or {}))
+        begun = asked.in_phase(0)
         with Journal.create(folder / "journal.db") as journal:
             journal.append(
                 Kind.CREATED.value,
@@ -56,7 +56,7 @@ class World:
                     "store_root": "memory://",
                     "limits": limits_to_json(limits or Limits()),
                     "spec": begun.to_json(),
-                    "job": job.to_json() if job.phases else None,
+                    "job": asked.to_json() if asked.phases else None,
                 },
             )
 

@@ -262,10 +262,10 @@ class Supervisor:
             case BackOff():
                 self._ledger.write(Kind.WAITING, {"retry_at": action.retry_at, "why": action.why})
             case BeginPhase():
-                data = place_data(
+                begun = place_data(
                     JobSpec.from_json(self.record.job), action.phase, self.record.limits
                 )
-                self._ledger.write(Kind.PHASE_BEGUN, data)
+                self._ledger.write(Kind.PHASE_BEGUN, begun)
                 return False
             case Alert():
                 self._ledger.write(Kind.ALERT, {"percent": action.percent})
