@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from spotguard.errors import SpecError
 from spotguard.events import env
 from spotguard.events.states import Market
-from spotguard.spec.model.own_template import TAKEN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -38,6 +37,8 @@ _PLACE_KEYS = ("infra", "use_spot", "instance_type", "accelerators", "any_of", "
 _FIRST_PORT, _PORTS = 20_000, 10_000
 """Below those that Linux gives to outgoing connections."""
 _WHEELS = "~/.spotguard/wheels"
+TAKEN = ("~/.spotguard", "~/.sky", "~/sky_workdir", "~/skypilot-runtime", "~/.ssh")
+"""On a node; what else is there is the image's, and the user's to know."""
 
 
 @dataclass(frozen=True, kw_only=True)

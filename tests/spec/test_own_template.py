@@ -17,7 +17,7 @@ def refused(tmp_path: Path, text: str) -> SpecError:
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(SpecError) as caught:
-        read_own_template(str(path))
+        read_own_template(str(path), taken=("~/.ssh",))
     assert caught.value.message.startswith("template: ")
     assert "\n" not in caught.value.message
     return caught.value

@@ -17,7 +17,7 @@ from spotguard.launch.base import Survey
 from spotguard.launch.skypilot.existence import Missing, look_up
 from spotguard.launch.skypilot.prices import Place, rank, survey
 from spotguard.launch.skypilot.vendor import check_task
-from spotguard.launch.taskyaml import Machine, secrets_hidden, task_yaml
+from spotguard.launch.taskyaml import TAKEN, Machine, secrets_hidden, task_yaml
 from spotguard.launch.wheel import build_wheel
 from spotguard.plan.job import planned_markets
 from spotguard.spec.home import spotguard_home
@@ -119,7 +119,8 @@ def template_for(spec: JobSpec) -> dict[str, Any]:
         SpecError: the user's own says what is not its to say.
     """
     if is_own_template(spec.template):
-        return merged(load_template(_places(spec.infra)[0].infra), read_own_template(spec.template))
+        own = read_own_template(spec.template, taken=TAKEN)
+        return merged(load_template(_places(spec.infra)[0].infra), own)
     name = spec.template if spec.template != BASE else _places(spec.infra)[0].infra
     return load_template(name)
 

@@ -18,10 +18,8 @@ from spotguard.spec.nearest import did_you_mean
 from spotguard.spec.setting import text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-TAKEN = ("~/.spotguard", "~/.sky", "~/sky_workdir", "~/skypilot-runtime", "~/.ssh")
-"""On a node; what else is there is the image's, and the user's to know."""
 _SUFFIXES = (".yaml", ".yml")
 _MOST_BYTES = 256 << 10
 _KEYS = ("resources", "envs", "file_mounts", "volumes", "config")
@@ -73,8 +71,10 @@ class TemplateName:
         return word
 
 
-def read_own_template(path: str) -> dict[str, Any]:
+def read_own_template(path: str, *, taken: Sequence[str] = ()) -> dict[str, Any]:
     """Return what a user's template says; it is to be merged into a shipped one.
+
+    Nothing may be put into the `taken` folders of a node.
 
     Raises:
         SpecError: it cannot be read, is no such YAML, or says what is not its to say.
@@ -92,7 +92,7 @@ def read_own_template(path: str) -> dict[str, Any]:
             raise _refused(path, f"resources.{key}", _OUR_RESOURCES[key])
     _check_variables(path, _table(path, body, "envs"))
     for name in ("file_mounts", "volumes"):
-        _check_places(path, name, _table(path, body, name))
+        _check_places(path, name, _table(path, body, name), taken)
     for where, value in _texts(body, ""):
         if _SECRET_VALUE.search(value):
             raise _secret(path, where)
@@ -136,10 +136,10 @@ def _check_variables(path: str, variables: dict[str, Any]) -> None:
             raise _secret(path, f"envs.{name}")
 
 
-def _check_places(path: str, table: str, places: dict[str, Any]) -> None:
+def _check_places(path: str, table: str, places: dict[str, Any], taken: Sequence[str]) -> None:
     for place, source in places.items():
         plain = place.rstrip("/")
-        if any(f"{plain}/".startswith(f"{taken}/") for taken in TAKEN):
+        if any(f"{plain}/".startswith(f"{folder}/") for folder in taken):
             raise _refused(path, f"{table}.{place}", "choose another place")
         relative = isinstance(source, str) and "://" not in source
         if table == "file_mounts" and relative and not Path(source).is_absolute():
