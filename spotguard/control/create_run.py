@@ -7,13 +7,14 @@ import secrets
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spotguard.control.controller_process import launcher_for, run_store
 from spotguard.control.home_name import machine_id
 from spotguard.control.journal import cost
-from spotguard.control.journal.fold import limits_to_json, read_record
+from spotguard.control.journal.fold import apply, limits_to_json, read_record
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.launches import forget_wish
 from spotguard.control.journal.places import place_data
@@ -39,7 +40,7 @@ from spotguard.spec.nodes import NodeRange
 from spotguard.storage import check_conditions, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
     from typing import Any
 
@@ -131,9 +132,41 @@ def admit_resume(
         limits = _checked_resume(record, now, budget_usd, deadline_s, nodes)
         spec = JobSpec.from_json(record.spec)
         spent_usd = cost.spent_usd(record, now)
-        _check_budget(limits, _offers(spec, folder.path), spent_usd=spent_usd)
-        forget_wish(folder.launches_path)
-        journal.append(Kind.RESUMED.value, at=now, data={"limits": limits_to_json(limits)})
+        offers = _as_paid(record, _offers(spec, folder.path))
+        _check_budget(limits, offers, spent_usd=spent_usd)
+        with _still_at_rest(journal, record):
+            forget_wish(folder.launches_path)
+            journal.append(Kind.RESUMED.value, at=now, data={"limits": limits_to_json(limits)})
+
+
+@contextmanager
+def _still_at_rest(journal: Journal, record: RunRecord) -> Iterator[None]:
+    """Write in the block what lets a run go on, unless another command did so since it was read.
+
+    Of two moves at once the second would let the first one's nodes live on, known to nobody: where
+    the run is then, no launcher has them.
+
+    Raises:
+        UsageError: the run goes on already, or did meanwhile. Nothing was written.
+    """
+    with journal.all_or_nothing():
+        now = record
+        for entry in journal.events(record.seq):
+            now = apply(now, entry)
+        _check_resumable(now)
+        if now.settled != record.settled:
+            raise UsageError(
+                f"Run {record.run_id} has gone on and come to rest since this was asked for.",
+                hint=f"look: spotguard status {record.run_id}; then repeat the command",
+            )
+        yield
+
+
+def _as_paid(record: RunRecord, offers: Iterable[Offer]) -> list[Offer]:
+    """Return offers at the price that they take from the run's budget."""
+    return [
+        replace(offer, price_usd_per_h=cost.price_usd_per_h(record, offer)) for offer in offers
+    ]
 
 
 def _checked_resume(
@@ -219,8 +252,9 @@ def admit_move(
             record, spec=data["spec"], job=data["job"] or {}, limits=Limits(**data["limits"])
         )
         _check_place(job, record.phase, moved.limits, found, folder.path, moved)
-        forget_wish(folder.launches_path)
-        journal.append(Kind.MOVED.value, at=now, data=data)
+        with _still_at_rest(journal, record):
+            forget_wish(folder.launches_path)
+            journal.append(Kind.MOVED.value, at=now, data=data)
 
 
 def _moved_job(record: RunRecord, place: Mapping[str, Any]) -> tuple[JobSpec, NodeRange]:
@@ -248,10 +282,7 @@ def _check_place(
     spent_usd = 0.0 if record is None else cost.spent_usd(record, time.time())
     taken = offers
     if record is not None or job.phases:
-        asked = record or _unbegun(job, spec, limits)
-        taken = [
-            replace(offer, price_usd_per_h=cost.price_usd_per_h(asked, offer)) for offer in offers
-        ]
+        taken = _as_paid(record or _unbegun(job, spec, limits), offers)
     _check_budget(replace(limits, nodes_min=nodes_min), taken, spent_usd=spent_usd)
     if spec.infra != LOCAL:
         from spotguard.control.supervisor.skypilot_request import check_places, preview

@@ -33,6 +33,7 @@ from tests.control.made import ended, launched, made, saved, training
 from tests.control.world import World
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from spotguard.control.journal.record import RunRecord
@@ -189,6 +190,47 @@ def test_a_move_that_the_budget_cannot_pay_changes_nothing(home: Path) -> None:
     view = api.view(run.run_id)
     assert view.state is RunState.STOPPED
     assert "moved" not in [line.kind for line in api.history(run.run_id).lines]
+
+
+class MeanwhileThere(dict[str, Any]):
+    """Where one wants to go, until something else happens in mid-admission."""
+
+    def __init__(self, place: dict[str, Any], meanwhile: Callable[[], object]) -> None:
+        super().__init__(place)
+        self._meanwhile: list[Callable[[], object]] = [meanwhile]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return as any, after that has happened."""
+        while self._meanwhile:
+            self._meanwhile.pop()()
+        return super().get(key, default)
+
+
+def test_of_two_moves_at_once_one_is_refused(home: Path) -> None:
+    """Both had seen the run at rest; the second one's place must not hide the first one's nodes."""
+    run = Played(home)
+    run.control(until_step=3)
+    two = {"nodes": NodeRange(2, 2)}
+    with pytest.raises(UsageError, match="still goes on"):
+        admit_move(run.run_id, MeanwhileThere(THREE, lambda: admit_move(run.run_id, two)))
+    with folder_of(run.run_id).journal() as journal:
+        assert read_record(journal).limits.nodes_max == 2
+        assert [entry.kind for entry in journal.events()].count("moved") == 1
+
+
+def test_a_move_of_what_was_at_rest_is_refused_if_it_went_on_meanwhile(home: Path) -> None:
+    """It has other steps and has spent other money than what was shown and checked."""
+    run = Played(home)
+    run.control(until_step=3)
+
+    def meanwhile() -> None:
+        admit_move(run.run_id, {"nodes": NodeRange(2, 2)})
+        run.control(until_step=9)
+
+    with pytest.raises(UsageError, match="has gone on and come to rest"):
+        admit_move(run.run_id, MeanwhileThere(THREE, meanwhile))
+    with folder_of(run.run_id).journal() as journal:
+        assert read_record(journal).limits.nodes_max == 2
 
 
 # ---------------------------------------------------------------- phases
