@@ -197,7 +197,9 @@ class _Move:
 
         view = self.view
         last = view.attempts[-1] if view.attempts else None
-        came = "" if last is None else f", last in {formats.place(last)} on {last.nodes} node(s)"
+        came = ""
+        if last is not None:
+            came = f", last in {formats.place(last)} on {formats.nodes(last.nodes)}"
         spent = formats.usd(view.spent_usd, demo=view.demo_prices)
         return f"from step {formats.count(view.saved_step)}{came}; spent so far {spent}"
 

@@ -168,7 +168,14 @@ def survey_phases(job: JobSpec) -> list[Survey]:
 def survey(spec: JobSpec) -> Survey:
     """Return where nodes can be had: this machine's launcher knows at once, clouds take a while."""
     from spotguard.spec.infra import LOCAL
+    from spotguard.spec.model.own_template import is_own_template
 
+    if is_own_template(spec.template):
+        from spotguard.control.supervisor.skypilot_request import check_template
+
+        check_template(spec)
+        if spec.infra == LOCAL:
+            note(f"note: nodes of this machine take nothing from {spec.template}")
     if spec.infra != LOCAL:
         from spotguard.control.supervisor.skypilot_request import check_places, find_offers
 

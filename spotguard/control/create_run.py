@@ -36,6 +36,7 @@ from spotguard.shared.units import to_iso
 from spotguard.spec.home import keep_private, spotguard_home
 from spotguard.spec.infra import LOCAL
 from spotguard.spec.model import JobSpec
+from spotguard.spec.model.own_template import is_own_template
 from spotguard.spec.nodes import NodeRange
 from spotguard.storage import check_conditions, open_store
 
@@ -164,9 +165,7 @@ def _still_at_rest(journal: Journal, record: RunRecord) -> Iterator[None]:
 
 def _as_paid(record: RunRecord, offers: Iterable[Offer]) -> list[Offer]:
     """Return offers at the price that they take from the run's budget."""
-    return [
-        replace(offer, price_usd_per_h=cost.price_usd_per_h(record, offer)) for offer in offers
-    ]
+    return [replace(offer, price_usd_per_h=cost.price_usd_per_h(record, offer)) for offer in offers]
 
 
 def _checked_resume(
@@ -284,6 +283,10 @@ def _check_place(
     if record is not None or job.phases:
         taken = _as_paid(record or _unbegun(job, spec, limits), offers)
     _check_budget(replace(limits, nodes_min=nodes_min), taken, spent_usd=spent_usd)
+    if is_own_template(spec.template):
+        from spotguard.control.supervisor.skypilot_request import check_template
+
+        check_template(spec)
     if spec.infra != LOCAL:
         from spotguard.control.supervisor.skypilot_request import check_places, preview
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import os
+import posixpath
 import re
 import zlib
 from dataclasses import dataclass, field
@@ -231,10 +232,10 @@ def _free(machine: Machine, name: str, given: Mapping[str, str]) -> dict[str, st
     """Return what the user puts on the nodes, if it is in nobody's way."""
     others = machine.volumes if name == "file_mounts" else machine.file_mounts
     for place in given:
-        plain = place.rstrip("/")
+        plain = posixpath.normpath(place)
         if any(f"{plain}/".startswith(f"{taken}/") for taken in TAKEN):
             raise SpecError(f"node.{name}", f"given {place!r}, which is spotguard's or SkyPilot's")
-        if plain in {other.rstrip("/") for other in others}:
+        if plain in {posixpath.normpath(other) for other in others}:
             raise SpecError(
                 f"node.{name}", f"given {place!r}, which is in both of file_mounts and volumes"
             )

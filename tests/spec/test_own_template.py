@@ -40,12 +40,15 @@ def test_what_is_a_templates_to_say_is_taken(tmp_path: Path) -> None:
         ("setup: pip install x", "setup", "--setup"),
         ("num_nodes: 3", "num_nodes", "--nodes"),
         ("resources: {accelerators: A100}", "resources.accelerators", "--gpus"),
+        ("resources: {cpus: 96+}", "resources.cpus", "node.cpus"),
+        ("resources: {memory: 512+}", "resources.memory", "node.memory"),
         ("resources: {use_spot: true}", "resources.use_spot", "--market"),
         ("resources: {autostop: false}", "resources.autostop", "ends nodes"),
         ("envs: {SPOTGUARD_STORE: s3://x}", "envs.SPOTGUARD_STORE", "another name"),
         ("envs: {JOB_SCRIPT: x.py}", "envs.JOB_SCRIPT", "another name"),
         ("secrets: {A: b}", "secrets", "env"),
         ("file_mounts: {~/.ssh/id: /etc/hosts}", "file_mounts.~/.ssh/id", "another place"),
+        ("volumes: {~/a/..//.ssh/: x}", "volumes.~/a/..//.ssh/", "another place"),
     ],
 )
 def test_what_is_ours_is_refused_by_its_name(

@@ -132,7 +132,8 @@ def _phases(plan: JobPlan) -> list[RenderableType]:
         ends = "to the end" if phase.until_step is None else f"until step {phase.until_step}"
         gpus = f" with {phase.gpus}" if phase.gpus and phase.infra != "local" else ""
         free = ", which costs nothing (demo prices)" if phase.demo_prices else ""
-        words = f"phase {phase.phase}, {ends}: {phase.nodes} node(s){gpus}, {each} on each{free}"
+        having = f"{formats.nodes(phase.nodes)}{gpus}, {each} on each{free}"
+        words = f"phase {phase.phase}, {ends}: {having}"
         shown.append(Text(words, style="bold"))
         own = replace(plan, candidates=phase.candidates, market=phase.market, phases=())
         if phase.candidates:

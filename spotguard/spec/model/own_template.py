@@ -7,6 +7,7 @@ and so is what looks like a secret: a template is shown by `plan --yaml`.
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,8 @@ _OUR_RESOURCES = {
     **dict.fromkeys(("any_of", "ordered"), "use --infra and --gpus with several, as in aws,gcp"),
     "accelerators": "use --gpus",
     "instance_type": "use node.instance_type",
+    "cpus": "use node.cpus, by which places are looked up",
+    "memory": "use node.memory, by which places are looked up",
     "use_spot": "use --market",
     "autostop": "it is what ends nodes that nobody looks after",
     "job_recovery": "spotguard recovers the job",
@@ -138,7 +141,7 @@ def _check_variables(path: str, variables: dict[str, Any]) -> None:
 
 def _check_places(path: str, table: str, places: dict[str, Any], taken: Sequence[str]) -> None:
     for place, source in places.items():
-        plain = place.rstrip("/")
+        plain = posixpath.normpath(place)
         if any(f"{plain}/".startswith(f"{folder}/") for folder in taken):
             raise _refused(path, f"{table}.{place}", "choose another place")
         relative = isinstance(source, str) and "://" not in source
