@@ -76,7 +76,7 @@ def demo_prices(record: RunRecord) -> bool:
     if not all(attempt.demo_price for attempt in record.attempts):
         return False
     own = record.job or record.spec
-    places = [record.spec, *({**own, **_said(phase)} for phase in own.get("phases") or ())]
+    places = [record.spec, *({**own, **_said(phase)} for phase in record.phases)]
     return all(
         place.get("infra") == LOCAL and place.get("price_usd_per_h") is None for place in places
     )

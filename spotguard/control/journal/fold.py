@@ -310,9 +310,9 @@ def _placed(record: RunRecord, entry: Entry) -> RunRecord:
     )
     return replace(
         record,
-        spec=data["spec"],
-        job=data.get("job") or {},
-        phase=data.get("phase", 0),
+        spec=an_object(data.get("spec"), "its spec"),
+        job=an_object(data.get("job") or {}, "its phases"),
+        phase=needed(integer(data, "phase", low=0), "phase"),
         limits=Limits(**data["limits"]),
         placing=placing,
         tried=(),

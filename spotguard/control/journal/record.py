@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from spotguard.events.states import CheckpointKind, EndReason, Market, RunState
-from spotguard.events.untrusted import integer, number
+from spotguard.events.untrusted import integer, number, objects
 from spotguard.launch.base import NodeEnd, Offer
 
 
@@ -487,8 +487,13 @@ class RunRecord:
     @property
     def until_step(self) -> int | None:
         """Steps done at which the phase ends that the run is in; None: with the run."""
-        phases = self.job.get("phases") or ()
-        return integer(phases[self.phase], "until_step") if self.phase < len(phases) else None
+        here = self.phases[self.phase : self.phase + 1]
+        return integer(here[0], "until_step") if here else None
+
+    @property
+    def phases(self) -> list[dict[str, Any]]:
+        """What each phase of the job says; nothing where it has none."""
+        return objects(self.job, "phases")
 
     @property
     def of_this_place(self) -> tuple[AttemptRecord, ...]:

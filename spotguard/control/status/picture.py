@@ -75,8 +75,8 @@ def run_view(
         metrics=metrics,
         on_demand_infra=record.spec.get("on_demand_infra"),
         demo_prices=cost.demo_prices(record),
-        phase=record.phase + 1 if record.job.get("phases") else None,
-        phases=len(record.job.get("phases") or ()),
+        phase=record.phase + 1 if record.phases else None,
+        phases=len(record.phases),
         until_step=record.until_step,
         rate_usd_per_h=cost.rate_usd_per_h(record),
         next_alert=_next_alert(record, until),
@@ -235,12 +235,11 @@ def _detail(record: RunRecord, state: RunState, now: float) -> str:
 
 def _phase(record: RunRecord) -> str:
     """Return in which phase the run is; nothing where it has none."""
-    phases = record.job.get("phases") or ()
-    if not phases:
+    if not record.phases:
         return ""
     until = record.until_step
     ends = "the last" if until is None else f"until step {until}"
-    return f"; phase {record.phase + 1} of {len(phases)}, {ends}"
+    return f"; phase {record.phase + 1} of {len(record.phases)}, {ends}"
 
 
 def _detail_of_attempt(attempt: AttemptRecord, state: RunState, store_problem: str | None) -> str:

@@ -186,7 +186,7 @@ def _phase_due(record: RunRecord) -> int:
     """Return the phase in which the next attempt belongs, by the steps that it need not do."""
     last, phase = record.last_ended, record.phase
     done = _steps_kept(record)
-    ends = [each.get("until_step") for each in record.job.get("phases") or ()]
+    ends = [each.get("until_step") for each in record.phases]
     if last is not None and last.end is not None and last.number > _placed_after(record):
         # Where its save was not heard of, it is the job's own word that the steps are done.
         said = last.end.reason is EndReason.PHASE_DONE and last.saved is not False
