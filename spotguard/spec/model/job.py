@@ -21,6 +21,7 @@ from spotguard.spec.infra import (
     LOCAL,
     NEVER,
     PLACES,
+    gpu_alternatives,
     gpu_names,
     kind_of,
     on_demand_rule,
@@ -523,6 +524,7 @@ def build_spec(values: Mapping[str, object], origins: Mapping[str, str] | None =
     except ValidationError as problem:
         raise spec_error(problem, JobSpec, origins or {}) from None
     _check_kinds(spec, (origins or {}).get("on_demand_infra", ""))
+    _check_prices(spec)
     for index in range(len(spec.phases)):
         _check_phase(spec, index)
     return spec
@@ -535,6 +537,22 @@ def _check_phase(spec: JobSpec, index: int) -> None:
     except SpecError as problem:
         words = f"phase {index + 1} cannot be: {problem.message}"
         raise SpecError("phases", words, hint=problem.hint) from None
+
+
+def _check_prices(spec: JobSpec) -> None:
+    """Refuse one price for several kinds of GPU: it would be billed for whichever is had."""
+    if spec.infra == LOCAL or len(gpu_alternatives(spec.gpus)) < 2:
+        return
+    for key, price in (
+        ("price", spec.price_usd_per_h),
+        ("on_demand_price", spec.on_demand_usd_per_h),
+    ):
+        if price is not None:
+            raise SpecError(
+                key,
+                f"given {price:g}, but gpus is {spec.gpus!r}: several kinds, each with its own",
+                hint="leave it out, so that each one's is looked up, or name one kind of GPU",
+            )
 
 
 def _check_kinds(spec: JobSpec, origin: str) -> None:
