@@ -201,7 +201,8 @@ class _Move:
         if last is not None:
             came = f", last in {formats.place(last)} on {formats.nodes(last.nodes)}"
         spent = formats.usd(view.spent_usd, demo=view.demo_prices)
-        return f"from step {formats.count(view.saved_step)}{came}; spent so far {spent}"
+        begin = f"step {view.saved_step}" if view.saved_step else "the beginning: nothing is saved"
+        return f"from {begin}{came}; spent so far {spent}"
 
 
 def _stop_first(run: Run, patience_s: float) -> None:

@@ -56,6 +56,7 @@ from spotguard.control.supervisor.request import may_go_on_in_place
 from spotguard.errors import BudgetExhausted, DeadlineReached, EnvironmentFailure, JobFailed
 from spotguard.errors import NoCapacity as NoCapacityError
 from spotguard.events.states import EndReason, RunState
+from spotguard.events.untrusted import integer
 from spotguard.launch.base import ClusterState, ClusterView, Offer
 from spotguard.launch.membership import GO_ON_AFTER
 from spotguard.launch.taskyaml import BUYS_SPOT
@@ -186,12 +187,15 @@ def _phase_due(record: RunRecord) -> int:
     """Return the phase in which the next attempt belongs, by the steps that it need not do."""
     last, phase = record.last_ended, record.phase
     done = _steps_kept(record)
-    ends = [each.get("until_step") for each in record.phases]
+    ends = [integer(each, "until_step") for each in record.phases]
     if last is not None and last.end is not None and last.number > _placed_after(record):
         # Where its save was not heard of, it is the job's own word that the steps are done.
         said = last.end.reason is EndReason.PHASE_DONE and last.saved is not False
         done = max(done, record.until_step or 0) if said else done
-    while phase < len(ends) - 1 and ends[phase] is not None and done >= ends[phase]:
+    while phase < len(ends) - 1:
+        end = ends[phase]
+        if end is None or done < end:
+            break
         phase += 1
     return phase
 
