@@ -18,6 +18,7 @@ from spotguard.control.journal.record import Kind, Limits
 from spotguard.control.run_folder import folder_of
 from spotguard.control.supervisor.actions import BeginPhase, Wait
 from spotguard.control.supervisor.decide import Observation, decide
+from spotguard.control.supervisor.next_nodes import _rounds_of_doubt
 from spotguard.control.supervisor.policy import Policy
 from spotguard.control.supervisor.supervisor import Supervisor
 from spotguard.errors import BudgetExhausted, SpecError, StoreUnavailable, UsageError
@@ -350,3 +351,10 @@ def test_a_price_that_the_user_gave_is_real_everywhere() -> None:
 def _entry(seq: int, line: Any) -> Entry:
     kind, at, attempt, data = (*line, None, None)[:4]
     return Entry(seq=seq, at=at, kind=kind, attempt=attempt, data=data or {})
+
+
+def test_what_worked_elsewhere_proves_nothing_here() -> None:
+    """A right that is missing in the new place is told at once, and not waited for."""
+    record = made(*launched(), training(), ended(9.0, "stopped"))
+    assert _rounds_of_doubt(record) > 0
+    assert _rounds_of_doubt(apply(record, place("aws", 9, 20.0))) == 0
