@@ -37,6 +37,8 @@ class Offer:
     """Of one node; None is unknown, never free."""
     on_demand_usd_per_h: float | None
     """What one such node costs on demand; None is unknown."""
+    gpus: str | None = None
+    """What each node has of them, `A100:8`, where the job asks for some."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import os
+import posixpath
 import re
 import zlib
 from dataclasses import dataclass, field
@@ -42,7 +43,7 @@ _PLACE_KEYS = ("infra", "use_spot", "instance_type", "accelerators", "any_of", "
 _FIRST_PORT, _PORTS = 20_000, 10_000
 """Below those that Linux gives to outgoing connections."""
 _WHEELS = "~/.spotguard/wheels"
-_TAKEN = ("~/.spotguard", "~/.sky", "~/sky_workdir", "~/skypilot-runtime", "~/.ssh")
+TAKEN = ("~/.spotguard", "~/.sky", "~/sky_workdir", "~/skypilot-runtime", "~/.ssh")
 """On a node; what else is there is the image's, and the user's to know."""
 
 
@@ -51,7 +52,7 @@ class Machine:
     """What each node shall be, and what is to be installed on it."""
 
     gpus: str | None = None
-    """`A100:8`."""
+    """`A100:8`; where an offer says it, too, the offer's counts."""
     instance_type: str | None = None
     cpus: str | None = None
     """`8`, or `8+`: at least so many."""
@@ -176,8 +177,8 @@ def _candidate(offer: Offer, machine: Machine, tags: Mapping[str, str]) -> dict[
         candidate["use_spot"] = offer.market is Market.SPOT
         if offer.instance_type:
             candidate["instance_type"] = offer.instance_type
-    if machine.gpus:
-        candidate["accelerators"] = machine.gpus
+    if offer.gpus or machine.gpus:
+        candidate["accelerators"] = offer.gpus or machine.gpus
     return candidate
 
 
@@ -242,10 +243,10 @@ def _free(machine: Machine, name: str, given: Mapping[str, str]) -> dict[str, st
     """Return what the user puts on the nodes, if it is in nobody's way."""
     others = machine.volumes if name == "file_mounts" else machine.file_mounts
     for place in given:
-        plain = place.rstrip("/")
-        if any(f"{plain}/".startswith(f"{taken}/") for taken in _TAKEN):
+        plain = posixpath.normpath(place)
+        if any(f"{plain}/".startswith(f"{taken}/") for taken in TAKEN):
             raise SpecError(f"node.{name}", f"given {place!r}, which is spotguard's or SkyPilot's")
-        if plain in {other.rstrip("/") for other in others}:
+        if plain in {posixpath.normpath(other) for other in others}:
             raise SpecError(
                 f"node.{name}", f"given {place!r}, which is in both of file_mounts and volumes"
             )

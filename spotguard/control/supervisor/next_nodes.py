@@ -81,7 +81,7 @@ def next_launch(
             allotted = allot(
                 record,
                 nodes=nodes,
-                price_usd_per_h=offer.price_usd_per_h,
+                price_usd_per_h=cost.price_usd_per_h(record, offer),
                 now=now,
                 policy=policy,
                 beside=beside,
@@ -122,9 +122,9 @@ def _no_capacity(
 def _rounds_of_doubt(record: RunRecord) -> int:
     """Return how many rounds are waited although no wait is said to mend what was refused.
 
-    What has worked in this run before may be away for a moment: a name service, a role.
+    What has worked in this place before may be away for a moment: a name service, a role.
     """
-    worked = any(attempt.started_at is not None for attempt in record.attempts)
+    worked = any(attempt.started_at is not None for attempt in record.of_this_place)
     return _ROUNDS_OF_DOUBT if worked else 0
 
 
