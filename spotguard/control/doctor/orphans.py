@@ -17,6 +17,7 @@ from spotguard.control.doctor.orphan_report import ClusterFate, Findings, Judgem
 from spotguard.control.home_name import machine_id
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.job_events import read_beats
+from spotguard.control.journal.published_launch import attempt_numbers, newest_launched
 from spotguard.control.run_folder import RunFolder, runs_folder
 from spotguard.control.supervisor.lease import VALID_S, read_holder
 from spotguard.control.supervisor.request import heartbeat_s
@@ -153,8 +154,7 @@ def _newest_beat(store: ObjectStore, since: float) -> int | None:
 
     The store's clock counts as well as the node's, which may be an hour behind.
     """
-    listed = [keys.parse_attempt(folder) for folder in store.list_folders(keys.ATTEMPTS)]
-    newest = max((number for number in listed if number is not None), default=None)
+    newest = newest_launched(store, attempt_numbers(store))
     if newest is None:
         return None
     beats = read_beats(store, newest)

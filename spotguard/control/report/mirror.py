@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 _LOOK_EVERY_S, _LOOK_AT_BUCKET_EVERY_S = 5.0, 60.0
 """Each look at a bucket costs some requests for each of its runs."""
 _MOST_RUNS = 500
-_MOST_LISTED = 3
+_MOST_LISTED = 4
 """Attempts of a run that are listed at each look: each costs a request."""
 
 

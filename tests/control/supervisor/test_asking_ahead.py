@@ -7,18 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from spotguard.control.adopt import Rebuild
 from spotguard.control.journal import cost
+from spotguard.control.journal.fold import read_record
+from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import Kind, Limits
 from spotguard.control.status.picture import run_view
 from spotguard.control.status.recovery import recoveries
 from spotguard.control.supervisor.policy import Policy
+from spotguard.events import keys
 from spotguard.events.states import EndReason, RunState
 from spotguard.shared.units import to_iso
 from spotguard.testing.job import JobFate
 from spotguard.testing.launcher import FAKE_OFFER
 from tests.control.made import intended, launched, made, training
 from tests.control.test_crashes import Saboteur, repaired, run_with
-from tests.control.world import World
+from tests.control.world import RUN_ID, World
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -283,3 +287,47 @@ def test_a_refusal_of_nodes_asked_ahead_begins_no_wait() -> None:
     record = made(*lines, ("launched", 9.5, 2, {}), ("no_capacity", 12.0, 2, data))
     assert (record.ahead, record.waiting_since) == (None, None)
     assert record.current is not None
+
+
+def test_who_adopts_after_nodes_were_given_up_sees_one_attempt_and_their_price(
+    tmp_path: Path,
+) -> None:
+    """What nodes that waited have left in the store is no attempt, and hides none that trains."""
+    world = a_run(tmp_path, {1: JobFate(how="withdraw", at_s=20.0, for_s=20.0)}, total_steps=200)
+    record = world.run_until(80.0)
+    assert record.ahead is None
+    (lost,) = record.lost_launches
+    world.store.put(f"{keys.logs(2)}00000-1700000000000-000000-0001.jsonl.gz", b"they waited")
+    adopted = rebuilt(world, tmp_path)
+    assert [each.number for each in adopted.attempts] == [1]
+    assert adopted.current is not None
+    assert adopted.current.down is None
+    assert adopted.ahead is None
+    assert adopted.lost_launches == (lost,)
+    assert adopted.next_number == record.next_number
+
+
+def test_what_an_earlier_version_gave_up_is_no_attempt_either(tmp_path: Path) -> None:
+    """It took away all that the store said of the launch; its nodes' words stayed."""
+    world = a_run(tmp_path, {1: JobFate(how="withdraw", at_s=20.0, for_s=20.0)}, total_steps=200)
+    record = world.run_until(80.0)
+    world.store.delete(keys.launch(2))
+    world.store.put(f"{keys.logs(2)}00000-1700000000000-000000-0001.jsonl.gz", b"they waited")
+    adopted = rebuilt(world, tmp_path)
+    assert [each.number for each in adopted.attempts] == [1]
+    assert adopted.current is not None
+    assert adopted.current.down is None
+    assert adopted.next_number == record.next_number
+
+
+def rebuilt(world: World, folder: Path) -> RunRecord:
+    """Return what another machine makes of the run's store."""
+    with Journal.open(folder / "journal.db") as journal:
+        first = journal.events()[0]
+    with Journal.create(folder / "adopted.db") as journal:
+        journal.append(Kind.CREATED.value, at=first.at, data=first.data)
+        rebuild = Rebuild(journal, world.launcher, RUN_ID)
+        rebuild.attempts(world.store)
+        told = {"lost_launches": rebuild.lost_launches}
+        journal.append(Kind.ADOPTED.value, at=world.clock.now(), data=told)
+        return read_record(journal)

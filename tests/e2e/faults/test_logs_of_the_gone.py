@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+
 import pytest
 
 from tests.e2e.lab.lab_jobs import FAST_CLOUD, OFTEN, Lab

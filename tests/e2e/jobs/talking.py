@@ -21,7 +21,7 @@ def main() -> None:
             steps += 1
             words = f"attempt {attempt} of rank {rank}: step {steps}"
             print(words)  # noqa: T201
-            print(words, time.time(), file=truth, flush=True)  # noqa: T201
+            print(words, time.time(), file=truth, flush=True)
 
         torch.optim.optimizer.register_optimizer_step_post_hook(say)
         train_gpt.main()

@@ -326,7 +326,9 @@ def kill_controller(beside: Beside, run: str) -> None:
 def check_logs(beside: Beside, status: Status, truth: Path) -> None:
     """Compare what `logs` tells of nodes that are gone with what their ranks have printed."""
     ends = {each["attempt"]: each["end_reason"] for each in status["attempts"]}
-    ranks = [(each["attempt"], rank) for each in status["attempts"] for rank in range(each["nodes"])]
+    ranks = [
+        (each["attempt"], rank) for each in status["attempts"] for rank in range(each["nodes"])
+    ]
     here = told(beside, status["run_id"], ranks)
     killed = [attempt for attempt, end in ends.items() if end not in ("preempted", "finished")]
     check_told(here, truth, killed=killed)

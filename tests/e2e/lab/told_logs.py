@@ -34,7 +34,9 @@ def told(lab: Lab, run: str, ranks: Iterable[tuple[int, int]]) -> Told:
         assert said.code == 0, said.err
         lines = [line.partition(" | ")[2] for line in said.out.splitlines()]
         assert 0 < len(lines) <= TAIL
-        return [line for line in lines if line.startswith(OWN_WORDS.format(attempt=attempt, rank=rank))]
+        return [
+            line for line in lines if line.startswith(OWN_WORDS.format(attempt=attempt, rank=rank))
+        ]
 
     ranks = sorted(ranks)
     with ThreadPoolExecutor(2) as crew:
