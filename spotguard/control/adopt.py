@@ -36,7 +36,7 @@ from spotguard.control.supervisor.end_reason import judge
 from spotguard.control.supervisor.lease import Lease, check_dead, read_holder
 from spotguard.control.supervisor.policy import Policy
 from spotguard.control.supervisor.request import cluster_name
-from spotguard.errors import JournalDamaged, NotFound, UsageError
+from spotguard.errors import DamagedCheckpoint, JournalDamaged, NotFound, UsageError
 from spotguard.events import keys
 from spotguard.events.states import EndReason, Market, RunState
 from spotguard.events.untrusted import (
@@ -242,10 +242,12 @@ class _Found:
     beats: list[Heartbeat]
     nothing: bool
     """Its launch came to nothing."""
+    damage: str
+    """Why its claim cannot be read; empty if it can, or there is none."""
 
     @classmethod
     def of(cls, store: ObjectStore, number: int) -> _Found:
-        claim = read_claim(store, number)
+        claim, damage = _claim(store, number)
         past = recall(store, number)
         end = _end_in(_read(store, keys.end(number)))
         launch = read_launch(store, number)
@@ -261,6 +263,7 @@ class _Found:
             chunks_left=past.left,
             beats=read_beats(store, number),
             nothing=_came_to_nothing(store, number, launch),
+            damage=damage,
         )
 
     @property
@@ -378,6 +381,11 @@ class Rebuild:
         self._journal.append(Kind.LAUNCHED.value, at=at, attempt=number)
         self._copy(found)
         self._last_at = max(found.signs, default=at)
+        if found.damage:  # what it restores from is unknown; how it stands is not
+            data = {"key": keys.claim(number), "problem": found.damage}
+            self._journal.append(
+                Kind.SET_ASIDE.value, at=self._last_at, attempt=number, data=data
+            )
         return str(intent["cluster"]), self._last_at
 
     def _copy(self, found: _Found) -> None:
@@ -435,6 +443,14 @@ def waits_for_its_turn(store: ObjectStore, number: int) -> bool:
     if integer(launch, "after", low=1) is None or over(launch) is not None:
         return False
     return store.head(keys.go(number)) is None and store.head(keys.claim(number)) is None
+
+
+def _claim(store: ObjectStore, number: int) -> tuple[Claim | None, str]:
+    """Return an attempt's claim, or else why it cannot be read."""
+    try:
+        return read_claim(store, number), ""
+    except DamagedCheckpoint as problem:
+        return None, problem.message
 
 
 def _came_to_nothing(store: ObjectStore, number: int, launch: dict[str, Any] | None) -> bool:
