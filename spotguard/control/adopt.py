@@ -383,9 +383,7 @@ class Rebuild:
         self._last_at = max(found.signs, default=at)
         if found.damage:  # what it restores from is unknown; how it stands is not
             data = {"key": keys.claim(number), "problem": found.damage}
-            self._journal.append(
-                Kind.SET_ASIDE.value, at=self._last_at, attempt=number, data=data
-            )
+            self._journal.append(Kind.SET_ASIDE.value, at=self._last_at, attempt=number, data=data)
         return str(intent["cluster"]), self._last_at
 
     def _copy(self, found: _Found) -> None:
