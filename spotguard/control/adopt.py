@@ -363,7 +363,8 @@ class Rebuild:
         """Write down what was launched and what its job reported; return (cluster, last sign)."""
         known, number = found.launch, found.number
         self.lost_launches = list(objects(known, "lost_launches")) or self.lost_launches
-        at = seconds(known, "intended_at") or min(found.signs, default=self._last_at)
+        unknown_at = self._last_at if found.nothing else time.time()
+        at = seconds(known, "intended_at") or min(found.signs, default=unknown_at)
         intent = {
             "cluster": text(known, "cluster") or cluster_name(self._run_id, number),
             "nodes": integer(known, "nodes", low=1, high=_MOST_NODES) or 1,

@@ -105,7 +105,8 @@ class Mirror:
         """Return whether there is anything of a run; a store that cannot say it may be one."""
         try:
             store = PrefixedStore(self._store, run_id)
-            return store.head(keys.RUN) is not None or store.head(keys.LEASE) is not None
+            found = store.head(keys.RUN) or store.head(keys.LEASE)
+            return found is not None or bool(store.list_folders(keys.ATTEMPTS))
         except StoreError:
             return True
 
