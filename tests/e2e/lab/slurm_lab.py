@@ -216,12 +216,6 @@ class Beside(Lab):
         path.touch()
         return path
 
-    def shared_folder(self, name: str) -> Path:
-        """Return a new folder that jobs on the nodes see, too."""
-        path = self.store.with_name(f"{self.store.name}.{name}")
-        path.mkdir()
-        return path
-
     def copy(self, job: Path) -> Path:
         """Return a copy of a script in the folder that goes to the nodes."""
         return Path(shutil.copy(job, self.work))
