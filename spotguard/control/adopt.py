@@ -26,6 +26,13 @@ from spotguard.control.journal.places import (
     read_limits,
     read_places,
 )
+from spotguard.control.journal.published_launch import (
+    Over,
+    attempt_numbers,
+    is_unheard_of,
+    over,
+    read_launch,
+)
 from spotguard.control.journal.record import JOB_PREFIX, Allotment, Kind, Limits
 from spotguard.control.journal.snapshot import keep_snapshot
 from spotguard.control.run_folder import RunFolder, runs_folder
@@ -35,7 +42,7 @@ from spotguard.control.supervisor.end_reason import judge
 from spotguard.control.supervisor.lease import Lease, check_dead, read_holder
 from spotguard.control.supervisor.policy import Policy
 from spotguard.control.supervisor.request import cluster_name
-from spotguard.errors import JournalDamaged, NotFound, UsageError
+from spotguard.errors import DamagedCheckpoint, JournalDamaged, NotFound, UsageError
 from spotguard.events import keys
 from spotguard.events.states import EndReason, Market, RunState
 from spotguard.events.untrusted import (
@@ -61,7 +68,7 @@ from spotguard.storage.small_objects import get_small
 from spotguard.storage.urls import split_last
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from spotguard.checkpoint.lineage import Claim
     from spotguard.events.event import Event, Heartbeat
@@ -241,23 +248,30 @@ class _Found:
     chunks_left: int
     """How many of them were not read."""
     beats: list[Heartbeat]
+    nothing: bool
+    """Its launch came to nothing."""
+    damage: str
+    """Why its claim cannot be read; empty if it can, or there is none."""
 
     @classmethod
     def of(cls, store: ObjectStore, number: int) -> _Found:
-        claim = read_claim(store, number)
+        claim, damage = _claim(store, number)
         past = recall(store, number)
         end = _end_in(_read(store, keys.end(number)))
+        launch = read_launch(store, number)
         return cls(
             number=number,
             claim=claim,
             group=read_group(store, number),
             following=None if end else read_group(store, number + 1),
-            launch=_read(store, keys.launch(number)) or (dict(claim.extra) if claim else {}),
+            launch=launch or (dict(claim.extra) if claim else {}),
             end=end,
             events=past.events,
             chunks=past.chunks,
             chunks_left=past.left,
             beats=read_beats(store, number),
+            nothing=_came_to_nothing(store, number, launch),
+            damage=damage,
         )
 
     @property
@@ -285,6 +299,8 @@ class Rebuild:
         self._journal = journal
         self._launcher = launcher
         self._run_id = run_id
+        self._last_at = read_record(journal).created_at
+        """When something was heard of the attempts that are written down."""
         self.chunks_left = 0
         """How many chunks of old events were not copied."""
         self.lost_launches: list[dict[str, Any]] = []
@@ -297,14 +313,20 @@ class Rebuild:
 
         One whose nodes were asked for ahead, and that waits for its turn, may live beside it.
         """
-        listed = [keys.parse_attempt(prefix) for prefix in store.list_folders(keys.ATTEMPTS)]
-        numbers = [number for number in listed if number is not None]
+        numbers = attempt_numbers(store)
         self._tell(f"reading what the store says of {len(numbers)} attempt(s)")
-        ahead = numbers[-1] if len(numbers) > 1 and waits_for_its_turn(store, numbers[-1]) else None
-        newest = max((number for number in numbers if number != ahead), default=None)
+        last = self._last_launched(store, numbers)
+        waits = last is not None and last != numbers[0] and waits_for_its_turn(store, last)
+        ahead = last if waits else None
+        newest = last
+        if ahead is not None:
+            newest = self._last_launched(store, [each for each in numbers if each < ahead])
         with ThreadPoolExecutor(_READS, thread_name_prefix="spotguard-adopt") as crew:
             for found in crew.map(partial(_Found.of, store), numbers):
                 self._move(before=found.number)
+                if found.nothing and found.number not in (newest, ahead):
+                    self._tell_nothing(found)
+                    continue
                 cluster, last_at = self._launch(found, ahead=found.number == ahead)
                 if found.number == ahead:
                     self._look_at_ahead(found, cluster, last_at)
@@ -318,6 +340,33 @@ class Rebuild:
         while self.places and self.places[0][0].after < before:
             place, data = self.places.pop(0)
             self._journal.append(place.kind.value, at=place.at, data=data)
+
+    def _last_launched(self, store: ObjectStore, numbers: Sequence[int]) -> int | None:
+        """Return the newest of these attempts whose launch has not come to nothing.
+
+        One that nobody has said was launched has, unless its nodes are there.
+        """
+        for number in reversed(numbers):
+            launch = read_launch(store, number)
+            if not _came_to_nothing(store, number, launch):
+                return number
+            view = None if launch else self._launcher.observe(cluster_name(self._run_id, number))
+            if view is not None and view.state in (ClusterState.UP, ClusterState.STARTING):
+                return number
+        return None
+
+    def _tell_nothing(self, found: _Found) -> None:
+        """Write down a launch that came to nothing; its number is not used again.
+
+        What it cost is among the lost launches that are told with it, and with each later one.
+        """
+        if over(found.launch) is Over.REFUSED:  # its number is
+            told = list(objects(found.launch, "lost_launches"))
+            self.lost_launches = told or self.lost_launches
+            return
+        _, last_at = self._launch(found, ahead=True)
+        data = {"why": text(found.launch, "why") or "nobody knows of its launch"}
+        self._journal.append(Kind.GIVEN_UP.value, at=last_at, attempt=found.number, data=data)
 
     def _look_at_ahead(self, found: _Found, cluster: str, last_at: float) -> None:
         """Give up nodes asked for ahead that are gone: they are paid, and never trained."""
@@ -337,7 +386,8 @@ class Rebuild:
         """Write down what was launched and what its job reported; return (cluster, last sign)."""
         known, number = found.launch, found.number
         self.lost_launches = list(objects(known, "lost_launches")) or self.lost_launches
-        at = seconds(known, "intended_at") or min(found.signs, default=time.time())
+        unknown_at = self._last_at if found.nothing else time.time()
+        at = seconds(known, "intended_at") or min(found.signs, default=unknown_at)
         intent = {
             "cluster": text(known, "cluster") or cluster_name(self._run_id, number),
             "nodes": integer(known, "nodes", low=1, high=_MOST_NODES) or 1,
@@ -355,7 +405,11 @@ class Rebuild:
         self._journal.append(Kind.INTENDED.value, at=at, attempt=number, data=intent)
         self._journal.append(Kind.LAUNCHED.value, at=at, attempt=number)
         self._copy(found)
-        return str(intent["cluster"]), max(found.signs, default=at)
+        self._last_at = max(found.signs, default=at)
+        if found.damage:  # what it restores from is unknown; how it stands is not
+            data = {"key": keys.claim(number), "problem": found.damage}
+            self._journal.append(Kind.SET_ASIDE.value, at=self._last_at, attempt=number, data=data)
+        return str(intent["cluster"]), self._last_at
 
     def _copy(self, found: _Found) -> None:
         number = found.number
@@ -410,9 +464,22 @@ def waits_for_its_turn(store: ObjectStore, number: int) -> bool:
     Neither the controller has said so, nor has its job, which may see the end of the one before by
     itself. `store` is the run's own.
     """
-    if integer(_read(store, keys.launch(number)) or {}, "after", low=1) is None:
+    launch = read_launch(store, number) or {}
+    if integer(launch, "after", low=1) is None or over(launch) is not None:
         return False
     return store.head(keys.go(number)) is None and store.head(keys.claim(number)) is None
+
+
+def _claim(store: ObjectStore, number: int) -> tuple[Claim | None, str]:
+    """Return an attempt's claim, or else why it cannot be read."""
+    try:
+        return read_claim(store, number), ""
+    except DamagedCheckpoint as problem:
+        return None, problem.message
+
+
+def _came_to_nothing(store: ObjectStore, number: int, launch: dict[str, Any] | None) -> bool:
+    return over(launch) is not None if launch else is_unheard_of(store, number)
 
 
 def _read(store: ObjectStore, key: str) -> dict[str, Any] | None:

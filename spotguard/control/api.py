@@ -246,8 +246,8 @@ def list_runs() -> list[RunSummary]:
         folder = RunFolder(runs_folder() / run_id)
         try:
             summaries.append(run_line(folder))
-        except JournalDamaged:
-            summaries.append(lost_run(folder))
+        except JournalDamaged as problem:
+            summaries.append(lost_run(folder, problem.message))
     return summaries
 
 

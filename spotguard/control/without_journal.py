@@ -18,6 +18,7 @@ from spotguard.checkpoint.lineage import restorable
 from spotguard.control.controller_process import launcher_for, run_store
 from spotguard.control.home_name import machine_id
 from spotguard.control.journal.launches import Launches
+from spotguard.control.journal.published_launch import launched_numbers
 from spotguard.control.journal.record import Kind
 from spotguard.control.supervisor.lease import Lease, check_ours
 from spotguard.control.supervisor.policy import policy_for
@@ -29,7 +30,6 @@ from spotguard.errors import (
     StoreError,
     UsageError,
 )
-from spotguard.events import keys
 from spotguard.events.states import EndReason
 from spotguard.launch.base import ClusterState
 from spotguard.shared.units import SystemClock, format_duration
@@ -192,9 +192,8 @@ def _ask_all(launches: Launches, store: ObjectStore) -> None:
 
 def _newest(launches: Launches, store: ObjectStore) -> int:
     """Return the number of the newest attempt, also of one that the nodes began themselves."""
-    listed = (keys.parse_attempt(prefix) for prefix in store.list_folders(keys.ATTEMPTS))
-    known = (number for number in listed if number is not None)
-    return max([*known, *launches.clusters.values()])
+    newest = next(launched_numbers(store), 0)
+    return max([newest, *launches.clusters.values()])
 
 
 def _await_leave(

@@ -94,7 +94,9 @@ def _row(run: RunSummary) -> tuple[Cell, ...]:
             share=spent,
             tone="default" if spent is None else "yellow" if spent >= 0.8 else "cyan",
         ),
-        Cell(text=run.next_alert or "", tone="dim"),
+        Cell(text=run.next_alert or "", tone="dim")
+        if run.problem is None
+        else Cell(text=run.problem, tone="yellow"),
         Cell(text=str(run.attempts)),
         Cell(text=str(run.interruptions)),
         Cell(at=run.created_at),

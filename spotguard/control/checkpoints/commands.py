@@ -13,6 +13,7 @@ from spotguard.checkpoint.lineage import highest_claim, list_all, restorable
 from spotguard.checkpoint.manifest import check_run, check_shards_present, load_manifest
 from spotguard.checkpoint.reading import ShardReader, proven_pieces
 from spotguard.control.journal.job_events import newest_events
+from spotguard.control.journal.published_launch import launched_numbers
 from spotguard.errors import (
     ArchivedCheckpoint,
     CheckpointError,
@@ -383,8 +384,7 @@ def _is_pinned(store: ObjectStore, ref: CheckpointRef) -> bool:
 
 def _newest_attempt_is_over(store: ObjectStore) -> bool:
     """Return whether the controller or the job wrote down that the newest attempt has ended."""
-    found = map(keys.parse_attempt, store.list_folders(keys.ATTEMPTS))
-    newest = max((number for number in found if number is not None), default=None)
+    newest = next(launched_numbers(store), None)
     if newest is None or store.head(keys.end(newest)) is not None:
         return True
     return any(event.kind == JobEvent.ENDED.value for event in newest_events(store, newest))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from spotguard.control.controller_process import run_store
@@ -17,6 +18,7 @@ from spotguard.control.doctor.orphan_report import ClusterFate, Findings, Judgem
 from spotguard.control.home_name import machine_id
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.job_events import read_beats
+from spotguard.control.journal.published_launch import launched_numbers
 from spotguard.control.run_folder import RunFolder, runs_folder
 from spotguard.control.supervisor.lease import VALID_S, read_holder
 from spotguard.control.supervisor.request import heartbeat_s
@@ -154,9 +156,7 @@ def _newest_beat(store: ObjectStore, since: float) -> int | None:
     The newest one may wait, silent, for the end of the one before it. The store's clock counts as
     well as the node's, which may be an hour behind.
     """
-    listed = [keys.parse_attempt(folder) for folder in store.list_folders(keys.ATTEMPTS)]
-    numbers = sorted(number for number in listed if number is not None)
-    for number in reversed(numbers[-2:]):
+    for number in islice(launched_numbers(store), 2):
         beats = read_beats(store, number)
         signs = [beat.at for beat in beats]
         signs += [info.modified_at or 0.0 for info in store.list(keys.heartbeats(number))]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from spotguard.control.journal.fold import fold, read_record
@@ -45,12 +45,17 @@ class _Known:
     """Of a run that goes on; None if its journal cannot be read."""
     at_rest: RunMeasures | None = None
     """Of one that has settled: they stay as they are until something is new."""
+    problem: str | None = None
+    """Why its journal, or what its store has that is new, cannot be read."""
+    stored_problem: str | None = None
 
     def summary(self) -> RunSummary:
         """Return one line on the run."""
         if self.at_rest is not None:
-            return self.at_rest.summary
-        return lost_run(self.folder) if self.record is None else summary(self.folder, self.record)
+            return replace(self.at_rest.summary, problem=self.problem)
+        if self.record is None:
+            return lost_run(self.folder, self.problem)
+        return replace(summary(self.folder, self.record), problem=self.problem)
 
     def measures(self) -> RunMeasures | None:
         """Return its numbers; None if its journal cannot be read."""
@@ -73,9 +78,11 @@ class Fleet:
     def refresh(self) -> bool:
         """Look at what is new; return whether anything is."""
         found = {run_id: (RunFolder(runs_folder() / run_id), True) for run_id in known_runs()}
+        problems: dict[str, str] = {}
         for mirror in self._mirrors:
             for folder in self._mirrored(mirror, frozenset(found)):
-                found.setdefault(folder.run_id, (folder, False))
+                if found.setdefault(folder.run_id, (folder, False))[0] is folder:
+                    problems |= _problem_of(mirror, folder)
         changed = found.keys() != self._runs.keys()
         self._runs = {
             run_id: self._runs.get(run_id) or _Known(folder=folder, is_ours=is_ours)
@@ -83,7 +90,7 @@ class Fleet:
         }
         told_at = time.monotonic()
         for number, known in enumerate(self._runs.values(), start=1):
-            changed = _read(known) or changed
+            changed = _read(known, problems.get(known.folder.run_id)) or changed
             if time.monotonic() - told_at > _TELL_EVERY_S:
                 told_at = time.monotonic()
                 self._tell(f"reading runs: {number} of {len(self._runs)}")
@@ -115,7 +122,10 @@ class Fleet:
 
     def follower(self, run_id: str) -> RunFollower:
         """Return what looks at one run again and again; `UsageError` if it was not seen."""
-        return RunFollower(self._known(run_id).folder)
+        known = self._known(run_id)
+        if not known.folder.journal_path.exists() and known.problem is not None:
+            raise UsageError(known.problem)
+        return RunFollower(known.folder)
 
     def _known(self, run_id: str) -> _Known:
         known = self._runs.get(run_id)
@@ -124,12 +134,24 @@ class Fleet:
         return known
 
 
-def _read(known: _Known) -> bool:
-    """Read what is new of a run; return whether anything is."""
+def _problem_of(mirror: Mirror, folder: RunFolder) -> dict[str, str]:
+    problem = mirror.problems.get(folder.run_id)
+    return {} if problem is None else {folder.run_id: problem}
+
+
+def _read(known: _Known, stored_problem: str | None) -> bool:
+    """Read what is new of a run; return whether anything is.
+
+    `stored_problem` says why its store could not be read.
+    """
     folder = known.folder
     signs = signs_of(folder)
-    if signs == known.signs:
+    if signs == known.signs and stored_problem == known.stored_problem:
         return False
+    known.problem = known.stored_problem = stored_problem
+    if not folder.journal_path.exists() and stored_problem is not None:
+        known.signs, known.record = signs, None
+        return True
     known.signs, known.at_rest = signs, kept(folder, signs)
     if known.at_rest is not None:
         known.record = None
@@ -149,5 +171,5 @@ def _read(known: _Known) -> bool:
             numbers_of(folder, known.record)  # of what makes no sense, nothing is shown
     except SpotguardError as problem:
         log.warning("%s", problem)
-        known.record = None
+        known.record, known.problem = None, problem.message
     return True

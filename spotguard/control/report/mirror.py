@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 _LOOK_EVERY_S, _LOOK_AT_BUCKET_EVERY_S = 5.0, 60.0
 """Each look at a bucket costs some requests for each of its runs."""
 _MOST_RUNS = 500
-_MOST_LISTED = 3
+_MOST_LISTED = 4
 """Attempts of a run that are listed at each look: each costs a request."""
 
 
@@ -58,6 +58,8 @@ class Mirror:
         self._over: dict[str, set[int]] = {}
         """By run, the attempts that its controller has given a verdict on: nothing follows."""
         self._folders: tuple[RunFolder, ...] = ()
+        self.problems: dict[str, str] = {}
+        """By run, why it could not be read at the last look."""
         self._every_s = _LOOK_EVERY_S if is_folder(self.url) else _LOOK_AT_BUCKET_EVERY_S
         self._look_at = float("-inf")
 
@@ -70,6 +72,8 @@ class Mirror:
     ) -> tuple[RunFolder, ...]:
         """Return the folders of the store's runs but for some, rebuilt where something is new.
 
+        One that cannot be read has its reason in `problems`, and hides none of the others.
+
         Raises:
             StoreError: the store cannot be listed.
         """
@@ -79,19 +83,33 @@ class Mirror:
         runs = [name for name in named if keys.RUN_ID_PATTERN.fullmatch(name)]
         wanted = [run_id for run_id in sorted(runs, reverse=True) if run_id not in without]
         found = []
+        problems = {}
         for number, run_id in enumerate(wanted[:_MOST_RUNS], start=1):
             folder = RunFolder(self._root / run_id)
             try:
                 self.folder(run_id)
-            except SpotguardError as problem:  # one that makes no sense must not hide the others
-                log.warning("%s: %s", below(self.url, run_id), problem)
-            if folder.journal_path.exists():
-                found.append(folder)
+            except SpotguardError as problem:
+                if not folder.journal_path.exists() and not self._is_run(run_id):
+                    continue  # a folder of something else
+                problems[run_id] = problem.message
+                if self.problems.get(run_id) != problem.message:
+                    log.warning("%s: %s", below(self.url, run_id), problem.message)
+                folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            found.append(folder)
             if number % 20 == 0:
                 tell(f"reading {self.url}: {number} of {len(wanted)} runs")
-        self._folders = tuple(found)
+        self._folders, self.problems = tuple(found), problems
         self._look_at = time.monotonic() + self._every_s
         return self._folders
+
+    def _is_run(self, run_id: str) -> bool:
+        """Return whether there is anything of a run; a store that cannot say it may be one."""
+        try:
+            store = PrefixedStore(self._store, run_id)
+            found = store.head(keys.RUN) or store.head(keys.LEASE)
+            return found is not None or bool(store.list_folders(keys.ATTEMPTS))
+        except StoreError:
+            return True
 
     def folder(self, run_id: str) -> RunFolder:
         """Return the folder of one run, rebuilt if something is new.

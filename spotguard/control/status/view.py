@@ -234,6 +234,8 @@ class RunSummary:
     heard_at: float | None = field(default=None, metadata=INSTANT)
     """When a controller last said in the store how the run stands; None if the store was not
     asked, or none did."""
+    problem: str | None = None
+    """Why no more is known of it, or nothing that is new; None if all can be read."""
 
 
 @dataclass(frozen=True, kw_only=True)

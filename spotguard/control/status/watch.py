@@ -84,14 +84,15 @@ def summary(folder: RunFolder, record: RunRecord) -> RunSummary:
         return run_summary(record, now=folder.clock().now(), live=_live(folder, record))
 
 
-def lost_run(folder: RunFolder) -> RunSummary:
-    """Return the line of a run whose journal cannot be read."""
+def lost_run(folder: RunFolder, problem: str | None = None) -> RunSummary:
+    """Return the line of a run whose journal, or store, cannot be read; `problem` says why."""
     return RunSummary(
         run_id=folder.run_id,
         name=folder.run_id,
         state=RunState.CONTACT_LOST,
         created_at=folder.path.stat().st_mtime,
         spent_usd=None,
+        problem=problem,
     )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from spotguard.control.journal.alert_rules import due
 from spotguard.control.journal.ledger import Ledger
 from spotguard.control.journal.places import place_data, publish_place
+from spotguard.control.journal.published_launch import Over
 from spotguard.control.journal.record import Kind, offer_to_json, place_key
 from spotguard.control.supervisor.actions import (
     Action,
@@ -387,7 +388,7 @@ class Supervisor:
     def _give_up(self, attempt: AttemptRecord, action: GiveUp) -> None:
         data = {"why": action.why, "paid_s": self._paid_s(attempt, action.paid_until)}
         self._ledger.write(Kind.GIVEN_UP, data, attempt=attempt.number)
-        self._publish(keys.launch(attempt.number), None)
+        self._publish_launch(attempt, over=Over.GIVEN_UP, why=action.why)
         self._forget(attempt)
 
     def _intend(self, action: Intend) -> None:
@@ -447,7 +448,10 @@ class Supervisor:
         self._ledger.write(Kind.NO_CAPACITY, data, attempt=attempt.number)
         if not (refusal.lasting or refusal.busy):  # neither tells of the nodes
             self._market.refused(attempt, self._clock.now())
-        self._publish(keys.launch(attempt.number), None)
+        if self.record.lost_launches:  # the next launch, which would tell of them, may be far
+            self._publish_launch(attempt, over=Over.REFUSED, why=refusal.problem)
+        else:
+            self._publish(keys.launch(attempt.number), None)
         self._forget(attempt)
 
     def _forget(self, attempt: AttemptRecord) -> None:
@@ -504,11 +508,15 @@ class Supervisor:
             end |= {"reason": EndReason.STORE_FAILED.value, "detail": detail, "traceback": None}
         return end
 
-    def _publish_launch(self, attempt: AttemptRecord) -> None:
-        """Publish what is launched; the nodes set their clocks by it."""
+    def _publish_launch(
+        self, attempt: AttemptRecord, *, over: Over | None = None, why: str = ""
+    ) -> None:
+        """Publish what is launched, or came to nothing; the nodes set their clocks by it."""
         lost = [asdict(each) for each in self.record.lost_launches]
         body = {**claim_data(attempt), WRITTEN_AT: self._clock.now(), "lost_launches": lost}
         body["after"] = after(self.record, attempt)  # else it seems to have ended the one before
+        if over is not None:
+            body |= {"over": over.value, "why": why}
         self._publish(keys.launch(attempt.number), body)
 
     def _publish(self, key: str, body: dict[str, Any] | None) -> StoreError | None:

@@ -24,7 +24,7 @@ from spotguard.testing.job import JobFate
 from spotguard.testing.launcher import FAKE_OFFER, FakeLauncher
 from tests.control.made import intended, launched, made, training
 from tests.control.test_crashes import Saboteur, repaired, run_with
-from tests.control.world import World
+from tests.control.world import RUN_ID, World
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -344,8 +344,10 @@ def rebuilt(world: World, home: Path) -> RunRecord:
     ):
         created = next(iter(lost.read()))
         journal.append(Kind.CREATED.value, at=created.at, data=created.data)
-        run_id = read_record(lost).run_id
-        Rebuild(journal, world.launcher, run_id).attempts(world.store)
+        rebuild = Rebuild(journal, world.launcher, RUN_ID)
+        rebuild.attempts(world.store)
+        told = {"lost_launches": rebuild.lost_launches}
+        journal.append(Kind.ADOPTED.value, at=world.clock.now(), data=told)
         return read_record(journal)
 
 
@@ -379,3 +381,34 @@ def test_who_adopts_a_run_whose_nodes_are_gone_is_told_what_they_cost(tmp_path: 
     less_usd = 2 * 2 * 1.0 * (ON_AWS.price_usd_per_h or 0.0) / 3600.0
     spent_usd = cost.spent_usd(adopted, world.clock.now())
     assert spent_usd == pytest.approx(world.launcher.billed_usd() - less_usd, abs=1e-9)
+
+
+def test_who_adopts_after_nodes_were_given_up_sees_one_attempt_and_their_price(
+    tmp_path: Path,
+) -> None:
+    """What nodes that waited have left in the store is no attempt, and hides none that trains."""
+    world = a_run(tmp_path, {1: JobFate(how="withdraw", at_s=20.0, for_s=20.0)}, total_steps=200)
+    record = world.run_until(80.0)
+    assert record.ahead is None
+    (lost,) = record.lost_launches
+    world.store.put(f"{keys.logs(2)}00000-1700000000000-000000-0001.jsonl.gz", b"they waited")
+    adopted = rebuilt(world, tmp_path)
+    assert [each.number for each in adopted.attempts] == [1]
+    assert adopted.current is not None
+    assert adopted.current.down is None
+    assert adopted.ahead is None
+    assert adopted.lost_launches == (lost,)
+    assert adopted.next_number == record.next_number
+
+
+def test_what_an_earlier_version_gave_up_is_no_attempt_either(tmp_path: Path) -> None:
+    """It took away all that the store said of the launch; its nodes' words stayed."""
+    world = a_run(tmp_path, {1: JobFate(how="withdraw", at_s=20.0, for_s=20.0)}, total_steps=200)
+    record = world.run_until(80.0)
+    world.store.delete(keys.launch(2))
+    world.store.put(f"{keys.logs(2)}00000-1700000000000-000000-0001.jsonl.gz", b"they waited")
+    adopted = rebuilt(world, tmp_path)
+    assert [each.number for each in adopted.attempts] == [1]
+    assert adopted.current is not None
+    assert adopted.current.down is None
+    assert adopted.next_number == record.next_number

@@ -29,6 +29,7 @@ from tests.control.world import World
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from spotguard.control.journal.record import RunRecord
     from spotguard.launch.base import LaunchRequest
 
 OTHER = replace(FAKE_OFFER, zone="here-b")
@@ -266,12 +267,30 @@ def test_who_adopts_the_run_knows_what_lost_launches_cost(tmp_path: Path) -> Non
     """The store says it with the next launch; a budget goes on from the same sum."""
     world = World(tmp_path, limits=Limits(nodes_min=1, nodes_max=2))
     world.launcher.refuse_late("gave up", after_s=20.0, times=2, nodes_ran=True)
-    record = world.run()
-    with Journal.create(tmp_path / "adopted.db") as journal:
+    check_adopted(world, tmp_path, world.run())
+
+
+def test_who_adopts_a_run_that_waits_for_nodes_knows_what_they_cost(tmp_path: Path) -> None:
+    """The next launch, which would tell it, may be hours away: the refused one tells it, too."""
+    policy = Policy(capacity_backoff_s=3600.0)
+    world = World(tmp_path, limits=Limits(nodes_min=1, nodes_max=2), policy=policy)
+    world.launcher.refuse_late("gave up", after_s=20.0, times=2, nodes_ran=True)
+    world.launcher.refuse_late("gave up", after_s=1.0, times=100)
+    record = world.run_until(300.0)
+    assert record.attempts == ()
+    check_adopted(world, tmp_path, record)
+
+
+def check_adopted(world: World, folder: Path, record: RunRecord) -> None:
+    """Who rebuilds the journal sees the same attempts and lost launches, of which are two."""
+    with Journal.create(folder / "adopted.db") as journal:
         journal.append(Kind.CREATED.value, at=0.0, data=created())
         rebuild = Rebuild(journal, world.launcher, record.run_id)
         rebuild.attempts(world.store)
         told = {"lost_launches": rebuild.lost_launches}
         journal.append(Kind.ADOPTED.value, at=world.clock.now(), data=told)
-        assert read_record(journal).lost_launches == record.lost_launches
+        adopted = read_record(journal)
+    assert adopted.lost_launches == record.lost_launches
     assert len(record.lost_launches) == 2
+    assert [each.number for each in adopted.attempts] == [each.number for each in record.attempts]
+    assert adopted.next_number == record.next_number

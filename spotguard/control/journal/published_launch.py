@@ -1,0 +1,66 @@
+"""What the run store says of launches that came to nothing: no attempt, but perhaps money.
+
+`launch.json` of such a launch stays, and has `over`. Without it, whoever rebuilds a lost journal
+would take what its nodes have written for an attempt, and not know what they cost.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from spotguard.errors import NotFound
+from spotguard.events import keys
+from spotguard.events.untrusted import Refused, parse_object, text
+from spotguard.storage.small_objects import get_small
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from spotguard.storage.base import ObjectStore
+
+
+class Over(str, Enum):
+    """How a launch came to nothing."""
+
+    GIVEN_UP = "given_up"
+    """Its nodes were asked for ahead, and never had their turn."""
+    REFUSED = "refused"
+    """The cloud had no such nodes: the next launch has the same number."""
+
+
+def read_launch(store: ObjectStore, number: int) -> dict[str, Any] | None:
+    """Return what is published of a launch; None if nothing is, or it makes no sense."""
+    key = keys.launch(number)
+    try:
+        return parse_object(get_small(store, key), key)
+    except (NotFound, Refused):
+        return None
+
+
+def over(launch: dict[str, Any] | None) -> Over | None:
+    """Return how a launch came to nothing, as its controller says; None if it does not."""
+    said = None if launch is None else text(launch, "over")
+    return Over(said) if said in [each.value for each in Over] else None
+
+
+def is_unheard_of(store: ObjectStore, number: int) -> bool:
+    """Return whether nobody has said that a launch was made, whatever its nodes have left."""
+    said = (keys.launch(number), keys.claim(number), keys.end(number), keys.group(number))
+    return all(store.head(key) is None for key in said)
+
+
+def attempt_numbers(store: ObjectStore) -> list[int]:
+    """Return the numbers of all attempts that have left something, ascending."""
+    found = (keys.parse_attempt(prefix) for prefix in store.list_folders(keys.ATTEMPTS))
+    return sorted(number for number in found if number is not None)
+
+
+def launched_numbers(store: ObjectStore) -> Iterator[int]:
+    """Yield the numbers of the attempts whose launch has not come to nothing, newest first.
+
+    Each one costs a request.
+    """
+    for number in reversed(attempt_numbers(store)):
+        if over(read_launch(store, number)) is None:
+            yield number
