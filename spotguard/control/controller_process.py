@@ -108,6 +108,7 @@ def control(folder: RunFolder) -> None:
                     lease=lease,
                     launches=Launches.of(folder.launches_path, record),
                     machine_clock=time.time,
+                    cache_key=folder.cache_key(),
                     market_path=market_path()
                     if spec.learn_market and spec.infra != LOCAL
                     else None,

@@ -6,6 +6,7 @@ runs/<run_id>/controller.lock    held (flock) by the controller for as long as i
 runs/<run_id>/controller.log     what the controller printed
 runs/<run_id>/live.json          the newest progress; a cache
 runs/<run_id>/clock.json         where this machine's clock stood, so that no jump of it counts
+runs/<run_id>/cache.key        by which nodes know what earlier ones kept of their folders
 runs/<run_id>/local/             the local launcher's clusters
 """
 
@@ -14,9 +15,10 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import secrets
 import signal
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -75,6 +77,22 @@ class RunFolder:
     def live_path(self) -> Path:
         """The newest progress, for watchers; a cache, lost without harm."""
         return self.path / "live.json"
+
+    def cache_key(self) -> str:
+        """Return the secret that seals what nodes keep of their folders; made when first asked for.
+
+        It is in no store: who can write there cannot make a node believe it. On another machine the
+        run gets a new one, and begins with empty folders once.
+        """
+        path = self.path / "cache.key"
+        with suppress(OSError):
+            if found := path.read_text().strip():
+                return found
+        fresh = path.with_name(f".cache.key.{secrets.token_hex(4)}")
+        fresh.touch(0o600)
+        fresh.write_text(secrets.token_hex(32))
+        fresh.replace(path)
+        return path.read_text()
 
     def clock(self) -> SteadyClock:
         """Return the clock by which this machine keeps the run, whatever is done to its own."""

@@ -31,6 +31,7 @@ from spotguard.errors import AlreadyExists, CheckpointError, SpotguardError, Sto
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
 from spotguard.runtime.checkpoint.frozen_base import FrozenBase
+from spotguard.runtime.checkpoint.own_state import own_tree, random_tree
 from spotguard.runtime.checkpoint.staging import (
     Plan,
     Staged,
@@ -41,9 +42,8 @@ from spotguard.runtime.checkpoint.staging import (
 from spotguard.runtime.process import clock
 from spotguard.runtime.process.surroundings import without_collections
 from spotguard.runtime.state.pack_cache import Packer
-from spotguard.runtime.state.rng import capture_random_states
 from spotguard.runtime.state.tracked import frozen_addresses
-from spotguard.runtime.state.tree import Leaf, Packed, pack
+from spotguard.shared.right_of_way import saving
 from spotguard.shared.version import __version__
 from spotguard.storage.deadline import give_up_after
 
@@ -53,12 +53,10 @@ if TYPE_CHECKING:
     from spotguard.runtime.checkpoint.local_copy import LocalCopy
     from spotguard.runtime.distributed.rendezvous import Coordinator
     from spotguard.runtime.state.tracked import Packs
+    from spotguard.runtime.state.tree import Leaf
     from spotguard.storage.base import ObjectStore
 
 log = logging.getLogger("spotguard")
-
-PLACE = "place"
-"""In what is a rank's own, beside its random states: where it is in data only it reads."""
 
 _COMMITTED = "ok"
 _FAILED, _LOST = "!", "?"
@@ -132,6 +130,7 @@ class Saver:
         retention: Retention,
         save_random: bool,
         local_copy: LocalCopy | None = None,
+        saving_file: str | None = None,
         before_commit: Callable[[], None] = lambda: None,
         on_saved: Callable[[Saved, dict[str, Any]], None],
         on_failed: Callable[[int, SpotguardError], None],
@@ -145,6 +144,7 @@ class Saver:
         self._retention = retention
         self._save_random = save_random
         self._local_copy = local_copy
+        self._saving_file = saving_file
         self._before_commit = before_commit
         self._on_saved = on_saved
         self._on_failed = on_failed
@@ -198,7 +198,7 @@ class Saver:
             kind=kind,
             tree=tree,
             leaves=mine,
-            own=_own_tree(_random_tree(random_states) if self._save_random else None, place),
+            own=own_tree(random_tree(random_states) if self._save_random else None, place),
             counters=counters,
             sharded=sharded or (place is not None and self._world_size > 1),
         )
@@ -397,7 +397,7 @@ class Saver:
         end = time.monotonic() + timeout_s
         word = f"save/{capture.step}/{capture.kind}"
         try:
-            with give_up_after(timeout_s):
+            with give_up_after(timeout_s), saving(self._saving_file):
                 base = self._base.stored(timeout_s) if self._base is not None else None
                 both = (write(prefix), base)
                 mine = tuple(shard for shard in both if shard is not None)
@@ -570,24 +570,3 @@ def _saved(capture: Capture, prefix: str) -> Saved:
         stall_s=0.0,
         duration_s=0.0,
     )
-
-
-def _random_tree(states: dict[str, Any] | None) -> Any:
-    """Return this rank's random states as JSON: tensors become bytes, they are small."""
-    states = states or capture_random_states()
-    plain = {
-        name: value.numpy().tobytes() if isinstance(value, torch.Tensor) else _as_bytes(value)
-        for name, value in states.items()
-    }
-    return pack(plain, "random", Packed())
-
-
-def _own_tree(random: Any, place: Any) -> Any:
-    return random if place is None else {**(random or {}), PLACE: place}
-
-
-def _as_bytes(value: Any) -> Any:
-    """Replace NumPy arrays inside a generator state by lists, so that no tensor is left."""
-    if isinstance(value, dict):
-        return {key: _as_bytes(item) for key, item in value.items()}
-    return value.tolist() if hasattr(value, "tolist") else value

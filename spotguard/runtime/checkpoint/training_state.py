@@ -140,6 +140,7 @@ class Keeper:
             retention=Retention(keep_last=settings.keep_last),
             save_random=save_random,
             local_copy=local_copy,
+            saving_file=settings.saving_file,
             before_commit=metrics.before_commit,
             on_saved=self._on_saved,
             on_failed=self._on_save_failed,
