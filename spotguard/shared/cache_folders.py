@@ -25,6 +25,8 @@ def cache_folder(given: str, *, home: str, workdir: str) -> str:
         ValueError: it is outside of both, one of them as a whole, or holds what is private.
     """
     text = given.strip().rstrip("/")
+    if text in (home, workdir):
+        raise ValueError("it is the whole home or workdir")
     for base, prefix in ((workdir, ""), (home, _HOME)):
         if text.startswith("/") and Path(base) in Path(text).parents:
             text = prefix + Path(text).relative_to(base).as_posix()

@@ -30,6 +30,7 @@ from spotguard.checkpoint.tensors import ShardInfo
 from spotguard.errors import AlreadyExists, CheckpointError, SpotguardError, StoreError
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
+from spotguard.runtime.checkpoint.early_base import EarlyBase
 from spotguard.runtime.checkpoint.frozen_base import FrozenBase
 from spotguard.runtime.checkpoint.own_state import own_tree, random_tree
 from spotguard.runtime.checkpoint.staging import (
@@ -64,6 +65,8 @@ _FAILED, _LOST = "!", "?"
 _GIVE_UP_PATIENCE_S = 2.0
 _LOOK_UP_S = 0.25
 _PEER_TIMEOUT_S = 120.0
+_BASE_TIMEOUT_S = 3600.0
+"""For a save that waits for the frozen base to be stored first."""
 _BROKEN_OFF_AFTER_S = 86_400.0
 _ROOM_FOR_COPY = 4.0  # an emergency save's own time, so often, must be left for a local copy
 
@@ -151,6 +154,7 @@ class Saver:
         self._packer = Packer()
         self._base: FrozenBase | None = None
         """What is stored once, if anything that is tracked is to be."""
+        self._early: EarlyBase | None = None
         self._buffer = StagingBuffer()
         self._thread: threading.Thread | None = None
         self._connection: Coordinator | None = None
@@ -265,18 +269,26 @@ class Saver:
             self._store.warm()
             if not self._rank:
                 self._clean_up()
-            self._store_base_early()
 
         self._thread = threading.Thread(target=make_ready, name="spotguard-warm", daemon=True)
         self._thread.start()
+        if self._base is not None:
+            self._early = EarlyBase(
+                self._base, self._coordinator, rank=self._rank, world_size=self._world_size
+            )
 
-    def _store_base_early(self) -> None:
-        """Store the base before a save needs it; what goes wrong is told by that save."""
-        try:
-            if self._base is not None:
-                self._base.stored()
-        except SpotguardError as problem:
-            log.warning("the frozen base is stored with the next save: %s", problem)
+    def may_save(self, step: int) -> bool:
+        """Return whether a periodic save due at `step` is to begin: not while bases are stored.
+
+        All ranks call it, and get the same answer. `LostContact` if the first one does not say.
+        """
+        return self._early is None or self._early.may_save(step)
+
+    @property
+    def _patience_s(self) -> float:
+        """Return how long a save may take that nobody is in a hurry for; the same on all ranks."""
+        waits_for_base = self._early is not None and not self._early.is_over
+        return _BASE_TIMEOUT_S if waits_for_base else _PEER_TIMEOUT_S
 
     def wait_copied(self) -> float:
         """Block until the tensors of a save in flight may change; return for how many seconds."""
@@ -292,7 +304,7 @@ class Saver:
 
     @without_collections()
     def save_now(
-        self, capture: Capture, *, solo: bool = False, timeout_s: float = _PEER_TIMEOUT_S
+        self, capture: Capture, *, solo: bool = False, timeout_s: float | None = None
     ) -> Saved | None:
         """Store straight from the live tensors and return once committed (on every rank).
 
@@ -302,6 +314,7 @@ class Saver:
             SpotguardError: it could not be stored; the previous checkpoint stands.
         """
         started = time.monotonic()
+        timeout_s = self._patience_s if timeout_s is None else timeout_s
         in_flight = self._thread
         if in_flight is not None and in_flight.is_alive():
             # Its bytes are older than ours. If they are stored already, its commit is quick.
@@ -364,7 +377,7 @@ class Saver:
                 name="spotguard-copy",
                 daemon=True,
             ).start()
-            self._save(capture, write, connection, started, False, _PEER_TIMEOUT_S)
+            self._save(capture, write, connection, started, False, self._patience_s)
             self._keep_near(capture, plan, [staged.data])
         except WeightsChanged as problem:
             self._may_overlap = False  # this script is not as we took it to be
@@ -395,10 +408,13 @@ class Saver:
             )
         prefix = keys.checkpoint(capture.step, self._attempt)
         end = time.monotonic() + timeout_s
+        base_s = 0.0
         word = f"save/{capture.step}/{capture.kind}"
         try:
             with give_up_after(timeout_s), saving(self._saving_file):
+                waits_from = time.monotonic()
                 base = self._base.stored(timeout_s) if self._base is not None else None
+                base_s = time.monotonic() - waits_from
                 both = (write(prefix), base)
                 mine = tuple(shard for shard in both if shard is not None)
                 saved = self._meet(capture, prefix, mine, connection, word, end, solo)
@@ -417,7 +433,7 @@ class Saver:
                 f"{_LOST if lost else _FAILED}{said}",
             )
             raise
-        duration_s = time.monotonic() - started
+        duration_s = time.monotonic() - started - base_s  # a base is stored once: no save's pace
         self.parent = prefix
         self.rate_bytes_per_s = max(capture.size_bytes, 1) / max(duration_s, 1e-3)
         self.last = replace(saved, stall_s=self._stall_s, duration_s=duration_s)

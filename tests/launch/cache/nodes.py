@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
 
 KEY = "5e" * 32
 RUN = "job-1"
+PIECE_BYTES = 100_000
+"""More than what is looked through for secrets."""
 CACHE, TOKENS = "~/.cache/huggingface", "data/tokens"
 
 
@@ -96,9 +97,7 @@ class Node:
 
     def restore(self, stop: Callable[[], bool] = lambda: False) -> Restored:
         """Bring back what earlier attempts have kept."""
-        found = newest(
-            self.store, before=self.attempt, node=self.index, key=self.key, about=RUN
-        )
+        found = newest(self.store, before=self.attempt, node=self.index, key=self.key, about=RUN)
         bring_back(self.store, found, self.folders, stop=stop)
         self.had = found.listing
         return found
@@ -110,7 +109,7 @@ class Node:
             for place in sorted(root.rglob("*")):
                 path = f"{name}/{place.relative_to(root)}"
                 if place.is_symlink():
-                    found[path] = b"-> " + os.readlink(place).encode()
+                    found[path] = b"-> " + str(place.readlink()).encode()
                 elif place.is_file():
                     found[path] = place.read_bytes()
         return found

@@ -9,11 +9,10 @@ from spotguard.errors import StoreUnavailable
 from spotguard.events import keys
 from spotguard.launch.cache import listing as listings
 from spotguard.launch.cache.keeping import Interrupted
-from spotguard.launch.cache.listing import PIECE_BYTES
 from spotguard.storage import FileStore
 from spotguard.testing import FaultyStore, MemoryStore
 from spotguard.testing.stores import SimulatedCrash
-from tests.launch.cache.nodes import CACHE, TOKENS, Node
+from tests.launch.cache.nodes import CACHE, PIECE_BYTES, TOKENS, Node
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -131,10 +130,14 @@ def test_a_node_that_dies_half_way_leaves_whole_files_or_none(
     first = Node(tmp_path / "a", store)
     first.write("one", os.urandom(PIECE_BYTES + 1))
     first.write("two", b"two")
-    with pytest.raises(SimulatedCrash):
+
+    def three_rounds() -> None:
         for _ in range(3):
             first.keep()
             first.write(f"more-{len(pieces_in(memory))}", os.urandom(9))
+
+    with pytest.raises(SimulatedCrash):
+        three_rounds()
     second = Node(tmp_path / "b", memory, attempt=2)
     restored = second.restore()
     assert restored.problems == []
