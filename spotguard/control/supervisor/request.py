@@ -104,7 +104,7 @@ def _job_env(
     variables: dict[str, object] = {
         env.RUN_ID: record.run_id,
         env.ATTEMPT: attempt.number,
-        env.AFTER: _after(record, attempt),
+        env.AFTER: after(record, attempt),
         env.STORE: record.store_root,
         env.CLAIM: json.dumps(claim_data(attempt), sort_keys=True),
         env.SAVE_EVERY: _unless_default(spec, "save_every"),
@@ -131,7 +131,7 @@ def _cache(spec: JobSpec) -> str | None:
     return json.dumps({"folders": folders, "most_bytes": spec.cache_limit_gb * 10**9})
 
 
-def _after(record: RunRecord, attempt: AttemptRecord) -> int | None:
+def after(record: RunRecord, attempt: AttemptRecord) -> int | None:
     """Return which attempt this one waits for; None for one that may begin at once."""
     is_ahead = record.ahead is not None and record.ahead.number == attempt.number
     return record.current.number if is_ahead and record.current is not None else None
