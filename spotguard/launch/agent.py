@@ -21,7 +21,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -86,7 +85,7 @@ class Agent:
         if env.DOWN_AT in given and _SKYPILOTS in given:
             down_at = float(given[env.DOWN_AT])
             threading.Thread(target=self._end_in_time, args=[down_at], daemon=True).start()
-        given = {**given, **self._begin_cache(self._part, given)}
+        given = self._begin_cache(self._part, given)
         goes_on = ""
         while True:
             part = self._part
@@ -130,16 +129,16 @@ class Agent:
         logs.start()
         return job
 
-    def _begin_cache(self, part: Part, given: Mapping[str, str]) -> dict[str, str]:
-        """Bring cached folders back and begin to keep them; return what the job is to know of it.
+    def _begin_cache(self, part: Part, given: dict[str, str]) -> dict[str, str]:
+        """Bring cached folders back and begin to keep them; return the job's environment.
 
         Blocks until they are back: before the script starts, which looks for them.
         """
         wish = Wish.of(given, Path.cwd())
+        for_job = {name: value for name, value in given.items() if name != env.CACHE_KEY}
         if wish is None:
-            return {}
+            return for_job
         run_id, store_url = given[env.RUN_ID], given[env.STORE]
-        held = Path(tempfile.mkdtemp(prefix="spotguard-saving-")) / "saving"
         owner = Owner(
             about=run_id,
             key=wish.key,
@@ -155,7 +154,6 @@ class Agent:
             secrets=secrets_of(given),
             clock=self._clock,
             told=self._is_leaving,
-            saving=str(held),
             say=_say,
         )
         began = self._clock.monotonic()
@@ -169,8 +167,7 @@ class Agent:
                 "problems": len(restored.problems),
             }
             self._report(JobEvent.CACHE_RESTORED, told)
-        cache.start()
-        return {env.SAVING: str(held), **wish.told_to_job(given)}
+        return {**for_job, **wish.told_to_job(given), **cache.start()}
 
     def _is_leaving(self) -> bool:
         return self._told or bool(self._leaving and Path(self._leaving).exists())

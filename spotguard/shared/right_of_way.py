@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+_TRIES, _PAUSE_S = 5, 0.002
 
 
 @contextmanager
@@ -27,15 +30,26 @@ def saving(path: str | None) -> Iterator[None]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if descriptor is not None:
-            with contextlib.suppress(OSError):
-                # Who looks holds it for a moment, exclusively: nobody waits for that in a save.
-                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            _hold(descriptor)
         yield
     finally:
         if descriptor is not None:
             with contextlib.suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_UN)  # a fork may hold the descriptor, too
             os.close(descriptor)
+
+
+def _hold(descriptor: int) -> None:
+    """Lock it. Who looks holds it for a moment, exclusively: no save waits longer than for that."""
+    for _ in range(_TRIES):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_PAUSE_S)
+        except OSError:  # a file system without locks
+            return
+        else:
+            return
 
 
 def is_saving(path: str) -> bool:
@@ -46,8 +60,10 @@ def is_saving(path: str) -> bool:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return True
+    except OSError:  # a file system without locks
+        return False
     else:
         return False
     finally:

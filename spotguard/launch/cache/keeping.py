@@ -2,8 +2,9 @@
 
 Pieces are named by their hash and come before the listing that refers to them, so whatever dies
 half-way leaves garbage and never half a file. Each round looks at all files, reads those whose
-stamp is new, and stores the pieces that the store does not have. Between two pieces it waits for
-as long as a rank of this node saves, or this node is about to be taken.
+stamp is new, and stores the pieces that the store does not have; a long one lists now and then
+what it has by then. Before each piece it waits for as long as a rank of this node saves, or this
+node is about to be taken.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from spotguard.errors import AlreadyExists
 from spotguard.events import keys
 from spotguard.launch.cache.listing import (
+    MOST_BYTES,
     PIECE_BYTES,
     CachedFile,
     CachedLink,
     Listing,
     digest,
+    together,
 )
 from spotguard.launch.cache.scan import Found, FoundFile, Stamp, is_small, look, looks_secret
 from spotguard.shared.units import format_bytes
@@ -36,6 +39,8 @@ _OTHERS_FIRST_S: Final = 60.0
 """Of several nodes each piece is for one of them to store; the others wait so long for it."""
 _HOT_S: Final = 2.0
 """A file that was written to so short ago is looked at in the next round."""
+_LISTED_EVERY_S: Final = 30.0
+"""A round that takes hours need not be over for the next node to have something of it."""
 _FRESH_S: Final = 1800.0
 """Pieces that are older and that nobody refers to may be deleted at any time: stored again."""
 
@@ -79,12 +84,14 @@ class Keeping:
         clock: Clock,
         wait: Callable[[], None],
         had: Listing,
+        later: Listing | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """`wait` is called before each piece; it blocks, or raises `Interrupted`.
 
-        `had` is what was restored: the store has its pieces. `wall` is the clock of this node's
-        own files.
+        `had` is what the store had when this node began. What of it could not be brought back,
+        `later`, goes on being listed: the next node may have the room. `wall` is the clock of this
+        node's own files.
         """
         self.owner = owner
         self._folders = folders
@@ -93,10 +100,12 @@ class Keeping:
         self._clock = clock
         self._wait = wait
         self._wall = wall
+        self._later = later or Listing()
         self._in_store = set(had.pieces)
         self._read = dict(_unchanged(folders, had))
         self._wanted_since: dict[str, float] = {}
-        self._stored: Listing | None = None
+        self._stored: tuple[Listing, tuple[int, int]] | None = None
+        """The last listing, and by which attempt and node."""
         self.stored_bytes = 0
         """Of pieces, in all rounds."""
         self.left_out = ""
@@ -113,42 +122,58 @@ class Keeping:
         """
         found = look(self._folders, most_bytes=self._most_bytes)
         self._say_what_is_left_out(found)
-        files: list[CachedFile] = []
-        pending = False
-        listed = False
-        for each in found.files:
-            known = self._read.get((each.folder, each.path))
-            if known is not None and known.stamp == each.stamp:
-                if known.file is None:
-                    continue
-                missing = [piece for piece in known.file.pieces if piece not in self._in_store]
-            elif not final and self._is_hot(each):
-                pending = True
-                continue
-            else:
-                known, missing = None, [""]
-            if missing:
-                if not listed:
-                    self._learn(store)
-                    listed = True
-                file = self._store(store, each, known.file if known else None, final=final)
-                if file is None:
-                    pending = pending or (each.folder, each.path) not in self._read
-                    continue
-                files.append(file)
-            else:
-                assert known is not None
-                assert known.file is not None
-                files.append(known.file)
         links = tuple(CachedLink(link.folder, link.path, link.target) for link in found.links)
         there = {(each.folder, each.path) for each in found.files}
         self._read = {where: read for where, read in self._read.items() if where in there}
-        self._write(store, Listing(tuple(files), links))
-        return not pending
+        files, missing, is_whole = self._sort_out(found, final=final)
+        if missing:
+            self._learn(store)
+        listed_at = self._clock.monotonic()
+        for each, known in missing:
+            file = self._store(store, each, known, final=final)
+            if file is not None:
+                files.append(file)
+                if self._clock.monotonic() - listed_at >= _LISTED_EVERY_S:
+                    self._write(store, files, links)
+                    listed_at = self._clock.monotonic()
+            else:
+                is_whole = is_whole and self._holds_secret(each)
+        listing = self._write(store, files, links)
+        # What nothing refers to any more may be deleted, and must be stored when it comes again.
+        self._in_store &= listing.pieces
+        return is_whole
+
+    def _sort_out(
+        self, found: Found, *, final: bool
+    ) -> tuple[list[CachedFile], list[tuple[FoundFile, CachedFile | None]], bool]:
+        """Return the files that the store has, the others (and what is known), and if that is all.
+
+        A file that is written to is left to the next round.
+        """
+        files: list[CachedFile] = []
+        missing: list[tuple[FoundFile, CachedFile | None]] = []
+        is_all = True
+        for each in found.files:
+            read = self._read.get((each.folder, each.path))
+            if read is None or read.stamp != each.stamp:
+                if not final and self._is_hot(each):
+                    is_all = False
+                else:
+                    missing.append((each, None))
+            elif read.file is not None:  # else it holds a secret
+                if self._in_store.issuperset(read.file.pieces):
+                    files.append(read.file)
+                else:
+                    missing.append((each, read.file))
+        return files, missing, is_all
+
+    def _holds_secret(self, file: FoundFile) -> bool:
+        read = self._read.get((file.folder, file.path))
+        return read is not None and read.file is None
 
     def begin_attempt(self, owner: Owner) -> None:
-        """Go on as another attempt's, on this same node."""
-        self.owner, self._stored = owner, None
+        """Go on as another attempt's, on this same node; any thread may call it."""
+        self.owner = owner
 
     def _is_hot(self, file: FoundFile) -> bool:
         return 0 <= self._wall() - file.stamp.mtime_ns / 1e9 < _HOT_S
@@ -181,6 +206,7 @@ class Keeping:
             for at in range(0, found.stamp.size_bytes, PIECE_BYTES):
                 piece = known.pieces[at // PIECE_BYTES] if known is not None else None
                 if piece is None or (piece not in self._in_store and self._is_mine(piece, final)):
+                    self._wait()
                     data = os.pread(descriptor, PIECE_BYTES, at)
                     if is_small(found) and looks_secret(data, self._secrets):
                         self._read[where] = _Read(found.stamp, None)
@@ -206,7 +232,6 @@ class Keeping:
     def _put(self, store: ObjectStore, piece: str, data: bytes, *, final: bool) -> None:
         if piece in self._in_store or not self._is_mine(piece, final):
             return
-        self._wait()
         try:
             store.put(keys.cache_piece(piece), data, if_absent=True)
         except AlreadyExists:  # perhaps long ago, and about to be deleted: that makes it new
@@ -222,16 +247,24 @@ class Keeping:
         now = self._clock.monotonic()
         return now - self._wanted_since.setdefault(piece, now) >= _OTHERS_FIRST_S
 
-    def _write(self, store: ObjectStore, listing: Listing) -> None:
-        if listing == self._stored:
-            return
-        self._wait()
+    def _write(
+        self, store: ObjectStore, files: Iterable[CachedFile], links: tuple[CachedLink, ...]
+    ) -> Listing:
+        """Write down what the store has by now, if that is new; return it."""
+        in_order = sorted(files, key=lambda file: (file.folder, file.path))
+        listing = together([Listing(tuple(in_order), links), self._later])
         owner = self.owner
-        key = keys.cache_listing(owner.attempt, owner.node)
-        store.put(key, listing.sealed(owner.key, owner.about))
-        self._stored = listing
-        # What nothing refers to any more may be deleted, and must be stored when it comes again.
-        self._in_store &= listing.pieces
+        where = (owner.attempt, owner.node)
+        if (listing, where) == self._stored:
+            return listing
+        sealed = listing.sealed(owner.key, owner.about)
+        if len(sealed) > MOST_BYTES:  # names of thousands of letters
+            self.left_out = "the cached folders' list of files is too long; nothing new is kept"
+            return listing
+        self._wait()
+        store.put(keys.cache_listing(*where), sealed)
+        self._stored = (listing, where)
+        return listing
 
     def _say_what_is_left_out(self, found: Found) -> None:
         self.left_out = ""

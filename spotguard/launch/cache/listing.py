@@ -19,6 +19,8 @@ from spotguard.events.untrusted import Refused, integer, needed, objects, parse_
 from spotguard.launch.cache.scan import is_secret_name, link_stays_inside
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from spotguard.storage.base import Buffer
 
 SCHEMA: Final = 1
@@ -99,7 +101,7 @@ class Listing:
         Raises:
             Refused: it was made with another key, for another run, or makes no sense.
         """
-        seal, newline, raw = sealed[:_SEAL_CHARS], sealed[_SEAL_CHARS : _SEAL_CHARS + 1], b""
+        seal, newline = sealed[:_SEAL_CHARS], sealed[_SEAL_CHARS : _SEAL_CHARS + 1]
         raw = sealed[_SEAL_CHARS + 1 :]
         if newline != b"\n" or not hmac.compare_digest(seal, _seal(key, about, raw).encode()):
             raise Refused("it was not written by a node of this run, as far as can be proven")
@@ -110,6 +112,20 @@ class Listing:
             tuple(_file(each) for each in objects(body, "files")),
             tuple(_link(each) for each in objects(body, "links")),
         )
+
+
+def together(listings: Iterable[Listing]) -> Listing:
+    """Return what is in any of them; the first that has a path counts."""
+    files: dict[tuple[str, str], CachedFile] = {}
+    links: dict[tuple[str, str], CachedLink] = {}
+    for listing in listings:
+        for file in listing.files:
+            if (file.folder, file.path) not in links:
+                files.setdefault((file.folder, file.path), file)
+        for link in listing.links:
+            if (link.folder, link.path) not in files:
+                links.setdefault((link.folder, link.path), link)
+    return Listing(tuple(files.values()), tuple(links.values()))
 
 
 def digest(data: Buffer) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import tempfile
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +25,6 @@ from spotguard.storage.deadline import give_up_after
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from spotguard.launch.cache.listing import Listing
     from spotguard.shared.units import Clock
     from spotguard.storage.base import ObjectStore
 
@@ -32,7 +33,8 @@ _BETWEEN_ROUNDS_S: Final = 20.0
 _SHARE_OF_TIME: Final = 10
 """Between two rounds there is so often the time that the last one took."""
 _LAST_ROUND_S: Final = 5.0
-_REQUEST_S: Final = 60.0
+_LIST_S: Final = 120.0
+"""For finding out what earlier attempts kept; the files themselves take as long as they need."""
 _LOOK_S: Final = 0.1
 _TIDY_S: Final = 3600.0
 _TOLD_S: Final = 5.0
@@ -92,22 +94,20 @@ class NodeCache:
         secrets: Iterable[str],
         clock: Clock,
         told: Callable[[], bool],
-        saving: str,
         say: Callable[[str], None],
     ) -> None:
-        """`told` tells whether this node is to leave; `saving` is the file that saves hold."""
+        """`told` tells whether this node is to leave."""
         self._wish = wish
         self._owner = owner
         self._open_store = open_store
         self._secrets = tuple(secrets)
         self._clock = clock
         self._told = told
-        self._saving = saving
+        self._saving: str | None = None
+        """The file that a rank holds locked while it saves."""
         self._say = say
         self._over = threading.Event()
         self._give_up_at = math.inf
-        self._lock = threading.Lock()
-        """Held by a round: the attempt changes between two of them."""
         self._keeping: Keeping | None = None
         self._thread = threading.Thread(target=self._keep, name="spotguard-cache", daemon=True)
         self._said = ""
@@ -126,12 +126,13 @@ class NodeCache:
                 self._say(f"cache: {format_bytes(done)} of {format_bytes(total)} are back")
 
         try:
-            store = self._open_store()
-            restored = newest(
-                store, before=owner.attempt, node=owner.node, key=owner.key, about=owner.about
-            )
+            with give_up_after(_LIST_S):
+                store = self._open_store()
+                restored = newest(
+                    store, before=owner.attempt, node=owner.node, key=owner.key, about=owner.about
+                )
             bring_back(store, restored, self._wish.folders, stop=self._told, progress=progress)
-        except SpotguardError as problem:
+        except (SpotguardError, OSError) as problem:
             restored.problems.append(f"the cached folders could not be read: {problem}")
         took_s = self._clock.monotonic() - began
         if restored.files:
@@ -143,19 +144,25 @@ class NodeCache:
             self._say(f"cache: {words}")
         if len(restored.problems) > 3:
             self._say(f"cache: {len(restored.problems)} files in all are not back")
-        self._keeping = self._keeping_after(restored.listing)
+        self._keeping = self._keeping_after(restored)
         return restored
 
-    def start(self) -> None:
-        """Begin to keep; returns at once. The first look is some seconds away."""
+    def start(self) -> dict[str, str]:
+        """Begin to keep, in some seconds; returns at once what the job is to know."""
+        try:
+            descriptor, self._saving = tempfile.mkstemp(prefix="spotguard-saving-")
+            os.close(descriptor)
+        except OSError as problem:  # no room on this node: the job may do without
+            self._say(f"cache: nothing is kept: {problem}")
+            return {}
         self._thread.start()
+        return {env.SAVING: self._saving}
 
     def go_on(self, *, attempt: int, place: int, places: int) -> None:
-        """Keep for another attempt from here on, which began in place."""
-        with self._lock:
-            self._owner = replace(self._owner, attempt=attempt, place=place, places=places)
-            if self._keeping is not None:
-                self._keeping.begin_attempt(self._owner)
+        """Keep for another attempt from here on, which began in place; returns at once."""
+        self._owner = replace(self._owner, attempt=attempt, place=place, places=places)
+        if self._keeping is not None:
+            self._keeping.begin_attempt(self._owner)
 
     def finish(self, *, goes_on: bool) -> None:
         """End; if the run goes on elsewhere, keep what is new, for some seconds at most."""
@@ -163,8 +170,10 @@ class NodeCache:
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(_LAST_ROUND_S if goes_on else 0.0)
+        if self._saving is not None:
+            Path(self._saving).unlink(missing_ok=True)
 
-    def _keeping_after(self, listing: Listing) -> Keeping:
+    def _keeping_after(self, restored: Restored) -> Keeping:
         return Keeping(
             self._wish.folders,
             self._owner,
@@ -172,7 +181,8 @@ class NodeCache:
             secrets=self._secrets,
             clock=self._clock,
             wait=self._wait_for_way,
-            had=listing,
+            had=restored.listing,
+            later=restored.later,
         )
 
     def _keep(self) -> None:
@@ -190,7 +200,7 @@ class NodeCache:
         keeping = self._keeping
         assert keeping is not None
         try:
-            with self._lock, give_up_after(self._time_left_s()):
+            with give_up_after(self._time_left_s()):
                 store = self._open_store()
                 keeping.round(store, final=final)
                 self._tidy(store, final=final)
@@ -218,6 +228,7 @@ class NodeCache:
     def _wait_for_way(self) -> None:
         """Block while a save is in flight or this node is about to be taken: those go first."""
         while not self._over.is_set():
+            assert self._saving is not None
             if not is_saving(self._saving) and not self._told():
                 return
             self._clock.sleep(_LOOK_S)

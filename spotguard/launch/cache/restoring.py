@@ -28,16 +28,21 @@ from spotguard.launch.cache.listing import (
     CachedLink,
     Listing,
     digest,
+    together,
 )
 from spotguard.launch.cache.scan import TEMPORARY
+from spotguard.storage.deadline import give_up_after
 from spotguard.storage.small_objects import get_small
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from spotguard.storage.base import ObjectStore
 
 _THREADS: Final = 8
+_REQUEST_S: Final = 60.0
+_MOST_FAILURES: Final = 16
+"""So many requests in a row that fail: the store is not to be had, and nobody waits for it."""
 _ROOM: Final = 1.1
 """So much of the files' size must be free, so that the job has room beside them."""
 
@@ -48,6 +53,8 @@ class Restored:
 
     listing: Listing = field(default_factory=Listing)
     """All that the store has, restored or not."""
+    later: Listing = field(default_factory=Listing)
+    """What of it could not be brought back for want of time, room or a store that answers."""
     attempt: int | None = None
     """Whose it is; None if there is nothing."""
     files: int = 0
@@ -88,20 +95,6 @@ def newest(store: ObjectStore, *, before: int, node: int, key: str, about: str) 
     return found
 
 
-def together(listings: Iterable[Listing]) -> Listing:
-    """Return what is in any of them; the first that has a path counts."""
-    files: dict[tuple[str, str], CachedFile] = {}
-    links: dict[tuple[str, str], CachedLink] = {}
-    for listing in listings:
-        for file in listing.files:
-            if (file.folder, file.path) not in links:
-                files.setdefault((file.folder, file.path), file)
-        for link in listing.links:
-            if (link.folder, link.path) not in files:
-                links.setdefault((link.folder, link.path), link)
-    return Listing(tuple(files.values()), tuple(links.values()))
-
-
 def bring_back(
     store: ObjectStore,
     restored: Restored,
@@ -117,16 +110,23 @@ def bring_back(
     """
     roots = dict(folders)
     wanted = [file for file in restored.listing.files if file.folder in roots]
+    links = tuple(link for link in restored.listing.links if link.folder in roots)
     missing = [file for file in wanted if not os.path.lexists(_place(roots, file))]
     restored.there = len(wanted) - len(missing)
+    restored.later = Listing(tuple(missing), links)
     if not _has_room(missing, roots, restored):
         return
     work = _Work(store, restored, stop, progress, sum(file.size_bytes for file in missing))
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="spotguard-cache") as pool:
         list(pool.map(lambda file: work.restore(file, roots[file.folder]), missing))
-    for link in restored.listing.links:
-        if link.folder in roots and not stop():
+    if work.is_given_up:
+        restored.problems.append("the store does not answer; the rest is left out")
+    if not stop():
+        for link in links:
             _make_link(link, roots[link.folder])
+        links = ()
+    later = tuple(file for file in missing if file in work.later)
+    restored.later = Listing(later, links)
 
 
 class _Work:
@@ -146,17 +146,36 @@ class _Work:
         self._progress = progress
         self._total_bytes = total_bytes
         self._done_bytes = 0
+        self._failures = 0
+        """Of the store, in a row."""
         self._lock = threading.Lock()
+        self.later: set[CachedFile] = set()
+        """What another node may be able to have."""
+
+    @property
+    def is_given_up(self) -> bool:
+        """Tell whether the store fails again and again."""
+        return self._failures >= _MOST_FAILURES
 
     def restore(self, file: CachedFile, root: Path) -> None:
         """Write one file, unless something is in the way."""
-        if self._stop():
+        if self._is_over():
+            self._put_off(file)
             return
         try:
             self._write(file, root)
         except (OSError, SpotguardError, Refused) as problem:
+            if not isinstance(problem, (NotFound, Refused)):
+                self._put_off(file)
             with self._lock:
                 self._restored.problems.append(f"{file.folder}/{file.path}: {problem}")
+
+    def _is_over(self) -> bool:
+        return self.is_given_up or self._stop()
+
+    def _put_off(self, file: CachedFile) -> None:
+        with self._lock:
+            self.later.add(file)
 
     def _write(self, file: CachedFile, root: Path) -> None:
         target = root / file.path
@@ -165,13 +184,14 @@ class _Work:
         try:
             with os.fdopen(descriptor, "wb", buffering=0) as written:
                 for piece in file.pieces:
-                    if self._stop():
+                    if self._is_over():
+                        self._put_off(file)
                         return
                     data = self._piece(piece)
                     written.write(data)
                     self._done(len(data))
                 if written.tell() != file.size_bytes:
-                    raise StoreError("its pieces do not add up to it")
+                    raise Refused("its pieces do not add up to it")
                 os.fchmod(descriptor, file.mode)
             os.utime(name, ns=(time.time_ns(), file.mtime_ns))
             with contextlib.suppress(FileExistsError):  # another node of a shared disk was faster
@@ -183,9 +203,18 @@ class _Work:
             self._restored.size_bytes += file.size_bytes
 
     def _piece(self, piece: str) -> bytes:
-        data = get_small(self._store, keys.cache_piece(piece), most_bytes=PIECE_BYTES)
+        try:
+            with give_up_after(_REQUEST_S):
+                data = get_small(self._store, keys.cache_piece(piece), most_bytes=PIECE_BYTES)
+        except NotFound:
+            raise
+        except StoreError:
+            with self._lock:
+                self._failures += 1
+            raise
+        self._failures = 0
         if digest(data) != piece:
-            raise StoreError("a piece of it is damaged")
+            raise Refused("a piece of it is damaged")
         return data
 
     def _done(self, size_bytes: int) -> None:
@@ -209,12 +238,11 @@ def _has_room(files: Sequence[CachedFile], roots: Mapping[str, Path], restored: 
 
 
 def _make_parent(target: Path, root: Path) -> None:
-    """Make the folders above a file; `Refused` where a link would lead out of the cached one."""
+    """Make the folders above a file; `Refused` where one of them is a link on this node."""
     root.mkdir(parents=True, exist_ok=True)
-    real = root.resolve()
-    there = next(folder for folder in target.parents if folder.exists()).resolve()
-    if there != real and real not in there.parents:
-        raise Refused("a link on this node leads out of the folder")
+    there = next(folder for folder in target.parents if folder.exists())
+    if there.resolve() != root.resolve() / there.relative_to(root):
+        raise Refused("a link on this node leads elsewhere")
     target.parent.mkdir(parents=True, exist_ok=True)
 
 

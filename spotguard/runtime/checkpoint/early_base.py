@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from spotguard.errors import SpotguardError
 from spotguard.runtime.distributed.rendezvous import LostContact
+from spotguard.shared.right_of_way import saving
 
 if TYPE_CHECKING:
     from spotguard.runtime.checkpoint.frozen_base import FrozenBase
@@ -29,12 +30,21 @@ class EarlyBase:
     """One rank's base on its way into the store, from the attempt's first step on."""
 
     def __init__(
-        self, base: FrozenBase, coordinator: Coordinator, *, rank: int, world_size: int
+        self,
+        base: FrozenBase,
+        coordinator: Coordinator,
+        *,
+        rank: int,
+        world_size: int,
+        saving_file: str | None = None,
     ) -> None:
+        """`saving_file` is held as it is in a save: this is the first part of all of them."""
         self._base = base
         self._coordinator = coordinator
         self._rank = rank
         self._world_size = world_size
+        self._saving_file = saving_file
+        self._has_told = False
         self._over = threading.Event()
         """Set when it is stored, or has failed, which the next save tells."""
         self.is_over = False
@@ -65,15 +75,23 @@ class EarlyBase:
         )
         if self._world_size > 1:
             self._coordinator.set(word, _YES if are_over else _NO)
+        if not are_over and not self._has_told:
+            self._has_told = True
+            log.info("saves begin when the frozen base is stored; it is on its way")
         return are_over
 
     def _store(self) -> None:
         """Top of the thread."""
         try:
-            self._base.stored()
+            with saving(self._saving_file):
+                self._base.stored()
         except SpotguardError as problem:
             log.warning("the frozen base is stored with the next save: %s", problem)
-        self._over.set()
+        finally:  # whatever else goes wrong: saves are not put off for ever
+            self._over.set()
+            self._tell()
+
+    def _tell(self) -> None:
         if self._rank:
             try:
                 self._coordinator.connect().set(_word_of(self._rank), _YES)

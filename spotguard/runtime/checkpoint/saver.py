@@ -280,7 +280,11 @@ class Saver:
         self._thread.start()
         if self._base is not None:
             self._early = EarlyBase(
-                self._base, self._coordinator, rank=self._rank, world_size=self._world_size
+                self._base,
+                self._coordinator,
+                rank=self._rank,
+                world_size=self._world_size,
+                saving_file=self._saving_file,
             )
 
     def may_save(self, step: int) -> bool:

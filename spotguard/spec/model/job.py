@@ -338,7 +338,7 @@ class JobSpec(Frozen):
 
     cache_limit_gb: Annotated[
         int,
-        Setting(parse=Whole(1, 65536), allowed="a whole number from 1 to 65536", example="200"),
+        Setting(parse=Whole(1, 4096), allowed="a whole number from 1 to 4096", example="200"),
     ] = 50
     """How much of `cache` is kept, in GB; more of it stays on the node, and that is told."""
 

@@ -42,6 +42,7 @@ class Node:
     clock: FakeClock = field(default_factory=FakeClock)
     wait: Callable[[], None] = _go_on
     had: Listing = field(default_factory=Listing)
+    later: Listing = field(default_factory=Listing)
 
     def __post_init__(self) -> None:
         """Make the node, which may be there already."""
@@ -80,6 +81,7 @@ class Node:
                 clock=self.clock,
                 wait=lambda: self.wait(),
                 had=self.had,
+                later=self.later,
                 wall=lambda: 1e12,
             )
         return self.made
@@ -99,7 +101,7 @@ class Node:
         """Bring back what earlier attempts have kept."""
         found = newest(self.store, before=self.attempt, node=self.index, key=self.key, about=RUN)
         bring_back(self.store, found, self.folders, stop=stop)
-        self.had = found.listing
+        self.had, self.later = found.listing, found.later
         return found
 
     def has(self) -> dict[str, bytes]:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -79,3 +81,16 @@ def test_without_a_file_saves_are_as_ever(tmp_path: Path) -> None:
     for path in (None, str(tmp_path / "not-there" / "saving")):
         with saving(path):
             pass
+
+
+def test_who_looks_hides_no_save(tmp_path: Path) -> None:
+    """A save that begins in the moment in which somebody looks is seen all the same."""
+    path = tmp_path / "saving"
+    path.touch()
+    with path.open() as looking:
+        fcntl.flock(looking, fcntl.LOCK_EX)
+        leave = threading.Timer(0.001, lambda: fcntl.flock(looking, fcntl.LOCK_UN))
+        leave.start()
+        with saving(str(path)):
+            leave.join()
+            assert is_saving(str(path))

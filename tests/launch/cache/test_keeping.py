@@ -464,6 +464,108 @@ def test_no_room_on_the_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     first.keep()
     usage = __import__("shutil").disk_usage(tmp_path)._replace(free=0)
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
-    found = Node(tmp_path / "b", store, attempt=2).restore()
+    second = Node(tmp_path / "b", store, attempt=2)
+    found = second.restore()
     assert found.files == 0
     assert "no room" in found.problems[0]
+
+
+def test_what_this_node_had_no_room_for_the_next_one_may_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not taken for deleted; what this node has made anew counts more."""
+    store = MemoryStore()
+    first = Node(tmp_path / "a", store)
+    first.write("large", b"large")
+    first.write("words", b"of attempt 1")
+    (first.folders[0][1] / "link").symlink_to("large")
+    first.keep()
+    with monkeypatch.context() as small:
+        usage = __import__("shutil").disk_usage(tmp_path)._replace(free=0)
+        small.setattr("shutil.disk_usage", lambda path: usage)
+        second = Node(tmp_path / "b", store, attempt=2)
+        second.restore()
+    second.write("words", b"of attempt 2")
+    second.keep()
+    third = Node(tmp_path / "c", store, attempt=3)
+    assert third.restore().attempt == 2
+    assert third.has() == {
+        f"{CACHE}/large": b"large",
+        f"{CACHE}/words": b"of attempt 2",
+        f"{CACHE}/link": b"-> large",
+    }
+
+
+def test_a_node_that_is_taken_while_it_restores_loses_nothing(tmp_path: Path) -> None:
+    """Nor does one whose store fails: what was not brought back goes on being listed."""
+    memory = MemoryStore()
+    first = Node(tmp_path / "a", memory)
+    for name in ("one", "two", "three"):
+        first.write(name, name * 9)
+    first.keep()
+    asked = iter((False, False, *[True] * 99))
+    second = Node(tmp_path / "b", memory, attempt=2)
+    assert second.restore(stop=lambda: next(asked)).files < 3
+    second.keep(final=True)
+    failing = FaultyStore(memory).fail("get", key_contains=keys.CACHE_PIECES, times=None)
+    third = Node(tmp_path / "c", failing, attempt=3)
+    assert third.restore().files == 0
+    third.keep(final=True)
+    fourth = Node(tmp_path / "d", memory, attempt=4)
+    assert fourth.restore().attempt == 3
+    assert fourth.has() == first.has()
+
+
+def test_nobody_waits_for_a_store_that_fails_again_and_again(tmp_path: Path) -> None:
+    """Each request may take a minute, and there may be fifty thousand."""
+    memory = MemoryStore()
+    first = Node(tmp_path / "a", memory)
+    for number in range(100):
+        first.write(str(number), f"{number}")
+    first.keep()
+    store = FaultyStore(memory).fail("get", key_contains=keys.CACHE_PIECES, times=None)
+    found = Node(tmp_path / "b", store, attempt=2).restore()
+    assert store.calls["get"] < 40
+    assert "does not answer" in found.problems[-1]
+
+
+def test_a_round_that_takes_long_lists_what_it_has_by_then(tmp_path: Path) -> None:
+    """A node that is killed an hour into its first round has not stored for an hour in vain."""
+    store = MemoryStore()
+    node = Node(tmp_path / "a", store)
+    for name in "abcdef":
+        node.write(name, name)
+    asked = []
+
+    def wait() -> None:
+        asked.append(name)
+        node.clock.advance(20.0)
+        if len(asked) == 7:  # five files, and the list of two
+            raise Interrupted
+
+    node.wait = wait
+    with pytest.raises(Interrupted):
+        node.keep()
+    second = Node(tmp_path / "b", store, attempt=2)
+    second.restore()
+    assert sorted(second.has()) == [f"{CACHE}/{name}" for name in "abcd"]
+    node.wait = lambda: None
+    assert node.keep()
+    assert node.keeping.stored_bytes == 6, "nothing was stored twice"
+
+
+def test_a_link_within_the_folder_is_not_followed_either(tmp_path: Path) -> None:
+    """A listed link lies as deep as its path says, or it would lead out."""
+    store = MemoryStore()
+    first = Node(tmp_path / "a", store)
+    place = first.write("a/b/c/file", b"x").parent / "up"
+    place.symlink_to("../../../file")
+    first.keep()
+    second = Node(tmp_path / "b", store, attempt=2)
+    root = second.folders[0][1]
+    (root / "a").mkdir(parents=True)
+    (root / "z").mkdir()
+    (root / "a/b").symlink_to("../z")
+    found = second.restore()
+    assert (found.files, len(found.problems)) == (0, 1)
+    assert list((root / "z").iterdir()) == []

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 from pathlib import Path
+
+import pytest
 
 from spotguard.events import env, keys
 from spotguard.events.event import Event, JobEvent
 from spotguard.launch.cache.listing import Listing
 from spotguard.launch.cache.node import INDUCTOR, NodeCache, Wish
 from spotguard.shared.cache_folders import COMPILED
+from spotguard.shared.units import SystemClock
 from spotguard.storage import FileStore, PrefixedStore
 from spotguard.testing import FaultyStore, MemoryStore
 from tests.launch.cache.nodes import KEY, Node
@@ -23,6 +27,7 @@ root = pathlib.Path.home() / ".cache/words"
 there = sorted(path.name for path in root.glob("*"))
 compiled = pathlib.Path(os.environ[{INDUCTOR!r}])
 there += sorted(path.name for path in compiled.glob("*"))
+assert {env.CACHE_KEY!r} not in os.environ and os.path.exists(os.environ[{env.SAVING!r}])
 print(json.dumps(there), flush=True)
 root.mkdir(parents=True, exist_ok=True)
 compiled.mkdir(parents=True, exist_ok=True)
@@ -112,7 +117,6 @@ def test_a_store_that_cannot_be_read_holds_up_nothing(tmp_path: Path) -> None:
         secrets=(),
         clock=node.clock,
         told=lambda: False,
-        saving=str(tmp_path / "saving"),
         say=said.append,
     )
     assert cache.restore().files == 0
@@ -129,3 +133,40 @@ def test_a_node_that_is_told_to_leave_ends_as_ever(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 75
     assert (tmp_path / "store" / RUN / "cache/listings/000001-00000").exists()
+
+
+def test_an_attempt_in_place_waits_for_no_round(tmp_path: Path) -> None:
+    """A round that waits for a save, or stores for an hour, holds up no attempt that follows."""
+    node = Node(tmp_path, MemoryStore())
+    node.write("a", b"a")
+    clock = SystemClock()
+    leaves = threading.Event()
+    asked = threading.Event()
+
+    def told() -> bool:
+        asked.set()
+        return not leaves.is_set()
+
+    cache = NodeCache(
+        Wish(tuple(node.folders), 10**6, KEY),
+        node.owner,
+        lambda: node.store,
+        secrets=(),
+        clock=clock,
+        told=told,
+        say=lambda words: None,
+    )
+    cache.restore()
+    asked.clear()
+    saving = cache.start()[env.SAVING]
+    with pytest.MonkeyPatch.context() as soon:
+        soon.setattr("spotguard.launch.cache.keeping._HOT_S", 0.0)
+        storing = threading.Thread(target=cache._try_round, kwargs={"final": False})
+        storing.start()
+        assert asked.wait(60)
+        cache.go_on(attempt=2, place=0, places=1)
+        leaves.set()
+        storing.join(60)
+    assert [info.key for info in node.store.list(keys.CACHE_LISTINGS)] == [keys.cache_listing(2, 0)]
+    cache.finish(goes_on=False)
+    assert not Path(saving).exists()

@@ -14,11 +14,13 @@ from spotguard.runtime.checkpoint.early_base import EarlyBase
 from spotguard.runtime.checkpoint.save_schedule import SaveSchedule
 from spotguard.runtime.distributed.rendezvous import Alone
 from spotguard.runtime.process.settings import SaveEvery
+from spotguard.shared.right_of_way import is_saving
 from spotguard.testing import FaultyStore, MemoryStore
 from tests.runtime.checkpoint.test_frozen_base import Attempt, attempt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 class HeldStore(MemoryStore):
@@ -89,6 +91,46 @@ def test_a_base_that_cannot_be_stored_is_told_by_the_next_save() -> None:
     assert list(restorable(store))
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_whatever_goes_wrong_saves_are_not_put_off_for_ever(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error that nobody thought of ends the thread, and is the next save's to meet."""
+
+    fell = threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda told: fell.set())
+
+    class Broken:
+        def stored(self) -> None:
+            raise RuntimeError("of a driver")
+
+    words = Alone()
+    ranks = [
+        EarlyBase(
+            Broken() if each == rank else Base(is_open=True),  # type: ignore[arg-type]
+            words,  # type: ignore[arg-type]
+            rank=each,
+            world_size=2,
+        )
+        for each in range(2)
+    ]
+    assert words.get("base/stored/1", 60) is not None
+    assert ranks[0]._over.wait(60)
+    assert [each.may_save(3) for each in ranks] == [True, True]
+    assert fell.wait(60)
+
+
+def test_caches_wait_for_a_base_as_for_a_save(tmp_path: Path) -> None:
+    """It is the first part of every save."""
+    path, base = str(tmp_path / "saving"), Base()
+    early = EarlyBase(base, Alone(), rank=0, world_size=1, saving_file=path)  # type: ignore[arg-type]
+    assert base.asked.wait(60)
+    assert is_saving(path)
+    base.may.set()
+    assert early._over.wait(60)
+    assert not is_saving(path)
+
+
 def test_without_a_frozen_base_nobody_is_asked() -> None:
     """And a save may begin at any step."""
     made = Attempt(MemoryStore())
@@ -99,11 +141,14 @@ def test_without_a_frozen_base_nobody_is_asked() -> None:
 class Base:
     """Stands for a rank's base: stored when it may be."""
 
-    def __init__(self) -> None:
-        self.may = threading.Event()
+    def __init__(self, *, is_open: bool = False) -> None:
+        self.asked, self.may = threading.Event(), threading.Event()
+        if is_open:
+            self.may.set()
 
     def stored(self) -> None:
         """Block until it may."""
+        self.asked.set()
         assert self.may.wait(60)
 
 
