@@ -306,7 +306,9 @@ def _cache_restored(entry: Entry) -> tuple[str, str]:
     words = f"; {problems} could not be had" if problems else ""
     node = entry.data.get("node")
     where = "" if node is None else f" on node {node}"
-    return _plain(f"{data.get('files')} cached files ({size}) are back{where} after {took}{words}")
+    files = integer(data, "files", low=0)
+    what = f"1 cached file ({size}) is" if files == 1 else f"{files} cached files ({size}) are"
+    return _plain(f"{what} back{where} after {took}{words}")
 
 
 def _job_ended(entry: Entry) -> tuple[str, str]:

@@ -137,8 +137,8 @@ class NodeCache:
         took_s = self._clock.monotonic() - began
         if restored.files:
             self._say(
-                f"cache: {restored.files} files ({format_bytes(restored.size_bytes)}) of attempt "
-                f"{restored.attempt} are back after {format_duration(took_s)}"
+                f"cache: back after {format_duration(took_s)}: {restored.files} file(s) of attempt "
+                f"{restored.attempt} ({format_bytes(restored.size_bytes)})"
             )
         for words in restored.problems[:3]:
             self._say(f"cache: {words}")

@@ -27,7 +27,8 @@ root = pathlib.Path.home() / ".cache/words"
 there = sorted(path.name for path in root.glob("*"))
 compiled = pathlib.Path(os.environ[{INDUCTOR!r}])
 there += sorted(path.name for path in compiled.glob("*"))
-assert {env.CACHE_KEY!r} not in os.environ and os.path.exists(os.environ[{env.SAVING!r}])
+assert {env.CACHE_KEY!r} not in os.environ
+assert os.path.isfile(os.environ.get({env.SAVING!r}, __file__))
 print(json.dumps(there), flush=True)
 root.mkdir(parents=True, exist_ok=True)
 compiled.mkdir(parents=True, exist_ok=True)
