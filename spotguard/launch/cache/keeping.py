@@ -21,11 +21,18 @@ from spotguard.launch.cache.listing import (
     PIECE_BYTES,
     CachedFile,
     CachedLink,
-    Listing,
+    CacheListing,
     digest,
     together,
 )
-from spotguard.launch.cache.scan import Found, FoundFile, Stamp, is_small, look, looks_secret
+from spotguard.launch.cache.scan import (
+    CacheContents,
+    FoundFile,
+    Stamp,
+    is_small,
+    look,
+    looks_secret,
+)
 from spotguard.shared.units import format_bytes
 
 if TYPE_CHECKING:
@@ -83,8 +90,8 @@ class Keeping:
         secrets: Iterable[str],
         clock: Clock,
         wait: Callable[[], None],
-        had: Listing,
-        later: Listing | None = None,
+        had: CacheListing,
+        later: CacheListing | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """`wait` is called before each piece; it blocks, or raises `Interrupted`.
@@ -100,11 +107,11 @@ class Keeping:
         self._clock = clock
         self._wait = wait
         self._wall = wall
-        self._later = later or Listing()
+        self._later = later or CacheListing()
         self._in_store = set(had.pieces)
         self._read = dict(_unchanged(folders, had))
         self._wanted_since: dict[str, float] = {}
-        self._stored: tuple[Listing, tuple[int, int]] | None = None
+        self._stored: tuple[CacheListing, tuple[int, int]] | None = None
         """The last listing, and by which attempt and node."""
         self.stored_bytes = 0
         """Of pieces, in all rounds."""
@@ -144,7 +151,7 @@ class Keeping:
         return is_whole
 
     def _sort_out(
-        self, found: Found, *, final: bool
+        self, found: CacheContents, *, final: bool
     ) -> tuple[list[CachedFile], list[tuple[FoundFile, CachedFile | None]], bool]:
         """Return the files that the store has, the others (and what is known), and if that is all.
 
@@ -249,10 +256,10 @@ class Keeping:
 
     def _write(
         self, store: ObjectStore, files: Iterable[CachedFile], links: tuple[CachedLink, ...]
-    ) -> Listing:
+    ) -> CacheListing:
         """Write down what the store has by now, if that is new; return it."""
         in_order = sorted(files, key=lambda file: (file.folder, file.path))
-        listing = together([Listing(tuple(in_order), links), self._later])
+        listing = together([CacheListing(tuple(in_order), links), self._later])
         owner = self.owner
         where = (owner.attempt, owner.node)
         if (listing, where) == self._stored:
@@ -266,7 +273,7 @@ class Keeping:
         self._stored = (listing, where)
         return listing
 
-    def _say_what_is_left_out(self, found: Found) -> None:
+    def _say_what_is_left_out(self, found: CacheContents) -> None:
         self.left_out = ""
         if found.left_out:
             self.left_out = (
@@ -277,7 +284,7 @@ class Keeping:
 
 
 def _unchanged(
-    folders: Sequence[tuple[str, Path]], had: Listing
+    folders: Sequence[tuple[str, Path]], had: CacheListing
 ) -> Iterator[tuple[tuple[str, str], _Read]]:
     """Yield the files that are as they are listed, by size and time: they need not be read."""
     roots = dict(folders)

@@ -55,7 +55,7 @@ class CachedLink:
 
 
 @dataclass(frozen=True)
-class Listing:
+class CacheListing:
     """What one node has of the cached folders."""
 
     files: tuple[CachedFile, ...] = ()
@@ -95,7 +95,7 @@ class Listing:
         return f"{_seal(key, about, raw)}\n".encode() + raw
 
     @classmethod
-    def opened(cls, sealed: bytes, key: str, about: str) -> Listing:
+    def opened(cls, sealed: bytes, key: str, about: str) -> CacheListing:
         """Return the listing that `sealed` made.
 
         Raises:
@@ -114,7 +114,7 @@ class Listing:
         )
 
 
-def together(listings: Iterable[Listing]) -> Listing:
+def together(listings: Iterable[CacheListing]) -> CacheListing:
     """Return what is in any of them; the first that has a path counts."""
     files: dict[tuple[str, str], CachedFile] = {}
     links: dict[tuple[str, str], CachedLink] = {}
@@ -125,7 +125,7 @@ def together(listings: Iterable[Listing]) -> Listing:
         for link in listing.links:
             if (link.folder, link.path) not in files:
                 links.setdefault((link.folder, link.path), link)
-    return Listing(tuple(files.values()), tuple(links.values()))
+    return CacheListing(tuple(files.values()), tuple(links.values()))
 
 
 def digest(data: Buffer) -> str:

@@ -14,10 +14,10 @@ from spotguard.errors import SpotguardError
 from spotguard.events import env
 from spotguard.events.untrusted import Refused, integer, parse_object
 from spotguard.launch.cache.keeping import Interrupted, Keeping, Owner
-from spotguard.launch.cache.restoring import Restored, bring_back, newest
+from spotguard.launch.cache.restoring import BroughtBack, bring_back, newest
 from spotguard.launch.cache.tidying import tidy
-from spotguard.launch.calm_threads import be_calm
 from spotguard.shared.cache_folders import COMPILED, on_this_node
+from spotguard.shared.calm_threads import be_calm
 from spotguard.shared.right_of_way import is_saving
 from spotguard.shared.units import format_bytes, format_duration
 from spotguard.storage.deadline import give_up_after
@@ -113,10 +113,10 @@ class NodeCache:
         self._said = ""
         self._tidied_at = -math.inf
 
-    def restore(self) -> Restored:
+    def restore(self) -> BroughtBack:
         """Bring back what earlier attempts kept; blocks. What fails is told, and left out."""
         began = self._clock.monotonic()
-        owner, restored = self._owner, Restored()
+        owner, restored = self._owner, BroughtBack()
         said_at = began
 
         def progress(done: int, total: int) -> None:
@@ -173,7 +173,7 @@ class NodeCache:
         if self._saving is not None:
             Path(self._saving).unlink(missing_ok=True)
 
-    def _keeping_after(self, restored: Restored) -> Keeping:
+    def _keeping_after(self, restored: BroughtBack) -> Keeping:
         return Keeping(
             self._wish.folders,
             self._owner,

@@ -26,7 +26,7 @@ from spotguard.launch.cache.listing import (
     PIECE_BYTES,
     CachedFile,
     CachedLink,
-    Listing,
+    CacheListing,
     digest,
     together,
 )
@@ -48,12 +48,12 @@ _ROOM: Final = 1.1
 
 
 @dataclass
-class Restored:
+class BroughtBack:
     """What came back."""
 
-    listing: Listing = field(default_factory=Listing)
+    listing: CacheListing = field(default_factory=CacheListing)
     """All that the store has, restored or not."""
-    later: Listing = field(default_factory=Listing)
+    later: CacheListing = field(default_factory=CacheListing)
     """What of it could not be brought back for want of time, room or a store that answers."""
     attempt: int | None = None
     """Whose it is; None if there is nothing."""
@@ -65,7 +65,7 @@ class Restored:
     """Each in a sentence."""
 
 
-def newest(store: ObjectStore, *, before: int, node: int, key: str, about: str) -> Restored:
+def newest(store: ObjectStore, *, before: int, node: int, key: str, about: str) -> BroughtBack:
     """Return what the nodes of the newest attempt before this one have kept, put together.
 
     Of a file that several nodes have, this node's own counts, else that of the lowest.
@@ -73,7 +73,7 @@ def newest(store: ObjectStore, *, before: int, node: int, key: str, about: str) 
     Raises:
         StoreError: the store cannot be read.
     """
-    found = Restored()
+    found = BroughtBack()
     by_attempt: dict[int, list[tuple[int, str]]] = {}
     for info in store.list(keys.CACHE_LISTINGS):
         parsed = keys.parse_cache_listing(info.key)
@@ -84,7 +84,7 @@ def newest(store: ObjectStore, *, before: int, node: int, key: str, about: str) 
         for _, name in sorted(by_attempt[attempt], key=lambda each: (each[0] != node, each[0])):
             try:
                 raw = get_small(store, name, most_bytes=MOST_BYTES)
-                listings.append(Listing.opened(raw, key, about))
+                listings.append(CacheListing.opened(raw, key, about))
             except NotFound:
                 continue
             except Refused as problem:
@@ -97,7 +97,7 @@ def newest(store: ObjectStore, *, before: int, node: int, key: str, about: str) 
 
 def bring_back(
     store: ObjectStore,
-    restored: Restored,
+    restored: BroughtBack,
     folders: Sequence[tuple[str, Path]],
     *,
     stop: Callable[[], bool],
@@ -113,7 +113,7 @@ def bring_back(
     links = tuple(link for link in restored.listing.links if link.folder in roots)
     missing = [file for file in wanted if not os.path.lexists(_place(roots, file))]
     restored.there = len(wanted) - len(missing)
-    restored.later = Listing(tuple(missing), links)
+    restored.later = CacheListing(tuple(missing), links)
     if not _has_room(missing, roots, restored):
         return
     work = _Work(store, restored, stop, progress, sum(file.size_bytes for file in missing))
@@ -126,7 +126,7 @@ def bring_back(
             _make_link(link, roots[link.folder])
         links = ()
     later = tuple(file for file in missing if file in work.later)
-    restored.later = Listing(later, links)
+    restored.later = CacheListing(later, links)
 
 
 class _Work:
@@ -135,7 +135,7 @@ class _Work:
     def __init__(
         self,
         store: ObjectStore,
-        restored: Restored,
+        restored: BroughtBack,
         stop: Callable[[], bool],
         progress: Callable[[int, int], None],
         total_bytes: int,
@@ -227,7 +227,9 @@ def _place(roots: Mapping[str, Path], file: CachedFile) -> Path:
     return roots[file.folder] / file.path
 
 
-def _has_room(files: Sequence[CachedFile], roots: Mapping[str, Path], restored: Restored) -> bool:
+def _has_room(
+    files: Sequence[CachedFile], roots: Mapping[str, Path], restored: BroughtBack
+) -> bool:
     need = sum(file.size_bytes for file in files) * _ROOM
     for root in {roots[file.folder] for file in files}:
         there = next(each for each in (root, *root.parents) if each.exists())

@@ -78,7 +78,7 @@ class FoundLink:
 
 
 @dataclass(frozen=True)
-class Found:
+class CacheContents:
     """All that counts in the cached folders."""
 
     files: tuple[FoundFile, ...]
@@ -88,7 +88,7 @@ class Found:
     left_out_bytes: int = 0
 
 
-def look(folders: Iterable[tuple[str, Path]], *, most_bytes: int) -> Found:
+def look(folders: Iterable[tuple[str, Path]], *, most_bytes: int) -> CacheContents:
     """Return what is in the folders (as in the setting, and where), up to a limit in all.
 
     By folder in their order, and by path: so the same files are left out each time.
@@ -106,7 +106,7 @@ def look(folders: Iterable[tuple[str, Path]], *, most_bytes: int) -> Found:
             else:
                 size_bytes += found.stamp.size_bytes
                 files.append(found)
-    return Found(tuple(files), tuple(links[:MOST_FILES]), left_out, left_out_bytes)
+    return CacheContents(tuple(files), tuple(links[:MOST_FILES]), left_out, left_out_bytes)
 
 
 def looks_secret(data: bytes, secrets: Iterable[bytes]) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from spotguard.errors import NotFound
 from spotguard.events import keys
 from spotguard.events.untrusted import Refused
-from spotguard.launch.cache.listing import MOST_BYTES, Listing
+from spotguard.launch.cache.listing import MOST_BYTES, CacheListing
 from spotguard.storage.small_objects import get_small
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def tidy(store: ObjectStore, *, key: str, about: str, now: float) -> int:
             continue
         try:
             raw = get_small(store, name, most_bytes=MOST_BYTES)
-            needed |= Listing.opened(raw, key, about).pieces
+            needed |= CacheListing.opened(raw, key, about).pieces
         except (NotFound, Refused):  # of another key: no node will ever believe it
             continue
     for name in old:

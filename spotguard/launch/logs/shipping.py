@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, BinaryIO
 from spotguard.errors import SpotguardError
 from spotguard.events import keys
 from spotguard.events.log_line import LAUNCHER, STDOUT, StoredLine
-from spotguard.launch.calm_threads import be_calm
 from spotguard.launch.logs.masking import Masker
 from spotguard.launch.logs.printed_files import PrintedFiles, PrintedLine
+from spotguard.shared.calm_threads import be_calm
 from spotguard.storage.deadline import give_up_after
 from spotguard.storage.patterns.growing import GrowingObjects
 from spotguard.storage.urls import is_folder

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from spotguard.launch.cache.keeping import Keeping, Owner
-from spotguard.launch.cache.listing import Listing
-from spotguard.launch.cache.restoring import Restored, bring_back, newest
+from spotguard.launch.cache.listing import CacheListing
+from spotguard.launch.cache.restoring import BroughtBack, bring_back, newest
 from spotguard.testing import FakeClock
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class Node:
     secrets: tuple[str, ...] = ()
     clock: FakeClock = field(default_factory=FakeClock)
     wait: Callable[[], None] = _go_on
-    had: Listing = field(default_factory=Listing)
-    later: Listing = field(default_factory=Listing)
+    had: CacheListing = field(default_factory=CacheListing)
+    later: CacheListing = field(default_factory=CacheListing)
 
     def __post_init__(self) -> None:
         """Make the node, which may be there already."""
@@ -97,7 +97,7 @@ class Node:
         """Do one round."""
         return self.keeping.round(self.store, final=final)
 
-    def restore(self, stop: Callable[[], bool] = lambda: False) -> Restored:
+    def restore(self, stop: Callable[[], bool] = lambda: False) -> BroughtBack:
         """Bring back what earlier attempts have kept."""
         found = newest(self.store, before=self.attempt, node=self.index, key=self.key, about=RUN)
         bring_back(self.store, found, self.folders, stop=stop)

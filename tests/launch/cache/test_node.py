@@ -11,7 +11,7 @@ import pytest
 
 from spotguard.events import env, keys
 from spotguard.events.event import Event, JobEvent
-from spotguard.launch.cache.listing import Listing
+from spotguard.launch.cache.listing import CacheListing
 from spotguard.launch.cache.node import INDUCTOR, NodeCache, Wish
 from spotguard.shared.cache_folders import COMPILED
 from spotguard.shared.units import SystemClock
@@ -98,7 +98,7 @@ def test_a_folder_that_the_user_has_named_for_compiled_code_stays_theirs(tmp_pat
     assert [path.name for path in Path(mine).iterdir()] == ["kernel-1"]
     store = PrefixedStore(FileStore(tmp_path / "store"), RUN)
     raw = store.get(keys.cache_listing(1, 0))
-    assert [file.path for file in Listing.opened(raw, KEY, RUN).files] == ["of-attempt-1"]
+    assert [file.path for file in CacheListing.opened(raw, KEY, RUN).files] == ["of-attempt-1"]
 
 
 def test_without_the_key_nothing_is_kept(tmp_path: Path) -> None:

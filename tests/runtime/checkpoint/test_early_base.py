@@ -108,7 +108,7 @@ def test_whatever_goes_wrong_saves_are_not_put_off_for_ever(
     ranks = [
         EarlyBase(
             Broken() if each == rank else Base(is_open=True),  # type: ignore[arg-type]
-            words,  # type: ignore[arg-type]
+            words,
             rank=each,
             world_size=2,
         )

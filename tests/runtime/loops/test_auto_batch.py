@@ -107,6 +107,8 @@ def test_what_was_tried_leaves_nothing_behind(trained_before: int, fails: bool) 
 class Codebook(nn.Module):
     """A net whose forward pass moves parameters that have no gradient."""
 
+    seen: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 4)
