@@ -108,6 +108,8 @@ def measured(folder: Path, layers: int, *, skip: bool) -> Measured:
     began = time.perf_counter()
     attempt.saver.warm(attempt.objects)
     attempt.saver.wait()
+    while not attempt.saver.may_save(1):  # the base is stored beside all that
+        time.sleep(0.01)
     first_s = time.perf_counter() - began
     saves = []
     for step in range(1, STEPS + 1):

@@ -99,6 +99,13 @@ JOB_FLAGS = (
         help="auto, a duration (30s) or '100 steps'.",
     ),
     JobFlag(
+        key="cache",
+        option="--cache",
+        metavar="FOLDER",
+        help="A folder that is back on the next node: ~/.cache/huggingface; may be repeated.",
+        repeatable=True,
+    ),
+    JobFlag(
         key="trust_script",
         option="--trust-script",
         help="Take SCRIPT though no import of spotguard.runtime is seen.",

@@ -121,6 +121,7 @@ def _control_here(
         lease=lease,
         launches=Launches.of(folder.launches_path, record),
         machine_clock=time.time,
+        cache_key=folder.cache_key(),
         market_path=market_path() if spec.learn_market and spec.infra != LOCAL else None,
     )
     lease.tell = lambda: document(summary(folder, supervisor.record))

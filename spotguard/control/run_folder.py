@@ -7,14 +7,17 @@ runs/<run_id>/controller.log     what the controller printed
 runs/<run_id>/live.json          the newest progress; a cache
 runs/<run_id>/at-rest.json       the numbers of a run that has settled; a cache
 runs/<run_id>/clock.json         where this machine's clock stood, so that no jump of it counts
+runs/<run_id>/cache.key          by which nodes know what earlier ones kept of their folders
 runs/<run_id>/local/             the local launcher's clusters
 """
 
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import re
+import secrets
 import signal
 import time
 from contextlib import ExitStack, contextmanager
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spotguard.shared.steady_clock import SteadyClock
+
+log = logging.getLogger("spotguard")
 
 _RETRY_S = 0.05
 _END_PATIENCE_S = 5.0
@@ -81,6 +86,27 @@ class RunFolder:
     def at_rest_path(self) -> Path:
         """The numbers of a run that has settled; a cache, lost without harm."""
         return self.path / "at-rest.json"
+
+    def cache_key(self) -> str | None:
+        """Return the secret that seals what nodes keep of their folders; made when first asked for.
+
+        It is in no store: who can write there cannot make a node believe it. On another machine the
+        run gets a new one, and begins with empty folders once. None if this machine cannot keep
+        one: then nodes keep nothing. Only the controller asks, of which there is one.
+        """
+        path = self.path / "cache.key"
+        try:
+            if path.exists() and (found := path.read_text().strip()):
+                return found
+            fresh = path.with_name(".cache.key.new")
+            fresh.unlink(missing_ok=True)
+            fresh.touch(0o600)
+            fresh.write_text(secrets.token_hex(32))
+            fresh.replace(path)
+            return path.read_text()
+        except (OSError, UnicodeDecodeError) as problem:
+            log.warning("cached folders are not kept: %s", problem)
+            return None
 
     def clock(self) -> SteadyClock:
         """Return the clock by which this machine keeps the run, whatever is done to its own."""

@@ -44,6 +44,8 @@ class JobEvent(str, Enum):
     NODE_EXITED  exit_code (negative: a signal), told: the node was told to leave; written by the
               node's agent, for launchers that do not see exit codes
     GIVEN_BACK  allocation: its node had Slurm cancel it
+    CACHE_RESTORED  from_attempt, files, size_bytes, duration_s, problems (how many files are not
+              back): before the script began, written by the node's agent
     RESCALED  step, global_batch_size, global_batch_size_before, lr_factor, lr_factor_before (times
               the script's rate), lr_warmup_steps, message: the global batch follows the ranks
     WARNING   message
@@ -63,6 +65,7 @@ class JobEvent(str, Enum):
     PEER_LOST = "peer_lost"
     NODE_EXITED = "node_exited"
     GIVEN_BACK = "given_back"
+    CACHE_RESTORED = "cache_restored"
     RESCALED = "rescaled"
     WARNING = "warning"
     ENDED = "ended"

@@ -17,6 +17,8 @@ checkpoints/<step>-<attempt>/<shard>.safetensors      data
 checkpoints/<step>-<attempt>/manifest.json            create-if-absent: this is the commit
 checkpoints/<step>-<attempt>/pinned.json              optional: retention leaves it alone
 frozen/000001/<shard>.safetensors                     what no step changes: checkpoints refer to it
+cache/listings/000001-00000                           overwritten: a node's cached folders, sealed
+cache/pieces/3f/<hash>                                of the files in them
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ PLACES = "places/"
 """One object for each move of the run, and for each phase after the first."""
 CHECKPOINTS = "checkpoints/"
 FROZEN = "frozen/"
+CACHE_LISTINGS = "cache/listings/"
+CACHE_PIECES = "cache/pieces/"
 MAX_ATTEMPT = 10**6 - 1
 """Six digits name an attempt."""
 
@@ -39,6 +43,7 @@ _CHECKPOINT = re.compile(r"checkpoints/(\d{12})-(\d{6})/")
 _WRITER = re.compile(r"attempts/\d{6}/events/\d+-(\d+-\d+)-\d+\.jsonl?")
 _PLACE = re.compile(r"places/\d{6}\.json")
 _ATTEMPT = re.compile(r"attempts/(\d{6})/")
+_LISTING = re.compile(r"cache/listings/(\d{6})-(\d{5})")
 _PIECE = re.compile(r"attempts/\d{6}/\w+/((\d{5})-\d{13})-(\d{6})-(\d{7})\.jsonl\.gz")
 RUN_ID_PATTERN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 """A run id is also a cluster name and a folder: lower case, digits, dashes, at most 63."""
@@ -194,6 +199,22 @@ def manifest(checkpoint_prefix: str) -> str:
 def frozen(number: int) -> str:
     """Return the prefix of what an attempt stored once, for all checkpoints that refer to it."""
     return f"{FROZEN}{number:06d}/"
+
+
+def cache_listing(number: int, node: int) -> str:
+    """Return the key of what an attempt's node has of its cached folders."""
+    return f"{CACHE_LISTINGS}{number:06d}-{node:05d}"
+
+
+def parse_cache_listing(key: str) -> tuple[int, int] | None:
+    """Return (attempt, node) of the key of such a listing, else None."""
+    match = _LISTING.fullmatch(key)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def cache_piece(digest: str) -> str:
+    """Return the key of a piece of a cached file, by its hash."""
+    return f"{CACHE_PIECES}{digest[:2]}/{digest}"
 
 
 def pinned(checkpoint_prefix: str) -> str:

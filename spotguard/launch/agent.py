@@ -30,6 +30,8 @@ from spotguard.errors import SpotguardError
 from spotguard.events import env, keys
 from spotguard.events.event import Event, JobEvent
 from spotguard.events.untrusted import Refused, parse_object
+from spotguard.launch.cache.keeping import Owner
+from spotguard.launch.cache.node import NodeCache, Wish
 from spotguard.launch.logs.masking import secrets_of
 from spotguard.launch.logs.printed_files import LAUNCHER_FILES
 from spotguard.launch.logs.shipping import Shipping
@@ -74,6 +76,7 @@ class Agent:
         self._leaving = os.environ.get(env.LEAVING)
         self._told = False
         self._shipping: list[Shipping] = []
+        self._cache: NodeCache | None = None
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def run(self) -> int:
@@ -82,6 +85,7 @@ class Agent:
         if env.DOWN_AT in given and _SKYPILOTS in given:
             down_at = float(given[env.DOWN_AT])
             threading.Thread(target=self._end_in_time, args=[down_at], daemon=True).start()
+        given = self._begin_cache(self._part, given)
         goes_on = ""
         while True:
             part = self._part
@@ -98,7 +102,15 @@ class Agent:
             self._write(JobEvent.NODE_EXITED, {"exit_code": code, "told": self._told})
             following = None if code == 0 else self._next(part, given)
             if following is None or self._told:
+                if self._cache is not None:
+                    self._cache.finish(goes_on=code != 0)
                 return code
+            if self._cache is not None:
+                self._cache.go_on(
+                    attempt=following.attempt,
+                    place=following.nodes.index(following.node),
+                    places=len(following.nodes),
+                )
             given = environment(given, part, following, self._clock.now())
             self._part = part = following
             goes_on = f"goes on in place as attempt {part.attempt}, on {len(part.nodes)} node(s)"
@@ -116,6 +128,49 @@ class Agent:
             job = subprocess.Popen(command, env=told, stdout=stdout, stderr=stderr)
         logs.start()
         return job
+
+    def _begin_cache(self, part: Part, given: dict[str, str]) -> dict[str, str]:
+        """Bring cached folders back and begin to keep them; return the job's environment.
+
+        Blocks until they are back: before the script starts, which looks for them.
+        """
+        wish = Wish.of(given, Path.cwd())
+        for_job = {name: value for name, value in given.items() if name != env.CACHE_KEY}
+        if wish is None:
+            return for_job
+        run_id, store_url = given[env.RUN_ID], given[env.STORE]
+        owner = Owner(
+            about=run_id,
+            key=wish.key,
+            attempt=part.attempt,
+            node=part.node,
+            place=part.nodes.index(part.node),
+            places=len(part.nodes),
+        )
+        self._cache = cache = NodeCache(
+            wish,
+            owner,
+            lambda: PrefixedStore(open_store(store_url), run_id),
+            secrets=secrets_of(given),
+            clock=self._clock,
+            told=self._is_leaving,
+            say=_say,
+        )
+        began = self._clock.monotonic()
+        restored = cache.restore()
+        if restored.files or restored.problems:
+            told = {
+                "from_attempt": restored.attempt,
+                "files": restored.files,
+                "size_bytes": restored.size_bytes,
+                "duration_s": round(self._clock.monotonic() - began, 3),
+                "problems": len(restored.problems),
+            }
+            self._report(JobEvent.CACHE_RESTORED, told)
+        return {**for_job, **wish.told_to_job(given), **cache.start()}
+
+    def _is_leaving(self) -> bool:
+        return self._told or bool(self._leaving and Path(self._leaving).exists())
 
     def _ship_logs(self, part: Part, given: Mapping[str, str]) -> Shipping | None:
         """Return what ships the attempt's logs; None if there is no run store to ship them to."""
@@ -190,7 +245,7 @@ class Agent:
             return next_part(
                 store,
                 part,
-                leaves=self._told or bool(self._leaving and Path(self._leaving).exists()),
+                leaves=self._is_leaving(),
                 nodes_min=int(given[env.NODES_MIN]),
                 clock=self._clock,
             )
@@ -214,8 +269,13 @@ class Agent:
 
     def _write(self, kind: JobEvent, data: dict[str, Any]) -> None:
         """Write down what only this node knows; in SkyPilot's tasks, others are seen anyway."""
+        if _SKYPILOTS in os.environ:
+            self._report(kind, data)
+
+    def _report(self, kind: JobEvent, data: dict[str, Any]) -> None:
+        """Write an event of this node's into the run store; what fails is said here."""
         run_id, store_url = os.environ.get(env.RUN_ID), os.environ.get(env.STORE)
-        if _SKYPILOTS not in os.environ or not run_id or not store_url:
+        if not run_id or not store_url:
             return
         self._written += 1
         part, count = self._part, self._written

@@ -36,7 +36,8 @@ CLUSTER_TAG, RUN_TAG = "spotguard-cluster", "spotguard-run"
 second a bill is split into runs."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SHOWN = env.JOB_VARIABLES - {env.KEY}
+_KEYS = frozenset({env.KEY, env.CACHE_KEY})
+_SHOWN = env.JOB_VARIABLES - _KEYS
 _RESERVED = re.compile(r"(?!SKYPILOT_DOCKER_)(?:SKYPILOT|SKY|JOB|SPOTGUARD)_")
 _EXTRAS = {"s3": "[aws]", "gs": "[gcp]", "az": "[azure]"}
 _PLACE_KEYS = ("infra", "use_spot", "instance_type", "accelerators", "any_of", "ordered")
@@ -217,10 +218,10 @@ def _packed(texts: Iterable[str], end: str) -> str:
 
 
 def _secrets(given: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return the user's own variables and the key, as SkyPilot's secrets: it shows them nowhere."""
+    """Return the user's variables and the keys, as SkyPilot's secrets: it shows them nowhere."""
     secrets = {name: value for name, value in given.items() if name not in _SHOWN}
     for name, value in secrets.items():
-        if name == env.KEY:
+        if name in _KEYS:
             continue
         if not _NAME.fullmatch(name) or _RESERVED.match(name):
             raise SpecError("env", f"given {name!r}, a name that is not free on the nodes")

@@ -29,6 +29,7 @@ from spotguard.spec.setting import (
     OneOf,
     Whole,
     alert_topics,
+    cache_folders,
     duration,
     hooks,
     instant,
@@ -64,7 +65,7 @@ _PAIRS: Final = {
 _FORMS: Final[Mapping[Parser, dict[str, Any]]] = {
     **dict.fromkeys((text, run_name, machine_name, image_name, on_demand_rule), _TEXT),
     **dict.fromkeys((number, usd, duration, instant, save_interval, at_least), _NUMBER),
-    **dict.fromkeys((texts, hooks, places, gpu_names, alert_topics), _TEXTS),
+    **dict.fromkeys((texts, hooks, places, gpu_names, alert_topics, cache_folders), _TEXTS),
     switch: {"type": ["boolean", "string"]},
     variables: {"type": "object", "additionalProperties": {"type": ["string", "integer"]}},
     mounts: _PAIRS,

@@ -8,6 +8,7 @@ once, for the error message and for the reference page.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from spotguard.events import env
 from spotguard.events.env import HOLD, JOB_VARIABLES, MAX_STEPS, PROBE, TRACE_SAMPLES
+from spotguard.shared.cache_folders import cache_folder
 from spotguard.shared.units import from_iso, parse_duration_s
 
 if TYPE_CHECKING:
@@ -194,6 +196,13 @@ def texts(raw: Any) -> tuple[str, ...]:
     if not isinstance(raw, Sequence):
         raise ValueError("not a list of texts")
     return tuple(text(item) for item in raw)
+
+
+def cache_folders(raw: Any) -> tuple[str, ...]:
+    """Return folders of a node in one spelling, `~/…` or seen from the workdir, each once."""
+    home, workdir = os.path.expanduser("~"), os.getcwd()  # noqa: PTH109, PTH111 - texts
+    found = [cache_folder(each, home=home, workdir=workdir) for each in texts(raw)]
+    return tuple(dict.fromkeys(found))
 
 
 def hooks(raw: Any) -> tuple[str, ...]:

@@ -14,6 +14,8 @@ DETAILS = sorted({"architecture.md", *re.findall(r"\]\(([\w/-]+\.md)\)", OVERVIE
 ROOTS = (REPOSITORY, REPOSITORY / "spotguard", REPOSITORY / "spotguard" / "launch")
 _FOLDER_OR_MODULE = re.compile(r"`((?:[a-z_0-9]+/)+(?:[a-z_0-9]+\.py)?)`")
 _IN_THE_RUN_STORE = {
+    "cache/listings/",
+    "cache/pieces/",
     "frozen/",
     "attempts/",
     "checkpoints/",

@@ -328,6 +328,19 @@ def _saved(entry: Entry) -> tuple[str, str]:
     )
 
 
+def _cache_restored(entry: Entry) -> tuple[str, str]:
+    data = entry.data
+    size = format_bytes(number(data, "size_bytes"))
+    took = format_duration(number(data, "duration_s"))
+    problems = integer(data, "problems", low=0)
+    words = f"; {problems} could not be had" if problems else ""
+    node = entry.data.get("node")
+    where = "" if node is None else f" on node {node}"
+    files = integer(data, "files", low=0)
+    what = f"1 cached file ({size}) is" if files == 1 else f"{files} cached files ({size}) are"
+    return _plain(f"{what} back{where} after {took}{words}")
+
+
 def _job_ended(entry: Entry) -> tuple[str, str]:
     data = entry.data
     try:
@@ -438,6 +451,7 @@ _TELLERS: dict[str, Callable[[Entry], tuple[str, str]]] = {
     JOB_PREFIX + JobEvent.PEER_LOST.value: _of(
         "a peer was lost at step {step}: {problem}", "yellow"
     ),
+    JOB_PREFIX + JobEvent.CACHE_RESTORED.value: _cache_restored,
     JOB_PREFIX + JobEvent.RESCALED.value: _of("{message}", "cyan"),
     JOB_PREFIX + JobEvent.WARNING.value: _of("{message}", "yellow"),
     JOB_PREFIX + JobEvent.ENDED.value: _job_ended,

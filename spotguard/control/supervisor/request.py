@@ -11,6 +11,7 @@ from spotguard.control.journal.record import offer_to_json
 from spotguard.errors import AlreadyExists
 from spotguard.events import env, keys
 from spotguard.launch.base import LaunchRequest
+from spotguard.shared.cache_folders import COMPILED
 from spotguard.spec.infra import LOCAL, gpu_count
 from spotguard.storage.urls import is_folder
 
@@ -118,6 +119,7 @@ def _job_env(
         env.KEEP_LAST: _unless_default(spec, "keep_last"),
         env.HEARTBEAT_S: heartbeat_s(spec),
         env.SEED: spec.seed,
+        env.CACHE: _cache(spec),
         env.NODES_MIN: record.limits.nodes_min if may_go_on_in_place(record, attempt) else None,
         env.SECRETS: ",".join(sorted(spec.env)) or None,
         env.CLOCK: keys.launch(attempt.number),
@@ -127,6 +129,14 @@ def _job_env(
         env.DOWN_AT: down_at,
     }
     return {name: str(value) for name, value in variables.items() if value is not None}
+
+
+def _cache(spec: JobSpec) -> str | None:
+    """Return which folders nodes keep in the run store; None if none."""
+    folders = [*spec.cache, *([COMPILED] if spec.cache_compiled else [])]
+    if not folders:
+        return None
+    return json.dumps({"folders": folders, "most_bytes": spec.cache_limit_gb * 10**9})
 
 
 def after(record: RunRecord, attempt: AttemptRecord) -> int | None:

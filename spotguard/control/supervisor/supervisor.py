@@ -107,13 +107,16 @@ class Supervisor:
         launches: Launches | None = None,
         machine_clock: Callable[[], float] | None = None,
         market_path: Path | None = None,
+        cache_key: str | None = None,
     ) -> None:
         """`store` is the run's own, below its run id; `live_path` gets the newest progress.
 
         `launches` are named there before they are made. `machine_clock` is told about when it
         jumps, while `clock` goes on evenly. `market_path` keeps what is seen of spot markets, over
-        runs; None keeps nothing.
+        runs; None keeps nothing. `cache_key` is the secret by which nodes believe what earlier ones
+        kept of their cached folders; without it nothing is kept.
         """
+        self._cache_key = cache_key
         self._machine_clock = machine_clock
         told = journal.newest(Kind.CLOCK_MOVED.value)
         self._told_ahead_s = 0.0 if told is None else float(told.data["ahead_s"])
@@ -421,6 +424,8 @@ class Supervisor:
             self._launches.remember(attempt.cluster, attempt.number)
         try:
             keyed = {**request.env, env.KEY: secrets.token_hex(32)}  # kept nowhere but there
+            if self._cache_key is not None:
+                keyed[env.CACHE_KEY] = self._cache_key
             self._launcher.launch(replace(request, env=keyed, is_new=is_new))
         except NoCapacity as problem:
             self._note_refusal(attempt, NoteRefused(problem.message), late=False)

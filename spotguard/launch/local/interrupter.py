@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spotguard.events.states import Market
-from spotguard.launch.interruptions import How
 from spotguard.launch.local.interruption_timing import Fate, fate_of
+from spotguard.launch.local.interruptions import How
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from spotguard.launch.interruptions import How
+from spotguard.launch.local.interruptions import How
 
 MIN_NOTICE_S = 1.5
 MIN_TERM_GRACE_S = 2.0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from spotguard.errors import SpecError
-from spotguard.launch.interruptions import Interruption, parse_interruptions
+from spotguard.launch.local.interruptions import Interruption, parse_interruptions
 from spotguard.shared.spot_traces import Trace, read_trace
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class LocalOptions:
     metadata: str = "aws"
     """Whose protocol and grace times: aws, gcp or azure; with none, a notice is a file."""
     interruptions: tuple[str, ...] = ()
-    """Scripted ones, in the language of `spotguard.launch.interruptions`."""
+    """Scripted ones, in the language of `spotguard.launch.local.interruptions`."""
     mtbf_s: float | None = None
     """Mean seconds between random interruptions of spot nodes; None for no random ones."""
     seed: int | None = None

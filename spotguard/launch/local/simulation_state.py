@@ -8,8 +8,8 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spotguard.launch.interruptions import How, Interruption
 from spotguard.launch.local.files import create_json, locked, read_json, write_json
+from spotguard.launch.local.interruptions import How, Interruption
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,14 +23,14 @@ def secrets_of(environ: Mapping[str, str]) -> set[str]:
     """Return the values of a job's variables that are not to be stored.
 
     These are the variables that the user gave by `env`, which `SPOTGUARD_SECRETS` names, the
-    attempt's own key, and whatever is called a key, token, secret or password.
+    run's own keys, and whatever is called a key, token, secret or password.
     """
     named = set(environ.get(env.SECRETS, "").split(","))
     found = set()
     for name, value in environ.items():
         is_secret = (
             name in named
-            or name == env.KEY
+            or name in (env.KEY, env.CACHE_KEY)
             or not _SECRET_WORDS.isdisjoint(name.lower().split("_"))
         )
         if is_secret and len(value.strip()) >= SHORTEST:

@@ -11,7 +11,6 @@ more is lost.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from spotguard.events import keys
 from spotguard.events.log_line import LAUNCHER, STDOUT, StoredLine
 from spotguard.launch.logs.masking import Masker
 from spotguard.launch.logs.printed_files import PrintedFiles, PrintedLine
+from spotguard.shared.calm_threads import be_calm
 from spotguard.storage.deadline import give_up_after
 from spotguard.storage.patterns.growing import GrowingObjects
 from spotguard.storage.urls import is_folder
@@ -48,8 +48,6 @@ _WAITING_BYTES = 4 << 20
 """What is read ahead of a slow store."""
 _REQUEST_S = 30.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 3.0
-_CALM = 10
-"""The job goes first: by so much these threads' nice value is higher."""
 
 
 class Shipping:
@@ -128,7 +126,7 @@ class Shipping:
     # ------------------------------------------------------------------ reading
 
     def _keep_reading(self) -> None:
-        _be_calm()
+        be_calm()
         while True:
             over = self._over.wait(_LOOK_S)
             if self._waiting_bytes >= _WAITING_BYTES and not self._is_given_up:
@@ -159,7 +157,7 @@ class Shipping:
     # ------------------------------------------------------------------ storing
 
     def _keep_storing(self) -> None:
-        _be_calm()
+        be_calm()
         pause_s = _FIRST_PAUSE_S
         objects: GrowingObjects | None = None
         while (objects is not None and not objects.is_stored) or self._wait_for_lines():
@@ -248,8 +246,3 @@ def _stored(line: PrintedLine, at: float) -> StoredLine:
     elif more and line.raw.endswith(b"\r"):
         more = False
     return StoredLine(at, line.rank, line.stream, text, more)
-
-
-def _be_calm() -> None:
-    with contextlib.suppress(OSError, AttributeError):  # Linux: a thread has a nice value
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _CALM)

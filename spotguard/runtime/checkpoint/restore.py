@@ -23,7 +23,7 @@ from spotguard.errors import (
     StateMismatch,
 )
 from spotguard.events.states import CheckpointKind
-from spotguard.runtime.checkpoint.saver import PLACE
+from spotguard.runtime.checkpoint.own_state import PLACE
 from spotguard.runtime.checkpoint.tensor_reader import StoredTensors
 from spotguard.runtime.distributed.rendezvous import LostContact
 from spotguard.runtime.process.surroundings import without_collections

@@ -77,18 +77,28 @@ class SaveSchedule:
             duration_s: Seconds from a save's begin to its commit.
             age_s: Age of this attempt.
         """
+        if self._every.steps is not None:
+            self._last, self._next = finished, finished + self._every.steps
+            return
+        seconds = self._every.seconds or self._automatic_s(stall_s, duration_s, age_s)
+        self._plan(finished, seconds, step_s)
+
+    def put_off(self, finished: int, *, step_s: float) -> None:
+        """Plan the save that was due at `finished` anew, for soon: it could not begin."""
+        if self._every.steps is not None:
+            self._last, self._next = finished, finished + min(_LEAD_STEPS, self._every.steps)
+            return
+        self._plan(finished, _SHORTEST_S, step_s)
+
+    def _plan(self, finished: int, seconds: float, step_s: float) -> None:
+        """Have the next save in about so many seconds: the first rank tells the others."""
         self._round += 1
         self._last = finished
-        if self._every.steps is not None:
-            self._next = finished + self._every.steps
-        elif self._rank == 0:
-            seconds = self._every.seconds or self._automatic_s(stall_s, duration_s, age_s)
-            steps = max(_LEAD_STEPS, round(seconds / max(step_s, 1e-6)))
-            self._next = finished + steps
+        self._next = None
+        if self._rank == 0:
+            self._next = finished + max(_LEAD_STEPS, round(seconds / max(step_s, 1e-6)))
             if self._world_size > 1:
                 self._coordinator.set(f"schedule/{self._round}", str(self._next))
-        else:
-            self._next = None
 
     def _automatic_s(self, stall_s: float, duration_s: float, age_s: float) -> float:
         # The background write slows the steps meanwhile; a tenth of it is what CPUs show.

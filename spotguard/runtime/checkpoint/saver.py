@@ -30,7 +30,9 @@ from spotguard.checkpoint.tensors import ShardInfo
 from spotguard.errors import AlreadyExists, CheckpointError, SpotguardError, StoreError
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
+from spotguard.runtime.checkpoint.early_base import EarlyBase
 from spotguard.runtime.checkpoint.frozen_base import FrozenBase
+from spotguard.runtime.checkpoint.own_state import own_tree, random_tree
 from spotguard.runtime.checkpoint.staging import (
     Plan,
     Staged,
@@ -41,9 +43,8 @@ from spotguard.runtime.checkpoint.staging import (
 from spotguard.runtime.process import clock
 from spotguard.runtime.process.surroundings import without_collections
 from spotguard.runtime.state.pack_cache import Packer
-from spotguard.runtime.state.rng import capture_random_states
 from spotguard.runtime.state.tracked import frozen_addresses
-from spotguard.runtime.state.tree import Leaf, Packed, pack
+from spotguard.shared.right_of_way import saving
 from spotguard.shared.version import __version__
 from spotguard.storage.deadline import give_up_after
 
@@ -53,12 +54,10 @@ if TYPE_CHECKING:
     from spotguard.runtime.checkpoint.local_copy import LocalCopy
     from spotguard.runtime.distributed.rendezvous import Coordinator
     from spotguard.runtime.state.tracked import Packs
+    from spotguard.runtime.state.tree import Leaf
     from spotguard.storage.base import ObjectStore
 
 log = logging.getLogger("spotguard")
-
-PLACE = "place"
-"""In what is a rank's own, beside its random states: where it is in data only it reads."""
 
 _COMMITTED = "ok"
 _FAILED, _LOST = "!", "?"
@@ -66,6 +65,8 @@ _FAILED, _LOST = "!", "?"
 _GIVE_UP_PATIENCE_S = 2.0
 _LOOK_UP_S = 0.25
 _PEER_TIMEOUT_S = 120.0
+_BASE_TIMEOUT_S = 3600.0
+"""For a save that waits for the frozen base to be stored first."""
 _BROKEN_OFF_AFTER_S = 86_400.0
 _ROOM_FOR_COPY = 4.0  # an emergency save's own time, so often, must be left for a local copy
 
@@ -132,6 +133,7 @@ class Saver:
         retention: Retention,
         save_random: bool,
         local_copy: LocalCopy | None = None,
+        saving_file: str | None = None,
         before_commit: Callable[[], None] = lambda: None,
         on_saved: Callable[[Saved, dict[str, Any]], None],
         on_failed: Callable[[int, SpotguardError], None],
@@ -145,12 +147,14 @@ class Saver:
         self._retention = retention
         self._save_random = save_random
         self._local_copy = local_copy
+        self._saving_file = saving_file
         self._before_commit = before_commit
         self._on_saved = on_saved
         self._on_failed = on_failed
         self._packer = Packer()
         self._base: FrozenBase | None = None
         """What is stored once, if anything that is tracked is to be."""
+        self._early: EarlyBase | None = None
         self._buffer = StagingBuffer()
         self._thread: threading.Thread | None = None
         self._connection: Coordinator | None = None
@@ -198,7 +202,7 @@ class Saver:
             kind=kind,
             tree=tree,
             leaves=mine,
-            own=_own_tree(_random_tree(random_states) if self._save_random else None, place),
+            own=own_tree(random_tree(random_states) if self._save_random else None, place),
             counters=counters,
             sharded=sharded or (place is not None and self._world_size > 1),
         )
@@ -271,18 +275,30 @@ class Saver:
             self._store.warm()
             if not self._rank:
                 self._clean_up()
-            self._store_base_early()
 
         self._thread = threading.Thread(target=make_ready, name="spotguard-warm", daemon=True)
         self._thread.start()
+        if self._base is not None:
+            self._early = EarlyBase(
+                self._base,
+                self._coordinator,
+                rank=self._rank,
+                world_size=self._world_size,
+                saving_file=self._saving_file,
+            )
 
-    def _store_base_early(self) -> None:
-        """Store the base before a save needs it; what goes wrong is told by that save."""
-        try:
-            if self._base is not None:
-                self._base.stored()
-        except SpotguardError as problem:
-            log.warning("the frozen base is stored with the next save: %s", problem)
+    def may_save(self, step: int) -> bool:
+        """Return whether a periodic save due at `step` is to begin: not while bases are stored.
+
+        All ranks call it, and get the same answer. `LostContact` if the first one does not say.
+        """
+        return self._early is None or self._early.may_save(step)
+
+    @property
+    def _patience_s(self) -> float:
+        """Return how long a save may take that nobody is in a hurry for; the same on all ranks."""
+        waits_for_base = self._early is not None and not self._early.is_over
+        return _BASE_TIMEOUT_S if waits_for_base else _PEER_TIMEOUT_S
 
     def wait_copied(self) -> float:
         """Block until the tensors of a save in flight may change; return for how many seconds."""
@@ -298,7 +314,7 @@ class Saver:
 
     @without_collections()
     def save_now(
-        self, capture: Capture, *, solo: bool = False, timeout_s: float = _PEER_TIMEOUT_S
+        self, capture: Capture, *, solo: bool = False, timeout_s: float | None = None
     ) -> Saved | None:
         """Store straight from the live tensors and return once committed (on every rank).
 
@@ -308,6 +324,7 @@ class Saver:
             SpotguardError: it could not be stored; the previous checkpoint stands.
         """
         started = time.monotonic()
+        timeout_s = self._patience_s if timeout_s is None else timeout_s
         in_flight = self._thread
         if in_flight is not None and in_flight.is_alive():
             # Its bytes are older than ours. If they are stored already, its commit is quick.
@@ -370,7 +387,7 @@ class Saver:
                 name="spotguard-copy",
                 daemon=True,
             ).start()
-            self._save(capture, write, connection, started, False, _PEER_TIMEOUT_S)
+            self._save(capture, write, connection, started, False, self._patience_s)
             self._keep_near(capture, plan, [staged.data])
         except WeightsChanged as problem:
             self._may_overlap = False  # this script is not as we took it to be
@@ -401,10 +418,13 @@ class Saver:
             )
         prefix = keys.checkpoint(capture.step, self._attempt)
         end = time.monotonic() + timeout_s
+        base_s = 0.0
         word = f"save/{capture.step}/{capture.kind}"
         try:
-            with give_up_after(timeout_s):
+            with give_up_after(timeout_s), saving(self._saving_file):
+                waits_from = time.monotonic()
                 base = self._base.stored(timeout_s) if self._base is not None else None
+                base_s = time.monotonic() - waits_from
                 both = (write(prefix), base)
                 mine = tuple(shard for shard in both if shard is not None)
                 saved = self._meet(capture, prefix, mine, connection, word, end, solo)
@@ -423,7 +443,7 @@ class Saver:
                 f"{_LOST if lost else _FAILED}{said}",
             )
             raise
-        duration_s = time.monotonic() - started
+        duration_s = time.monotonic() - started - base_s  # a base is stored once: no save's pace
         self.parent = prefix
         self.rate_bytes_per_s = max(capture.size_bytes, 1) / max(duration_s, 1e-3)
         self.last = replace(saved, stall_s=self._stall_s, duration_s=duration_s)
@@ -576,24 +596,3 @@ def _saved(capture: Capture, prefix: str) -> Saved:
         stall_s=0.0,
         duration_s=0.0,
     )
-
-
-def _random_tree(states: dict[str, Any] | None) -> Any:
-    """Return this rank's random states as JSON: tensors become bytes, they are small."""
-    states = states or capture_random_states()
-    plain = {
-        name: value.numpy().tobytes() if isinstance(value, torch.Tensor) else _as_bytes(value)
-        for name, value in states.items()
-    }
-    return pack(plain, "random", Packed())
-
-
-def _own_tree(random: Any, place: Any) -> Any:
-    return random if place is None else {**(random or {}), PLACE: place}
-
-
-def _as_bytes(value: Any) -> Any:
-    """Replace NumPy arrays inside a generator state by lists, so that no tensor is left."""
-    if isinstance(value, dict):
-        return {key: _as_bytes(item) for key, item in value.items()}
-    return value.tolist() if hasattr(value, "tolist") else value

@@ -143,6 +143,7 @@ class Keeper:
             retention=Retention(keep_last=settings.keep_last),
             save_random=save_random,
             local_copy=local_copy,
+            saving_file=settings.saving_file,
             before_commit=metrics.before_commit,
             on_saved=self._on_saved,
             on_failed=self._on_save_failed,
@@ -355,6 +356,13 @@ class Keeper:
     def emergency_s(self) -> float:
         """Return the expected seconds of an emergency save, from the rate measured so far."""
         return save_time.emergency_s(self.saver.last, self.objects.values())
+
+    def may_save(self) -> bool:
+        """Return whether a save that is due at this boundary is to begin; the same on all ranks.
+
+        A best state is of this very boundary, and is not put off.
+        """
+        return self.best.is_new or self.saver.may_save(self.finished)
 
     def save_in_background(self) -> None:
         """Begin a save of the state at this boundary: periodic, or of the best so far."""

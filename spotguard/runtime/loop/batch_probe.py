@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("spotguard")
 
 _OF_THREADS_BYTES = 128 << 20
+_MOST_FROZEN_BYTES = 1 << 30
+"""So much of what has no gradient is kept and put back; a larger base is only looked at."""
 _NO_MEMORY = (
     *("not enough memory", "can't allocate memory", "out of memory", "cannot allocate"),
     "alloc_failed",  # cuBLAS and cuDNN at their first use
@@ -93,6 +95,10 @@ class BatchProbe:
         self._loader.settle(found.size, device)
         told = ", ".join(f"{size} {'fits' if fits else 'does not'}" for size, fits in found.tried)
         return f"micro-batches of {found.size} samples (tried: {told})"
+
+    def settle_untried(self) -> None:
+        """Give the loader the most samples that a rank has of a step, whether they fit or not."""
+        self._loader.settle(self._largest_share(), {"kind": self._device.type})
 
     def _largest_share(self) -> int:
         """Return the samples of a step that a rank has at most, if they are shared out evenly."""
@@ -180,7 +186,10 @@ def put_back(values: Sequence[Any]) -> Iterator[None]:
         for part in module.modules()
         for name, buffer in part.named_buffers(recurse=False)
     ]
-    tensors = _tensors(modules, optimizers)
+    frozen = [p.detach() for m in modules for p in _once(m.parameters()) if not p.requires_grad]
+    few = sum(tensor.nbytes for tensor in frozen) <= _MOST_FROZEN_BYTES
+    watched = [] if few else [(tensor, tensor._version) for tensor in frozen]
+    tensors = (*_tensors(modules, optimizers), *(frozen if few else ()))
     held = {(_local(t).data_ptr(), t.dtype, t.shape): t for t in tensors if t.numel()}
     gradients: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
     gradients.update({id(p): (p, p.grad) for m in modules for p in m.parameters()})
@@ -217,12 +226,18 @@ def put_back(values: Sequence[Any]) -> Iterator[None]:
             for write, value, state in generators:
                 write(value, state)
             restore_random_states(random_states)
+        if any(tensor._version != version for tensor, version in watched):
+            raise UsageError(
+                'run.loader: micro_batch_size="auto": the model changes parameters in its forward '
+                "pass that have no gradient, so that trying sizes leaves its traces",
+                hint="give micro_batch_size a number",
+            )
 
 
 def _tensors(
     modules: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer]
 ) -> Iterator[torch.Tensor]:
-    """Yield all that a step may change in place; what is frozen, it leaves alone."""
+    """Yield what an optimizer's step may change in place, and all buffers."""
     for module in modules:
         yield from (p.detach() for p in _once(module.parameters()) if p.requires_grad)
         yield from module.buffers()

@@ -243,19 +243,26 @@ class Training:
         if not job.gate.passes(finished, evaluated=self._evaluated > 0):
             job.leaving.at_agreed_step()
         if self._schedule.due(finished) or job.keeper.best.is_new:
-            job.keeper.save_in_background()
-            self._schedule.saved(
-                finished,
-                step_s=job.keeper.step_s,
-                stall_s=job.keeper.last_stall_s,
-                duration_s=job.keeper.last_duration_s,
-                age_s=job.age_s,
-            )
+            self._save_if_it_may(finished)
         if not reads_next:
             self._seed_boundary(finished, after=False)
         self.step = job.keeper.current = Step(self._loop, finished, self._loader.epoch_of(finished))
         self._started = time.perf_counter()
         return self.step
+
+    def _save_if_it_may(self, finished: int) -> None:
+        job = self._job
+        if not job.keeper.may_save():
+            self._schedule.put_off(finished, step_s=job.keeper.step_s)
+            return
+        job.keeper.save_in_background()
+        self._schedule.saved(
+            finished,
+            step_s=job.keeper.step_s,
+            stall_s=job.keeper.last_stall_s,
+            duration_s=job.keeper.last_duration_s,
+            age_s=job.age_s,
+        )
 
     def _end(self, step: Step, epoch_until: int | None) -> None:
         step.forget_batches()
@@ -366,6 +373,9 @@ class Training:
         assert isinstance(gradients, GradientSync)  # bitwise mode has refused it
         job = self._job
         probe = BatchProbe(loader, self._values, gradients, self._of.ranks, job.device)
+        if job.settings.smoke_samples is not None:
+            probe.settle_untried()  # this machine's memory says nothing of the nodes'
+            return
         told = probe.settle(manifest.counters.get("micro_batch") if manifest else None, first)
         if told is not None and job.rank == 0:
             log.info("%s", told)

@@ -86,6 +86,8 @@ class Settings:
     notice_file: str | None = None
     leaving_file: str | None = None
     local_copy: str | None = None
+    saving_file: str | None = None
+    """Held locked while this rank saves, so that others on its node upload nothing meanwhile."""
     grace_s: float = 30.0
     budget_stop_at: float | None = None
     deadline_stop_at: float | None = None
@@ -157,6 +159,7 @@ class Settings:
             notice_file=os.environ.get(env.NOTICE_FILE),
             leaving_file=os.environ.get(env.LEAVING),
             local_copy=os.environ.get(env.LOCAL_COPY) or None,
+            saving_file=os.environ.get(env.SAVING) or None,
             grace_s=_float(env.GRACE_S) or 30.0,
             budget_stop_at=_float(env.BUDGET_STOP_AT),
             deadline_stop_at=_float(env.DEADLINE_STOP_AT),

@@ -39,6 +39,7 @@ from spotguard.spec.setting import (
     Setting,
     Whole,
     alert_topics,
+    cache_folders,
     duration,
     hooks,
     instant,
@@ -334,6 +335,32 @@ class JobSpec(Frozen):
 
     Left alone, it leaves the choice to the script's own `init(keep_last=...)`.
     """
+
+    cache: Annotated[
+        tuple[str, ...],
+        Setting(
+            parse=cache_folders,
+            allowed="folders below ~/ or below the workdir, none that holds keys or logins",
+            example='["~/.cache/huggingface", "data/tokens"]',
+            flag="--cache",
+        ),
+    ] = ()
+    """Folders that are back on the next node before the script starts: their files are kept in the
+    run store while it trains, those that have changed, and never while a save is in flight. Logins,
+    keys and unfinished downloads in them stay on the node."""
+
+    cache_limit_gb: Annotated[
+        int,
+        Setting(parse=Whole(1, 4096), allowed="a whole number from 1 to 4096", example="200"),
+    ] = 50
+    """How much of `cache` is kept, in GB; more of it stays on the node, and that is told."""
+
+    cache_compiled: Annotated[
+        bool,
+        Setting(parse=switch, allowed="true or false", example="false"),
+    ] = True
+    """Keep what `torch.compile` makes, in the same way, so that the next attempt need not compile
+    again. A run that compiles nothing keeps nothing."""
 
     heartbeat_s: Annotated[
         float,

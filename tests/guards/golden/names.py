@@ -63,6 +63,7 @@ _KEY_ARGUMENTS: dict[str, Any] = {
     "step": 40,
     "at": 1_700_000_000.125,
     "count": 5,
+    "digest": "3f" * 32,
     "folder": "attempts/000007/logs/",
     "owner": 3,
     "world_size": 4,
@@ -74,6 +75,7 @@ _KEYS_TO_READ = (
     "attempts/000007/events/1700000000125-00003-00002-000005.jsonl",
     "checkpoints/000000000040-000007/manifest.json",
     "attempts/000007/logs/00003-1700000000125-000007-0000005.jsonl.gz",
+    "cache/listings/000007-00003",
 )
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from spotguard.errors import NoCapacity
 from spotguard.launch.base import ClusterState, NodeEnd
-from spotguard.launch.interruptions import How
 from spotguard.launch.local.interruption_timing import (
     Fate,
     fate_of,
@@ -21,6 +20,7 @@ from spotguard.launch.local.interruption_timing import (
     release_fate,
     term_fate,
 )
+from spotguard.launch.local.interruptions import How
 from tests.launch.local.local_lab import Lab, wait_for, wait_until_gone
 
 GCP = "/computeMetadata/v1/instance/preempted"

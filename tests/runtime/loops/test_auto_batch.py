@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from spotguard.errors import UsageError
 from spotguard.runtime.data.batch_search import MOST_TRIES, largest_that_fits
+from spotguard.runtime.loop import batch_probe
 from spotguard.runtime.loop.batch_probe import put_back
 from tests.runtime.harness.lab import raw
 
@@ -102,6 +104,52 @@ def test_what_was_tried_leaves_nothing_behind(trained_before: int, fails: bool) 
     assert [p._version for p in model[3].parameters()] == versions  # type: ignore[index]
 
 
+class Codebook(nn.Module):
+    """A net whose forward pass moves parameters that have no gradient."""
+
+    seen: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.codes = nn.Parameter(torch.zeros(4), requires_grad=False)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what it makes of `x`, and remember it."""
+        found: torch.Tensor = self.layer(x) - self.codes
+        with torch.no_grad():
+            self.codes.add_(found.mean(0).sin() + 1)
+        self.seen = self.seen + 1  # another one in its place
+        return found
+
+
+def test_what_a_forward_pass_moves_is_put_back() -> None:
+    """Frozen parameters and buffers, though no optimizer knows of them."""
+    model = Codebook()
+    seen = model.seen
+    with put_back([model]):
+        model(torch.randn(3, 4))
+        assert model.codes.abs().sum() > 0
+    assert not model.codes.any()
+    assert model.seen is seen
+    assert not model.seen.any()
+
+
+def test_a_large_base_that_moves_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not copied: what cannot be put back is refused, and what stands still is tried."""
+    monkeypatch.setattr(batch_probe, "_MOST_FROZEN_BYTES", 0)
+    still = net()
+    with put_back([still]):
+        still(torch.randn(3, 4))
+    model = Codebook()
+    with (
+        pytest.raises(UsageError, match="changes parameters"),
+        put_back([model]),
+    ):
+        model(torch.randn(3, 4))
+
+
 Said = list[tuple[int, int, float]]
 """Of each step: the largest micro-batch, this rank's samples, and the weights' length."""
 
@@ -173,6 +221,14 @@ def test_all_ranks_have_what_the_smallest_holds(jobs: Jobs, how: dict[str, str])
     assert 100 < int(sizes.pop()) < 1334
     lengths = [[line.split()[4] for line in lines] for lines in said]
     assert lengths[0] == lengths[1] == lengths[2]
+
+
+@pytest.mark.e2e
+def test_a_smoke_tries_no_sizes(jobs: Jobs) -> None:
+    """Its machine's memory says nothing of the nodes', and its time is for the loop."""
+    said, log = trained(jobs, ROOM_MB=450, SPOTGUARD_SMOKE=8, SPOTGUARD_MAX_STEPS=2)
+    assert "tried" not in log
+    assert [samples for _, samples, _ in said] == [8, 8]
 
 
 MISUSES = {

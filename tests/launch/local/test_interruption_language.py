@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from spotguard.errors import SpecError
-from spotguard.launch.interruptions import How, Interruption, parse_interruptions
+from spotguard.launch.local.interruptions import How, Interruption, parse_interruptions
 
 
 def wanted(
