@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from spotguard.runtime import Step
+    from spotguard.runtime.loop.evaluation import Evaluation
 
 _NAME = "SpotguardDataLoader"
 _BATCHES_A_STEP = 2
@@ -157,8 +158,8 @@ class SpotguardDataLoader:
             self._accelerator.step = int(number == len(step))
             yield send_to_device(batch, self._accelerator.device)
 
-    def evaluate(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield from `batches` of an evaluation; when told to stop, leave between two of them.
+    def evaluate(self, batches: Iterable[Any]) -> Evaluation[Any]:
+        """Return `batches` to loop over in an evaluation; when told to stop, leave between two.
 
         All ranks leave at the same batch, so the evaluation may hold collectives.
         """

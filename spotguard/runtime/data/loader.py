@@ -72,6 +72,8 @@ class Loader(ABC):
     """True if a rank has one micro-batch of a step, which may have several backward passes."""
     remembered: dict[str, Any] | None = None
     """The size of micro-batches that was found, and for which device; None if it was given."""
+    dataset: Any
+    """What is read by index; of streams and draws there is none."""
     probe: Callable[[Any], torch.Tensor] | None = None
     """Returns the loss of a micro-batch, where its size is to be found."""
     scale: LearningRateScale | None = None

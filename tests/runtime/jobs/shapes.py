@@ -106,7 +106,7 @@ def by_epochs() -> None:
     run.track(scheduler=scheduler)
     run.track_values(globals(), "best", "history")
     for epoch in run.epochs(loader, total=3):
-        assert len(epoch) == 6
+        assert (len(epoch), len(epoch.dataset)) == (6, 26)
         for step in epoch:
             train(step)
         history.append(epoch.number)
