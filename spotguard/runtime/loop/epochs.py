@@ -37,6 +37,14 @@ class Epoch:
         """What is trained on, for functions that ask the loader that they are given for it."""
         return self._training.loader.dataset
 
+    @property
+    def done(self) -> int:
+        """How many of its steps are done: 0, or more after a resume in its midst.
+
+        `for number, step in enumerate(epoch, epoch.done)` numbers them as if nothing had happened.
+        """
+        return min(max(self._training.finished - self.steps.start, 0), len(self.steps))
+
     def __len__(self) -> int:
         """Return how many optimizer steps the epoch has, `steps_per_epoch`."""
         return len(self.steps)

@@ -107,8 +107,10 @@ def by_epochs() -> None:
     run.track_values(globals(), "best", "history")
     for epoch in run.epochs(loader, total=3):
         assert (len(epoch), len(epoch.dataset)) == (6, 26)
-        for step in epoch:
+        for number, step in enumerate(epoch, epoch.done):
+            assert step.number == epoch.steps[number]
             train(step)
+        assert epoch.done == len(epoch)
         history.append(epoch.number)
         value = evaluate(str(epoch.number))
         scheduler.step(value)
