@@ -169,7 +169,7 @@ test: $(VENV)/.installed-dev
 	@$(MAKE) --no-print-directory -j 3 lint types unit
 
 # What `make test` leaves out. Runs on the lab wait most of their time, so other tests go on beside them.
-# integrations, browser and ec2-tests are started by hand until each has been green as a whole, three times.
+# integrations and ec2-tests are started by hand until each has been green as a whole, three times.
 check-all: $(VENV)/.installed-dev
 	$(MAKE) -j 2 --output-sync=target first-half second-half
 
@@ -177,7 +177,7 @@ first-half:
 	$(MAKE) -j 1 lab-tests e2e-commands
 
 second-half:
-	$(MAKE) -j 1 emulators e2e-jobs aside test-pythons
+	$(MAKE) -j 1 emulators e2e-jobs aside browser test-pythons
 
 check:
 	@$(MAKE) --no-print-directory test

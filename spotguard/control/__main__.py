@@ -6,6 +6,7 @@ import logging
 import sys
 
 from spotguard.control.controller_process import control
+from spotguard.control.report.at_rest import keep_at_rest
 from spotguard.control.run_folder import folder_of
 from spotguard.errors import SpotguardError
 
@@ -16,7 +17,9 @@ def main() -> int:
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     try:
-        control(folder_of(sys.argv[1]))
+        folder = folder_of(sys.argv[1])
+        control(folder)
+        keep_at_rest(folder)
     except SpotguardError as problem:
         sys.stderr.write(f"{problem.message} {problem.hint}".rstrip() + "\n")
         return problem.exit_code

@@ -283,16 +283,34 @@ class Rebuild:
         """What the newest launch says that launches before it cost and came to nothing."""
 
     def attempts(self, store: ObjectStore) -> None:
-        """Rebuild all attempts, oldest first; only the newest one may still live."""
+        """Rebuild all attempts, oldest first; only the newest that had its turn may still live.
+
+        One whose nodes were asked for ahead, and that waits for its turn, may live beside it.
+        """
         listed = [keys.parse_attempt(prefix) for prefix in store.list_folders(keys.ATTEMPTS)]
         numbers = [number for number in listed if number is not None]
         self._tell(f"reading what the store says of {len(numbers)} attempt(s)")
+        ahead = numbers[-1] if len(numbers) > 1 and waits_for_its_turn(store, numbers[-1]) else None
+        newest = max((number for number in numbers if number != ahead), default=None)
         with ThreadPoolExecutor(_READS, thread_name_prefix="spotguard-adopt") as crew:
             for found in crew.map(partial(_Found.of, store), numbers):
-                cluster, last_at = self._launch(found)
-                self._end(found, cluster, last_at, newest=found.number == numbers[-1])
+                cluster, last_at = self._launch(found, ahead=found.number == ahead)
+                if found.number == ahead:
+                    self._look_at_ahead(found, cluster, last_at)
+                else:
+                    self._end(found, cluster, last_at, newest=found.number == newest)
 
-    def _launch(self, found: _Found) -> tuple[str, float]:
+    def _look_at_ahead(self, found: _Found, cluster: str, last_at: float) -> None:
+        """Give up nodes asked for ahead that are gone: they are paid, and never trained."""
+        view = self._launcher.observe(cluster)
+        if view.state not in (ClusterState.GONE, ClusterState.ABSENT):
+            return
+        begun_at = seconds(found.launch, "intended_at") or last_at
+        gone_at = last_at if view.gone_at is None else view.gone_at
+        data = {"why": "they are gone", "paid_s": max(0.0, gone_at - begun_at)}
+        self._journal.append(Kind.GIVEN_UP.value, at=gone_at, attempt=found.number, data=data)
+
+    def _launch(self, found: _Found, *, ahead: bool) -> tuple[str, float]:
         """Write down what was launched and what its job reported; return (cluster, last sign)."""
         known, number = found.launch, found.number
         self.lost_launches = list(objects(known, "lost_launches")) or self.lost_launches
@@ -308,6 +326,7 @@ class Rebuild:
                 "market": _market(known),
             },
             "allotment": {**asdict(Allotment()), "down_reason": Allotment().down_reason.value},
+            "ahead": ahead,
         }
         self._journal.append(Kind.INTENDED.value, at=at, attempt=number, data=intent)
         self._journal.append(Kind.LAUNCHED.value, at=at, attempt=number)
@@ -359,6 +378,17 @@ class Rebuild:
         )
 
 
+def waits_for_its_turn(store: ObjectStore, number: int) -> bool:
+    """Return whether an attempt was asked for ahead, and its turn has not come yet.
+
+    Neither the controller has said so, nor has its job, which may see the end of the one before by
+    itself. `store` is the run's own.
+    """
+    if integer(_read(store, keys.launch(number)) or {}, "after", low=1) is None:
+        return False
+    return store.head(keys.go(number)) is None and store.head(keys.claim(number)) is None
+
+
 def _read(store: ObjectStore, key: str) -> dict[str, Any] | None:
     try:
         return parse_object(get_small(store, key), key)
@@ -393,7 +423,7 @@ def settle(journal: Journal, detail: str, *, at: float | None = None) -> None:
     It came to rest now, unless `at` says when.
     """
     record, now = read_record(journal), time.time() if at is None else at
-    if record.current is not None:
+    if record.current is not None or record.ahead is not None:
         return
     action = decide(record, Observation(), now, Policy())
     while isinstance(action, Alert):

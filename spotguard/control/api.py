@@ -28,7 +28,7 @@ from spotguard.control.run_folder import (
 )
 from spotguard.control.status.history_words import SILENT, history_lines, newest_lines
 from spotguard.control.status.view import RunSummary, RunView, Story
-from spotguard.control.status.watch import Watch, lost_run, picture, summary
+from spotguard.control.status.watch import Watch, lost_run, picture
 from spotguard.control.supervisor.logs import RunLog
 from spotguard.errors import Detached, JournalDamaged, StoreError, UsageError
 from spotguard.spec.home import spotguard_home
@@ -236,11 +236,13 @@ def _whole_story(folder: RunFolder) -> Iterator[HistoryLine]:
 
 def list_runs() -> list[RunSummary]:
     """Return all runs of this machine, newest first; one with a damaged journal as lost."""
+    from spotguard.control.report.at_rest import run_line
+
     summaries = []
     for run_id in known_runs():
         folder = RunFolder(runs_folder() / run_id)
         try:
-            summaries.append(summary(folder, _record(folder)))
+            summaries.append(run_line(folder))
         except JournalDamaged:
             summaries.append(lost_run(folder))
     return summaries

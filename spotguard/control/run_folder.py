@@ -5,6 +5,7 @@ runs/<run_id>/launches.json    the clusters that may live, for when the journal 
 runs/<run_id>/controller.lock    held (flock) by the controller for as long as it lives
 runs/<run_id>/controller.log     what the controller printed
 runs/<run_id>/live.json          the newest progress; a cache
+runs/<run_id>/at-rest.json       the numbers of a run that has settled; a cache
 runs/<run_id>/clock.json         where this machine's clock stood, so that no jump of it counts
 runs/<run_id>/local/             the local launcher's clusters
 """
@@ -75,6 +76,11 @@ class RunFolder:
     def live_path(self) -> Path:
         """The newest progress, for watchers; a cache, lost without harm."""
         return self.path / "live.json"
+
+    @property
+    def at_rest_path(self) -> Path:
+        """The numbers of a run that has settled; a cache, lost without harm."""
+        return self.path / "at-rest.json"
 
     def clock(self) -> SteadyClock:
         """Return the clock by which this machine keeps the run, whatever is done to its own."""

@@ -499,7 +499,7 @@ def _carbon(report: ReportDocument) -> Table:
     return Table(
         id="carbon",
         title="what the carbon estimate is made of",
-        columns=("number", "value", "source", "year"),
+        columns=("number", "value", "source", "year", "looked up"),
         numbers=(1, 3),
         rows=tuple(
             (
@@ -507,6 +507,7 @@ def _carbon(report: ReportDocument) -> Table:
                 Cell(text=f"{factor.value:,g}", note=factor.unit),
                 Cell(text=factor.source),
                 Cell(text=str(factor.year)),
+                Cell(text="yes") if factor.verified else Cell(text="no", tone="yellow"),
             )
             for factor in used
         ),

@@ -25,7 +25,7 @@ import xxhash
 from spotguard.errors import UnsupportedState
 from spotguard.runtime.data.loader import ElasticLoader
 from spotguard.runtime.state.rng import capture_random_states
-from spotguard.runtime.state.tracked import random_accessors, tracked
+from spotguard.runtime.state.tracked import TrackedModule, random_accessors, tracked
 from spotguard.runtime.state.tree import Packed, pack
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Probe:
 
     def _variables(self, frame: types.FrameType | None) -> dict[str, dict[str, str]]:
         known = self._known()
-        found: dict[str, dict[str, str]] = {}
+        found = self._attributes()
         waiting = collections.deque(_visible(frame))
         while waiting:
             name, value = waiting.popleft()
@@ -108,6 +108,24 @@ class Probe:
             found[name] = {"kind": kind, "type": type(value).__name__, "hash": digest.hex()}
             if kind in ("object", "tensors", "module") and self._mirrors_a_model(value):
                 found[name]["mirrors"] = "weights"
+        return found
+
+    def _attributes(self) -> dict[str, dict[str, str]]:
+        """Return the plain values that tracked modules have beside their `state_dict`."""
+        found: dict[str, dict[str, str]] = {}
+        for name, item in self._job.keeper.objects.items():
+            if not isinstance(item, TrackedModule):
+                continue
+            for path, module in item.bare.named_modules(prefix=name):
+                for attribute, value in vars(module).items():
+                    if isinstance(value, (bool, int, float, str)) and attribute[0] != "_":
+                        digest = _Digest(set())
+                        digest.add(value, 0)
+                        found[f"{path}.{attribute}"] = {
+                            "kind": "attribute",
+                            "type": type(value).__name__,
+                            "hash": digest.hex(),
+                        }
         return found
 
     def _mirrors_a_model(self, value: Any) -> bool:

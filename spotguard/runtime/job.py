@@ -108,7 +108,7 @@ class Job:
                 StopRequest(reason=EndReason.FENCED, message=str(problem))
             ),
         )
-        end = EndWriter(self.rank, self.coordinator, self.keeper, self.reporter)
+        end = EndWriter(self.rank, self.world_size, self.coordinator, self.keeper, self.reporter)
         self.leaving = Leaving(
             coordinator=self.coordinator,
             keeper=self.keeper,

@@ -32,6 +32,8 @@ class Form(Enum):
 INSTANT: Final = {"form": Form.INSTANT}
 HIDDEN: Final = {"form": Form.HIDDEN}
 INLINE: Final = {"form": Form.INLINE}
+_YEAR_9999: Final = 253_370_764_800.0
+"""An instant beyond it, or before 1970, is one that nobody can have meant: it is unknown."""
 _PLAIN: Final = {str, int, float, bool, type(None)}
 
 
@@ -41,7 +43,7 @@ def document(picture: DataclassInstance) -> dict[str, Any]:
     for name, form in forms(type(picture)).items():
         value = getattr(picture, name)
         if form is Form.INSTANT:
-            body[name] = None if value is None else to_iso(value)
+            body[name] = to_iso(value) if value is not None and 0 <= value < _YEAR_9999 else None
         elif form is Form.INLINE:
             body |= document(value)
         elif form is Form.AS_IT_IS:

@@ -17,7 +17,9 @@ from spotguard.checkpoint.manifest import (
     commit,
     load_manifest,
     shard_readers,
+    tensors_that_count,
 )
+from spotguard.checkpoint.shard import Block, shard_file, write_shard
 from spotguard.errors import (
     AlreadyExists,
     DamagedCheckpoint,
@@ -318,3 +320,27 @@ def test_the_two_checks_see_what_they_promise() -> None:
     store.delete(key)
     with pytest.raises(DamagedCheckpoint, match="missing"):
         check_shards_present(store, manifest)
+
+
+@pytest.mark.parametrize("anew", ["a part", "the whole"])
+def test_a_base_counts_but_for_what_was_stored_anew(anew: str) -> None:
+    """Of a tensor that is spread over ranks one rank may store its part anew, and only that."""
+
+    def part(row: int, value: int) -> Block:
+        return Block(
+            name="w", dtype="U8", shape=(1, 2), data=bytes([value] * 2),
+            global_shape=(3, 2), offsets=(row, 0),
+        )  # fmt: skip
+
+    store, folder = MemoryStore(), keys.frozen(1)
+    bases = [
+        write_shard(store, folder, shard_file(rank, 3), [part(rank, rank)]).within(folder)
+        for rank in range(3)
+    ]
+    newer = part(1, 9) if anew == "a part" else Block(name="w", dtype="U8", shape=(1,), data=b"9")
+    own = write_shard(store, keys.checkpoint(10, 1), shard_file(1, 3), [newer])
+    prefix = commit(store, make_manifest(shards=(own, *bases)))
+    readers = shard_readers(store, load_manifest(store, prefix))
+
+    counted = [len(tensors) for tensors in tensors_that_count(readers)]
+    assert counted == ([1, 1, 0, 1] if anew == "a part" else [1, 0, 0, 0])

@@ -5,9 +5,17 @@ Each against the real library, offline; those that are not installed are skipped
 
 from __future__ import annotations
 
+import os
+import random
+import signal
+import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from spotguard.errors import MissingExtra
@@ -19,10 +27,10 @@ from spotguard.testing import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from spotguard.runtime.reporting.trackers import Tracker
 
+ROOT = Path(__file__).parents[2]
 ATTEMPTS = ((0, 7), (4, 9), (8, 14), (10, 20))
 """Where each attempt begins, and where it is taken: three interruptions."""
 pytestmark = [
@@ -35,6 +43,74 @@ class Run:
     """As much of a run as a tracker asks for."""
 
     id = "gpt-261124-1200-ab12"
+
+
+CHILD = """
+import sys
+from tests.integrations.test_tracking import tracker_in, train_and_hang
+train_and_hang(tracker_in(sys.argv[1], sys.argv[2]), *map(int, sys.argv[3:]))
+"""
+
+
+def tracker_in(name: str, folder: str) -> Tracker:
+    """Return a tracker of that library which keeps all in a folder."""
+    run: Any = Run()
+    if name == "tensorboard":
+        from spotguard.integrations.tracking.tensorboard import TensorBoardTracker
+
+        return TensorBoardTracker(f"{folder}/board")
+    if name == "mlflow":
+        from spotguard.integrations.tracking.mlflow import MlflowTracker
+
+        return MlflowTracker(run, tracking_uri=_mlflow_uri(Path(folder)), experiment="gpt")
+    from spotguard.integrations.tracking.wandb import WandbTracker
+
+    return WandbTracker(run, project="gpt", mode="offline", dir=folder)
+
+
+def train_and_hang(tracker: Tracker, number: int, first: int, last: int, saved: int) -> None:
+    """Train one attempt that commits the step `saved`, goes on to `last`, and then hangs."""
+    metrics = Metrics(MemoryStore(), attempt=number, node=0, local_rank=1, rank=0)
+    metrics.report_to(tracker)
+    metrics.begin(first)
+    for step in range(first, last):
+        metrics.log(None, {"loss": step + 0.5, "val/acc": step / 100})
+        metrics.finished_step(step + 1, 0.0, None)
+        if step + 1 == saved:
+            time.sleep(3.0)  # a tracker needs a second or two to begin, and a save waits for one
+            metrics.before_commit()
+    if number == len(ATTEMPTS):
+        metrics.close(finished=True, timeout_s=120.0)
+        return
+    print("hangs", flush=True)  # noqa: T201 - said to who kills it
+    time.sleep(600)
+
+
+def train_and_kill(name: str, folder: Path) -> None:
+    """Train in four processes, of which three are killed soon after what they commit."""
+    if name == "mlflow":  # its database, which a server would have; to make one takes it seconds
+        from mlflow.tracking import MlflowClient
+
+        MlflowClient(tracking_uri=_mlflow_uri(folder)).search_experiments()
+    for number, (first, last) in enumerate(ATTEMPTS, start=1):
+        saved = ATTEMPTS[number][0] if number < len(ATTEMPTS) else last
+        given = [name, str(folder), *map(str, (number, first, last, saved))]
+        child = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", CHILD, *given],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "WANDB_SILENT": "true", "PYTHONPATH": str(ROOT)},
+        )
+        assert child.stdout is not None
+        if number < len(ATTEMPTS):
+            assert any("hangs" in line for line in child.stdout)
+            time.sleep(random.Random(number).uniform(0.0, 0.5))
+            helpers = psutil.Process(child.pid).children(recursive=True)
+            child.kill()
+            psutil.wait_procs(helpers, timeout=60)  # they end by themselves once it is gone
+        child.wait(120)
+        child.stdout.close()
+        assert child.returncode == (0 if number == len(ATTEMPTS) else -signal.SIGKILL)
 
 
 def train(make: Callable[[], Tracker]) -> None:
@@ -121,6 +197,43 @@ def test_wandb_offline_has_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert steps == list(range(20))
     preempted = [any(record.HasField("preempting") for record in part) for part in parts]
     assert sorted(preempted) == [False, True, True, True]
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
+def test_a_kill_repeats_no_step(name: str, tmp_path: Path) -> None:
+    """Three attempts end by SIGKILL, without a word to the tracker: one run, and no step twice.
+
+    W&B's own process keeps what it has not filled a block with, and loses it: a killed attempt may
+    be missing there, while the run store has it.
+    """
+    pytest.importorskip(name)
+    train_and_kill(name, tmp_path)
+    if name == "tensorboard":
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        reader: Any = EventAccumulator(str(tmp_path / "board"))
+        reader.Reload()
+        steps = [event.step for event in reader.Scalars("loss")]
+    elif name == "mlflow":
+        from mlflow.tracking import MlflowClient
+
+        client: Any = MlflowClient(tracking_uri=_mlflow_uri(tmp_path))
+        (experiment,) = [e for e in client.search_experiments() if e.name == "gpt"]
+        (found,) = client.search_runs([experiment.experiment_id])
+        assert found.info.status == "FINISHED"
+        steps = [metric.step for metric in client.get_metric_history(found.info.run_id, "loss")]
+    else:
+        files = sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+        assert {file.name for file in files} == {f"run-{Run.id}.wandb"}
+        parts = [_records(file) for file in files]
+        steps = [
+            int(each.history.step.num) for p in parts for each in p if each.HasField("history")
+        ]
+        assert steps == sorted(set(steps))
+        assert steps[-10:] == list(range(10, 20))
+        return
+    assert steps == list(range(20))
 
 
 _BLOCK, _FILE_HEAD, _PIECE_HEAD = 32_768, 7, 7

@@ -38,6 +38,18 @@ def test_a_node_is_power_times_pue_times_grid() -> None:
     assert all(factor.source and factor.year > 2015 for factor in causes.factors)
 
 
+def test_what_was_not_looked_up_says_so() -> None:
+    """Whoever repeats a number is told whether anybody has seen its source."""
+    assert grid("gcp", "us-central1").verified
+    assert not grid("aws", "us-east-2").verified
+    assert grid("aws", "mars-1").verified
+    assert pue("aws").verified
+    assert not pue("gcp").verified
+    told = device("V100")
+    assert told is not None
+    assert not told.verified
+
+
 def test_unknown_devices_cause_no_number() -> None:
     """Neither zero nor a guess."""
     assert device("TPU-v9") is None

@@ -141,9 +141,10 @@ def compare(
     parted = next((d.step for d in differences if d.tracked or d.loss), None)
     if parted is not None and any(d.step == parted for d in before):
         return [_not_reproducible(parted)], [], parted, None
-    findings, notes = _not_restored([d for d in differences if d.attempt > 1], noisy, parted)
+    after = [d for d in differences if d.attempt > 1]
+    findings, notes = _not_restored(after, noisy, parted)
     if parted is not None and not findings:
-        findings.append(_unknown_cause(parted))
+        findings += _plain_causes(after, noisy, parted) or [_unknown_cause(parted)]
     findings += _wrong_samples(calm, disturbed)
     if parted is not None:  # later losses differ by what was not restored
         return findings, notes, parted, None
@@ -226,6 +227,33 @@ def _weaker_causes(
             if variable["kind"] == "tensor" and name not in noisy:
                 return {name: _finding(name, variable, difference.step)}
     return {}
+
+
+def _plain_causes(differences: list[_Difference], noisy: set[str], parted: int) -> list[Finding]:
+    """Name the plain values that no state has: a module's own, or one that parted before the rest.
+
+    A value that differs from the same step on may follow from the losses.
+    """
+    found: dict[str, Finding] = {}
+    for difference in differences:
+        for name, variable in difference.variables.items():
+            own = variable["kind"] == "attribute" and difference.step <= parted
+            earlier = variable["kind"] == "value" and difference.step < parted
+            if (own or earlier) and name not in noisy:
+                found.setdefault(name, _plain_finding(name, difference.step, own=own))
+    return list(found.values())
+
+
+def _plain_finding(name: str, step: int, *, own: bool) -> Finding:
+    way_out = "set it anew from step.number, or keep it in a tensor: register_buffer"
+    if not own:
+        way_out = "set it anew from step.number, or keep it in a tracked dict: run.track(...)"
+    return Finding(
+        variable=name,
+        label="a module's own value" if own else "a value",
+        step=step,
+        detail=f"{name} starts again after a resume; {way_out}",
+    )
 
 
 def _finding(name: str, variable: dict[str, str], step: int) -> Finding:

@@ -27,7 +27,16 @@ from spotguard.control.journal.record import (
 from spotguard.control.journal.snapshot import newest_snapshot
 from spotguard.events.event import JobEvent
 from spotguard.events.states import EndReason, RunState
-from spotguard.events.untrusted import amount, integer, number, objects, seconds
+from spotguard.events.untrusted import (
+    amount,
+    an_object,
+    integer,
+    needed,
+    number,
+    objects,
+    seconds,
+    text,
+)
 from spotguard.plan import money
 
 if TYPE_CHECKING:
@@ -83,7 +92,7 @@ def apply(record: RunRecord, entry: Entry) -> RunRecord:
         ahead = record.ahead
         if ahead is not None and ahead.number == entry.attempt:
             ahead = change_attempt(ahead, entry)
-        record = replace(record, attempts=attempts, ahead=ahead)
+        return replace(record, attempts=attempts, ahead=ahead, seq=entry.seq)
     return replace(record, seq=entry.seq)
 
 
@@ -95,11 +104,11 @@ def limits_to_json(limits: Limits) -> dict[str, Any]:
 def _created(entry: Entry) -> RunRecord:
     data = entry.data
     return RunRecord(
-        run_id=data["run_id"],
-        name=data["name"],
+        run_id=needed(text(data, "run_id"), "run_id"),
+        name=needed(text(data, "name"), "name"),
         created_at=entry.at,
-        store_root=data["store_root"],
-        spec=data["spec"],
+        store_root=needed(text(data, "store_root"), "store_root"),
+        spec=an_object(data.get("spec"), "its spec"),
         limits=Limits(**data["limits"]),
         seq=entry.seq,
     )
@@ -336,6 +345,8 @@ def _save_failed(record: RunRecord, entry: Entry) -> RunRecord:
 
 def _saved_after_all(record: RunRecord, entry: Entry) -> RunRecord:
     """Take back what was said of a failed save, once that step or a later one is saved."""
+    if not record.warnings:
+        return record
     step = integer(entry.data, "step") or 0
 
     def stands(warning: str) -> bool:

@@ -30,6 +30,8 @@ _CHECKED_BYTES = 16 << 20
 SQLite still checks each page that it reads."""
 
 _AFTER_ALL = 1 << 62
+_LATEST_AT = 1e11
+"""Some three thousand years; what is later is no time."""
 NO_SENSE = (
     *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
     *(AssertionError, RuntimeError),
@@ -274,6 +276,8 @@ def _not_in(kinds: Sequence[str]) -> str:
 
 def _entry(row: tuple[Any, ...]) -> Entry:
     seq, at, kind, attempt, data = row
+    if not abs(at) < _LATEST_AT:
+        raise ValueError(f"event {seq} has no instant")
     return Entry(seq=seq, at=float(at), kind=kind, attempt=attempt, data=dict(json.loads(data)))
 
 

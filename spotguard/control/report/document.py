@@ -106,15 +106,16 @@ def make_report(folder: RunFolder, *, newest: int = NEWEST_LINES) -> ReportDocum
         record = read_record(journal)
         losses = read_losses(journal)
         lines, earlier = newest_lines(journal, newest, until=record.seq)
-    stored = StoreReader().read(record, losses, controlled=controlled)
-    return assemble(
-        record,
-        picture(folder, record, controlled=controlled),
-        now=folder.clock().now(),
-        stored=stored,
-        lines=lines,
-        earlier=earlier,
-    )
+    view = picture(folder, record, controlled=controlled)
+    with making_sense(folder.journal_path):
+        return assemble(
+            record,
+            view,
+            now=folder.clock().now(),
+            stored=StoreReader().read(record, losses, controlled=controlled),
+            lines=lines,
+            earlier=earlier,
+        )
 
 
 def assemble(

@@ -1,30 +1,29 @@
 """All runs of this machine, and of stores, looked at again and again at the price of what is new.
 
 A run costs a look at its files; only one whose journal has grown is read, and then only what is
-new. A journal of a million events is read from its last snapshot.
+new. A journal of a million events is read from its last snapshot, and one at rest is read once.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spotguard.control.journal.fold import fold, read_record
 from spotguard.control.journal.journal import making_sense
+from spotguard.control.report.at_rest import Signs, keep, kept, numbers_of, signs_of
 from spotguard.control.report.follow import RunFollower
-from spotguard.control.report.measures import RunMeasures, run_measures
 from spotguard.control.run_folder import RunFolder, known_runs, runs_folder
 from spotguard.control.status.watch import lost_run, summary
 from spotguard.errors import SpotguardError, StoreError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from spotguard.control.journal.record import RunRecord
+    from spotguard.control.report.measures import RunMeasures
     from spotguard.control.report.mirror import Mirror
     from spotguard.control.status.view import RunSummary
 
@@ -40,20 +39,24 @@ class _Known:
     folder: RunFolder
     is_ours: bool
     """False for one that is only looked at in a store."""
-    signature: tuple[int, ...] = ()
+    signs: Signs = ()
     file: int | None = None
     record: RunRecord | None = None
-    """None if its journal cannot be read."""
-    at_rest: RunSummary | None = None
-    """The line of a run that has settled: it stays as it is until something is new."""
+    """Of a run that goes on; None if its journal cannot be read."""
+    at_rest: RunMeasures | None = None
+    """Of one that has settled: they stay as they are until something is new."""
 
     def summary(self) -> RunSummary:
         """Return one line on the run."""
-        if self.record is None:
-            return lost_run(self.folder)
-        told = self.at_rest or summary(self.folder, self.record)
-        self.at_rest = told if self.record.settled is not None else None
-        return told
+        if self.at_rest is not None:
+            return self.at_rest.summary
+        return lost_run(self.folder) if self.record is None else summary(self.folder, self.record)
+
+    def measures(self) -> RunMeasures | None:
+        """Return its numbers; None if its journal cannot be read."""
+        if self.at_rest is not None or self.record is None:
+            return self.at_rest
+        return numbers_of(self.folder, self.record)
 
 
 class Fleet:
@@ -99,20 +102,8 @@ class Fleet:
 
     def measures(self) -> list[RunMeasures]:
         """Return the numbers of each run whose journal can be read."""
-        return [
-            run_measures(
-                known.record, summary(known.folder, known.record), known.folder.clock().now()
-            )
-            for known in self._runs.values()
-            if known.record is not None
-        ]
-
-    def moves(self) -> bool:
-        """Return whether some run goes on: its numbers change though nothing happens."""
-        return any(
-            known.record is not None and known.record.settled is None
-            for known in self._runs.values()
-        )
+        found = (known.measures() for known in self._runs.values())
+        return [measures for measures in found if measures is not None]
 
     def is_ours(self, run_id: str) -> bool:
         """Return whether this machine has the run, and so may stop it.
@@ -136,10 +127,13 @@ class Fleet:
 def _read(known: _Known) -> bool:
     """Read what is new of a run; return whether anything is."""
     folder = known.folder
-    signature = _signature(folder.journal_path, folder.live_path)
-    if signature == known.signature:
+    signs = signs_of(folder)
+    if signs == known.signs:
         return False
-    known.signature, known.at_rest = signature, None
+    known.signs, known.at_rest = signs, kept(folder, signs)
+    if known.at_rest is not None:
+        known.record = None
+        return True
     file = folder.identity()
     again = known.record is not None and file == known.file
     known.file = file
@@ -149,20 +143,11 @@ def _read(known: _Known) -> bool:
                 known.record = fold(journal.read(known.record.seq), known.record)
             else:
                 known.record = read_record(journal)
+        if known.record.settled is not None:
+            known.at_rest, known.record = keep(folder, known.record, signs), None
+        else:
+            numbers_of(folder, known.record)  # of what makes no sense, nothing is shown
     except SpotguardError as problem:
         log.warning("%s", problem)
         known.record = None
     return True
-
-
-def _signature(journal: Path, live: Path) -> tuple[int, ...]:
-    """Return what changes with each event that is written."""
-    signs: list[int] = []
-    for path in (str(journal), f"{journal}-wal", str(live)):
-        try:
-            found = os.stat(path)  # noqa: PTH116 - twice as fast as Path's, for each file of 200 runs
-        except OSError:
-            signs.append(0)
-        else:
-            signs += (found.st_ino, found.st_mtime_ns, found.st_size)
-    return tuple(signs)

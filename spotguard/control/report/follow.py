@@ -55,12 +55,14 @@ class RunFollower:
         if len(self._losses) > 2 * MOST_POINTS:
             self._losses = thinned(self._losses)
         self._read_to = record.seq
-        stored = self._stored.read(record, self._losses, controlled=look.view.controller_alive)
-        return assemble(
-            record,
-            look.view,
-            now=self._folder.clock().now(),
-            stored=stored,
-            lines=tuple(self._lines),
-            earlier=self._told - len(self._lines),
-        )
+        with making_sense(self._folder.journal_path):
+            return assemble(
+                record,
+                look.view,
+                now=self._folder.clock().now(),
+                stored=self._stored.read(
+                    record, self._losses, controlled=look.view.controller_alive
+                ),
+                lines=tuple(self._lines),
+                earlier=self._told - len(self._lines),
+            )

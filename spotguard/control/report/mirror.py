@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 _LOOK_EVERY_S, _LOOK_AT_BUCKET_EVERY_S = 5.0, 60.0
 """Each look at a bucket costs some requests for each of its runs."""
 _MOST_RUNS = 500
+_MOST_LISTED = 3
+"""Attempts of a run that are listed at each look: each costs a request."""
 
 
 class Mirror:
@@ -52,6 +54,8 @@ class Mirror:
         name = hashlib.sha256(self.url.encode()).hexdigest()[:16]
         self._root = root or spotguard_home() / "watched" / name
         self._seen: dict[str, tuple[str, ...]] = {}
+        self._over: dict[str, set[int]] = {}
+        """By run, the attempts that its controller has given a verdict on: nothing follows."""
         self._folders: tuple[RunFolder, ...] = ()
         self._every_s = _LOOK_EVERY_S if is_folder(self.url) else _LOOK_AT_BUCKET_EVERY_S
         self._look_at = float("-inf")
@@ -101,7 +105,7 @@ class Mirror:
 
     def _bring_up_to_date(self, folder: RunFolder, run_id: str) -> None:
         store = PrefixedStore(self._store, run_id)
-        signs = _signs(store)
+        signs = _signs(store, self._over.setdefault(run_id, set()))
         if self._seen.get(run_id) == signs and folder.journal_path.exists():
             return
         body = read_run_json(store, below(self.url, run_id))
@@ -118,7 +122,15 @@ class Mirror:
             }
             with journal.all_or_nothing():
                 journal.append(Kind.CREATED.value, at=body["created_at"], data=created)
-                Rebuild(journal, _Nobody(), run_id).attempts(store)
+                rebuild = Rebuild(journal, _Nobody(), run_id)
+                rebuild.attempts(store)
+                if rebuild.lost_launches or rebuild.chunks_left:
+                    told = {
+                        "chunks_left": rebuild.chunks_left,
+                        "lost_launches": rebuild.lost_launches,
+                    }
+                    # At an instant that is the same each time: it is told once.
+                    journal.append(Kind.ADOPTED.value, at=body["created_at"], data=told)
                 record = read_record(journal)
                 keep_snapshot(journal, record, None, now=time.time())
                 if not is_controlled(store):
@@ -151,9 +163,19 @@ def is_controlled(store: ObjectStore) -> bool:
     return found is not None and found[0].lives(time.time())
 
 
-def _signs(store: ObjectStore) -> tuple[str, ...]:
-    """Return what changes when something happens to a run: of its newest attempt, all keys."""
+def _signs(store: ObjectStore, over: set[int]) -> tuple[str, ...]:
+    """Return what changes when something happens to a run.
+
+    These are all keys of its newest attempt, and of those before it that have no verdict yet: two
+    may overlap, and nodes may be released for minutes. `over` are those that have one.
+    """
     numbers = [keys.parse_attempt(prefix) or 0 for prefix in store.list_folders(keys.ATTEMPTS)]
     newest = max(numbers, default=0)
-    listed = store.list(keys.attempt(newest)) if newest else iter(())
-    return (str(newest), *(f"{info.key} {info.etag}" for info in listed))
+    signs = [str(newest)]
+    for number in sorted(set(numbers) - over)[-_MOST_LISTED:]:
+        listed = list(store.list(keys.attempt(number)))
+        if number != newest and any(info.key == keys.end(number) for info in listed):
+            over.add(number)
+        else:
+            signs += (f"{info.key} {info.etag}" for info in listed)
+    return (*signs, *map(str, sorted(over)))

@@ -63,19 +63,25 @@ class Watch:
 
 
 def picture(folder: RunFolder, record: RunRecord, *, controlled: bool) -> RunView:
-    """Return how a run stands now; `controlled` if its controller lived before it was read."""
-    return run_view(
-        record,
-        live=_live(folder, record),
-        now=folder.clock().now(),
-        controller_alive=controlled,
-        store_url=below(record.store_root, folder.run_id),
-    )
+    """Return how a run stands now; `controlled` if its controller lived before it was read.
+
+    Raises:
+        JournalDamaged: what its journal says makes no sense.
+    """
+    with making_sense(folder.journal_path):
+        return run_view(
+            record,
+            live=_live(folder, record),
+            now=folder.clock().now(),
+            controller_alive=controlled,
+            store_url=below(record.store_root, folder.run_id),
+        )
 
 
 def summary(folder: RunFolder, record: RunRecord) -> RunSummary:
-    """Return one line on how a run stands now."""
-    return run_summary(record, now=folder.clock().now(), live=_live(folder, record))
+    """Return one line on how a run stands now; `JournalDamaged` as for `picture`."""
+    with making_sense(folder.journal_path):
+        return run_summary(record, now=folder.clock().now(), live=_live(folder, record))
 
 
 def lost_run(folder: RunFolder) -> RunSummary:

@@ -103,7 +103,7 @@ def _job_env(
     variables: dict[str, object] = {
         env.RUN_ID: record.run_id,
         env.ATTEMPT: attempt.number,
-        env.AFTER: _after(record, attempt),
+        env.AFTER: after(record, attempt),
         env.STORE: record.store_root,
         env.CLAIM: json.dumps(claim_data(attempt), sort_keys=True),
         env.SAVE_EVERY: _unless_default(spec, "save_every"),
@@ -121,7 +121,7 @@ def _job_env(
     return {name: str(value) for name, value in variables.items() if value is not None}
 
 
-def _after(record: RunRecord, attempt: AttemptRecord) -> int | None:
+def after(record: RunRecord, attempt: AttemptRecord) -> int | None:
     """Return which attempt this one waits for; None for one that may begin at once."""
     is_ahead = record.ahead is not None and record.ahead.number == attempt.number
     return record.current.number if is_ahead and record.current is not None else None

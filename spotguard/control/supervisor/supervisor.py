@@ -50,6 +50,7 @@ from spotguard.control.supervisor.notify import Notifier
 from spotguard.control.supervisor.observer import Lookout
 from spotguard.control.supervisor.placement import hazard_of
 from spotguard.control.supervisor.request import (
+    after,
     ask_to_stop,
     claim_data,
     cluster_name,
@@ -453,6 +454,7 @@ class Supervisor:
         """Publish what is launched; the nodes set their clocks by it."""
         lost = [asdict(each) for each in self.record.lost_launches]
         body = {**claim_data(attempt), WRITTEN_AT: self._clock.now(), "lost_launches": lost}
+        body["after"] = after(self.record, attempt)  # else it seems to have ended the one before
         self._publish(keys.launch(attempt.number), body)
 
     def _publish(self, key: str, body: dict[str, Any] | None) -> StoreError | None:

@@ -21,6 +21,9 @@ class Factor:
     """Who says so."""
     year: int
     """Of the data."""
+    verified: bool = False
+    """True if a page or a table that says so was looked up when this version was made; False if the
+    number is known from elsewhere, or is an assumption."""
 
 
 _SHEETS: Final = "NVIDIA data sheet, maximum power"
@@ -47,16 +50,19 @@ _DEVICES_W: Final[dict[str, tuple[float, int]]] = {
     "B200": (1000, 2024),
 }
 """By SkyPilot's names."""
+_DEVICES_LOOKED_UP: Final = frozenset({"L4", "L40", "A100", "A100-80GB", "B200"})
 _WATTS_PER_VCPU: Final = {"aws": 2.12, "gcp": 2.485, "azure": 2.27}
 """Half-way between idle and full load, as the source takes it where the load is not known."""
 _OTHER_WATTS_PER_VCPU: Final = 2.29
 _PUE: Final = {
-    "aws": (1.15, "Amazon, data center sustainability, all sites", 2024),
-    "gcp": (1.09, "Google, environmental report, all sites", 2024),
-    "azure": (1.16, "Microsoft, datacenter efficiency, all sites", 2024),
+    "aws": (1.15, "Amazon, data center sustainability, all sites", 2024, True),
+    "gcp": (1.09, "Google, environmental report, all sites", 2024, False),
+    "azure": (1.16, "Microsoft, datacenter efficiency, all sites", 2024, False),
 }
-_OTHER_PUE: Final = (1.56, "Uptime Institute, global data center survey, average", 2024)
-_WORLD: Final = (480.0, "Ember, Global Electricity Review, world average", 2023)
+_OTHER_PUE: Final = (1.56, "Uptime Institute, global data center survey, average", 2024, True)
+_WORLD: Final = (480.0, "Ember, Global Electricity Review, world average", 2023, True)
+_GRIDS_LOOKED_UP: Final = frozenset({"gcp"})
+"""Clouds whose rows of `grid.csv` were compared with the cloud's own table."""
 
 FULL_LOAD: Final = Factor(
     name="utilisation of the device",
@@ -80,7 +86,14 @@ def device(kind: str) -> Factor | None:
     if known is None:
         return None
     watts, year = known
-    return Factor(name=f"power of one {kind}", value=watts, unit="W", source=_SHEETS, year=year)
+    return Factor(
+        name=f"power of one {kind}",
+        value=watts,
+        unit="W",
+        source=_SHEETS,
+        year=year,
+        verified=kind in _DEVICES_LOOKED_UP,
+    )
 
 
 def vcpu(cloud: str) -> Factor:
@@ -92,26 +105,41 @@ def vcpu(cloud: str) -> Factor:
         source="Cloud Carbon Footprint, methodology"
         + ("" if cloud in _WATTS_PER_VCPU else ", average of three clouds"),
         year=2023,
+        verified=True,
     )
 
 
 def pue(cloud: str) -> Factor:
     """Return how much more than its machines a data centre of a cloud draws."""
-    value, source, year = _PUE.get(cloud, _OTHER_PUE)
-    return Factor(name="PUE", value=value, unit="kWh per kWh", source=source, year=year)
+    value, source, year, verified = _PUE.get(cloud, _OTHER_PUE)
+    return Factor(
+        name="PUE", value=value, unit="kWh per kWh", source=source, year=year, verified=verified
+    )
 
 
 def grid(cloud: str, region: str | None) -> Factor:
     """Return how much CO2e a kilowatt-hour causes in a region; the world's average if unknown."""
-    value, source, year = _regions().get((cloud, region or ""), _WORLD)
-    where = f"grid of {region}" if (cloud, region or "") in _regions() else "grid, region unknown"
-    return Factor(name=where, value=value, unit="g CO2e per kWh", source=source, year=year)
+    known = (cloud, region or "") in _regions()
+    value, source, year, verified = _regions().get((cloud, region or ""), _WORLD)
+    return Factor(
+        name=f"grid of {region}" if known else "grid, region unknown",
+        value=value,
+        unit="g CO2e per kWh",
+        source=source,
+        year=year,
+        verified=verified,
+    )
 
 
 @cache
-def _regions() -> dict[tuple[str, str], tuple[float, str, int]]:
+def _regions() -> dict[tuple[str, str], tuple[float, str, int, bool]]:
     table = resources.files("spotguard.plan.carbon").joinpath("grid.csv").read_text("utf-8")
     return {
-        (row["cloud"], row["region"]): (float(row["g_per_kwh"]), row["source"], int(row["year"]))
+        (row["cloud"], row["region"]): (
+            float(row["g_per_kwh"]),
+            row["source"],
+            int(row["year"]),
+            row["cloud"] in _GRIDS_LOOKED_UP,
+        )
         for row in csv.DictReader(table.splitlines())
     }

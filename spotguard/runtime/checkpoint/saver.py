@@ -256,11 +256,17 @@ class Saver:
         self._thread.start()
 
     def warm(self, objects: Mapping[str, Packs]) -> None:
-        """Make buffer and store ready in the background, so that no save need wait for it."""
+        """Make buffer and store ready in the background, so that no save need wait for it.
+
+        A save that is in flight (a best state that was owed from the attempt before) goes first.
+        """
         leaves = self.capture(0, CheckpointKind.PERIODIC, objects, {}).leaves
         plan = self._plan_of(leaves)
+        in_flight = self._thread
 
         def make_ready() -> None:
+            if in_flight is not None:
+                in_flight.join()
             self._buffer.warm(leaves, plan)
             self._store.warm()
             if not self._rank:

@@ -15,6 +15,7 @@ import torch
 from spotguard.checkpoint.manifest import shard_readers, tensors_that_count
 from spotguard.checkpoint.reading import Want, holds_already, read_wanted
 from spotguard.errors import DamagedCheckpoint, StateMismatch
+from spotguard.runtime.state.expanded import fill
 from spotguard.runtime.state.sharding import is_dtensor, local_part
 from spotguard.runtime.state.tree import TORCH_DTYPES, tensor_names, unpack
 
@@ -218,7 +219,7 @@ class StoredTensors:
         low, high = (each.at(tuple(rows.shape)) * rows.element_size() for each in inside.ends())
         memory = _bytes_of(rows)[low : high + rows.element_size()]
         wants.append(Want(info.start + first * rows.element_size(), memory))
-        self._afterwards.append(lambda: _copy(cut, target[_slices(place)]))
+        self._afterwards.append(lambda: fill(target[_slices(place)], cut))
 
 
 class _Part(NamedTuple):
@@ -293,10 +294,6 @@ def _form(info: TensorInfo) -> tuple[str, tuple[int, ...]]:
 
 def _slices(box: _Box) -> tuple[slice, ...]:
     return tuple(slice(at, at + size) for at, size in zip(box.start, box.shape, strict=True))
-
-
-def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
-    target.copy_(source)
 
 
 def _takes_bytes(target: torch.Tensor, info: TensorInfo) -> bool:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from spotguard.runtime.process.settings import Settings
     from spotguard.runtime.reporting.metrics import Metrics
     from spotguard.runtime.reporting.node_reports import Reporter
+    from spotguard.runtime.state.set_up import SetUp
     from spotguard.runtime.step import Step
     from spotguard.storage.base import ObjectStore
 
@@ -119,6 +120,8 @@ class Keeper:
         """What copies of a whole boundary are taken with, if they are asked for."""
         self._copy: BoundaryState | None = None
         """The last boundary, for when weights have changed."""
+        self.set_up: SetUp
+        """What the script had set up when it was to be restored."""
         self._failed_saves = 0
         self._failed_at_end = False
         self._kept: list[int] = []
@@ -444,6 +447,7 @@ class Keeper:
             "best_is_new": kind is not CheckpointKind.BEST and (best.is_new or self._best_owed),
             "best_mark": best.mark,
             "best_since": best.since,
+            "changed_in_loop": self.set_up.changes(),
         }
         return self.saver.capture(
             self.finished,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 import torch.distributed as dist
 
+from spotguard.runtime.state.expanded import fill
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -85,4 +87,4 @@ class ProcessGroup:
         flat = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1)
         dist.broadcast(flat.view(torch.uint8), src=0)
         if flat.data_ptr() != tensor.data_ptr():
-            tensor.copy_(flat.view(tensor.shape))
+            fill(tensor, flat.view(tensor.shape))

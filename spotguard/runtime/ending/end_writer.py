@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from spotguard.events.event import JobEvent
@@ -22,15 +23,23 @@ if TYPE_CHECKING:
 log = logging.getLogger("spotguard")
 
 LAST_WORD_S = 10.0
+_OTHERS_S = 2.0
+"""How long the first rank lets the others hear of the end before it leaves."""
 
 
 class EndWriter:
     """Writes the attempt's `ended` event, and tells the other ranks of the script's failure."""
 
     def __init__(
-        self, rank: int, coordinator: Coordinator, keeper: Keeper, reporter: Reporter
+        self,
+        rank: int,
+        world_size: int,
+        coordinator: Coordinator,
+        keeper: Keeper,
+        reporter: Reporter,
     ) -> None:
         self._rank = rank
+        self._world_size = world_size
         self._coordinator = coordinator
         self._keeper = keeper
         self._reporter = reporter
@@ -64,14 +73,28 @@ class EndWriter:
             if not reason.retried and not isinstance(problem, WithoutOthers):
                 reason = EndReason.STORE_FAILED
         if self.is_first or self.is_alone(request):
-            return self.write(reason, message=message, request=request)
+            written = self.write(reason, message=message, request=request)
+            if written and not self.is_alone(request):
+                self._let_others_leave(last_word_s(request.deadline_at, _OTHERS_S))
+            return written
         if not self._lock.acquire(blocking=False):
             return False
         try:  # the first rank writes; it must not lose its rendezvous before it has
+            self._coordinator.set(f"leaves/{self._rank}", "1")
             self._coordinator.get("ended", 5.0)
         except ConnectionError:
             log.debug("the rendezvous ended first")
         return True
+
+    def _let_others_leave(self, timeout_s: float) -> None:
+        """Wait until the other ranks leave, too: who has not heard of the end would take it that
+        the first rank has died, and write an end of its own."""
+        end = time.monotonic() + timeout_s
+        try:
+            for peer in range(1, self._world_size):
+                self._coordinator.get(f"leaves/{peer}", max(end - time.monotonic(), 0.0))
+        except ConnectionError:
+            log.debug("the rendezvous ended first")
 
     def write(
         self,

@@ -21,6 +21,7 @@ from spotguard.errors import EnvironmentFailure, UsageError
 from spotguard.runtime.data.batch_search import Found, largest_that_fits
 from spotguard.runtime.distributed.gradients import parameters_of, run_backward
 from spotguard.runtime.process.outside_loop import outside_loop
+from spotguard.runtime.state.expanded import fill
 from spotguard.runtime.state.rng import capture_random_states, restore_random_states
 from spotguard.runtime.state.sharding import is_dtensor
 from spotguard.runtime.state.tracked import random_accessors
@@ -265,7 +266,7 @@ def _fill(tensor: torch.Tensor, raw: bytes) -> None:
     local = _local(tensor).detach()
     if raw and _bytes(local) != raw:  # what is the same keeps its version, too
         flat = torch.frombuffer(bytearray(raw), dtype=local.dtype)
-        local.copy_(flat.view(local.shape))
+        fill(local, flat.view(local.shape))
 
 
 def _is_of(remembered: Any, device: dict[str, Any]) -> bool:

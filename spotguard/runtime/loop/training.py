@@ -33,6 +33,7 @@ from spotguard.runtime.process.clock import RUN_CLOCK
 from spotguard.runtime.process.outside_loop import outside_loop
 from spotguard.runtime.process.turn import await_turn
 from spotguard.runtime.state.rng import BOUNDARY, mix, seed_everything
+from spotguard.runtime.state.set_up import SetUp
 from spotguard.runtime.state.tracked import TrackedModule
 from spotguard.runtime.step import Step, TrainingLoop
 
@@ -316,13 +317,14 @@ class Training:
         """Restore, claim the attempt, and return the steps done already and those in all."""
         job = self._job
         await_turn(job.settings, job.store, job.coordinator)
+        job.keeper.set_up = SetUp(job.keeper.objects)
         restored = restoring.restore(
             job.store,
             job.coordinator,
             job.rank,
             job.world_size,
             job.keeper.objects,
-            check=self._check_fits,
+            check=self._prepare_for,
             near=job.local_copy.store if job.local_copy else None,
             strict=strict,
         )
@@ -418,6 +420,11 @@ class Training:
                 JobEvent.WARNING,
                 message="random states were not restored: the number of ranks changed",
             )
+
+    def _prepare_for(self, manifest: Manifest) -> None:
+        """Make the objects such as the checkpoint's were, if it fits this attempt."""
+        self._check_fits(manifest)
+        self._job.keeper.set_up.follow(manifest.counters.get("changed_in_loop"))
 
     def _check_fits(self, manifest: Manifest) -> None:
         """Raise unless this attempt may go on from the checkpoint, with this loader."""

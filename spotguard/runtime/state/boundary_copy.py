@@ -106,24 +106,28 @@ class GroupShadow:
 
     def __init__(self, values: Iterable[Any] = ()) -> None:
         """Keep those of the optimizers among the tracked `values`."""
-        optimizers = (value for value in values if isinstance(value, torch.optim.Optimizer))
-        self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-        self._held: list[dict[str, Any]] = []
+        self._optimizers = [v for v in values if isinstance(v, torch.optim.Optimizer)]
+        self._held: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        """Each group, and the values that it had. A script may add groups in its loop."""
 
     def take(self) -> None:
         """Keep the values as they are now."""
         self._held = [
-            {
-                key: value.clone() if isinstance(value, torch.Tensor) else value
-                for key, value in group.items()
-                if key != "params"
-            }
-            for group in self._groups
+            (
+                group,
+                {
+                    key: value.clone() if isinstance(value, torch.Tensor) else value
+                    for key, value in group.items()
+                    if key != "params"
+                },
+            )
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
         ]
 
     def put_back(self) -> None:
         """Give the groups the values of the last `take`."""
-        for group, held in zip(self._groups, self._held, strict=True):
+        for group, held in self._held:
             group.update(held)
 
 

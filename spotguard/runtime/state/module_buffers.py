@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from spotguard.errors import UsageError
+from spotguard.runtime.state.expanded import fill
 from spotguard.runtime.state.sharding import is_dtensor
 
 if TYPE_CHECKING:
@@ -82,7 +83,11 @@ class SmallBuffers:
     def _copy(self, to: list[torch.Tensor], values: list[torch.Tensor]) -> None:
         with torch.no_grad():
             for run in self._of_one_dtype:  # a GPU copies many tensors at once only if of one dtype
-                torch._foreach_copy_(to[run], values[run])
+                try:
+                    torch._foreach_copy_(to[run], values[run])
+                except RuntimeError:  # one may be expanded
+                    for target, value in zip(to[run], values[run], strict=True):
+                        fill(target, value)
 
 
 class BufferSync:

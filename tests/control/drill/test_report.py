@@ -61,3 +61,25 @@ def test_a_loss_says_nothing_of_ranks_once_the_runs_have_parted() -> None:
 
     assert [finding.variable for finding in findings] == ["ema"]
     assert (parted, worst) == (2, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "at", "named"),
+    [("attribute", 2, True), ("value", 1, True), ("value", 2, False), ("attribute", 3, False)],
+)
+def test_a_plain_value_that_no_state_has_is_named(kind: str, at: int, named: bool) -> None:
+    """A module's own, such as a dropout's rate, or one that parted before the losses did.
+
+    What differs from the same step on, or later, may follow from the losses.
+    """
+    calm = a_run([4.0, 3.0, 2.0, 1.0], ranks_after_2=2, seen={})
+    disturbed = a_run([4.0, 3.5, 2.5, 1.5], ranks_after_2=2, seen={})
+    for run, digest in ((calm, "a"), (disturbed, "b")):
+        for step in range(1, 5):
+            run.steps[step]["attempt"] = 2
+        run.steps[at]["variables"] = {"model.2.p": {"kind": kind, "type": "float", "hash": digest}}
+    [finding], _, parted, _ = compare(calm, disturbed)
+
+    assert parted == 2
+    assert (finding.variable == "model.2.p") is named
+    assert ("step.number" in finding.detail) is named

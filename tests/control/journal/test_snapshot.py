@@ -15,12 +15,13 @@ from spotguard.control.journal import snapshot
 from spotguard.control.journal.fold import fold, read_record
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.ledger import Ledger
-from spotguard.control.journal.record import KEPT_SAVES, Kind, RunRecord
+from spotguard.control.journal.record import KEPT_SAVES, Kind
 from spotguard.control.status.history_words import history_lines
 from spotguard.events import chunk, keys
 from spotguard.events.event import Event
 from spotguard.launch.local import LocalLauncher
 from spotguard.launch.local.options import LocalOptions
+from spotguard.shared.typed_json import TypedJson
 from spotguard.testing import FakeClock, FaultyStore, MemoryStore
 from tests.control.made import down_asked, ended, launched, made, node_ended, said, saved, training
 
@@ -177,8 +178,9 @@ def test_the_form_of_a_record_is_part_of_its_snapshots() -> None:
         step: int
         loss: float | None
 
-    assert snapshot._form(Before).partition("(")[2] != snapshot._form(After).partition("(")[2]
-    assert "Save(" in snapshot._form(RunRecord)
+    before, after = TypedJson(Before, {}).form, TypedJson(After, {}).form
+    assert before.partition("(")[2] != after.partition("(")[2]
+    assert "Save(" in snapshot._RECORD.form
 
 
 def test_a_record_keeps_few_saves_and_the_right_ones() -> None:

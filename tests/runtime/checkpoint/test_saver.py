@@ -19,7 +19,7 @@ from spotguard.runtime.state.tree import Leaf, Packed
 from spotguard.testing import FakeRendezvous, FaultyStore, MemoryStore
 from spotguard.testing.stores import SimulatedCrash
 from tests.checkpoint.crashes.savings import make_manifest
-from tests.runtime.harness.lab import Rank, next_attempt, together
+from tests.runtime.harness.lab import Rank, adapters, next_attempt, together
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,6 +99,29 @@ def test_one_save_at_a_time() -> None:
 
     assert [saved.step for saved in rank.saved] == [10, 20]
     assert restored(store.inner)["count"] == 20
+
+
+def test_a_save_in_flight_is_waited_for_though_the_buffer_is_made_ready_meanwhile() -> None:
+    """A resumed attempt may save before its first step, after which the buffer is made ready.
+
+    The final save must not overtake the one in flight: retention would take its shards for those
+    of a dead save, and what was saved last would be the older state.
+    """
+    store = FaultyStore(MemoryStore())
+    gate = Gate(store)
+    rank = started(store)
+    rank.later(10, s=state(10))
+    assert gate.reached.wait(10)
+    rank.saver.warm(adapters({"s": state(10)}))
+    waits = threading.Thread(target=rank.saver.wait)
+    waits.start()
+    waits.join(0.05)
+    assert waits.is_alive(), "the save in flight was forgotten"
+    gate.opened.set()
+    waits.join(10)
+
+    assert [saved.step for saved in rank.saved] == [10]
+    assert restored(store.inner)["count"] == 10
 
 
 def test_states_that_grow_and_shrink() -> None:

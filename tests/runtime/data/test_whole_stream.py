@@ -102,3 +102,20 @@ def test_a_stream_that_cannot_find_its_place_is_refused() -> None:
         make(Counted(3), 0, 1)
     with pytest.raises(UsageError, match="a stream has no length"):
         make(Lines(), 0, 1).first_step_of(1)
+
+
+def test_what_a_script_draws_next_is_the_same_however_much_was_passed_over() -> None:
+    """Each rank passes over other samples, which may draw: its own numbers do not follow."""
+    drawn = []
+    for rank in range(3):
+        loader = make(Noisy(size=30), rank, 3)
+        loader.begin(0)
+        loader.keep(0)
+        reader = loader.read(0, 2)
+        for _ in loader.shares(0):
+            next(reader)
+        random.seed(5)
+        loader.keep(1)
+        drawn.append(random.random())
+        reader.close()
+    assert drawn == [random.Random(5).random()] * 3

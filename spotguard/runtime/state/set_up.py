@@ -1,0 +1,159 @@
+"""What the loop changed of what the script had set up: thawed parameters, groups of optimizers.
+
+A script that thaws its backbone in the third epoch does so once. An attempt that begins after it
+runs the set-up again, in which the backbone is frozen, and never comes to that line: it would go on
+with other gradients, and nothing would say so. So a checkpoint tells what the loop had changed, and
+a resume repeats it, if the set-up is still the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+from spotguard.runtime.state.tracked import TrackedModule, TrackedOptimizer
+from spotguard.runtime.state.wrapped import plain_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import torch
+
+    from spotguard.runtime.state.tracked import Tracked
+
+log = logging.getLogger("spotguard")
+
+_Place = tuple[str, str]
+"""A tracked module's name, and a parameter's in it."""
+
+
+class SetUp:
+    """What the tracked modules and optimizers were like when the loop was to begin."""
+
+    def __init__(self, objects: Mapping[str, Tracked]) -> None:
+        """Take the objects as they are now for what the script has set up."""
+        self._modules = {n: i.bare for n, i in objects.items() if isinstance(i, TrackedModule)}
+        self._optimizers = {
+            n: i.value for n, i in objects.items() if isinstance(i, TrackedOptimizer)
+        }
+        self._trained = {name: _trained(module) for name, module in self._modules.items()}
+        self._groups = {name: _counts(optimizer) for name, optimizer in self._optimizers.items()}
+        self._told: set[str] = set()
+
+    def changes(self) -> dict[str, Any]:
+        """Return what has changed since, as JSON; empty if nothing has, as in most runs."""
+        found = {
+            **{f"module {name}": self._thawed(name) for name in self._modules},
+            **{f"optimizer {name}": self._added(name) for name in self._optimizers},
+        }
+        return {name: change for name, change in found.items() if change}
+
+    def follow(self, changes: Any) -> None:
+        """Change the objects as a checkpoint says that the loop had, from the set-up on.
+
+        Called again with another checkpoint's, it begins from the set-up again. Where the script
+        sets up something else today, the script's word counts, and the difference is told.
+        """
+        told = changes if isinstance(changes, dict) else {}
+        for name in self._modules:
+            self._follow_module(name, told.get(f"module {name}"))
+        for name in self._optimizers:
+            self._follow_optimizer(name, told.get(f"optimizer {name}"))
+
+    # ------------------------------------------------------------------ which are trained
+
+    def _thawed(self, name: str) -> dict[str, Any]:
+        begun, now = self._trained[name], _trained(self._modules[name])
+        switched = {key: now[key] for key in now if now[key] is not begun.get(key)}
+        return {"set_up": _digest(begun), "trained": switched} if switched else {}
+
+    def _follow_module(self, name: str, change: Any) -> None:
+        begun = self._trained[name]
+        wanted = dict(begun)
+        switched = _switched_in(change)
+        if _is_of(change, _digest(begun)):
+            wanted.update({key: on for key, on in switched.items() if key in begun})
+        elif any(begun.get(key) is not on for key, on in switched.items()):
+            self._tell(
+                name,
+                f"{name}: the script sets up other parameters to be trained than in the attempt "
+                "before; what the loop froze or thawed there is not repeated",
+            )
+        for key, parameter in _named(self._modules[name]):
+            if parameter.requires_grad is not wanted.get(key, parameter.requires_grad):
+                parameter.requires_grad_(wanted[key])
+
+    # ------------------------------------------------------------------ groups of optimizers
+
+    def _added(self, name: str) -> dict[str, Any]:
+        begun, optimizer = self._groups[name], self._optimizers[name]
+        now = _counts(optimizer)
+        if now == begun:
+            return {}
+        added = [self._places(group["params"]) for group in optimizer.param_groups[len(begun) :]]
+        if now[: len(begun)] != begun or not all(added):
+            self._tell(
+                name,
+                f"{name}: its parameter groups were changed in the loop in a way that a resume "
+                "cannot repeat, and will refuse: add whole groups, of tracked modules' parameters",
+            )
+            return {}
+        return {"set_up": begun, "added": added}
+
+    def _places(self, parameters: list[torch.Tensor]) -> list[_Place]:
+        """Return where parameters are in the tracked modules; nothing if one is nowhere."""
+        places = {id(p): (n, key) for n, m in self._modules.items() for key, p in _named(m)}
+        found = [places[id(p)] for p in parameters if id(p) in places]
+        return found if len(found) == len(parameters) else []
+
+    def _follow_optimizer(self, name: str, change: Any) -> None:
+        begun, optimizer = self._groups[name], self._optimizers[name]
+        del optimizer.param_groups[len(begun) :]
+        if not _is_of(change, begun):  # a difference is told when the state does not fit
+            return
+        parameters = {(n, key): p for n, m in self._modules.items() for key, p in _named(m)}
+        for group in _groups_of(change.get("added")):
+            found = [parameters[place] for place in group if place in parameters]
+            if len(found) == len(group):
+                optimizer.add_param_group({"params": found})
+
+    def _tell(self, name: str, words: str) -> None:
+        if name not in self._told:
+            self._told.add(name)
+            log.warning("%s", words)
+
+
+def _named(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    return ((plain_key(key), parameter) for key, parameter in module.named_parameters())
+
+
+def _trained(module: torch.nn.Module) -> dict[str, bool]:
+    return {key: parameter.requires_grad for key, parameter in _named(module)}
+
+
+def _counts(optimizer: torch.optim.Optimizer) -> list[int]:
+    return [len(group["params"]) for group in optimizer.param_groups]
+
+
+def _digest(trained: Mapping[str, bool]) -> str:
+    text = "\n".join(f"{key} {value}" for key, value in sorted(trained.items()))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _is_of(change: Any, set_up: Any) -> bool:
+    """Return whether a change was made to what the script sets up today, too."""
+    return isinstance(change, dict) and change.get("set_up") == set_up
+
+
+def _switched_in(change: Any) -> dict[str, bool]:
+    """Return which parameters the loop froze or thawed, as far as it makes sense."""
+    switched = change.get("trained") if isinstance(change, dict) else None
+    return {k: on is True for k, on in switched.items()} if isinstance(switched, dict) else {}
+
+
+def _groups_of(added: Any) -> Iterator[list[_Place]]:
+    """Yield the groups of a checkpoint, as far as they make sense."""
+    for group in added if isinstance(added, list) else ():
+        if isinstance(group, list) and all(isinstance(p, list) and len(p) == 2 for p in group):
+            yield [(str(module), str(key)) for module, key in group]

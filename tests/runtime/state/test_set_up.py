@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from spotguard.runtime.state.set_up import SetUp
+from spotguard.runtime.state.tracked import tracked
+from tests.runtime.harness.processes import digest
+
+if TYPE_CHECKING:
+    from tests.runtime.harness.processes import Jobs
+
+THAWS = """
+import hashlib, os, signal, sys, time, torch
+import spotguard.runtime as spotguard
+
+run = spotguard.init(seed=3, save_every="100 steps")
+data = torch.utils.data.TensorDataset(torch.randn(28, 3), torch.randn(28, 1))
+backbone, head = torch.nn.Linear(3, 4), torch.nn.Linear(4, 1)
+model = torch.nn.Sequential(backbone, torch.nn.Tanh(), head)
+backbone.requires_grad_(os.environ.get("TRAINED") == "all")
+net = torch.nn.parallel.DistributedDataParallel(model) if run.world_size > 1 else model
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1)
+run.track(model=model, optimizer=optimizer)
+for step in run.steps(run.loader(data, global_batch_size=14, micro_batch_size=2), total=14):
+    if step.number == 4:  # once, as in a fourth epoch
+        backbone.requires_grad_(True)
+        optimizer.add_param_group({"params": list(backbone.parameters()), "lr": 0.01})
+    if step.number == 6 and run.world_size == 1:  # DDP waits for what it knows
+        head.bias.requires_grad_(False)
+    for x, y in step:
+        step.backward((net(x) - y).pow(2).mean())
+    optimizer.step()
+    optimizer.zero_grad()
+    if step.number == int(os.environ.get("TOLD_AT", -1)) and run.rank == run.world_size - 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+        while run._job.watch.agreed is None:
+            time.sleep(0.001)
+whole = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+print("digest", hashlib.sha256(whole).hexdigest(), [p.requires_grad for p in model.parameters()])
+"""
+E2E = pytest.mark.e2e
+
+
+@E2E
+@pytest.mark.parametrize("told_at", [4, 8])
+@pytest.mark.parametrize("world", [1, 3])
+def test_what_the_loop_thawed_is_trained_on_after_a_resume(
+    jobs: Jobs, world: int, told_at: int
+) -> None:
+    """The line that thaws, and adds a group, is not come to again: the checkpoint repeats it."""
+    script = jobs.folder / "script.py"
+    script.write_text(THAWS)
+
+    def attempt(code: int, **env: Any) -> str:
+        if world == 1:
+            return jobs.run(script, code=code, **env)
+        ranks = jobs.start_ranks(world, script=script, **env)
+        assert [job.wait() for job in ranks] == [code] * world, "\n".join(j.said for j in ranks)
+        return ranks[0].said
+
+    undisturbed = digest(attempt(0, SPOTGUARD_RUN_ID="calm"))
+    attempt(75, TOLD_AT=told_at)
+    attempt(75, SPOTGUARD_ATTEMPT=2, TOLD_AT=10)
+    resumed = attempt(0, SPOTGUARD_ATTEMPT=3)
+
+    assert digest(resumed) == undisturbed
+
+
+@E2E
+def test_a_script_that_sets_up_something_else_today_is_believed(jobs: Jobs) -> None:
+    """What it froze or thawed before is not repeated over its head, and that is said."""
+    script = jobs.folder / "script.py"
+    script.write_text(THAWS.replace("if step.number == 4", "if False"))
+    jobs.run(script, code=75, TOLD_AT=8)
+    script.write_text(
+        THAWS.replace("if step.number == 4", "if False")
+        .replace("optimizer = ", "head.weight.requires_grad_(False)\noptimizer = ")
+        .replace("if p.requires_grad", "if p is not backbone.weight and p is not backbone.bias")
+    )
+    resumed = jobs.run(script, SPOTGUARD_ATTEMPT=2)
+
+    assert "model: the script sets up other parameters to be trained" in resumed
+    assert digest(resumed).endswith("[False, False, False, True]")
+
+
+def net() -> torch.nn.Module:
+    """Return two layers, of which the first is frozen."""
+    made = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    made[0].requires_grad_(False)
+    return made
+
+
+def made() -> tuple[torch.nn.Module, torch.optim.Optimizer, SetUp]:
+    """Return what a script sets up."""
+    model = net()
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)  # type: ignore[index]
+    objects = {"model": tracked("model", model), "opt": tracked("opt", optimizer)}
+    return model, optimizer, SetUp(objects)
+
+
+def thawed() -> dict[str, Any]:
+    """Return the changes of a loop that thawed the first layer."""
+    model, optimizer, set_up = made()
+    assert set_up.changes() == {}
+    model[0].requires_grad_(True)  # type: ignore[index]
+    optimizer.add_param_group({"params": list(model[0].parameters()), "lr": 0.5})  # type: ignore[index]
+    changes: dict[str, Any] = json.loads(json.dumps(set_up.changes()))
+    return changes
+
+
+def test_an_older_checkpoint_takes_back_what_a_damaged_one_told() -> None:
+    """Each is followed from the set-up on, not from the one that was tried before."""
+    model, optimizer, set_up = made()
+    set_up.follow(thawed())
+    assert all(p.requires_grad for p in model.parameters())
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 2]
+    assert json.loads(json.dumps(set_up.changes())) == thawed()
+    set_up.follow({})
+    assert [p.requires_grad for p in model.parameters()] == [False, False, True, True]
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2]
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        None,
+        [],
+        {"module model": 3},
+        {"module model": {"set_up": None, "trained": [1]}},
+        {"module model": {"set_up": [], "trained": {"nobody": True}}},
+        {"optimizer opt": {"set_up": [2], "added": [["model", "0.weight"], 3, [["x", "y"]], [[]]]}},
+        {"optimizer opt": {"set_up": [2], "added": {"a": 1}}},
+    ],
+)
+def test_a_checkpoint_that_makes_no_sense_changes_nothing(nonsense: Any) -> None:
+    """What comes from a store may be anything."""
+    model, optimizer, set_up = made()
+    set_up.follow(nonsense)
+    assert [p.requires_grad for p in model.parameters()] == [False, False, True, True]
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2]
+
+
+def test_a_change_that_no_resume_can_repeat_is_told_when_it_is_saved(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A group of tensors that are in no tracked module cannot be named: one warning, at once."""
+    _, optimizer, set_up = made()
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+    assert set_up.changes() == {}
+    assert set_up.changes() == {}
+    assert [r.message for r in caplog.records if "parameter groups were changed" in r.message] == [
+        record.message for record in caplog.records
+    ]
+    assert len(caplog.records) == 1
