@@ -45,7 +45,7 @@ class Evaluation(Iterator[_Batch]):
         return True
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # before `__init__`, in a copy for example
+        if name == "_batches" or name.startswith("__"):  # of a copy that is being made
             raise AttributeError(name)
         return getattr(self._batches, name)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import itertools
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ def accuracy(loader: Any) -> float:
     """Evaluate as scripts do, which ask their loader for its length and its dataset."""
     correct = sum(int(batch.sum()) for (batch,) in loader)
     assert loader.batch_size == 2
+    assert loader._index_sampler is loader.batch_sampler  # as frameworks ask for
     return correct / len(loader.dataset) + len(loader)
 
 
@@ -70,6 +72,11 @@ def test_nothing_is_begun_before_it_is_looped_over() -> None:
     loop = Loop()
     assert len(Evaluation([1, 2, 3], loop)) == 3
     assert loop.begun == 0
+
+
+def test_an_evaluation_can_be_copied() -> None:
+    """As the loader that it stands for; a copy that is being made has nothing to ask yet."""
+    assert list(copy.copy(Evaluation([1, 2], Loop()))) == [1, 2]
 
 
 def test_what_has_no_length_says_so() -> None:
