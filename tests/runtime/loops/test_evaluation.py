@@ -21,6 +21,7 @@ class Loop:
         self.begun = self.ended = 0
 
     def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield from them."""
         self.begun += 1
         try:
             yield from batches
