@@ -147,8 +147,11 @@ class SpotguardDataLoader:
             self._step = step
             try:
                 yield from self._micro_batches(step)
-            except GeneratorExit:  # the script left its loop, after a step or in the midst of one
-                if step.is_complete:
+            except GeneratorExit:  # the script left its loop, by `break` or by an error
+                # Where a backward pass failed, because another rank is gone, nothing was trained.
+                if step.is_complete and (
+                    step.has_changed_weights or self._accelerator.optimizer_step_was_skipped
+                ):
                     self._run.end_step()
                 raise
 

@@ -230,6 +230,11 @@ class Keeper:
             )
 
     @property
+    def has_changed(self) -> bool:
+        """True if an optimizer has stepped since the last boundary, or has begun to."""
+        return self._changed
+
+    @property
     def has_boundary(self) -> bool:
         """True if the state of the last boundary can be saved."""
         return not self.changing or self._copy is not None
