@@ -292,14 +292,11 @@ class Run(RunData):
         For evaluation loops inside the training loop, before the step's own micro-batches: there
         the state is that of a step boundary, and after a resume the evaluation begins anew. All
         ranks leave at the same batch, so the loop may hold collectives. After the training loop
-        it only yields.
-
-        What is returned stands for a loader: it has its length, its dataset and whatever else it
-        has, so a function that takes a loader takes it, too; each loop over it begins anew.
+        it only yields. What is returned has whatever the loader has, its length and dataset too,
+        for functions that take a loader; each loop over it begins anew.
 
         Raises:
-            UsageError: in the loop over it, if the step has begun: to leave then would lose what
-                follows in its body.
+            UsageError: in a loop over it after the step has begun: its rest would be lost.
         """
         return Evaluation(batches, self._evaluated)
 
