@@ -115,6 +115,8 @@ class Run:
     ) -> None:
         """Let a settled run go on from its last save; return once its controller has begun.
 
+        To go on in another place, `move` it.
+
         Args:
             budget_usd: new budget of the whole run, with what it has spent so far.
             deadline_s: new deadline in seconds, from now on.
@@ -128,6 +130,42 @@ class Run:
         from spotguard.control import api
 
         api.resume(self.name, budget_usd=budget_usd, deadline_s=deadline_s, nodes=nodes)
+
+    def move(
+        self,
+        settings: Mapping[str, object],
+        *,
+        budget_usd: float | None = None,
+        deadline_s: float | None = None,
+        found: Survey | None = None,
+    ) -> None:
+        """Let a settled run go on from its last save elsewhere; return once it has a controller.
+
+        Args:
+            settings: what is new of where it runs, by the keys of docs/configuration.md:
+                `{"infra": "aws", "gpus": "A100:8", "nodes": 2}`. What they leave open is as before,
+                but for prices, an instance type and a cloud's image, which are of one machine.
+            budget_usd: new budget of the whole run, with what it has spent so far.
+            deadline_s: new deadline in seconds, from now on.
+            found: where nodes can be had, by a caller that has asked: clouds take seconds to say.
+
+        Raises:
+            UsageError: the run has finished, or still goes on.
+            SpecError: a setting makes no sense, or says nothing of where a job runs; a price is
+                unknown.
+            BudgetExhausted: what is left of the budget buys no useful training there.
+            DeadlineReached: the old deadline has passed and no new one is given.
+        """
+        from spotguard.control import api
+        from spotguard.spec.sources import place_of
+
+        api.move(
+            self.name,
+            place_of(settings),
+            found=found,
+            budget_usd=budget_usd,
+            deadline_s=deadline_s,
+        )
 
 
 def up(
@@ -152,12 +190,13 @@ def up(
     return start(resolve(script, flags=settings or {}, args=args).spec)
 
 
-def start(spec: JobSpec, found: Survey | None = None) -> Run:
+def start(spec: JobSpec, found: Survey | Sequence[Survey] | None = None) -> Run:
     """Launch a job whose settings are resolved already; raises as `up`.
 
     Args:
         spec: the job.
-        found: where nodes can be had, by a caller that has asked: clouds take seconds to say.
+        found: where nodes can be had, in each of its phases, by a caller that has asked: clouds
+            take seconds to say.
     """
     from spotguard.control import api
 

@@ -4,6 +4,7 @@
 #   ec2_lab.sh up                   build the nodes' image (once, minutes), start EC2 (moto) at 172.31.0.1:5566
 #   ec2_lab.sh env                  exports for a shell that uses the lab:  eval "$(ec2_lab.sh env)"
 #   ec2_lab.sh down                 end and remove everything but the image, whatever state it is in
+#   ec2_lab.sh down-of PID          the same, if the lab's server is still that process
 #   ec2_lab.sh end-api              kill SkyPilot's API server, also one that has not come to serve yet
 #   ec2_lab.sh why-not              say in one sentence why this machine cannot have a lab; nothing if it can
 #
@@ -16,12 +17,12 @@
 #   ec2_lab.sh crash ID             the instance dies at once, without notice
 #   ec2_lab.sh cut|heal ID          network partition
 #   ec2_lab.sh capacity ZONE N|any [spot|on-demand]   how many instances a zone gives; then InsufficientInstanceCapacity
-#   ec2_lab.sh price ZONE USD [TYPE]   the spot price from now on: in DescribeSpotPriceHistory, and in the catalogue of
-#                                   EC2LAB_HOME; above on-demand's, instances get a notice, and new ones are refused
-#   ec2_lab.sh fault ACTION KIND [TIMES|all] [SECONDS]   calls such as ec2:RunInstances or s3:* fail: throttle, error (5xx),
-#                                   lost (done, but answered 5xx), slow, deny. One time is one call with all its retries
+#   ec2_lab.sh price ZONE USD [TYPE] [SECONDS]   the spot price from now on: in DescribeSpotPriceHistory, and in the catalogue
+#                                   of EC2LAB_HOME; above on-demand's, instances get a notice of SECONDS (120), new ones are refused
+#   ec2_lab.sh fault ACTION KIND [TIMES|all] [SECONDS] [REGION]   calls such as ec2:RunInstances or s3:* fail: throttle,
+#                                   error (5xx), lost (done, but answered 5xx), slow, deny. One time is a call with all its retries
 #   ec2_lab.sh policy FILE BUCKET PREFIX | off   S3 asks for the rights of a policy as in infra/iam
-#   ec2_lab.sh calm                 take back capacity, faults, rights; end every instance
+#   ec2_lab.sh calm [REGION]        take back capacity, faults, rights; end every instance
 #
 # EC2LAB_DATA (/tmp/ec2-lab/data) holds all state, EC2LAB_HOME (/tmp/ec2-lab/home) is the home of SkyPilot's client and
 # API server, EC2LAB_VENV (.venv) has moto[server] and skypilot, EC2LAB_API_PORT (46777) is the port of the API server.
@@ -44,6 +45,11 @@ lab() {
   local verb=$1 word words=(); shift
   for word in "$@"; do words+=(--data-urlencode "$word"); done
   curl --noproxy '*' -sS --fail-with-body -G "http://$ADDRESS:$PORT/_lab/$verb" "${words[@]}"
+}
+only_one() {  # nobody brings a lab up while another is being taken down
+  mkdir -p "$DATA"
+  exec 9>"$DATA.lock"
+  flock 9
 }
 alive() { [ -e "$DATA/server.pid" ] && grep -qs ec2-lab/server "/proc/$(cat "$DATA/server.pid")/cmdline"; }
 
@@ -109,7 +115,7 @@ up() {
   reserve_ports
   write_home
   EC2LAB_IMAGE=$image EC2LAB_CATALOGUE=$CLIENT/.sky/catalogs/v8 EC2LAB_PUBLIC=$PUBLIC \
-    setsid "$VENV/bin/python" "$HERE/server" "$DATA" "$ADDRESS" "$PORT" </dev/null >>"$DATA/server.log" 2>&1 &
+    setsid "$VENV/bin/python" "$HERE/server" "$DATA" "$ADDRESS" "$PORT" </dev/null >>"$DATA/server.log" 2>&1 9>&- &
   echo $! > "$DATA/server.pid"
   for _ in $(seq 300); do ! lab capacity >/dev/null 2>&1 || break; alive || break; sleep 0.2; done
   lab capacity >/dev/null 2>&1 || { tail -5 "$DATA/server.log" >&2; down; say 'EC2 did not come up'; exit 1; }
@@ -164,8 +170,9 @@ ENV
 
 verb=${1:-}; [ $# = 0 ] || shift
 case $verb in
-up) up ;;
-down) down ;;
+up) only_one; up ;;
+down) only_one; down ;;
+down-of) only_one; [ "$(cat "$DATA/server.pid" 2>/dev/null)" != "$1" ] || down ;;
 env) print_env ;;
 end-api) end_api ;;
 why-not) why_not ;;
@@ -173,13 +180,14 @@ status) lab books | "$VENV/bin/python" -c 'import json, sys
 for n in json.load(sys.stdin): print(*(n[k] or "-" for k in ("id", "state", "reason", "zone", "market", "ip", "public", "name")))' ;;
 events) lab events | "$VENV/bin/python" -c 'import json, sys
 print("\n".join(json.load(sys.stdin)))' ;;
-books | calls | calm) lab "$verb" ;;
+books | calls) lab "$verb" ;;
+calm) lab calm ${1:+"region=$1"} ;;
 exec) id=$1; shift; nsenter -t "$(cat "$DATA/nodes/$id/pid")" --net --uts --mount --pid -- "$@" ;;
 interrupt) lab interrupt "id=$1" "seconds=${2:-120}" ;;
 rebalance | crash | cut | heal) lab "$verb" "id=$1" ;;
 capacity) lab capacity "zone=$1" "n=$2" "market=${3:-spot}" ;;
-price) lab price "zone=$1" "usd=$2" ${3:+"type=$3"} ;;
-fault) lab fault "action=$1" "kind=$2" "times=${3:-1}" "seconds=${4:-0}" ;;
+price) lab price "zone=$1" "usd=$2" ${3:+"type=$3"} ${4:+"seconds=$4"} ;;
+fault) lab fault "action=$1" "kind=$2" "times=${3:-1}" "seconds=${4:-0}" "region=${5:-*}" ;;
 policy) [ "$1" = off ] && lab policy || lab policy "file=$(realpath "$1")" "bucket=$2" "prefix=$3" ;;
 *) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p}' "$SELF"; exit 2 ;;
 esac

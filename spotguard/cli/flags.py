@@ -78,11 +78,19 @@ JOB_FLAGS = (
         metavar="PLACE",
         help="local, aws, gcp/us-central1, slurm/CLUSTER/PARTITION; several: gcp,aws.",
     ),
-    JobFlag(key="gpus", option="--gpus", metavar="NAME:N", help="GPUs of each node: A100:8."),
+    JobFlag(
+        key="gpus",
+        option="--gpus",
+        metavar="NAME:N",
+        help="GPUs of each node: A100:8; or any of several: A100:8,H100:8.",
+    ),
     JobFlag(key="store", option="--store", metavar="URL", help="Where the run's state is kept."),
     JobFlag(key="name", option="--name", help="Name of the run; default: the script's."),
     JobFlag(
-        key="template", option="--template", metavar="NAME", help="Task template to start from."
+        key="template",
+        option="--template",
+        metavar="NAME|FILE",
+        help="Task template to start from, or one of your own: ./mine.yaml.",
     ),
     JobFlag(
         key="save_every",

@@ -6,6 +6,7 @@ Where the journal or the controller cannot be used, `stop` and `down` do without
 from __future__ import annotations
 
 import subprocess
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,20 +23,28 @@ from spotguard.cli.common import (
     outcome,
     say_detached,
 )
-from spotguard.cli.flags import setting_value
+from spotguard.cli.flags import setting_value, takes_job_flags
 from spotguard.cli.follow import DEFAULT_PATIENCE_S, LineScreen, RunSource, follow
 from spotguard.cli.terminal.output import confirm, note, print_json, say
-from spotguard.errors import Detached, EnvironmentFailure, JournalDamaged
+from spotguard.errors import Detached, EnvironmentFailure, JournalDamaged, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from spotguard.control.status.reach import NodeCommand
+    from spotguard.control.status.view import RunView
     from spotguard.control.without_journal import Left
+    from spotguard.launch.base import Survey
+    from spotguard.spec.model import JobSpec
 
 NodeOption = Annotated[
     int, typer.Option("--node", min=0, metavar="N", help="Which node; the first is 0.")
 ]
+_PLACE = (
+    *("infra", "gpus", "nproc_per_node", "template"),
+    *("market", "on_demand", "on_demand_infra", "max_price", "price", "on_demand_price"),
+)
+"""Options that say where a run goes on, beside its nodes."""
 _BY_SIGNAL = 128
 """What a shell adds to the number of the signal that ended a command."""
 
@@ -80,9 +89,11 @@ def down(
         _down_alone(_left(run_id, problem), problem, yes=yes)
 
 
+@takes_job_flags(only=_PLACE)
 def resume(
     run: RunArgument = None,
     *,
+    flags: dict[str, object],
     budget: Annotated[
         str | None, typer.Option(metavar="USD", help="New budget for the whole run.")
     ] = None,
@@ -92,28 +103,122 @@ def resume(
     nodes: Annotated[
         str | None, typer.Option(metavar="N|MIN:MAX", help="New node count or range.")
     ] = None,
+    stop_first: Annotated[
+        bool, typer.Option("--stop", help="Where it still goes on: save and stop it first.")
+    ] = False,
+    yes: YesOption = False,
     detach: DetachOption = False,
     contact_patience: PatienceOption = DEFAULT_PATIENCE_S,
     as_json: JsonOption = False,
 ) -> None:
-    """Go on with a paused, stopped or failed run, from its last save."""
+    """Go on with a paused, stopped or failed run, from its last save.
+
+    With --infra, --gpus or another word on where, it moves there: what that costs is shown, and
+    asked for, first. The steps, the budget and the history go on.
+    """
     from spotguard.control import api
 
     known = Run(named_run(run))
+    budget_usd, deadline_s = setting_value("budget", budget), setting_value("deadline", deadline)
+    if flags:
+        moves = _Move.of(known, {**flags, "nodes": nodes}, budget_usd=budget_usd)
+        moves.confirm(stop_first=stop_first, yes=yes, as_json=as_json)
+    if stop_first and not known.status().state.settled:
+        _stop_first(known, contact_patience)
     resumed_at = api.now(known.name)
-    known.resume(
-        budget_usd=setting_value("budget", budget),
-        deadline_s=setting_value("deadline", deadline),
-        nodes=setting_value("nodes", nodes),
-    )
+    if flags:
+        known.move(
+            {**flags, "nodes": nodes},
+            budget_usd=budget_usd,
+            deadline_s=deadline_s,
+            found=moves.found,
+        )
+    else:
+        known.resume(
+            budget_usd=budget_usd, deadline_s=deadline_s, nodes=setting_value("nodes", nodes)
+        )
     if detach:
         if as_json:
             print_json(known.status().to_json())
         else:
             say_detached(known.name)
         return
-    note(f"{known.name} resumed")
+    note(f"{known.name} {'goes on elsewhere' if flags else 'resumed'}")
     follow_to_end(known.name, since_at=resumed_at, patience_s=contact_patience, as_json=as_json)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Move:
+    """What a run would be elsewhere, looked up before it is asked for."""
+
+    view: RunView
+    spec: JobSpec
+    """With the new place, and the whole run's budget."""
+    found: Survey
+
+    @classmethod
+    def of(cls, run: Run, settings: dict[str, object], *, budget_usd: float | None) -> _Move:
+        """Look up where nodes can be had there; clouds take seconds to say."""
+        from spotguard.cli.up import survey
+        from spotguard.control import api
+        from spotguard.spec.sources import place_of
+
+        spec = api.move_plan(run.name, place_of(settings))
+        if budget_usd is not None:
+            spec = spec.replace(budget_usd=budget_usd)
+        return cls(view=run.status(), spec=spec, found=survey(spec))
+
+    def confirm(self, *, stop_first: bool, yes: bool, as_json: bool) -> None:
+        """Show what it costs there, and ask; refuse what is not to be moved.
+
+        Raises:
+            UsageError: the run goes on, and is not to be stopped first.
+        """
+        from spotguard.cli.up import plan_of, show_plan, tell_lack
+
+        run_id, living = self.view.run_id, not self.view.state.settled
+        if living and not stop_first:
+            raise UsageError(
+                f"Run {run_id} still goes on, so it cannot be moved.",
+                hint=f"spotguard stop {run_id} comes first, or --stop with this command",
+            )
+        if as_json:
+            if not yes:
+                raise UsageError("--json leaves no room for a question", hint="pass --yes as well")
+            return
+        plan = plan_of(self.spec, self.found, lack=tell_lack(self.spec))
+        show_plan(replace(plan, moves=self._words(), name=run_id))
+        if not yes:
+            question = "Stop it, and go on there?" if living else "Go on there?"
+            confirm(question, refused="nothing was changed")
+
+    def _words(self) -> str:
+        from spotguard.cli.views import formats
+
+        view = self.view
+        last = view.attempts[-1] if view.attempts else None
+        came = ""
+        if last is not None:
+            came = f", last in {formats.place(last)} on {formats.nodes(last.nodes)}"
+        spent = formats.usd(view.spent_usd, demo=view.demo_prices)
+        begin = f"step {view.saved_step}" if view.saved_step else "the beginning: nothing is saved"
+        return f"from {begin}{came}; spent so far {spent}"
+
+
+def _stop_first(run: Run, patience_s: float) -> None:
+    """Have a living run save and come to rest; what it prints is no part of the answer."""
+    from spotguard.control import api
+
+    asked_at = api.now(run.name)
+    run.stop()
+    note(f"{run.name}: asked to save and stop")
+    view = follow(RunSource(run.name), LineScreen(since_at=asked_at), patience_s=patience_s)
+    if not view.state.settled:  # contact was lost, and nothing is known of its nodes
+        raise UsageError(
+            f"{run.name} has not come to rest, so it did not move: {view.state_detail}.",
+            hint=f"look: spotguard status {run.name} --watch; then repeat the command",
+        )
+    note(outcome(view))
 
 
 def adopt(

@@ -23,6 +23,8 @@ from spotguard.cli.terminal.output import confirm, console, note, print_json
 from spotguard.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from spotguard.launch.base import Survey
     from spotguard.plan.job import JobPlan
     from spotguard.plan.smoke import Smoke
@@ -95,8 +97,8 @@ def up(
         tell_lack(resolved.spec)
         _smoke(resolved.spec)
     else:
-        found = _survey(resolved.spec)
-        _show_plan(_plan(resolved, found, _smoke(resolved.spec)))
+        found = survey_phases(resolved.spec)
+        show_plan(_plan(resolved, found, _smoke(resolved.spec)))
     if not yes:
         confirm("Start?", refused="nothing was started")
     run = api.start(resolved.spec, found)
@@ -130,16 +132,16 @@ def plan(
     """
     resolved = resolve_job(script, args or [], with_smoke(flags, smoke))
     batches = _batches(resolved.batches, global_batch, micro_batch)
-    found = _survey(resolved.spec)
+    found = survey_phases(resolved.spec)
     if as_yaml:
-        _print_task(resolved.spec, found)
+        _print_tasks(resolved.spec, found)
         return
     measured = _smoke(resolved.spec) if smoke else _known_smoke(resolved.spec)
     planned = _plan(replace(resolved, batches=batches), found, measured)
     if as_json:
         print_json(planned.to_json())
     else:
-        _show_plan(planned)
+        show_plan(planned)
 
 
 def _batches(
@@ -158,10 +160,22 @@ def _batches(
     return None
 
 
-def _survey(spec: JobSpec) -> Survey:
+def survey_phases(job: JobSpec) -> list[Survey]:
+    """Return where nodes can be had in each phase, or for all of a job that has none."""
+    return [survey(job.in_phase(index)) for index in range(max(1, len(job.phases)))]
+
+
+def survey(spec: JobSpec) -> Survey:
     """Return where nodes can be had: this machine's launcher knows at once, clouds take a while."""
     from spotguard.spec.infra import LOCAL
+    from spotguard.spec.model.own_template import is_own_template
 
+    if is_own_template(spec.template):
+        from spotguard.control.supervisor.skypilot_request import check_template
+
+        check_template(spec)
+        if spec.infra == LOCAL:
+            note(f"note: nodes of this machine take nothing from {spec.template}")
     if spec.infra != LOCAL:
         from spotguard.control.supervisor.skypilot_request import check_places, find_offers
 
@@ -197,19 +211,38 @@ def _known_smoke(spec: JobSpec) -> Smoke | None:
     return known_smoke(spec)
 
 
-def _plan(resolved: Resolved, found: Survey, smoke: Smoke | None) -> JobPlan:
+def _plan(resolved: Resolved, found: Sequence[Survey], smoke: Smoke | None) -> JobPlan:
+    from spotguard.plan.job import with_phases
+
+    job, batches = resolved.spec, resolved.batches
+    lack = tell_lack(job)
+    plans = [
+        plan_of(job.in_phase(index), each, batches, lack, smoke if index == 0 else None)
+        for index, each in enumerate(found)
+    ]
+    return with_phases(job, plans) if job.phases else plans[0]
+
+
+def plan_of(
+    spec: JobSpec,
+    found: Survey,
+    batches: tuple[int, int] | None = None,
+    lack: tuple[str, ...] = (),
+    smoke: Smoke | None = None,
+) -> JobPlan:
+    """Return the plan of a job where it is in one phase."""
     from spotguard.control import api
     from spotguard.plan.job import plan_job
 
     return plan_job(
-        resolved.spec,
+        spec,
         found.offers,
-        batches=resolved.batches,
+        batches=batches,
         skipped=found.skipped,
         prices=found.sources,
         unchecked=found.unchecked,
-        not_installed=tell_lack(resolved.spec),
-        forecast=api.plan_forecast(resolved.spec, found),
+        not_installed=lack,
+        forecast=api.plan_forecast(spec, found),
         smoke=smoke,
     )
 
@@ -217,11 +250,29 @@ def _plan(resolved: Resolved, found: Survey, smoke: Smoke | None) -> JobPlan:
 def tell_lack(spec: JobSpec) -> tuple[str, ...]:
     """Say what the script needs and local nodes lack; return the requirements."""
     from spotguard.control.local_requirements import lack_of
+    from spotguard.spec.infra import LOCAL
 
-    lack = lack_of(spec)
+    places = [spec.in_phase(index) for index in range(max(1, len(spec.phases)))]
+    lack = lack_of(next((place for place in places if place.infra == LOCAL), places[0]))
     for sentence in lack.words():
         note(f"note: {sentence}")
     return lack.requirements
+
+
+def _print_tasks(job: JobSpec, found: Sequence[Survey]) -> None:
+    """Print the task of each phase; a phase on this machine has none."""
+    from spotguard.spec.infra import LOCAL
+
+    for index, each in enumerate(found):
+        spec = job.in_phase(index)
+        if job.phases:
+            until = job.phases[index].until_step
+            ends = "to the end" if until is None else f"until step {until}"
+            typer.echo(f"{'---' if index else ''}\n# phase {index + 1}, {ends}".lstrip())
+        if job.phases and spec.infra == LOCAL:
+            typer.echo("# on this machine, without SkyPilot")
+            continue
+        _print_task(spec, each)
 
 
 def _print_task(spec: JobSpec, found: Survey) -> None:
@@ -235,7 +286,8 @@ def _print_task(spec: JobSpec, found: Survey) -> None:
         typer.echo(f"# on demand ({spec.on_demand}): the same at {spec.on_demand_infra}")
 
 
-def _show_plan(planned: JobPlan) -> None:
+def show_plan(planned: JobPlan) -> None:
+    """Print what would be launched, and for how much."""
     from spotguard.cli.views.plan import plan_screen
 
     terminal = console()

@@ -20,7 +20,13 @@ from spotguard.control.home_name import machine_id
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.job_events import journal_data, read_beats, recall
 from spotguard.control.journal.journal import Journal
-from spotguard.control.journal.record import JOB_PREFIX, Allotment, Kind
+from spotguard.control.journal.places import (
+    StoredPlace,
+    place_data,
+    read_limits,
+    read_places,
+)
+from spotguard.control.journal.record import JOB_PREFIX, Allotment, Kind, Limits
 from spotguard.control.journal.snapshot import keep_snapshot
 from spotguard.control.run_folder import RunFolder, runs_folder
 from spotguard.control.supervisor.actions import Alert, Settle
@@ -44,11 +50,12 @@ from spotguard.events.untrusted import (
     seconds,
     text,
 )
-from spotguard.launch.base import ClusterState
+from spotguard.launch.base import ClusterState, charged_node_s
 from spotguard.launch.membership import read_group
 from spotguard.shared.units import SystemClock
 from spotguard.spec.home import spotguard_home
 from spotguard.spec.model import JobSpec
+from spotguard.spec.nodes import NodeRange
 from spotguard.storage import check_conditions, open_store
 from spotguard.storage.small_objects import get_small
 from spotguard.storage.urls import split_last
@@ -95,7 +102,8 @@ def adopt_run(url: str, tell: Tell = _silent) -> RunFolder:
     store = run_store(store_root, run_id)
     body = read_run_json(store, url)
     check_conditions(store_root)  # before a journal is moved
-    spec = JobSpec.from_json(body["spec"])
+    job = JobSpec.from_json(body["spec"])
+    moves = [_place_data(place, JobSpec.from_json(place.job)) for place in body["places"]]
     machine = machine_id(spotguard_home())
     was_elsewhere = check_dead(read_holder(store), machine, time.time()) is not None
     folder = RunFolder(runs_folder() / run_id)
@@ -110,20 +118,34 @@ def adopt_run(url: str, tell: Tell = _silent) -> RunFolder:
         lease = Lease(store, SystemClock(), machine)
         lease.adopt()  # not earlier: who has the lease and an old journal would go on from that
         with lease.kept():  # SkyPilot may take minutes to say which nodes live
-            _rebuild(folder, store_root, store, body, spec, tell)
+            _rebuild(folder, store_root, store, _Known(body, job, moves), tell)
         lease.release()
     return folder
 
 
+def _place_data(place: StoredPlace, job: JobSpec) -> dict[str, Any]:
+    nodes = NodeRange(place.limits["nodes_min"], place.limits["nodes_max"])
+    return place_data(job, place.phase, Limits(**place.limits), nodes)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What a run was asked for."""
+
+    body: dict[str, Any]
+    """As `read_run_json` gave it."""
+    job: JobSpec
+    moves: list[dict[str, Any]]
+    """The journal's data of each move, and of each phase after the first."""
+
+
 def _rebuild(
-    folder: RunFolder,
-    store_root: str,
-    store: ObjectStore,
-    body: dict[str, Any],
-    spec: JobSpec,
-    tell: Tell,
+    folder: RunFolder, store_root: str, store: ObjectStore, known: _Known, tell: Tell
 ) -> None:
     """Write a journal of what the store says, and put it in its place once it is whole."""
+    body, job = known.body, known.job
+    begun = place_data(job, 0, Limits(**body["limits"]))
+    spec = JobSpec.from_json((known.moves or [begun])[-1]["spec"])
     draft = folder.path / "journal.new"
     draft.unlink(missing_ok=True)
     with Journal.create(draft) as journal:
@@ -132,11 +154,14 @@ def _rebuild(
             "name": body["name"],
             "store_root": store_root,
             "limits": body["limits"],
-            "spec": spec.to_json(),
+            "spec": begun["spec"],
+            "job": begun["job"],
         }
         with journal.all_or_nothing():  # a thousand events are not a thousand waits for disk
             journal.append(Kind.CREATED.value, at=body["created_at"], data=created)
-            rebuild = Rebuild(journal, launcher_for(spec, folder.path), folder.run_id, tell)
+            launcher = launcher_for(spec, folder.path)
+            rebuild = Rebuild(journal, launcher, folder.run_id, tell)
+            rebuild.places = list(zip(body["places"], known.moves, strict=True))
             rebuild.attempts(store)
             told = {
                 "store": store_root,
@@ -157,9 +182,10 @@ def read_run_json(store: ObjectStore, url: str) -> dict[str, Any]:
             raise UsageError(f"The run at {url} was written by another version of spotguard.")
         return {
             "name": needed(text(body, "name"), "name"),
-            "limits": _limits(an_object(body.get("limits"), "its limits")),
+            "limits": read_limits(an_object(body.get("limits"), "its limits")),
             "spec": an_object(body.get("spec"), "its spec"),
             "created_at": needed(instant(body, "created_at"), "instant"),
+            "places": read_places(store),
         }
     except NotFound as problem:
         raise UsageError(
@@ -170,24 +196,6 @@ def read_run_json(store: ObjectStore, url: str) -> dict[str, Any]:
         raise UsageError(
             f"The run at {url} has a {keys.RUN} that makes no sense: {problem}."
         ) from problem
-
-
-def _limits(body: dict[str, Any]) -> dict[str, Any]:
-    nodes_min = needed(integer(body, "nodes_min", low=1), "nodes_min")
-    return {
-        "budget_usd": _given(body, "budget_usd", amount),
-        "deadline_at": _given(body, "deadline_at", seconds),
-        "nodes_min": nodes_min,
-        "nodes_max": needed(integer(body, "nodes_max", low=nodes_min), "nodes_max"),
-        "allow_unknown_price": body.get("allow_unknown_price") is True,
-    }
-
-
-def _given(
-    body: dict[str, Any], name: str, read: Callable[[dict[str, Any], str], float | None]
-) -> float | None:
-    """Return a limit, or None if there is none; one that cannot be read is refused, not lifted."""
-    return None if body.get(name) is None else needed(read(body, name), name)
 
 
 def _move_aside(folder: RunFolder, *, outdated: bool) -> None:
@@ -281,6 +289,8 @@ class Rebuild:
         """How many chunks of old events were not copied."""
         self.lost_launches: list[dict[str, Any]] = []
         """What the newest launch says that launches before it cost and came to nothing."""
+        self.places: list[tuple[StoredPlace, dict[str, Any]]] = []
+        """Where the run went on, oldest first, and what the journal is to hold of each."""
 
     def attempts(self, store: ObjectStore) -> None:
         """Rebuild all attempts, oldest first; only the newest that had its turn may still live.
@@ -294,20 +304,33 @@ class Rebuild:
         newest = max((number for number in numbers if number != ahead), default=None)
         with ThreadPoolExecutor(_READS, thread_name_prefix="spotguard-adopt") as crew:
             for found in crew.map(partial(_Found.of, store), numbers):
+                self._move(before=found.number)
                 cluster, last_at = self._launch(found, ahead=found.number == ahead)
                 if found.number == ahead:
                     self._look_at_ahead(found, cluster, last_at)
                 else:
                     self._end(found, cluster, last_at, newest=found.number == newest)
+        if not numbers or read_record(self._journal).current is None:
+            self._move(before=keys.MAX_ATTEMPT + 1)
+
+    def _move(self, *, before: int) -> None:
+        """Write down the moves after which an attempt was launched."""
+        while self.places and self.places[0][0].after < before:
+            place, data = self.places.pop(0)
+            self._journal.append(place.kind.value, at=place.at, data=data)
 
     def _look_at_ahead(self, found: _Found, cluster: str, last_at: float) -> None:
         """Give up nodes asked for ahead that are gone: they are paid, and never trained."""
         view = self._launcher.observe(cluster)
         if view.state not in (ClusterState.GONE, ClusterState.ABSENT):
             return
-        begun_at = seconds(found.launch, "intended_at") or last_at
+        ahead = read_record(self._journal).ahead
+        assert ahead is not None, "it was written down just before"
         gone_at = last_at if view.gone_at is None else view.gone_at
-        data = {"why": "they are gone", "paid_s": max(0.0, gone_at - begun_at)}
+        charged_s = charged_node_s(self._launcher, cluster, ahead.offer)
+        seen_s = max(0.0, gone_at - ahead.intended_at)
+        paid_s = seen_s if charged_s is None else charged_s / ahead.nodes
+        data = {"why": "they are gone", "paid_s": paid_s}
         self._journal.append(Kind.GIVEN_UP.value, at=gone_at, attempt=found.number, data=data)
 
     def _launch(self, found: _Found, *, ahead: bool) -> tuple[str, float]:
@@ -323,6 +346,7 @@ class Rebuild:
                 **{name: text(known, name) for name in _PLACE_WORDS},
                 **{name: amount(known, name) for name in _PRICES},
                 "infra": text(known, "infra") or "unknown",
+                "gpus": text(known, "gpus"),
                 "market": _market(known),
             },
             "allotment": {**asdict(Allotment()), "down_reason": Allotment().down_reason.value},
@@ -358,6 +382,7 @@ class Rebuild:
             verdict = judge(attempt)
             gone_at = found.following.at if found.following else view.gone_at
             there = view.state in (ClusterState.UP, ClusterState.STARTING)
+            charged_s = None if there else charged_node_s(self._launcher, cluster, attempt.offer)
             end = {
                 **asdict(verdict),
                 "reason": verdict.reason.value,
@@ -367,6 +392,7 @@ class Rebuild:
                 "training_ended_at": attempt.job_end.at if attempt.job_end else last_at,
                 # The controller before went on while these nodes went, or should have.
                 "leaving": there and not found.following,
+                "charged_node_s": None if found.following else charged_s,
             }
         if end.get("leaving"):  # nobody knows whether they were told to go
             why = {"reason": end["reason"], "detail": "another attempt was launched after it"}
@@ -409,6 +435,7 @@ def _end_in(body: dict[str, Any] | None) -> dict[str, Any] | None:
         "training_ended_at": seconds(body, "training_ended_at"),
         "traceback": text(body, "traceback"),
         "last_beat_at": seconds(body, "last_beat_at"),
+        "charged_node_s": amount(body, "charged_node_s"),
     }
 
 

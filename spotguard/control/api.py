@@ -35,8 +35,9 @@ from spotguard.spec.home import spotguard_home
 from spotguard.storage.urls import is_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
+    from typing import Any
 
     from spotguard.control.journal.record import RunRecord
     from spotguard.control.report.document import ReportDocument
@@ -71,6 +72,8 @@ __all__ = [
     "list_stored_runs",
     "logs",
     "measures",
+    "move",
+    "move_plan",
     "now",
     "plan_forecast",
     "report",
@@ -94,7 +97,7 @@ _BUCKET_POLL_S = 2.0
 # ---------------------------------------------------------------- starting
 
 
-def create_run(spec: JobSpec, found: Survey | None = None) -> str:
+def create_run(spec: JobSpec, found: Survey | Sequence[Survey] | None = None) -> str:
     """Create a run for the job and return its id; nothing is launched yet.
 
     Checks the launcher's options, the budget and the store first. On failure nothing is left.
@@ -427,6 +430,47 @@ def resume(
     from spotguard.control import create_run as admit
 
     admit.admit_resume(run_id, budget_usd=budget_usd, deadline_s=deadline_s, nodes=nodes)
+    start_controller(run_id)
+
+
+def move_plan(run_id: str, place: Mapping[str, Any]) -> JobSpec:
+    """Return a run's job as it would be elsewhere; `place` is as for `move`.
+
+    Raises:
+        UsageError: the run has finished.
+        SpecError: it cannot be there.
+    """
+    from spotguard.control import create_run as admit
+
+    return admit.move_plan(run_id, place)
+
+
+def move(
+    run_id: str,
+    place: Mapping[str, Any],
+    *,
+    found: Survey | None = None,
+    budget_usd: float | None = None,
+    deadline_s: float | None = None,
+) -> None:
+    """Let a settled run go on from its last save in another place, under a new controller.
+
+    Args:
+        run_id: the run.
+        place: what is new, by the fields of `JobSpec`: some of `PLACE_FIELDS`.
+        found: where the nodes can be had, if the caller has asked: clouds take seconds to say.
+        budget_usd: new budget of the whole run, with what it has spent so far.
+        deadline_s: new deadline, counted from now.
+
+    Raises:
+        UsageError: the run has finished, or still goes on.
+        SpecError: it cannot be there, or a price is unknown.
+        BudgetExhausted: what is left of the budget buys no useful training there.
+        DeadlineReached: the old deadline has passed and no new one is given.
+    """
+    from spotguard.control import create_run as admit
+
+    admit.admit_move(run_id, place, found=found, budget_usd=budget_usd, deadline_s=deadline_s)
     start_controller(run_id)
 
 

@@ -91,30 +91,40 @@ def control(folder: RunFolder) -> None:
             log.info("another controller is in control")
             return
         with folder.journal() as journal:
-            record = read_record(journal)
-            spec = JobSpec.from_json(record.spec)
             taken = _take(journal, folder)
             if taken is None:
                 return
             store, lease = taken
             with lease.kept():
-                supervisor = Supervisor(
-                    journal=journal,
-                    launcher=launcher_for(spec, folder.path),
-                    store=store,
-                    clock=folder.clock(),
-                    policy=policy_for(spec),
-                    live_path=folder.live_path,
-                    lease=lease,
-                    launches=Launches.of(folder.launches_path, record),
-                    machine_clock=time.time,
-                    market_path=market_path()
-                    if spec.learn_market and spec.infra != LOCAL
-                    else None,
-                )
-                lease.tell = lambda: document(summary(folder, supervisor.record))
-                supervisor.run()
+                goes_on = False
+                while _control_here(folder, journal, store, lease, goes_on=goes_on):
+                    goes_on = True  # in the next phase
             lease.release()
+
+
+def _control_here(
+    folder: RunFolder, journal: Journal, store: ObjectStore, lease: Lease, *, goes_on: bool
+) -> bool:
+    """Control the run in the place where it is; return True once it is to go on in another."""
+    record = read_record(journal)
+    if record.settled is not None:
+        return False
+    spec = JobSpec.from_json(record.spec)
+    launcher = launcher_for(spec, folder.path)
+    supervisor = Supervisor(
+        journal=journal,
+        launcher=launcher,
+        store=store,
+        clock=folder.clock(),
+        policy=policy_for(spec),
+        live_path=folder.live_path,
+        lease=lease,
+        launches=Launches.of(folder.launches_path, record),
+        machine_clock=time.time,
+        market_path=market_path() if spec.learn_market and spec.infra != LOCAL else None,
+    )
+    lease.tell = lambda: document(summary(folder, supervisor.record))
+    return supervisor.run(goes_on=goes_on).settled is None
 
 
 def _take(journal: Journal, folder: RunFolder) -> tuple[ObjectStore, Lease] | None:

@@ -6,15 +6,19 @@ import json
 import secrets
 import shutil
 import time
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spotguard.control.controller_process import launcher_for, run_store
 from spotguard.control.home_name import machine_id
 from spotguard.control.journal import cost
-from spotguard.control.journal.fold import limits_to_json, read_record
+from spotguard.control.journal.fold import apply, limits_to_json, read_record
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.launches import forget_wish
-from spotguard.control.journal.record import Kind, Limits
+from spotguard.control.journal.places import place_data
+from spotguard.control.journal.record import Kind, Limits, RunRecord
 from spotguard.control.run_folder import RunFolder, folder_of, runs_folder
 from spotguard.control.supervisor.lease import check_ours
 from spotguard.control.supervisor.notify import check_urls
@@ -32,25 +36,27 @@ from spotguard.shared.units import to_iso
 from spotguard.spec.home import keep_private, spotguard_home
 from spotguard.spec.infra import LOCAL
 from spotguard.spec.model import JobSpec
+from spotguard.spec.model.own_template import is_own_template
 from spotguard.spec.nodes import NodeRange
 from spotguard.storage import check_conditions, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
+    from typing import Any
 
-    from spotguard.control.journal.record import RunRecord
     from spotguard.launch.base import Offer, Survey
 
 RUN_SCHEMA = 1
 _MAX_NAME_CHARS = 40
 
 
-def create_run(spec: JobSpec, found: Survey | None = None) -> str:
+def create_run(job: JobSpec, found: Survey | Sequence[Survey] | None = None) -> str:
     """Create a run for the job and return its id; nothing is launched yet.
 
-    Checks the launcher's options, the budget and the store first. On failure nothing is left.
-    `found` is where the nodes can be had, if the caller has asked: the clouds take seconds to say.
+    Checks the launcher's options, the budget and the store first, of each phase. On failure nothing
+    is left. `found` is where the nodes can be had (of each phase), if the caller has asked: the
+    clouds take seconds to say.
 
     Raises:
         SpecError: an option of the launcher makes no sense, or a price is unknown.
@@ -58,6 +64,7 @@ def create_run(spec: JobSpec, found: Survey | None = None) -> str:
         StoreError: the store cannot be written.
     """
     now = time.time()
+    spec = job.in_phase(0)
     run_id = _new_run_id(spec.name, now)
     final = RunFolder(runs_folder() / run_id)
     begins_at = max(now, spec.start_at or now)
@@ -68,14 +75,10 @@ def create_run(spec: JobSpec, found: Survey | None = None) -> str:
         nodes_max=spec.nodes.max,
         allow_unknown_price=spec.allow_unknown_price,
     )
-    offers = _of_market(found.offers, spec) if found else _offers(spec, final.path)
-    _check_budget(limits, offers, spent_usd=0.0)
-    if spec.infra != LOCAL:
-        from spotguard.control.supervisor.skypilot_request import check_places, preview
-
-        if found is None:
-            check_places(spec)
-        preview(spec, offers)  # raises where something cannot be carried to the nodes
+    seen = _of_phases(found)
+    for index in range(max(1, len(job.phases))):
+        each = seen[index] if index < len(seen) else None
+        _check_place(job, index, limits, each, final.path)
     check_urls(spec.notify)
     store_root = open_store(spec.store).url
     keep_private(spec.store)
@@ -88,10 +91,12 @@ def create_run(spec: JobSpec, found: Survey | None = None) -> str:
             "store_root": store_root,
             "limits": limits_to_json(limits),
             "spec": spec.to_json(),
+            "job": job.to_json() if job.phases else None,
         }
         with Journal.create(draft.journal_path) as journal:
             journal.append(Kind.CREATED.value, at=now, data=data)
-        public = {**data, "spec": spec.public_json(), "created_at": to_iso(now)}
+        public = {**data, "spec": job.public_json(), "created_at": to_iso(now)}
+        del public["job"]
         body = json.dumps({"schema": RUN_SCHEMA, **public}, sort_keys=True, indent=1)
         run_store(store_root, run_id).put(keys.RUN, body.encode(), if_absent=True)
         draft.path.rename(final.path)
@@ -124,23 +129,183 @@ def admit_resume(
     folder = folder_of(run_id)
     with folder.journal() as journal:
         record = read_record(journal)
-        _check_resumable(record)
         now = folder.clock().now()
-        store = run_store(record.store_root, record.run_id)
-        check_ours(store, machine_id(spotguard_home()), now)
-        limits = _new_limits(record.limits, now, budget_usd, deadline_s, nodes)
-        if limits.deadline_at is not None and limits.deadline_at <= now:
-            raise DeadlineReached(
-                f"The deadline of {run_id} passed at {to_iso(limits.deadline_at)}.",
-                hint="give it more time: --deadline 2h (from now)",
-            )
+        limits = _checked_resume(record, now, budget_usd, deadline_s, nodes)
         spec = JobSpec.from_json(record.spec)
-        keep_private(spec.store)
-        check_conditions(record.store_root)  # no controller could take the run there
         spent_usd = cost.spent_usd(record, now)
-        _check_budget(limits, _offers(spec, folder.path), spent_usd=spent_usd)
-        forget_wish(folder.launches_path)
-        journal.append(Kind.RESUMED.value, at=now, data={"limits": limits_to_json(limits)})
+        offers = _as_paid(record, _offers(spec, folder.path))
+        _check_budget(limits, offers, spent_usd=spent_usd)
+        with _still_at_rest(journal, record):
+            forget_wish(folder.launches_path)
+            journal.append(Kind.RESUMED.value, at=now, data={"limits": limits_to_json(limits)})
+
+
+@contextmanager
+def _still_at_rest(journal: Journal, record: RunRecord) -> Iterator[None]:
+    """Write in the block what lets a run go on, unless another command did so since it was read.
+
+    Of two moves at once the second would let the first one's nodes live on, known to nobody: where
+    the run is then, no launcher has them.
+
+    Raises:
+        UsageError: the run goes on already, or did meanwhile. Nothing was written.
+    """
+    with journal.all_or_nothing():
+        now = record
+        for entry in journal.events(record.seq):
+            now = apply(now, entry)
+        _check_resumable(now)
+        if now.settled != record.settled:
+            raise UsageError(
+                f"Run {record.run_id} has gone on and come to rest since this was asked for.",
+                hint=f"look: spotguard status {record.run_id}; then repeat the command",
+            )
+        yield
+
+
+def _as_paid(record: RunRecord, offers: Iterable[Offer]) -> list[Offer]:
+    """Return offers at the price that they take from the run's budget."""
+    return [replace(offer, price_usd_per_h=cost.price_usd_per_h(record, offer)) for offer in offers]
+
+
+def _checked_resume(
+    record: RunRecord,
+    now: float,
+    budget_usd: float | None,
+    deadline_s: float | None,
+    nodes: NodeRange | str | int | None,
+) -> Limits:
+    """Return the limits with which a run goes on; raise if it cannot."""
+    _check_resumable(record)
+    store = run_store(record.store_root, record.run_id)
+    check_ours(store, machine_id(spotguard_home()), now)
+    limits = _new_limits(record.limits, now, budget_usd, deadline_s, nodes)
+    if limits.deadline_at is not None and limits.deadline_at <= now:
+        raise DeadlineReached(
+            f"The deadline of {record.run_id} passed at {to_iso(limits.deadline_at)}.",
+            hint="give it more time: --deadline 2h (from now)",
+        )
+    keep_private(str(record.spec.get("store")))
+    check_conditions(record.store_root)  # no controller could take the run there
+    return limits
+
+
+def _of_phases(found: Survey | Sequence[Survey] | None) -> Sequence[Survey]:
+    """Return what is known of each phase; nothing where nobody has asked."""
+    if found is None:
+        return ()
+    return found if isinstance(found, Sequence) else (found,)
+
+
+def move_plan(run_id: str, place: Mapping[str, Any]) -> JobSpec:
+    """Return the job as it would be elsewhere: what `plan_job` and `find_offers` take.
+
+    `place` has some of `PLACE_FIELDS`, as `JobSpec` holds them. What it leaves open is as before.
+
+    Raises:
+        UsageError: the run has finished.
+        SpecError: it cannot be there.
+    """
+    with folder_of(run_id).journal() as journal:
+        record = read_record(journal)
+    _check_unfinished(record)
+    job, nodes = _moved_job(record, place)
+    spec = job.in_phase(record.phase)
+    return spec.replace(nodes=nodes, budget_usd=record.limits.budget_usd)
+
+
+def admit_move(
+    run_id: str,
+    place: Mapping[str, Any],
+    *,
+    found: Survey | None = None,
+    budget_usd: float | None = None,
+    deadline_s: float | None = None,
+) -> None:
+    """Write down that a settled run goes on elsewhere, with new limits where they are given.
+
+    One event says all of it, so that a run is either here or there. A phased run moves the phase
+    that it is in; those to come stay as they are.
+
+    Args:
+        run_id: the run.
+        place: some of `PLACE_FIELDS`, as `JobSpec` holds them.
+        found: where the nodes can be had, if the caller has asked.
+        budget_usd: new budget of the whole run, with what it has spent so far, wherever it was.
+        deadline_s: new deadline, counted from now.
+
+    Raises:
+        UsageError: the run has finished, or still goes on, or another machine had it since.
+        SpecError: it cannot be there, or a price is unknown.
+        BudgetExhausted: what is left of the budget buys no useful training there.
+        DeadlineReached: the old deadline has passed and no new one is given.
+    """
+    folder = folder_of(run_id)
+    with folder.journal() as journal:
+        record = read_record(journal)
+        now = folder.clock().now()
+        limits = _checked_resume(record, now, budget_usd, deadline_s, None)
+        job, nodes = _moved_job(record, place)
+        data = place_data(job, record.phase, limits, nodes)
+        moved = replace(
+            record, spec=data["spec"], job=data["job"] or {}, limits=Limits(**data["limits"])
+        )
+        _check_place(job, record.phase, moved.limits, found, folder.path, moved)
+        with _still_at_rest(journal, record):
+            forget_wish(folder.launches_path)
+            journal.append(Kind.MOVED.value, at=now, data=data)
+
+
+def _moved_job(record: RunRecord, place: Mapping[str, Any]) -> tuple[JobSpec, NodeRange]:
+    """Return the job with another place for where it is, and on how many nodes it goes on."""
+    nodes = place.get("nodes") or NodeRange(record.limits.nodes_min, record.limits.nodes_max)
+    job = JobSpec.from_json(record.job or record.spec)
+    return job.moved(record.phase, {**place, "nodes": nodes}), nodes
+
+
+def _check_place(
+    job: JobSpec,
+    phase: int,
+    limits: Limits,
+    found: Survey | None,
+    run_dir: Path,
+    record: RunRecord | None = None,
+) -> None:
+    """Let pass if nodes of a phase can be had within the budget, and all can be carried to them.
+
+    `record` is of a run that is moved there; None: of one that has not begun.
+    """
+    spec = job.in_phase(phase)
+    offers = _of_market(found.offers, spec) if found else _offers(spec, run_dir)
+    nodes_min = limits.nodes_min if phase == 0 or record is not None else spec.nodes.min
+    spent_usd = 0.0 if record is None else cost.spent_usd(record, time.time())
+    taken = offers
+    if record is not None or job.phases:
+        taken = _as_paid(record or _unbegun(job, spec, limits), offers)
+    _check_budget(replace(limits, nodes_min=nodes_min), taken, spent_usd=spent_usd)
+    if is_own_template(spec.template):
+        from spotguard.control.supervisor.skypilot_request import check_template
+
+        check_template(spec)
+    if spec.infra != LOCAL:
+        from spotguard.control.supervisor.skypilot_request import check_places, preview
+
+        if found is None:
+            check_places(spec)
+        preview(spec, offers)  # raises where something cannot be carried to the nodes
+
+
+def _unbegun(job: JobSpec, spec: JobSpec, limits: Limits) -> RunRecord:
+    """Return what would be known of a run in a phase before any nodes."""
+    return RunRecord(
+        run_id="",
+        name=job.name,
+        created_at=0.0,
+        store_root=job.store,
+        spec=spec.to_json(),
+        job=job.to_json(),
+        limits=limits,
+    )
 
 
 def _new_run_id(name: str, now: float) -> str:
@@ -194,9 +359,14 @@ def _check_resumable(record: RunRecord) -> None:
     if record.settled is None:
         raise UsageError(
             f"Run {record.run_id} still goes on, so there is nothing to resume.",
-            hint=f"look: spotguard status {record.run_id} --watch",
+            hint=f"look: spotguard status {record.run_id} --watch; to have it go on elsewhere, "
+            f"spotguard stop {record.run_id} comes first, or --stop with resume",
         )
-    if record.settled.state is RunState.FINISHED:
+    _check_unfinished(record)
+
+
+def _check_unfinished(record: RunRecord) -> None:
+    if record.settled is not None and record.settled.state is RunState.FINISHED:
         raise UsageError(
             f"Run {record.run_id} has finished all its steps, so there is nothing to resume.",
             hint="start a new run: spotguard up job.py",

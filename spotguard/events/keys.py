@@ -1,6 +1,7 @@
 """The keys of the run store, relative to `<store>/<run_id>/`. Nothing else builds them.
 
 run.json                                              the spec, written once
+places/000001.json                                    by the controller: where the run goes on
 attempts/000001/launch.json                           by the controller: place, price, nodes
 attempts/000001/end.json                              by the controller: when it was gone, why
 attempts/000001/claim.json                            create-if-absent, by the job's first rank
@@ -27,6 +28,8 @@ RUN = "run.json"
 LEASE = "controller.json"
 """Overwritten: which machine's controller holds the run."""
 ATTEMPTS = "attempts/"
+PLACES = "places/"
+"""One object for each move of the run, and for each phase after the first."""
 CHECKPOINTS = "checkpoints/"
 FROZEN = "frozen/"
 MAX_ATTEMPT = 10**6 - 1
@@ -34,6 +37,7 @@ MAX_ATTEMPT = 10**6 - 1
 
 _CHECKPOINT = re.compile(r"checkpoints/(\d{12})-(\d{6})/")
 _WRITER = re.compile(r"attempts/\d{6}/events/\d+-(\d+-\d+)-\d+\.jsonl?")
+_PLACE = re.compile(r"places/\d{6}\.json")
 _ATTEMPT = re.compile(r"attempts/(\d{6})/")
 _PIECE = re.compile(r"attempts/\d{6}/\w+/((\d{5})-\d{13})-(\d{6})-(\d{7})\.jsonl\.gz")
 RUN_ID_PATTERN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
@@ -43,6 +47,16 @@ RUN_ID_PATTERN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 def attempt(number: int) -> str:
     """Return the prefix of an attempt, with its trailing slash."""
     return f"{ATTEMPTS}{number:06d}/"
+
+
+def place(number: int) -> str:
+    """Return the key of a move of the run, or of a phase's beginning; the first is 1."""
+    return f"{PLACES}{number:06d}.json"
+
+
+def is_place(key: str) -> bool:
+    """Tell whether a key is one of those."""
+    return _PLACE.fullmatch(key) is not None
 
 
 def launch(number: int) -> str:

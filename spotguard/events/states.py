@@ -87,6 +87,12 @@ class EndReason(_Worded):
         "yellow",
     )
     RESIZED = ("resized", "resized", "saved to go on with another node count", "cyan")
+    PHASE_DONE = (
+        "phase_done",
+        "phase done, state saved",
+        "the next phase begins by itself",
+        "cyan",
+    )
     BUDGET = (
         "budget",
         "budget reached, state saved",

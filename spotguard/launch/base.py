@@ -37,6 +37,8 @@ class Offer:
     """Of one node; None is unknown, never free."""
     on_demand_usd_per_h: float | None
     """What one such node costs on demand; None is unknown."""
+    gpus: str | None = None
+    """What each node has of them, `A100:8`, where the job asks for some."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +197,28 @@ class KnowsFreeNodes(Protocol):
         answer, it is 0: nothing is given up for it.
         """
         ...
+
+
+@runtime_checkable
+class KnowsCharges(Protocol):
+    """What a launcher can do beside, where a cloud tells for how long each node was charged."""
+
+    def charged_node_s(self, cluster: str, offer: Offer) -> float | None:
+        """Return the seconds that all nodes of a cluster that is gone were charged, added up.
+
+        Blocks for some seconds at most. None: the cloud does not say, or no more.
+        """
+        ...
+
+
+def charged_node_s(launcher: object, cluster: str, offer: Offer) -> float | None:
+    """Ask for what is charged for a cluster that is gone, where the launcher can tell; else None.
+
+    What was seen from outside is more: a cluster counts until its last node is gone.
+    """
+    if not isinstance(launcher, KnowsCharges):
+        return None
+    return launcher.charged_node_s(cluster, offer)
 
 
 class Launcher(Protocol):

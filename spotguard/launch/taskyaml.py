@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import os
+import posixpath
 import re
 import zlib
 from dataclasses import dataclass, field
@@ -28,6 +29,11 @@ BUYS_SPOT = frozenset({"aws", "gcp", "azure"})
 """Where SkyPilot takes `use_spot`; elsewhere the place itself is the market."""
 SHARED_DISK = frozenset({"slurm"})
 """Where a folder of this machine may be one of the nodes' too."""
+_TAGGED = frozenset({"aws"})
+"""Where nodes are asked for by their tags later. Other clouds have other rules for tags."""
+CLUSTER_TAG, RUN_TAG = "spotguard-cluster", "spotguard-run"
+"""What each instance is tagged with: by the first EC2 is asked for what a cluster cost, by the
+second a bill is split into runs."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SHOWN = env.JOB_VARIABLES - {env.KEY}
@@ -37,7 +43,7 @@ _PLACE_KEYS = ("infra", "use_spot", "instance_type", "accelerators", "any_of", "
 _FIRST_PORT, _PORTS = 20_000, 10_000
 """Below those that Linux gives to outgoing connections."""
 _WHEELS = "~/.spotguard/wheels"
-_TAKEN = ("~/.spotguard", "~/.sky", "~/sky_workdir", "~/skypilot-runtime", "~/.ssh")
+TAKEN = ("~/.spotguard", "~/.sky", "~/sky_workdir", "~/skypilot-runtime", "~/.ssh")
 """On a node; what else is there is the image's, and the user's to know."""
 
 
@@ -46,7 +52,7 @@ class Machine:
     """What each node shall be, and what is to be installed on it."""
 
     gpus: str | None = None
-    """`A100:8`."""
+    """`A100:8`; where an offer says it, too, the offer's counts."""
     instance_type: str | None = None
     cpus: str | None = None
     """`8`, or `8+`: at least so many."""
@@ -94,7 +100,7 @@ def task_yaml(
     task["name"] = _task_name(request.cluster)
     task["num_nodes"] = request.nodes
     task["workdir"] = _workdir(request.workdir)
-    task["resources"] = _resources(task.get("resources", {}), machine, places)
+    task["resources"] = _resources(task.get("resources", {}), machine, places, request)
     task["envs"] = {**task.get("envs", {}), **_variables(request, machine, wheel)}
     task.update(_secrets(request.env))
     mounts = {**task.get("file_mounts", {}), **_file_mounts(machine)}
@@ -139,7 +145,10 @@ def infra_of(offer: Offer) -> str:
 
 
 def _resources(
-    template: Mapping[str, Any], machine: Machine, places: Sequence[Offer]
+    template: Mapping[str, Any],
+    machine: Machine,
+    places: Sequence[Offer],
+    request: LaunchRequest,
 ) -> dict[str, Any]:
     common = {key: value for key, value in template.items() if key not in _PLACE_KEYS}
     wanted = {
@@ -151,7 +160,8 @@ def _resources(
     if machine.gpus:  # the template's CPUs are for nodes that have nothing else
         common.pop("cpus", None)
     common |= {key: value for key, value in wanted.items() if value is not None}
-    candidates = [_candidate(offer, machine) for offer in places]
+    tags = {**(common.get("labels") or {}), CLUSTER_TAG: request.cluster, RUN_TAG: request.run_id}
+    candidates = [_candidate(offer, machine, tags) for offer in places]
     if all("instance_type" in candidate for candidate in candidates):
         common = {key: value for key, value in common.items() if key not in ("cpus", "memory")}
     if len(candidates) == 1:
@@ -159,14 +169,16 @@ def _resources(
     return {**common, "ordered": candidates}
 
 
-def _candidate(offer: Offer, machine: Machine) -> dict[str, Any]:
+def _candidate(offer: Offer, machine: Machine, tags: Mapping[str, str]) -> dict[str, Any]:
     candidate: dict[str, Any] = {"infra": infra_of(offer)}
+    if offer.infra in _TAGGED:
+        candidate["labels"] = dict(tags)
     if offer.infra in BUYS_SPOT:
         candidate["use_spot"] = offer.market is Market.SPOT
         if offer.instance_type:
             candidate["instance_type"] = offer.instance_type
-    if machine.gpus:
-        candidate["accelerators"] = machine.gpus
+    if offer.gpus or machine.gpus:
+        candidate["accelerators"] = offer.gpus or machine.gpus
     return candidate
 
 
@@ -231,10 +243,10 @@ def _free(machine: Machine, name: str, given: Mapping[str, str]) -> dict[str, st
     """Return what the user puts on the nodes, if it is in nobody's way."""
     others = machine.volumes if name == "file_mounts" else machine.file_mounts
     for place in given:
-        plain = place.rstrip("/")
-        if any(f"{plain}/".startswith(f"{taken}/") for taken in _TAKEN):
+        plain = posixpath.normpath(place)
+        if any(f"{plain}/".startswith(f"{taken}/") for taken in TAKEN):
             raise SpecError(f"node.{name}", f"given {place!r}, which is spotguard's or SkyPilot's")
-        if plain in {other.rstrip("/") for other in others}:
+        if plain in {posixpath.normpath(other) for other in others}:
             raise SpecError(
                 f"node.{name}", f"given {place!r}, which is in both of file_mounts and volumes"
             )

@@ -374,12 +374,13 @@ def _attempts(view: RunView) -> Table:
             *("steps lost", money_column("cost", demo=view.demo_prices), "energy"),
         ),
         numbers=(0, 2, 6, 7, 8, 9, 10),
-        rows=tuple(map(_attempt, view.attempts)),
+        rows=tuple(_attempt(each, demo=view.demo_prices) for each in view.attempts),
         empty="no attempt yet",
     )
 
 
-def _attempt(each: AttemptView) -> tuple[Cell, ...]:
+def _attempt(each: AttemptView, *, demo: bool) -> tuple[Cell, ...]:
+    """Return an attempt's row; `demo`: the column says already that all money is played."""
     why, tone = words.why(each)
     machine = f"{each.instance_type or ''} {each.market.replace('_', '-')}".strip()
     return (
@@ -392,7 +393,7 @@ def _attempt(each: AttemptView) -> tuple[Cell, ...]:
         Cell(text=words.seconds(each.notice_s)),
         Cell(text=words.seconds(each.saved_before_end_s)),
         Cell(text=words.DASH if each.steps_lost is None else str(each.steps_lost)),
-        Cell(text=format_usd(each.cost_usd)),
+        Cell(text=usd(each.cost_usd, demo=each.demo_prices and not demo)),
         Cell(text=words.energy(each.carbon.energy_kwh), note=words.co2e(each.carbon.co2e_kg)),
     )
 

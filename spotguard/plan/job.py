@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from spotguard.events.states import Market
@@ -60,6 +60,8 @@ class Candidate:
     """To be expected in `JobPlan.span_h`, or while the budget lasts if that is less."""
     interruptions_usd: float | None = None
     """What these cost: nodes that are paid for and make no progress."""
+    gpus: str | None = None
+    """What each node has of them; of several that were asked for, this offer's."""
     co2e_g_per_h: float | None = None
     """Grams of CO2e that all nodes cause in an hour: an estimate from above."""
 
@@ -86,6 +88,26 @@ class Rung:
     """Share of the ranks' time in a step that is work, as far as whole batches go."""
     last_samples: int
     """Samples of a global batch's last micro-batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhasePlan:
+    """One phase of the run, with a price of its own."""
+
+    phase: int
+    """From 1."""
+    until_step: int | None
+    """Steps done at which it ends; None: with the run."""
+    infra: str
+    gpus: str | None
+    market: str
+    nodes: str
+    """`2` or `1:4`."""
+    nproc_per_node: int
+    demo_prices: bool
+    """True if its nodes cost nothing: they are this machine's, and no price was given."""
+    candidates: tuple[Candidate, ...]
+    skipped: tuple[Skipped, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +159,10 @@ class JobPlan:
     """What it is expected to cost and when it is done; None for nodes of this machine."""
     smoke: Smoke | None = None
     """What the script's first steps on this machine measured; None: not tried, or changed since."""
+    phases: tuple[PhasePlan, ...] = ()
+    """All phases of the job; what stands outside of it is the first one's."""
+    moves: str | None = None
+    """What goes on there, in words, where a run moves; None: a new one begins."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the object of `plan --json`."""
@@ -171,7 +197,7 @@ def plan_job(
     """
     markets = planned_markets(spec)
     if spec.prefer == GREEN:
-        offers = greener_first(offers, machine_of(spec))
+        offers = greener_first(offers, lambda offer: machine_of(spec, offer))
     ladder = node_ladder(spec.nodes.min, spec.nodes.max)
     return JobPlan(
         name=spec.name,
@@ -211,11 +237,36 @@ def plan_job(
     )
 
 
+def with_phases(job: JobSpec, plans: Sequence[JobPlan]) -> JobPlan:
+    """Return the plan of a job with phases; `plans` are those of its phases.
+
+    Nobody knows how long a phase is to last before its first step, so nothing is forecast.
+    """
+    phases = tuple(
+        PhasePlan(
+            phase=index + 1,
+            until_step=job.phases[index].until_step,
+            infra=spec.infra,
+            gpus=spec.gpus,
+            market=plan.market,
+            nodes=plan.nodes,
+            nproc_per_node=plan.nproc_per_node,
+            demo_prices=plan.demo_prices,
+            candidates=plan.candidates,
+            skipped=plan.skipped,
+        )
+        for index, plan in enumerate(plans)
+        for spec in [job.in_phase(index)]
+    )
+    played = all(plan.demo_prices for plan in plans)
+    return replace(plans[0], phases=phases, demo_prices=played, forecast=None)
+
+
 def _carbon(
     spec: JobSpec, offers: Sequence[Offer], markets: tuple[Market, ...]
 ) -> tuple[Factor, ...]:
     first = next((offer for offer in offers if offer.market is markets[0]), None)
-    causes = None if first is None else draw(first.infra, first.region, machine_of(spec))
+    causes = None if first is None else draw(first.infra, first.region, machine_of(spec, first))
     return () if causes is None else causes.factors
 
 
@@ -226,10 +277,10 @@ def planned_markets(spec: JobSpec) -> tuple[Market, ...]:
     return (spec.market,)
 
 
-def machine_of(spec: JobSpec) -> NodeDevices:
-    """Return what a node of the job is made of, as far as it says."""
+def machine_of(spec: JobSpec, offer: Offer) -> NodeDevices:
+    """Return what a node that is offered to the job is made of, as far as they say."""
     return machine(
-        spec.gpus,
+        offer.gpus or spec.gpus,
         spec.node.cpus,
         processes=spec.nproc_per_node,
         is_local=spec.infra == "local",
@@ -256,12 +307,13 @@ def _candidate(
     on_demand_rate = rate_usd_per_h(offer.on_demand_usd_per_h, nodes)
     hours = hours_bought(spec.budget_usd, rate)
     interruptions = _interruptions(spec, offer, hours)
-    causes = draw(offer.infra, offer.region, machine_of(spec))
+    causes = draw(offer.infra, offer.region, machine_of(spec, offer))
     return Candidate(
         infra=offer.infra,
         region=offer.region,
         zone=offer.zone,
         instance_type=offer.instance_type,
+        gpus=offer.gpus,
         market=str(offer.market),
         nodes=nodes,
         price_usd_per_h=offer.price_usd_per_h,

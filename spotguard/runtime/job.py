@@ -76,7 +76,7 @@ class Job:
         told = clock.compare_with_controller(self.store, settings, self.attempt)
         self._init_at = clock.now() - self.age_s
         self._pid = os.getpid()
-        self.gate = StopGate()
+        self.gate = StopGate(settings.until_step)
         self.metrics = Metrics(
             self.store,
             attempt=self.attempt,
@@ -223,6 +223,16 @@ class Job:
         end = time.monotonic() + seconds
         while self.watch.agreed is None and time.monotonic() < end:
             time.sleep(0.01)
+
+    def end_phase(self, finished: int) -> None:
+        """Ask for the stop that ends the run's phase, if its steps are done; all ranks do alike.
+
+        A stop that another rank or a cloud asks for at the same time says why they leave.
+        """
+        until = self.settings.until_step
+        if until is not None and finished >= until and self.watch.agreed is None:
+            message = f"the phase ends at step {until}"
+            self.watch.request(StopRequest(reason=EndReason.PHASE_DONE, message=message))
 
     def finish_loop(self, why: str | None, *, left_early: bool = False) -> None:
         """Save the final state; the script may go on after its loop."""

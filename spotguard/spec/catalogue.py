@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import lru_cache
 from inspect import cleandoc
@@ -13,7 +14,7 @@ from pydantic_core import PydanticUndefined
 from spotguard.events.env import JOB_VARIABLES
 from spotguard.spec.complaint import setting_of
 from spotguard.spec.home import HOME_VARIABLE
-from spotguard.spec.model import JobSpec, LocalSpec, NodeSpec, SmokeSpec
+from spotguard.spec.model import JobSpec, LocalSpec, NodeSpec, PhaseSpec, SmokeSpec
 from spotguard.spec.setting import Setting, seconds_text
 
 if TYPE_CHECKING:
@@ -62,10 +63,20 @@ class ConfigField:
         if self.setting.is_duration and isinstance(value, float):
             return seconds_text(value)
         if isinstance(value, tuple):
-            return list(value)
+            return [_phase(item) if isinstance(item, PhaseSpec) else item for item in value]
         if value is None or isinstance(value, (bool, int, float, dict)):
             return value
         return str(value)
+
+
+def _phase(phase: PhaseSpec) -> str:
+    """Return a phase in one line, as TOML."""
+    until = {} if phase.until_step is None else {"until_step": phase.until_step}
+    said = {**until, **phase.model_dump(mode="json", include=set(phase.place))}
+    keys = {name: (found.key if found else "") or name for name in said
+            for found in [setting_of(JobSpec, name)]}  # fmt: skip
+    written = {**said, **({"nodes": str(phase.nodes)} if phase.nodes is not None else {})}
+    return "{ " + ", ".join(f"{keys[n]} = {json.dumps(v)}" for n, v in written.items()) + " }"
 
 
 @lru_cache(maxsize=1)

@@ -19,6 +19,14 @@ _LONGEST = 80
 """Characters of a wrong value that a message repeats."""
 
 
+class SaysItAll(ValueError):
+    """What a parser raises whose own words say what is wrong better than `Setting.allowed`."""
+
+    def __init__(self, words: str, *, hint: str = "") -> None:
+        super().__init__(words)
+        self.hint = hint
+
+
 def setting_of(model: type[BaseModel], field: str) -> Setting | None:
     """Return the `Setting` in a field's annotation; None for a field that no key sets."""
     info = model.model_fields.get(field)
@@ -45,6 +53,9 @@ def spec_error(
     if error["type"] == "missing" or setting is None:
         return SpecError(key, str(error["msg"]))
     by = f" ({origins[key]})" if key in origins else ""
+    said = error.get("ctx", {}).get("error")
+    if isinstance(said, SaysItAll):
+        return SpecError(key, f"{said}{by}", hint=said.hint)
     return SpecError(
         key,
         f"given {_shown(field, error)}{by}; allowed: {setting.allowed}",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from spotguard.spec.catalogue import catalogue
 from spotguard.spec.infra import (
     at_least,
-    gpu_name,
+    gpu_names,
     image_name,
     machine_name,
     mounts,
@@ -20,6 +20,9 @@ from spotguard.spec.infra import (
     places,
     volume_names,
 )
+from spotguard.spec.model import PLACE_FIELDS
+from spotguard.spec.model.own_template import TemplateName
+from spotguard.spec.model.phases import UNTIL
 from spotguard.spec.nodes import NodeRange
 from spotguard.spec.setting import (
     IfGiven,
@@ -48,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from spotguard.spec.catalogue import ConfigField
-    from spotguard.spec.setting import Parser
+    from spotguard.spec.setting import Parser, Setting
 
 _TEXT: Final = {"type": "string"}
 _NUMBER: Final = {"type": ["number", "string"]}
@@ -59,9 +62,9 @@ _PAIRS: Final = {
     "items": _TEXT,
 }
 _FORMS: Final[Mapping[Parser, dict[str, Any]]] = {
-    **dict.fromkeys((text, run_name, gpu_name, machine_name, image_name, on_demand_rule), _TEXT),
+    **dict.fromkeys((text, run_name, machine_name, image_name, on_demand_rule), _TEXT),
     **dict.fromkeys((number, usd, duration, instant, save_interval, at_least), _NUMBER),
-    **dict.fromkeys((texts, hooks, places, alert_topics), _TEXTS),
+    **dict.fromkeys((texts, hooks, places, gpu_names, alert_topics), _TEXTS),
     switch: {"type": ["boolean", "string"]},
     variables: {"type": "object", "additionalProperties": {"type": ["string", "integer"]}},
     mounts: _PAIRS,
@@ -102,6 +105,8 @@ def form(parse: Parser) -> dict[str, Any]:
     """Return a schema for what a parser takes from a file."""
     if isinstance(parse, IfGiven):
         return form(parse.parse)
+    if isinstance(parse, TemplateName):
+        return {"anyOf": [{"enum": sorted(parse.names)}, {**_TEXT, "pattern": r"/|\.ya?ml$"}]}
     if isinstance(parse, OneOf):
         spelt = {word.replace("_", dash) for word in parse.words for dash in "_-"}
         return {"enum": sorted(spelt)}
@@ -110,4 +115,17 @@ def form(parse: Parser) -> dict[str, Any]:
         if parse.highest == Whole.highest:
             del limits["maximum"]
         return {"type": ["integer", "string"], **limits}
+    if parse is _phases_setting().parse:
+        return _phases()
     return dict(_FORMS[parse])
+
+
+def _phases_setting() -> Setting:
+    return catalogue()["phases"].setting
+
+
+def _phases() -> dict[str, Any]:
+    fields = {field.path[-1]: field for field in catalogue().values() if len(field.path) == 1}
+    phase = {UNTIL: {"type": ["integer", "string"], "minimum": 1}}
+    phase |= {fields[name].key: form(fields[name].setting.parse) for name in PLACE_FIELDS}
+    return {"type": ["array", "string"], "items": _table(phase)}

@@ -80,9 +80,26 @@ def gpu_name(raw: Any) -> str:
     return f"{match[1]}:{match[2] or 1}"
 
 
+def gpu_names(raw: Any) -> str:
+    """Return the GPUs of one node, any of several: `A100:8,H100:8`."""
+    parts = raw.split(",") if isinstance(raw, str) else raw
+    if not isinstance(parts, (list, tuple)) or not parts:
+        raise ValueError("no GPU")
+    found = [gpu_name(part) for part in parts]
+    if len(set(found)) < len(found):
+        raise ValueError("a GPU is named twice")
+    return ",".join(found)
+
+
+def gpu_alternatives(canonical: str | None) -> tuple[str, ...]:
+    """Return each of them: `A100:8`; none where there are no GPUs."""
+    return tuple(canonical.split(",")) if canonical else ()
+
+
 def gpu_count(canonical: str | None) -> int:
-    """Return how many GPUs a node has."""
-    return int(canonical.rpartition(":")[2]) if canonical else 0
+    """Return how many GPUs a node has; of several alternatives, the first one."""
+    first = next(iter(gpu_alternatives(canonical)), "")
+    return int(first.rpartition(":")[2]) if first else 0
 
 
 def at_least(raw: Any) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 
 from spotguard.errors import SpecError
 from spotguard.spec.catalogue import OTHER_VARIABLES, PREFIX, TABLES, by_variable, catalogue
+from spotguard.spec.model.own_template import is_own_template
 from spotguard.spec.nearest import did_you_mean
 from spotguard.spec.setting import VARIABLES_FOR_USERS
 
@@ -213,13 +214,23 @@ def _pairs(texts: object) -> Iterable[tuple[str, str]]:
 
 def _based(key: str, value: object, base: Path) -> object:
     field = catalogue().get(key)
+    if key == "phases" and isinstance(value, list):
+        return [_based_phase(phase, base) for phase in value]
     if not field or not field.setting.is_path:
         return value
+    if field.setting.choices and isinstance(value, str) and not is_own_template(value.strip()):
+        return value  # the name of something, and no path
     if isinstance(value, Mapping):
         return {place: absolute(source, base) for place, source in value.items()}
     if isinstance(value, (list, tuple)):
         return [_based_pair(item, base) for item in value]
     return absolute(value, base)
+
+
+def _based_phase(phase: object, base: Path) -> object:
+    if not isinstance(phase, Mapping) or "template" not in phase:
+        return phase
+    return {**phase, "template": _based("template", phase["template"], base)}
 
 
 def _based_pair(item: object, base: Path) -> object:

@@ -28,7 +28,7 @@ from spotguard.spec.layers import (
     flag_layer,
     variable_layer,
 )
-from spotguard.spec.model import JobSpec, build_spec
+from spotguard.spec.model import PLACE_FIELDS, JobSpec, build_spec
 from spotguard.spec.script import Script, check_runtime, read_script
 from spotguard.spec.setting import DEFAULT_TOPICS, sanitized_name
 
@@ -152,6 +152,27 @@ def places_named(
             file_layer(home / USER_FILE, _short(home / USER_FILE)),
         )
     return tuple(_parsed(key, given[key]) for key in ("infra", "on_demand_infra") if key in given)
+
+
+def place_of(settings: Mapping[str, object]) -> dict[str, Any]:
+    """Return what settings say of where a job runs, parsed, by the fields of `JobSpec`.
+
+    Args:
+        settings: by config key, as typed; None is 'not given'.
+
+    Raises:
+        SpecError: one makes no sense, or says nothing of that.
+    """
+    keys = {catalogue_key: field.path[-1] for catalogue_key, field in catalogue().items()}
+    place: dict[str, Any] = {}
+    for key, value in settings.items():
+        if value is None:
+            continue
+        if keys.get(key) not in PLACE_FIELDS:
+            known = [each for each, name in keys.items() if name in PLACE_FIELDS]
+            raise SpecError(key, f"is not of a place; those are {', '.join(known)}")
+        place[keys[key]] = _read(key, flag_layer({key: value}, Path.cwd())[key])
+    return place
 
 
 def alerts_named(

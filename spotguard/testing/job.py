@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -157,12 +158,18 @@ class FakeJob:
             play.step += 1
             self.trained.append((play.attempt, play.step))
         self._beat(cluster, play)
-        if play.step >= self.total_steps:
+        if play.step >= self._until(cluster) and not play.hung:
+            self._leave(cluster, play, EndReason.PHASE_DONE)
+        elif play.step >= self.total_steps:
             self._save(cluster, play, "final")
             self._end(cluster, play, EndReason.FINISHED, exit_code=0)
         elif play.step % self.save_every == 0 and not play.hung:
             self._save(cluster, play, "periodic")
         play.at += self.step_s
+
+    def _until(self, cluster: FakeCluster) -> float:
+        until = int(cluster.request.env.get(env.UNTIL_STEP, self.total_steps))
+        return math.inf if until >= self.total_steps else until
 
     def _meets_fate(self, cluster: FakeCluster, play: _Play) -> bool:
         fate = self.fates.get(play.attempt)

@@ -261,7 +261,10 @@ def _of_plans(patch: pytest.MonkeyPatch, home: Path) -> Iterator[tuple[str, list
         ),
         unchecked=(Unchecked(place="slurm/lab/spot", why="SkyPilot does not answer"),),
     )
-    patch.setattr(up, "_survey", lambda spec: found)
+    patch.setenv("SPOTGUARD_PHASES", "[{ until_step = 5 }, { nodes = 2, price = 0.5 }]")
+    yield "plan", _printed("plan", script)
+    patch.delenv("SPOTGUARD_PHASES")
+    patch.setattr(up, "survey", lambda spec: found)
     yield "plan", _printed("plan", script, "--infra", "aws", "--gpus", "B300")
     patch.setattr(api, "plan_forecast", lambda spec, found: FORETOLD)
     yield "plan", _printed("plan", script, "--start-at", "2030-05-01T22:00Z")

@@ -13,7 +13,7 @@ from spotguard.launch.base import Offer
 from tests.cli import pictures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from spotguard.control.journal.stored_logs import LogLine
@@ -72,8 +72,10 @@ class FakeControl:
     """The user presses Ctrl-C at this look."""
     refuse: SpotguardError | None = None
     """What `create_run` and `resume` raise."""
-    found: Survey | None = None
-    """What `create_run` was told of where nodes can be had."""
+    found: list[Survey] | None = None
+    """What `create_run` was told of where nodes can be had, in each phase."""
+    moved_to: JobSpec | None = None
+    """What the run's job would be elsewhere."""
     looks: int = 0
 
     def now(self, run_id: str) -> float:
@@ -81,7 +83,7 @@ class FakeControl:
         assert run_id == pictures.RUN
         return time.time()
 
-    def create_run(self, spec: JobSpec, found: Survey | None = None) -> str:
+    def create_run(self, spec: JobSpec, found: list[Survey] | None = None) -> str:
         """Note the spec."""
         if self.refuse:
             raise self.refuse
@@ -180,6 +182,16 @@ class FakeControl:
         if self.refuse:
             raise self.refuse
         self.asked.append(("resume", run_id, budget_usd, deadline_s, nodes))
+
+    def move_plan(self, run_id: str, place: Mapping[str, Any]) -> JobSpec:
+        """Return the job as the test has it elsewhere."""
+        self.asked.append(("move_plan", run_id, dict(place)))
+        assert self.moved_to is not None
+        return self.moved_to
+
+    def move(self, run_id: str, place: Mapping[str, Any], **limits: Any) -> None:
+        """Note where to, and the new limits."""
+        self.asked.append(("move", run_id, dict(place), limits))
 
     def logs(self, run_id: str, follow: bool = False, query: object = None) -> Iterator[LogLine]:
         """Yield the log; note what was asked for."""

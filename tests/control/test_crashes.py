@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import Kind, Limits
+from spotguard.events import keys
 from spotguard.events.states import EndReason, RunState
 from spotguard.testing.job import JobFate
 from spotguard.testing.stores import SimulatedCrash
@@ -66,7 +68,9 @@ def run_with(world: World, saboteur: Saboteur) -> bool:
             "store": Sabotaged(world.store, saboteur, "put", "delete"),
         }
         try:
-            world.supervisor(journal, **parts).run()
+            record = world.supervisor(journal, **parts).run()
+            while record.settled is None:  # the next phase is for a supervisor of its own
+                record = world.supervisor(journal, **parts).run(goes_on=True)
         except SimulatedCrash:
             return False
     return True
@@ -212,3 +216,71 @@ def test_a_controller_killed_anywhere_sees_who_went_on(tmp_path: Path, after: bo
         assert world.launcher.started == ["job-1-1", "job-1-4"], nth
         assert world.launcher.living() == [], nth
         assert {step for _, step in world.job.trained} == set(range(1, 21)), nth
+
+
+def phased(folder: Path) -> World:
+    """Return a run of three phases on 2, 3 and 1 nodes, interrupted in the first two of them."""
+    fates = {1: JobFate(how="notice", at_s=4), 3: JobFate(how="lose", at_s=4)}
+    phases = [{"until_step": 6, "nodes": 2}, {"until_step": 14, "nodes": 3}, {"nodes": 1}]
+    return World(
+        folder,
+        limits=Limits(budget_usd=5.0, nodes_min=2, nodes_max=2),
+        spec={"phases": phases},
+        tick_s=1.0,
+        total_steps=18,
+        save_every=4,
+        fates=fates,
+    )
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("start", range(4))
+def test_a_controller_killed_anywhere_keeps_to_the_phases(
+    tmp_path: Path, start: int, after: bool
+) -> None:
+    """Each phase has its steps on its nodes, none is begun twice, and no step is left out."""
+    (tmp_path / "count").mkdir()
+    counting = Saboteur()
+    assert run_with(phased(tmp_path / "count"), counting)
+    assert counting.acts > 60
+    for nth in range(1 + start, counting.acts + 1, 4):
+        world, record = repaired(phased, tmp_path / str(nth), Saboteur(nth=nth, after=after))
+
+        assert record.settled is not None, nth
+        assert record.settled.state is RunState.FINISHED, nth
+        assert [attempt.nodes for attempt in record.attempts] == [2, 2, 3, 3, 1], nth
+        ends = [attempt.end.reason.value for attempt in record.attempts if attempt.end]
+        assert ends == ["preempted", "phase_done", "node_lost", "phase_done", "finished"], nth
+        assert world.kinds().count(Kind.PHASE_BEGUN.value) == 2, nth
+        assert {step for _, step in world.job.trained} == set(range(1, 19)), nth
+        assert len(set(world.launcher.started)) == len(world.launcher.started) == 5, nth
+        assert world.launcher.living() == [], nth
+        places = [json.loads(world.store.get(keys.place(n)))["phase"] for n in (1, 2)]
+        assert places == [1, 2], nth
+
+
+def test_nothing_is_launched_in_a_place_that_the_store_does_not_know(tmp_path: Path) -> None:
+    """Who rebuilds a lost journal asks the launcher of the store's newest place: it comes first."""
+    (tmp_path / "count").mkdir()
+    acts: list[str] = []
+
+    world = phased(tmp_path / "count")
+    put, launch = world.store.put, world.launcher.launch
+
+    def noted_put(key: str, *args: Any, **kwargs: Any) -> Any:
+        if key.startswith(keys.PLACES):
+            acts.append(key)
+        return put(key, *args, **kwargs)
+
+    def noted_launch(request: Any) -> None:
+        acts.append(request.cluster)
+        launch(request)
+
+    world.store.put = noted_put  # type: ignore[method-assign]
+    world.launcher.launch = noted_launch  # type: ignore[method-assign]
+    world.run()
+    assert acts == [
+        *("job-1-1", "job-1-2"),
+        *("places/000001.json", "job-1-3", "job-1-4"),
+        *("places/000002.json", "job-1-5"),
+    ]

@@ -44,6 +44,8 @@ class World:
         self.launcher = FakeLauncher(self.clock, self.job, **(launcher or {}))
         self.policy = policy or Policy(capacity_patience_s=60.0)
         plain = JobSpec(script="/job.py", workdir="/", name="job", store="/store")
+        asked = plain.replace(**(spec or {}))
+        begun = asked.in_phase(0)
         with Journal.create(folder / "journal.db") as journal:
             journal.append(
                 Kind.CREATED.value,
@@ -53,7 +55,8 @@ class World:
                     "name": "job",
                     "store_root": "memory://",
                     "limits": limits_to_json(limits or Limits()),
-                    "spec": plain.replace(**(spec or {})).to_json(),
+                    "spec": begun.to_json(),
+                    "job": asked.to_json() if asked.phases else None,
                 },
             )
 
@@ -74,9 +77,12 @@ class World:
         return Supervisor(journal=journal, **{**given, **parts})
 
     def run(self) -> RunRecord:
-        """Control the run until it settles."""
+        """Control the run until it settles, through all its phases."""
         with self.journal() as journal:
-            return self.supervisor(journal).run()
+            record = self.supervisor(journal).run()
+            while record.settled is None:
+                record = self.supervisor(journal).run(goes_on=True)
+            return record
 
     def run_until(self, at_s: float) -> RunRecord:
         """Control the run for some seconds, then drop the controller."""

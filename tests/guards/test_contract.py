@@ -21,6 +21,7 @@ _IN_THE_RUN_STORE = {
     "joining/",
     "logs/",
     "metrics/",
+    "places/",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sqlite3
 from dataclasses import replace
@@ -11,19 +12,18 @@ import pytest
 
 from spotguard.cli.main import main
 from spotguard.control import api
-from spotguard.control.journal.journal import Journal
+from spotguard.control.journal.journal import Entry, Journal
 from spotguard.control.status.view import RunSummary
 from spotguard.errors import JournalDamaged
 from spotguard.events.states import RunState
 from spotguard.shared.documents import document
-from tests.pages.hostile_journals import show, spoiled, spoiled_ones, whole_story
+from tests.pages.hostile_journals import HOSTILE, show, spoiled, spoiled_ones, whole_story
 from tests.pages.test_guard import KNOWN, ask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from spotguard.control.journal.journal import Entry
 
 SEEDS = 250
 ON_DISK = (*range(1000, 1010), 2258, 2814)
@@ -70,6 +70,27 @@ def test_what_makes_no_sense_raises_nothing_else(first: int) -> None:
         if shown is not None:
             assert shown.page.count("<script") == 3, f"seed {seed}"
     assert 0 < refused < 50
+
+
+@pytest.mark.parametrize("kind", ["moved", "phase_begun"])
+def test_a_place_that_makes_no_sense_raises_nothing_else(kind: str) -> None:
+    """Where a run goes on: each field of it, and of its phases, is each odd thing once."""
+    story = whole_story()
+    job = {"infra": "aws", "phases": [{"until_step": 9, "nodes": 1}, {"gpus": "A100:8"}]}
+    data = {**story[0].data, "job": job, "phase": 1, "phases": 2, "until_step": None}
+    spots: list[tuple[str, ...]] = [(name,) for name in data]
+    spots += [("job", "phases"), ("spec", "infra"), ("spec", "gpus"), ("limits", "nodes_min")]
+    shown = 0
+    for *outer, name in spots:
+        for odd in HOSTILE:
+            senseless = copy.deepcopy(data)
+            (senseless[outer[0]] if outer else senseless)[name] = copy.deepcopy(odd)
+            placed = Entry(seq=8, kind=kind, at=5.0, attempt=None, data=senseless)
+            try:
+                shown += show([*story[:8], placed, *story[8:]]) is not None
+            except Exception as problem:
+                raise AssertionError(f"{outer} {name} {odd!r}: {problem!r}") from problem
+    assert 0 < shown < len(spots) * len(HOSTILE)
 
 
 def test_an_instant_that_nobody_meant_is_none(home: Path) -> None:

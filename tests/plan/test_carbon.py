@@ -71,13 +71,17 @@ def test_green_breaks_ties_and_nothing_else() -> None:
         _offer("eu-west-3", 1.04),
         _offer("us-east-1", 1.2),
     )
-    assert greener_first([ohio, paris, virginia], EIGHT) == [paris, ohio, virginia]
+    assert greener_first([ohio, paris, virginia], lambda _: EIGHT) == [paris, ohio, virginia]
     dear = replace(paris, price_usd_per_h=1.06)
-    assert greener_first([ohio, dear, virginia], EIGHT) == [ohio, dear, virginia]
+    assert greener_first([ohio, dear, virginia], lambda _: EIGHT) == [ohio, dear, virginia]
     on_demand = replace(paris, market=Market.ON_DEMAND)
-    assert greener_first([ohio, on_demand], EIGHT) == [ohio, on_demand]
+    assert greener_first([ohio, on_demand], lambda _: EIGHT) == [ohio, on_demand]
     unpriced = replace(paris, price_usd_per_h=None)
-    assert set(greener_first([ohio, unpriced, virginia], EIGHT)) == {ohio, unpriced, virginia}
+    assert set(greener_first([ohio, unpriced, virginia], lambda _: EIGHT)) == {
+        ohio,
+        unpriced,
+        virginia,
+    }
 
 
 def _progress(at: float, **counters: float) -> Any:

@@ -102,7 +102,9 @@ def test_gpus_decide_the_processes(resolve_job: Resolve) -> None:
     assert resolve_job({}).spec.nproc_per_node == 1
 
 
-@pytest.mark.parametrize("raw", ["8", "A100:0", "A100:", "A100:1.5", "A100,L4", "{A100: 8}", "a b"])
+@pytest.mark.parametrize(
+    "raw", ["8", "A100:0", "A100:", "A100:1.5", "A100,A100", "A100,", "{A100: 8}", "a b"]
+)
 def test_what_is_no_gpu_is_refused(resolve_job: Resolve, raw: str) -> None:
     """One kind for all nodes: steps would wait for the slower one."""
     with pytest.raises(SpecError, match=r"^gpus: given "):

@@ -67,11 +67,15 @@ def main() -> None:
 
 
 def _leave_after(pid: int) -> None:
-    """Take the lab down once the process that wanted it is gone, however it ended."""
+    """Take the lab down once the process that wanted it is gone, however it ended.
+
+    Whoever wants the next lab may have begun already: what is not ours any more stays.
+    """
     while Path(f"/proc/{pid}").exists():
         time.sleep(2.0)
     script = settings.INFRA / "ec2-lab" / "ec2_lab.sh"
-    subprocess.Popen(["bash", str(script), "down"], start_new_session=True)  # which ends us, too
+    ends_us_too = ["bash", str(script), "down-of", str(os.getpid())]
+    subprocess.Popen(ends_us_too, start_new_session=True)
 
 
 def _with_verbs(gate: Any, verbs: Any) -> Any:

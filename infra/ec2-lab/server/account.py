@@ -176,6 +176,7 @@ def _take(node: Node) -> None:
     with lock:
         if node.alive and node.instance.state == "running":
             node.instance.terminate()
+            node.instance._reason = _SPOT_ENDED  # no time in it: the spot request tells that
             node.instance.state_reason.code = _SPOT_ENDED
             node.instance.state_reason.message = f"{_SPOT_ENDED}: Spot instance termination"
 
@@ -185,6 +186,7 @@ def crash(node: Node) -> None:
     with lock:
         node.stop_billing()
         _terminate(node.instance)
+        node.instance._reason = "Server.InternalError"
         set_state(node.instance, "shutting-down", "Server.InternalError")
         node.kill()
 

@@ -21,6 +21,7 @@ from xml.sax.saxutils import escape
 import journal
 import prices
 import settings
+import spot_requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -63,6 +64,7 @@ class Rule:
     """Calls that it hits; None is all."""
     seconds: float = 0.0
     who: str = "*"
+    region: str = "*"
     hit: list[str] = field(default_factory=list)
     """The invocations that it has hit."""
 
@@ -75,7 +77,7 @@ class Rule:
         """Tell whether this call meets it, and count it."""
         if not any(fnmatchcase(action, self.action) for action, _ in call.actions):
             return False
-        if not fnmatchcase(call.key, self.who):
+        if not (fnmatchcase(call.key, self.who) and fnmatchcase(call.region, self.region)):
             return False
         if call.invocation in self.hit:
             return True
@@ -92,7 +94,8 @@ class Gate:
         self._moto = moto
         self.rules: list[Rule] = []
         self.policy: dict[str, Any] | None = None
-        """What S3 is asked for each call, but an administrator's; None allows all."""
+        """What calls about `bucket` must be allowed by; an administrator's are. None: all are."""
+        self.bucket = ""
         self._launched: dict[str, tuple[str, list[tuple[str, str]], bytes]] = {}
         """What each client token of RunInstances was answered."""
         self._lock = threading.Lock()
@@ -143,7 +146,7 @@ class Gate:
         if not self._may(call):
             return _failure(call, "deny")
         answer = self._passed(call, environ)
-        if self.policy is not None and call.service == "s3" and answer[0].startswith("404"):
+        if self._is_guarded(call) and answer[0].startswith("404"):
             # Who may not list a bucket is not told that an object is absent.
             bucket = call.actions[0][1].partition("/")[0]
             if call.prefix is None and not self._allowed("s3:ListBucket", bucket, None):
@@ -157,8 +160,9 @@ class Gate:
         self, call: Call, environ: WSGIEnvironment
     ) -> tuple[str, list[tuple[str, str]], bytes]:
         if call.name == "ec2:DescribeSpotPriceHistory":
-            body = prices.history(call.region, call.form).encode()
-            return "200 OK", [("Content-Type", "text/xml;charset=UTF-8")], body
+            return _xml(prices.history(call.region, call.form))
+        if call.name == "ec2:DescribeSpotInstanceRequests":
+            return _xml(spot_requests.describe(call.region, call.form))
         token = (call.form.get("ClientToken") or [""])[0]
         if call.name == "ec2:RunInstances" and token in self._launched:
             return self._launched[token]  # the same launch, asked for again
@@ -173,8 +177,15 @@ class Gate:
 
     # ------------------------------------------------------------ rights
 
-    def _may(self, call: Call) -> bool:
+    def _is_guarded(self, call: Call) -> bool:
+        """Tell whether somebody has to have a right for it: other buckets are not looked at."""
         if self.policy is None or call.service != "s3":
+            return False
+        whole = f"arn:aws:s3:::{self.bucket}"
+        return any(arn in (whole, "*") or arn.startswith(f"{whole}/") for _, arn in call.actions)
+
+    def _may(self, call: Call) -> bool:
+        if not self._is_guarded(call):
             return True
         return all(self._allowed(action, arn, call.prefix) for action, arn in call.actions)
 
@@ -294,6 +305,11 @@ def _bucket_action(method: str, query: Mapping[str, Any]) -> str:
 
 
 # ---------------------------------------------------------------- answering in AWS' place
+
+
+def _xml(text: str) -> tuple[str, list[tuple[str, str]], bytes]:
+    return "200 OK", [("Content-Type", "text/xml;charset=UTF-8")], text.encode()
+
 
 _WORDS = {
     "throttle": "Request limit exceeded.",

@@ -207,6 +207,7 @@ class Node:
             if state in LIVE:  # it ended itself
                 ends = instance.instance_initiated_shutdown_behavior == "terminate"
                 self._end_instance(instance)
+                instance._reason = "Client.InstanceInitiatedShutdown"
                 state = "terminated" if ends or instance.lifecycle == "spot" else "stopped"
                 set_state(instance, state, "Client.InstanceInitiatedShutdown")
             elif state == "shutting-down":

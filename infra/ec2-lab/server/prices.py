@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _PRODUCT = "Linux/UNIX"
 _DAYS_BEFORE = 30
+_LEAST_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,10 @@ def on_demand_usd_per_h(instance_type: str, zone: str) -> float | None:
 def cost_usd(instance_type: str, zone: str, market: str, begin_at: float, end_at: float) -> float:
     """Return what EC2 charges for an instance.
 
-    By the second, each hour of a spot instance at the price that held when that hour began
-    (aws.amazon.com/ec2/faqs, "How will I be charged").
+    By the second, a minute at least; each hour of a spot instance at the price that held when it
+    began (aws.amazon.com/ec2/faqs, "How will I be charged").
     """
+    end_at = max(end_at, begin_at + _LEAST_S)
     if market != "spot":
         return (on_demand_usd_per_h(instance_type, zone) or 0.0) * (end_at - begin_at) / 3600.0
     hours = [begin_at]
@@ -105,9 +107,9 @@ def change(zone: str, usd: float, instance_type: str | None) -> list[str]:
 
 def history(region: str, form: Mapping[str, list[str]]) -> str:
     """Answer DescribeSpotPriceHistory: newest first, with the price that held at the beginning."""
-    kinds = _listed(form, "InstanceType") | _filtered(form, "instance-type")
-    zones = _listed(form, "AvailabilityZone") | _filtered(form, "availability-zone")
-    products = _listed(form, "ProductDescription") | _filtered(form, "product-description")
+    kinds = _listed(form, "InstanceType") | filtered(form, "instance-type")
+    zones = _listed(form, "AvailabilityZone") | filtered(form, "availability-zone")
+    products = _listed(form, "ProductDescription") | filtered(form, "product-description")
     begin_at, end_at = _instant(form, "StartTime", 0.0), _instant(form, "EndTime", time.time())
     found = []
     for change in _changes:
@@ -161,7 +163,8 @@ def _listed(form: Mapping[str, list[str]], name: str) -> set[str]:
     }
 
 
-def _filtered(form: Mapping[str, list[str]], name: str) -> set[str]:
+def filtered(form: Mapping[str, list[str]], name: str) -> set[str]:
+    """Return the values of a filter of a request; empty if it has none of that name."""
     numbers = [key.split(".")[1] for key, values in form.items() if values == [name]]
     return {
         value

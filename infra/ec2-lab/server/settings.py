@@ -13,7 +13,7 @@ IMAGE = Path(os.environ.get("EC2LAB_IMAGE", DATA / "image"))
 BRIDGE = os.environ.get("EC2LAB_BRIDGE", "ec2lab0")
 PUBLIC = os.environ.get("EC2LAB_PUBLIC", "198.51.100")
 """Public addresses: TEST-NET-2, which nobody has."""
-REGIONS = os.environ.get("EC2LAB_REGIONS", "us-east-1 us-west-2").split()
+REGIONS = os.environ.get("EC2LAB_REGIONS", "us-east-1 us-east-2 us-west-2 eu-west-1").split()
 CATALOGUE = Path(os.environ.get("EC2LAB_CATALOGUE", Path(__file__).parents[1] / "catalogue"))
 """The prices that hold at first; a price that changes is written here, too."""
 FRESH_ACCOUNT = bool(os.environ.get("EC2LAB_FRESH_ACCOUNT"))

@@ -142,6 +142,7 @@ class Verbs:
                 times=None if times == "all" else int(times),
                 seconds=float(query.get("seconds", 0)),
                 who=query.get("who", "*"),
+                region=query.get("region", "*"),
             )
             self._gate.rules.append(rule)
             journal.note(f"{rule.action} will meet {rule.kind}, {times} times")
@@ -154,16 +155,23 @@ class Verbs:
             return "none"
         text = Path(query["file"]).read_text()
         text = text.replace("BUCKET", query["bucket"]).replace("PREFIX", query["prefix"])
-        self._gate.policy = json.loads(text)
+        self._gate.policy, self._gate.bucket = json.loads(text), query["bucket"]
         return query["file"]
 
-    def _calm(self, _: Query) -> str:
-        """Take back what was said of capacity, faults and rights; end every instance."""
-        self._gate.rules.clear()
-        self._gate.policy = None
-        account.capacity.clear()
+    def _calm(self, query: Query) -> str:
+        """Take back what was said of capacity, faults and rights; end every instance.
+
+        With a region: only of that one; rights belong to none.
+        """
+        region = query.get("region")
+        if region is None:
+            self._gate.policy = None
+        self._gate.rules[:] = [r for r in self._gate.rules if region not in (None, r.region)]
+        for zone, market in list(account.capacity):
+            if region in (None, zone[:-1]):
+                del account.capacity[zone, market]
         for node in list(nodes.values()):
-            if node.alive:
+            if node.alive and region in (None, node.instance.region_name):
                 node.cut(False)
                 node.instance.terminate()
         return "calm"

@@ -12,6 +12,7 @@ from spotguard.cli.terminal.output import console, note, print_json
 from spotguard.cli.up import JobArguments, ScriptArgument
 from spotguard.errors import EnvironmentFailure, SpecError, UsageError
 from spotguard.shared.units import parse_duration_s
+from spotguard.spec.infra import gpu_alternatives
 
 if TYPE_CHECKING:
     from spotguard.policy.recorded import RecordedZone
@@ -110,7 +111,7 @@ def _market(
     """Return the recorded zones, the market's name, and recorded nodes per node of the job."""
     from spotguard.policy.recorded import accelerators, zones_of, zones_of_folder
 
-    gpu, _, count = (spec.gpus or "").partition(":")
+    gpu, _, count = next(iter(gpu_alternatives(spec.gpus)), "").partition(":")
     gpus = int(count) if count.isdigit() else 1
     if trace is not None:
         if market is not None:

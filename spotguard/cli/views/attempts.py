@@ -24,7 +24,7 @@ def attempts(
 ) -> RenderableType:
     """Return the attempts, or only the `newest` of them with a word on the others.
 
-    `demo`: what they cost is played, and says so.
+    `demo`: what all of them cost is played, and says so; else that of some of them may be.
     """
     hidden = 0 if newest is None else max(0, len(rows) - newest)
     shown = list(rows)[hidden:]
@@ -59,7 +59,7 @@ def _table(rows: Sequence[AttemptView], demo: bool) -> Table:
             formats.seconds(row.notice_s),
             formats.seconds(row.saved_before_end_s),
             formats.count(row.steps_lost),
-            formats.usd(row.cost_usd),
+            formats.usd(row.cost_usd, demo=row.demo_prices and not demo),
         )
     return table
 
@@ -78,5 +78,5 @@ def _paragraph(row: AttemptView, demo: bool) -> Text:
         f"\n   notice {formats.seconds(row.notice_s)}, "
         f"saved {formats.seconds(row.saved_before_end_s)} before the end,"
         f"\n   steps lost {formats.count(row.steps_lost)}, cost "
-        f"{formats.usd(row.cost_usd, demo=demo)}",
+        f"{formats.usd(row.cost_usd, demo=demo or row.demo_prices)}",
     )

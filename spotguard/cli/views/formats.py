@@ -42,6 +42,11 @@ def count(value: int | None) -> str:
     return DASH if value is None else str(value)
 
 
+def nodes(value: int | str) -> str:
+    """Return how many nodes, in words; a range is `1:4`."""
+    return "1 node" if str(value) == "1" else f"{value} nodes"
+
+
 def usd(value: float | None, *, demo: bool = False) -> str:
     """Return money for a table cell; `unknown` for None, never zero; what is played says `demo`."""
     played = " demo" if demo and value is not None else ""

@@ -6,6 +6,7 @@ import math
 import shlex
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -32,10 +33,12 @@ _ROOM_FOR_ALL = 90
 
 def plan_screen(plan: JobPlan, *, width: int) -> RenderableType:
     """Return the plan: what would run, then one row for each place, in the order of trying."""
-    if not plan.candidates:
+    if not plan.candidates and not plan.phases:
         market = plan.market.replace("_", "-")
         nowhere = Text(f"no place offers {market} nodes", style="yellow")
         return Group(_what(plan, width), nowhere, *_notes(plan, carbon=False))
+    if plan.phases:
+        return Group(_what(plan, width), *_phases(plan), *_notes(plan, carbon=False), Text(""))
     carbon = _tells_carbon(plan) and (width >= _ROOM_FOR_ALL or not _tells_interruptions(plan))
     steps: list[RenderableType] = [_steps(plan), Text("")] if plan.rungs else []
     return Group(
@@ -71,6 +74,10 @@ def _facts(plan: JobPlan) -> list[tuple[str, str]]:
         ("nodes", f"{plan.nodes}, {each} on each"),
         ("budget", _budget(plan)),
     ]
+    if plan.phases:
+        facts[1] = ("phases", f"{len(plan.phases)}, each saved before the next one begins")
+    if plan.moves is not None:
+        facts.insert(0, ("goes on", plan.moves))
     if plan.on_demand_infra is not None:
         facts.append(("on demand at", f"{plan.on_demand_infra}, when: {_when_on_demand(plan)}"))
     if plan.start_at is not None:
@@ -117,6 +124,31 @@ def _budget(plan: JobPlan) -> str:
     return f"{format_usd(plan.budget_usd)}, never more"
 
 
+def _phases(plan: JobPlan) -> list[RenderableType]:
+    """Return a table of places for each phase, with what it is above it."""
+    shown: list[RenderableType] = []
+    for phase in plan.phases:
+        each = "1 process" if phase.nproc_per_node == 1 else f"{phase.nproc_per_node} processes"
+        ends = "to the end" if phase.until_step is None else f"until step {phase.until_step}"
+        gpus = f" with {phase.gpus}" if phase.gpus and phase.infra != "local" else ""
+        free = ", which costs nothing (demo prices)" if phase.demo_prices else ""
+        having = f"{formats.nodes(phase.nodes)}{gpus}, {each} on each{free}"
+        words = f"phase {phase.phase}, {ends}: {having}"
+        shown.append(Text(words, style="bold"))
+        own = replace(plan, candidates=phase.candidates, market=phase.market, phases=())
+        if phase.candidates:
+            shown.append(_places(own, carbon=False))
+        else:
+            market = phase.market.replace("_", "-")
+            shown.append(Text(f"no place offers {market} nodes", style="yellow"))
+        shown += [
+            Text(f"skipped {clean(place.place)}: {clean(place.why)}", style="dim")
+            for place in phase.skipped[:_MOST_SKIPPED]
+        ]
+        shown.append(Text(""))
+    return shown
+
+
 def _places(plan: JobPlan, *, carbon: bool) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("place", overflow="fold")
@@ -136,20 +168,28 @@ def _places(plan: JobPlan, *, carbon: bool) -> Table:
 
 
 def _shown(plan: JobPlan) -> list[Candidate]:
-    """Return the first candidates of each market on the most nodes, and the first on fewer."""
+    """Return the first candidates of each market on the most nodes, and the first on fewer.
+
+    Of several kinds of GPU, each one's cheapest is there.
+    """
     seen: Counter[tuple[str, int]] = Counter()
+    kinds: set[tuple[str, str | None]] = set()
     most = max((candidate.nodes for candidate in plan.candidates), default=0)
     shown = []
     for candidate in plan.candidates:
         kind = (candidate.market, candidate.nodes)
         seen[kind] += 1
-        if seen[kind] <= (_MOST_PLACES if candidate.nodes == most else 1):
+        first = candidate.nodes == most and (candidate.market, candidate.gpus) not in kinds
+        kinds.add((candidate.market, candidate.gpus))
+        if first or seen[kind] <= (_MOST_PLACES if candidate.nodes == most else 1):
             shown.append(candidate)
     return shown
 
 
 def _row(plan: JobPlan, candidate: Candidate, *, carbon: bool) -> list[str]:
     machine = f" {candidate.instance_type}" if candidate.instance_type else ""
+    if len({each.gpus for each in plan.candidates}) > 1 or not machine:
+        machine += f" {candidate.gpus}" if candidate.gpus else ""
     row = [
         f"{formats.place(candidate)}{machine}",
         candidate.market.replace("_", "-"),

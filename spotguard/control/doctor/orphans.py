@@ -149,19 +149,20 @@ def _spec(store: ObjectStore) -> JobSpec | None:
 
 
 def _newest_beat(store: ObjectStore, since: float) -> int | None:
-    """Return the step of the newest attempt, if it gave a sign of life since then; else None.
+    """Return the step of the newest attempt that gave a sign of life since then; None if none did.
 
-    The store's clock counts as well as the node's, which may be an hour behind.
+    The newest one may wait, silent, for the end of the one before it. The store's clock counts as
+    well as the node's, which may be an hour behind.
     """
     listed = [keys.parse_attempt(folder) for folder in store.list_folders(keys.ATTEMPTS)]
-    newest = max((number for number in listed if number is not None), default=None)
-    if newest is None:
-        return None
-    beats = read_beats(store, newest)
-    signs = [beat.at for beat in beats]
-    signs += [info.modified_at or 0.0 for info in store.list(keys.heartbeats(newest))]
-    lives = any(at > since for at in signs)
-    return max((beat.step for beat in beats), default=None) if lives else None
+    numbers = sorted(number for number in listed if number is not None)
+    for number in reversed(numbers[-2:]):
+        beats = read_beats(store, number)
+        signs = [beat.at for beat in beats]
+        signs += [info.modified_at or 0.0 for info in store.list(keys.heartbeats(number))]
+        if beats and any(at > since for at in signs):
+            return max(beat.step for beat in beats)
+    return None
 
 
 def _by_store(cluster: OurCluster, record: RunRecord | None, told: _Told, now: float) -> Judgement:

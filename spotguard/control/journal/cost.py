@@ -2,13 +2,17 @@
 
 Pure functions over the record. An attempt is billed from the moment at which its nodes
 began to cost (where the launcher cannot tell: at which its launch was written down) until the
-launcher confirmed its last node gone. A launch that came to nothing is billed, too, unless it is
+launcher confirmed its last node gone. Where the cloud itself tells afterwards for how long it
+charged each node, that counts. A launch that came to nothing is billed, too, unless it is
 proven that no node of it ran. Unknown stays unknown (None).
+
+Where local nodes have demo prices, that money is played, and it is told of while the whole run is.
+Beside money that is really spent it counts for nothing.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spotguard.events import keys
 from spotguard.events.states import EndReason
@@ -17,6 +21,7 @@ from spotguard.spec.infra import LOCAL
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import AttemptRecord, RunRecord
+    from spotguard.launch.base import Offer
 
 
 def billed_s(attempt: AttemptRecord, now: float) -> float:
@@ -30,6 +35,8 @@ def billed_s(attempt: AttemptRecord, now: float) -> float:
 
 def cost_usd(attempt: AttemptRecord, now: float) -> float | None:
     """Return what the attempt has cost, or None if its price is unknown."""
+    if attempt.end is not None and attempt.end.charged_node_s is not None:
+        return money.cost_usd(attempt.offer.price_usd_per_h, attempt.end.charged_node_s)
     rate = money.rate_usd_per_h(attempt.offer.price_usd_per_h, attempt.nodes)
     return money.cost_usd(rate, billed_s(attempt, now))
 
@@ -40,17 +47,46 @@ def spent_usd(record: RunRecord, now: float) -> float | None:
     return _sum([*lost, *(cost_usd(attempt, now) for attempt in _paid(record))])
 
 
+def attempt_rate_usd_per_h(record: RunRecord, attempt: AttemptRecord) -> float | None:
+    """Return what an attempt's nodes take from the run's money in an hour; None is unknown."""
+    if attempt.demo_price and not demo_prices(record):
+        return 0.0
+    return money.rate_usd_per_h(attempt.offer.price_usd_per_h, attempt.nodes)
+
+
+def price_usd_per_h(record: RunRecord, offer: Offer) -> float | None:
+    """Return what a node there takes from the run's budget in an hour; None is unknown.
+
+    Nothing, where it is played money in a run that really costs some.
+    """
+    played = offer.infra == LOCAL and record.spec.get("price_usd_per_h") is None
+    return 0.0 if played and not demo_prices(record) else offer.price_usd_per_h
+
+
 def rate_usd_per_h(record: RunRecord) -> float | None:
     """Return what the run costs in an hour now: 0 without nodes, None if a price is unknown."""
     living = [each for each in (record.current, record.ahead) if each is not None]
     if not living:
         return 0.0
-    return _sum([money.rate_usd_per_h(a.offer.price_usd_per_h, a.nodes) for a in living])
+    return _sum([attempt_rate_usd_per_h(record, attempt) for attempt in living])
 
 
 def demo_prices(record: RunRecord) -> bool:
-    """Tell whether the money is played: local nodes cost nothing unless the user gave a price."""
-    return record.spec.get("infra") == LOCAL and record.spec.get("price_usd_per_h") is None
+    """Tell whether all of the money is played: what was spent, and what the job's phases will.
+
+    Local nodes cost nothing; their prices are for demonstration, unless the user gave one.
+    """
+    if not all(attempt.demo_price for attempt in record.attempts):
+        return False
+    own = record.job or record.spec
+    places = [record.spec, *({**own, **_said(phase)} for phase in record.phases)]
+    return all(
+        place.get("infra") == LOCAL and place.get("price_usd_per_h") is None for place in places
+    )
+
+
+def _said(phase: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in phase.items() if value is not None}
 
 
 def known_spent_usd(record: RunRecord, now: float) -> float:
@@ -61,7 +97,8 @@ def known_spent_usd(record: RunRecord, now: float) -> float:
 
 def _paid(record: RunRecord) -> tuple[AttemptRecord, ...]:
     """Return the attempts that cost money, with the one that waits for its turn."""
-    return record.attempts if record.ahead is None else (*record.attempts, record.ahead)
+    every = record.attempts if record.ahead is None else (*record.attempts, record.ahead)
+    return every if demo_prices(record) else tuple(each for each in every if not each.demo_price)
 
 
 def counted_train_s(record: RunRecord) -> dict[int, float]:
@@ -97,9 +134,10 @@ def on_demand_usd(record: RunRecord, now: float) -> float | None:
     """
     counted = counted_train_s(record)
     costs: list[float | None] = []
-    for attempt in record.attempts:
+    paid = [attempt for attempt in _paid(record) if attempt is not record.ahead]
+    for attempt in paid:
         useful_s = counted[attempt.number]
-        if attempt is record.attempts[0]:
+        if attempt is paid[0]:
             useful_s += startup_s(attempt, now)
         if useful_s > 0:
             rate = money.rate_usd_per_h(attempt.offer.on_demand_usd_per_h, attempt.nodes)

@@ -17,6 +17,7 @@ from spotguard.control.journal.record import (
     Kind,
     Limits,
     LostLaunch,
+    Placing,
     RunRecord,
     Search,
     Settled,
@@ -38,6 +39,7 @@ from spotguard.events.untrusted import (
     text,
 )
 from spotguard.plan import money
+from spotguard.spec.infra import LOCAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -109,6 +111,7 @@ def _created(entry: Entry) -> RunRecord:
         created_at=entry.at,
         store_root=needed(text(data, "store_root"), "store_root"),
         spec=an_object(data.get("spec"), "its spec"),
+        job=an_object(data.get("job") or {}, "its phases"),
         limits=Limits(**data["limits"]),
         seq=entry.seq,
     )
@@ -126,6 +129,7 @@ def _intended(record: RunRecord, entry: Entry) -> RunRecord:
         intended_at=entry.at,
         allotment=Allotment(**allotment),
         members=tuple(data["members"]) if data.get("members") else None,
+        demo_price=_is_demo(record, data["offer"]),
         course=Course(
             waiting_since=record.waiting_since,
             after_resume=bool(before) and before[-1].number == record.resumed_after,
@@ -135,6 +139,11 @@ def _intended(record: RunRecord, entry: Entry) -> RunRecord:
     if data.get("ahead") is True:
         return replace(record, ahead=attempt)
     return replace(record, attempts=(*before, attempt))
+
+
+def _is_demo(record: RunRecord, offer: dict[str, Any]) -> bool:
+    """Tell whether nodes are this machine's, at a price that nobody gave."""
+    return offer.get("infra") == LOCAL and record.spec.get("price_usd_per_h") is None
 
 
 def _took_over(record: RunRecord, _: Entry) -> RunRecord:
@@ -286,6 +295,36 @@ def _resumed(record: RunRecord, entry: Entry) -> RunRecord:
     )
 
 
+def _moved(record: RunRecord, entry: Entry) -> RunRecord:
+    return _placed(_resumed(record, entry), entry)
+
+
+def _placed(record: RunRecord, entry: Entry) -> RunRecord:
+    """Take over where the run is from here on; what was refused elsewhere says nothing here."""
+    data, before = entry.data, record.placing
+    placing = Placing(
+        number=1 if before is None else before.number + 1,
+        kind=entry.kind,
+        at=entry.at,
+        after=record.attempts[-1].number if record.attempts else 0,
+    )
+    return replace(
+        record,
+        spec=an_object(data.get("spec"), "its spec"),
+        job=an_object(data.get("job") or {}, "its phases"),
+        phase=needed(integer(data, "phase", low=0), "phase"),
+        limits=Limits(**data["limits"]),
+        placing=placing,
+        tried=(),
+        mendable=False,
+        refusal="",
+        rounds=0,
+        waiting_since=None,
+        retry_at=None,
+        search=None,
+    )
+
+
 def _alerted(record: RunRecord, entry: Entry) -> RunRecord:
     percent = entry.data["percent"]
     record = replace(record, alerted=(*record.alerted, percent))
@@ -385,6 +424,8 @@ _ON_RUN: dict[str, Callable[[RunRecord, Entry], RunRecord]] = {
     Kind.USER_STOP.value: _wished,
     Kind.USER_DOWN.value: _wished,
     Kind.RESUMED.value: _resumed,
+    Kind.MOVED.value: _moved,
+    Kind.PHASE_BEGUN.value: _placed,
     Kind.ALERT.value: _alerted,
     Kind.NOTED.value: _noted,
     Kind.TOLD.value: _told,

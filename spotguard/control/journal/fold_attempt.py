@@ -24,7 +24,7 @@ from spotguard.control.journal.record import (
 from spotguard.events.event import JobEvent
 from spotguard.events.metric import newest_values, of_node
 from spotguard.events.states import EndReason
-from spotguard.events.untrusted import instant, integer, number, seconds, text
+from spotguard.events.untrusted import amount, instant, integer, number, seconds, text
 from spotguard.launch.base import NodeEnd
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ _WEIGHT_OF_ENDS = (
     EndReason.PREEMPTED,
     EndReason.TERMINATED,
     EndReason.RESIZED,
+    EndReason.PHASE_DONE,
     EndReason.BUDGET,
     EndReason.DEADLINE,
     EndReason.STOPPED,
@@ -127,6 +128,7 @@ def end_attempt(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
         traceback=data["traceback"],
         last_beat_at=number(data, "last_beat_at"),
         leaving=data.get("leaving") is True,
+        charged_node_s=amount(data, "charged_node_s"),
     )
     return _end_seen(
         replace(attempt, end=end, contact_lost_at=None, cloud_silent_at=None), entry.at
@@ -134,10 +136,11 @@ def end_attempt(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
 
 
 def _released(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
-    gone_at = entry.data["gone_at"]
-    return replace(
-        attempt, end=attempt.end and replace(attempt.end, leaving=False, gone_at=gone_at)
-    )
+    gone_at, charged_s = entry.data["gone_at"], amount(entry.data, "charged_node_s")
+    end = attempt.end
+    if end is not None:
+        end = replace(end, leaving=False, gone_at=gone_at, charged_node_s=charged_s)
+    return replace(attempt, end=end)
 
 
 def _progress(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from spotguard.events.states import CheckpointKind, EndReason, Market, RunState
-from spotguard.events.untrusted import number
+from spotguard.events.untrusted import integer, number, objects
 from spotguard.launch.base import NodeEnd, Offer
 
 
@@ -66,6 +66,10 @@ class Kind(str, Enum):
     USER_STOP = "user_stop"
     USER_DOWN = "user_down"
     RESUMED = "resumed"
+    MOVED = "moved"
+    """The user lets the run go on, and in another place: what it says of the job counts now."""
+    PHASE_BEGUN = "phase_begun"
+    """The steps of a phase are done: what this says of the job counts now."""
     SET_ASIDE = "set_aside"
     """Something in the run store makes no sense; it is never read again."""
     CHUNK_READ = "chunk_read"
@@ -236,6 +240,8 @@ class AttemptEnd:
     """By the node's clock: its last sign of life."""
     leaving: bool = False
     """Its nodes had been told to go and were not confirmed gone yet: they are still paid."""
+    charged_node_s: float | None = None
+    """The seconds that all its nodes were charged, added up, where the cloud itself told them."""
 
 
 _KILL_WAIT_S = 30.0
@@ -271,6 +277,8 @@ class AttemptRecord:
     allotment: Allotment
     members: tuple[int, ...] | None = None
     """The nodes that it began on, if it began in place: on what was left of a cluster."""
+    demo_price: bool = False
+    """Its money is played: local nodes cost nothing, and the user had given no price."""
     launched: bool = False
     up_at: float | None = None
     """When its nodes began to cost, where the launcher can tell."""
@@ -402,6 +410,19 @@ class Tiding:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Placing:
+    """Where the run has gone on since some attempt: by the user's move, or as a phase began."""
+
+    number: int
+    """From 1; in the run store it has a key of its own."""
+    kind: str
+    """`MOVED` or `PHASE_BEGUN`."""
+    at: float
+    after: int
+    """Number of the last attempt before it; 0 if there was none."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """All that is known of a run."""
 
@@ -411,8 +432,14 @@ class RunRecord:
     store_root: str
     """URL of the store; the run lives below it at `run_id`."""
     spec: dict[str, Any]
-    """The job, as `JobSpec.to_json` gave it."""
+    """The job as it is where the run is now, as `JobSpec.to_json` gave it."""
     limits: Limits
+    job: dict[str, Any] = field(default_factory=dict)
+    """The same with all its phases; empty where it has none."""
+    phase: int = 0
+    """In which of the job's phases the run is, from 0."""
+    placing: Placing | None = None
+    """The newest move, or beginning of a phase; None: the run is where it was launched."""
     attempts: tuple[AttemptRecord, ...] = ()
     ahead: AttemptRecord | None = None
     """The attempt to come, where its nodes were asked for while the current one still trains: it
@@ -458,6 +485,23 @@ class RunRecord:
     def start_at(self) -> float | None:
         """Before when nothing is launched, as the user set it; None: at once."""
         return number(self.spec, "start_at")
+
+    @property
+    def until_step(self) -> int | None:
+        """Steps done at which the phase ends that the run is in; None: with the run."""
+        here = self.phases[self.phase : self.phase + 1]
+        return integer(here[0], "until_step") if here else None
+
+    @property
+    def phases(self) -> list[dict[str, Any]]:
+        """What each phase of the job says; nothing where it has none."""
+        return objects(self.job, "phases")
+
+    @property
+    def of_this_place(self) -> tuple[AttemptRecord, ...]:
+        """The attempts since the run was last moved, or its phase began."""
+        after = self.placing.after if self.placing is not None else 0
+        return tuple(each for each in self.attempts if each.number > after)
 
     @property
     def current(self) -> AttemptRecord | None:
@@ -517,7 +561,8 @@ def with_lost(lost: tuple[LostLaunch, ...], new: LostLaunch) -> tuple[LostLaunch
 
 def place_key(offer: Offer) -> str:
     """Return a name for a place that tells it from the others, for a round of launching."""
-    words = (offer.infra, offer.region, offer.zone, offer.instance_type, offer.market.value)
+    machine = offer.instance_type or offer.gpus
+    words = (offer.infra, offer.region, offer.zone, machine, offer.market.value)
     return "/".join(word or "-" for word in words)
 
 

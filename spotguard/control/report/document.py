@@ -165,9 +165,9 @@ def _spend_point(record: RunRecord, at: float, until: float) -> SpendPoint:
     if at == until and record.current is not None:
         living = [record.current]
     prices = [attempt.offer.price_usd_per_h for attempt in living]
-    rates = [money.rate_usd_per_h(a.offer.price_usd_per_h, a.nodes) for a in living]
+    rates = [cost.attempt_rate_usd_per_h(record, attempt) for attempt in living]
     begun = [attempt for attempt in record.attempts if attempt.billed_from <= at]
-    costs = [_cost_by(attempt, at, until) for attempt in begun]
+    costs = [_cost_by(record, attempt, at, until) for attempt in begun]
     costs += [each.usd for each in record.lost_launches if each.at + each.paid_s <= at]
     return SpendPoint(
         at=at,
@@ -178,8 +178,8 @@ def _spend_point(record: RunRecord, at: float, until: float) -> SpendPoint:
     )
 
 
-def _cost_by(attempt: Any, at: float, until: float) -> float | None:
-    rate = money.rate_usd_per_h(attempt.offer.price_usd_per_h, attempt.nodes)
+def _cost_by(record: RunRecord, attempt: Any, at: float, until: float) -> float | None:
+    rate = cost.attempt_rate_usd_per_h(record, attempt)
     seconds = min(at - attempt.billed_from, cost.billed_s(attempt, until))
     return money.cost_usd(rate, seconds)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from spotguard.control.adopt import Rebuild, read_run_json, settle
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.journal import Journal
+from spotguard.control.journal.places import raw_place_data
 from spotguard.control.journal.record import Kind
 from spotguard.control.journal.snapshot import keep_snapshot
 from spotguard.control.run_folder import RunFolder
@@ -112,17 +113,23 @@ class Mirror:
         folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         draft = folder.path / "journal.new"
         draft.unlink(missing_ok=True)
+        begun = raw_place_data(body["spec"], 0, body["limits"])
         with Journal.create(draft) as journal:
             created = {
                 "run_id": run_id,
                 "name": body["name"],
                 "store_root": self.url,
                 "limits": body["limits"],
-                "spec": body["spec"],
+                "spec": begun["spec"],
+                "job": begun["job"],
             }
             with journal.all_or_nothing():
                 journal.append(Kind.CREATED.value, at=body["created_at"], data=created)
                 rebuild = Rebuild(journal, _Nobody(), run_id)
+                rebuild.places = [
+                    (place, raw_place_data(place.job, place.phase, place.limits))
+                    for place in body["places"]
+                ]
                 rebuild.attempts(store)
                 if rebuild.lost_launches or rebuild.chunks_left:
                     told = {

@@ -75,7 +75,10 @@ def attempt_times(record: RunRecord, now: float) -> tuple[AttemptTime, ...]:
     return tuple(
         AttemptTime(
             attempt=attempt.number,
-            shares=_shares(attempt, _parts(attempt, counted[attempt.number], now)),
+            shares=_shares(
+                cost.attempt_rate_usd_per_h(record, attempt),
+                _parts(attempt, counted[attempt.number], now),
+            ),
         )
         for attempt in record.attempts
     )
@@ -145,8 +148,8 @@ def _done_train_s(attempt: AttemptRecord) -> float:
     return max((train_s for train_s in known if train_s is not None), default=0.0)
 
 
-def _shares(attempt: AttemptRecord, parts: dict[Use, float]) -> tuple[TimeShare, ...]:
-    rate = money.rate_usd_per_h(attempt.offer.price_usd_per_h, attempt.nodes)
+def _shares(rate: float | None, parts: dict[Use, float]) -> tuple[TimeShare, ...]:
+    """Return the uses with what they cost at a rate (USD an hour, of all nodes)."""
     return tuple(
         _share(use, seconds, 0.0 if use is Use.WAITING else money.cost_usd(rate, seconds))
         for use, seconds in parts.items()

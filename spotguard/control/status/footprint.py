@@ -44,7 +44,7 @@ class RunFootprint:
 
 def attempt_footprint(record: RunRecord, attempt: AttemptRecord, now: float) -> Footprint:
     """Return what an attempt has drawn and caused so far."""
-    node = machine_of(record)
+    node = machine_of(record, attempt.offer, here=_is_here(record, attempt))
     cloud, region = attempt.offer.infra, attempt.offer.region
     causes = draw(cloud, region, node)
     counted_kwh = _counted_kwh(attempt, node)
@@ -74,8 +74,9 @@ def _counted_kwh(attempt: AttemptRecord, node: NodeDevices) -> float | None:
 def run_footprint(record: RunRecord, now: float) -> RunFootprint:
     """Return what a run has drawn and caused so far; unknown if it is of one attempt."""
     parts = [attempt_footprint(record, attempt, now) for attempt in record.attempts]
-    node, used = machine_of(record), dict[str, Any]()
+    used = dict[str, Any]()
     for attempt in record.attempts:
+        node = machine_of(record, attempt.offer, here=_is_here(record, attempt))
         cloud, region = attempt.offer.infra, attempt.offer.region
         causes = None if _counted_kwh(attempt, node) is not None else draw(cloud, region, node)
         made_of = causes.factors if causes else (factors.pue(cloud), factors.grid(cloud, region))
@@ -86,6 +87,10 @@ def run_footprint(record: RunRecord, now: float) -> RunFootprint:
         measured=bool(parts) and all(part.measured for part in parts),
         factors=tuple(used.values()),
     )
+
+
+def _is_here(record: RunRecord, attempt: AttemptRecord) -> bool:
+    return record.placing is None or attempt.number > record.placing.after
 
 
 def _sum(values: list[float | None]) -> float | None:

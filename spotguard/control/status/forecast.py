@@ -30,7 +30,7 @@ from spotguard.policy.market.sightings import (
     telling,
 )
 from spotguard.policy.view import JobState, MarketPlace, Running, Seen, View
-from spotguard.spec.infra import DEADLINE, FALLBACK, LOCAL
+from spotguard.spec.infra import DEADLINE, FALLBACK, LOCAL, gpu_alternatives
 from spotguard.spec.model import JobSpec
 
 if TYPE_CHECKING:
@@ -294,5 +294,5 @@ def _hazard(accelerator: str, gang: int) -> Hazard:
 
 
 def _gpus(spec: JobSpec) -> tuple[str, int]:
-    name, _, count = (spec.gpus or "").partition(":")
+    name, _, count = next(iter(gpu_alternatives(spec.gpus)), "").partition(":")
     return name.upper(), int(count) if count.isdigit() else 1

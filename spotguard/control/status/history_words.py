@@ -17,6 +17,7 @@ from spotguard.events.event import JobEvent
 from spotguard.events.states import EndReason, RunState
 from spotguard.events.untrusted import instant, integer, number
 from spotguard.shared.units import format_bytes, format_duration, format_usd
+from spotguard.spec.infra import LOCAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -41,6 +42,7 @@ _TOLD_TO_LEAVE = (
     EndReason.PREEMPTED,
     EndReason.TERMINATED,
     EndReason.RESIZED,
+    EndReason.PHASE_DONE,
     EndReason.BUDGET,
     EndReason.DEADLINE,
     EndReason.STOPPED,
@@ -152,8 +154,8 @@ def _tell(entry: Entry) -> tuple[str, str]:
 
 
 def _public(entry: Entry) -> dict[str, Any]:
-    """Return the event's data without the job's spec, which holds the values of variables."""
-    return {name: value for name, value in entry.data.items() if name != "spec"}
+    """Return the event's data without the job itself, which holds the values of variables."""
+    return {name: value for name, value in entry.data.items() if name not in ("spec", "job")}
 
 
 def _plain(text: str, colour: str = "default") -> tuple[str, str]:
@@ -201,11 +203,16 @@ def _launching(record: RunRecord, entry: Entry) -> tuple[str, str] | None:
     place = "/".join(name for name in names if name)
     price = offer["price_usd_per_h"]
     rate = "at an unknown price" if price is None else f"at {format_usd(price)} per node and hour"
-    if price is not None and cost.demo_prices(record):
+    if price is not None and _is_demo(record, entry.attempt):
         rate = f"{rate} (demo)"
     ahead = ", while these still train: both are paid" if entry.data.get("ahead") is True else ""
     words = f"launching {_nodes(entry.data['nodes'])} in {place} {rate}{ahead}{_why(entry)}"
     return _plain(words, "cyan")
+
+
+def _is_demo(record: RunRecord, number: int | None) -> bool:
+    attempt = None if number is None else record.attempt(number)
+    return attempt is not None and attempt.demo_price
 
 
 def _why(entry: Entry) -> str:
@@ -269,6 +276,29 @@ def _resumed(entry: Entry) -> tuple[str, str]:
     budget = limits["budget_usd"]
     words = "" if budget is None else f", with a budget of {format_usd(budget)}"
     return _plain(f"resumed by you, on {_node_range(limits)}{words}", "cyan")
+
+
+def _moved(entry: Entry) -> tuple[str, str]:
+    budget = entry.data["limits"]["budget_usd"]
+    words = "" if budget is None else f", with a budget of {format_usd(budget)} over all places"
+    return _plain(f"moved by you: goes on in {_where(entry.data)}{words}", "cyan")
+
+
+def _phase_begun(entry: Entry) -> tuple[str, str]:
+    data = entry.data
+    until = integer(data, "until_step")
+    ends = "to the end" if until is None else f"until step {until}"
+    count = integer(data, "phases")
+    of = f" of {count}" if count else ""
+    return _plain(f"phase {data['phase'] + 1}{of} begins, {ends}: {_where(data)}", "cyan")
+
+
+def _where(data: dict[str, Any]) -> str:
+    """Return a place in words: `aws on 2 nodes with A100:8`."""
+    spec = data["spec"]
+    gpus = spec.get("gpus")
+    having = f" with {gpus}" if gpus and spec.get("infra") != LOCAL else ""
+    return f"{spec.get('infra')} on {_node_range(data['limits'])}{having}"
 
 
 def _started(entry: Entry) -> tuple[str, str]:
@@ -392,6 +422,8 @@ _TELLERS: dict[str, Callable[[Entry], tuple[str, str]]] = {
     Kind.USER_STOP.value: _of("you asked to save and stop", "cyan"),
     Kind.USER_DOWN.value: _of("you asked to release the nodes at once", "cyan"),
     Kind.RESUMED.value: _resumed,
+    Kind.MOVED.value: _moved,
+    Kind.PHASE_BEGUN.value: _phase_begun,
     Kind.SET_ASIDE.value: _of("{key} was passed over: {problem}", "yellow"),
     JOB_PREFIX + JobEvent.STARTED.value: _started,
     _FIRST_STEP: _of("the first step is done", "green"),

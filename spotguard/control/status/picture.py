@@ -75,6 +75,9 @@ def run_view(
         metrics=metrics,
         on_demand_infra=record.spec.get("on_demand_infra"),
         demo_prices=cost.demo_prices(record),
+        phase=record.phase + 1 if record.phases else None,
+        phases=len(record.phases),
+        until_step=record.until_step,
         rate_usd_per_h=cost.rate_usd_per_h(record),
         next_alert=_next_alert(record, until),
         carbon=run_footprint(record, until),
@@ -149,6 +152,8 @@ def _attempt_view(
         in_place=attempt.in_place,
         price_usd_per_h=offer.price_usd_per_h,
         on_demand_usd_per_h=offer.on_demand_usd_per_h,
+        gpus=offer.gpus,
+        demo_prices=attempt.demo_price,
         started_at=attempt.intended_at,
         ended_at=end.gone_at if end else None,
         end_reason=end.reason if end else None,
@@ -202,7 +207,7 @@ def _detail(record: RunRecord, state: RunState, now: float) -> str:
         return record.settled.detail
     attempt = record.current
     if attempt is not None:
-        words = _detail_of_attempt(attempt, state, record.store_problem)
+        words = _detail_of_attempt(attempt, state, record.store_problem) + _phase(record)
         ahead = record.ahead
         if ahead is None:
             return words
@@ -226,6 +231,15 @@ def _detail(record: RunRecord, state: RunState, now: float) -> str:
         words = last.end.reason.told(last.saved)
         return f"attempt {last.number} ended ({words}); the next one is prepared"
     return state.hint
+
+
+def _phase(record: RunRecord) -> str:
+    """Return in which phase the run is; nothing where it has none."""
+    if not record.phases:
+        return ""
+    until = record.until_step
+    ends = "the last" if until is None else f"until step {until}"
+    return f"; phase {record.phase + 1} of {len(record.phases)}, {ends}"
 
 
 def _detail_of_attempt(attempt: AttemptRecord, state: RunState, store_problem: str | None) -> str:

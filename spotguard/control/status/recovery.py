@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from spotguard.events.states import EndReason
 from spotguard.shared.documents import INSTANT
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import AttemptEnd, AttemptRecord, RunRecord
-    from spotguard.events.states import EndReason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +50,15 @@ class Recovery:
 def recoveries(record: RunRecord) -> tuple[Recovery, ...]:
     """Return the recoveries of a run, oldest first; the newest one may be under way.
 
-    An attempt that the user let go on after the run had come to rest is none.
+    An attempt that the user let go on after the run had come to rest is none, nor is the first one
+    of a phase: nothing had been lost.
     """
     return tuple(
         _recovery(before, before.end, after)
         for before, after in pairwise(record.attempts)
-        if before.end is not None and not after.course.after_resume
+        if before.end is not None
+        and before.end.reason is not EndReason.PHASE_DONE
+        and not after.course.after_resume
     )
 
 

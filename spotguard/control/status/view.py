@@ -34,6 +34,10 @@ class AttemptView:
     price_usd_per_h: float | None
     """Of one node."""
     on_demand_usd_per_h: float | None
+    gpus: str | None = None
+    """What each node had of them, where the job asked for some."""
+    demo_prices: bool = False
+    """True if its money is played; beside attempts that cost some, it counts for nothing."""
     started_at: float = field(metadata=INSTANT)
     """Since when it is billed: when it was asked for."""
     ended_at: float | None = field(metadata=INSTANT)
@@ -104,6 +108,12 @@ class RunView:
     """Where nodes are bought on demand, if elsewhere than spot ones."""
     demo_prices: bool = False
     """True if the money is played: local nodes cost nothing, and their price was not given."""
+    phase: int | None = None
+    """In which phase it is, from 1; None without phases."""
+    phases: int = 0
+    """How many it has."""
+    until_step: int | None = None
+    """Steps done at which the phase ends; None: with the run."""
     rate_usd_per_h: float | None = None
     """What the run costs in an hour now; 0 while it has no nodes, None if a price is unknown."""
     next_alert: str | None = None

@@ -98,6 +98,14 @@ class BackOff:
 
 
 @dataclass(frozen=True)
+class BeginPhase:
+    """The steps of a phase are done, and nothing of it is left: go on in the next one."""
+
+    phase: int
+    """From 0."""
+
+
+@dataclass(frozen=True)
 class AskToStop:
     """Write down that the job shall save and stop. `WriteStop` follows."""
 
@@ -209,6 +217,7 @@ Action: TypeAlias = (
     | GiveUp
     | OnAhead
     | BackOff
+    | BeginPhase
     | AskToStop
     | WriteStop
     | AskDown

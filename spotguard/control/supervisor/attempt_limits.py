@@ -100,6 +100,7 @@ class _Margins:
             saves_s += [save.duration_s or 0.0 for save in attempt.saves]
             if attempt.progress is not None:
                 steps_s.append(attempt.progress.step_s or 0.0)
+        for attempt in record.of_this_place:
             teardowns_s.append(_teardown_s(attempt))
             if attempt.started_at is not None:
                 startups_s.append(cost.startup_s(attempt, attempt.started_at))

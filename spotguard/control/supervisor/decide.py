@@ -19,6 +19,7 @@ from spotguard.control.supervisor.actions import (
     Alert,
     AskDown,
     AskToStop,
+    BeginPhase,
     Conclude,
     Drop,
     GoOn,
@@ -55,6 +56,7 @@ from spotguard.control.supervisor.request import may_go_on_in_place
 from spotguard.errors import BudgetExhausted, DeadlineReached, EnvironmentFailure, JobFailed
 from spotguard.errors import NoCapacity as NoCapacityError
 from spotguard.events.states import EndReason, RunState
+from spotguard.events.untrusted import integer
 from spotguard.launch.base import ClusterState, ClusterView, Offer
 from spotguard.launch.membership import GO_ON_AFTER
 from spotguard.launch.taskyaml import BUYS_SPOT
@@ -113,15 +115,19 @@ def decide(record: RunRecord, seen: Observation, now: float, policy: Policy) -> 
     if attempt is None and may_have_begun(record):
         return TakeOver()
     rest = _rest(record, policy) if attempt is None else None
+    phase_over = attempt is None and _phase_due(record) > record.phase
     heard = seen.silence_s is not None and seen.silence_s < policy.contact_patience_s
-    ahead = look_after_ahead(record, seen.ahead, now, policy, at_rest=rest is not None, heard=heard)
+    at_rest = rest is not None or phase_over
+    ahead = look_after_ahead(record, seen.ahead, now, policy, at_rest=at_rest, heard=heard)
     if ahead is not None:
         return OnAhead(ahead)
     if attempt is None:
-        action = rest or _between_attempts(record, seen, now, policy)
-        # A run is at rest once nothing of it costs money any more.
+        between = BeginPhase(_phase_due(record)) if phase_over else None
+        action = rest or between or _between_attempts(record, seen, now, policy)
+        # A run is at rest once nothing of it costs money any more; nor is there any other launcher
+        # for a phase before, who could be asked for nodes that are left of it.
         costs = record.leaving or record.ahead
-        return Wait() if isinstance(action, Settle) and costs else action
+        return Wait() if isinstance(action, (Settle, BeginPhase)) and costs else action
     if seen.cluster is None:
         return Wait()
     if not attempt.launched:
@@ -177,6 +183,37 @@ def _rest(record: RunRecord, policy: Policy) -> Settle | None:
     return None
 
 
+def _phase_due(record: RunRecord) -> int:
+    """Return the phase in which the next attempt belongs, by the steps that it need not do."""
+    last, phase = record.last_ended, record.phase
+    done = _steps_kept(record)
+    ends = [integer(each, "until_step") for each in record.phases]
+    if last is not None and last.end is not None and last.number > _placed_after(record):
+        # Where its save was not heard of, it is the job's own word that the steps are done.
+        said = last.end.reason is EndReason.PHASE_DONE and last.saved is not False
+        done = max(done, record.until_step or 0) if said else done
+    while phase < len(ends) - 1:
+        end = ends[phase]
+        if end is None or done < end:
+            break
+        phase += 1
+    return phase
+
+
+def _placed_after(record: RunRecord) -> int:
+    return record.placing.after if record.placing is not None else 0
+
+
+def _steps_kept(record: RunRecord) -> int:
+    """Return the steps that the next attempt need not do, for all that was heard of saves."""
+    for attempt in reversed(record.attempts):
+        if attempt.last_save is not None:
+            return attempt.last_save.step
+        if attempt.started_at is not None:
+            return attempt.resumed_step or 0
+    return 0
+
+
 def _between_attempts(record: RunRecord, seen: Observation, now: float, policy: Policy) -> Action:
     if record.ahead is not None:
         ready = record.ahead.launched and record.ahead.down is None
@@ -216,6 +253,8 @@ def _barren(record: RunRecord) -> int:
         first, last = attempt.resumed_step or 0, attempt.last_step
         if attempt.number <= record.resumed_after or (last is not None and last > first):
             break
+        if attempt.end is not None and attempt.end.reason is EndReason.PHASE_DONE:
+            break  # it found all that it was for done already
         count += 1
     return count
 
@@ -379,7 +418,7 @@ def _go_on(
     allotted = allot(
         record,
         nodes=len(group.nodes),
-        price_usd_per_h=attempt.offer.price_usd_per_h,
+        price_usd_per_h=cost.price_usd_per_h(record, attempt.offer),
         now=group.at,
         policy=policy,
     )

@@ -81,7 +81,7 @@ def next_launch(
             allotted = allot(
                 record,
                 nodes=nodes,
-                price_usd_per_h=offer.price_usd_per_h,
+                price_usd_per_h=cost.price_usd_per_h(record, offer),
                 now=now,
                 policy=policy,
                 beside=beside,
@@ -122,9 +122,9 @@ def _no_capacity(
 def _rounds_of_doubt(record: RunRecord) -> int:
     """Return how many rounds are waited although no wait is said to mend what was refused.
 
-    What has worked in this run before may be away for a moment: a name service, a role.
+    What has worked in this place before may be away for a moment: a name service, a role.
     """
-    worked = any(attempt.started_at is not None for attempt in record.attempts)
+    worked = any(attempt.started_at is not None for attempt in record.of_this_place)
     return _ROUNDS_OF_DOUBT if worked else 0
 
 
@@ -174,8 +174,11 @@ def may_ask_ahead(record: RunRecord, now: float) -> bool:
     """Tell whether the next nodes are asked for now, while the current attempt still trains.
 
     Only where a cloud said when it takes a node: by then this attempt has ended, and what it costs
-    until then is known. One that will have finished by then needs no next one.
+    until then is known. One that will have finished by then needs no next one. The user may not
+    want to pay both.
     """
+    if not record.spec.get("ask_ahead", True):
+        return False
     attempt = record.current
     if attempt is None or record.ahead is not None or record.asked_ahead_of == attempt.number:
         return False

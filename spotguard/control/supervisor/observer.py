@@ -211,7 +211,7 @@ class Lookout:
         record = self._ledger.record
         if record.spec.get("prefer") != GREEN:
             return wanted
-        return greener_first(wanted, machine_of(record))
+        return greener_first(wanted, lambda offer: machine_of(record, offer))
 
     def _note_node_ends(self, attempt: AttemptRecord, cluster: ClusterView) -> None:
         """Write down which nodes ended by something else than our own order."""

@@ -247,16 +247,20 @@ def _was_resized(attempt: AttemptRecord) -> bool:
 
 
 def work_left_s(record: RunRecord, nodes: int) -> float | None:
-    """Return how long the steps that are left take on so many nodes; None if nobody can tell."""
+    """Return how long the steps that are left take on so many nodes; None if nobody can tell.
+
+    In a phase these are its own: at what pace later ones train, elsewhere, is not known yet.
+    """
     steps = [attempt.last_step for attempt in record.attempts if attempt.last_step is not None]
     paces = [
         attempt.progress.step_s * attempt.nodes
-        for attempt in record.attempts
+        for attempt in record.of_this_place  # other machines have another pace
         if attempt.progress is not None and attempt.progress.step_s
     ]
     if record.total_steps is None or not paces:
         return None
-    return max(0, record.total_steps - max(steps, default=0)) * min(paces) / nodes
+    total = min(record.total_steps, record.until_step or record.total_steps)
+    return max(0, total - max(steps, default=0)) * min(paces) / nodes
 
 
 def _time_for_spot(record: RunRecord, attempt: AttemptRecord, now: float, policy: Policy) -> bool:
@@ -299,7 +303,7 @@ def _slack_s(record: RunRecord, nodes: int, now: float, policy: Policy) -> float
 def expected_start_s(record: RunRecord, now: float, policy: Policy) -> float:
     """Return what a start takes, its 95th percentile: of few that were seen, the longest."""
     starts = sorted(
-        cost.startup_s(each, now) for each in record.attempts if each.started_at is not None
+        cost.startup_s(each, now) for each in record.of_this_place if each.started_at is not None
     )
     return starts[min(len(starts) - 1, int(0.95 * len(starts)))] if starts else policy.start_s
 
@@ -327,7 +331,7 @@ def _by_policy(
     """Ask the policy, with all that the journal tells of each place."""
     from spotguard.policy.decide import Model, decide  # NumPy: not for a plain look
 
-    accelerator, gpus = accelerator_of(record)
+    accelerator, gpus = accelerator_of(record, offers[0] if offers else None)
     model = Model.of(accelerator, nodes * gpus)
     named: dict[tuple[str, str], Offer] = {}
     for offer in offers:
@@ -451,7 +455,7 @@ def _price(offer: Offer | None) -> float | None:
 
 def place_name(offer: Offer) -> str:
     """Return a place in words, without its market: `aws/us-east-1/us-east-1a/p3.2xlarge`."""
-    words = (offer.infra, offer.region, offer.zone, offer.instance_type)
+    words = (offer.infra, offer.region, offer.zone, offer.instance_type or offer.gpus)
     return "/".join(word for word in words if word)
 
 
@@ -495,15 +499,19 @@ def hazard_of(
         return _FAILING
     from spotguard.policy.hazard import pooled, recorded_level, taken_by_age
 
-    accelerator, gpus = accelerator_of(record)
+    accelerator, gpus = accelerator_of(record, attempt.offer)
     gang = attempt.nodes * gpus
     seen = seen_of(record, attempt.offer, attempt.nodes, now, pooled(accelerator, gang), market)
     level = recorded_level(accelerator, gang)
     return taken_by_age(level, taken=seen.taken, expected=seen.taken_expected)
 
 
-def accelerator_of(record: RunRecord) -> tuple[str, int]:
-    """Return the kind of GPU, in capitals, and how many a node has; `` and 1 without any."""
+def accelerator_of(record: RunRecord, offer: Offer | None = None) -> tuple[str, int]:
+    """Return the kind of GPU, in capitals, and how many a node has; `` and 1 without any.
+
+    Of several alternatives it is the offer's; without one, the first.
+    """
     gpus = record.spec.get("gpus")
-    name, _, count = (gpus if isinstance(gpus, str) else "").partition(":")
+    asked = gpus.partition(",")[0] if isinstance(gpus, str) else ""
+    name, _, count = (offer.gpus if offer is not None and offer.gpus else asked).partition(":")
     return name.upper(), int(count) if count.isdigit() else 1

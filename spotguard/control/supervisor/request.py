@@ -11,12 +11,13 @@ from spotguard.control.journal.record import offer_to_json
 from spotguard.errors import AlreadyExists
 from spotguard.events import env, keys
 from spotguard.launch.base import LaunchRequest
-from spotguard.spec.infra import LOCAL
+from spotguard.spec.infra import LOCAL, gpu_count
 from spotguard.storage.urls import is_folder
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import AttemptRecord, RunRecord
     from spotguard.events.states import EndReason
+    from spotguard.launch.base import Offer
     from spotguard.shared.hazard import HazardByAge
     from spotguard.spec.model import JobSpec
     from spotguard.storage.base import ObjectStore
@@ -62,7 +63,7 @@ def launch_request(
         run_id=record.run_id,
         attempt=attempt.number,
         nodes=attempt.nodes,
-        nproc_per_node=spec.nproc_per_node,
+        nproc_per_node=_processes(spec, attempt.offer),
         script=spec.script,
         args=tuple(spec.args),
         workdir=spec.workdir,
@@ -70,6 +71,12 @@ def launch_request(
         offer=attempt.offer,
         max_lifetime_s=None if down_at is None else max(1.0, down_at - now),
     )
+
+
+def _processes(spec: JobSpec, offer: Offer) -> int:
+    """Return the processes of a node: one for each GPU of what was had, unless told otherwise."""
+    told = spec.nproc_per_node != gpu_count(spec.gpus)
+    return spec.nproc_per_node if told or not offer.gpus else gpu_count(offer.gpus)
 
 
 def claim_data(attempt: AttemptRecord) -> dict[str, object]:
@@ -114,6 +121,7 @@ def _job_env(
         env.NODES_MIN: record.limits.nodes_min if may_go_on_in_place(record, attempt) else None,
         env.SECRETS: ",".join(sorted(spec.env)) or None,
         env.CLOCK: keys.launch(attempt.number),
+        env.UNTIL_STEP: record.until_step,
         env.BUDGET_STOP_AT: attempt.allotment.budget_stop_at,
         env.DEADLINE_STOP_AT: attempt.allotment.deadline_stop_at,
         env.DOWN_AT: down_at,

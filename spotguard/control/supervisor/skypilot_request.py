@@ -13,21 +13,24 @@ from spotguard.control.supervisor.policy import policy_for
 from spotguard.control.supervisor.request import cluster_name, launch_request
 from spotguard.errors import SpecError, UsageError
 from spotguard.events.states import Market
+from spotguard.launch.base import Survey
 from spotguard.launch.skypilot.existence import Missing, look_up
-from spotguard.launch.skypilot.prices import Place, survey
-from spotguard.launch.taskyaml import Machine, secrets_hidden, task_yaml
+from spotguard.launch.skypilot.prices import Place, rank, survey
+from spotguard.launch.skypilot.vendor import check_task
+from spotguard.launch.taskyaml import TAKEN, Machine, secrets_hidden, task_yaml
 from spotguard.launch.wheel import build_wheel
 from spotguard.plan.job import planned_markets
 from spotguard.spec.home import spotguard_home
-from spotguard.spec.infra import LOCAL
+from spotguard.spec.infra import LOCAL, gpu_alternatives
 from spotguard.spec.layers import script_needs
+from spotguard.spec.model.own_template import is_own_template, read_own_template
 from spotguard.spec.script import read_script
-from spotguard.spec.templates import BASE, load_template
+from spotguard.spec.templates import BASE, load_template, merged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from spotguard.launch.base import LaunchRequest, Offer, Survey, Unchecked
+    from spotguard.launch.base import LaunchRequest, Offer, Unchecked
     from spotguard.spec.model import JobSpec
 
 
@@ -37,14 +40,33 @@ def find_offers(spec: JobSpec) -> Survey:
     Raises:
         MissingExtra: SkyPilot is not installed.
     """
-    elsewhere = spec.on_demand_infra
-    found = survey(
-        _places(spec.infra),
-        machine_for(spec),
-        market=spec.market,
-        on_demand_places=_places(elsewhere) if elsewhere else (),
+    elsewhere, machine = spec.on_demand_infra, machine_for(spec)
+    found = [
+        survey(
+            _places(spec.infra),
+            replace(machine, gpus=gpus),
+            market=spec.market,
+            on_demand_places=_places(elsewhere) if elsewhere else (),
+        )
+        for gpus in gpu_alternatives(spec.gpus) or (None,)
+    ]
+    offers = [
+        _repriced(spec, replace(offer, gpus=gpus))
+        for gpus, each in zip(gpu_alternatives(spec.gpus) or (None,), found, strict=True)
+        for offer in each.offers
+    ]
+    if len(found) == 1:
+        return replace(found[0], offers=tuple(offers))
+    skipped = [
+        replace(place, why=f"{gpus}: {place.why}")
+        for gpus, each in zip(gpu_alternatives(spec.gpus), found, strict=True)
+        for place in each.skipped
+    ]
+    return Survey(
+        offers=tuple(sorted(offers, key=rank)),
+        skipped=tuple(skipped),
+        sources=found[0].sources,
     )
-    return replace(found, offers=tuple(_repriced(spec, offer) for offer in found.offers))
 
 
 def check_places(spec: JobSpec) -> tuple[Unchecked, ...]:
@@ -75,7 +97,7 @@ def machine_for(spec: JobSpec) -> Machine:
     if cpus is None and not spec.gpus and node.instance_type is None:
         cpus = template_for(spec)["resources"].get("cpus")
     return Machine(
-        gpus=spec.gpus,
+        gpus=next(iter(gpu_alternatives(spec.gpus)), None),
         instance_type=node.instance_type,
         cpus=cpus,
         memory=node.memory,
@@ -90,8 +112,25 @@ def machine_for(spec: JobSpec) -> Machine:
     )
 
 
+def check_template(spec: JobSpec) -> None:
+    """Let pass a template of the user's own that says nothing wrong; local nodes take none of it.
+
+    Raises:
+        SpecError: it cannot be read, or says what is not its to say.
+    """
+    if is_own_template(spec.template):
+        read_own_template(spec.template, taken=TAKEN)
+
+
 def template_for(spec: JobSpec) -> dict[str, Any]:
-    """Return the template that the user chose, else that of the first place."""
+    """Return the template that the user chose, else that of the first place; both, if it is own.
+
+    Raises:
+        SpecError: the user's own says what is not its to say.
+    """
+    if is_own_template(spec.template):
+        own = read_own_template(spec.template, taken=TAKEN)
+        return merged(load_template(_places(spec.infra)[0].infra), own)
     name = spec.template if spec.template != BASE else _places(spec.infra)[0].infra
     return load_template(name)
 
@@ -128,7 +167,10 @@ def preview(spec: JobSpec, offers: Sequence[Offer]) -> dict[str, Any]:
     if not chosen:
         raise SpecError("infra", f"given {spec.infra!r}, where no such node is offered")
     request = _first_request(spec, chosen[0])
-    return secrets_hidden(task_for(spec, request, chosen))
+    task = task_for(spec, request, chosen)
+    if is_own_template(spec.template):
+        check_task(task)
+    return secrets_hidden(task)
 
 
 def _first_request(spec: JobSpec, offer: Offer) -> LaunchRequest:

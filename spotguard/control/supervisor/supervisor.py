@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from spotguard.control.journal.alert_rules import due
 from spotguard.control.journal.ledger import Ledger
+from spotguard.control.journal.places import place_data, publish_place
 from spotguard.control.journal.record import Kind, offer_to_json, place_key
 from spotguard.control.supervisor.actions import (
     Action,
@@ -22,6 +23,7 @@ from spotguard.control.supervisor.actions import (
     AskDown,
     AskToStop,
     BackOff,
+    BeginPhase,
     Conclude,
     Drop,
     GiveUp,
@@ -59,7 +61,7 @@ from spotguard.control.supervisor.request import (
 from spotguard.errors import NoCapacity, SpotguardError, StoreError
 from spotguard.events import env, keys
 from spotguard.events.states import EndReason, RunState
-from spotguard.launch.base import Unreachable
+from spotguard.launch.base import Unreachable, charged_node_s
 from spotguard.plan.job import planned_markets
 from spotguard.spec.model import JobSpec
 from spotguard.storage.patterns.clock_comparison import WRITTEN_AT
@@ -80,6 +82,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
+_STORE_RETRY_S = 5.0
+"""How long until a store that cannot be written is tried again: its own retries come on top."""
 _ACTS_PER_TICK = 50
 _JUMP_S = 2.0
 """Time servers set clocks right by less than this every day."""
@@ -121,6 +125,9 @@ class Supervisor:
         self._tick_s = tick_s
         self._ledger = Ledger(journal, clock)
         self._spec = JobSpec.from_json(self._ledger.record.spec)
+        self._placing = self._ledger.record.placing
+        self._published = self._placing is None
+        """The run store says where the run is."""
         self._unasked: str | None = None
         """The cluster of an intent of this very process, until it is asked for: no other can be."""
         self._adopted = journal.newest(Kind.ADOPTED.value) is not None
@@ -142,23 +149,32 @@ class Supervisor:
         """What the journal says."""
         return self._ledger.record
 
-    def run(self) -> RunRecord:
-        """Drive the run until it settles; return its last record."""
-        self._ledger.write(Kind.CONTROLLER_STARTED, {"pid": os.getpid()})
+    def run(self, *, goes_on: bool = False) -> RunRecord:
+        """Drive the run until it settles, or a phase begins; return its last record.
+
+        The next phase is for a supervisor with that phase's launcher, which `goes_on`: it is not
+        told as a new controller.
+        """
+        if not goes_on:
+            self._ledger.write(Kind.CONTROLLER_STARTED, {"pid": os.getpid()})
         self._hear_wish()
-        while self.record.settled is None:
+        while self.record.settled is None and self.record.placing == self._placing:
             if not self._may_act():
                 if self._lease is not None and self._lease.lost_to:
                     self._hand_over(self._lease.lost_to)
                     return self.record
                 self._clock.sleep(self._tick_s)
                 continue
+            if not self._place_is_known():
+                self._clock.sleep(_STORE_RETRY_S)
+                self._ledger.catch_up()
+                continue
             self._tell_jump()
             self.tick()
             self._market.update(self.record)
             self._note_alerts()
             self._notifier.tell(last=self.record.settled is not None)
-            if self.record.settled is None:
+            if self.record.settled is None and self.record.placing == self._placing:
                 self._clock.sleep(self._tick_s)
         return self.record
 
@@ -167,6 +183,26 @@ class Supervisor:
         wish = self._launches and self._launches.wish
         if wish and self.record.settled is None and self.record.wish is None:
             self._ledger.write(wish)
+
+    def _place_is_known(self) -> bool:
+        """Have the run store know where the run goes on, before anything is launched there.
+
+        Else who has to rebuild a lost journal would ask the wrong launcher, and nodes live on.
+        Returns False as long as it cannot be written, unless nothing is to be launched.
+        """
+        record = self.record
+        if self._published or record.of_this_place or record.wish is not None:
+            return True
+        try:
+            publish_place(self._store, record)
+        except StoreError as problem:
+            if record.store_problem != problem.message:
+                self._ledger.write(Kind.STORE_LOST, {"problem": problem.message})
+            return False
+        self._published = True
+        if record.store_problem is not None:
+            self._ledger.write(Kind.STORE_BACK)
+        return True
 
     def _hand_over(self, to: str) -> None:
         """Bring this machine's part of the run to rest: what happens to it is written elsewhere."""
@@ -226,6 +262,12 @@ class Supervisor:
                 self._intend(action)
             case BackOff():
                 self._ledger.write(Kind.WAITING, {"retry_at": action.retry_at, "why": action.why})
+            case BeginPhase():
+                begun = place_data(
+                    JobSpec.from_json(self.record.job), action.phase, self.record.limits
+                )
+                self._ledger.write(Kind.PHASE_BEGUN, begun)
+                return False
             case Alert():
                 self._ledger.write(Kind.ALERT, {"percent": action.percent})
             case Settle():
@@ -290,7 +332,8 @@ class Supervisor:
 
     def _note_released(self, attempt: AttemptRecord, gone_at: float) -> None:
         """Write down that the nodes of an ended attempt are gone, and publish its verdict."""
-        self._ledger.write(Kind.RELEASED, {"gone_at": gone_at}, attempt=attempt.number)
+        data = {"gone_at": gone_at, "charged_node_s": self._charged_node_s(attempt)}
+        self._ledger.write(Kind.RELEASED, data, attempt=attempt.number)
         self._forget(attempt)
         end = self._attempt(attempt.number).end
         assert end is not None
@@ -328,10 +371,21 @@ class Supervisor:
         self._ledger.write(Kind.TOOK_OVER, attempt=ahead.number)
         return True
 
+    def _charged_node_s(self, attempt: AttemptRecord) -> float | None:
+        """Ask the cloud what it charges for an attempt that is gone; None if it does not say."""
+        return charged_node_s(self._launcher, attempt.cluster, attempt.offer)
+
+    def _paid_s(self, attempt: AttemptRecord, until: float | None) -> float | None:
+        """Return for how long a launch that came to nothing cost money; None if it did not."""
+        if until is None:
+            return None
+        charged_s = self._charged_node_s(attempt)
+        if charged_s is not None:
+            return charged_s / attempt.nodes
+        return max(0.0, until - attempt.billed_from)
+
     def _give_up(self, attempt: AttemptRecord, action: GiveUp) -> None:
-        until = action.paid_until
-        paid_s = None if until is None else max(0.0, until - attempt.billed_from)
-        data = {"why": action.why, "paid_s": paid_s}
+        data = {"why": action.why, "paid_s": self._paid_s(attempt, action.paid_until)}
         self._ledger.write(Kind.GIVEN_UP, data, attempt=attempt.number)
         self._publish(keys.launch(attempt.number), None)
         self._forget(attempt)
@@ -381,7 +435,6 @@ class Supervisor:
         return True
 
     def _note_refusal(self, attempt: AttemptRecord, refusal: NoteRefused, *, late: bool) -> None:
-        until = refusal.paid_until
         data = {
             "nodes": attempt.nodes,
             "place": place_key(attempt.offer),
@@ -389,7 +442,7 @@ class Supervisor:
             "late": late,
             "lasting": refusal.lasting,
             "busy": refusal.busy,
-            "paid_s": None if until is None else max(0.0, until - attempt.billed_from),
+            "paid_s": self._paid_s(attempt, refusal.paid_until),
         }
         self._ledger.write(Kind.NO_CAPACITY, data, attempt=attempt.number)
         if not (refusal.lasting or refusal.busy):  # neither tells of the nodes
@@ -438,6 +491,7 @@ class Supervisor:
             "last_step": max(steps) if known else None,
             "last_beat_at": self._lookout.beat_at,
             "saved": attempt.saved,
+            "charged_node_s": None if action.leaving else self._charged_node_s(attempt),
         }
         if action.leaving:
             # Not published yet: who rebuilds a lost journal must not take its nodes for gone.

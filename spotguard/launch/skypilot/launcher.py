@@ -22,6 +22,7 @@ from spotguard.launch.base import (
     NodeView,
     Unreachable,
 )
+from spotguard.launch.skypilot.ec2_bill import charged_node_s
 from spotguard.launch.skypilot.sdk import ClusterPhase, JobPhase
 from spotguard.launch.taskyaml import Machine
 from spotguard.shared.units import SystemClock, format_duration
@@ -50,7 +51,7 @@ of a core, here and on the first node."""
 _ANSWER_VALID_S = 60.0
 """SkyPilot needs up to 20 s for a look where it is busy; one that hangs must not look calm."""
 _LOG_FRESH_S = 5.0
-_SLURM, _KUBERNETES = "slurm", "kubernetes"
+_AWS, _SLURM, _KUBERNETES = "aws", "slurm", "kubernetes"
 _FREE_FRESH_S = 30.0
 """How old the word on free nodes may be; twice that, should who knows be slow to answer."""
 _OFFERS_FRESH_S = 300.0
@@ -140,6 +141,12 @@ class SkyPilotLauncher:
         if place not in self._free:
             self._free[place] = _FreeNodes(question, "/".join(filter(None, place)), self._clock)
         return self._free[place].count(in_background=self._in_background)
+
+    def charged_node_s(self, cluster: str, offer: Offer) -> float | None:
+        """Ask EC2, which charges each node for itself; other clouds are not asked."""
+        if offer.infra != _AWS or offer.region is None:
+            return None
+        return charged_node_s(offer.region, cluster)
 
     def _question_for(
         self, infra: str, region: str | None, zone: str | None

@@ -94,7 +94,7 @@ def survey(
             hint="is this machine online? SkyPilot keeps them in ~/.sky/catalogs",
         ) from problem
     return Survey(
-        offers=tuple(sorted(_with_on_demand(offers), key=_rank)),
+        offers=tuple(sorted(_with_on_demand(offers), key=rank)),
         skipped=tuple(skipped),
         sources=sources,
     )
@@ -122,7 +122,8 @@ def _look_everywhere(
     return offers, skipped
 
 
-def _rank(offer: Offer) -> tuple[bool, float, str]:
+def rank(offer: Offer) -> tuple[bool, float, str]:
+    """Return what offers are ordered by: the cheapest first, those without a price last."""
     price = offer.price_usd_per_h
     return price is None, price or 0.0, infra_of(offer)
 

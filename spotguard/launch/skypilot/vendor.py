@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 import re
@@ -11,13 +12,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from spotguard.errors import MissingExtra
+from spotguard.errors import MissingExtra, SpecError
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import ModuleType
 
 _PAYLOAD = re.compile(r"<sky-payload[^>]*>(.*?)</sky-payload>\n?")
+_LONGEST = 300
+"""Characters of a complaint of SkyPilot's that are repeated."""
 _MARKUP = re.compile(r"</?(?:rich_\w+|heartbeat|retry)>|\[/?[a-z# ]*\]")
 
 
@@ -39,6 +42,21 @@ def load_sky() -> ModuleType:
         ) from problem
     module: ModuleType = sky
     return module
+
+
+def check_task(task: dict[str, Any]) -> None:
+    """Let pass what SkyPilot takes for a task; asks nobody, and starts nothing.
+
+    Raises:
+        SpecError: it does not, for something that the user's own template says.
+    """
+    sky = load_sky()
+    try:
+        with off_stdout():
+            sky.Task.from_yaml_config(copy.deepcopy(task))  # which takes it apart
+    except (ValueError, TypeError, AssertionError) as problem:
+        said = " ".join(str(problem).split())[:_LONGEST]
+        raise SpecError("template", f"SkyPilot refuses what it makes: {said}") from problem
 
 
 def off_stdout() -> AbstractContextManager[object]:

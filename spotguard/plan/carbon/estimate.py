@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from spotguard.plan.carbon import factors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from spotguard.launch.base import Offer
     from spotguard.plan.carbon.factors import Factor
@@ -57,7 +57,7 @@ def machine(gpus: str | None, cpus: str | None, *, processes: int, is_local: boo
         processes: ranks on a node; of a local one, each is taken for one CPU.
         is_local: whether the node is a process of this machine.
     """
-    kind, _, count = (gpus or "").partition(":")
+    kind, _, count = (gpus or "").partition(",")[0].partition(":")
     asked = (cpus or "").rstrip("+")
     vcpus = float(asked) if asked else float(processes) if is_local else None
     return NodeDevices(gpu=kind or None, gpus=int(count or 1) if kind else 0, vcpus=vcpus)
@@ -87,8 +87,10 @@ def draw(cloud: str, region: str | None, node: NodeDevices) -> Draw | None:
     )
 
 
-def greener_first(offers: Sequence[Offer], node: NodeDevices) -> list[Offer]:
+def greener_first(offers: Sequence[Offer], node_of: Callable[[Offer], NodeDevices]) -> list[Offer]:
     """Return the offers, of those that cost the same within 5 % the greener ones first.
+
+    `node_of` says what a node of an offer is made of.
 
     The cheapest that is left begins a group: who is within 5 % of it, of its market, is in it. One
     without a price, or whose draw is unknown, keeps its place behind those that are known.
@@ -98,7 +100,7 @@ def greener_first(offers: Sequence[Offer], node: NodeDevices) -> list[Offer]:
     while left:
         first = left[0]
         group = [offer for offer in left if offer is first or _ties(first, offer)]
-        ordered += sorted(group, key=lambda offer: _grams(offer, node))
+        ordered += sorted(group, key=lambda offer: _grams(offer, node_of(offer)))
         left = [offer for offer in left if offer not in group]
     return ordered
 

@@ -239,6 +239,7 @@ class Training:
     def _begin(self, *, reads_next: bool) -> Step:
         job, finished = self._job, self.finished
         job.hold(finished)
+        job.end_phase(finished)
         if not job.gate.passes(finished, evaluated=self._evaluated > 0):
             job.leaving.at_agreed_step()
         if self._schedule.due(finished) or job.keeper.best.is_new:

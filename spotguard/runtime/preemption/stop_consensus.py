@@ -63,7 +63,9 @@ BEFORE_LOOP = -1
 class StopGate:
     """The one check of the training loop, and the lock of the agreement."""
 
-    def __init__(self) -> None:
+    def __init__(self, until: int | None = None) -> None:
+        """With `until`, no rank enters a step once so many are done, whatever is agreed."""
+        self._until = math.inf if until is None else until
         self._lock = threading.Lock()
         self._entered: _Position = (BEFORE_LOOP, 0)
         self._stop_at: _Position | None = None
@@ -81,12 +83,14 @@ class StopGate:
         to join others for.
         """
         position = (finished, math.inf if evaluated else 0)
-        return self._stop_at is None or position < self._stop_at
+        return finished < self._until and (self._stop_at is None or position < self._stop_at)
 
     def enter(self, finished: int) -> bool:
         """Return True to train one more step, False to leave with `finished` steps done."""
         with self._lock:
             if self._stop_at is not None and finished >= self._stop_at[0]:
+                return False
+            if finished >= self._until:
                 return False
             self._entered = (finished + 1, 0)
             return True

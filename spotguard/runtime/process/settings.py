@@ -89,6 +89,8 @@ class Settings:
     grace_s: float = 30.0
     budget_stop_at: float | None = None
     deadline_stop_at: float | None = None
+    until_step: int | None = None
+    """Steps done at which the run's phase ends; None: it ends with the run."""
     node_up_at: float | None = None
     clock_key: str | None = None
     """What the controller wrote at the launch, by whose clock the run lives."""
@@ -158,6 +160,7 @@ class Settings:
             grace_s=_float(env.GRACE_S) or 30.0,
             budget_stop_at=_float(env.BUDGET_STOP_AT),
             deadline_stop_at=_float(env.DEADLINE_STOP_AT),
+            until_step=_int(env.UNTIL_STEP),
             node_up_at=_float(env.NODE_UP_AT),
             clock_key=os.environ.get(env.CLOCK) or None,
             save_every=SaveEvery.parse(os.environ.get(env.SAVE_EVERY) or save_every or "auto"),

@@ -7,6 +7,7 @@ from spotguard.spec.model.job import (
     JobSpec,
     build_spec,
 )
+from spotguard.spec.model.phases import PLACE_FIELDS, PhaseSpec
 from spotguard.spec.model.tables import LocalSpec, NodeSpec, SmokeSpec
 
 __all__ = [
@@ -16,6 +17,8 @@ __all__ = [
     "LOCAL_SPOT_USD_PER_H",
     "LocalSpec",
     "NodeSpec",
+    "PhaseSpec",
+    "PLACE_FIELDS",
     "SCHEMA",
     "SmokeSpec",
 ]

@@ -14,18 +14,21 @@ from pydantic import Field, ValidationError
 
 from spotguard.errors import SpecError
 from spotguard.events.states import Market
-from spotguard.spec.complaint import spec_error
+from spotguard.spec.complaint import setting_of, spec_error
 from spotguard.spec.infra import (
     DEADLINE,
     FALLBACK,
     LOCAL,
     NEVER,
     PLACES,
-    gpu_name,
+    gpu_alternatives,
+    gpu_names,
     kind_of,
     on_demand_rule,
     places,
 )
+from spotguard.spec.model.own_template import TemplateName
+from spotguard.spec.model.phases import PhaseSpec, moved_values, parse_phases
 from spotguard.spec.model.tables import DURATION, Frozen, LocalSpec, NodeSpec, SmokeSpec
 from spotguard.spec.nodes import MAX_NODES, NodeRange
 from spotguard.spec.setting import (
@@ -58,6 +61,10 @@ LOCAL_ON_DEMAND_USD_PER_H = 3.06
 
 _USD_PER_H = "a price in USD per node and hour above 0, such as 0.918"
 _PUBLIC_NAMES = "env_names"
+
+
+def _phases(raw: Any) -> object:
+    return parse_phases(raw, lambda name: setting_of(JobSpec, name))
 
 
 class JobSpec(Frozen):
@@ -118,13 +125,15 @@ class JobSpec(Frozen):
     gpus: Annotated[
         str | None,
         Setting(
-            parse=IfGiven(gpu_name),
-            allowed="a kind of GPU, and how many if more than one, such as A100:8",
-            example='"A100:8"',
+            parse=IfGiven(gpu_names),
+            allowed="a kind of GPU, and how many if more than one, such as A100:8; or any of "
+            "several, such as A100:8,H100:8",
+            example='"A100:8,H100:8"',
             flag="--gpus",
         ),
     ] = None
-    """GPUs of each node, by SkyPilot's names. Without it, nodes have CPUs only."""
+    """GPUs of each node, by SkyPilot's names; of several alternatives, what is cheapest where it
+    can be had, and the price of what was had is what counts. Without it, nodes have CPUs only."""
 
     store: Annotated[
         str,
@@ -251,14 +260,18 @@ class JobSpec(Frozen):
     template: Annotated[
         str,
         Setting(
-            parse=OneOf(template_names()),
-            allowed=f"one of {', '.join(template_names())}",
-            example='"aws"',
+            parse=TemplateName(template_names()),
+            allowed=f"one of {', '.join(template_names())}; or the path of a YAML file, such as "
+            "./mine.yaml",
+            example='"./mine.yaml"',
+            is_path=True,
             flag="--template",
             choices=template_names(),
         ),
     ] = "base"
-    """Which task template describes the nodes."""
+    """Which task template describes the nodes; or a file of your own, which is put on top of that
+    of the place. It may hold `resources`, `envs`, `file_mounts`, `volumes` and `config` of a
+    SkyPilot task, but for what spotguard fills in, and no secrets."""
 
     save_every: Annotated[
         str,
@@ -351,6 +364,13 @@ class JobSpec(Frozen):
     ] = True
     """When local nodes leave, the others go on without a new cluster, if `nodes` allows so few."""
 
+    ask_ahead: Annotated[
+        bool,
+        Setting(parse=switch, allowed="true or false", example="false"),
+    ] = True
+    """Where a cloud announces when it takes a node, ask for the next nodes at once. The old ones
+    train on until shortly before: both are paid meanwhile, for two minutes at most on AWS."""
+
     trust_script: Annotated[
         bool,
         Setting(parse=switch, allowed="true or false", example="false", flag="--trust-script"),
@@ -388,6 +408,21 @@ class JobSpec(Frozen):
         ),
     ] = None
     """What such a node costs on demand. Default: the launcher knows (locally 3.06)."""
+
+    phases: Annotated[
+        tuple[PhaseSpec, ...],
+        Setting(
+            parse=_phases,
+            allowed="a list of tables, each with until_step (but for the last) and any of infra, "
+            "on_demand_infra, gpus, nodes, nproc_per_node, market, on_demand, max_price, price, "
+            "on_demand_price and template",
+            example='[{ until_step = 500, infra = "local" }, { gpus = "A100:8" }]',
+        ),
+    ] = ()
+    """Where the run is when: each phase but the last ends, saved, once `until_step` steps are done,
+    and the next one begins by itself. What a phase does not say is as set outside of it; but a
+    price, an instance type and a cloud's image are of one machine, and do not go along to another
+    `infra` or other `gpus`."""
 
     env: Annotated[
         dict[str, str],
@@ -448,6 +483,29 @@ class JobSpec(Frozen):
         """Return the spec with some fields changed, checked as if given by a user."""
         return build_spec({**self.model_dump(), **changes})
 
+    def at_place(self, place: Mapping[str, Any]) -> JobSpec:
+        """Return the job as it is elsewhere; `place` has some of `PLACE_FIELDS`, None left out.
+
+        Raises:
+            SpecError: it cannot be there.
+        """
+        return self.replace(**moved_values(self, place))
+
+    def in_phase(self, index: int) -> JobSpec:
+        """Return the job as it is in a phase, the first being 0; itself where it has none."""
+        if not self.phases:
+            return self
+        return self.model_copy(update={"phases": ()}).at_place(self.phases[index].place)
+
+    def moved(self, index: int, place: Mapping[str, Any]) -> JobSpec:
+        """Return the job with another place for a phase; without phases, for all of it."""
+        if not self.phases:
+            return self.at_place(place)
+        given = moved_values(self.in_phase(index), place)
+        kept = {name: value for name, value in given.items() if name in PhaseSpec.model_fields}
+        phase = self.phases[index].model_copy(update=kept)
+        return self.replace(phases=(*self.phases[:index], phase, *self.phases[index + 1 :]))
+
 
 def _values_of(names: object, environ: Mapping[str, str]) -> dict[str, str]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -473,7 +531,35 @@ def build_spec(values: Mapping[str, object], origins: Mapping[str, str] | None =
     except ValidationError as problem:
         raise spec_error(problem, JobSpec, origins or {}) from None
     _check_kinds(spec, (origins or {}).get("on_demand_infra", ""))
+    _check_prices(spec)
+    for index in range(len(spec.phases)):
+        _check_phase(spec, index)
     return spec
+
+
+def _check_phase(spec: JobSpec, index: int) -> None:
+    """Refuse a phase that the job cannot be in, before the first one costs money."""
+    try:
+        spec.in_phase(index)
+    except SpecError as problem:
+        words = f"phase {index + 1} cannot be: {problem.message}"
+        raise SpecError("phases", words, hint=problem.hint) from None
+
+
+def _check_prices(spec: JobSpec) -> None:
+    """Refuse one price for several kinds of GPU: it would be billed for whichever is had."""
+    if spec.infra == LOCAL or len(gpu_alternatives(spec.gpus)) < 2:
+        return
+    for key, price in (
+        ("price", spec.price_usd_per_h),
+        ("on_demand_price", spec.on_demand_usd_per_h),
+    ):
+        if price is not None:
+            raise SpecError(
+                key,
+                f"given {price:g}, but gpus is {spec.gpus!r}: several kinds, each with its own",
+                hint="leave it out, so that each one's is looked up, or name one kind of GPU",
+            )
 
 
 def _check_kinds(spec: JobSpec, origin: str) -> None:

@@ -274,6 +274,16 @@ def test_the_stores_clock_proves_a_beat_as_well(home: Path) -> None:
     assert [each.training_at_step for each in findings.leftovers] == [412]
 
 
+def test_a_job_that_trains_while_the_next_nodes_wait_is_no_orphan(home: Path) -> None:
+    """What was asked for ahead says nothing before its turn, and has a folder in the store."""
+    store = make_run(home, RUN)
+    beats(home, NOW - 5.0)
+    store.put(keys.launch(2), b"{}")
+    findings = found(cluster(home))
+    assert findings.orphans == ()
+    assert [each.training_at_step for each in findings.leftovers] == [412]
+
+
 def test_heartbeats_that_are_seldom_are_waited_for(home: Path) -> None:
     """A job that was told to give a sign of life every five minutes is not silent after two."""
     store = make_run(home, RUN)

@@ -234,3 +234,19 @@ def test_who_goes_on_in_place_is_paid_from_then_on() -> None:
         ("cluster_up", 102.0, 2, {"at": 20.0}),
     )
     assert cost.spent_usd(record, 200.0) == pytest.approx((2 * 80 + 100) / H)
+
+
+def test_what_the_cloud_charged_counts_once_the_nodes_are_gone() -> None:
+    """Each node for itself, where the cloud tells it; what was seen of the whole till then."""
+    charged = ("attempt_ended", 100.0, 1, {**ended(100.0, "preempted")[3], "charged_node_s": 130.0})
+    record = made(*launched(0.0, 1, nodes=2), charged)
+    assert cost.spent_usd(record, 5000.0) == pytest.approx(130 / H)
+    leaving = ("attempt_ended", 100.0, 1, {**ended(100.0, "preempted")[3], "leaving": True})
+    released = ("released", 150.0, 1, {"gone_at": 150.0, "charged_node_s": 210.0})
+    record = made(*launched(0.0, 1, nodes=2), leaving)
+    assert cost.spent_usd(record, 120.0) == pytest.approx(240 / H)
+    record = made(*launched(0.0, 1, nodes=2), leaving, released)
+    assert cost.spent_usd(record, 5000.0) == pytest.approx(210 / H)
+    untold = ("released", 150.0, 1, {"gone_at": 150.0, "charged_node_s": None})
+    record = made(*launched(0.0, 1, nodes=2), leaving, untold)
+    assert cost.spent_usd(record, 5000.0) == pytest.approx(300 / H), "unknown is not free"

@@ -42,11 +42,11 @@ def shallow(inputs: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def test_a_mutatedread_run_json_is_refused_or_read() -> None:
-    """30 000 of them: one sentence for the user, or the four fields."""
+    """30 000 of them: one sentence for the user, or the five fields."""
     original = json.dumps(ORIGINAL, sort_keys=True, indent=1).encode()
 
     def check(_: bytes, found: dict[str, Any]) -> None:
-        assert set(found) == {"name", "limits", "created_at", "spec"}
+        assert set(found) == {"name", "limits", "created_at", "spec", "places"}
 
     others = [b"[5]", b"5", b'{"schema": 1}', b'"schema"', b"null"]
     inputs = shallow(mutants([original] * 20 + others, 30_600, seed=12))

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from spotguard.control.adopt import Rebuild
 from spotguard.control.journal import cost
+from spotguard.control.journal.fold import read_record
+from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import Kind, Limits
 from spotguard.control.status.picture import run_view
 from spotguard.control.status.recovery import recoveries
 from spotguard.control.supervisor.policy import Policy
+from spotguard.events import keys
 from spotguard.events.states import EndReason, RunState
+from spotguard.launch.base import ClusterState
 from spotguard.shared.units import to_iso
 from spotguard.testing.job import JobFate
-from spotguard.testing.launcher import FAKE_OFFER
+from spotguard.testing.launcher import FAKE_OFFER, FakeLauncher
 from tests.control.made import intended, launched, made, training
 from tests.control.test_crashes import Saboteur, repaired, run_with
 from tests.control.world import World
@@ -25,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spotguard.control.journal.record import RunRecord
+    from spotguard.launch.base import Offer
 
 ON_AWS = replace(FAKE_OFFER, infra="aws")
 OTHER_ZONE = replace(ON_AWS, zone="here-b")
@@ -283,3 +290,92 @@ def test_a_refusal_of_nodes_asked_ahead_begins_no_wait() -> None:
     record = made(*lines, ("launched", 9.5, 2, {}), ("no_capacity", 12.0, 2, data))
     assert (record.ahead, record.waiting_since) == (None, None)
     assert record.current is not None
+
+
+def test_who_does_not_want_to_pay_both_asks_after_the_end(tmp_path: Path) -> None:
+    """`ask_ahead = false`: nothing is asked for before the notice has come true."""
+    world = a_run(tmp_path, {1: GRACE}, spec={"ask_ahead": False})
+    record = world.run()
+    check(world, record)
+    first, second = record.attempts
+    assert first.job_end is not None
+    assert second.intended_at >= first.job_end.at
+
+
+class ChargingLauncher(FakeLauncher):
+    """A cloud that tells what it charged: a second less for each node than is seen from outside."""
+
+    def charged_node_s(self, cluster: str, offer: Offer) -> float | None:
+        """Return the nodes' seconds; unknown while it lives."""
+        assert offer.infra == ON_AWS.infra
+        view = self.observe(cluster)
+        if view.state is not ClusterState.GONE or view.gone_at is None:
+            return None
+        known = self.clusters[cluster]
+        return known.request.nodes * (view.gone_at - known.started_at - 1.0)
+
+
+@pytest.mark.parametrize("how", ["grace", "withdraw"])
+def test_a_cloud_is_believed_what_it_charges(tmp_path: Path, how: str) -> None:
+    """Of attempts that ended, those released later, and nodes that were given up."""
+    world = a_run(tmp_path, {1: JobFate(how=how, at_s=20.0, for_s=30.0)})
+    world.launcher.__class__ = ChargingLauncher
+    record = world.run()
+    clusters = len(world.launcher.started)
+    assert clusters == 2
+    less_usd = clusters * 2 * 1.0 * (ON_AWS.price_usd_per_h or 0.0) / 3600.0
+    assert world.spent_usd() == pytest.approx(world.launcher.billed_usd() - less_usd, abs=1e-9)
+    published = json.loads(world.store.get(keys.end(record.attempts[0].number)))
+    end = record.attempts[0].end
+    assert end is not None
+    assert published["charged_node_s"] == end.charged_node_s
+    adopted = rebuilt(world, tmp_path)
+    assert [each.end and each.end.charged_node_s for each in adopted.attempts] == [
+        each.end and each.end.charged_node_s for each in record.attempts
+    ]
+
+
+def rebuilt(world: World, home: Path) -> RunRecord:
+    """Lose the journal, write a new one from the store and return what it says."""
+    (home / "journal.db").rename(home / "lost.db")
+    with (
+        Journal.open(home / "lost.db") as lost,
+        Journal.create(home / "journal.db") as journal,
+    ):
+        created = next(iter(lost.read()))
+        journal.append(Kind.CREATED.value, at=created.at, data=created.data)
+        run_id = read_record(lost).run_id
+        Rebuild(journal, world.launcher, run_id).attempts(world.store)
+        return read_record(journal)
+
+
+def test_who_adopts_a_run_with_two_attempts_has_both(tmp_path: Path) -> None:
+    """The one that trains goes on, the other waits for its end, and no third one is launched."""
+    world = a_run(tmp_path, {1: replace(GRACE, for_s=60.0)}, total_steps=100)
+    record = world.run_until(60.0)
+    assert record.ahead is not None
+    adopted = rebuilt(world, tmp_path)
+    assert adopted.current is not None
+    assert adopted.ahead is not None
+    assert (adopted.current.number, adopted.ahead.number) == (1, 2)
+    assert (adopted.current.down, adopted.ahead.down) == (None, None)
+    assert adopted.ahead.cluster == record.ahead.cluster
+    finished = world.run()
+    check(world, finished)
+    assert reasons(finished) == [EndReason.PREEMPTED, EndReason.FINISHED]
+    assert len(world.launcher.started) == 2
+
+
+def test_who_adopts_a_run_whose_nodes_are_gone_is_told_what_they_cost(tmp_path: Path) -> None:
+    """Those that trained and those that waited, as the cloud charged them, not as was seen."""
+    world = a_run(tmp_path, {1: replace(GRACE, for_s=60.0)}, total_steps=100)
+    world.launcher.__class__ = ChargingLauncher
+    record = world.run_until(60.0)
+    assert record.ahead is not None
+    for cluster in world.launcher.living():
+        world.launcher.down(cluster)
+    world.clock.sleep(600.0)
+    adopted = rebuilt(world, tmp_path)
+    less_usd = 2 * 2 * 1.0 * (ON_AWS.price_usd_per_h or 0.0) / 3600.0
+    spent_usd = cost.spent_usd(adopted, world.clock.now())
+    assert spent_usd == pytest.approx(world.launcher.billed_usd() - less_usd, abs=1e-9)

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from tests.e2e.ec2.ec2_lab import SCRIPT, Beside, Ec2Lab
@@ -27,19 +32,64 @@ def ec2() -> Iterator[Ec2Lab]:
     why_not = _why_not()
     if why_not:
         pytest.skip(why_not)
-    lab = Ec2Lab(_FOLDER)
-    with _LOCK.open("w") as lock:  # held for as long as this process lives
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    # Of the workers of one run of pytest, the first brings the lab up and the last takes it down.
+    is_worker = "PYTEST_XDIST_WORKER" in os.environ
+    owner = os.getppid() if is_worker else os.getpid()
+    if is_worker:
+        threading.Thread(target=_end_with, args=(owner,), daemon=True).start()
+    lab = Ec2Lab(_FOLDER, owner)
+    with _only_one():
+        users = _users()
+        if users["owner"] not in (0, owner):
             pytest.skip("another run of these tests has the EC2 lab")
-        lab.down()  # what a run of these tests that was killed may have left
-        try:
+        if users["count"]:
+            lab.join()
+        else:
+            lab.down()  # what a run of these tests that was killed may have left
             lab.up()
-            yield lab
-        finally:
-            lab.down()
-            shutil.rmtree(_FOLDER, ignore_errors=True)
+        _note(owner, users["count"] + 1)
+    try:
+        yield lab
+    finally:
+        with _only_one():
+            users = _users()
+            left = max(0, users["count"] - 1)
+            if users["owner"] in (0, owner):  # else pytest was killed, and another run began since
+                if not left:
+                    lab.down()
+                    shutil.rmtree(_FOLDER, ignore_errors=True)
+                _note(owner if left else 0, left)
+
+
+def _end_with(owner: int) -> None:
+    """End at once when pytest was killed.
+
+    A worker outlives it for a while, and each command that it still runs would start a controller
+    anew, which launches nodes in the next run's lab.
+    """
+    while os.getppid() == owner:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+@contextmanager
+def _only_one() -> Iterator[None]:
+    with _LOCK.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _users() -> dict[str, int]:
+    """Return which run of pytest has the lab, and in how many processes; none once it is gone."""
+    try:
+        told: dict[str, int] = json.loads(_LOCK.read_text())
+    except ValueError:
+        return {"owner": 0, "count": 0}
+    return told if psutil.pid_exists(told["owner"]) else {"owner": 0, "count": 0}
+
+
+def _note(owner: int, count: int) -> None:
+    _LOCK.write_text(json.dumps({"owner": owner, "count": count}))
 
 
 def _why_not() -> str | None:
@@ -57,7 +107,10 @@ def _why_not() -> str | None:
 
 @pytest.fixture
 def machine(tmp_path: Path, ec2: Ec2Lab) -> Iterator[Callable[[str], Beside]]:
-    """Return a function: a user's machine of that name. Nothing of theirs may be left, anywhere."""
+    """Return a function: a user's machine of that name. Nothing of theirs may be left, anywhere.
+
+    Other tests may use the lab meanwhile: each has regions of its own.
+    """
     made: list[Beside] = []
 
     def make(name: str) -> Beside:
@@ -66,7 +119,7 @@ def machine(tmp_path: Path, ec2: Ec2Lab) -> Iterator[Callable[[str], Beside]]:
 
     try:
         yield make
-        living = ec2.living()
+        living = [each for beside in made for run in beside.runs for each in ec2.living(run)]
         with ThreadPoolExecutor() as together:
             left = [each for beside in together.map(Lab.clean_up, made) for each in beside]
         assert not left, f"processes outlived their run: {left}"
@@ -74,7 +127,8 @@ def machine(tmp_path: Path, ec2: Ec2Lab) -> Iterator[Callable[[str], Beside]]:
     finally:
         for beside in made:
             beside.clean_up()
-        ec2.calm()
+        runs = [run for beside in made for run in beside.runs]
+        ec2.calm(runs, {place.split("/")[1] for beside in made for place in beside.places})
 
 
 @pytest.fixture(scope="session")

@@ -21,16 +21,22 @@ if TYPE_CHECKING:
 
 INFRA = Path(__file__).parents[3] / "infra"
 SCRIPT = INFRA / "ec2-lab" / "ec2_lab.sh"
-BUCKET = "runs"
-ZONES = ("us-east-1a", "us-east-1b")
-TWO_ZONES = "aws/us-east-1"
+BUCKET, GUARDED = "runs", "guarded"
+"""Buckets; for the second one's a policy may be asked for."""
+EAST, WEST, OHIO, IRELAND = ("us-east-1", "us-west-2", "us-east-2", "eu-west-1")
+"""Regions; each but the last has two zones."""
 _ADMIN_KEY = "AKIAEC2LABADMINADMIN"
 _LIVE = ("pending", "running", "shutting-down", "stopping", "stopped")
 _LAUNCH_S = 900.0
 """Two nodes take 90 s on a quiet machine, and so much on one that has ten times as much to do."""
 
-wait_until = partial(lab_jobs.wait_until, every_s=2.0)
+wait_until = partial(lab_jobs.wait_until, every_s=4.0)
 """Each look is a command: more of them would take the cores from what they wait for."""
+
+
+def zones(region: str) -> tuple[str, str]:
+    """Return the zones of a region that have machines."""
+    return f"{region}a", f"{region}b"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,18 +65,25 @@ class Instance:
 class Ec2Lab:
     """A running lab."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, owner: int) -> None:
+        """It comes down by itself once the process `owner` is gone."""
         self.folder = folder
+        self.owner = owner
         self.environ: dict[str, str] = {}
 
     def up(self) -> None:
-        """Start EC2, SkyPilot's API server, and the bucket that runs are kept in."""
+        """Start EC2, SkyPilot's API server, and the buckets that runs are kept in."""
         self.verb("up", timeout_s=1500.0)
-        printed = self._output(["bash", "-c", f'eval "$({SCRIPT} env)"; env -0'], self._knobs())
-        self.environ = dict(line.split("=", 1) for line in printed.split("\0") if line)
-        self.aws("s3", "mb", f"s3://{BUCKET}")
+        self.join()
+        for bucket in (BUCKET, GUARDED):
+            self.aws("s3", "mb", f"s3://{bucket}")
         start_api(self)  # else it would be a child of the first controller
         self.sky("check", "aws")
+
+    def join(self) -> None:
+        """Use a lab that is up."""
+        printed = self._output(["bash", "-c", f'eval "$({SCRIPT} env)"; env -0'], self._knobs())
+        self.environ = dict(line.split("=", 1) for line in printed.split("\0") if line)
 
     def down(self) -> None:
         """Take away whatever is there, in whatever state."""
@@ -124,13 +137,18 @@ class Ec2Lab:
         found: list[dict[str, Any]] = json.loads(self.verb("calls"))
         return found
 
-    def calm(self) -> None:
-        """Take back capacity, faults and rights, and end what is left."""
-        self.verb("calm")
-        left = self.sky_names()
+    def calm(self, runs: list[str], regions: set[str]) -> None:
+        """Take back capacity and faults of some regions, and end what is left of some runs."""
+        for region in regions:
+            self.verb("calm", region)
+        left = [name for name in self.sky_names() if any(run in name for run in runs)]
         if left:
             self.sky("down", "-y", *left)
-        wait_until(lambda: not self.living(), "no instance is left", timeout_s=200.0)
+        wait_until(
+            lambda: not any(self.living(run) for run in runs),
+            "no instance is left",
+            timeout_s=200.0,
+        )
 
     def _knobs(self) -> dict[str, str]:
         return {
@@ -138,7 +156,7 @@ class Ec2Lab:
             "EC2LAB_DATA": str(self.folder / "data"),
             "EC2LAB_HOME": str(self.folder / "home"),
             "EC2LAB_VENV": str(Path(sys.executable).parents[1]),
-            "EC2LAB_FOR_PID": str(os.getpid()),
+            "EC2LAB_FOR_PID": str(self.owner),
         }
 
     @staticmethod
@@ -164,23 +182,30 @@ class Beside(Lab):
         super().__init__(folder)
         self.ec2 = ec2
         self.folder = folder
+        self.bucket = BUCKET
+        self.runs: list[str] = []
+        self.places: set[str] = set()
         self.prefix = f"{folder.name}-{time.time():.0f}"
 
     @property
     def store(self) -> str:
         """Where its runs lie."""
-        return f"s3://{BUCKET}/{self.prefix}"
+        return f"s3://{self.bucket}/{self.prefix}"
 
     def environ(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the environment of a shell that uses the lab."""
         given = {**self.ec2.environ, "SPOTGUARD_STORE": self.store, **NO_SMOKE}
         return {**given, "SPOTGUARD_HOME": str(self.home), **(more or {})}
 
-    def begin(self, job: Path, *flags: str, args: tuple[str, ...], infra: str = TWO_ZONES) -> str:
+    def begin(self, job: Path, *flags: str, args: tuple[str, ...], region: str = EAST) -> str:
         """Start a run and return its id."""
         copy = self.work / job.name
         copy.write_text(job.read_text())
-        return self.start(copy, "--infra", infra, "--save-every", "5 steps", *flags, args=args)
+        infra = f"aws/{region}"
+        self.places.add(infra)
+        run = self.start(copy, "--infra", infra, "--save-every", "5 steps", *flags, args=args)
+        self.runs.append(run)
+        return run
 
     def trains(self, run: str, *, attempt: int, more_steps: int = 3) -> Status:
         """Return the status once `attempt`, or a later one, has done some steps."""

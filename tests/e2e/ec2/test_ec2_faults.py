@@ -27,12 +27,14 @@ EPOCHS = "4"
 CALLS = (
     "ec2:AuthorizeSecurityGroupIngress",
     "ec2:CreateSecurityGroup",
+    "ec2:CreateTags",
     "ec2:DescribeAvailabilityZones",
     "ec2:DescribeImages",
     "ec2:DescribeInstances",
     "ec2:DescribeRegions",
     "ec2:DescribeRouteTables",
     "ec2:DescribeSecurityGroups",
+    "ec2:DescribeSpotInstanceRequests",
     "ec2:DescribeSubnets",
     "ec2:DescribeVpcs",
     "ec2:RunInstances",
@@ -40,7 +42,8 @@ CALLS = (
     "iam:GetInstanceProfile",
     "sts:GetCallerIdentity",
 )
-"""What SkyPilot asks AWS for a run, by the lab's own journal; the last test holds it to be all."""
+"""What a run asks AWS for, by SkyPilot or itself, by the lab's own journal; the last test holds it
+to be all. Tags and spot requests are asked for only after some faults and interruptions."""
 _OVER = ("finished", "failed", "paused")
 
 

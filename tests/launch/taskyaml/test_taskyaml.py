@@ -13,7 +13,15 @@ from spotguard.errors import SpecError
 from spotguard.events import env
 from spotguard.events.states import Market
 from spotguard.launch.base import Offer
-from spotguard.launch.taskyaml import Machine, as_text, rendezvous_port, secrets_hidden, task_yaml
+from spotguard.launch.taskyaml import (
+    CLUSTER_TAG,
+    RUN_TAG,
+    Machine,
+    as_text,
+    rendezvous_port,
+    secrets_hidden,
+    task_yaml,
+)
 from spotguard.spec.templates import load_template
 from tests.launch.taskyaml.task_cases import (
     CASES,
@@ -31,6 +39,7 @@ if TYPE_CHECKING:
 
 HOSTILE = ["$(touch pwned)", "`touch pwned`", "a'b\"c", "new\nline", "--rank=9", "", "${HOME}", "é"]
 STORE = "s3://b/runs"
+RUN = "gpt-260101-000000-ab12"
 
 
 def offer(infra: str = "aws", **changes: Any) -> Offer:
@@ -169,6 +178,7 @@ def test_a_machine_by_name_needs_no_size() -> None:
         "infra": "aws/us-east-1",
         "use_spot": True,
         "instance_type": "p4d.24xlarge",
+        "labels": {CLUSTER_TAG: f"{RUN}-1", RUN_TAG: RUN},
     }
     assert task(Machine(cpus="8+"))["resources"]["cpus"] == "8+"
 

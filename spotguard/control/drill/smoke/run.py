@@ -57,7 +57,8 @@ class SmokeOutcome:
 def wanted(spec: JobSpec) -> bool:
     """Return whether the job's script is to be tried before it is launched."""
     if spec.smoke.when == "paid":
-        return spec.infra != LOCAL
+        places = [spec.in_phase(index) for index in range(max(1, len(spec.phases)))]
+        return any(place.infra != LOCAL for place in places)
     return spec.smoke.when == "always"
 
 
