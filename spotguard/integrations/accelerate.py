@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from spotguard.runtime import Step
+    from spotguard.runtime.loop.evaluation import Evaluation
 
 _NAME = "SpotguardDataLoader"
 _BATCHES_A_STEP = 2
@@ -146,8 +147,11 @@ class SpotguardDataLoader:
             self._step = step
             try:
                 yield from self._micro_batches(step)
-            except GeneratorExit:  # the script left its loop, after a step or in the midst of one
-                if step.is_complete:
+            except GeneratorExit:  # the script left its loop, by `break` or by an error
+                # Where a backward pass failed, because another rank is gone, nothing was trained.
+                if step.is_complete and (
+                    step.has_changed_weights or self._accelerator.optimizer_step_was_skipped
+                ):
                     self._run.end_step()
                 raise
 
@@ -157,8 +161,8 @@ class SpotguardDataLoader:
             self._accelerator.step = int(number == len(step))
             yield send_to_device(batch, self._accelerator.device)
 
-    def evaluate(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield from `batches` of an evaluation; when told to stop, leave between two of them.
+    def evaluate(self, batches: Iterable[Any]) -> Evaluation[Any]:
+        """Return `batches` to loop over in an evaluation; when told to stop, leave between two.
 
         All ranks leave at the same batch, so the evaluation may hold collectives.
         """

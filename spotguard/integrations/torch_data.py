@@ -57,11 +57,7 @@ def make_loader(
         UsageError: the data cannot be read in global batches; the message says why.
     """
     if not isinstance(given, DataLoader):
-        raise UsageError(
-            f"{caller}: the training data is a {type(given).__name__}, which cannot be "
-            "divided among a changing number of ranks",
-            hint="give it one torch.utils.data.DataLoader to train on",
-        )
+        raise _refusal_of_other_data(caller, given)
     if given.batch_size is None:
         raise UsageError(
             f"{caller}: the training DataLoader has no batch_size",
@@ -88,6 +84,23 @@ def make_loader(
         **_order(given, samples=samples, seed=run.seed, in_order=in_order),
     )
     return loader, loader.first_step_of(1)
+
+
+def _refusal_of_other_data(caller: str, given: Any) -> UsageError:
+    """Return why what is no DataLoader cannot be trained on, such as several of them."""
+    several = getattr(given, "flattened", given)  # so Lightning's CombinedLoader names its own
+    if isinstance(several, (list, tuple, dict)):
+        return UsageError(
+            f"{caller}: the training data is a {type(given).__name__} of {len(several)} loaders, "
+            "whose samples are not counted together",
+            hint="give it one DataLoader: a torch.utils.data.StackDataset has a sample of each "
+            "dataset at a time, a ConcatDataset one after the other",
+        )
+    return UsageError(
+        f"{caller}: the training data is a {type(given).__name__}, which cannot be "
+        "divided among a changing number of ranks",
+        hint="give it one torch.utils.data.DataLoader to train on",
+    )
 
 
 def _samples(limit: float | None, length: int, size: int, accumulated: int) -> int | None:

@@ -19,6 +19,7 @@ from spotguard.runtime.data.sample_log import SampleTrace
 from spotguard.runtime.distributed.collectives import ProcessGroup
 from spotguard.runtime.ending.leaving import Phase
 from spotguard.runtime.loop.epochs import Epoch, epochs_of
+from spotguard.runtime.loop.evaluation import Evaluation
 from spotguard.runtime.loop.training import Circumstances, Training
 from spotguard.runtime.process.outside_loop import outside_loop
 from spotguard.runtime.run_data import RunData
@@ -285,17 +286,21 @@ class Run(RunData):
             return
         self._job.metrics.report_to(tracker)
 
-    def evaluate(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
-        """Yield from `batches`; when told to stop, leave between two of them, saved.
+    def evaluate(self, batches: Iterable[_Batch]) -> Evaluation[_Batch]:
+        """Return `batches` to loop over; when told to stop, the loop is left between two, saved.
 
         For evaluation loops inside the training loop, before the step's own micro-batches: there
         the state is that of a step boundary, and after a resume the evaluation begins anew. All
         ranks leave at the same batch, so the loop may hold collectives. After the training loop
-        it only yields.
+        it only yields. What is returned has whatever the loader has, its length and dataset too,
+        for functions that take a loader; each loop over it begins anew.
 
         Raises:
-            UsageError: the step has begun: to leave then would lose what follows in its body.
+            UsageError: in a loop over it after the step has begun: its rest would be lost.
         """
+        return Evaluation(batches, self._evaluated)
+
+    def _evaluated(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
         training = self._training
         if self._job.settings.smoke_samples:
             batches = itertools.islice(batches, _EVALUATED_IN_SMOKE)

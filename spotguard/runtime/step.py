@@ -116,6 +116,11 @@ class Step:
         return self._pass.complete and not self._in_phase
 
     @property
+    def has_changed_weights(self) -> bool:
+        """True once an optimizer has stepped in it, or has begun to."""
+        return self._loop.job.keeper.has_changed
+
+    @property
     def ends_epoch(self) -> bool:
         """True for the last step of a pass over the dataset; never for a stream, which has none."""
         return self._loop.loader.epoch_of(self.number + 1) != self.epoch

@@ -124,10 +124,15 @@ class EpochPlan:
     first: EpochPlace = field(default_factory=EpochPlace)
     """Where steps of this size begin; the steps before it may have had another."""
 
-    @property
+    @functools.cached_property
     def steps(self) -> int:
         """Optimizer steps in a whole epoch."""
         return self._steps_in(self.samples)
+
+    @functools.cached_property
+    def _second_epoch(self) -> int:
+        """The step that the epoch after that of `first` begins with; each step asks for it."""
+        return self.first_step_of(self.first.epoch + 1)
 
     @property
     def left_out(self) -> int:
@@ -136,7 +141,7 @@ class EpochPlan:
 
     def at(self, step: int) -> tuple[int, range]:
         """Return the epoch of a step, and the places in its order of the step's global batch."""
-        next_epoch = self.first_step_of(self.first.epoch + 1)
+        next_epoch = self._second_epoch
         if step < next_epoch:
             epoch, position = self.first.epoch, step - self.first.step
             start = self.first.samples + position * self.global_batch

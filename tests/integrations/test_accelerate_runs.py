@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integrations.preloaded import Stories, same, stories
+from tests.integrations.preloaded import Stories, Story, same, stories
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +31,20 @@ def test_interrupted_anywhere_it_is_the_same_run(accelerate: Stories) -> None:
     assert story.samples() == calm.samples()
     again = [line for line in set(story.told) if story.told.count(line) != calm.told.count(line)]
     assert again == ["evaluating after 14"]
+
+
+def test_a_step_whose_gradients_never_met_is_not_counted(accelerate: Stories) -> None:
+    """A rank dies in its backward pass: the other saves the step before, and none is lost."""
+    calm = accelerate.tell([2])
+    jobs = accelerate.jobs()
+    first = accelerate.start(jobs, 2, DIES_AT=3)
+    assert first[0].wait() == 9
+    assert first[1].wait() != 0
+    [end] = jobs.ends()
+    assert end["step"] == 3
+    again = accelerate.start(jobs, 2, 2)
+    assert [rank.wait() for rank in again] == [0, 0], again[0].said
+    assert same(Story(jobs.folder, [first, again]), calm)
 
 
 @pytest.mark.parametrize("steps", [0, 10])

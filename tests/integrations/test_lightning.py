@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 import pytest
+import torch
 
 from spotguard.errors import UsageError
 from spotguard.integrations.order import FirstOfEpoch
@@ -63,6 +64,27 @@ def test_counts_are_those_of_lightnings_own_state() -> None:
     assert sorted(counters.read()) == sorted(numbers(made.fit_loop.state_dict()))
     LoopCounters(other).write(counters.names, counters.read())
     assert other.fit_loop.state_dict() == made.fit_loop.state_dict()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_boundary_is_held_as_it_was() -> None:
+    """What is kept of one stays as it is while Lightning counts on, and metrics are logged."""
+    from spotguard.integrations.lightning import state
+    from spotguard.integrations.lightning.inner import LoopCounters
+
+    made = trainer()
+    place = state.LoopPlace(made, LoopCounters(made))
+    metrics = state.LoggedMetrics(made)
+    made._logger_connector._callback_metrics["loss"] = torch.tensor(0.5)
+    metrics.keep()
+    expected = place.state_dict(), metrics.state_dict()
+    held = place.hold_state(), metrics.hold_state()
+    made.fit_loop.epoch_loop._batches_that_stepped += 1
+    made.fit_loop.epoch_progress.total.ready += 1
+    made._logger_connector._callback_metrics["loss"] = torch.tensor(0.25)
+    metrics.keep()
+    assert tuple(later() for later in held) == expected
+    assert (place.state_dict(), metrics.state_dict()) != expected
 
 
 @pytest.mark.filterwarnings("ignore")

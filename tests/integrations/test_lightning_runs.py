@@ -159,6 +159,8 @@ def test_fabric_by_the_plain_api(lightning: Stories, tmp_path: Path) -> None:
     [
         ({"CKPT": "some.ckpt"}, "leave ckpt_path out"),
         ({"MODEL": "reloading"}, "reload_dataloaders_every_n_epochs may change the data"),
+        ({"MODEL": "combined"}, "the training data is a CombinedLoader of 2 loaders"),
+        ({"MODEL": "two"}, "the training data is a list of 2 loaders"),
     ],
 )
 def test_what_cannot_hold_is_one_sentence(
@@ -174,3 +176,6 @@ def test_what_cannot_hold_is_one_sentence(
     assert rank.wait() == 2, rank.said
     [line] = [line for line in rank.said.splitlines() if sentence in line]
     assert line.startswith("spotguard: ")
+    [end] = jobs.ends()
+    assert sentence in end["message"]
+    assert "Traceback" not in rank.said

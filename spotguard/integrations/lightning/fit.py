@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from spotguard.runtime import Run, Step
     from spotguard.runtime.data.loader import Loader
+    from spotguard.runtime.loop.evaluation import Evaluation
 
 _ENDLESS = 1 << 40
 """Steps of a Trainer that has no limit of its own."""
@@ -48,7 +49,7 @@ class TrainerFit:
         self._steps_per_epoch = 0
         self._micro_batches: Iterator[Any] = iter(())
         self._drawn = 0
-        self._evaluation: Iterator[int] | None = None
+        self._evaluation: Evaluation[int] | None = None
         self.step: Step | None = None
         """The step under way."""
         self.earlier: dict[torch.nn.Parameter, torch.Tensor] = {}
@@ -206,7 +207,7 @@ class TrainerFit:
     def end_validation(self) -> None:
         """End it; what follows belongs to the same boundary until the next step begins."""
         if self._evaluation is not None:
-            self._evaluation.close()  # type: ignore[attr-defined]
+            self._evaluation.close()
             self._evaluation = None
         self._metrics.keep()
 

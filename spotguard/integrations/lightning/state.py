@@ -10,6 +10,8 @@ import lightning.pytorch as pl
 from spotguard.integrations.lightning.inner import put_back_metrics
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from spotguard.integrations.lightning.inner import LoopCounters
 
 STEP, VALIDATION, EPOCH_END, END = "step", "validation", "epoch_end", "end"
@@ -35,6 +37,11 @@ class LoopPlace:
             "counts": self._counters.read(of_open_epoch=self.next == EPOCH_END),
             "should_stop": self._trainer.should_stop,
         }
+
+    def hold_state(self) -> Callable[[], dict[str, Any]]:
+        """Return what gives the place of this moment later: nobody changes what was read."""
+        state = self.state_dict()
+        return lambda: state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Have Lightning go on from the place."""
@@ -65,6 +72,11 @@ class LoggedMetrics:
     def state_dict(self) -> dict[str, Any]:
         """Return the numbers by name."""
         return dict(self._kept)
+
+    def hold_state(self) -> Callable[[], dict[str, Any]]:
+        """Return what gives the numbers of this moment later: `keep` puts others in their place."""
+        kept = self._kept
+        return lambda: dict(kept)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Give the Trainer the numbers."""

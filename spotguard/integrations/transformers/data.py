@@ -22,7 +22,7 @@ from torch.utils.data import (
 from spotguard.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from spotguard.runtime import Run, Step
     from spotguard.runtime.data.loader import Loader
@@ -185,24 +185,3 @@ class StepBatches(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self.batches[0])
-
-
-class Interruptible:
-    """A DataLoader of an evaluation, which all ranks leave at one batch when told to stop."""
-
-    def __init__(self, loader: Any, run: Run) -> None:
-        self._loader = loader
-        self._run = run
-
-    def __iter__(self) -> Iterator[Any]:
-        batches: Iterable[Any] = self._loader
-        return self._run.evaluate(batches)
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __getattr__(self, name: str) -> Any:
-        """Be the loader to whoever asks for its dataset, its sampler and the like."""
-        if name == "_loader":
-            raise AttributeError(name)
-        return getattr(self._loader, name)

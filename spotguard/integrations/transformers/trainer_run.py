@@ -11,7 +11,6 @@ from transformers import Trainer
 
 from spotguard.integrations.transformers.arguments import uses_argument
 from spotguard.integrations.transformers.data import (
-    Interruptible,
     StepBatches,
     elastic_loader,
     is_stream,
@@ -258,7 +257,7 @@ class TrainerRun:
     def interruptible(self, loader: Any) -> Any:
         """Return `loader` for an evaluation that ends when the run is told to stop."""
         between_steps = self._active and self._step is None
-        return Interruptible(loader, self._run) if between_steps else loader
+        return self._run.evaluate(loader) if between_steps else loader
 
     # ------------------------------------------------------------------ epochs, and the end
 

@@ -124,6 +124,7 @@ class Keeper:
         """What the script had set up when it was to be restored."""
         self._failed_saves = 0
         self._failed_at_end = False
+        self._optimizers: dict[str, TrackedOptimizer] = {}
         self._kept: list[int] = []
         """How many parameters each optimizer keeps something of."""
         self._first_save = True
@@ -182,6 +183,9 @@ class Keeper:
             ObjectShadow(self.objects, with_random=self._save_random),
             GroupShadow(item.value for item in self.objects.values()),
         )
+        self._optimizers = {
+            name: item for name, item in self.objects.items() if isinstance(item, TrackedOptimizer)
+        }
         self.finished = self.first_step = first
         self.total = total
         self.best.take()
@@ -205,11 +209,10 @@ class Keeper:
 
     def _look_at_new_state(self) -> None:
         """Refuse what cannot be stored when an optimizer begins to keep it, not at the notice."""
-        optimizers = {n: i for n, i in self.objects.items() if isinstance(i, TrackedOptimizer)}
-        kept = [len(item.value.state) for item in optimizers.values()]
+        kept = [len(item.value.state) for item in self._optimizers.values()]
         if kept != self._kept:
             self._kept = kept
-            for name, item in optimizers.items():
+            for name, item in self._optimizers.items():
                 item.pack(name, Packed())
 
     def _take_boundary(self) -> None:
@@ -226,6 +229,11 @@ class Keeper:
             self._everything = ObjectShadow(
                 self.objects, with_random=self._save_random, all_kinds=True
             )
+
+    @property
+    def has_changed(self) -> bool:
+        """True if an optimizer has stepped since the last boundary, or has begun to."""
+        return self._changed
 
     @property
     def has_boundary(self) -> bool:

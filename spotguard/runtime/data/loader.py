@@ -39,7 +39,19 @@ AUTO = "auto"
 _STACKING = (
     "torch.utils.data._utils.collate.default_collate",
     "transformers.data.data_collator.default_data_collator",
+    *(
+        f"transformers.data.data_collator.{kind}"
+        for kind in (
+            "DefaultDataCollator",
+            "DataCollatorWithPadding",
+            "DataCollatorForTokenClassification",
+            "DataCollatorForMultipleChoice",
+            "DataCollatorForSeq2Seq",
+        )
+    ),
 )
+"""Functions and classes of collators that draw no random number."""
+_LEAVES_OUT_COLUMNS = "transformers.trainer_utils.RemoveColumnsCollator"
 
 
 class Share(NamedTuple):
@@ -72,6 +84,8 @@ class Loader(ABC):
     """True if a rank has one micro-batch of a step, which may have several backward passes."""
     remembered: dict[str, Any] | None = None
     """The size of micro-batches that was found, and for which device; None if it was given."""
+    dataset: Any
+    """What is read by index; of streams and draws there is none."""
     probe: Callable[[Any], torch.Tensor] | None = None
     """Returns the loss of a micro-batch, where its size is to be found."""
     scale: LearningRateScale | None = None
@@ -361,8 +375,13 @@ def _only_holds(dataset: Any) -> bool:
 
 def _only_stacks(collate_fn: Any) -> bool:
     """Return True for functions that make a batch without a random number, of torch and others."""
-    name = f"{getattr(collate_fn, '__module__', '')}.{getattr(collate_fn, '__name__', '')}"
-    return collate_fn is _default_collate or name in _STACKING
+    if collate_fn is _default_collate:
+        return True
+    of = collate_fn if hasattr(collate_fn, "__name__") else type(collate_fn)
+    name = f"{of.__module__}.{of.__name__}"
+    if name == _LEAVES_OUT_COLUMNS:  # the Trainer puts it around its collator
+        return _only_stacks(collate_fn.data_collator)
+    return name in _STACKING
 
 
 class Quiet:

@@ -316,8 +316,11 @@ def parameters_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.Ten
 
 def count_parameters(optimizers: Iterable[torch.optim.Optimizer]) -> int:
     """Return the optimizers' parameters; `add_param_group` may make them more in mid-run."""
-    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
-    return sum(len(group["params"]) for group in groups)
+    count = 0
+    for optimizer in optimizers:  # each step asks: a generator's turns would take longer than this
+        for group in optimizer.param_groups:
+            count += len(group["params"])
+    return count
 
 
 def _unsynchronised(

@@ -9,7 +9,7 @@ again. Once the script asks for the next epoch, what it changed belongs to the s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spotguard.errors import UsageError
 
@@ -31,6 +31,19 @@ class Epoch:
         """The numbers of all its steps, those that an earlier attempt has done, too."""
         self.is_last = number == total - 1
         """True for the last epoch of the run."""
+
+    @property
+    def dataset(self) -> Any:
+        """What is trained on, for functions that ask the loader that they are given for it."""
+        return self._training.loader.dataset
+
+    @property
+    def done(self) -> int:
+        """How many of its steps are done: 0, or more after a resume in its midst.
+
+        `for number, step in enumerate(epoch, epoch.done)` numbers them as if nothing had happened.
+        """
+        return min(max(self._training.finished - self.steps.start, 0), len(self.steps))
 
     def __len__(self) -> int:
         """Return how many optimizer steps the epoch has, `steps_per_epoch`."""

@@ -89,7 +89,7 @@ class Training:
     def __init__(self, circumstances: Circumstances, loader: Loader) -> None:
         self._of = circumstances
         self._job = job = circumstances.job
-        self._loader = loader
+        self.loader = loader
         values = [item.value for item in job.keeper.objects.values()]
         modules = [v for v in values if isinstance(v, torch.nn.Module)]
         optimizers = [v for v in values if isinstance(v, torch.optim.Optimizer)]
@@ -148,15 +148,15 @@ class Training:
             job.begin_training(self.finished, self._last)
             self._warn_of_lone_sample()
             outside_loop.enter()
-        batches = self._loader.read(self.finished, self._last)
+        batches = self.loader.read(self.finished, self._last)
         self._open.callback(batches.close)  # its workers end with it
         mine: Iterator[tuple[Share, Any]] = batches
         if self._gradients.meets_in_forward:
-            mine = evened_out(batches, job.rank, self._loader.ranges)
-        mine = job.metrics.timed(mine, self._loader)
+            mine = evened_out(batches, job.rank, self.loader.ranges)
+        mine = job.metrics.timed(mine, self.loader)
         self._loop = TrainingLoop(
             job=job,
-            loader=self._loader,
+            loader=self.loader,
             batches=mine,
             gradients=self._gradients,
             optimizers=self._optimizers,
@@ -246,7 +246,7 @@ class Training:
             self._save_if_it_may(finished)
         if not reads_next:
             self._seed_boundary(finished, after=False)
-        self.step = job.keeper.current = Step(self._loop, finished, self._loader.epoch_of(finished))
+        self.step = job.keeper.current = Step(self._loop, finished, self.loader.epoch_of(finished))
         self._started = time.perf_counter()
         return self.step
 
@@ -274,7 +274,7 @@ class Training:
         self.finished += 1
         self.step, self._evaluated = None, 0
         self._optimizers.end_of_step()
-        self._loader.keep(self.finished)
+        self.loader.keep(self.finished)
         seconds = time.perf_counter() - self._started
         ends_epoch = epoch_until is not None and (self.is_done or self.finished == epoch_until)
         self._job.finished_step(self.finished, seconds, step, ends_epoch=ends_epoch)
@@ -348,12 +348,12 @@ class Training:
                 job.claim_extra(),
                 clock=RUN_CLOCK,
             )
-        job.keeper.restored(restored, self._loader)
+        job.keeper.restored(restored, self.loader)
         if restored.manifest is not None:
             self._restore_place(restored.manifest)
             if not self._of.reseed:
                 self._restore_random(restored.manifest)
-        change = self._loader.begin(first)
+        change = self.loader.begin(first)
         last = self._last_step(total, epochs)
         if first < last:
             self._settle_micro_batches(restored.manifest, first)
@@ -362,12 +362,12 @@ class Training:
             log.info("%s", change["message"])
             job.reporter.event(JobEvent.RESCALED, **change)
         self._check_ranks_agree(first)
-        self._loader.keep(first)
+        self.loader.keep(first)
         return first, last
 
     def _settle_micro_batches(self, manifest: Manifest | None, first: int) -> None:
         """Find how many samples fit, if that was asked for; the ranks do so together."""
-        loader, gradients = self._loader, self._gradients
+        loader, gradients = self.loader, self._gradients
         if not isinstance(loader, ElasticLoader) or loader.probe is None:
             return
         assert isinstance(gradients, GradientSync)  # bitwise mode has refused it
@@ -393,14 +393,14 @@ class Training:
 
     def _last_step(self, total: int | None, epochs: int | None) -> int:
         """Return how many steps there are in all, as seen from where this attempt begins."""
-        count = total if epochs is None else self._loader.first_step_of(epochs)
+        count = total if epochs is None else self.loader.first_step_of(epochs)
         assert count is not None
         cap = self._job.settings.max_steps
         return min(count, cap) if cap else count
 
     def _check_ranks_agree(self, first: int) -> None:
         """Raise unless a sampler, if there is one, gives all ranks the same order to begin with."""
-        mine, rank = self._loader.checksum(first), self._job.rank
+        mine, rank = self.loader.checksum(first), self._job.rank
         if mine is not None and self._job.coordinator.first("order", str(mine)) != str(mine):
             raise UsageError(
                 f"run.loader: the sampler gives rank {rank} another order than another rank",
@@ -412,7 +412,7 @@ class Training:
         """Go on where the data was; what cannot be exact is told."""
         own = restoring.places_of_ranks(manifest)
         shared = manifest.counters.get("place")
-        warning = self._loader.restore(shared, own, manifest.world_size)
+        warning = self.loader.restore(shared, own, manifest.world_size)
         if warning and self._job.rank == 0:
             log.warning("%s", warning)
             self._job.reporter.event(JobEvent.WARNING, message=warning)
@@ -420,7 +420,7 @@ class Training:
     def _warn_of_lone_sample(self) -> None:
         values = [item.value for item in self._job.keeper.objects.values()]
         modules = [value for value in values if isinstance(value, torch.nn.Module)]
-        warning = warning_of_lone_sample(modules, self._loader, self.finished, self._last)
+        warning = warning_of_lone_sample(modules, self.loader, self.finished, self._last)
         if warning:  # the one rank that has that micro-batch says so
             log.warning("%s", warning)
             self._job.reporter.event(JobEvent.WARNING, message=warning)
@@ -446,7 +446,7 @@ class Training:
                 hint="each start of the job needs an attempt number of its own",
             )
         stored = manifest.counters.get("loader")
-        mine = self._loader.identity()
+        mine = self.loader.identity()
         if stored is not None and stored != mine:
             changed = [
                 f"{key} was {stored.get(key)!r} and is {mine.get(key)!r}"
@@ -464,7 +464,7 @@ class Training:
 
     def _count_of(self, step: int) -> int:
         """Return how many micro-batches this rank is given in a step."""
-        counts = [max(1, len(mine)) for mine in self._loader.ranges(step)]
+        counts = [max(1, len(mine)) for mine in self.loader.ranges(step)]
         return max(counts) if self._gradients.meets_in_forward else counts[self._job.rank]
 
     def _trace_step(self, step: Step) -> None:

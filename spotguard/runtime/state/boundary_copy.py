@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from spotguard.runtime.state.tracked import Packs, Tracked
 
 _LARGEST_BYTES = 4 << 20
+_PLAIN = frozenset({float, int, bool, str, tuple, type(None)})
 
 
 class BufferShadow:
@@ -113,14 +114,7 @@ class GroupShadow:
     def take(self) -> None:
         """Keep the values as they are now."""
         self._held = [
-            (
-                group,
-                {
-                    key: value.clone() if isinstance(value, torch.Tensor) else value
-                    for key, value in group.items()
-                    if key != "params"
-                },
-            )
+            (group, _values(group))
             for optimizer in self._optimizers
             for group in optimizer.param_groups
         ]
@@ -211,6 +205,17 @@ class _HeldTree:
         """Return the tree of the state."""
         into.leaves.update(self.leaves)
         return self.tree
+
+
+def _values(group: dict[str, Any]) -> dict[str, Any]:
+    """Return all of an optimizer's group but its parameters; its tensors copied."""
+    values = {**group}
+    del values["params"]
+    if not _PLAIN.issuperset(map(type, values.values())):  # hardly ever; and each step comes here
+        for key, value in values.items():
+            if isinstance(value, torch.Tensor):
+                values[key] = value.clone()
+    return values
 
 
 def _hold(name: str, item: Tracked) -> Packs | None:

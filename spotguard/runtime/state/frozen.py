@@ -16,6 +16,7 @@ from spotguard.runtime.state.tree import plain_tensor
 
 _AS_IT_IS = frozenset({NoneType, bool, float, str, bytes, complex, torch.dtype, torch.device})
 _TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_KEYS = frozenset({str, int})
 _LONGEST_INT_BITS = 64
 
 
@@ -49,17 +50,20 @@ class _Copying:
         self._copies: dict[int, torch.Tensor] = {}
 
     def of(self, value: Any) -> Any:
+        # Each step comes here several times: sets are asked about many values in one call.
         kind = type(value)
-        if _is_atom(value):
+        if kind in _AS_IT_IS or (kind is int and value.bit_length() < _LONGEST_INT_BITS):
             return value
         if kind is list:
-            return [v if _is_atom(v) else self.of(v) for v in value]
+            if _AS_IT_IS.issuperset(map(type, value)):
+                return value.copy()
+            return [self.of(v) for v in value]
         if kind is dict:
-            if not all(type(key) is str or type(key) is int for key in value):
+            if not _KEYS.issuperset(map(type, value)):
                 raise NotPlainError
-            return {k: v if _is_atom(v) else self.of(v) for k, v in value.items()}
+            return {k: v if type(v) in _AS_IT_IS else self.of(v) for k, v in value.items()}
         if kind is tuple:
-            return tuple([v if _is_atom(v) else self.of(v) for v in value])
+            return tuple([self.of(v) for v in value])
         if kind in _TENSORS:
             return self._copy(value)
         raise NotPlainError
@@ -72,8 +76,3 @@ class _Copying:
                 raise TooLargeError
             self._copies[id(tensor)] = whole.clone()
         return self._copies[id(tensor)]
-
-
-def _is_atom(value: Any) -> bool:
-    kind = type(value)
-    return kind in _AS_IT_IS or (kind is int and value.bit_length() < _LONGEST_INT_BITS)

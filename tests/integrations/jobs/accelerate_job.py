@@ -60,6 +60,9 @@ def main() -> None:
         for inputs, targets in train_dataloader:
             with accelerator.accumulate(model):
                 loss = nn.functional.mse_loss(model(inputs), targets)
+                dies = completed_steps == int(os.environ.get("DIES_AT", "-1"))
+                if dies and accelerator.is_main_process:
+                    loss.register_hook(lambda _: os._exit(9))
                 accelerator.backward(loss)
                 optimizer.step()
                 lr_scheduler.step()

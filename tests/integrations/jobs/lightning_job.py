@@ -15,6 +15,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.utilities import CombinedLoader
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -40,7 +41,10 @@ class Data(pl.LightningDataModule):
 
     def train_dataloader(self) -> Any:
         workers = int(os.environ.get("WORKERS", "0"))
-        return DataLoader(self.all, batch_size=4, shuffle=True, num_workers=workers)
+        loader = DataLoader(self.all, batch_size=4, shuffle=True, num_workers=workers)
+        if os.environ.get("MODEL") == "combined":
+            return CombinedLoader({"a": loader, "b": self.val_dataloader()}, "max_size_cycle")
+        return [loader, self.val_dataloader()] if os.environ.get("MODEL") == "two" else loader
 
     def val_dataloader(self) -> Any:
         return DataLoader(torch.utils.data.Subset(self.all, range(24)), batch_size=4)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import inspect
 from typing import Any
 
@@ -8,10 +9,18 @@ import torch
 
 pytest.importorskip("transformers")  # an extra, which `make integrations` installs
 
-from transformers import Trainer, TrainerCallback
+from transformers import (
+    DataCollatorForLanguageModeling,
+    DefaultDataCollator,
+    Trainer,
+    TrainerCallback,
+    default_data_collator,
+)
 from transformers.trainer_callback import ExportableState, TrainerControl, TrainerState
+from transformers.trainer_utils import RemoveColumnsCollator
 
 from spotguard.integrations.transformers import state, surviving_trainer
+from spotguard.runtime.data import loader
 
 
 @pytest.mark.parametrize("name", surviving_trainer.METHODS)
@@ -81,3 +90,19 @@ def test_what_callbacks_log_may_be_anything() -> None:
     logged = [{"a": torch.tensor(2.0), "b": object, "c": None, "d": "word"}]
     [entry] = state.History().restore(state.History().pages(logged))
     assert entry == {"a": 2.0, "b": str(object), "c": None, "d": "word"}
+
+
+def test_collators_that_only_stack_are_known_inside_the_trainers_own() -> None:
+    """Each that is named is there; around any other one reading may draw, and is seeded."""
+    for name in loader._STACKING:
+        module, _, kind = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), kind)
+    for collator, stacks in (
+        (default_data_collator, True),
+        (DefaultDataCollator(), True),
+        (lambda samples: samples, False),
+        (DataCollatorForLanguageModeling.__new__(DataCollatorForLanguageModeling), False),
+        (type("Mine", (DefaultDataCollator,), {})(), False),
+    ):
+        assert loader._only_stacks(collator) is stacks
+        assert loader._only_stacks(RemoveColumnsCollator(collator, ["x"])) is stacks

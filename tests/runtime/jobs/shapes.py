@@ -106,9 +106,11 @@ def by_epochs() -> None:
     run.track(scheduler=scheduler)
     run.track_values(globals(), "best", "history")
     for epoch in run.epochs(loader, total=3):
-        assert len(epoch) == 6
-        for step in epoch:
+        assert (len(epoch), len(epoch.dataset)) == (6, 26)
+        for number, step in enumerate(epoch, epoch.done):
+            assert step.number == epoch.steps[number]
             train(step)
+        assert epoch.done == len(epoch)
         history.append(epoch.number)
         value = evaluate(str(epoch.number))
         scheduler.step(value)

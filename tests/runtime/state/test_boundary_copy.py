@@ -144,6 +144,17 @@ def test_learning_rates_go_back_to_the_last_boundary() -> None:
     assert optimizer.param_groups[0]["params"] == list(model.parameters())
 
 
+def test_a_rate_that_is_a_tensor_goes_back_too() -> None:
+    """It is changed in place, as optimizers ask for that are to be captured or compiled."""
+    rate = torch.tensor(0.1)
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.ones(1))], lr=rate)
+    shadow = GroupShadow([optimizer])
+    shadow.take()
+    rate.fill_(0.01)
+    shadow.put_back()
+    assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(0.1)
+
+
 def test_buffers_go_back_to_the_last_boundary() -> None:
     """BatchNorm's statistics move in the forward pass, long before the weights."""
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
