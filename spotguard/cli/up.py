@@ -97,6 +97,7 @@ def up(
     else:
         found = _survey(resolved.spec)
         _show_plan(_plan(resolved, found, _smoke(resolved.spec)))
+        _tell_team(resolved.spec)
     if not yes:
         confirm("Start?", refused="nothing was started")
     run = api.start(resolved.spec, found)
@@ -222,6 +223,14 @@ def tell_lack(spec: JobSpec) -> tuple[str, ...]:
     for sentence in lack.words():
         note(f"note: {sentence}")
     return lack.requirements
+
+
+def _tell_team(spec: JobSpec) -> None:
+    from spotguard.control import api
+
+    told = api.team_outlook(spec)
+    if told:
+        note(told)
 
 
 def _print_task(spec: JobSpec, found: Survey) -> None:

@@ -15,6 +15,7 @@ from spotguard.control.journal.fold import limits_to_json, read_record
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.launches import forget_wish
 from spotguard.control.journal.record import Kind, Limits
+from spotguard.control.journal.team import membership
 from spotguard.control.run_folder import RunFolder, folder_of, runs_folder
 from spotguard.control.supervisor.lease import check_ours
 from spotguard.control.supervisor.notify import check_urls
@@ -53,7 +54,8 @@ def create_run(spec: JobSpec, found: Survey | None = None) -> str:
     `found` is where the nodes can be had, if the caller has asked: the clouds take seconds to say.
 
     Raises:
-        SpecError: an option of the launcher makes no sense, or a price is unknown.
+        SpecError: an option of the launcher makes no sense, or a price is unknown, or the team's
+            budget does not allow the run's.
         BudgetExhausted: the budget buys no useful training.
         StoreError: the store cannot be written.
     """
@@ -79,6 +81,12 @@ def create_run(spec: JobSpec, found: Survey | None = None) -> str:
     check_urls(spec.notify)
     store_root = open_store(spec.store).url
     keep_private(spec.store)
+    membership.join(
+        store_root,
+        spec.team.budget,
+        budget_usd=limits.budget_usd,
+        allow_unknown_price=limits.allow_unknown_price,
+    )
     # Built aside and renamed: a run that is half made is never seen.
     draft = _make_folder(runs_folder() / f".new-{run_id}")
     try:
@@ -139,6 +147,11 @@ def admit_resume(
         check_conditions(record.store_root)  # no controller could take the run there
         spent_usd = cost.spent_usd(record, now)
         _check_budget(limits, _offers(spec, folder.path), spent_usd=spent_usd)
+        membership.check_budget(
+            record.store_root,
+            budget_usd=limits.budget_usd,
+            allow_unknown_price=limits.allow_unknown_price,
+        )
         forget_wish(folder.launches_path)
         journal.append(Kind.RESUMED.value, at=now, data={"limits": limits_to_json(limits)})
 

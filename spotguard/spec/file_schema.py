@@ -20,6 +20,7 @@ from spotguard.spec.infra import (
     places,
     volume_names,
 )
+from spotguard.spec.model import TeamCap
 from spotguard.spec.nodes import NodeRange
 from spotguard.spec.setting import (
     IfGiven,
@@ -67,6 +68,7 @@ _FORMS: Final[Mapping[Parser, dict[str, Any]]] = {
     mounts: _PAIRS,
     volume_names: _PAIRS,
     NodeRange.parse: {"type": ["integer", "string", "object"]},
+    TeamCap.parse: {"type": ["number", "string", "object"]},
 }
 """What each parser takes from a file; a number may be written as a text, too."""
 

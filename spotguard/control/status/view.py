@@ -224,6 +224,8 @@ class RunSummary:
     heard_at: float | None = field(default=None, metadata=INSTANT)
     """When a controller last said in the store how the run stands; None if the store was not
     asked, or none did."""
+    queued: str | None = None
+    """Why it waits for money of the team's budget; None if it does not."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from spotguard.spec.model.job import (
     build_spec,
 )
 from spotguard.spec.model.tables import LocalSpec, NodeSpec, SmokeSpec
+from spotguard.spec.model.team import TeamCap, TeamSpec
 
 __all__ = [
     "build_spec",
@@ -18,4 +19,6 @@ __all__ = [
     "NodeSpec",
     "SCHEMA",
     "SmokeSpec",
+    "TeamCap",
+    "TeamSpec",
 ]
