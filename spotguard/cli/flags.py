@@ -171,6 +171,20 @@ JOB_FLAGS = (
         panel=_MONEY,
     ),
     JobFlag(
+        key="team.budget",
+        option="--team-budget",
+        metavar="USD / PERIOD",
+        help="What all runs of the store may cost together: '2000 / month'.",
+        panel=_MONEY,
+    ),
+    JobFlag(
+        key="priority",
+        option="--priority",
+        metavar="N",
+        help="Place in the queue for the team's money: higher is served first.",
+        panel=_MONEY,
+    ),
+    JobFlag(
         key="deadline",
         option="--deadline",
         metavar="DURATION",

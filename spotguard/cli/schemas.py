@@ -29,6 +29,7 @@ from spotguard.control.doctor.checks import DoctorDocument
 from spotguard.control.doctor.orphan_report import ListedClusters
 from spotguard.control.doctor.store_trial import TriedStore
 from spotguard.control.drill.report import DrillReport
+from spotguard.control.journal.team.membership import TeamDocument
 from spotguard.control.report.document import ReportDocument
 from spotguard.control.status.footprint import Footprint, RunFootprint
 from spotguard.control.status.market import MarketDocument
@@ -58,6 +59,7 @@ DOCUMENTS: Final[dict[str, type]] = {
     "history": HistoryDocument,
     "logs": LogDocument,
     "runs": RunsDocument,
+    "team": TeamDocument,
     "report": ReportDocument,
     "plan": JobPlan,
     "simulate": Simulation,

@@ -99,6 +99,7 @@ def up(
     else:
         found = survey_phases(resolved.spec)
         show_plan(_plan(resolved, found, _smoke(resolved.spec)))
+        _tell_team(resolved.spec)
     if not yes:
         confirm("Start?", refused="nothing was started")
     run = api.start(resolved.spec, found)
@@ -273,6 +274,14 @@ def _print_tasks(job: JobSpec, found: Sequence[Survey]) -> None:
             typer.echo("# on this machine, without SkyPilot")
             continue
         _print_task(spec, each)
+
+
+def _tell_team(spec: JobSpec) -> None:
+    from spotguard.control import api
+
+    told = api.team_outlook(spec)
+    if told:
+        note(told)
 
 
 def _print_task(spec: JobSpec, found: Survey) -> None:

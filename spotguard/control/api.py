@@ -182,6 +182,24 @@ def plan_forecast(spec: JobSpec, found: Survey) -> CostForecast | None:
     return made(spec, found.offers, read_market(market_path()), now=begins_at)
 
 
+def team_outlook(spec: JobSpec) -> str:
+    """Return what of the team's budget is left for a new run, in words; empty without one.
+
+    Raises:
+        SpecError: the team's budget does not allow the run's.
+        EnvironmentFailure: the store, or what stands there of it, cannot be read.
+    """
+    from spotguard.control.journal.team.membership import outlook
+    from spotguard.storage import open_store
+
+    return outlook(
+        open_store(spec.store).url,
+        spec.team.budget,
+        budget_usd=spec.budget_usd,
+        allow_unknown_price=spec.allow_unknown_price,
+    )
+
+
 def report(run_id: str) -> ReportDocument:
     """Return all that is told of a run in one document; lists the checkpoints in its store."""
     from spotguard.control.report.document import make_report

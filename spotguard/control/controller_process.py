@@ -15,6 +15,7 @@ from spotguard.control.journal.launches import Launches
 from spotguard.control.journal.ledger import Ledger
 from spotguard.control.journal.market_log import market_path
 from spotguard.control.journal.record import Kind
+from spotguard.control.journal.team.budget import TeamBudget
 from spotguard.control.status.watch import summary
 from spotguard.control.supervisor.decide import EXIT_UNFINISHED
 from spotguard.control.supervisor.lease import Lease
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spotguard.control.journal.journal import Journal
+    from spotguard.control.journal.record import RunRecord
     from spotguard.control.run_folder import RunFolder
     from spotguard.launch.base import Launcher
     from spotguard.storage.base import ObjectStore
@@ -123,9 +125,20 @@ def _control_here(
         machine_clock=time.time,
         cache_key=folder.cache_key(),
         market_path=market_path() if spec.learn_market and spec.infra != LOCAL else None,
+        team=_team_of(spec, record),
     )
     lease.tell = lambda: document(summary(folder, supervisor.record))
     return supervisor.run(goes_on=goes_on).settled is None
+
+
+def _team_of(spec: JobSpec, record: RunRecord) -> TeamBudget:
+    return TeamBudget(
+        open_store(record.store_root),
+        SystemClock(),
+        record.run_id,
+        cap=spec.team.budget,
+        priority=spec.priority,
+    )
 
 
 def _take(journal: Journal, folder: RunFolder) -> tuple[ObjectStore, Lease] | None:

@@ -19,6 +19,7 @@ from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.launches import forget_wish
 from spotguard.control.journal.places import place_data
 from spotguard.control.journal.record import Kind, Limits, RunRecord
+from spotguard.control.journal.team import membership
 from spotguard.control.run_folder import RunFolder, folder_of, runs_folder
 from spotguard.control.supervisor.lease import check_ours
 from spotguard.control.supervisor.notify import check_urls
@@ -59,7 +60,8 @@ def create_run(job: JobSpec, found: Survey | Sequence[Survey] | None = None) -> 
     clouds take seconds to say.
 
     Raises:
-        SpecError: an option of the launcher makes no sense, or a price is unknown.
+        SpecError: an option of the launcher makes no sense, or a price is unknown, or the team's
+            budget does not allow the run's.
         BudgetExhausted: the budget buys no useful training.
         StoreError: the store cannot be written.
     """
@@ -82,6 +84,12 @@ def create_run(job: JobSpec, found: Survey | Sequence[Survey] | None = None) -> 
     check_urls(spec.notify)
     store_root = open_store(spec.store).url
     keep_private(spec.store)
+    membership.join(
+        store_root,
+        spec.team.budget,
+        budget_usd=limits.budget_usd,
+        allow_unknown_price=limits.allow_unknown_price,
+    )
     # Built aside and renamed: a run that is half made is never seen.
     draft = _make_folder(runs_folder() / f".new-{run_id}")
     try:
@@ -187,6 +195,11 @@ def _checked_resume(
         )
     keep_private(str(record.spec.get("store")))
     check_conditions(record.store_root)  # no controller could take the run there
+    membership.check_budget(
+        record.store_root,
+        budget_usd=limits.budget_usd,
+        allow_unknown_price=limits.allow_unknown_price,
+    )
     return limits
 
 

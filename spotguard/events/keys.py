@@ -29,6 +29,8 @@ from typing import NamedTuple
 RUN = "run.json"
 LEASE = "controller.json"
 """Overwritten: which machine's controller holds the run."""
+TEAM = "team-ledger.json"
+"""Beside the runs, at the root of their store; overwritten: what all of them may cost together."""
 ATTEMPTS = "attempts/"
 PLACES = "places/"
 """One object for each move of the run, and for each phase after the first."""

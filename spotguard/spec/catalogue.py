@@ -14,7 +14,7 @@ from pydantic_core import PydanticUndefined
 from spotguard.events.env import JOB_VARIABLES
 from spotguard.spec.complaint import setting_of
 from spotguard.spec.home import HOME_VARIABLE
-from spotguard.spec.model import JobSpec, LocalSpec, NodeSpec, PhaseSpec, SmokeSpec
+from spotguard.spec.model import JobSpec, LocalSpec, NodeSpec, PhaseSpec, SmokeSpec, TeamSpec
 from spotguard.spec.setting import Setting, seconds_text
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-TABLES = ("local", "node", "smoke", "env")
+TABLES = ("local", "node", "smoke", "team", "env")
 """Keys that hold a table in a file; all others are plain."""
 PREFIX = "SPOTGUARD_"
 DEBUG_VARIABLE = "SPOTGUARD_DEBUG"
@@ -87,6 +87,7 @@ def catalogue() -> Mapping[str, ConfigField]:
         *_fields_of(LocalSpec, ("local",)),
         *_fields_of(NodeSpec, ("node",)),
         *_fields_of(SmokeSpec, ("smoke",)),
+        *_fields_of(TeamSpec, ("team",)),
     ]
     return MappingProxyType({field.key: field for field in fields})
 

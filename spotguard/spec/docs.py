@@ -62,6 +62,11 @@ _HEADINGS = {
         "## Smoke before money\n\n"
         "These stand below `[smoke]` in a file; [what a smoke is](launching.md#smoke-before-money)."
     ),
+    "team": (
+        "## A team's budget\n\n"
+        "These stand below `[team]` in a file; [what a team's budget is]"
+        "(reference/team.md#one-budget-for-all-runs)."
+    ),
 }
 
 

@@ -20,7 +20,7 @@ from spotguard.spec.infra import (
     places,
     volume_names,
 )
-from spotguard.spec.model import PLACE_FIELDS
+from spotguard.spec.model import PLACE_FIELDS, TeamCap
 from spotguard.spec.model.own_template import TemplateName
 from spotguard.spec.model.phases import UNTIL
 from spotguard.spec.nodes import NodeRange
@@ -71,6 +71,7 @@ _FORMS: Final[Mapping[Parser, dict[str, Any]]] = {
     mounts: _PAIRS,
     volume_names: _PAIRS,
     NodeRange.parse: {"type": ["integer", "string", "object"]},
+    TeamCap.parse: {"type": ["number", "string", "object"]},
 }
 """What each parser takes from a file; a number may be written as a text, too."""
 

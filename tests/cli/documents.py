@@ -30,6 +30,7 @@ from spotguard.control.journal.fold import limits_to_json
 from spotguard.control.journal.market_log import market_path, note_market
 from spotguard.control.journal.record import Kind, Limits
 from spotguard.control.journal.stored_logs import LogLine
+from spotguard.control.journal.team.budget import TeamBudget, Word
 from spotguard.control.status import market
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind, Market
@@ -38,6 +39,8 @@ from spotguard.launch.base import Offer, PriceSource, Skipped, Survey, Unchecked
 from spotguard.plan.forecast import CostForecast
 from spotguard.plan.smoke import Smoke
 from spotguard.policy.market.sightings import Sighting
+from spotguard.shared.units import SystemClock
+from spotguard.storage import open_store
 from spotguard.testing import MemoryStore
 from spotguard.testing.job import JobFate
 from spotguard.testing.launcher import FAKE_OFFER
@@ -90,7 +93,9 @@ def stand_alone(patch: pytest.MonkeyPatch, folder: Path) -> Path:
 def all_documents(folder: Path) -> Documents:
     """Return what each command prints of situations that differ as much as they can."""
     documents: Documents = {}
-    for number, part in enumerate((_of_runs, _of_plans, _of_the_doctor, _of_checkpoints)):
+    for number, part in enumerate(
+        (_of_runs, _of_teams, _of_plans, _of_the_doctor, _of_checkpoints)
+    ):
         with pytest.MonkeyPatch.context() as patch:
             home = stand_alone(patch, folder / str(number))
             for command, printed in part(patch, home):
@@ -121,6 +126,16 @@ def _printed(*words: str, args: tuple[str, ...] = (), codes: tuple[int, ...] = (
 # ---------------------------------------------------------------- runs
 
 
+def _of_teams(patch: pytest.MonkeyPatch, home: Path) -> Iterator[tuple[str, list[Any]]]:
+    store = str(home / "team")
+    yield "team", _printed("team", store)
+    yield "team", _printed("team", store, "--budget", "100 / week")
+    for run_id, most_usd in (("run-1", 80.0), ("run-2", 30.0)):
+        word = Word(spent=0.0, most=most_usd, living=False)
+        TeamBudget(open_store(store), SystemClock(), run_id).ask(word)
+    yield "team", _printed("team", store)
+
+
 def _of_runs(patch: pytest.MonkeyPatch, home: Path) -> Iterator[tuple[str, list[Any]]]:
     patch.setattr(api, "ensure_controlled", lambda run_id: False)
     patch.setattr(api, "create_run", lambda spec, found: RUN_ID)
@@ -130,7 +145,9 @@ def _of_runs(patch: pytest.MonkeyPatch, home: Path) -> Iterator[tuple[str, list[
     patch.setattr(api, "logs", lambda run_id, follow, query: iter(lines))
     script = _script()
     settled = (_eventful, _failed)
-    for number, live in enumerate((*settled, _unpriced, _waiting, _just_created, _never_launched)):
+    for number, live in enumerate(
+        (*settled, _unpriced, _waiting, _queued, _just_created, _never_launched)
+    ):
         patch.setenv("SPOTGUARD_HOME", str(home / str(number)))
         folder = home / str(number) / "runs" / RUN_ID
         folder.mkdir(parents=True)
@@ -211,6 +228,12 @@ def _never_launched(folder: Path) -> None:
 def _waiting(folder: Path) -> None:
     """Wait for capacity."""
     World(folder, launcher={"capacity": 0}).run_until(5.0)
+
+
+def _queued(folder: Path) -> None:
+    """Wait for the team's money."""
+    world = World(folder)
+    world.write(Kind.WAITING, {"retry_at": world.clock.now(), "why": "too little", "team": True})
 
 
 def _just_created(folder: Path) -> None:

@@ -119,6 +119,10 @@ class FakeControl:
     def plan_forecast(self, spec: JobSpec, found: Survey) -> None:
         """Return no forecast, as of nodes of this machine."""
 
+    def team_outlook(self, spec: JobSpec) -> str:
+        """Return no outlook, as of a store whose runs have no budget together."""
+        return ""
+
     def watch(self, run_id: str) -> FakeWatch:
         """Return what looks again and again."""
         return FakeWatch(self, run_id)

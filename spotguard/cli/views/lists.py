@@ -40,7 +40,7 @@ def runs_table(runs: Sequence[RunSummary]) -> Table:
     for run in runs:
         table.add_row(
             run.run_id,
-            Text(run.state.label, style=run.state.colour),
+            _state(run),
             f"{formats.local_day(run.created_at).split()[0]} {formats.clock_time(run.created_at)}",
             _steps(run),
             "" if run.state.settled else _rate(run),
@@ -63,13 +63,19 @@ def stored_runs_table(runs: Sequence[RunSummary]) -> Table:
     for run in runs:
         table.add_row(
             run.run_id,
-            Text(run.state.label, style=run.state.colour),
+            _state(run),
             _controller(run),
             _steps(run),
             formats.usd(run.spent_usd) + (" demo" if run.demo_prices else ""),
             "" if run.budget_usd is None else formats.usd(run.budget_usd),
         )
     return table
+
+
+def _state(run: RunSummary) -> Text:
+    """Return the state; a run that waits for the team's money is told from one without nodes."""
+    label = "queued" if run.queued else run.state.label
+    return Text(label, style=run.state.colour)
 
 
 def _controller(run: RunSummary) -> Text:

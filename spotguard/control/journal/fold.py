@@ -135,7 +135,7 @@ def _intended(record: RunRecord, entry: Entry) -> RunRecord:
             after_resume=bool(before) and before[-1].number == record.resumed_after,
         ),
     )
-    record = replace(record, next_number=attempt.number + 1, retry_at=None)
+    record = replace(record, next_number=attempt.number + 1, retry_at=None, queued="")
     if data.get("ahead") is True:
         return replace(record, ahead=attempt)
     return replace(record, attempts=(*before, attempt))
@@ -249,6 +249,8 @@ def _dropped(record: RunRecord, entry: Entry) -> RunRecord:
 
 
 def _waiting(record: RunRecord, entry: Entry) -> RunRecord:
+    if entry.data.get("team") is True:  # not for nodes: what is waited for those begins anew
+        return replace(record, queued=str(entry.data["why"]), rounds=0, waiting_since=None)
     since = entry.at if record.waiting_since is None else record.waiting_since
     return replace(
         record,
@@ -257,6 +259,7 @@ def _waiting(record: RunRecord, entry: Entry) -> RunRecord:
         rounds=record.rounds + 1,
         retry_at=entry.data["retry_at"],
         waiting_since=since,
+        queued="",
     )
 
 
@@ -291,6 +294,7 @@ def _resumed(record: RunRecord, entry: Entry) -> RunRecord:
         refusal="",
         rounds=0,
         waiting_since=None,
+        queued="",
         retry_at=None,
     )
 

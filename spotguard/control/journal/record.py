@@ -456,6 +456,8 @@ class RunRecord:
     rounds: int = 0
     """Rounds of launching without any capacity, since the last launch."""
     waiting_since: float | None = None
+    queued: str = ""
+    """Why it waits for money of the team's budget; empty while it does not."""
     retry_at: float | None = None
     search: Search | None = None
     """How far the search for capacity was when the last launch was taken; it may yet be refused."""

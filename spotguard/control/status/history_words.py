@@ -228,6 +228,8 @@ def _launched(entry: Entry) -> tuple[str, str]:
 
 
 def _waiting(entry: Entry) -> tuple[str, str]:
+    if entry.data.get("team") is True:
+        return _plain(f"waits: {entry.data['why']}", "yellow")
     wait_s = max(0.0, entry.data["retry_at"] - entry.at)
     words = f"waiting for capacity, asking again in {format_duration(wait_s)}{_why(entry)}"
     return _plain(words, "yellow")

@@ -103,6 +103,7 @@ def run_summary(record: RunRecord, *, now: float, live: StepProgress | None = No
         interruptions=sum(
             attempt.end is not None and attempt.end.reason.retried for attempt in record.attempts
         ),
+        queued=record.queued or None if record.settled is None else None,
     )
 
 
@@ -220,6 +221,8 @@ def _detail(record: RunRecord, state: RunState, now: float) -> str:
             f"({record.store_problem})"
         )
     if state is RunState.WAITING:
+        if record.queued:
+            return f"waits: {record.queued}"
         wait_s = max(0.0, (record.retry_at or now) - now)
         said = f" ({record.refusal})" if record.refusal else ""
         return f"no place has enough nodes now{said}; asked again in {format_duration(wait_s)}"

@@ -39,4 +39,5 @@ def read_told(body: Mapping[str, Any], run_id: str) -> RunSummary:
         total_steps=integer(body, "total_steps", low=0),
         attempts=integer(body, "attempts", low=0) or 0,
         interruptions=integer(body, "interruptions", low=0) or 0,
+        queued=text(body, "queued"),
     )

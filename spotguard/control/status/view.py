@@ -236,6 +236,8 @@ class RunSummary:
     asked, or none did."""
     problem: str | None = None
     """Why no more is known of it, or nothing that is new; None if all can be read."""
+    queued: str | None = None
+    """Why it waits for money of the team's budget; None if it does not."""
 
 
 @dataclass(frozen=True, kw_only=True)

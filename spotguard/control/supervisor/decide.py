@@ -146,7 +146,7 @@ def state_of(record: RunRecord) -> RunState:
     if attempt is None:
         if record.store_problem is not None:
             return RunState.CONTACT_LOST
-        if record.waiting_since is not None:
+        if record.waiting_since is not None or record.queued:
             return RunState.WAITING
         return RunState.RECOVERING if record.attempts else RunState.LAUNCHING
     if attempt.down is not None or attempt.job_end is not None or attempt.stop is not None:

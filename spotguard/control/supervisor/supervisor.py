@@ -18,6 +18,7 @@ from spotguard.control.journal.ledger import Ledger
 from spotguard.control.journal.places import place_data, publish_place
 from spotguard.control.journal.published_launch import Over
 from spotguard.control.journal.record import Kind, offer_to_json, place_key
+from spotguard.control.journal.team.gate import TeamGate
 from spotguard.control.supervisor.actions import (
     Action,
     Alert,
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from spotguard.control.journal.journal import Journal
     from spotguard.control.journal.launches import Launches
     from spotguard.control.journal.record import Allotment, AttemptRecord, RunRecord
+    from spotguard.control.journal.team.budget import TeamBudget
     from spotguard.control.supervisor.lease import Lease
     from spotguard.control.supervisor.policy import Policy
     from spotguard.launch.base import Launcher
@@ -108,13 +110,15 @@ class Supervisor:
         machine_clock: Callable[[], float] | None = None,
         market_path: Path | None = None,
         cache_key: str | None = None,
+        team: TeamBudget | None = None,
     ) -> None:
         """`store` is the run's own, below its run id; `live_path` gets the newest progress.
 
         `launches` are named there before they are made. `machine_clock` is told about when it
         jumps, while `clock` goes on evenly. `market_path` keeps what is seen of spot markets, over
         runs; None keeps nothing. `cache_key` is the secret by which nodes believe what earlier ones
-        kept of their cached folders; without it nothing is kept.
+        kept of their cached folders; without it nothing is kept. `team` is the money that all runs
+        of the store share.
         """
         self._cache_key = cache_key
         self._machine_clock = machine_clock
@@ -128,6 +132,7 @@ class Supervisor:
         self._policy = policy
         self._tick_s = tick_s
         self._ledger = Ledger(journal, clock)
+        self._team = TeamGate(team, self._ledger, clock) if team else None
         self._spec = JobSpec.from_json(self._ledger.record.spec)
         self._placing = self._ledger.record.placing
         self._published = self._placing is None
@@ -220,6 +225,16 @@ class Supervisor:
             )
         )
 
+    def _come_to_rest(self, action: Settle) -> bool:
+        problem = "" if self._team is None else self._team.release()
+        if problem is None:
+            return False
+        if problem:
+            told = f"{action.detail}; what the team's budget promised to it is not given back yet"
+            action = replace(action, detail=f"{told} ({problem})")
+        self._settle(action)
+        return True
+
     def _settle(self, action: Settle) -> None:
         self._ledger.write(Kind.SETTLED, {**asdict(action), "state": action.state.value})
 
@@ -246,6 +261,8 @@ class Supervisor:
 
     def tick(self) -> None:
         """Look and act until there is nothing more to do now."""
+        if self._team is not None:
+            self._team.tell()
         for _ in range(_ACTS_PER_TICK):
             self._ledger.catch_up()
             seen = self._lookout.look(unasked=self._unasked)  # which adds to the record
@@ -263,7 +280,7 @@ class Supervisor:
         number = attempt.number if attempt is not None else None
         match action:
             case Intend():
-                self._intend(action)
+                return self._intend(action)
             case BackOff():
                 self._ledger.write(Kind.WAITING, {"retry_at": action.retry_at, "why": action.why})
             case BeginPhase():
@@ -275,7 +292,7 @@ class Supervisor:
             case Alert():
                 self._ledger.write(Kind.ALERT, {"percent": action.percent})
             case Settle():
-                self._settle(action)
+                return self._come_to_rest(action)
             case NoteReleased():
                 self._note_released(self._attempt(action.attempt), action.gone_at)
             case SendDown(attempt=int(ended)):
@@ -394,7 +411,9 @@ class Supervisor:
         self._publish_launch(attempt, over=Over.GIVEN_UP, why=action.why)
         self._forget(attempt)
 
-    def _intend(self, action: Intend) -> None:
+    def _intend(self, action: Intend) -> bool:
+        if self._team is not None and not action.ahead and not self._team.admits():
+            return False
         number = self._ledger.record.next_number
         name = cluster_name(self._ledger.record.run_id, number, self._ledger.record.refused)
         self._ledger.write(
@@ -412,8 +431,11 @@ class Supervisor:
         self._market.asked(self._attempt(number))
         # An adopted journal may not know of all refusals, and so not of all names.
         self._unasked = None if self._adopted else name
+        return True
 
     def _launch(self, attempt: AttemptRecord) -> bool:
+        if self._team is not None and not self._team.pays(attempt):
+            return False
         self._publish_launch(attempt)
         now = self._clock.now()
         record, market = self._ledger.record, self._market.sightings()

@@ -9,6 +9,7 @@ from spotguard.spec.model.job import (
 )
 from spotguard.spec.model.phases import PLACE_FIELDS, PhaseSpec
 from spotguard.spec.model.tables import LocalSpec, NodeSpec, SmokeSpec
+from spotguard.spec.model.team import TeamCap, TeamSpec
 
 __all__ = [
     "build_spec",
@@ -21,4 +22,6 @@ __all__ = [
     "PLACE_FIELDS",
     "SCHEMA",
     "SmokeSpec",
+    "TeamCap",
+    "TeamSpec",
 ]

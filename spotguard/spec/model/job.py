@@ -30,6 +30,7 @@ from spotguard.spec.infra import (
 from spotguard.spec.model.own_template import TemplateName
 from spotguard.spec.model.phases import PhaseSpec, moved_values, parse_phases
 from spotguard.spec.model.tables import DURATION, Frozen, LocalSpec, NodeSpec, SmokeSpec
+from spotguard.spec.model.team import TeamSpec
 from spotguard.spec.nodes import MAX_NODES, NodeRange
 from spotguard.spec.setting import (
     DEFAULT_TOPICS,
@@ -194,6 +195,18 @@ class JobSpec(Frozen):
         ),
     ] = None
     """Time from the start of the run after which it is saved and released."""
+
+    priority: Annotated[
+        int,
+        Setting(
+            parse=Whole(-100, 100),
+            allowed="a whole number from -100 to 100",
+            example="10",
+            flag="--priority",
+        ),
+    ] = 0
+    """The run's place in the queue for the money of the team's budget: a higher number is served
+    first, and of equals who asked first."""
 
     start_at: Annotated[
         float | None,
@@ -470,6 +483,9 @@ class JobSpec(Frozen):
 
     smoke: SmokeSpec = SmokeSpec()
     """How the script is tried on this machine before anything is paid for."""
+
+    team: TeamSpec = TeamSpec()
+    """What all runs of the store may cost together."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the whole spec, for the private journal: it holds the values of `env`."""

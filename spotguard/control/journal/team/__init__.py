@@ -1,0 +1,1 @@
+"""The money that all runs of a store stake."""

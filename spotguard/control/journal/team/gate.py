@@ -1,0 +1,106 @@
+"""What a run's controller asks its team's budget, when, and what it writes down of that."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from spotguard.control.journal import cost
+from spotguard.control.journal.record import Kind
+from spotguard.control.journal.team.budget import Word
+
+if TYPE_CHECKING:
+    from spotguard.control.journal.ledger import Ledger
+    from spotguard.control.journal.record import AttemptRecord
+    from spotguard.control.journal.team.budget import TeamBudget
+    from spotguard.shared.units import Clock
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 15.0
+"""How often a run that waits for its team's money asks again."""
+BEAT_S = 60.0
+"""How often a run without nodes shows that its controller lives."""
+TELL_S = 300.0
+"""How often a run with nodes writes what it has spent."""
+RELEASE_PATIENCE_S = 120.0
+"""How long the end of a run waits for the store to take its word."""
+
+
+class TeamGate:
+    """Stands between one run's controller and the nodes that its team pays. Not thread-safe."""
+
+    def __init__(self, budget: TeamBudget, ledger: Ledger, clock: Clock) -> None:
+        self._budget = budget
+        self._ledger = ledger
+        self._clock = clock
+        self._again_at = self._told_at = float("-inf")
+        self._releasing_since: float | None = None
+
+    def admits(self) -> bool:
+        """Tell whether another launch may be written down; if not, the journal says why.
+
+        Asks the store at most every `RETRY_S`, if it said no.
+        """
+        if self._clock.monotonic() < self._again_at:
+            return False
+        record = self._ledger.record
+        why = self._budget.ask(self._word())
+        if not why:
+            return True
+        self._again_at = self._clock.monotonic() + RETRY_S
+        if why != record.queued:
+            retry_at = self._clock.now() + RETRY_S
+            self._ledger.write(Kind.WAITING, {"retry_at": retry_at, "why": why, "team": True})
+        return False
+
+    def pays(self, attempt: AttemptRecord) -> bool:
+        """Tell whether a launch that is written down may be made now; asks as often as `admits`."""
+        if self._clock.monotonic() < self._again_at:
+            return False
+        why = self._budget.launch(self._word())
+        if why:  # it may have slept since it was admitted
+            why = self._budget.ask(self._word()) or self._budget.launch(self._word())
+        if why:
+            self._again_at = self._clock.monotonic() + RETRY_S
+            log.warning("attempt %s is not launched: %s", attempt.number, why)
+        return not why
+
+    def tell(self) -> None:
+        """Write what the run has spent, if it is time; what fails is tried again then."""
+        record = self._ledger.record
+        attempt = record.current
+        if record.settled is not None or (attempt is None and record.queued):
+            return  # what waits shows itself by asking
+        launched = attempt is not None and attempt.launched
+        if self._clock.monotonic() - self._told_at < (TELL_S if launched else BEAT_S):
+            return
+        self._told_at = self._clock.monotonic()
+        problem = self._budget.tell(self._word())
+        if problem:
+            log.warning("%s", problem)
+
+    def release(self) -> str | None:
+        """Give back what the run did not spend; return what failed, None to try it again."""
+        problem = self._budget.release(self._word().spent)
+        if not problem:
+            return ""
+        now = self._clock.monotonic()
+        if self._releasing_since is None:
+            self._releasing_since = now
+            log.warning("%s", problem)
+        return problem if now - self._releasing_since >= RELEASE_PATIENCE_S else None
+
+    def _word(self) -> Word:
+        record = self._ledger.record
+        spent_usd = cost.known_spent_usd(record, self._clock.now())
+        budget_usd = record.limits.budget_usd
+        living = [each for each in (record.current, record.ahead, *record.leaving) if each]
+        gone = [each.allotment.down_at for each in living]
+        known = [at for at in gone if at is not None]
+        return Word(
+            spent=spent_usd,
+            most=None if budget_usd is None else max(0.0, budget_usd - spent_usd),
+            living=bool(living),
+            until_at=max(known) if known and len(known) == len(gone) else None,
+        )
