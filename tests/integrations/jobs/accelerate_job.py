@@ -62,7 +62,7 @@ def main() -> None:
                 loss = nn.functional.mse_loss(model(inputs), targets)
                 dies = completed_steps == int(os.environ.get("DIES_AT", "-1"))
                 if dies and accelerator.is_main_process:
-                    loss.register_hook(lambda _: os._exit(9))
+                    loss.register_hook(lambda _: os._exit(9))  # type: ignore[no-untyped-call]
                 accelerator.backward(loss)
                 optimizer.step()
                 lr_scheduler.step()
