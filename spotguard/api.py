@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from spotguard.control.journal.stored_logs import LogLine, LogQuery
+    from spotguard.control.journal.stored.logs import LogLine, LogQuery
     from spotguard.control.status.view import RunSummary, RunView, Story, UnreadableRun
     from spotguard.launch.base import Survey
     from spotguard.spec.model import JobSpec

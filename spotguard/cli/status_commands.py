@@ -144,7 +144,7 @@ def logs(
 ) -> None:
     """Print what the job printed, across all attempts, nodes and ranks, gone ones too."""
     from spotguard.control import api
-    from spotguard.control.journal.stored_logs import LogQuery
+    from spotguard.control.journal.stored.logs import LogQuery
     from spotguard.control.status.view import LogDocument
 
     pattern = _pattern(grep)

@@ -20,21 +20,21 @@ from spotguard.control.home_name import machine_id
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.job_events import journal_data, read_beats, recall
 from spotguard.control.journal.journal import Journal
-from spotguard.control.journal.places import (
+from spotguard.control.journal.record import JOB_PREFIX, Allotment, Kind, Limits
+from spotguard.control.journal.snapshot import keep_snapshot
+from spotguard.control.journal.stored.places import (
     StoredPlace,
     place_data,
     read_limits,
     read_places,
 )
-from spotguard.control.journal.published_launch import (
+from spotguard.control.journal.stored.published_launch import (
     Over,
     attempt_numbers,
     is_unheard_of,
     over,
     read_launch,
 )
-from spotguard.control.journal.record import JOB_PREFIX, Allotment, Kind, Limits
-from spotguard.control.journal.snapshot import keep_snapshot
 from spotguard.control.run_folder import RunFolder, runs_folder
 from spotguard.control.supervisor.actions import Alert, Settle
 from spotguard.control.supervisor.decide import EXIT_UNFINISHED, Observation, decide

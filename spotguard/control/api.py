@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from spotguard.control.journal.fold import fold, read_record
 from spotguard.control.journal.journal import making_sense
 from spotguard.control.journal.record import Kind
-from spotguard.control.journal.stored_logs import LogLine, LogQuery
+from spotguard.control.journal.stored.logs import LogLine, LogQuery
 from spotguard.control.run_folder import (
     RunFolder,
     find_run,

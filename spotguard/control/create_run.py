@@ -17,8 +17,8 @@ from spotguard.control.journal import cost
 from spotguard.control.journal.fold import apply, limits_to_json, read_record
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.launches import forget_wish
-from spotguard.control.journal.places import place_data
 from spotguard.control.journal.record import Kind, Limits, RunRecord
+from spotguard.control.journal.stored.places import place_data
 from spotguard.control.journal.team import membership
 from spotguard.control.run_folder import RunFolder, folder_of, runs_folder
 from spotguard.control.supervisor.lease import check_ours

@@ -18,8 +18,8 @@ from spotguard.checkpoint.lineage import restorable
 from spotguard.control.controller_process import launcher_for, run_store
 from spotguard.control.home_name import machine_id
 from spotguard.control.journal.launches import Launches
-from spotguard.control.journal.published_launch import launched_numbers
 from spotguard.control.journal.record import Kind
+from spotguard.control.journal.stored.published_launch import launched_numbers
 from spotguard.control.supervisor.lease import Lease, check_ours
 from spotguard.control.supervisor.policy import policy_for
 from spotguard.control.supervisor.request import ask_to_stop

@@ -29,7 +29,7 @@ from spotguard.control.drill.report import DrillReport, Finding
 from spotguard.control.journal.fold import limits_to_json
 from spotguard.control.journal.market_log import market_path, note_market
 from spotguard.control.journal.record import Kind, Limits
-from spotguard.control.journal.stored_logs import LogLine
+from spotguard.control.journal.stored.logs import LogLine
 from spotguard.control.journal.team.budget import TeamBudget, Word
 from spotguard.control.status import market
 from spotguard.events import keys

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from spotguard.control.journal.stored_logs import LogLine
+    from spotguard.control.journal.stored.logs import LogLine
     from spotguard.launch.base import Survey
     from spotguard.spec.model import JobSpec
 

@@ -16,7 +16,7 @@ from spotguard.cli.views import formats
 from spotguard.control.drill import run as drill
 from spotguard.control.drill.smoke import run as smoke_run
 from spotguard.control.drill.smoke.run import SmokeOutcome
-from spotguard.control.journal.stored_logs import LogLine
+from spotguard.control.journal.stored.logs import LogLine
 from spotguard.control.supervisor import skypilot_request
 from spotguard.errors import BudgetExhausted, JournalDamaged, SmokeFailed, StoreUnavailable
 from spotguard.events.states import Market, RunState

@@ -13,7 +13,7 @@ from spotguard.checkpoint.lineage import highest_claim, list_all, restorable
 from spotguard.checkpoint.manifest import check_run, check_shards_present, load_manifest
 from spotguard.checkpoint.reading import ShardReader, proven_pieces
 from spotguard.control.journal.job_events import newest_events
-from spotguard.control.journal.published_launch import launched_numbers
+from spotguard.control.journal.stored.published_launch import launched_numbers
 from spotguard.errors import (
     ArchivedCheckpoint,
     CheckpointError,

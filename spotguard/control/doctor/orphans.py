@@ -18,7 +18,7 @@ from spotguard.control.doctor.orphan_report import ClusterFate, Findings, Judgem
 from spotguard.control.home_name import machine_id
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.job_events import read_beats
-from spotguard.control.journal.published_launch import launched_numbers
+from spotguard.control.journal.stored.published_launch import launched_numbers
 from spotguard.control.run_folder import RunFolder, runs_folder
 from spotguard.control.supervisor.lease import VALID_S, read_holder
 from spotguard.control.supervisor.request import heartbeat_s

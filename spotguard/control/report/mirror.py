@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from spotguard.control.adopt import Rebuild, read_run_json, settle
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.journal import Journal
-from spotguard.control.journal.places import raw_place_data
 from spotguard.control.journal.record import Kind
 from spotguard.control.journal.snapshot import keep_snapshot
+from spotguard.control.journal.stored.places import raw_place_data
 from spotguard.control.run_folder import RunFolder
 from spotguard.control.supervisor.lease import read_holder
 from spotguard.errors import SpotguardError, StoreError

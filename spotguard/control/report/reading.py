@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from spotguard.control.checkpoints.commands import list_checkpoints
 from spotguard.control.checkpoints.find import OpenedRun
-from spotguard.control.journal.stored_logs import LogQuery, StoredLog
+from spotguard.control.journal.stored.logs import LogQuery, StoredLog
 from spotguard.control.report.series import LOSS, all_series, series, thinned
 from spotguard.control.status.metrics import SeriesReader
 from spotguard.control.status.view import LogDocument

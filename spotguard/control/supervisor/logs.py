@@ -6,7 +6,7 @@ import re
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Protocol
 
-from spotguard.control.journal.stored_logs import LogLine, LogQuery, StoredLog, stored_tail
+from spotguard.control.journal.stored.logs import LogLine, LogQuery, StoredLog, stored_tail
 from spotguard.errors import LauncherFailure, SpotguardError, StoreError
 from spotguard.events.states import EndReason
 from spotguard.launch.base import LogGone

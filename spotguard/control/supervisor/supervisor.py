@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from spotguard.control.journal.alert_rules import due
 from spotguard.control.journal.ledger import Ledger
-from spotguard.control.journal.places import place_data, publish_place
-from spotguard.control.journal.published_launch import Over
 from spotguard.control.journal.record import Kind, offer_to_json, place_key
+from spotguard.control.journal.stored.places import place_data, publish_place
+from spotguard.control.journal.stored.published_launch import Over
 from spotguard.control.journal.team.gate import TeamGate
 from spotguard.control.supervisor.actions import (
     Action,

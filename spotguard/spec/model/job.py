@@ -18,15 +18,13 @@ from spotguard.spec.complaint import setting_of, spec_error
 from spotguard.spec.infra import (
     DEADLINE,
     FALLBACK,
-    LOCAL,
     NEVER,
     PLACES,
-    gpu_alternatives,
     gpu_names,
-    kind_of,
     on_demand_rule,
     places,
 )
+from spotguard.spec.model.checks import check_together
 from spotguard.spec.model.own_template import TemplateName
 from spotguard.spec.model.phases import PhaseSpec, moved_values, parse_phases
 from spotguard.spec.model.tables import DURATION, Frozen, LocalSpec, NodeSpec, SmokeSpec
@@ -130,7 +128,7 @@ class JobSpec(Frozen):
             parse=IfGiven(gpu_names),
             allowed="a kind of GPU, and how many if more than one, such as A100:8; or any of "
             "several, such as A100:8,H100:8",
-            example='"A100:8,H100:8"',
+            example='"A100:8"',
             flag="--gpus",
         ),
     ] = None
@@ -573,50 +571,5 @@ def build_spec(values: Mapping[str, object], origins: Mapping[str, str] | None =
         spec = JobSpec.model_validate(dict(values))
     except ValidationError as problem:
         raise spec_error(problem, JobSpec, origins or {}) from None
-    _check_kinds(spec, (origins or {}).get("on_demand_infra", ""))
-    _check_prices(spec)
-    for index in range(len(spec.phases)):
-        _check_phase(spec, index)
+    check_together(spec, (origins or {}).get("on_demand_infra", ""))
     return spec
-
-
-def _check_phase(spec: JobSpec, index: int) -> None:
-    """Refuse a phase that the job cannot be in, before the first one costs money."""
-    try:
-        spec.in_phase(index)
-    except SpecError as problem:
-        words = f"phase {index + 1} cannot be: {problem.message}"
-        raise SpecError("phases", words, hint=problem.hint) from None
-
-
-def _check_prices(spec: JobSpec) -> None:
-    """Refuse one price for several kinds of GPU: it would be billed for whichever is had."""
-    if spec.infra == LOCAL or len(gpu_alternatives(spec.gpus)) < 2:
-        return
-    for key, price in (
-        ("price", spec.price_usd_per_h),
-        ("on_demand_price", spec.on_demand_usd_per_h),
-    ):
-        if price is not None:
-            raise SpecError(
-                key,
-                f"given {price:g}, but gpus is {spec.gpus!r}: several kinds, each with its own",
-                hint="leave it out, so that each one's is looked up, or name one kind of GPU",
-            )
-
-
-def _check_kinds(spec: JobSpec, origin: str) -> None:
-    """Refuse on-demand places for which nodes and stores would have to be prepared differently.
-
-    Local nodes are bought nowhere: there, what a file says of other places does no harm.
-    """
-    elsewhere = spec.on_demand_infra
-    if elsewhere is None or spec.infra == LOCAL or kind_of(elsewhere) == kind_of(spec.infra):
-        return
-    by = f" ({origin})" if origin else ""
-    raise SpecError(
-        "on_demand_infra",
-        f"given {elsewhere!r}{by}, but infra is {spec.infra!r}, where nodes and stores are "
-        "prepared differently",
-        hint="name places of one kind for both: clouds, kubernetes, or slurm",
-    )

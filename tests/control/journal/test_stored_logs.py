@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spotguard.control import api
-from spotguard.control.journal import stored_logs
-from spotguard.control.journal.stored_logs import LogQuery, StoredLog, stored_tail
+from spotguard.control.journal.stored import logs as stored_logs
+from spotguard.control.journal.stored.logs import LogQuery, StoredLog, stored_tail
 from spotguard.control.supervisor.logs import RunLog, log_tail
 from spotguard.errors import StoreUnavailable, UsageError
 from spotguard.events import keys

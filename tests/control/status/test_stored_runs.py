@@ -30,7 +30,7 @@ from spotguard.shared.units import to_iso
 from spotguard.spec.model import JobSpec
 from spotguard.storage import PrefixedStore, open_store
 from spotguard.testing.clock import FakeClock
-from tests.control.test_api import a_spec
+from tests.control.runs.test_api import a_spec
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spotguard.control import api
-from spotguard.control.journal.stored_logs import LogLine
+from spotguard.control.journal.stored.logs import LogLine
 from spotguard.control.supervisor.logs import RunLog
 from spotguard.launch.base import LogChunk, LogGone, Unreachable
 from tests.control.made import Line, ended, launched, made, training

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from spotguard.control.journal.stored_logs import LogQuery, StoredLog
+from spotguard.control.journal.stored.logs import LogQuery, StoredLog
 from spotguard.events import env
 from spotguard.storage import PrefixedStore, open_store
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from spotguard.control.journal.stored_logs import LogLine
+    from spotguard.control.journal.stored.logs import LogLine
 
 VICTIMS = ("node", "agent", "rank")
 RANKS = (0, 1)

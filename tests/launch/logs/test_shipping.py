@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spotguard.control.journal.stored_logs import LogQuery, StoredLog
+from spotguard.control.journal.stored.logs import LogQuery, StoredLog
 from spotguard.errors import SpotguardError
 from spotguard.events import keys
 from spotguard.launch.logs import printed_files, shipping
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from spotguard.control.journal.stored_logs import LogLine
+    from spotguard.control.journal.stored.logs import LogLine
     from spotguard.storage.base import ObjectStore
 
 

@@ -1,0 +1,1 @@
+"""What the run store says of a run, beside its jobs' own events: moves, launches, logs."""
