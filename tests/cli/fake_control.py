@@ -193,8 +193,17 @@ class FakeControl:
         assert self.moved_to is not None
         return self.moved_to
 
-    def move(self, run_id: str, place: Mapping[str, Any], **limits: Any) -> None:
+    def move(
+        self,
+        run_id: str,
+        place: Mapping[str, Any],
+        *,
+        found: Survey | None = None,
+        budget_usd: float | None = None,
+        deadline_s: float | None = None,
+    ) -> None:
         """Note where to, and the new limits."""
+        limits = {"found": found, "budget_usd": budget_usd, "deadline_s": deadline_s}
         self.asked.append(("move", run_id, dict(place), limits))
 
     def logs(self, run_id: str, follow: bool = False, query: object = None) -> Iterator[LogLine]:

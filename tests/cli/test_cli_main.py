@@ -43,6 +43,7 @@ FLAGS_OF_UP = {
     "--setup",
     "--file-mount",
     "--volume",
+    "--cache",
     "--smoke",
     "--smoke-steps",
     "--smoke-limit",

@@ -33,6 +33,6 @@ def hostile_run(home: Path, run_id: str = "job-1") -> None:
         for kind, at, attempt, *data in lines:
             told = dict(data[0]) if data else {}
             if kind == "launch_intended":
-                told["offer"] = {**told["offer"], "region": SCRIPT}
+                told["offer"] = {**told["offer"], "infra": "local", "region": SCRIPT}
             journal.append(kind, at=1_790_000_000.0 + at, attempt=attempt, data=told)
     assert store is not None

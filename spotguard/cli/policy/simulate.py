@@ -12,7 +12,6 @@ from spotguard.cli.terminal.output import console, note, print_json
 from spotguard.cli.up import JobArguments, ScriptArgument
 from spotguard.errors import EnvironmentFailure, SpecError, UsageError
 from spotguard.shared.units import parse_duration_s
-from spotguard.spec.infra import gpu_alternatives
 
 if TYPE_CHECKING:
     from spotguard.policy.recorded import RecordedZone
@@ -110,6 +109,7 @@ def _market(
 ) -> "tuple[tuple[RecordedZone, ...], str, int]":
     """Return the recorded zones, the market's name, and recorded nodes per node of the job."""
     from spotguard.policy.recorded import accelerators, zones_of, zones_of_folder
+    from spotguard.spec.infra import gpu_alternatives
 
     gpu, _, count = next(iter(gpu_alternatives(spec.gpus)), "").partition(":")
     gpus = int(count) if count.isdigit() else 1

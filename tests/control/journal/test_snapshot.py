@@ -232,6 +232,7 @@ def test_a_long_run_is_adopted_from_its_ends(tmp_path: Path) -> None:
     for begin in range(0, 3000, 100):
         part = [(key, event.to_json()) for key, event in told[begin : begin + 100]]
         store.put(keys.chunk(part[-1][0]), chunk.pack(part))
+    store.put(keys.launch(1), b'{"nodes": 1}')
     counting = FaultyStore(store)
     with Journal.create(tmp_path / "journal.db") as journal:
         journal.append(Kind.CREATED.value, at=0.0, data=created())

@@ -139,7 +139,7 @@ def test_a_template_of_ones_own_is_on_top_of_the_places(spec: JobSpec, tmp_path:
     task = task_for(own, request_of(own, offers[0]), offers)
     plain = task_for(spec, request_of(spec, offers[0]), offers)
     assert task["resources"]["disk_tier"] == "best"
-    assert task["resources"]["labels"] == {"team": "vision"}
+    assert task["resources"]["labels"] == {**plain["resources"]["labels"], "team": "vision"}
     assert task["resources"]["accelerators"] == "A100:8"
     assert task["envs"]["NCCL_DEBUG"] == "INFO"
     assert task["file_mounts"]["/data"] == "s3://b/data"

@@ -40,6 +40,12 @@ raise SystemExit(int(os.environ["CODE"]))
 """
 
 
+@pytest.fixture(autouse=True)
+def _no_folder_of_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch sets it in a process that has compiled something."""
+    monkeypatch.delenv(INDUCTOR, raising=False)
+
+
 def variables(tmp_path: Path, attempt: int, code: int, **more: str) -> dict[str, str]:
     """Return what an agent is told; each attempt has a node, and so a home, of its own."""
     home = tmp_path / f"home-{attempt}"
