@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING, Final
 
 from spotguard.errors import SpotguardError
-from spotguard.runtime.distributed.rendezvous import LostContact
+from spotguard.runtime.checkpoint.save_schedule import LEAD_STEPS
 from spotguard.shared.right_of_way import saving
 
 if TYPE_CHECKING:
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("spotguard")
 
-_WORD_TIMEOUT_S: Final = 60.0
-_YES, _NO = "yes", "no"
+BASE_TIMEOUT_S: Final = 3600.0
+"""For how long saves wait for the frozen base, and no longer."""
+_TELL_AGAIN_S: Final = 5.0
+_FROM: Final = "base/from"
+_STORED, _FAILED = "stored", "failed"
 
 
 class EarlyBase:
@@ -44,60 +48,73 @@ class EarlyBase:
         self._rank = rank
         self._world_size = world_size
         self._saving_file = saving_file
+        self._give_up_at = time.monotonic() + BASE_TIMEOUT_S
         self._has_told = False
+        self._is_mine_stored = False
         self._over = threading.Event()
-        """Set when it is stored, or has failed, which the next save tells."""
-        self.is_over = False
-        """True once all ranks have heard that no save needs to wait for a base any more."""
+        """Set when this rank's is stored, or has failed, which the next save tells."""
+        self._from: int | None = None
+        """The first step at which saves may begin, once that is known."""
+        self.are_stored = False
+        """True once this rank knows that all ranks' bases are in the store."""
         threading.Thread(target=self._store, name="spotguard-base", daemon=True).start()
 
     def may_save(self, step: int) -> bool:
         """Return whether a save that is due at `step` is to begin; all ranks get the same answer.
 
-        The first rank decides, for which the others wait a moment. Once it is yes, nobody asks.
-
-        Raises:
-            LostContact: the first rank does not say.
+        Nobody waits: the first rank names a step that lies so far ahead that the others have heard
+        of it before they can reach it, as it does for each periodic save.
         """
-        if not self.is_over:
-            self.is_over = self._answer(f"base/before/{step}")
-        return self.is_over
+        if self._from is None:
+            self._from = self._decided(step) if self._rank == 0 else self._heard()
+        return self._from is not None and step >= self._from
 
-    def _answer(self, word: str) -> bool:
-        if self._rank:
-            answer = self._coordinator.get(word, _WORD_TIMEOUT_S)
-            if answer is None:
-                raise LostContact("the first rank did not say whether to save")
-            return answer == _YES
-        others = range(1, self._world_size)
-        are_over = self._over.is_set() and all(
-            self._coordinator.peek(_word_of(rank)) is not None for rank in others
-        )
-        if self._world_size > 1:
-            self._coordinator.set(word, _YES if are_over else _NO)
-        if not are_over and not self._has_told:
-            self._has_told = True
-            log.info("saves begin when the frozen base is stored; it is on its way")
-        return are_over
+    def _decided(self, step: int) -> int | None:
+        said = [self._coordinator.peek(_word_of(rank)) for rank in range(1, self._world_size)]
+        if not (self._over.is_set() and None not in said) and time.monotonic() < self._give_up_at:
+            if not self._has_told:
+                self._has_told = True
+                log.info("saves begin when the frozen base is stored; it is on its way")
+            return None
+        self.are_stored = self._is_mine_stored and all(word == _STORED for word in said)
+        if self._world_size == 1:
+            return step
+        how = _STORED if self.are_stored else _FAILED
+        self._coordinator.set(_FROM, f"{step + LEAD_STEPS} {how}")
+        return step + LEAD_STEPS
+
+    def _heard(self) -> int | None:
+        word = self._coordinator.peek(_FROM)
+        if word is None:
+            return None
+        begin, how = word.split()
+        self.are_stored = how == _STORED
+        return int(begin)
 
     def _store(self) -> None:
         """Top of the thread."""
         try:
             with saving(self._saving_file):
                 self._base.stored()
+            self._is_mine_stored = True
         except SpotguardError as problem:
             log.warning("the frozen base is stored with the next save: %s", problem)
         finally:  # whatever else goes wrong: saves are not put off for ever
             self._over.set()
-            self._tell()
+            if self._rank:
+                self._tell(_STORED if self._is_mine_stored else _FAILED)
 
-    def _tell(self) -> None:
-        if self._rank:
+    def _tell(self, how: str) -> None:
+        """Tell the first rank; many ranks that are ready at once may find it busy."""
+        while time.monotonic() < self._give_up_at:
             try:
-                self._coordinator.connect().set(_word_of(self._rank), _YES)
-            except ConnectionError as problem:  # whoever looks after the ranks will say so
-                log.warning("could not tell the first rank: %s", problem)
+                self._coordinator.connect().set(_word_of(self._rank), how)
+            except ConnectionError as problem:  # whoever looks after the ranks says so, if it lasts
+                log.info("could not tell the first rank yet: %s", problem)
+                time.sleep(_TELL_AGAIN_S)
+            else:
+                return
 
 
 def _word_of(rank: int) -> str:
-    return f"base/stored/{rank}"
+    return f"base/of/{rank}"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from spotguard.runtime.distributed.rendezvous import Coordinator
     from spotguard.runtime.process.settings import SaveEvery
 
-_LEAD_STEPS = 3
+LEAD_STEPS = 3
 _WORD_TIMEOUT_S = 60.0
 _SHORTEST_S = 1.0
 LONGEST_S = 1800.0
@@ -57,11 +57,11 @@ class SaveSchedule:
     def start(self, finished: int) -> None:
         """Plan the first save of an attempt: soon, because it measures what a save costs."""
         self._last = finished
-        self._next = finished + (self._every.steps or _LEAD_STEPS)
+        self._next = finished + (self._every.steps or LEAD_STEPS)
 
     def due(self, finished: int) -> bool:
         """Return True if the state after `finished` steps is to be saved."""
-        if self._next is None and finished >= self._last + _LEAD_STEPS - 1:
+        if self._next is None and finished >= self._last + LEAD_STEPS - 1:
             self._next = self._hear()
         return self._next is not None and finished >= self._next
 
@@ -86,7 +86,7 @@ class SaveSchedule:
     def put_off(self, finished: int, *, step_s: float) -> None:
         """Plan the save that was due at `finished` anew, for soon: it could not begin."""
         if self._every.steps is not None:
-            self._last, self._next = finished, finished + min(_LEAD_STEPS, self._every.steps)
+            self._last, self._next = finished, finished + min(LEAD_STEPS, self._every.steps)
             return
         self._plan(finished, _SHORTEST_S, step_s)
 
@@ -96,7 +96,7 @@ class SaveSchedule:
         self._last = finished
         self._next = None
         if self._rank == 0:
-            self._next = finished + max(_LEAD_STEPS, round(seconds / max(step_s, 1e-6)))
+            self._next = finished + max(LEAD_STEPS, round(seconds / max(step_s, 1e-6)))
             if self._world_size > 1:
                 self._coordinator.set(f"schedule/{self._round}", str(self._next))
 

@@ -30,7 +30,7 @@ from spotguard.checkpoint.tensors import ShardInfo
 from spotguard.errors import AlreadyExists, CheckpointError, SpotguardError, StoreError
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
-from spotguard.runtime.checkpoint.early_base import EarlyBase
+from spotguard.runtime.checkpoint.early_base import BASE_TIMEOUT_S, EarlyBase
 from spotguard.runtime.checkpoint.frozen_base import FrozenBase
 from spotguard.runtime.checkpoint.own_state import own_tree, random_tree
 from spotguard.runtime.checkpoint.staging import (
@@ -65,8 +65,6 @@ _FAILED, _LOST = "!", "?"
 _GIVE_UP_PATIENCE_S = 2.0
 _LOOK_UP_S = 0.25
 _PEER_TIMEOUT_S = 120.0
-_BASE_TIMEOUT_S = 3600.0
-"""For a save that waits for the frozen base to be stored first."""
 _BROKEN_OFF_AFTER_S = 86_400.0
 _ROOM_FOR_COPY = 4.0  # an emergency save's own time, so often, must be left for a local copy
 
@@ -290,15 +288,15 @@ class Saver:
     def may_save(self, step: int) -> bool:
         """Return whether a periodic save due at `step` is to begin: not while bases are stored.
 
-        All ranks call it, and get the same answer. `LostContact` if the first one does not say.
+        All ranks call it, and get the same answer.
         """
         return self._early is None or self._early.may_save(step)
 
     @property
     def _patience_s(self) -> float:
         """Return how long a save may take that nobody is in a hurry for; the same on all ranks."""
-        waits_for_base = self._early is not None and not self._early.is_over
-        return _BASE_TIMEOUT_S if waits_for_base else _PEER_TIMEOUT_S
+        waits_for_base = self._early is not None and not self._early.are_stored
+        return BASE_TIMEOUT_S if waits_for_base else _PEER_TIMEOUT_S
 
     def wait_copied(self) -> float:
         """Block until the tensors of a save in flight may change; return for how many seconds."""

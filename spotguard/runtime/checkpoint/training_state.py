@@ -188,8 +188,7 @@ class Keeper:
         }
         self.finished = self.first_step = first
         self.total = total
-        self.best.take()
-        self._shadow.take()
+        self._take_boundary()
 
     def finished_step(
         self, finished: int, seconds: float, step: Step, *, ends_epoch: bool = False
@@ -219,6 +218,7 @@ class Keeper:
         """Keep what a step that is given up has to go back to."""
         self.best.take()
         self._shadow.take()
+        self.set_up.take()
 
     def keep_copies(self) -> None:
         """From the next boundary on keep a copy of all state, if it is small.
@@ -463,7 +463,7 @@ class Keeper:
             "best_is_new": kind is not CheckpointKind.BEST and (best.is_new or self._best_owed),
             "best_mark": best.mark,
             "best_since": best.since,
-            "changed_in_loop": self.set_up.changes(),
+            "changed_in_loop": self.set_up.changes(halfway=halfway),
         }
         return self.saver.capture(
             self.finished,

@@ -109,7 +109,9 @@ class GroupShadow:
         """Keep those of the optimizers among the tracked `values`."""
         self._optimizers = [v for v in values if isinstance(v, torch.optim.Optimizer)]
         self._held: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        """Each group, and the values that it had. A script may add groups in its loop."""
+        """Each group, and the values that it had."""
+        self._counts: list[tuple[torch.optim.Optimizer, int]] = []
+        """How many groups each optimizer had: a script may add some in its loop."""
 
     def take(self) -> None:
         """Keep the values as they are now."""
@@ -118,11 +120,14 @@ class GroupShadow:
             for optimizer in self._optimizers
             for group in optimizer.param_groups
         ]
+        self._counts = [(each, len(each.param_groups)) for each in self._optimizers]
 
     def put_back(self) -> None:
-        """Give the groups the values of the last `take`."""
+        """Give the groups the values of the last `take`; one added since is added again then."""
         for group, held in self._held:
             group.update(held)
+        for optimizer, count in self._counts:
+            del optimizer.param_groups[count:]
 
 
 class StepShadow:

@@ -40,12 +40,26 @@ class SetUp:
         self._trained = {name: _trained(module) for name, module in self._modules.items()}
         self._groups = {name: _counts(optimizer) for name, optimizer in self._optimizers.items()}
         self._told: set[str] = set()
+        self._known = {name: list(_named(module)) for name, module in self._modules.items()}
+        self.take()
 
-    def changes(self) -> dict[str, Any]:
-        """Return what has changed since, as JSON; empty if nothing has, as in most runs."""
+    def take(self) -> None:
+        """Keep which parameters are trained and grouped now: at a boundary. Costs microseconds."""
+        self._flags = {
+            name: [parameter.requires_grad for _, parameter in known]
+            for name, known in self._known.items()
+        }
+        self._sizes = {name: _counts(optimizer) for name, optimizer in self._optimizers.items()}
+
+    def changes(self, *, halfway: bool = False) -> dict[str, Any]:
+        """Return what has changed since, as JSON; empty if nothing has, as in most runs.
+
+        `halfway` through a step it is what had changed at the last `take`: the step is done again,
+        and with it what it has frozen for a while, or added.
+        """
         found = {
-            **{f"module {name}": self._thawed(name) for name in self._modules},
-            **{f"optimizer {name}": self._added(name) for name in self._optimizers},
+            **{f"module {name}": self._thawed(name, halfway) for name in self._modules},
+            **{f"optimizer {name}": self._added(name, halfway) for name in self._optimizers},
         }
         return {name: change for name, change in found.items() if change}
 
@@ -63,8 +77,11 @@ class SetUp:
 
     # ------------------------------------------------------------------ which are trained
 
-    def _thawed(self, name: str) -> dict[str, Any]:
+    def _thawed(self, name: str, halfway: bool) -> dict[str, Any]:
         begun, now = self._trained[name], _trained(self._modules[name])
+        if halfway:
+            known = zip(self._known[name], self._flags[name], strict=True)
+            now = {key: flag for (key, _), flag in known}
         switched = {key: now[key] for key in now if now[key] is not begun.get(key)}
         return {"set_up": _digest(begun), "trained": switched} if switched else {}
 
@@ -86,12 +103,13 @@ class SetUp:
 
     # ------------------------------------------------------------------ groups of optimizers
 
-    def _added(self, name: str) -> dict[str, Any]:
+    def _added(self, name: str, halfway: bool) -> dict[str, Any]:
         begun, optimizer = self._groups[name], self._optimizers[name]
-        now = _counts(optimizer)
+        now = self._sizes[name] if halfway else _counts(optimizer)
         if now == begun:
             return {}
-        added = [self._places(group["params"]) for group in optimizer.param_groups[len(begun) :]]
+        new = optimizer.param_groups[len(begun) : len(now)]
+        added = [self._places(group["params"]) for group in new]
         if now[: len(begun)] != begun or not all(added):
             self._tell(
                 name,
@@ -114,8 +132,9 @@ class SetUp:
             return
         parameters = {(n, key): p for n, m in self._modules.items() for key, p in _named(m)}
         for group in _groups_of(change.get("added")):
+            grouped = {id(p) for each in optimizer.param_groups for p in each["params"]}
             found = [parameters[place] for place in group if place in parameters]
-            if len(found) == len(group):
+            if len(found) == len(group) and grouped.isdisjoint(map(id, found)):
                 optimizer.add_param_group({"params": found})
 
     def _tell(self, name: str, words: str) -> None:

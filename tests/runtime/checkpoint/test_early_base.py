@@ -114,9 +114,11 @@ def test_whatever_goes_wrong_saves_are_not_put_off_for_ever(
         )
         for each in range(2)
     ]
-    assert words.get("base/stored/1", 60) is not None
+    assert words.get("base/of/1", 60) is not None
     assert ranks[0]._over.wait(60)
-    assert [each.may_save(3) for each in ranks] == [True, True]
+    assert [each.may_save(3) for each in ranks] == [False, False]
+    assert [each.may_save(6) for each in ranks] == [True, True]
+    assert not any(each.are_stored for each in ranks), "a save may take as long as a base"
     assert fell.wait(60)
 
 
@@ -166,14 +168,25 @@ def test_three_ranks_begin_together_or_not_at_all() -> None:
     assert answers(3) == [False, False, False]
     bases[0].may.set()
     bases[2].may.set()
-    assert words.get("base/stored/2", 60) is not None
+    assert words.get("base/of/2", 60) is not None
     assert ranks[0]._over.wait(60)
     assert answers(6) == [False, False, False]
     bases[1].may.set()
-    assert words.get("base/stored/1", 60) is not None
-    assert answers(9) == [True, True, True]
-    words.set("base/before/12", "no")
-    assert answers(12) == [True, True, True], "once is enough"
+    assert words.get("base/of/1", 60) is not None
+    ahead = ranks[0].may_save(9), ranks[0].may_save(10)  # before the others are there
+    assert ahead == (False, False)
+    assert [rank.may_save(9) for rank in ranks[1:]] == [False, False]
+    assert answers(11) == [False, False, False]
+    assert answers(12) == [True, True, True]
+    assert all(rank.are_stored for rank in ranks)
+
+
+def test_nobody_waits_for_a_first_rank_that_is_busy() -> None:
+    """It may evaluate for hours: the others go on without a save, and none is called lost."""
+    ranks = [
+        EarlyBase(Base(is_open=True), Alone(), rank=1, world_size=2)  # type: ignore[arg-type]
+    ]
+    assert not any(rank.may_save(step) for rank in ranks for step in range(3, 40, 3))
 
 
 @pytest.mark.parametrize("every", [SaveEvery(steps=100), SaveEvery(seconds=60.0), SaveEvery()])

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from spotguard.runtime.state.boundary_copy import GroupShadow
 from spotguard.runtime.state.set_up import SetUp
 from spotguard.runtime.state.tracked import tracked
 from tests.runtime.harness.processes import digest
@@ -156,3 +157,36 @@ def test_a_change_that_no_resume_can_repeat_is_told_when_it_is_saved(
         record.message for record in caplog.records
     ]
     assert len(caplog.records) == 1
+
+
+def test_what_a_step_changed_is_not_of_the_boundary_before_it() -> None:
+    """A step that is given up is done again: what it froze for a while, or added, is not kept."""
+    model, optimizer, set_up = made()
+    shadow = GroupShadow([optimizer])
+    shadow.take()
+    set_up.take()
+    model[0].requires_grad_(True)  # type: ignore[index]
+    model[1].requires_grad_(False)  # type: ignore[index]
+    optimizer.add_param_group({"params": list(model[0].parameters())})  # type: ignore[index]
+    shadow.put_back()
+
+    assert set_up.changes(halfway=True) == {}
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2]
+    optimizer.add_param_group({"params": list(model[0].parameters())})  # type: ignore[index]
+    set_up.take()
+    model[1].requires_grad_(True)  # type: ignore[index]
+    halfway = set_up.changes(halfway=True)
+    assert halfway["module model"]["trained"] == {
+        **dict.fromkeys(["0.weight", "0.bias"], True),
+        **dict.fromkeys(["1.weight", "1.bias"], False),
+    }
+    assert len(halfway["optimizer opt"]["added"]) == 1
+
+
+def test_a_group_of_what_is_grouped_already_is_passed_over() -> None:
+    """It cannot be added: the state that does not fit is refused in words, later."""
+    changes = thawed()
+    changes["optimizer opt"]["added"] = [[["model", "1.weight"]]]
+    _, optimizer, set_up = made()
+    set_up.follow(changes)
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2]
