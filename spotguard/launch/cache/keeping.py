@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _OTHERS_FIRST_S: Final = 60.0
 """Of several nodes each piece is for one of them to store; the others wait so long for it."""
-_HOT_S: Final = 2.0
+_HOT_S: Final = 10.0
 """A file that was written to so short ago is looked at in the next round."""
 _LISTED_EVERY_S: Final = 30.0
 """A round that takes hours need not be over for the next node to have something of it."""
@@ -118,10 +118,11 @@ class Keeping:
         self.left_out = ""
         """What to tell if the folders hold more than is kept; empty if they do not."""
 
-    def round(self, store: ObjectStore, *, final: bool = False) -> bool:
+    def round(self, store: ObjectStore, *, final: bool = False, closed: bool = True) -> bool:
         """Store what is new; return whether the store now has all that there is.
 
-        In the `final` one nothing is left to other nodes or to a later round.
+        In the `final` one nothing is left to other nodes, and nothing to a later round if all files
+        were `closed` by who wrote them: half of one would be taken for all of it.
 
         Raises:
             Interrupted: as `wait` did; what is stored by then is of use to the next round.
@@ -132,7 +133,7 @@ class Keeping:
         links = tuple(CachedLink(link.folder, link.path, link.target) for link in found.links)
         there = {(each.folder, each.path) for each in found.files}
         self._read = {where: read for where, read in self._read.items() if where in there}
-        files, missing, is_whole = self._sort_out(found, final=final)
+        files, missing, is_whole = self._sort_out(found, with_hot=final and closed)
         if missing:
             self._learn(store)
         listed_at = self._clock.monotonic()
@@ -151,11 +152,11 @@ class Keeping:
         return is_whole
 
     def _sort_out(
-        self, found: CacheContents, *, final: bool
+        self, found: CacheContents, *, with_hot: bool
     ) -> tuple[list[CachedFile], list[tuple[FoundFile, CachedFile | None]], bool]:
         """Return the files that the store has, the others (and what is known), and if that is all.
 
-        A file that is written to is left to the next round.
+        A file that is written to is left to the next round, unless `with_hot`.
         """
         files: list[CachedFile] = []
         missing: list[tuple[FoundFile, CachedFile | None]] = []
@@ -163,7 +164,7 @@ class Keeping:
         for each in found.files:
             read = self._read.get((each.folder, each.path))
             if read is None or read.stamp != each.stamp:
-                if not final and self._is_hot(each):
+                if not with_hot and self._is_hot(each):
                     is_all = False
                 else:
                     missing.append((each, None))

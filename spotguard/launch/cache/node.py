@@ -34,7 +34,9 @@ _SHARE_OF_TIME: Final = 10
 """Between two rounds there is so often the time that the last one took."""
 _LAST_ROUND_S: Final = 5.0
 _LIST_S: Final = 120.0
-"""For finding out what earlier attempts kept; the files themselves take as long as they need."""
+"""For finding out what earlier attempts kept."""
+_RESTORE_S: Final = 300.0
+"""For bringing it back. Nodes that are ready first wait for the others, but not for ever."""
 _LOOK_S: Final = 0.1
 _TIDY_S: Final = 3600.0
 _TOLD_S: Final = 5.0
@@ -109,6 +111,9 @@ class NodeCache:
         self._over = threading.Event()
         self._give_up_at = math.inf
         self._keeping: Keeping | None = None
+        self._knows_earlier = False
+        """What earlier attempts kept could be listed; else a listing of ours would hide it."""
+        self._are_closed = False
         self._thread = threading.Thread(target=self._keep, name="spotguard-cache", daemon=True)
         self._said = ""
         self._tidied_at = -math.inf
@@ -117,7 +122,10 @@ class NodeCache:
         """Bring back what earlier attempts kept; blocks. What fails is told, and left out."""
         began = self._clock.monotonic()
         owner, restored = self._owner, BroughtBack()
-        said_at = began
+        said_at, late_at = began, began + _RESTORE_S
+
+        def is_late() -> bool:
+            return self._told() or self._clock.monotonic() >= late_at
 
         def progress(done: int, total: int) -> None:
             nonlocal said_at
@@ -131,7 +139,10 @@ class NodeCache:
                 restored = newest(
                     store, before=owner.attempt, node=owner.node, key=owner.key, about=owner.about
                 )
-            bring_back(store, restored, self._wish.folders, stop=self._told, progress=progress)
+            self._knows_earlier = True
+            bring_back(store, restored, self._wish.folders, stop=is_late, progress=progress)
+            if self._clock.monotonic() >= late_at:
+                restored.problems.append("the rest takes too long, and is left out on this node")
         except (SpotguardError, OSError) as problem:
             restored.problems.append(f"the cached folders could not be read: {problem}")
         took_s = self._clock.monotonic() - began
@@ -164,8 +175,12 @@ class NodeCache:
         if self._keeping is not None:
             self._keeping.begin_attempt(self._owner)
 
-    def finish(self, *, goes_on: bool) -> None:
-        """End; if the run goes on elsewhere, keep what is new, for some seconds at most."""
+    def finish(self, *, goes_on: bool, closed: bool) -> None:
+        """End; if the run goes on elsewhere, keep what is new, for some seconds at most.
+
+        `closed`: the job left in order, so none of its files is half-written.
+        """
+        self._are_closed = closed
         self._give_up_at = self._clock.monotonic() + (_LAST_ROUND_S if goes_on else 0.0)
         self._over.set()
         if self._thread.is_alive():
@@ -197,12 +212,11 @@ class NodeCache:
             self._try_round(final=True)
 
     def _try_round(self, *, final: bool) -> None:
-        keeping = self._keeping
-        assert keeping is not None
         try:
             with give_up_after(self._time_left_s()):
                 store = self._open_store()
-                keeping.round(store, final=final)
+                keeping = self._keeping_of(store)
+                keeping.round(store, final=final, closed=self._are_closed)
                 self._tidy(store, final=final)
         except Interrupted:
             return
@@ -212,6 +226,18 @@ class NodeCache:
             self._say_once(f"cache: a folder cannot be read: {problem}")
         else:
             self._say_once(keeping.left_out and f"cache: {keeping.left_out}")
+
+    def _keeping_of(self, store: ObjectStore) -> Keeping:
+        """Return what keeps; first find out what is kept already, if that has failed so far."""
+        assert self._keeping is not None
+        if not self._knows_earlier:
+            owner = self._owner
+            found = newest(
+                store, before=owner.attempt, node=owner.node, key=owner.key, about=owner.about
+            )
+            found.later = found.listing
+            self._keeping, self._knows_earlier = self._keeping_after(found), True
+        return self._keeping
 
     def _tidy(self, store: ObjectStore, *, final: bool) -> None:
         now = self._clock.monotonic()

@@ -6,11 +6,13 @@ import json
 import signal
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from spotguard.events import env, keys
 from spotguard.events.event import Event, JobEvent
+from spotguard.launch.cache.keeping import Keeping
 from spotguard.launch.cache.listing import CacheListing
 from spotguard.launch.cache.node import INDUCTOR, NodeCache, Wish
 from spotguard.shared.cache_folders import COMPILED
@@ -19,6 +21,9 @@ from spotguard.storage import FileStore, PrefixedStore
 from spotguard.testing import FaultyStore, MemoryStore
 from tests.launch.cache.nodes import KEY, Node
 from tests.launch.test_agent import agent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 RUN = "job-1"
 TRAIN = f"""
@@ -175,5 +180,88 @@ def test_an_attempt_in_place_waits_for_no_round(tmp_path: Path) -> None:
         leaves.set()
         storing.join(60)
     assert [info.key for info in node.store.list(keys.CACHE_LISTINGS)] == [keys.cache_listing(2, 0)]
-    cache.finish(goes_on=False)
+    cache.finish(goes_on=False, closed=True)
     assert not Path(saving).exists()
+
+
+def test_half_of_a_file_is_not_kept_for_all_of_it(tmp_path: Path) -> None:
+    """Who was killed may have been writing it; what left in order has closed it."""
+    node = Node(tmp_path, MemoryStore())
+    written_at = node.write("tokens.bin", b"half").stat().st_mtime
+    keeping = Keeping(
+        node.folders,
+        node.owner,
+        most_bytes=10**6,
+        secrets=(),
+        clock=node.clock,
+        wait=lambda: None,
+        had=CacheListing(),
+        wall=lambda: written_at + 5,
+    )
+
+    def kept() -> list[str]:
+        raw = node.store.get(keys.cache_listing(1, 0))
+        return [file.path for file in CacheListing.opened(raw, KEY, RUN).files]
+
+    keeping.round(node.store, final=True, closed=False)
+    assert kept() == []
+    keeping.round(node.store, final=True, closed=True)
+    assert kept() == ["tokens.bin"]
+
+
+def cache_of(node: Node, said: list[str], *, told: Callable[[], bool] = lambda: False) -> NodeCache:
+    """Return a node's cache, on its clock."""
+    return NodeCache(
+        Wish(tuple(node.folders), 10**6, KEY),
+        node.owner,
+        lambda: node.store,
+        secrets=(),
+        clock=node.clock,
+        told=told,
+        say=said.append,
+    )
+
+
+def earlier(tmp_path: Path, files: int) -> MemoryStore:
+    """Return a store in which the first attempt has kept so many files."""
+    store = MemoryStore()
+    first = Node(tmp_path / "first", store)
+    for number in range(files):
+        first.write(f"{number:03}", b"x" * (number + 1))
+    first.keeping.round(store)
+    return store
+
+
+def test_what_could_not_be_listed_at_first_is_not_hidden_by_what_is_new(tmp_path: Path) -> None:
+    """The next node has it all the same: nothing is listed before that is known."""
+    store = FaultyStore(earlier(tmp_path, 2))
+    node = Node(tmp_path / "second", store, attempt=2)
+    cache = cache_of(node, said := [])
+    store.fail("list", times=None)
+    assert cache.restore().files == 0
+    assert "could not be read" in said[0]
+    node.write("new", b"new")
+    with pytest.MonkeyPatch.context() as soon:
+        soon.setattr("spotguard.launch.cache.keeping._HOT_S", -1.0)
+        cache._saving = str(tmp_path / "nobody-saves")
+        cache._try_round(final=False)
+        assert store.head(keys.cache_listing(2, 0)) is None
+        store.heal()
+        cache._try_round(final=False)
+    raw = store.get(keys.cache_listing(2, 0))
+    listed = [file.path for file in CacheListing.opened(raw, KEY, RUN).files]
+    assert sorted(listed) == ["000", "001", "new"]
+
+
+def test_a_restore_ends_after_some_minutes_and_the_rest_stays_listed(tmp_path: Path) -> None:
+    """Nodes that are ready wait for this one: what is not back by then is for the script."""
+    node = Node(tmp_path / "second", earlier(tmp_path, 50), attempt=2)
+
+    def a_minute_passes() -> bool:
+        node.clock.advance(60.0)
+        return False
+
+    restored = cache_of(node, said := [], told=a_minute_passes).restore()
+    assert 0 < restored.files < 50
+    assert restored.files + len(restored.later.files) == 50
+    assert any("takes too long" in words for words in said)
