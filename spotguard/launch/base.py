@@ -203,7 +203,7 @@ class KnowsFreeNodes(Protocol):
 class KnowsCharges(Protocol):
     """What a launcher can do beside, where a cloud tells for how long each node was charged."""
 
-    def charged_node_s(self, cluster: str, offer: Offer) -> float | None:
+    def charged_node_s(self, cluster: str, offer: Offer, nodes: int) -> float | None:
         """Return the seconds that all nodes of a cluster that is gone were charged, added up.
 
         Blocks for some seconds at most. None: the cloud does not say, or no more.
@@ -211,14 +211,14 @@ class KnowsCharges(Protocol):
         ...
 
 
-def charged_node_s(launcher: object, cluster: str, offer: Offer) -> float | None:
+def charged_node_s(launcher: object, cluster: str, offer: Offer, nodes: int) -> float | None:
     """Ask for what is charged for a cluster that is gone, where the launcher can tell; else None.
 
     What was seen from outside is more: a cluster counts until its last node is gone.
     """
     if not isinstance(launcher, KnowsCharges):
         return None
-    return launcher.charged_node_s(cluster, offer)
+    return launcher.charged_node_s(cluster, offer, nodes)
 
 
 class Launcher(Protocol):

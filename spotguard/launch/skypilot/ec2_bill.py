@@ -30,11 +30,11 @@ _SPOT_OVER = "instance-terminated"
 """How the status of a spot request begins whose instance is gone, whoever ended it."""
 
 
-def charged_node_s(region: str, cluster: str) -> float | None:
+def charged_node_s(region: str, cluster: str, nodes: int) -> float | None:
     """Return for how many seconds all instances of a cluster that is gone are charged, added up.
 
     Blocks for some seconds at most. None is unknown: EC2 cannot be asked or refuses, an instance
-    still lives, or EC2 does not say when one ended.
+    still lives, EC2 does not say when one ended, or it lists fewer than the cluster had `nodes`.
     """
     try:
         from boto3.session import Session
@@ -59,7 +59,8 @@ def charged_node_s(region: str, cluster: str) -> float | None:
             for each in reservation["Instances"]
         ]
         ends = _ends(client, instances)
-        return _added_up(instances, ends)
+        # Of nodes that ended hours apart EC2 has forgotten the first ones, which were paid as well.
+        return None if len(instances) < nodes else _added_up(instances, ends)
     except (BotoCoreError, ClientError) as problem:
         log.info("EC2 does not say what it charges for %s: %s", cluster, problem)
     except (AttributeError, KeyError, TypeError, ValueError) as problem:
@@ -74,7 +75,7 @@ def _added_up(instances: list[Any], ends: dict[str, float]) -> float | None:
         if each["State"]["Name"] not in _OVER or lasted_s < 0.0:
             return None
         total_s += max(_LEAST_S, lasted_s)
-    return total_s if instances else None
+    return total_s
 
 
 def _ends(client: Any, instances: Iterable[Any]) -> dict[str, float]:

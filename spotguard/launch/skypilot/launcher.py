@@ -142,11 +142,11 @@ class SkyPilotLauncher:
             self._free[place] = _FreeNodes(question, "/".join(filter(None, place)), self._clock)
         return self._free[place].count(in_background=self._in_background)
 
-    def charged_node_s(self, cluster: str, offer: Offer) -> float | None:
+    def charged_node_s(self, cluster: str, offer: Offer, nodes: int) -> float | None:
         """Ask EC2, which charges each node for itself; other clouds are not asked."""
         if offer.infra != _AWS or offer.region is None:
             return None
-        return charged_node_s(offer.region, cluster)
+        return charged_node_s(offer.region, cluster, nodes)
 
     def _question_for(
         self, infra: str, region: str | None, zone: str | None

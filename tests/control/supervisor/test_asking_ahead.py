@@ -305,7 +305,7 @@ def test_who_does_not_want_to_pay_both_asks_after_the_end(tmp_path: Path) -> Non
 class ChargingLauncher(FakeLauncher):
     """A cloud that tells what it charged: a second less for each node than is seen from outside."""
 
-    def charged_node_s(self, cluster: str, offer: Offer) -> float | None:
+    def charged_node_s(self, cluster: str, offer: Offer, nodes: int) -> float | None:
         """Return the nodes' seconds; unknown while it lives."""
         assert offer.infra == ON_AWS.infra
         view = self.observe(cluster)

@@ -93,7 +93,7 @@ def test_each_instance_counts_until_its_own_end(ec2: Ec2) -> None:
     ec2.has("i-1", "terminated", why=TOLD)
     ec2.has("i-2", "shutting-down", why=TAKEN)
     ec2.took("i-2", "2026-01-31T12:00:50.000Z")
-    assert charged_node_s("us-east-1", "job-1") == 160.0
+    assert charged_node_s("us-east-1", "job-1", 2) == 160.0
     listed, requests = ec2.asked
     assert listed["Filter.1.Name"] == [f"tag:{CLUSTER_TAG}"]
     assert listed["Filter.1.Value.1"] == ["job-1"]
@@ -119,15 +119,22 @@ def test_what_ec2_does_not_say_is_unknown(
     ec2.has("i-2", state, why=why, spot=spot)
     if code is not None:
         ec2.took("i-2", "2026-01-31T12:00:50.000Z", code=code)
-    assert charged_node_s("us-east-1", "job-1") is None
+    assert charged_node_s("us-east-1", "job-1", 2) is None
 
 
 def test_a_cluster_that_ec2_forgot_is_unknown_and_not_free(ec2: Ec2) -> None:
     """What is gone for an hour is in its list no more."""
-    assert charged_node_s("us-east-1", "job-1") is None
+    assert charged_node_s("us-east-1", "job-1", 2) is None
+
+
+def test_nodes_that_ec2_has_forgotten_were_paid_as_well(ec2: Ec2) -> None:
+    """Those that are listed still are not all that is charged."""
+    ec2.has("i-1", "terminated", why=TOLD)
+    assert charged_node_s("us-east-1", "job-1", 1) == 100.0
+    assert charged_node_s("us-east-1", "job-1", 2) is None
 
 
 def test_no_answer_is_unknown(ec2: Ec2, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody listens there."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    assert charged_node_s("us-east-1", "job-1") is None
+    assert charged_node_s("us-east-1", "job-1", 2) is None

@@ -44,6 +44,18 @@ def over(launch: dict[str, Any] | None) -> Over | None:
     return Over(said) if said in [each.value for each in Over] else None
 
 
+def came_to_nothing(store: ObjectStore, number: int, launch: dict[str, Any]) -> bool:
+    """Return whether a launch is no attempt, by what is published of it and of its job.
+
+    A refused number is used again. Where the next launch's own word did not reach the store, a
+    claim or an end says that nodes came.
+    """
+    said = over(launch)
+    if said is not Over.REFUSED:
+        return said is not None
+    return all(store.head(key) is None for key in (keys.claim(number), keys.end(number)))
+
+
 def is_unheard_of(store: ObjectStore, number: int) -> bool:
     """Return whether nobody has said that a launch was made, whatever its nodes have left."""
     said = (keys.launch(number), keys.claim(number), keys.end(number), keys.group(number))
@@ -62,5 +74,6 @@ def launched_numbers(store: ObjectStore) -> Iterator[int]:
     Each one costs a request.
     """
     for number in reversed(attempt_numbers(store)):
-        if over(read_launch(store, number)) is None:
+        launch = read_launch(store, number)
+        if launch is None or not came_to_nothing(store, number, launch):
             yield number
