@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import subprocess
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -125,6 +125,8 @@ def resume(
         moves.confirm(stop_first=stop_first, yes=yes, as_json=as_json)
     if stop_first and not known.status().state.settled:
         _stop_first(known, contact_patience)
+        if flags:
+            moves.check_still(known)
     resumed_at = api.now(known.name)
     if flags:
         known.move(
@@ -154,6 +156,7 @@ class _Move:
     view: RunView
     spec: JobSpec
     """With the new place, and the whole run's budget."""
+    place: dict[str, Any]
     found: Survey
 
     @classmethod
@@ -163,10 +166,11 @@ class _Move:
         from spotguard.control import api
         from spotguard.spec.sources import place_of
 
-        spec = api.move_plan(run.name, place_of(settings))
+        place = place_of(settings)
+        spec = api.move_plan(run.name, place)
         if budget_usd is not None:
             spec = spec.replace(budget_usd=budget_usd)
-        return cls(view=run.status(), spec=spec, found=survey(spec))
+        return cls(view=run.status(), spec=spec, place=place, found=survey(spec))
 
     def confirm(self, *, stop_first: bool, yes: bool, as_json: bool) -> None:
         """Show what it costs there, and ask; refuse what is not to be moved.
@@ -191,6 +195,17 @@ class _Move:
         if not yes:
             question = "Stop it, and go on there?" if living else "Go on there?"
             confirm(question, refused="nothing was changed")
+
+    def check_still(self, run: Run) -> None:
+        """Refuse a move that is no more the one that was shown: a phase has ended meanwhile."""
+        from spotguard.control import api
+
+        now = api.move_plan(run.name, self.place).replace(budget_usd=self.spec.budget_usd)
+        if now != self.spec:
+            raise UsageError(
+                f"{run.name} has come into another phase meanwhile; it did not move.",
+                hint="repeat the command: it shows what the move is now",
+            )
 
     def _words(self) -> str:
         from spotguard.cli.views import formats

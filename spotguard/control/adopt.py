@@ -31,10 +31,12 @@ from spotguard.control.journal.stored.places import (
 from spotguard.control.journal.stored.published_launch import (
     Over,
     attempt_numbers,
+    came_to_nothing,
     is_unheard_of,
     over,
     read_launch,
 )
+from spotguard.control.journal.team.gate import release_at_rest
 from spotguard.control.run_folder import RunFolder, runs_folder
 from spotguard.control.supervisor.actions import Alert, Settle
 from spotguard.control.supervisor.decide import EXIT_UNFINISHED, Observation, decide
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from spotguard.checkpoint.lineage import Claim
+    from spotguard.control.journal.record import RunRecord
     from spotguard.events.event import Event, Heartbeat
     from spotguard.events.group import Group
     from spotguard.launch.base import ClusterView
@@ -125,7 +128,10 @@ def adopt_run(url: str, tell: Tell = _silent) -> RunFolder:
         lease = Lease(store, SystemClock(), machine)
         lease.adopt()  # not earlier: who has the lease and an old journal would go on from that
         with lease.kept():  # SkyPilot may take minutes to say which nodes live
-            _rebuild(folder, store_root, store, _Known(body, job, moves), tell)
+            record = _rebuild(folder, store_root, store, _Known(body, job, moves), tell)
+            unpaid = release_at_rest(record, open_store(store_root), SystemClock())
+            if unpaid:
+                tell(unpaid)
         lease.release()
     return folder
 
@@ -148,8 +154,11 @@ class _Known:
 
 def _rebuild(
     folder: RunFolder, store_root: str, store: ObjectStore, known: _Known, tell: Tell
-) -> None:
-    """Write a journal of what the store says, and put it in its place once it is whole."""
+) -> RunRecord:
+    """Write a journal of what the store says, and put it in its place once it is whole.
+
+    Returns what is known of the run then.
+    """
     body, job = known.body, known.job
     begun = place_data(job, 0, Limits(**body["limits"]))
     spec = JobSpec.from_json((known.moves or [begun])[-1]["spec"])
@@ -178,7 +187,9 @@ def _rebuild(
             journal.append(Kind.ADOPTED.value, at=time.time(), data=told)
             keep_snapshot(journal, read_record(journal), None, now=time.time())
             settle(journal, "adopted from its store; `spotguard resume` goes on")
+        record = read_record(journal)
     draft.rename(folder.journal_path)
+    return record
 
 
 def read_run_json(store: ObjectStore, url: str) -> dict[str, Any]:
@@ -293,8 +304,16 @@ class Rebuild:
     """Writes each attempt of a run into a new journal."""
 
     def __init__(
-        self, journal: Journal, launcher: Observes, run_id: str, tell: Tell = _silent
+        self,
+        journal: Journal,
+        launcher: Observes,
+        run_id: str,
+        tell: Tell = _silent,
+        *,
+        by_word_alone: bool = False,
     ) -> None:
+        """`by_word_alone`: no launcher can be asked, so a launch that nobody tells of is none."""
+        self._by_word_alone = by_word_alone
         self._tell = tell
         self._journal = journal
         self._launcher = launcher
@@ -344,14 +363,16 @@ class Rebuild:
     def _last_launched(self, store: ObjectStore, numbers: Sequence[int]) -> int | None:
         """Return the newest of these attempts whose launch has not come to nothing.
 
-        One that nobody has said was launched has, unless its nodes are there.
+        One that nobody has said was launched has, unless its nodes are there, or may be.
         """
         for number in reversed(numbers):
             launch = read_launch(store, number)
             if not _came_to_nothing(store, number, launch):
                 return number
-            view = None if launch else self._launcher.observe(cluster_name(self._run_id, number))
-            if view is not None and view.state in (ClusterState.UP, ClusterState.STARTING):
+            if launch or self._by_word_alone:
+                continue
+            view = self._launcher.observe(cluster_name(self._run_id, number))
+            if view.state not in (ClusterState.GONE, ClusterState.ABSENT):
                 return number
         return None
 
@@ -376,7 +397,7 @@ class Rebuild:
         ahead = read_record(self._journal).ahead
         assert ahead is not None, "it was written down just before"
         gone_at = last_at if view.gone_at is None else view.gone_at
-        charged_s = charged_node_s(self._launcher, cluster, ahead.offer)
+        charged_s = charged_node_s(self._launcher, cluster, ahead.offer, ahead.nodes)
         seen_s = max(0.0, gone_at - ahead.intended_at)
         paid_s = seen_s if charged_s is None else charged_s / ahead.nodes
         data = {"why": "they are gone", "paid_s": paid_s}
@@ -436,7 +457,9 @@ class Rebuild:
             verdict = judge(attempt)
             gone_at = found.following.at if found.following else view.gone_at
             there = view.state in (ClusterState.UP, ClusterState.STARTING)
-            charged_s = None if there else charged_node_s(self._launcher, cluster, attempt.offer)
+            charged_s = None
+            if not there:
+                charged_s = charged_node_s(self._launcher, cluster, attempt.offer, attempt.nodes)
             end = {
                 **asdict(verdict),
                 "reason": verdict.reason.value,
@@ -479,7 +502,7 @@ def _claim(store: ObjectStore, number: int) -> tuple[Claim | None, str]:
 
 
 def _came_to_nothing(store: ObjectStore, number: int, launch: dict[str, Any] | None) -> bool:
-    return over(launch) is not None if launch else is_unheard_of(store, number)
+    return came_to_nothing(store, number, launch) if launch else is_unheard_of(store, number)
 
 
 def _read(store: ObjectStore, key: str) -> dict[str, Any] | None:

@@ -171,7 +171,8 @@ def _take(journal: Journal, folder: RunFolder) -> tuple[ObjectStore, Lease] | No
             return store, lease
         ledger.catch_up()
         record = ledger.record
-        if record.wish is not None and record.current is None and not record.leaving:
+        costs = record.current or record.ahead or record.leaving
+        if record.wish is not None and not costs:
             ledger.write(
                 Kind.SETTLED,
                 {

@@ -21,6 +21,7 @@ from spotguard.control.journal.record import Kind, Limits, RunRecord
 from spotguard.control.journal.stored.places import place_data
 from spotguard.control.journal.team import membership
 from spotguard.control.run_folder import RunFolder, folder_of, runs_folder
+from spotguard.control.supervisor.decide import phase_due
 from spotguard.control.supervisor.lease import check_ours
 from spotguard.control.supervisor.notify import check_urls
 from spotguard.errors import (
@@ -139,7 +140,7 @@ def admit_resume(
         record = read_record(journal)
         now = folder.clock().now()
         limits = _checked_resume(record, now, budget_usd, deadline_s, nodes)
-        spec = JobSpec.from_json(record.spec)
+        spec = _job_of(record).in_phase(phase_due(record))
         spent_usd = cost.spent_usd(record, now)
         offers = _as_paid(record, _offers(spec, folder.path))
         _check_budget(limits, offers, spent_usd=spent_usd)
@@ -199,6 +200,7 @@ def _checked_resume(
         record.store_root,
         budget_usd=limits.budget_usd,
         allow_unknown_price=limits.allow_unknown_price,
+        spent_usd=cost.known_spent_usd(record, now),
     )
     return limits
 
@@ -223,7 +225,7 @@ def move_plan(run_id: str, place: Mapping[str, Any]) -> JobSpec:
         record = read_record(journal)
     _check_unfinished(record)
     job, nodes = _moved_job(record, place)
-    spec = job.in_phase(record.phase)
+    spec = job.in_phase(phase_due(record))
     return spec.replace(nodes=nodes, budget_usd=record.limits.budget_usd)
 
 
@@ -259,21 +261,33 @@ def admit_move(
         now = folder.clock().now()
         limits = _checked_resume(record, now, budget_usd, deadline_s, None)
         job, nodes = _moved_job(record, place)
-        data = place_data(job, record.phase, limits, nodes)
+        phase = phase_due(record)
+        data = place_data(job, phase, limits, nodes)
         moved = replace(
             record, spec=data["spec"], job=data["job"] or {}, limits=Limits(**data["limits"])
         )
-        _check_place(job, record.phase, moved.limits, found, folder.path, moved)
+        _check_place(job, phase, moved.limits, found, folder.path, moved)
         with _still_at_rest(journal, record):
             forget_wish(folder.launches_path)
             journal.append(Kind.MOVED.value, at=now, data=data)
 
 
 def _moved_job(record: RunRecord, place: Mapping[str, Any]) -> tuple[JobSpec, NodeRange]:
-    """Return the job with another place for where it is, and on how many nodes it goes on."""
-    nodes = place.get("nodes") or NodeRange(record.limits.nodes_min, record.limits.nodes_max)
-    job = JobSpec.from_json(record.job or record.spec)
-    return job.moved(record.phase, {**place, "nodes": nodes}), nodes
+    """Return the job with another place for where it goes on, and on how many nodes it does.
+
+    That is the phase in which its steps are, which may be later than the one it came to rest in.
+    """
+    job, phase = _job_of(record), phase_due(record)
+    nodes = NodeRange(record.limits.nodes_min, record.limits.nodes_max)
+    if phase > record.phase:
+        nodes = job.in_phase(phase).nodes
+    nodes = place.get("nodes") or nodes
+    return job.moved(phase, {**place, "nodes": nodes}), nodes
+
+
+def _job_of(record: RunRecord) -> JobSpec:
+    """Return the job with all its phases."""
+    return JobSpec.from_json(record.job or record.spec)
 
 
 def _check_place(

@@ -19,8 +19,9 @@ from spotguard.control.journal.snapshot import keep_snapshot
 from spotguard.control.journal.stored.places import raw_place_data
 from spotguard.control.run_folder import RunFolder
 from spotguard.control.supervisor.lease import read_holder
-from spotguard.errors import SpotguardError, StoreError
+from spotguard.errors import SpotguardError, StoreError, UsageError
 from spotguard.events import keys
+from spotguard.events.untrusted import Refused
 from spotguard.launch.base import ClusterState, ClusterView
 from spotguard.spec.home import spotguard_home
 from spotguard.storage import PrefixedStore, open_store
@@ -128,10 +129,20 @@ class Mirror:
         if self._seen.get(run_id) == signs and folder.journal_path.exists():
             return
         body = read_run_json(store, below(self.url, run_id))
+        try:
+            begun = raw_place_data(body["spec"], 0, body["limits"])
+            places = [
+                (place, raw_place_data(place.job, place.phase, place.limits))
+                for place in body["places"]
+            ]
+        except Refused as problem:
+            raise UsageError(
+                f"What {below(self.url, run_id)} says of where it runs makes no sense: {problem}.",
+                hint="a newer version of spotguard may have written it",
+            ) from problem
         folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         draft = folder.path / "journal.new"
         draft.unlink(missing_ok=True)
-        begun = raw_place_data(body["spec"], 0, body["limits"])
         with Journal.create(draft) as journal:
             created = {
                 "run_id": run_id,
@@ -143,11 +154,8 @@ class Mirror:
             }
             with journal.all_or_nothing():
                 journal.append(Kind.CREATED.value, at=body["created_at"], data=created)
-                rebuild = Rebuild(journal, _Nobody(), run_id)
-                rebuild.places = [
-                    (place, raw_place_data(place.job, place.phase, place.limits))
-                    for place in body["places"]
-                ]
+                rebuild = Rebuild(journal, _Nobody(), run_id, by_word_alone=True)
+                rebuild.places = places
                 rebuild.attempts(store)
                 if rebuild.lost_launches or rebuild.chunks_left:
                     told = {

@@ -115,14 +115,14 @@ def decide(record: RunRecord, seen: Observation, now: float, policy: Policy) -> 
     if attempt is None and may_have_begun(record):
         return TakeOver()
     rest = _rest(record, policy) if attempt is None else None
-    phase_over = attempt is None and _phase_due(record) > record.phase
+    phase_over = attempt is None and phase_due(record) > record.phase
     heard = seen.silence_s is not None and seen.silence_s < policy.contact_patience_s
     at_rest = rest is not None or phase_over
     ahead = look_after_ahead(record, seen.ahead, now, policy, at_rest=at_rest, heard=heard)
     if ahead is not None:
         return OnAhead(ahead)
     if attempt is None:
-        between = BeginPhase(_phase_due(record)) if phase_over else None
+        between = BeginPhase(phase_due(record)) if phase_over else None
         action = rest or between or _between_attempts(record, seen, now, policy)
         # A run is at rest once nothing of it costs money any more; nor is there any other launcher
         # for a phase before, who could be asked for nodes that are left of it.
@@ -183,7 +183,7 @@ def _rest(record: RunRecord, policy: Policy) -> Settle | None:
     return None
 
 
-def _phase_due(record: RunRecord) -> int:
+def phase_due(record: RunRecord) -> int:
     """Return the phase in which the next attempt belongs, by the steps that it need not do."""
     last, phase = record.last_ended, record.phase
     done = _steps_kept(record)

@@ -18,7 +18,7 @@ from spotguard.control.journal.ledger import Ledger
 from spotguard.control.journal.record import Kind, offer_to_json, place_key
 from spotguard.control.journal.stored.places import place_data, publish_place
 from spotguard.control.journal.stored.published_launch import Over
-from spotguard.control.journal.team.gate import TeamGate
+from spotguard.control.journal.team.gate import TeamGate, give_back_words
 from spotguard.control.supervisor.actions import (
     Action,
     Alert,
@@ -230,8 +230,8 @@ class Supervisor:
         if problem is None:
             return False
         if problem:
-            told = f"{action.detail}; what the team's budget promised to it is not given back yet"
-            action = replace(action, detail=f"{told} ({problem})")
+            told = f"{action.detail}; {give_back_words(self.record)} ({problem})"
+            action = replace(action, detail=told)
         self._settle(action)
         return True
 
@@ -263,12 +263,22 @@ class Supervisor:
         """Look and act until there is nothing more to do now."""
         if self._team is not None:
             self._team.tell()
+            self._ledger.catch_up()
+            if self._team.waits and self._waits_for_the_team():
+                return
         for _ in range(_ACTS_PER_TICK):
             self._ledger.catch_up()
             seen = self._lookout.look(unasked=self._unasked)  # which adds to the record
             action = decide(self.record, seen, self._clock.now(), self._policy)
             if isinstance(action, Wait) or not self._act(action):
                 return
+
+    def _waits_for_the_team(self) -> bool:
+        """Tell whether nothing is to be done but to ask the team again: that may take weeks."""
+        record, deadline_at = self.record, self.record.limits.deadline_at
+        costs = record.current or record.ahead or record.leaving
+        in_time = deadline_at is None or self._clock.now() < deadline_at
+        return bool(record.queued and not costs and record.wish is None and in_time)
 
     # ------------------------------------------------------------ acting
 
@@ -394,7 +404,7 @@ class Supervisor:
 
     def _charged_node_s(self, attempt: AttemptRecord) -> float | None:
         """Ask the cloud what it charges for an attempt that is gone; None if it does not say."""
-        return charged_node_s(self._launcher, attempt.cluster, attempt.offer)
+        return charged_node_s(self._launcher, attempt.cluster, attempt.offer, attempt.nodes)
 
     def _paid_s(self, attempt: AttemptRecord, until: float | None) -> float | None:
         """Return for how long a launch that came to nothing cost money; None if it did not."""
@@ -412,7 +422,7 @@ class Supervisor:
         self._forget(attempt)
 
     def _intend(self, action: Intend) -> bool:
-        if self._team is not None and not action.ahead and not self._team.admits():
+        if self._team is not None and not self._team.admits(ahead=action.ahead):
             return False
         number = self._ledger.record.next_number
         name = cluster_name(self._ledger.record.run_id, number, self._ledger.record.refused)
@@ -435,7 +445,11 @@ class Supervisor:
 
     def _launch(self, attempt: AttemptRecord) -> bool:
         if self._team is not None and not self._team.pays(attempt):
-            return False
+            if attempt is not self.record.ahead:
+                return False
+            # The attempt that still trains must not wait for this one.
+            self._give_up(attempt, GiveUp(why="its team does not pay for it now", paid_until=None))
+            return True
         self._publish_launch(attempt)
         now = self._clock.now()
         record, market = self._ledger.record, self._market.sightings()

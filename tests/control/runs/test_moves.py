@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from spotguard.control import api
+from spotguard.control import api, create_run
 from spotguard.control.create_run import admit_move
 from spotguard.control.journal import cost
 from spotguard.control.journal.fold import apply, limits_to_json, read_record
@@ -358,3 +358,14 @@ def test_what_worked_elsewhere_proves_nothing_here() -> None:
     record = made(*launched(), training(), ended(9.0, "stopped"))
     assert _rounds_of_doubt(record) > 0
     assert _rounds_of_doubt(apply(record, place("aws", 9, 20.0))) == 0
+
+
+def test_a_move_is_of_the_phase_in_which_the_run_goes_on() -> None:
+    """It came to rest before the next phase was written down: the one that is done stays."""
+    record = phased(*after(10, "phase_done"))
+    job, nodes = create_run._moved_job(record, {"nproc_per_node": 3})
+    assert [phase.nproc_per_node for phase in job.phases] == [None, 3, None]
+    assert nodes == job.in_phase(1).nodes
+    within = phased(*after(7, "stopped"))
+    job, _ = create_run._moved_job(within, {"nproc_per_node": 3})
+    assert [phase.nproc_per_node for phase in job.phases] == [3, None, None]

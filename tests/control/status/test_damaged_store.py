@@ -159,3 +159,17 @@ def spoiled(raw: bytes, chance: random.Random) -> bytes:
     inner[name] = chance.choice(HOSTILE)
     text = json.dumps(body, sort_keys=True).encode()
     return with_checksum(text) if proven else text
+
+
+@pytest.mark.parametrize("phases", [5, [5], "ab", {"a": 1}])
+def test_phases_that_nobody_understands_are_that_runs_problem(root: Path, phases: object) -> None:
+    """A later version may write them in another form: the other runs are shown."""
+    path = root / "job-2" / keys.RUN
+    body = json.loads(path.read_bytes())
+    body["spec"]["phases"] = phases
+    path.write_bytes(json.dumps(body).encode())
+    problems = looked_at(root)
+    assert "where it runs makes no sense" in (problems.pop("job-2") or "")
+    assert problems == {"job-1": None, "job-3": None}
+    with pytest.raises(SpotguardError):
+        Mirror(str(root)).folder("job-2")

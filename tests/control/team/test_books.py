@@ -261,3 +261,13 @@ def test_books_that_nobody_can_read_are_told(tmp_path: Path) -> None:
     (tmp_path / keys.TEAM).write_bytes(b"{}")
     with pytest.raises(EnvironmentFailure, match=keys.TEAM):
         membership.join(str(tmp_path), CAP, budget_usd=1.0, allow_unknown_price=False)
+
+
+def test_what_was_spent_before_is_no_part_of_what_is_asked_for(tmp_path: Path) -> None:
+    """A run that spent much in other months may be resumed under a smaller cap."""
+    store = open_store(str(tmp_path))
+    store.put(keys.TEAM, to_bytes(TeamBooks(cap=CAP)))
+    given = {"budget_usd": 150.0, "allow_unknown_price": False}
+    with pytest.raises(SpecError, match="given"):
+        membership.check_budget(str(tmp_path), **given)  # type: ignore[arg-type]
+    assert membership.check_budget(str(tmp_path), spent_usd=60.0, **given)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from spotguard.control.journal.team.gate import RETRY_S
 from spotguard.control.journal.team.written import read_books
 from tests.control.team.racing import ROUNDING_USD, Race
 
-RACES = 2_500
+RACES = 2700
 
 
 def test_two_controllers_never_spend_one_sum_twice() -> None:
@@ -39,7 +39,7 @@ def test_two_controllers_never_spend_one_sum_twice() -> None:
                 race.advance(RETRY_S)
             assert living[0].phase == "trains", seed
     assert min(lost, died, launched) > RACES // 100
-    assert between > 4 * RACES  # ten thousand interleavings
+    assert between > 10_000
 
 
 @pytest.mark.parametrize("per", ["day", "week", "month"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,7 +10,11 @@ import pytest
 from spotguard.control.journal.record import Kind, Limits
 from spotguard.control.journal.team.books import TeamBooks
 from spotguard.control.journal.team.budget import DEAD_S, TeamBudget, Word
-from spotguard.control.journal.team.gate import RELEASE_PATIENCE_S, RETRY_S
+from spotguard.control.journal.team.gate import (
+    RELEASE_PATIENCE_S,
+    RETRY_S,
+    release_at_rest,
+)
 from spotguard.control.journal.team.written import read_books, to_bytes
 from spotguard.control.status.history_words import history_lines
 from spotguard.control.status.picture import run_summary, run_view
@@ -216,9 +220,9 @@ def test_an_end_that_the_store_does_not_take_is_told(team: Team) -> None:
     assert RunState.FINISHED not in [first.state]
     team.go_on(RELEASE_PATIENCE_S + 30)
     assert first.record.settled is not None
-    assert "is not given back yet (the team's ledger cannot be reached" in (
-        first.record.settled.detail
-    )
+    detail = first.record.settled.detail
+    assert "is not given back: spotguard team " in detail
+    assert "--give-back job-1 (the team's ledger cannot be reached" in detail
 
 
 def test_books_that_are_damaged_pay_nothing(team: Team) -> None:
@@ -276,3 +280,71 @@ def test_nodes_that_live_when_the_team_gets_its_budget_are_counted(team: Team) -
     second = team.add()
     team.go_on(3)
     assert (first.state, second.state) == (RunState.RUNNING, RunState.WAITING)
+
+
+def test_nodes_without_a_budget_of_their_own_are_counted_from_then_on(team: Team) -> None:
+    """What they may cost is unknown, and what they do cost is not there for others."""
+    cap, team.cap = team.cap, None  # type: ignore[assignment]
+    first = team.add(budget_usd=None, total_steps=1000)
+    team.go_on(5)
+    team.root.put(keys.TEAM, to_bytes(TeamBooks(cap=cap)))
+    team.go_on(301)
+    before_usd = team.books().spent_usd
+    team.go_on(301)
+    assert team.books().spent_usd > before_usd
+    first.world.write(Kind.USER_STOP)
+    team.go_on(120)
+    assert first.record.settled is not None
+    assert team.books().at_rest_usd > before_usd
+
+
+def test_nodes_that_somebody_held_for_gone_stand_in_the_books_again(team: Team) -> None:
+    """`--give-back` of a run that lives: the next word of its controller says what it may cost."""
+    first = team.add(total_steps=10_000)
+    team.go_on(5)
+    team.root.put(keys.TEAM, to_bytes(team.books().given_back("run-0")))
+    team.go_on(301)
+    [stake] = team.books().stakes.values()
+    assert stake.launched
+    assert stake.used_usd == pytest.approx(1.0, abs=0.01)
+    assert first.state is RunState.RUNNING
+
+
+def test_who_waits_neither_decides_nor_writes_all_the_time(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may wait for weeks: it asks every 15 s, and shows every minute that it lives."""
+    team.add(total_steps=10_000)
+    team.go_on(2)
+    second = team.add()
+    team.go_on(2)
+    beats, looks = set(), 0
+    look = second.supervisor._lookout.look
+
+    def counted(**more: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return look(**more)
+
+    monkeypatch.setattr(second.supervisor._lookout, "look", counted)
+    for _ in range(300):
+        team.go_on(1)
+        beats.add(team.books().stakes["run-1"].beat)
+    assert second.state is RunState.WAITING
+    assert looks <= 300 / RETRY_S + 1
+    assert 4 <= len(beats) <= 7
+
+
+def test_a_run_that_comes_to_rest_elsewhere_gives_its_promise_back(team: Team) -> None:
+    """Its machine died, its nodes are gone, and another machine has adopted it."""
+    first = team.add(total_steps=10_000)
+    team.go_on(5)
+    first.world.write(Kind.SETTLED, {"state": "paused", "detail": "adopted", "exit_code": 75})
+    assert team.books().promised_usd > 0.9
+    record = replace(first.world.record(), run_id="run-0")
+    assert not release_at_rest(record, team.root, first.world.clock)
+    assert team.books().stakes == {}
+    assert team.books().at_rest_usd > 0
+    faulty = FaultyStore(team.root)
+    faulty.fail("get", times=None)
+    assert not release_at_rest(record, faulty, first.world.clock), "no books are known of there"

@@ -145,7 +145,8 @@ class TeamBooks:
         kept = {
             run_id: stake
             for run_id, stake in self.stakes.items()
-            if stake.wants_usd is not None or (stake.promised_usd > 0 and not _over(stake, now))
+            if stake.wants_usd is not None
+            or ((stake.promised_usd > 0 or stake.launched) and not _over(stake, now))
         }
         return replace(self, stakes=kept)._emptied(period)
 
@@ -228,21 +229,26 @@ class TeamBooks:
         spent_usd: float,
         most_usd: float | None,
         living: bool,
+        launched: bool,
         until_at: float | None = None,
     ) -> TeamBooks:
-        """Return the books with what a run has spent, and whether nodes of it live."""
-        if run_id in self.stakes:
-            mine = self.stake(run_id, spent_usd)
-            mine = replace(mine, launched=mine.launched and living, until_at=until_at)
-            if not living:  # it waits for nodes now, and bars nobody else's way meanwhile
-                mine = replace(mine, wants_usd=None)
-            return self.with_stake(run_id, mine)
-        if not living or most_usd is None or self.cap is None:
+        """Return the books with what a run has spent.
+
+        `living`: nodes of it may live, also of a launch that is only written down. `launched`: not
+        only that. Then it stands there with all that they may cost, whatever the books say: they
+        may be newer than the nodes, or somebody held the nodes for gone. Without a budget of its
+        own that is unknown, and it stands there with what it spends from now on.
+        """
+        if run_id not in self.stakes and (not launched or self.cap is None):
             return self
-        # Somebody removed the books, or held the nodes for gone: they may cost this, so it stands
-        # there, and nobody else launches by it.
-        found = Stake(spent_before_usd=spent_usd, spent_usd=spent_usd, promised_usd=most_usd)
-        return self.with_stake(run_id, replace(found, launched=True, until_at=until_at))
+        mine = self.stake(run_id, spent_usd)
+        mine = replace(mine, launched=mine.launched and living, until_at=until_at)
+        if launched:
+            most_usd = max(mine.promised_usd, most_usd or 0.0)
+            mine = replace(mine, launched=True, promised_usd=most_usd)
+        if not living:  # it waits for nodes now, and bars nobody else's way meanwhile
+            mine = replace(mine, wants_usd=None)
+        return self.with_stake(run_id, mine)
 
     def released(self, run_id: str, spent_usd: float) -> TeamBooks:
         """Return the books in which a run is at rest: what it spent stays, and nothing else."""
@@ -257,6 +263,11 @@ class TeamBooks:
         stake = self.stakes[run_id]
         back = replace(stake, promised_usd=0.0, launched=False, wants_usd=None, until_at=None)
         return self.with_stake(run_id, back)
+
+    def stands_alike(self, run_id: str, other: TeamBooks) -> bool:
+        """Tell whether a run stands in both books alike, whenever it wrote that."""
+        mine, theirs = self.stakes.get(run_id), other.stakes.get(run_id)
+        return mine is not None and theirs is not None and replace(mine, beat=theirs.beat) == theirs
 
     # ------------------------------------------------------------ words
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+BEAT_S = 60.0
+"""How often a run without nodes shows that its controller lives."""
 DEAD_S = 180.0
 """Who waits for money, or is about to launch, and wrote nothing for so long is dead."""
 _TRIES = 40
@@ -89,6 +91,8 @@ class Word:
     """What it may still cost: what is left of its own budget; None without one."""
     living: bool
     """Nodes of it may live, also of a launch that is only written down."""
+    launched: bool = False
+    """Nodes of it may live, of a launch that was made."""
     until_at: float | None = None
     """By then they are gone even if every controller is dead; None: unknown."""
 
@@ -117,6 +121,8 @@ class TeamBudget:
         self._time = StoreClock(clock)
         self._known = cap is not None
         """The runs of this store have a budget together, for all that this run has seen."""
+        self._beat_at = float("-inf")
+        """When it last wrote that it waits, by the monotonic clock."""
         self._seen: dict[str, tuple[str, float]] = {}
         """Of each other run the newest beat, and since when it is known."""
 
@@ -124,17 +130,29 @@ class TeamBudget:
         """Have all promised that the run may still spend; return why it may not, empty if it may.
 
         A run that may not stands in the queue from then on, and has to ask again, sooner than
-        `DEAD_S` later.
+        `DEAD_S` later. While nothing of that changes, it writes every `BEAT_S` only: all runs write
+        one object, of which a store takes about one writing in a second.
         """
-        return self._change(
-            lambda books: books.without_dead(self._is_dead).asked(
+        now = self._clock.monotonic()
+        due, beat = now - self._beat_at >= BEAT_S, False
+
+        def change(books: TeamBooks) -> tuple[TeamBooks, str]:
+            nonlocal beat
+            alive = books.without_dead(self._is_dead)
+            asked, why = alive.asked(
                 self._run_id,
                 spent_usd=word.spent,
                 most_usd=word.most,
                 priority=self._priority,
                 living=word.living,
             )
-        )
+            beat = due or not asked.stands_alike(self._run_id, alive)
+            return (asked if beat else alive), why
+
+        why = self._change(change)
+        if beat:
+            self._beat_at = now
+        return why
 
     def launch(self, word: Word) -> str:
         """Say that nodes are launched now; return why they may not be, empty if they may."""
@@ -156,6 +174,7 @@ class TeamBudget:
                     spent_usd=word.spent,
                     most_usd=word.most,
                     living=word.living,
+                    launched=word.launched,
                     until_at=word.until_at,
                 ),
                 "",

@@ -7,24 +7,23 @@ from typing import TYPE_CHECKING
 
 from spotguard.control.journal import cost
 from spotguard.control.journal.record import Kind
-from spotguard.control.journal.team.budget import Word
+from spotguard.control.journal.team.budget import BEAT_S, TeamBudget, Word
 
 if TYPE_CHECKING:
     from spotguard.control.journal.ledger import Ledger
-    from spotguard.control.journal.record import AttemptRecord
-    from spotguard.control.journal.team.budget import TeamBudget
+    from spotguard.control.journal.record import AttemptRecord, RunRecord
     from spotguard.shared.units import Clock
+    from spotguard.storage.base import ObjectStore
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 15.0
 """How often a run that waits for its team's money asks again."""
-BEAT_S = 60.0
-"""How often a run without nodes shows that its controller lives."""
 TELL_S = 300.0
 """How often a run with nodes writes what it has spent."""
 RELEASE_PATIENCE_S = 120.0
 """How long the end of a run waits for the store to take its word."""
+RELEASE_RETRY_S = 5.0
 
 
 class TeamGate:
@@ -34,16 +33,22 @@ class TeamGate:
         self._budget = budget
         self._ledger = ledger
         self._clock = clock
-        self._again_at = self._told_at = float("-inf")
+        self._again_at = self._told_at = self._release_at = float("-inf")
         self._releasing_since: float | None = None
 
-    def admits(self) -> bool:
+    @property
+    def waits(self) -> bool:
+        """Whether the team said no a short while ago, and is not asked again yet."""
+        return self._clock.monotonic() < self._again_at
+
+    def admits(self, *, ahead: bool) -> bool:
         """Tell whether another launch may be written down; if not, the journal says why.
 
-        Asks the store at most every `RETRY_S`, if it said no.
+        Asks the store at most every `RETRY_S`, if it said no. What is promised pays for nodes
+        `ahead` as well: for them only the launch is asked for.
         """
-        if self._clock.monotonic() < self._again_at:
-            return False
+        if self.waits or ahead:
+            return not self.waits
         record = self._ledger.record
         why = self._budget.ask(self._word())
         if not why:
@@ -56,7 +61,7 @@ class TeamGate:
 
     def pays(self, attempt: AttemptRecord) -> bool:
         """Tell whether a launch that is written down may be made now; asks as often as `admits`."""
-        if self._clock.monotonic() < self._again_at:
+        if self.waits:
             return False
         why = self._budget.launch(self._word())
         if why:  # it may have slept since it was admitted
@@ -82,10 +87,13 @@ class TeamGate:
 
     def release(self) -> str | None:
         """Give back what the run did not spend; return what failed, None to try it again."""
+        now = self._clock.monotonic()
+        if now < self._release_at:
+            return None
         problem = self._budget.release(self._word().spent)
         if not problem:
             return ""
-        now = self._clock.monotonic()
+        self._release_at = now + RELEASE_RETRY_S
         if self._releasing_since is None:
             self._releasing_since = now
             log.warning("%s", problem)
@@ -102,5 +110,29 @@ class TeamGate:
             spent=spent_usd,
             most=None if budget_usd is None else max(0.0, budget_usd - spent_usd),
             living=bool(living),
+            launched=any(each.launched for each in living),
             until_at=max(known) if known and len(known) == len(gone) else None,
         )
+
+
+def release_at_rest(record: RunRecord, store: ObjectStore, clock: Clock) -> str:
+    """Give back what a run did not spend that came to rest without its supervisor.
+
+    `store` is the root of the runs. Returns what failed, with the way out; blocks for the store.
+    """
+    if record.settled is None:
+        return ""
+    problem = TeamBudget(store, clock, record.run_id).release(
+        cost.known_spent_usd(record, record.settled.at)
+    )
+    if not problem:
+        return ""
+    return f"{problem}; {give_back_words(record)}"
+
+
+def give_back_words(record: RunRecord) -> str:
+    """Return how a person gives back what the team's budget promised to a run."""
+    return (
+        "what the team's budget promised to it is not given back: "
+        f"spotguard team {record.store_root} --give-back {record.run_id}"
+    )

@@ -69,6 +69,7 @@ def check_budget(
     *,
     budget_usd: float | None,
     allow_unknown_price: bool,
+    spent_usd: float = 0.0,
 ) -> TeamBooks | None:
     """Check that a run can be paid by its team; return the team's books, None without a budget.
 
@@ -77,6 +78,7 @@ def check_budget(
         cap: the team's budget by the run's settings.
         budget_usd: the run's own.
         allow_unknown_price: whether it would take nodes of which nobody knows the price.
+        spent_usd: what of its own budget it has spent already.
 
     Raises:
         SpecError: the settings say another budget than the store's, or the run's own budget is
@@ -98,8 +100,9 @@ def check_budget(
         raise SpecError(
             "budget", f"not given; {shared}, so each needs one of its own", hint="--budget USD"
         )
-    if budget_usd > stands.usd:
-        raise SpecError("budget", f"given {format_usd(budget_usd)}; {shared}")
+    if budget_usd - spent_usd > stands.usd:
+        of_it = f", {format_usd(spent_usd)} of it spent" if spent_usd else ""
+        raise SpecError("budget", f"given {format_usd(budget_usd)}{of_it}; {shared}")
     if allow_unknown_price:
         raise SpecError(
             "allow_unknown_price",
