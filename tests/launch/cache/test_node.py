@@ -236,7 +236,8 @@ def test_what_could_not_be_listed_at_first_is_not_hidden_by_what_is_new(tmp_path
     """The next node has it all the same: nothing is listed before that is known."""
     store = FaultyStore(earlier(tmp_path, 2))
     node = Node(tmp_path / "second", store, attempt=2)
-    cache = cache_of(node, said := [])
+    said: list[str] = []
+    cache = cache_of(node, said)
     store.fail("list", times=None)
     assert cache.restore().files == 0
     assert "could not be read" in said[0]
@@ -261,7 +262,8 @@ def test_a_restore_ends_after_some_minutes_and_the_rest_stays_listed(tmp_path: P
         node.clock.advance(60.0)
         return False
 
-    restored = cache_of(node, said := [], told=a_minute_passes).restore()
+    said: list[str] = []
+    restored = cache_of(node, said, told=a_minute_passes).restore()
     assert 0 < restored.files < 50
     assert restored.files + len(restored.later.files) == 50
     assert any("takes too long" in words for words in said)
