@@ -5,19 +5,19 @@ from __future__ import annotations
 import io
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from spotguard.events.states import RunState
 from spotguard.spec.model import JobSpec
 from tests.cli import pictures
+from tests.cli.fake_control import FakeControl
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.cli.conftest import Cli
-    from tests.cli.fake_control import FakeControl
 
 
 class Keyboard(io.StringIO):
@@ -80,7 +80,26 @@ def test_with_stop_it_is_stopped_first(movable: FakeControl, cli: Cli) -> None:
     """Then moved."""
     said = cli("resume", "--infra", "local", "--stop", "--yes", "--detach")
     assert said.code == 0, said.err
-    assert [each[0] for each in movable.asked] == ["move_plan", "stop", "move"]
+    assert [each[0] for each in movable.asked] == ["move_plan", "stop", "move_plan", "move"]
+
+
+def test_a_move_that_is_no_more_what_was_shown_is_refused(
+    movable: FakeControl, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run ended its phase while it was stopped: what goes on now has another price."""
+    stop = FakeControl.request_stop
+
+    def stop_at_the_end_of_a_phase(self: FakeControl, *given: Any, **more: Any) -> Any:
+        assert self.moved_to is not None
+        self.moved_to = self.moved_to.replace(nodes=7)
+        return stop(self, *given, **more)
+
+    monkeypatch.setattr(FakeControl, "request_stop", stop_at_the_end_of_a_phase)
+    said = cli("resume", "--infra", "local", "--stop", "--yes", "--detach")
+    assert said.code == 2
+    assert "another phase" in said.err
+    assert "repeat the command" in said.err
+    assert "move" not in [each[0] for each in movable.asked]
 
 
 def test_json_leaves_no_room_for_a_question(movable: FakeControl, cli: Cli) -> None:
