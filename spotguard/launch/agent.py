@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any
 from spotguard.errors import SpotguardError
 from spotguard.events import env, keys
 from spotguard.events.event import Event, JobEvent
-from spotguard.events.states import EXIT_CODE_OF_JOB_TOLD_TO_STOP
 from spotguard.events.untrusted import Refused, parse_object
 from spotguard.launch.cache.keeping import Owner
 from spotguard.launch.cache.node import NodeCache, Wish
@@ -104,9 +103,7 @@ class Agent:
             following = None if code == 0 else self._next(part, given)
             if following is None or self._told:
                 if self._cache is not None:
-                    self._cache.finish(
-                        goes_on=code != 0, closed=code == EXIT_CODE_OF_JOB_TOLD_TO_STOP
-                    )
+                    self._cache.finish(goes_on=code != 0)
                 return code
             if self._cache is not None:
                 self._cache.go_on(

@@ -8,6 +8,7 @@ clean save it prints a table that says FAILED, and a traceback. What else it say
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from spotguard.errors import Detached
+from spotguard.events import env
+from spotguard.shared.right_of_way import LEFT
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -46,11 +49,20 @@ def main() -> None:
     try:
         runpy.run_module(MODULE, run_name="__main__", alter_sys=True)
     except SignalException:
-        sys.exit(1)
+        _leave()
     except ChildFailedError as problem:
         if any(failure.exitcode not in _LEFT for failure in problem.failures.values()):
             raise
-        sys.exit(1)
+        _leave()
+
+
+def _leave() -> None:
+    """End as torchrun does, after telling the agent that no rank was torn from its work."""
+    saving = os.environ.get(env.SAVING)
+    if saving:
+        with contextlib.suppress(OSError):
+            Path(saving + LEFT).touch()
+    sys.exit(1)
 
 
 def look_after_workers(given: MutableMapping[str, str]) -> None:

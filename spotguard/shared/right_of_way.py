@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _TRIES, _PAUSE_S = 5, 0.002
+LEFT = ".left"
+"""Ends the name of the file beside it that says, when the job is over, that it left in order."""
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from spotguard.launch.cache.restoring import BroughtBack, bring_back, newest
 from spotguard.launch.cache.tidying import tidy
 from spotguard.shared.cache_folders import COMPILED, on_this_node
 from spotguard.shared.calm_threads import be_calm
-from spotguard.shared.right_of_way import is_saving
+from spotguard.shared.right_of_way import LEFT, is_saving
 from spotguard.shared.units import format_bytes, format_duration
 from spotguard.storage.deadline import give_up_after
 
@@ -114,6 +114,7 @@ class NodeCache:
         self._knows_earlier = False
         """What earlier attempts kept could be listed; else a listing of ours would hide it."""
         self._are_closed = False
+        """The job has left in order, so none of its files is half-written."""
         self._thread = threading.Thread(target=self._keep, name="spotguard-cache", daemon=True)
         self._said = ""
         self._tidied_at = -math.inf
@@ -171,22 +172,26 @@ class NodeCache:
 
     def go_on(self, *, attempt: int, place: int, places: int) -> None:
         """Keep for another attempt from here on, which began in place; returns at once."""
+        self._left.unlink(missing_ok=True)
         self._owner = replace(self._owner, attempt=attempt, place=place, places=places)
         if self._keeping is not None:
             self._keeping.begin_attempt(self._owner)
 
-    def finish(self, *, goes_on: bool, closed: bool) -> None:
-        """End; if the run goes on elsewhere, keep what is new, for some seconds at most.
-
-        `closed`: the job left in order, so none of its files is half-written.
-        """
-        self._are_closed = closed
+    def finish(self, *, goes_on: bool) -> None:
+        """End; if the run goes on elsewhere, keep what is new, for some seconds at most."""
+        self._are_closed = self._left.exists()
         self._give_up_at = self._clock.monotonic() + (_LAST_ROUND_S if goes_on else 0.0)
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(_LAST_ROUND_S if goes_on else 0.0)
         if self._saving is not None:
             Path(self._saving).unlink(missing_ok=True)
+            self._left.unlink(missing_ok=True)
+
+    @property
+    def _left(self) -> Path:
+        """There once the job has left in order."""
+        return Path(f"{self._saving}{LEFT}")
 
     def _keeping_after(self, restored: BroughtBack) -> Keeping:
         return Keeping(
