@@ -42,7 +42,7 @@ attempt = os.environ["SPOTGUARD_ATTEMPT"]
 (root / f"of-attempt-{{attempt}}").write_text(attempt)
 (root / "token").write_text("login")
 (compiled / f"kernel-{{attempt}}").write_text(attempt)
-if os.environ["CODE"] == "75" and {env.SAVING!r} in os.environ:  # as torchrun does under our command
+if os.environ["CODE"] == "75" and {env.SAVING!r} in os.environ:  # as torchrun does
     pathlib.Path(os.environ[{env.SAVING!r}] + {LEFT!r}).touch()
 raise SystemExit(int(os.environ["CODE"]))
 """
