@@ -27,6 +27,7 @@ from spotguard.testing.stores import FaultyStore, MemoryStore, SimulatedCrash
 from tests.control.world import World
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from spotguard.control.journal.journal import Journal
@@ -106,9 +107,12 @@ class Team:
 
 
 @pytest.fixture
-def team(tmp_path: Path) -> Team:
+def team(tmp_path: Path) -> Iterator[Team]:
     """A team that may spend a dollar and a half."""
-    return Team(tmp_path, 1.5)
+    made = Team(tmp_path, 1.5)
+    yield made
+    for member in made.members:
+        member.journal.close()
 
 
 def test_a_run_that_does_not_fit_waits_says_so_and_goes_on_by_itself(team: Team) -> None:
