@@ -195,7 +195,7 @@ def highest_claim(store: ObjectStore) -> Claim | None:
 
 def check_not_fenced(store: ObjectStore, attempt: int) -> None:
     """Raise `Fenced` if a later attempt has claimed the run. One listing, no data."""
-    for number in reversed(_attempts(store)):
+    for number in reversed(attempt_numbers(store)):
         if number > attempt and store.head(keys.claim(number)) is not None:
             raise Fenced(f"attempt {attempt} is fenced: attempt {number} has claimed the run")
 
@@ -254,7 +254,7 @@ def _all_claims(store: ObjectStore) -> dict[int, Claim | DamagedCheckpoint]:
         except DamagedCheckpoint as problem:
             return problem
 
-    attempts = _attempts(store)
+    attempts = attempt_numbers(store)
     with Crew(_READS, "spotguard-claims") as crew:  # a last save at the process's end prunes, too
         found = zip(attempts, crew.map(read, attempts), strict=True)
         return {attempt: claim for attempt, claim in found if claim is not None}
@@ -340,13 +340,14 @@ def folders(store: ObjectStore) -> list[CheckpointRef]:
     return [ref for ref in found if ref is not None]
 
 
-def _attempts(store: ObjectStore) -> list[int]:
+def attempt_numbers(store: ObjectStore) -> list[int]:
+    """Return the numbers of all attempts that have left something, ascending."""
     found = map(keys.parse_attempt, store.list_folders(keys.ATTEMPTS))
-    return [number for number in found if number is not None]
+    return sorted(number for number in found if number is not None)
 
 
 def _claims_from(store: ObjectStore, highest: int) -> Iterator[Claim]:
-    for number in reversed(_attempts(store)):
+    for number in reversed(attempt_numbers(store)):
         claim = read_claim(store, number) if number <= highest else None
         if claim is not None:
             yield claim

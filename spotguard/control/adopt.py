@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from spotguard.checkpoint.lineage import read_claim
+from spotguard.checkpoint.lineage import attempt_numbers, read_claim
 from spotguard.control.controller_process import launcher_for, run_store
 from spotguard.control.home_name import machine_id
 from spotguard.control.journal.fold import read_record
@@ -30,11 +30,11 @@ from spotguard.control.journal.stored.places import (
 )
 from spotguard.control.journal.stored.published_launch import (
     Over,
-    attempt_numbers,
     came_to_nothing,
     is_unheard_of,
     over,
     read_launch,
+    read_published,
 )
 from spotguard.control.journal.team.gate import release_at_rest
 from spotguard.control.run_folder import RunFolder, runs_folder
@@ -268,7 +268,7 @@ class _Found:
     def of(cls, store: ObjectStore, number: int) -> _Found:
         claim, damage = _claim(store, number)
         past = recall(store, number)
-        end = _end_in(_read(store, keys.end(number)))
+        end = _end_in(read_published(store, keys.end(number)))
         launch = read_launch(store, number)
         return cls(
             number=number,
@@ -503,13 +503,6 @@ def _claim(store: ObjectStore, number: int) -> tuple[Claim | None, str]:
 
 def _came_to_nothing(store: ObjectStore, number: int, launch: dict[str, Any] | None) -> bool:
     return came_to_nothing(store, number, launch) if launch else is_unheard_of(store, number)
-
-
-def _read(store: ObjectStore, key: str) -> dict[str, Any] | None:
-    try:
-        return parse_object(get_small(store, key), key)
-    except (NotFound, Refused):
-        return None
 
 
 def _end_in(body: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from spotguard.checkpoint.lineage import attempt_numbers
 from spotguard.control.adopt import Rebuild, read_run_json, settle
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.journal import Journal
@@ -202,7 +203,7 @@ def _signs(store: ObjectStore, over: set[int]) -> tuple[str, ...]:
     These are all keys of its newest attempt, and of those before it that have no verdict yet: two
     may overlap, and nodes may be released for minutes. `over` are those that have one.
     """
-    numbers = [keys.parse_attempt(prefix) or 0 for prefix in store.list_folders(keys.ATTEMPTS)]
+    numbers = attempt_numbers(store)
     newest = max(numbers, default=0)
     signs = [str(newest)]
     for number in sorted(set(numbers) - over)[-_MOST_LISTED:]:

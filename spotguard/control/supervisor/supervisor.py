@@ -263,7 +263,6 @@ class Supervisor:
         """Look and act until there is nothing more to do now."""
         if self._team is not None:
             self._team.tell()
-            self._ledger.catch_up()
             if self._team.waits and self._waits_for_the_team():
                 return
         for _ in range(_ACTS_PER_TICK):
@@ -275,6 +274,7 @@ class Supervisor:
 
     def _waits_for_the_team(self) -> bool:
         """Tell whether nothing is to be done but to ask the team again: that may take weeks."""
+        self._ledger.catch_up()  # the user may have a wish
         record, deadline_at = self.record, self.record.limits.deadline_at
         costs = record.current or record.ahead or record.leaving
         in_time = deadline_at is None or self._clock.now() < deadline_at

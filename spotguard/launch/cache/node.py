@@ -122,7 +122,7 @@ class NodeCache:
     def restore(self) -> BroughtBack:
         """Bring back what earlier attempts kept; blocks. What fails is told, and left out."""
         began = self._clock.monotonic()
-        owner, restored = self._owner, BroughtBack()
+        restored = BroughtBack()
         said_at, late_at = began, began + _RESTORE_S
 
         def is_late() -> bool:
@@ -137,10 +137,7 @@ class NodeCache:
         try:
             with give_up_after(_LIST_S):
                 store = self._open_store()
-                restored = newest(
-                    store, before=owner.attempt, node=owner.node, key=owner.key, about=owner.about
-                )
-            self._knows_earlier = True
+                restored = self._earlier(store)
             bring_back(store, restored, self._wish.folders, stop=is_late, progress=progress)
             if self._clock.monotonic() >= late_at:
                 restored.problems.append("the rest takes too long, and is left out on this node")
@@ -236,13 +233,19 @@ class NodeCache:
         """Return what keeps; first find out what is kept already, if that has failed so far."""
         assert self._keeping is not None
         if not self._knows_earlier:
-            owner = self._owner
-            found = newest(
-                store, before=owner.attempt, node=owner.node, key=owner.key, about=owner.about
-            )
+            found = self._earlier(store)
             found.later = found.listing
-            self._keeping, self._knows_earlier = self._keeping_after(found), True
+            self._keeping = self._keeping_after(found)
         return self._keeping
+
+    def _earlier(self, store: ObjectStore) -> BroughtBack:
+        """Find out what attempts before this one have kept; nothing of it is back yet."""
+        owner = self._owner
+        found = newest(
+            store, before=owner.attempt, node=owner.node, key=owner.key, about=owner.about
+        )
+        self._knows_earlier = True
+        return found
 
     def _tidy(self, store: ObjectStore, *, final: bool) -> None:
         now = self._clock.monotonic()

@@ -26,6 +26,8 @@ from tests.launch.test_agent import agent
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from spotguard.shared.units import Clock
+
 RUN = "job-1"
 TRAIN = f"""
 import json, os, pathlib, sys, time
@@ -82,6 +84,25 @@ def printed_by(tmp_path: Path, attempt: int, code: int, **more: str) -> list[str
     return found
 
 
+def cache_of(
+    node: Node,
+    said: list[str],
+    *,
+    told: Callable[[], bool] = lambda: False,
+    clock: Clock | None = None,
+) -> NodeCache:
+    """Return a node's cache, on its clock unless another is given."""
+    return NodeCache(
+        Wish(tuple(node.folders), 10**6, KEY),
+        node.owner,
+        lambda: node.store,
+        secrets=(),
+        clock=clock or node.clock,
+        told=told,
+        say=said.append,
+    )
+
+
 def test_the_next_node_has_them_before_its_script_begins(tmp_path: Path) -> None:
     """What an attempt kept, and what it compiled, by then; its login is not among them."""
     assert printed_by(tmp_path, 1, 75) == []
@@ -125,15 +146,7 @@ def test_a_store_that_cannot_be_read_holds_up_nothing(tmp_path: Path) -> None:
     """It is told, and the script begins with empty folders."""
     node = Node(tmp_path, FaultyStore(MemoryStore()).fail("list", times=None), attempt=2)
     said: list[str] = []
-    cache = NodeCache(
-        Wish(tuple(node.folders), 10**6, KEY),
-        node.owner,
-        lambda: node.store,
-        secrets=(),
-        clock=node.clock,
-        told=lambda: False,
-        say=said.append,
-    )
+    cache = cache_of(node, said)
     assert cache.restore().files == 0
     assert len(said) == 1
     assert "could not be read" in said[0]
@@ -162,15 +175,7 @@ def test_an_attempt_in_place_waits_for_no_round(tmp_path: Path) -> None:
         asked.set()
         return not leaves.is_set()
 
-    cache = NodeCache(
-        Wish(tuple(node.folders), 10**6, KEY),
-        node.owner,
-        lambda: node.store,
-        secrets=(),
-        clock=clock,
-        told=told,
-        say=lambda words: None,
-    )
+    cache = cache_of(node, [], told=told, clock=clock)
     cache.restore()
     asked.clear()
     saving = cache.start()[env.SAVING]
@@ -210,19 +215,6 @@ def test_half_of_a_file_is_not_kept_for_all_of_it(tmp_path: Path) -> None:
     assert kept() == []
     keeping.round(node.store, final=True, closed=True)
     assert kept() == ["tokens.bin"]
-
-
-def cache_of(node: Node, said: list[str], *, told: Callable[[], bool] = lambda: False) -> NodeCache:
-    """Return a node's cache, on its clock."""
-    return NodeCache(
-        Wish(tuple(node.folders), 10**6, KEY),
-        node.owner,
-        lambda: node.store,
-        secrets=(),
-        clock=node.clock,
-        told=told,
-        say=said.append,
-    )
 
 
 def earlier(tmp_path: Path, files: int) -> MemoryStore:

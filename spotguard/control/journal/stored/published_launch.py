@@ -9,6 +9,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from spotguard.checkpoint.lineage import attempt_numbers
 from spotguard.errors import NotFound
 from spotguard.events import keys
 from spotguard.events.untrusted import Refused, parse_object, text
@@ -31,7 +32,11 @@ class Over(str, Enum):
 
 def read_launch(store: ObjectStore, number: int) -> dict[str, Any] | None:
     """Return what is published of a launch; None if nothing is, or it makes no sense."""
-    key = keys.launch(number)
+    return read_published(store, keys.launch(number))
+
+
+def read_published(store: ObjectStore, key: str) -> dict[str, Any] | None:
+    """Return what a controller has published; None if it has not, or it makes no sense."""
     try:
         return parse_object(get_small(store, key), key)
     except (NotFound, Refused):
@@ -60,12 +65,6 @@ def is_unheard_of(store: ObjectStore, number: int) -> bool:
     """Return whether nobody has said that a launch was made, whatever its nodes have left."""
     said = (keys.launch(number), keys.claim(number), keys.end(number), keys.group(number))
     return all(store.head(key) is None for key in said)
-
-
-def attempt_numbers(store: ObjectStore) -> list[int]:
-    """Return the numbers of all attempts that have left something, ascending."""
-    found = (keys.parse_attempt(prefix) for prefix in store.list_folders(keys.ATTEMPTS))
-    return sorted(number for number in found if number is not None)
 
 
 def launched_numbers(store: ObjectStore) -> Iterator[int]:
