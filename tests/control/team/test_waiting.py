@@ -23,6 +23,7 @@ from spotguard.events.states import RunState
 from spotguard.spec.model import TeamCap
 from spotguard.testing.clock import FakeClock
 from spotguard.testing.job import JobFate
+from spotguard.testing.launcher import FAKE_OFFER
 from spotguard.testing.stores import FaultyStore, MemoryStore, SimulatedCrash
 from tests.control.world import World
 
@@ -352,3 +353,27 @@ def test_a_run_that_comes_to_rest_elsewhere_gives_its_promise_back(team: Team) -
     faulty = FaultyStore(team.root)
     faulty.fail("get", times=None)
     assert not release_at_rest(record, faulty, first.world.clock), "no books are known of there"
+
+
+def test_nodes_ahead_that_the_team_does_not_pay_hold_up_nothing(team: Team) -> None:
+    """The ledger is away when a notice comes: the attempt that trains is looked after as ever."""
+    faulty = FaultyStore(team.root)
+    on_aws = replace(FAKE_OFFER, infra="aws")
+    first = team.add(
+        root=faulty,
+        fates={1: JobFate(how="grace", at_s=20.0, for_s=30.0)},
+        launcher={"offers": (on_aws, replace(on_aws, zone="b")), "teardown_s": 5.0},
+        total_steps=60,
+        boot_s=12.0,
+    )
+    team.go_on(18)
+    assert first.record.current is not None
+    faulty.fail("put", times=None)
+    team.go_on(24)
+    kinds = [entry.kind for entry in first.journal.events()]
+    assert kinds.count(Kind.GIVEN_UP.value) in (1, 2), "it is tried again, and not all the time"
+    assert first.record.ahead is None
+    assert len(first.world.launcher.started) == 1
+    faulty.heal()
+    team.go_on(120)
+    assert first.state is RunState.FINISHED
