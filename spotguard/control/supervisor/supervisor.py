@@ -422,7 +422,7 @@ class Supervisor:
         self._forget(attempt)
 
     def _intend(self, action: Intend) -> bool:
-        if self._team is not None and not self._team.admits(ahead=action.ahead):
+        if self._team is not None and not action.ahead and not self._team.admits():
             return False
         number = self._ledger.record.next_number
         name = cluster_name(self._ledger.record.run_id, number, self._ledger.record.refused)

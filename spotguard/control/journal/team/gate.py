@@ -41,14 +41,14 @@ class TeamGate:
         """Whether the team said no a short while ago, and is not asked again yet."""
         return self._clock.monotonic() < self._again_at
 
-    def admits(self, *, ahead: bool) -> bool:
+    def admits(self) -> bool:
         """Tell whether another launch may be written down; if not, the journal says why.
 
-        Asks the store at most every `RETRY_S`, if it said no. What is promised pays for nodes
-        `ahead` as well: for them only the launch is asked for.
+        Asks the store at most every `RETRY_S`, if it said no. Nodes ahead need not be admitted:
+        what is promised pays for them as well, and `pays` asks for their launch.
         """
-        if self.waits or ahead:
-            return not self.waits
+        if self.waits:
+            return False
         record = self._ledger.record
         why = self._budget.ask(self._word())
         if not why:
