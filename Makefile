@@ -39,9 +39,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	touch $@
 
+# Tests import a part of what they install, and Python compiles that part then. To compile all of it at once
+# takes as long as the rest of the set-up.
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing spotguard, torch, and what development needs"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $(VENV)/.installed $@
 
 # The frameworks come with what development needs in one request, so that pip finds versions for both;
