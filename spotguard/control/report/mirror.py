@@ -82,7 +82,7 @@ class Mirror:
         if time.monotonic() < self._look_at:
             return self._folders
         named = [name.rstrip("/") for name in self._store.list_folders("")]
-        runs = [name for name in named if keys.RUN_ID_PATTERN.fullmatch(name)]
+        runs = [name for name in named if keys.is_run_folder(name)]
         wanted = [run_id for run_id in sorted(runs, reverse=True) if run_id not in without]
         found = []
         problems = {}
@@ -152,6 +152,7 @@ class Mirror:
                 "limits": body["limits"],
                 "spec": begun["spec"],
                 "job": begun["job"],
+                "sweep": body["sweep"],
             }
             with journal.all_or_nothing():
                 journal.append(Kind.CREATED.value, at=body["created_at"], data=created)

@@ -142,7 +142,7 @@ def list_stored(
     """
     store = open_store(whole_url(url))
     named = [name.rstrip("/") for name in store.list_folders("")]
-    run_ids = [name for name in named if keys.RUN_ID_PATTERN.fullmatch(name)]
+    run_ids = [name for name in named if keys.is_run_folder(name)]
     told: list[RunSummary] = []
     unreadable: list[UnreadableRun] = []
     mirror = Mirror(store.url, _room())
