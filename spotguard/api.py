@@ -298,8 +298,8 @@ def sweep(
         point_budget_usd: the most that one may cost; None: as many equal parts as there are points.
         metric: by which they are compared, as `run.log` calls it.
         goal: `min` or `max`.
-        prune_from: steps done at which the worse ones are stopped first, and then at three times as
-            many, and so on; None: none is stopped. Takes the extra `spotguard[optuna]`.
+        prune_from: steps done at which the worse ones are stopped first, and then at twice as many,
+            and so on; None: none is stopped. Takes the extra `spotguard[optuna]`.
 
     Raises:
         UsageError: a sweep without a budget, or a point that may cost more than all may.

@@ -73,7 +73,7 @@ PruneOption = Annotated[
         "--sweep-prune",
         min=1,
         metavar="STEPS",
-        help="After so many steps, then three times as many, stop all but the best third.",
+        help="After so many steps, then twice as many, stop all but the best half.",
         rich_help_panel=_PANEL,
         show_default=False,
     ),
@@ -213,7 +213,7 @@ def follow_sweep(known: "Sweep", *, as_json: bool) -> None:
     from spotguard.control.api import is_place
     from spotguard.storage.urls import is_folder
 
-    watch, seen = known.watch(), dict[int, tuple[object, str]]()
+    watch, seen = known.watch(), dict[int, tuple[str, str]]()
     repaired_at = time.monotonic()
     try:
         while True:
@@ -236,17 +236,18 @@ def follow_sweep(known: "Sweep", *, as_json: bool) -> None:
     raise typer.Exit(exit_code(told.points))
 
 
-def _tell_news(points: "Sequence[SweepPoint]", seen: dict[int, tuple[object, str]]) -> None:
+def _tell_news(points: "Sequence[SweepPoint]", seen: dict[int, tuple[str, str]]) -> None:
     from spotguard.spec.sweep import in_words
 
     for point in points:
         if point.state is None:
             continue
         ended = point.detail if point.settled else ""
-        if seen.get(point.number) != (point.state, ended):
-            seen[point.number] = point.state, ended
-            why = f": {ended}" if ended else ""
-            say(f"{point.number:02d} {in_words(point.arguments)} {_label(point)}{why}")
+        ended = ended.removeprefix("pruned ")
+        if seen.get(point.number) != (label := _label(point), ended):
+            seen[point.number] = label, ended
+            why = f" {ended}" if point.pruned else f": {ended}" if ended else ""
+            say(f"{point.number:02d} {in_words(point.arguments)} {label}{why}")
 
 
 def exit_code(points: "Sequence[SweepPoint]") -> int:
@@ -274,8 +275,8 @@ def show_sweep(told: "SweepDocument") -> None:
 
 
 def _label(point: "SweepPoint") -> str:
-    if point.pruned:
-        return "pruned"
+    if point.pruned or point.queued:
+        return "pruned" if point.pruned else "queued"
     return "" if point.state is None else point.state.label
 
 

@@ -84,7 +84,9 @@ def sweep_table(told: SweepDocument) -> Table:
     for point in told.points:
         state = Text("pruned", style="cyan") if point.pruned else Text("")
         if point.state is not None and not point.pruned:
-            state = Text(point.state.label, style=point.state.colour)
+            label = "queued" if point.queued else point.state.label
+            state = Text(label, style=point.state.colour)
+        detail = "" if point.queued else point.detail.removeprefix("pruned ")
         known = f"{point.step}/{point.total_steps or '?'}" if point.step is not None else ""
         table.add_row(
             f"{point.number:02d}",
@@ -93,7 +95,7 @@ def sweep_table(told: SweepDocument) -> Table:
             known,
             formats.value(point.value) if named else "",
             formats.usd(point.spent_usd) if point.state is not None else "",
-            Text(clean(point.detail), style="dim"),
+            Text(clean(detail), style="dim"),
             style="bold" if point.run_id == told.best else "",
         )
     return table

@@ -140,7 +140,8 @@ class Supervisor:
         self._policy = policy
         self._tick_s = tick_s
         self._ledger = Ledger(journal, clock)
-        retry_s = RETRY_IN_FOLDER_S if is_folder(store.url) else RETRY_S
+        quick = self._ledger.record.sweep and is_folder(store.url)
+        retry_s = RETRY_IN_FOLDER_S if quick else RETRY_S
         self._team = TeamGate(budgets, self._ledger, clock, retry_s) if budgets else None
         self._comparison = comparison
         self._spec = JobSpec.from_json(self._ledger.record.spec)

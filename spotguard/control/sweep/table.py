@@ -49,6 +49,8 @@ class SweepPoint:
     """Steps done at its newest checkpoint that counts."""
     pruned: bool = False
     """Whether it was stopped because others did better."""
+    queued: bool = False
+    """Whether it waits for its turn, or for money."""
     settled: bool = False
     exit_code: int | None = None
     """What the run ended with, by docs/exit-codes.md; None while it goes on."""
@@ -149,6 +151,7 @@ class SweepWatch:
             spent_usd=view.spent_usd,
             saved_step=view.saved_step,
             pruned=pruned,
+            queued=bool(record.queued) and not view.state.settled,
             settled=view.state.settled,
             exit_code=None if record.settled is None else record.settled.exit_code,
             detail=told.stopped if pruned else view.state_detail,

@@ -102,7 +102,7 @@ class Comparison:
 
     def _words(self, due: int, value: float, known: list[float], *, stop: bool) -> str:
         better = sum(_is_better(each, value, self._part.goal) for each in known)
-        place = f"place {better + 1} of the {len(known) + 1} that came so far"
+        place = f"place {better + 1} of {len(known) + 1} so far"
         told = f"at step {due}: {self._part.metric} {value:.4g}, {place}"
         return f"pruned {told}" if stop else f"compared {told}"
 
@@ -114,7 +114,7 @@ def _is_better(one: float, other: float, goal: str) -> bool:
 def goes_on(part: SweepPart, others: list[Mapping[int, float]], mine: Mapping[int, float]) -> bool:
     """Tell whether a point goes on after its newest look, by what all had at theirs.
 
-    Of those that came to a look, the best third goes on, and the best at least.
+    Of those that came to a look, the best half goes on, and the best at least.
 
     Raises:
         MissingExtra: Optuna is not installed.

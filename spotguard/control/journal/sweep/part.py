@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from spotguard.storage.base import ObjectStore
 
 MINIMIZE, MAXIMIZE = "min", "max"
-REDUCTION = 3
+REDUCTION = 2
 """At each look one of so many goes on, and the next look is at so many times as many steps."""
 
 

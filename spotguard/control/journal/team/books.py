@@ -342,8 +342,7 @@ class TeamBooks:
             if stake.promised_usd > 0 and other != run_id
         ]
         if most_usd <= (self.left_usd or 0.0) + ROUNDING_USD:
-            runs = f"{self.cap.at_once} of the sweep's runs go"
-            return f"{runs} on, which is as many as may at once ({place})"
+            return f"{self.cap.at_once} of the sweep's runs go on, as many as may at once ({place})"
         named = [other for _, other in sorted(holders)[:_NAMED]]
         more = f" and {len(holders) - _NAMED} more" if len(holders) > _NAMED else ""
         held = f", promised to {', '.join(named)}{more}" if named else ""

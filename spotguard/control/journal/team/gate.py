@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 RETRY_S = 15.0
 """How often a run that waits for its team's money asks again."""
 RETRY_IN_FOLDER_S = 2.0
-"""The same where to ask costs nothing."""
+"""The same for a sweep's next run, where to ask costs nothing: it may be a matter of seconds."""
 TELL_S = 300.0
 """How often a run with nodes writes what it has spent."""
 RELEASE_PATIENCE_S = 120.0
