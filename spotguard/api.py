@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from spotguard.control.journal.stored.logs import LogLine, LogQuery
     from spotguard.control.status.view import RunSummary, RunView, Story, UnreadableRun
-    from spotguard.control.sweep.asked import Plan
+    from spotguard.control.sweep.asked import SweepPlan
     from spotguard.control.sweep.table import SweepDocument, SweepWatch
     from spotguard.launch.base import Survey
     from spotguard.spec.model import JobSpec
@@ -189,9 +189,9 @@ class Sweep:
             UsageError: there is none, or several begin like that.
             StoreError: the store cannot be read.
         """
-        from spotguard.control import api
+        from spotguard.control.sweep import commands
 
-        return cls(api.find_sweep(text))
+        return cls(commands.name_of(text))
 
     def table(self) -> SweepDocument:
         """Return how each of its points stands, or why it ended, and which is the best.
@@ -203,9 +203,9 @@ class Sweep:
 
     def watch(self) -> SweepWatch:
         """Return what makes such a table again and again, at the price of what is new."""
-        from spotguard.control import api
+        from spotguard.control.sweep import commands
 
-        return api.sweep_watch(self.name)
+        return commands.watch(self.name)
 
     def wait(self) -> SweepDocument:
         """Return its table once all of its points have ended; blocks until then."""
@@ -220,21 +220,21 @@ class Sweep:
 
         Somebody was killed then who had just begun to. `wait` and `spotguard sweep` do so, too.
         """
-        from spotguard.control import api
+        from spotguard.control.sweep import commands
 
-        return api.go_on_with_sweep(self.name)
+        return commands.go_on(self.name)
 
     def stop(self) -> int:
         """Ask all of its runs to save and then to release their nodes; return how many go on."""
-        from spotguard.control import api
+        from spotguard.control.sweep import commands
 
-        return api.end_sweep(self.name, save=True)
+        return commands.end(self.name, save=True)
 
     def down(self) -> int:
         """Ask all of its runs to release their nodes without saving, as `stop` does."""
-        from spotguard.control import api
+        from spotguard.control.sweep import commands
 
-        return api.end_sweep(self.name, save=False)
+        return commands.end(self.name, save=False)
 
 
 def up(
@@ -306,12 +306,12 @@ def sweep(
         MissingExtra: Optuna is not installed.
         SpecError, BudgetExhausted, StoreError, EnvironmentFailure: as for `up`.
     """
-    from spotguard.control.sweep.asked import Plan
+    from spotguard.control.sweep.asked import SweepPlan
+    from spotguard.spec.model.sweep import checked_points, points_of
     from spotguard.spec.sources import resolve
-    from spotguard.spec.sweep import checked_points, points_of
 
     made = points_of(points) if isinstance(points, str) else checked_points(points)
-    plan = Plan(
+    plan = SweepPlan(
         points=tuple(made),
         at_once=parallel,
         point_budget_usd=point_budget_usd,
@@ -322,11 +322,13 @@ def sweep(
     return start_sweep(resolve(script, flags=settings or {}, args=args).spec, plan)
 
 
-def start_sweep(spec: JobSpec, plan: Plan, found: Survey | Sequence[Survey] | None = None) -> Sweep:
+def start_sweep(
+    spec: JobSpec, plan: SweepPlan, found: Survey | Sequence[Survey] | None = None
+) -> Sweep:
     """Launch a sweep whose settings are resolved already; raises as `sweep`, `found` as `start`."""
-    from spotguard.control import api
+    from spotguard.control.sweep import commands
 
-    return Sweep(api.begin_sweep(spec, plan, found))
+    return Sweep(commands.start(spec, plan, found))
 
 
 def runs() -> list[RunSummary]:

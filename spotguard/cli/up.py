@@ -119,9 +119,9 @@ def up(
     )
     whole = resolved.spec
     if swept is not None:
-        from spotguard.control import api as control
+        from spotguard.control.sweep.begin import check
 
-        control.check_sweep(whole, swept)
+        check(whole, swept)
         resolved = replace(resolved, spec=swept.job(whole, 1))
     if as_json and not yes:
         raise UsageError("--json leaves no room for a question", hint="pass --yes as well")

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from spotguard.control.report.stored import StoredRun, StoredWatch
     from spotguard.control.status.view import HistoryLine, UnreadableRun
     from spotguard.control.supervisor.logs import ReadsLog
-    from spotguard.control.sweep.asked import Plan as SweepPlan
-    from spotguard.control.sweep.table import SweepWatch
     from spotguard.control.without_journal import Left
     from spotguard.launch.base import Launcher, Survey
     from spotguard.plan.forecast import CostForecast
@@ -58,19 +56,14 @@ if TYPE_CHECKING:
 __all__ = [
     "LogLine",
     "adopt",
-    "begin_sweep",
-    "check_sweep",
     "create_run",
     "down_alone",
-    "end_sweep",
     "ensure_controlled",
     "exit_code",
     "find_any_run",
     "find_run",
-    "find_sweep",
     "fleet",
     "foretold",
-    "go_on_with_sweep",
     "history",
     "home_news",
     "is_place",
@@ -90,7 +83,6 @@ __all__ = [
     "settled",
     "start_controller",
     "stop_alone",
-    "sweep_watch",
     "view",
     "watch",
     "what_is_left",
@@ -515,73 +507,6 @@ def adopt(url: str, tell: Callable[[str], None] = lambda _: None) -> str:
     if ensure_controlled(folder.run_id):
         tell("its nodes live: a controller of this machine has taken them over")
     return folder.run_id
-
-
-# ---------------------------------------------------------------- sweeps
-
-
-def check_sweep(spec: JobSpec, plan: SweepPlan) -> float:
-    """Return the most that one point may cost; raises as `begin_sweep` for what makes no sense."""
-    from spotguard.control.sweep import begin
-
-    begin.check(spec, plan)
-    return plan.share_usd(spec)
-
-
-def begin_sweep(
-    spec: JobSpec, plan: SweepPlan, found: Survey | Sequence[Survey] | None = None
-) -> str:
-    """Create a run for each point, with its controller, and return the sweep's id.
-
-    Raises:
-        UsageError: the sweep has no budget, or a point may cost more than all may.
-        MissingExtra: points are to be compared, and Optuna is not installed.
-        SpecError, BudgetExhausted, StoreError: as for `create_run`; no run was created.
-    """
-    from spotguard.control.sweep import begin
-
-    return begin.begin(spec, plan, found).sweep_id
-
-
-def find_sweep(text: str | None) -> str:
-    """Return what names the sweep that the user means: its whole id, or its place as a URL.
-
-    Raises:
-        UsageError: there is none, or several begin like that.
-        StoreError: the store cannot be read.
-    """
-    from spotguard.control.sweep import asked
-
-    if text is not None and is_place(text):
-        found = asked.stored_sweep(text)
-        return asked.place_of(found, found.sweep_id)
-    return asked.find_sweep(text).sweep_id
-
-
-def sweep_watch(name: str) -> SweepWatch:
-    """Return what looks at a sweep again and again; `name` is as `find_sweep` gave it."""
-    from spotguard.control.sweep import asked
-    from spotguard.control.sweep.table import SweepWatch
-
-    if is_place(name):
-        return SweepWatch(asked.stored_sweep(name), stored=True)
-    return SweepWatch(asked.find_sweep(name), stored=False)
-
-
-def go_on_with_sweep(sweep_id: str) -> bool:
-    """Create the runs of a sweep that are missing, and start missing controllers; True if any."""
-    from spotguard.control.sweep import asked, begin
-
-    did = begin.go_on(asked.find_sweep(sweep_id))
-    return bool(did.created or did.started)
-
-
-def end_sweep(sweep_id: str, *, save: bool) -> int:
-    """Ask all runs of a sweep to `save` and stop, or to release their nodes; return how many."""
-    from spotguard.control.sweep import asked, begin
-
-    wish = Kind.USER_STOP if save else Kind.USER_DOWN
-    return begin.end(asked.find_sweep(sweep_id), wish)
 
 
 # ---------------------------------------------------------------- parts

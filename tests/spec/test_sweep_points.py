@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotguard.errors import SpecError
-from spotguard.spec.sweep import MOST_POINTS, arguments_of, checked_points, points_of
+from spotguard.spec.model.sweep import MOST_POINTS, arguments_of, checked_points, points_of
 
 
 def test_all_combinations_in_the_order_in_which_they_are_written() -> None:

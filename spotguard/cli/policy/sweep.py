@@ -10,14 +10,14 @@ import typer
 from spotguard.cli.common import JsonOption, YesOption
 from spotguard.cli.flags import setting_value
 from spotguard.cli.terminal.output import confirm, console, note, print_json, say
-from spotguard.errors import Detached, UsageError
+from spotguard.errors import Detached, SpecError, UsageError
 from spotguard.shared.documents import document
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from spotguard.api import Sweep
-    from spotguard.control.sweep.asked import Plan
+    from spotguard.control.sweep.asked import SweepPlan
     from spotguard.control.sweep.table import SweepDocument, SweepPoint
     from spotguard.launch.base import Survey
     from spotguard.spec.model import JobSpec
@@ -88,7 +88,7 @@ def plan_of_sweep(
     metric: str | None,
     goal: str,
     prune: int | None,
-) -> "Plan | None":
+) -> "SweepPlan | None":
     """Return what is asked of a sweep; None for a single run.
 
     Raises:
@@ -100,22 +100,30 @@ def plan_of_sweep(
         if given:
             raise UsageError(f"{given[0]} is of a sweep, and there is no --sweep")
         return None
-    from spotguard.control.sweep.asked import Plan
-    from spotguard.spec.sweep import points_of
+    from spotguard.control.sweep.asked import SweepPlan
+    from spotguard.spec.model.sweep import points_of
 
-    return Plan(
+    return SweepPlan(
         points=tuple(points_of(points)),
         at_once=parallel,
-        point_budget_usd=setting_value("budget", point_budget),
+        point_budget_usd=_usd(point_budget),
         metric=metric,
         goal=goal,
         first_step=prune,
     )
 
 
+def _usd(text: str | None) -> float | None:
+    try:
+        usd: float | None = setting_value("budget", text)
+    except SpecError as problem:
+        raise SpecError("--point-budget", problem.message.partition(": ")[2]) from None
+    return usd
+
+
 def begin_sweep(
     spec: "JobSpec",
-    plan: "Plan",
+    plan: "SweepPlan",
     found: "Sequence[Survey] | None",
     *,
     yes: bool,
@@ -147,7 +155,7 @@ def begin_sweep(
         follow_sweep(begun, as_json=as_json)
 
 
-def _plan_words(spec: "JobSpec", plan: "Plan") -> str:
+def _plan_words(spec: "JobSpec", plan: "SweepPlan") -> str:
     from spotguard.shared.units import format_usd
 
     of_one = plan.share_usd(spec)
@@ -181,23 +189,16 @@ def sweep(
 ) -> None:
     """Tell how each point of a sweep stands, or why it ended, and which is the best."""
     from spotguard import api
-    from spotguard.control.api import is_place
 
     known = api.Sweep.find(wanted)
     if stop and down:
         raise UsageError("--stop and --down exclude each other")
     if stop or down:
-        if is_place(known.name):
-            raise UsageError(
-                f"{known.name} is a place in a store: a sweep can be looked at there, and not "
-                "steered.",
-                hint="repeat it on the machine where it was begun",
-            )
         if down and not yes:
             confirm(f"Release the nodes of all runs of {known.name} unsaved?", refused="no change")
         count = known.stop() if stop else known.down()
         note(f"{known.name}: {count} runs asked to {'save and stop' if stop else 'end'}")
-    elif not is_place(known.name) and known.go_on():
+    elif known.go_on():
         note("note: some of its runs had no controller; they go on now")
     if watch:
         follow_sweep(known, as_json=as_json)
@@ -210,7 +211,6 @@ def sweep(
 
 def follow_sweep(known: "Sweep", *, as_json: bool) -> None:
     """Follow a sweep until all its points have ended, and exit with its code; Ctrl-C leaves."""
-    from spotguard.control.api import is_place
     from spotguard.storage.urls import is_folder
 
     watch, seen = known.watch(), dict[int, tuple[str, str]]()
@@ -223,7 +223,7 @@ def follow_sweep(known: "Sweep", *, as_json: bool) -> None:
             if told.settled:
                 break
             time.sleep(_LOOK_EVERY_S if is_folder(told.store) else _LOOK_AT_BUCKET_EVERY_S)
-            if time.monotonic() - repaired_at > _REPAIR_EVERY_S and not is_place(known.name):
+            if time.monotonic() - repaired_at > _REPAIR_EVERY_S:
                 known.go_on()
                 repaired_at = time.monotonic()
     except KeyboardInterrupt:
@@ -237,7 +237,7 @@ def follow_sweep(known: "Sweep", *, as_json: bool) -> None:
 
 
 def _tell_news(points: "Sequence[SweepPoint]", seen: dict[int, tuple[str, str]]) -> None:
-    from spotguard.spec.sweep import in_words
+    from spotguard.spec.model.sweep import in_words
 
     for point in points:
         if point.state is None:

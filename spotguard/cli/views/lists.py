@@ -12,7 +12,7 @@ from spotguard.cli.terminal.output import clean
 from spotguard.cli.views import formats
 from spotguard.control.doctor.store_trial import NOTICES_S
 from spotguard.shared.units import format_bytes, format_duration
-from spotguard.spec.sweep import in_words
+from spotguard.spec.model.sweep import in_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

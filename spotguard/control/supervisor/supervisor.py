@@ -18,12 +18,7 @@ from spotguard.control.journal.ledger import Ledger
 from spotguard.control.journal.record import Kind, offer_to_json, place_key
 from spotguard.control.journal.stored.places import place_data, publish_place
 from spotguard.control.journal.stored.published_launch import Over
-from spotguard.control.journal.team.gate import (
-    RETRY_IN_FOLDER_S,
-    RETRY_S,
-    TeamGate,
-    give_back_words,
-)
+from spotguard.control.journal.team.gate import TeamGate, give_back_words
 from spotguard.control.supervisor.actions import (
     Action,
     Alert,
@@ -72,7 +67,6 @@ from spotguard.launch.base import Unreachable, charged_node_s
 from spotguard.plan.job import planned_markets
 from spotguard.spec.model import JobSpec
 from spotguard.storage.patterns.clock_comparison import WRITTEN_AT
-from spotguard.storage.urls import is_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -140,9 +134,7 @@ class Supervisor:
         self._policy = policy
         self._tick_s = tick_s
         self._ledger = Ledger(journal, clock)
-        quick = self._ledger.record.sweep and is_folder(store.url)
-        retry_s = RETRY_IN_FOLDER_S if quick else RETRY_S
-        self._team = TeamGate(budgets, self._ledger, clock, retry_s) if budgets else None
+        self._team = TeamGate(budgets, self._ledger, clock) if budgets else None
         self._comparison = comparison
         self._spec = JobSpec.from_json(self._ledger.record.spec)
         self._placing = self._ledger.record.placing

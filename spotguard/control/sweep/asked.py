@@ -34,9 +34,9 @@ from spotguard.events.untrusted import (
 )
 from spotguard.spec.home import spotguard_home
 from spotguard.spec.model import JobSpec, TeamCap
+from spotguard.spec.model.sweep import arguments_of, in_words
 from spotguard.spec.model.team import SWEEP
 from spotguard.spec.nearest import nearest
-from spotguard.spec.sweep import arguments_of, in_words
 from spotguard.storage import open_store
 from spotguard.storage.small_objects import get_small
 from spotguard.storage.urls import below, split_last, whole_url
@@ -50,7 +50,7 @@ _WHAT = "the sweep"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class SweepPlan:
     """What is asked of a sweep, beside its job; its budget is the job's."""
 
     points: tuple[Mapping[str, str], ...]
@@ -104,7 +104,7 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sweep:
+class SweepRecord:
     """A sweep as it was begun."""
 
     part: SweepPart
@@ -146,7 +146,7 @@ class Sweep:
         return body if public else {**body, "job": dict(self.job)}
 
     @classmethod
-    def of(cls, raw: bytes) -> Sweep:
+    def of(cls, raw: bytes) -> SweepRecord:
         """Return what `to_json` became; `Refused` if it makes no sense."""
         body = parse_object(raw, _WHAT)
         part = SweepPart.of(an_object(body.get("part"), "what its points have in common"))
@@ -168,12 +168,12 @@ def sweeps_folder() -> Path:
     return spotguard_home() / "sweeps"
 
 
-def write_down(job: JobSpec, plan: Plan, now: float) -> Sweep:
+def write_down(job: JobSpec, plan: SweepPlan, now: float) -> SweepRecord:
     """Name a new sweep's runs on this machine; nothing is created yet."""
     share_usd = plan.share_usd(job)
     assert job.budget_usd is not None
     sweep_id = new_run_id(job.name, now)
-    sweep = Sweep(
+    sweep = SweepRecord(
         part=SweepPart(
             sweep_id=sweep_id,
             number=1,
@@ -201,7 +201,7 @@ def write_down(job: JobSpec, plan: Plan, now: float) -> Sweep:
     return sweep
 
 
-def publish(sweep: Sweep) -> None:
+def publish(sweep: SweepRecord) -> None:
     """Have the store say what was asked for, so that everybody finds its runs."""
     body = json.dumps(sweep.to_json(public=True), sort_keys=True).encode()
     store = sweep_store(open_store(sweep.store_root), sweep.sweep_id)
@@ -211,7 +211,7 @@ def publish(sweep: Sweep) -> None:
         return
 
 
-def forget(sweep: Sweep) -> None:
+def forget(sweep: SweepRecord) -> None:
     """Remove what is left of a sweep of which no run could be created."""
     shutil.rmtree(sweeps_folder() / sweep.sweep_id, ignore_errors=True)
     with contextlib.suppress(StoreError):
@@ -231,7 +231,7 @@ def _written_at(path: Path) -> float:
     return (path / keys.SWEEP).stat().st_mtime
 
 
-def find_sweep(wanted: str | None) -> Sweep:
+def find_sweep(wanted: str | None) -> SweepRecord:
     """Return the sweep of this machine that is meant: an id, its beginning, None the newest.
 
     Raises:
@@ -256,12 +256,12 @@ def find_sweep(wanted: str | None) -> Sweep:
             else f"the newest is {every[0]}",
         )
     try:
-        return Sweep.of((sweeps_folder() / matches[0] / keys.SWEEP).read_bytes())
+        return SweepRecord.of((sweeps_folder() / matches[0] / keys.SWEEP).read_bytes())
     except (OSError, Refused) as problem:
         raise EnvironmentFailure(f"The sweep {matches[0]} cannot be read: {problem}.") from problem
 
 
-def stored_sweep(place: str) -> Sweep:
+def stored_sweep(place: str) -> SweepRecord:
     """Return the sweep at `STORE/SWEEP_ID`; needs nothing of this machine.
 
     Raises:
@@ -274,7 +274,7 @@ def stored_sweep(place: str) -> Sweep:
     root = below_sweeps(root)
     try:
         raw = get_small(sweep_store(open_store(root), sweep_id), keys.SWEEP)
-        return replace(Sweep.of(raw), store_root=root)
+        return replace(SweepRecord.of(raw), store_root=root)
     except NotFound as problem:
         raise UsageError(
             f"There is no sweep at {place}.", hint="give it as STORE/SWEEP_ID"
@@ -289,13 +289,13 @@ def below_sweeps(root: str) -> str:
     return above if f"{last}/" == keys.SWEEPS else root
 
 
-def place_of(sweep: Sweep, run_id: str) -> str:
+def place_of(sweep: SweepRecord, run_id: str) -> str:
     """Return where one of its runs is, as a URL."""
     return below(sweep.store_root, run_id)
 
 
 @contextmanager
-def alone(sweep: Sweep) -> Iterator[None]:
+def alone(sweep: SweepRecord) -> Iterator[None]:
     """Hold the right to create the sweep's runs inside the block; waits for who has it."""
     descriptor = os.open(
         sweeps_folder() / sweep.sweep_id / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
@@ -307,6 +307,6 @@ def alone(sweep: Sweep) -> Iterator[None]:
         os.close(descriptor)
 
 
-def stopped_mark(sweep: Sweep) -> Path:
+def stopped_mark(sweep: SweepRecord) -> Path:
     """Return the file that says that no more runs are to be created."""
     return sweeps_folder() / sweep.sweep_id / "stopped"

@@ -18,8 +18,8 @@ from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.sweep.comparison import optuna_module
 from spotguard.control.run_folder import RunFolder, runs_folder
 from spotguard.control.sweep.asked import (
-    Plan,
-    Sweep,
+    SweepPlan,
+    SweepRecord,
     alone,
     forget,
     publish,
@@ -48,7 +48,7 @@ class Begun:
     """Controllers, of runs that had none."""
 
 
-def check(job: JobSpec, plan: Plan) -> None:
+def check(job: JobSpec, plan: SweepPlan) -> None:
     """Let pass a sweep that can be paid and compared.
 
     Raises:
@@ -65,7 +65,9 @@ def check(job: JobSpec, plan: Plan) -> None:
         optuna_module()
 
 
-def begin(job: JobSpec, plan: Plan, found: Survey | Sequence[Survey] | None = None) -> Sweep:
+def begin(
+    job: JobSpec, plan: SweepPlan, found: Survey | Sequence[Survey] | None = None
+) -> SweepRecord:
     """Create all runs of a sweep and start their controllers; raises as `check`, `create_run`."""
     check(job, plan)
     sweep = write_down(job, plan, time.time())
@@ -78,7 +80,7 @@ def begin(job: JobSpec, plan: Plan, found: Survey | Sequence[Survey] | None = No
     return sweep
 
 
-def go_on(sweep: Sweep, found: Survey | Sequence[Survey] | None = None) -> Begun:
+def go_on(sweep: SweepRecord, found: Survey | Sequence[Survey] | None = None) -> Begun:
     """Create the runs that are missing, and start the controllers of those that have none.
 
     Each may have been killed anywhere before: what is there is left alone.
@@ -97,13 +99,13 @@ def go_on(sweep: Sweep, found: Survey | Sequence[Survey] | None = None) -> Begun
     return Begun(created=created, started=len(lost))
 
 
-def created_runs(sweep: Sweep) -> list[RunFolder]:
+def created_runs(sweep: SweepRecord) -> list[RunFolder]:
     """Return the folders of its runs that there are on this machine."""
     folders = [RunFolder(runs_folder() / part.run_id) for part in sweep.parts()]
     return [folder for folder in folders if folder.path.is_dir()]
 
 
-def end(sweep: Sweep, wish: Kind) -> int:
+def end(sweep: SweepRecord, wish: Kind) -> int:
     """Ask all its runs to stop, or to release their nodes at once; return how many were asked.
 
     What is not created yet never is.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from spotguard.control.journal.record import RunRecord
     from spotguard.control.status.view import RunView
-    from spotguard.control.sweep.asked import Sweep
+    from spotguard.control.sweep.asked import SweepRecord
 
 SCHEMA: Final = 1
 
@@ -92,7 +92,7 @@ class SweepDocument:
 class SweepWatch:
     """Looks at a sweep again and again; points at rest are read once. Not thread-safe."""
 
-    def __init__(self, sweep: Sweep, *, stored: bool) -> None:
+    def __init__(self, sweep: SweepRecord, *, stored: bool) -> None:
         """Look at this machine's runs, or with `stored` at what the store says of them."""
         self._sweep = sweep
         self._stored = stored

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +15,7 @@ from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import Kind
 from spotguard.control.run_folder import RunFolder, known_runs, runs_folder
 from spotguard.control.sweep import asked, begin
-from spotguard.control.sweep.asked import Plan
+from spotguard.control.sweep.asked import SweepPlan
 from spotguard.control.sweep.table import SweepPoint, SweepWatch, best_of
 from spotguard.errors import BudgetExhausted, UsageError
 from spotguard.events.states import RunState
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from spotguard.control.sweep.asked import Sweep
+    from spotguard.control.sweep.asked import SweepRecord
 
 POINTS = tuple({"lr": value, "seed": "1"} for value in ("0.1", "0.2", "0.3"))
-PLAN = Plan(points=POINTS, at_once=2, metric="loss")
+PLAN = SweepPlan(points=POINTS, at_once=2, metric="loss")
 
 
 class Killed(BaseException):
@@ -65,7 +66,7 @@ def args_of(run_id: str) -> tuple[str, ...]:
         return JobSpec.from_json(read_record(journal).spec).args
 
 
-def check_whole(sweep: Sweep, started: list[str]) -> None:
+def check_whole(sweep: SweepRecord, started: list[str]) -> None:
     """Each point has one run, with its arguments and its part of the money."""
     ids = [f"{sweep.sweep_id}-{number:02d}" for number in (1, 2, 3)]
     assert sorted(known_runs()) == ids
@@ -125,7 +126,7 @@ def test_killed_anywhere_it_goes_on_where_it_was(
     """What is there stays, what is missing is created, by whoever looks next."""
     with pytest.MonkeyPatch.context() as patch, dead():
         # A process that dies tidies up nothing.
-        patch.setattr(create_run.shutil, "rmtree", lambda *_, **__: None)
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
         _die_at(patch, target, name, nth, after=after)
         begin.begin(job, PLAN)
     sweep = asked.find_sweep(None)
@@ -187,7 +188,7 @@ def test_what_makes_no_sense_is_one_sentence(
 ) -> None:
     """Before anything is written."""
     with pytest.raises(UsageError, match=says):
-        begin.check(job.replace(**job_says), Plan(**{**PLAN.__dict__, **plan}))  # type: ignore[arg-type]
+        begin.check(job.replace(**job_says), SweepPlan(**{**PLAN.__dict__, **plan}))
 
 
 def test_which_sweep_is_meant(job: JobSpec, started: list[str], tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from spotguard.control.journal.record import Kind
 from spotguard.control.journal.sweep.part import SweepPart, sweep_store
 from spotguard.control.journal.team.budget import BEAT_S, TeamBudget, Word
 from spotguard.events import keys
-from spotguard.storage.urls import below
+from spotguard.storage.urls import below, is_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,13 +40,12 @@ class TeamGate:
     the same order, so that no two runs wait for each other.
     """
 
-    def __init__(
-        self, budgets: Sequence[TeamBudget], ledger: Ledger, clock: Clock, retry_s: float = RETRY_S
-    ) -> None:
+    def __init__(self, budgets: Sequence[TeamBudget], ledger: Ledger, clock: Clock) -> None:
         self._budgets = budgets
         self._ledger = ledger
         self._clock = clock
-        self._retry_s = retry_s
+        quick = ledger.record.sweep and is_folder(ledger.record.store_root)
+        self._retry_s = RETRY_IN_FOLDER_S if quick else RETRY_S
         self._unreleased = list(budgets)
         self._again_at = self._told_at = self._release_at = float("-inf")
         self._releasing_since: float | None = None
