@@ -218,7 +218,7 @@ def read_run_json(store: ObjectStore, url: str) -> dict[str, Any]:
     except NotFound as problem:
         raise UsageError(
             f"There is no run at {url}: it has no {keys.RUN}.",
-            hint="give the run's own place, as in `store` of `spotguard status --json`",
+            hint=f"give it as STORE/RUN_ID; the runs of a store: spotguard runs {url}",
         ) from problem
     except Refused as problem:
         raise UsageError(

@@ -189,12 +189,13 @@ def sweep(
 ) -> None:
     """Tell how each point of a sweep stands, or why it ended, and which is the best."""
     from spotguard import api
+    from spotguard.control.api import is_place
 
     known = api.Sweep.find(wanted)
     if stop and down:
         raise UsageError("--stop and --down exclude each other")
     if stop or down:
-        if down and not yes:
+        if down and not (yes or is_place(known.name)):
             confirm(f"Release the nodes of all runs of {known.name} unsaved?", refused="no change")
         count = known.stop() if stop else known.down()
         note(f"{known.name}: {count} runs asked to {'save and stop' if stop else 'end'}")
@@ -206,7 +207,7 @@ def sweep(
     if as_json:
         print_json(document(told))
     else:
-        show_sweep(told)
+        show_sweep(told, at=known.name)
 
 
 def follow_sweep(known: "Sweep", *, as_json: bool) -> None:
@@ -232,7 +233,7 @@ def follow_sweep(known: "Sweep", *, as_json: bool) -> None:
     if as_json:
         print_json(document(told))
     else:
-        show_sweep(told)
+        show_sweep(told, at=known.name)
     raise typer.Exit(exit_code(told.points))
 
 
@@ -256,20 +257,22 @@ def exit_code(points: "Sequence[SweepPoint]") -> int:
     return next((Detached.exit_code if code is None else code for code in unwanted), 0)
 
 
-def show_sweep(told: "SweepDocument") -> None:
-    """Print the table of a sweep, and which point is the best."""
+def show_sweep(told: "SweepDocument", *, at: str) -> None:
+    """Print the table of a sweep, and which point is the best; `at` is what names the sweep."""
     from spotguard.cli.views import formats
     from spotguard.cli.views.lists import sweep_table
+    from spotguard.control.api import is_place
+    from spotguard.storage.urls import below
 
     console().print(sweep_table(told))
     played = " (demo prices)" if told.demo_prices else ""
     say(f"{formats.usd(told.spent_usd)} of {formats.usd(told.budget_usd)} spent{played}")
     best = next((point for point in told.points if point.run_id == told.best), None)
     if best is not None:
-        say(
-            f"best: {best.run_id}, {told.metric} {formats.value(best.value)}, saved at step "
-            f"{best.saved_step}; to prove that save: spotguard checkpoints verify {best.run_id}"
-        )
+        run = below(told.store, best.run_id) if is_place(at) else best.run_id
+        value = f"{told.metric} {formats.value(best.value)}"
+        say(f"best: {best.run_id}, {value}, saved at step {best.saved_step}")
+        say(f"to prove that save: spotguard checkpoints verify {run}")
     elif told.metric and any(point.saved_step is not None for point in told.points):
         say(f"none has logged {told.metric!r} so far: run.log({told.metric}=...) in the script")
 
