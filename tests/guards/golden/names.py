@@ -66,6 +66,7 @@ _KEY_ARGUMENTS: dict[str, Any] = {
     "digest": "3f" * 32,
     "folder": "attempts/000007/logs/",
     "owner": 3,
+    "name": "sweeps",
     "run_id": "train-261125-101500-0c1f-03",
     "sweep_id": "train-261125-101500-0c1f",
     "world_size": 4,
