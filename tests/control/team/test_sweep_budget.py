@@ -129,7 +129,7 @@ def test_who_can_never_be_paid_any_more_ends_and_says_so(tmp_path: Path) -> None
     for member in points.members[1:]:
         assert member.record.settled is not None
         assert member.record.settled.exit_code == 20
-        assert member.record.settled.detail.startswith("the sweep's $1.00 are spent: $0.9")
+        assert member.record.settled.detail.startswith("of the sweep's $1.00 only $0.9")
         assert member.world.launcher.started == []
     points.close()
 

@@ -332,7 +332,7 @@ class TeamBooks:
         if first is not None:
             return f"of {of_all} {left}, but {first} comes first ({place})"
         if self.is_over(most_usd):
-            return f"{of_all} are spent: {left}"
+            return f"of {of_all} only {left}"
         if self._never_fits(most_usd):
             per = self.cap.per
             return f"{of_all} are spent or promised: {left}; so it waits for the next {per}"
