@@ -21,7 +21,7 @@ from spotguard.cli import (
     status_commands,
     up,
 )
-from spotguard.cli.policy import market, simulate, team
+from spotguard.cli.policy import market, simulate, sweep, team
 from spotguard.cli.terminal.output import note, say
 from spotguard.cli.terminal.plain_help import PlainCommand, PlainGroup
 from spotguard.errors import SpotguardError, UsageError
@@ -76,6 +76,7 @@ for _panel, _commands in (
             status_commands.history,
             status_commands.logs,
             status_commands.runs,
+            sweep.sweep,
             team.team,
             page_commands.report,
             page_commands.dashboard,

@@ -41,6 +41,7 @@ from spotguard.control.status.view import (
     RunsDocument,
     RunView,
 )
+from spotguard.control.sweep.table import SweepDocument
 from spotguard.events.states import CheckpointKind, EndReason, Market, RunState
 from spotguard.launch.base import PriceSource, Skipped, Unchecked
 from spotguard.policy.plan.carbon.factors import Factor
@@ -60,6 +61,7 @@ DOCUMENTS: Final[dict[str, type]] = {
     "logs": LogDocument,
     "runs": RunsDocument,
     "team": TeamDocument,
+    "sweep": SweepDocument,
     "report": ReportDocument,
     "plan": JobPlan,
     "simulate": Simulation,

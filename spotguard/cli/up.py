@@ -19,6 +19,17 @@ from spotguard.cli.common import (
 )
 from spotguard.cli.flags import SmokeOption, resolve_job, takes_job_flags, with_smoke
 from spotguard.cli.follow import DEFAULT_PATIENCE_S
+from spotguard.cli.policy.sweep import (
+    DEFAULT_PARALLEL,
+    GoalOption,
+    MetricOption,
+    ParallelOption,
+    PointBudgetOption,
+    PruneOption,
+    SweepOption,
+    begin_sweep,
+    plan_of_sweep,
+)
 from spotguard.cli.terminal.output import confirm, console, note, print_json
 from spotguard.errors import UsageError
 
@@ -74,6 +85,12 @@ def up(
     *,
     flags: dict[str, object],
     smoke: SmokeOption = None,
+    points: SweepOption = None,
+    parallel: ParallelOption = DEFAULT_PARALLEL,
+    point_budget: PointBudgetOption = None,
+    metric: MetricOption = None,
+    goal: GoalOption = "min",
+    prune: PruneOption = None,
     yes: YesOption = False,
     detach: DetachOption = False,
     contact_patience: PatienceOption = DEFAULT_PATIENCE_S,
@@ -86,10 +103,26 @@ def up(
 
     Before nodes cost money, the script trains for two steps on this machine's CPU, saves and
     restores; what does not work is told in a sentence, and nothing is launched (exit 10).
+
+    With --sweep, each combination of values is a run of its own, and all have one budget.
     """
     from spotguard import api
 
     resolved = resolve_job(script, args or [], with_smoke(flags, smoke))
+    swept = plan_of_sweep(
+        points,
+        parallel=parallel,
+        point_budget=point_budget,
+        metric=metric,
+        goal=goal,
+        prune=prune,
+    )
+    whole = resolved.spec
+    if swept is not None:
+        from spotguard.control.sweep.begin import check
+
+        check(whole, swept)
+        resolved = replace(resolved, spec=swept.job(whole, 1))
     if as_json and not yes:
         raise UsageError("--json leaves no room for a question", hint="pass --yes as well")
     found = None
@@ -100,6 +133,9 @@ def up(
         found = survey_phases(resolved.spec)
         show_plan(_plan(resolved, found, _smoke(resolved.spec)))
         _tell_team(resolved.spec)
+    if swept is not None:
+        begin_sweep(whole, swept, found, yes=yes, detach=detach, as_json=as_json)
+        return
     if not yes:
         confirm("Start?", refused="nothing was started")
     run = api.start(resolved.spec, found)
@@ -250,7 +286,7 @@ def plan_of(
 
 def tell_lack(spec: JobSpec) -> tuple[str, ...]:
     """Say what the script needs and local nodes lack; return the requirements."""
-    from spotguard.control.local_requirements import lack_of
+    from spotguard.control.doctor.local_requirements import lack_of
     from spotguard.spec.infra import LOCAL
 
     places = [spec.in_phase(index) for index in range(max(1, len(spec.phases)))]

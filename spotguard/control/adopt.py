@@ -36,6 +36,7 @@ from spotguard.control.journal.stored.published_launch import (
     read_launch,
     read_published,
 )
+from spotguard.control.journal.sweep.part import SweepPart
 from spotguard.control.journal.team.gate import release_at_rest
 from spotguard.control.run_folder import RunFolder, runs_folder
 from spotguard.control.supervisor.actions import Alert, Settle
@@ -172,6 +173,7 @@ def _rebuild(
             "limits": body["limits"],
             "spec": begun["spec"],
             "job": begun["job"],
+            "sweep": body["sweep"],
         }
         with journal.all_or_nothing():  # a thousand events are not a thousand waits for disk
             journal.append(Kind.CREATED.value, at=body["created_at"], data=created)
@@ -192,6 +194,13 @@ def _rebuild(
     return record
 
 
+def _sweep(body: dict[str, Any]) -> dict[str, Any] | None:
+    """Return a run's part in a sweep; None if it has none."""
+    told = body.get("sweep")
+    part = None if told is None else SweepPart.of(an_object(told, "its sweep"))
+    return None if part is None else part.to_json()
+
+
 def read_run_json(store: ObjectStore, url: str) -> dict[str, Any]:
     """Return what a run was asked for; `UsageError` if there is none at `url`, or it is damaged."""
     try:
@@ -204,11 +213,12 @@ def read_run_json(store: ObjectStore, url: str) -> dict[str, Any]:
             "spec": an_object(body.get("spec"), "its spec"),
             "created_at": needed(instant(body, "created_at"), "instant"),
             "places": read_places(store),
+            "sweep": _sweep(body),
         }
     except NotFound as problem:
         raise UsageError(
             f"There is no run at {url}: it has no {keys.RUN}.",
-            hint="give the run's own place, as in `store` of `spotguard status --json`",
+            hint=f"give it as STORE/RUN_ID; the runs of a store: spotguard runs {url}",
         ) from problem
     except Refused as problem:
         raise UsageError(

@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,11 @@ from spotguard.control.journal.launches import Launches
 from spotguard.control.journal.ledger import Ledger
 from spotguard.control.journal.market_log import market_path
 from spotguard.control.journal.record import Kind
+from spotguard.control.journal.sweep.comparison import Comparison
+from spotguard.control.journal.sweep.part import SweepPart, sweep_store
 from spotguard.control.journal.team.budget import TeamBudget
+from spotguard.control.journal.team.gate import sweep_budget
+from spotguard.control.status.metrics import ValuesOfRun
 from spotguard.control.status.watch import summary
 from spotguard.control.supervisor.decide import EXIT_UNFINISHED
 from spotguard.control.supervisor.lease import Lease
@@ -25,7 +30,7 @@ from spotguard.errors import EnvironmentFailure
 from spotguard.events.states import RunState
 from spotguard.launch.local import LocalLauncher, LocalOptions
 from spotguard.shared.documents import document
-from spotguard.shared.units import SystemClock
+from spotguard.shared.units import Clock, SystemClock
 from spotguard.spec.home import spotguard_home
 from spotguard.spec.infra import LOCAL
 from spotguard.spec.model import JobSpec
@@ -49,6 +54,7 @@ _STORE_RETRY_S = 5.0
 """How long until a store that cannot be read is tried again: its own retries come on top."""
 _LOG_TAIL_CHARS = 2000
 
+_starting = threading.Lock()
 _children: list[subprocess.Popen[bytes]] = []
 """Controllers started by this process; kept so that they are reaped, not waited for."""
 
@@ -74,7 +80,8 @@ def start(folder: RunFolder) -> None:
             cwd="/",
             start_new_session=True,
         )
-    _children[:] = [child, *(old for old in _children if old.poll() is None)]
+    with _starting:
+        _children[:] = [child, *(old for old in _children if old.poll() is None)]
     give_up_at = time.monotonic() + _START_PATIENCE_S
     while folder.controller_pid() != child.pid:
         if child.poll() is not None:
@@ -125,20 +132,28 @@ def _control_here(
         machine_clock=time.time,
         cache_key=folder.cache_key(),
         market_path=market_path() if spec.learn_market and spec.infra != LOCAL else None,
-        team=_team_of(spec, record),
+        budgets=_budgets_of(spec, record),
+        comparison=_comparison_of(record, store, folder.clock()),
     )
     lease.tell = lambda: document(summary(folder, supervisor.record))
     return supervisor.run(goes_on=goes_on).settled is None
 
 
-def _team_of(spec: JobSpec, record: RunRecord) -> TeamBudget:
-    return TeamBudget(
-        open_store(record.store_root),
-        SystemClock(),
-        record.run_id,
-        cap=spec.team.budget,
-        priority=spec.priority,
-    )
+def _budgets_of(spec: JobSpec, record: RunRecord) -> list[TeamBudget]:
+    """Return the sums that the run shares with others: its sweep's, then its team's."""
+    root, clock = open_store(record.store_root), SystemClock()
+    priority = spec.priority
+    team = TeamBudget(root, clock, record.run_id, cap=spec.team.budget, priority=priority)
+    return [*sweep_budget(root, record, clock, priority=priority), team]
+
+
+def _comparison_of(record: RunRecord, store: ObjectStore, clock: Clock) -> Comparison | None:
+    """Return what compares the run with the other points of its sweep, if anything does."""
+    part = SweepPart.of(record.sweep)
+    if part is None or part.metric is None or part.first_step is None:
+        return None
+    shared = sweep_store(open_store(record.store_root), part.sweep_id)
+    return Comparison(part, shared, ValuesOfRun(store, part.metric), clock)
 
 
 def _take(journal: Journal, folder: RunFolder) -> tuple[ObjectStore, Lease] | None:

@@ -47,18 +47,24 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
+    from spotguard.control.journal.sweep.part import SweepPart
     from spotguard.launch.base import Offer, Survey
 
 RUN_SCHEMA = 1
 _MAX_NAME_CHARS = 40
 
 
-def create_run(job: JobSpec, found: Survey | Sequence[Survey] | None = None) -> str:
+def create_run(
+    job: JobSpec,
+    found: Survey | Sequence[Survey] | None = None,
+    part: SweepPart | None = None,
+) -> str:
     """Create a run for the job and return its id; nothing is launched yet.
 
     Checks the launcher's options, the budget and the store first, of each phase. On failure nothing
     is left. `found` is where the nodes can be had (of each phase), if the caller has asked: the
-    clouds take seconds to say.
+    clouds take seconds to say. A sweep's run, whose `part` is given, has its id from there: to
+    create it again, after whoever did so died, takes up what he left.
 
     Raises:
         SpecError: an option of the launcher makes no sense, or a price is unknown, or the team's
@@ -68,7 +74,7 @@ def create_run(job: JobSpec, found: Survey | Sequence[Survey] | None = None) -> 
     """
     now = time.time()
     spec = job.in_phase(0)
-    run_id = _new_run_id(spec.name, now)
+    run_id = new_run_id(spec.name, now) if part is None else part.run_id
     final = RunFolder(runs_folder() / run_id)
     begins_at = max(now, spec.start_at or now)
     limits = Limits(
@@ -92,7 +98,10 @@ def create_run(job: JobSpec, found: Survey | Sequence[Survey] | None = None) -> 
         allow_unknown_price=limits.allow_unknown_price,
     )
     # Built aside and renamed: a run that is half made is never seen.
-    draft = _make_folder(runs_folder() / f".new-{run_id}")
+    aside = runs_folder() / f".new-{run_id}"
+    if part is not None:
+        shutil.rmtree(aside, ignore_errors=True)
+    draft = _make_folder(aside)
     try:
         data = {
             "run_id": run_id,
@@ -101,13 +110,14 @@ def create_run(job: JobSpec, found: Survey | Sequence[Survey] | None = None) -> 
             "limits": limits_to_json(limits),
             "spec": spec.to_json(),
             "job": job.to_json() if job.phases else None,
+            "sweep": None if part is None else part.to_json(),
         }
         with Journal.create(draft.journal_path) as journal:
             journal.append(Kind.CREATED.value, at=now, data=data)
         public = {**data, "spec": job.public_json(), "created_at": to_iso(now)}
         del public["job"]
         body = json.dumps({"schema": RUN_SCHEMA, **public}, sort_keys=True, indent=1)
-        run_store(store_root, run_id).put(keys.RUN, body.encode(), if_absent=True)
+        run_store(store_root, run_id).put(keys.RUN, body.encode(), if_absent=part is None)
         draft.path.rename(final.path)
     except BaseException:
         shutil.rmtree(draft.path, ignore_errors=True)
@@ -335,7 +345,8 @@ def _unbegun(job: JobSpec, spec: JobSpec, limits: Limits) -> RunRecord:
     )
 
 
-def _new_run_id(name: str, now: float) -> str:
+def new_run_id(name: str, now: float) -> str:
+    """Return an id that no other run has, of a name and the instant."""
     if not name[0].isalpha():  # a cluster's name, which begins with it, needs a letter there
         name = f"run-{name}"
     stamp = time.strftime("%y%m%d-%H%M%S", time.gmtime(now))

@@ -43,7 +43,7 @@ log = logging.getLogger("spotguard")
 _RETRY_S = 0.05
 _END_PATIENCE_S = 5.0
 """A controller dies of its SIGTERM at once, unless it is frozen."""
-_MADE_AT = re.compile(r"-(\d{6}-\d{6})-[0-9a-f]{4}$")
+_MADE_AT = re.compile(r"-(\d{6}-\d{6})-[0-9a-f]{4}(-\d\d)?$")
 
 
 @dataclass(frozen=True)

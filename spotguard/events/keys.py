@@ -19,6 +19,12 @@ checkpoints/<step>-<attempt>/pinned.json              optional: retention leaves
 frozen/000001/<shard>.safetensors                     what no step changes: checkpoints refer to it
 cache/listings/000001-00000                           overwritten: a node's cached folders, sealed
 cache/pieces/3f/<hash>                                of the files in them
+
+Beside the runs lies what several of them share: `team-ledger.json`, and below `sweeps/<sweep_id>/`
+
+sweep.json                                            what was asked for, written once
+team-ledger.json                                      what its runs may cost together
+values/<run_id>.json                                  by that run's controller: to be compared by
 """
 
 from __future__ import annotations
@@ -31,6 +37,10 @@ LEASE = "controller.json"
 """Overwritten: which machine's controller holds the run."""
 TEAM = "team-ledger.json"
 """Beside the runs, at the root of their store; overwritten: what all of them may cost together."""
+SWEEPS = "sweeps/"
+"""Beside the runs: a folder for each sweep."""
+SWEEP = "sweep.json"
+VALUES = "values/"
 ATTEMPTS = "attempts/"
 PLACES = "places/"
 """One object for each move of the run, and for each phase after the first."""
@@ -46,9 +56,31 @@ _WRITER = re.compile(r"attempts/\d{6}/events/\d+-(\d+-\d+)-\d+\.jsonl?")
 _PLACE = re.compile(r"places/\d{6}\.json")
 _ATTEMPT = re.compile(r"attempts/(\d{6})/")
 _LISTING = re.compile(r"cache/listings/(\d{6})-(\d{5})")
+_VALUES = re.compile(r"values/(.+)\.json")
 _PIECE = re.compile(r"attempts/\d{6}/\w+/((\d{5})-\d{13})-(\d{6})-(\d{7})\.jsonl\.gz")
 RUN_ID_PATTERN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 """A run id is also a cluster name and a folder: lower case, digits, dashes, at most 63."""
+
+
+def sweep(sweep_id: str) -> str:
+    """Return the prefix of a sweep, below the root of the runs, with its trailing slash."""
+    return f"{SWEEPS}{sweep_id}/"
+
+
+def values(run_id: str) -> str:
+    """Return the key, in a sweep's part of the store, of what one of its runs is compared by."""
+    return f"{VALUES}{run_id}.json"
+
+
+def parse_values(key: str) -> str | None:
+    """Return the run of such a key; None if it is none."""
+    match = _VALUES.fullmatch(key)
+    return match[1] if match and RUN_ID_PATTERN.fullmatch(match[1]) else None
+
+
+def is_run_folder(name: str) -> bool:
+    """Tell whether a folder at the root of a store may be a run's."""
+    return RUN_ID_PATTERN.fullmatch(name) is not None and f"{name}/" != SWEEPS
 
 
 def attempt(number: int) -> str:

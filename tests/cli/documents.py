@@ -18,7 +18,7 @@ import pytest
 from spotguard.checkpoint.shard import shard_file, write_shard
 from spotguard.cli import up
 from spotguard.cli.main import main
-from spotguard.control import api
+from spotguard.control import api, controller_process
 from spotguard.control.checkpoints import find
 from spotguard.control.checkpoints.find import OpenedRun
 from spotguard.control.doctor import checks, orphans
@@ -32,6 +32,7 @@ from spotguard.control.journal.record import Kind, Limits
 from spotguard.control.journal.stored.logs import LogLine
 from spotguard.control.journal.team.budget import TeamBudget, Word
 from spotguard.control.status import market
+from spotguard.control.sweep import commands
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind, Market
 from spotguard.launch.aws_prices import PricePoint
@@ -94,7 +95,7 @@ def all_documents(folder: Path) -> Documents:
     """Return what each command prints of situations that differ as much as they can."""
     documents: Documents = {}
     for number, part in enumerate(
-        (_of_runs, _of_teams, _of_plans, _of_the_doctor, _of_checkpoints)
+        (_of_runs, _of_teams, _of_sweeps, _of_plans, _of_the_doctor, _of_checkpoints)
     ):
         with pytest.MonkeyPatch.context() as patch:
             home = stand_alone(patch, folder / str(number))
@@ -134,6 +135,21 @@ def _of_teams(patch: pytest.MonkeyPatch, home: Path) -> Iterator[tuple[str, list
         word = Word(spent=0.0, most=most_usd, living=False)
         TeamBudget(open_store(store), SystemClock(), run_id).ask(word)
     yield "team", _printed("team", store)
+
+
+def _of_sweeps(patch: pytest.MonkeyPatch, home: Path) -> Iterator[tuple[str, list[Any]]]:
+    """A sweep of which one point is over and one goes on; and one whose runs are not begun."""
+    patch.setattr(controller_process, "start", lambda folder: None)
+    script, store = _script(), str(home / "store")
+    named = ("up", script, "--store", store, "--budget", "4", "--yes", "--detach")
+    yield "sweep", _printed(*named, "--sweep", "lr=1,2", "--sweep-metric", "loss")
+    sweep_id = commands.name_of(None)
+    (home / "eventful").mkdir()
+    _eventful(home / "eventful")
+    (home / "eventful" / "journal.db").replace(home / "runs" / f"{sweep_id}-01" / "journal.db")
+    yield "sweep", _printed("sweep")
+    yield "sweep", _printed("sweep", f"{store}/{sweep_id}")
+    yield "sweep", _printed("sweep", "--stop")
 
 
 def _of_runs(patch: pytest.MonkeyPatch, home: Path) -> Iterator[tuple[str, list[Any]]]:

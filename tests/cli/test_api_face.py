@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spotguard import api
+from spotguard.control import controller_process
+from spotguard.control.journal.record import Kind
 
 if TYPE_CHECKING:
     import pytest
 
+    from spotguard.control.run_folder import RunFolder
     from tests.cli.fake_control import FakeControl
 
 ROOT = Path(__file__).parents[2]
@@ -19,6 +22,7 @@ _BEHIND = {
     *("view", "history", "logs", "request_stop", "request_down", "resume"),
     *("create_run", "start_controller", "list_runs", "list_stored_runs"),
 }
+_SWEEPS = "spotguard.control.sweep.commands"
 """What `spotguard.api` has under its own names."""
 
 
@@ -36,6 +40,27 @@ def test_the_documented_example_runs(
     spec = control.asked[0][1]
     assert (spec.budget_usd, spec.args, spec.nodes.max) == (20.0, ("--lr", "3e-4"), 2)
     assert control.asked[-1][2] == 30.0
+
+
+def test_the_documented_example_of_a_sweep_runs(
+    home: Path, script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As it stands on the page, with controllers that only say that all is done."""
+    page = (ROOT / "docs" / "reference" / "sweeps.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    Path(script).rename(Path(script).with_name("train.py"))
+    monkeypatch.chdir(Path(script).parent)
+    monkeypatch.setattr(controller_process, "start", _be_done)
+    exec(example, {})
+    said = capsys.readouterr().out
+    assert "{'lr': '1e-3'} finished None all steps done" in said
+    assert "{'lr': '3e-4'} finished None all steps done" in said
+
+
+def _be_done(folder: RunFolder) -> None:
+    with folder.journal() as journal:
+        data = {"state": "finished", "detail": "all steps done", "exit_code": 0}
+        journal.append(Kind.SETTLED.value, at=folder.clock().now(), data=data)
 
 
 def test_commands_use_the_public_names() -> None:
@@ -56,6 +81,12 @@ def test_commands_use_the_public_names() -> None:
             if isinstance(node, ast.Attribute)
             and node.attr in _BEHIND
             and ast.unparse(node.value) in inner
+        ]
+        wrong += [
+            f"{path.stem}:{node.lineno} imports {_SWEEPS}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom)
+            and _SWEEPS in (node.module, *(f"{node.module}.{each.name}" for each in node.names))
         ]
     assert not wrong
 

@@ -127,9 +127,9 @@ FLOORS = {
         *("fingerprint", "step", "job", "loop", "run_data", "run", "starting", "__init__"),
     ),
     "control": (
-        *("home_name", "local_requirements", "journal", "supervisor", "run_folder"),
+        *("home_name", "journal", "supervisor", "run_folder"),
         *("status", "controller_process", "checkpoints", "create_run", "adopt", "without_journal"),
-        *("report", "api", "doctor", "drill", "__main__", "__init__"),
+        *("report", "sweep", "api", "doctor", "drill", "__main__", "__init__"),
     ),
     "storage": (
         *("base", "keys", "urls", "buffers", "deadline", "small_objects", "patterns"),

@@ -53,6 +53,11 @@ def usd(value: float | None, *, demo: bool = False) -> str:
     return f"{format_usd(value)}{played}"
 
 
+def value(value: float | None) -> str:
+    """Return a number that a script logged, short; an empty text for None."""
+    return "" if value is None else f"{value:.4g}"
+
+
 def bar(share: float | None, width: int, style: str) -> Text:
     """Return a bar that reads the same without colour."""
     full = 0 if share is None else int(share * width)

@@ -12,6 +12,7 @@ from spotguard.cli.terminal.output import clean
 from spotguard.cli.views import formats
 from spotguard.control.doctor.store_trial import NOTICES_S
 from spotguard.shared.units import format_bytes, format_duration
+from spotguard.spec.model.sweep import in_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from spotguard.control.doctor.store_trial import SaveTime
     from spotguard.control.drill.report import DrillReport
     from spotguard.control.status.view import RunSummary
+    from spotguard.control.sweep.table import SweepDocument
     from spotguard.spec.sources import ConfigValue
 
 
@@ -68,6 +70,33 @@ def stored_runs_table(runs: Sequence[RunSummary]) -> Table:
             _steps(run),
             formats.usd(run.spent_usd) + (" demo" if run.demo_prices else ""),
             "" if run.budget_usd is None else formats.usd(run.budget_usd),
+        )
+    return table
+
+
+def sweep_table(told: SweepDocument) -> Table:
+    """Return the points of a sweep, one in a row, each with why it ended."""
+    named = told.metric is not None
+    table = plain_table("", "point", "state", "steps", told.metric or "", "spent", "")
+    for column in table.columns[3:6]:
+        column.justify = "right"
+        column.no_wrap = True
+    for point in told.points:
+        state = Text("pruned", style="cyan") if point.pruned else Text("")
+        if point.state is not None and not point.pruned:
+            label = "queued" if point.queued else point.state.label
+            state = Text(label, style=point.state.colour)
+        detail = "" if point.queued else point.detail.removeprefix("pruned ")
+        known = f"{point.step}/{point.total_steps or '?'}" if point.step is not None else ""
+        table.add_row(
+            f"{point.number:02d}",
+            clean(in_words(point.arguments)),
+            state,
+            known,
+            formats.value(point.value) if named else "",
+            formats.usd(point.spent_usd) if point.state is not None else "",
+            Text(clean(detail), style="dim"),
+            style="bold" if point.run_id == told.best else "",
         )
     return table
 

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from spotguard.control.journal.journal import Entry, Journal
 
 _MAX_WARNINGS = 20
+_STOP = Kind.USER_STOP.value
 _FAILED_SAVE = re.compile(r"attempt \d+: the save at step (\d{1,18}) failed: ")
 _MAX_UNTOLD = 20
 _MAX_NOTED = 200
@@ -112,6 +113,7 @@ def _created(entry: Entry) -> RunRecord:
         store_root=needed(text(data, "store_root"), "store_root"),
         spec=an_object(data.get("spec"), "its spec"),
         job=an_object(data.get("job") or {}, "its phases"),
+        sweep=an_object(data.get("sweep") or {}, "its sweep"),
         limits=Limits(**data["limits"]),
         seq=entry.seq,
     )
@@ -281,12 +283,21 @@ def _wished(record: RunRecord, entry: Entry) -> RunRecord:
     return record if record.wish is Kind.USER_DOWN else replace(record, wish=Kind(entry.kind))
 
 
+def _compared(record: RunRecord, entry: Entry) -> RunRecord:
+    if entry.data.get("stop") is not True:
+        return replace(record, looks=None if record.looks is None else record.looks + 1)
+    # Who lets it go on after all is not to be contradicted.
+    why = str(entry.data.get("why") or "its sweep")
+    return replace(_wished(record, replace(entry, kind=_STOP)), looks=None, wish_why=why)
+
+
 def _resumed(record: RunRecord, entry: Entry) -> RunRecord:
     return replace(
         record,
         limits=Limits(**entry.data["limits"]),
         resumed_after=record.attempts[-1].number if record.attempts else 0,
         wish=None,
+        wish_why="",
         settled=None,
         alerted=(),
         tried=(),
@@ -427,6 +438,7 @@ _ON_RUN: dict[str, Callable[[RunRecord, Entry], RunRecord]] = {
     Kind.SETTLED.value: _settled,
     Kind.USER_STOP.value: _wished,
     Kind.USER_DOWN.value: _wished,
+    Kind.COMPARED.value: _compared,
     Kind.RESUMED.value: _resumed,
     Kind.MOVED.value: _moved,
     Kind.PHASE_BEGUN.value: _placed,

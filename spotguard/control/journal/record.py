@@ -65,6 +65,8 @@ class Kind(str, Enum):
     SETTLED = "settled"
     USER_STOP = "user_stop"
     USER_DOWN = "user_down"
+    COMPARED = "compared"
+    """A sweep looked at what its points have come to, and this one goes on or is stopped."""
     RESUMED = "resumed"
     MOVED = "moved"
     """The user lets the run go on, and in another place: what it says of the job counts now."""
@@ -436,6 +438,10 @@ class RunRecord:
     limits: Limits
     job: dict[str, Any] = field(default_factory=dict)
     """The same with all its phases; empty where it has none."""
+    sweep: dict[str, Any] = field(default_factory=dict)
+    """Its part in a sweep, as `SweepPart.to_json` gave it; empty for a run of none."""
+    looks: int | None = 0
+    """How often it was compared with the other points; None: it is no more."""
     phase: int = 0
     """In which of the job's phases the run is, from 0."""
     placing: Placing | None = None
@@ -466,7 +472,9 @@ class RunRecord:
     lost_launches: tuple[LostLaunch, ...] = ()
     """Those of them that may have cost money, oldest first: see `with_lost`."""
     wish: Kind | None = None
-    """USER_STOP or USER_DOWN while the user wants the run to end."""
+    """USER_STOP or USER_DOWN while the user, or its sweep, wants the run to end."""
+    wish_why: str = ""
+    """Why its sweep does; empty if it is the user."""
     resumed_after: int = 0
     """Number of the last attempt before the last `resume`; its end no longer settles the run."""
     untold: tuple[Tiding, ...] = ()

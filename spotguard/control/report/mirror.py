@@ -6,9 +6,15 @@ the store. It launches and stops nothing, writes nothing into the store, and may
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import logging
+import os
+import shutil
+import tempfile
 import time
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spotguard.checkpoint.lineage import attempt_numbers
@@ -30,7 +36,6 @@ from spotguard.storage.urls import below, is_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from spotguard.control.journal.record import RunRecord
     from spotguard.storage.base import ObjectStore
@@ -44,18 +49,41 @@ _MOST_LISTED = 4
 """Attempts of a run that are listed at each look: each costs a request."""
 
 
+@cache
+def _scratch() -> str:
+    """Return a folder of this process, which is removed at its end."""
+    made = tempfile.mkdtemp(prefix="spotguard-looks-")
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
+
+
+def room() -> Path:
+    """Return a folder for the runs of one store, which goes with this process."""
+    return Path(tempfile.mkdtemp(dir=_scratch()))
+
+
+def _kept_below(folder: Path) -> Path:
+    """Return the folder, made if need be; another one where it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError:
+        return room()
+    return folder if os.access(folder, os.W_OK) else room()
+
+
 class Mirror:
     """The runs of one store. Not thread-safe; methods block."""
 
     def __init__(self, url: str, root: Path | None = None) -> None:
         """Open the store; `UsageError` or `StoreError` if that cannot be.
 
-        The journals are kept below `root`; without one, below spotguard's home.
+        The journals are kept below `root`; without one, below spotguard's home, and as long as this
+        process lives where that cannot be written.
         """
         self._store = open_store(url)
         self.url = self._store.url
         name = hashlib.sha256(self.url.encode()).hexdigest()[:16]
-        self._root = root or spotguard_home() / "watched" / name
+        self._root = root or _kept_below(spotguard_home() / "watched" / name)
         self._seen: dict[str, tuple[str, ...]] = {}
         self._over: dict[str, set[int]] = {}
         """By run, the attempts that its controller has given a verdict on: nothing follows."""
@@ -82,7 +110,7 @@ class Mirror:
         if time.monotonic() < self._look_at:
             return self._folders
         named = [name.rstrip("/") for name in self._store.list_folders("")]
-        runs = [name for name in named if keys.RUN_ID_PATTERN.fullmatch(name)]
+        runs = [name for name in named if keys.is_run_folder(name)]
         wanted = [run_id for run_id in sorted(runs, reverse=True) if run_id not in without]
         found = []
         problems = {}
@@ -152,6 +180,7 @@ class Mirror:
                 "limits": body["limits"],
                 "spec": begun["spec"],
                 "job": begun["job"],
+                "sweep": body["sweep"],
             }
             with journal.all_or_nothing():
                 journal.append(Kind.CREATED.value, at=body["created_at"], data=created)

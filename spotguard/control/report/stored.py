@@ -7,19 +7,14 @@ each run that is looked at more closely, in a folder that goes with this process
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import shutil
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spotguard.control.journal.fold import read_record
-from spotguard.control.report.mirror import Mirror, is_controlled
+from spotguard.control.report.mirror import Mirror, is_controlled, room
 from spotguard.control.run_folder import RunFolder, split_place
 from spotguard.control.status.told import read_told
 from spotguard.control.status.view import RunSummary, UnreadableRun
@@ -69,7 +64,7 @@ class StoredRun:
             StoreError: the store cannot be read.
         """
         root, run_id = split_place(url)
-        self._mirror = Mirror(root, _room())
+        self._mirror = Mirror(root, room())
         self._run_id = run_id
         self.url = below(self._mirror.url, run_id)
         self._every_s = _LOOK_EVERY_S if is_folder(self.url) else _LOOK_AT_BUCKET_EVERY_S
@@ -142,10 +137,10 @@ def list_stored(
     """
     store = open_store(whole_url(url))
     named = [name.rstrip("/") for name in store.list_folders("")]
-    run_ids = [name for name in named if keys.RUN_ID_PATTERN.fullmatch(name)]
+    run_ids = [name for name in named if keys.is_run_folder(name)]
     told: list[RunSummary] = []
     unreadable: list[UnreadableRun] = []
-    mirror = Mirror(store.url, _room())
+    mirror = Mirror(store.url, room())
     with ThreadPoolExecutor(_READS, thread_name_prefix="spotguard-runs") as crew:
         words = crew.map(lambda run_id: _word(store, run_id), run_ids)
         for number, (run_id, word) in enumerate(zip(run_ids, words, strict=True), start=1):
@@ -194,16 +189,3 @@ def _told_line(word: Holder | None, run_id: str) -> RunSummary | None:
     with contextlib.suppress(Refused):
         return None if word is None or word.told is None else read_told(word.told, run_id)
     return None
-
-
-@cache
-def _scratch() -> str:
-    """Return a folder of this process, which is removed at its end."""
-    made = tempfile.mkdtemp(prefix="spotguard-looks-")
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    return made
-
-
-def _room() -> Path:
-    """Return a folder in it for the runs of one store."""
-    return Path(tempfile.mkdtemp(dir=_scratch()))

@@ -377,6 +377,11 @@ def _refused(entry: Entry) -> tuple[str, str]:
     return said, "yellow"
 
 
+def _compared(entry: Entry) -> tuple[str, str]:
+    why = str(entry.data.get("why") or "")
+    return (why, "cyan") if entry.data.get("stop") is True else (f"{why}: it goes on", "default")
+
+
 def _given_up(entry: Entry) -> tuple[str, str]:
     paid_s = number(entry.data, "paid_s")
     charged = "" if paid_s is None else f"; {format_duration(paid_s)} of them are charged"
@@ -436,6 +441,7 @@ _TELLERS: dict[str, Callable[[Entry], tuple[str, str]]] = {
     Kind.SETTLED.value: _settled,
     Kind.USER_STOP.value: _of("you asked to save and stop", "cyan"),
     Kind.USER_DOWN.value: _of("you asked to release the nodes at once", "cyan"),
+    Kind.COMPARED.value: _compared,
     Kind.RESUMED.value: _resumed,
     Kind.MOVED.value: _moved,
     Kind.PHASE_BEGUN.value: _phase_begun,

@@ -108,6 +108,32 @@ class SeriesReader:
                     yield piece.name.owner, line
 
 
+class ValuesOfRun:
+    """One metric of a run, read again and again."""
+
+    def __init__(self, store: ObjectStore, name: str) -> None:
+        """Read `name` from the run's own store."""
+        self._reader = SeriesReader(store)
+        self._name = name
+
+    def first_from(self, record: RunRecord, done: int) -> float | None:
+        """Return its first value that counts once so many steps are done; None if none is stored.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        series = self._reader.read(record, names=[self._name]).get(self._name)
+        if series is None:
+            return None
+        found = zip(series.steps, series.values, strict=True)
+        return next((value for step, value in found if step + 1 >= done), None)
+
+    def newest(self, record: RunRecord) -> float | None:
+        """Return its newest value that counts; None if none is stored. Raises as `first_from`."""
+        series = self._reader.read(record, names=[self._name]).get(self._name)
+        return series.values[-1] if series is not None and len(series.values) else None
+
+
 def superseded_from(record: RunRecord) -> dict[int, int | None]:
     """Return, by attempt, the count of steps from which on what it did counts no more.
 

@@ -170,7 +170,8 @@ def _rest(record: RunRecord, policy: Policy) -> Settle | None:
     # A job that was done before it heard of the stop is not to be resumed, only to find that out.
     finished = settled is not None and settled.state is RunState.FINISHED
     if record.wish is not None and not finished:
-        return Settle(state=RunState.STOPPED, detail="stopped by you", exit_code=EXIT_UNFINISHED)
+        detail = record.wish_why or "stopped by you"
+        return Settle(state=RunState.STOPPED, detail=detail, exit_code=EXIT_UNFINISHED)
     if settled is not None:
         return settled
     if _barren(record) >= policy.barren_attempts:

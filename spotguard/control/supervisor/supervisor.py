@@ -60,7 +60,7 @@ from spotguard.control.supervisor.request import (
     cluster_name,
     launch_request,
 )
-from spotguard.errors import NoCapacity, SpotguardError, StoreError
+from spotguard.errors import BudgetExhausted, NoCapacity, SpotguardError, StoreError
 from spotguard.events import env, keys
 from spotguard.events.states import EndReason, RunState
 from spotguard.launch.base import Unreachable, charged_node_s
@@ -69,12 +69,13 @@ from spotguard.spec.model import JobSpec
 from spotguard.storage.patterns.clock_comparison import WRITTEN_AT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from spotguard.control.journal.journal import Journal
     from spotguard.control.journal.launches import Launches
     from spotguard.control.journal.record import Allotment, AttemptRecord, RunRecord
+    from spotguard.control.journal.sweep.comparison import Comparison
     from spotguard.control.journal.team.budget import TeamBudget
     from spotguard.control.supervisor.lease import Lease
     from spotguard.control.supervisor.policy import Policy
@@ -110,15 +111,16 @@ class Supervisor:
         machine_clock: Callable[[], float] | None = None,
         market_path: Path | None = None,
         cache_key: str | None = None,
-        team: TeamBudget | None = None,
+        budgets: Sequence[TeamBudget] = (),
+        comparison: Comparison | None = None,
     ) -> None:
         """`store` is the run's own, below its run id; `live_path` gets the newest progress.
 
         `launches` are named there before they are made. `machine_clock` is told about when it
         jumps, while `clock` goes on evenly. `market_path` keeps what is seen of spot markets, over
         runs; None keeps nothing. `cache_key` is the secret by which nodes believe what earlier ones
-        kept of their cached folders; without it nothing is kept. `team` is the money that all runs
-        of the store share.
+        kept of their cached folders; without it nothing is kept. `budgets` are the sums that it
+        shares with other runs, and `comparison` is with the other points of its sweep.
         """
         self._cache_key = cache_key
         self._machine_clock = machine_clock
@@ -132,7 +134,8 @@ class Supervisor:
         self._policy = policy
         self._tick_s = tick_s
         self._ledger = Ledger(journal, clock)
-        self._team = TeamGate(team, self._ledger, clock) if team else None
+        self._team = TeamGate(budgets, self._ledger, clock) if budgets else None
+        self._comparison = comparison
         self._spec = JobSpec.from_json(self._ledger.record.spec)
         self._placing = self._ledger.record.placing
         self._published = self._placing is None
@@ -268,6 +271,8 @@ class Supervisor:
         for _ in range(_ACTS_PER_TICK):
             self._ledger.catch_up()
             seen = self._lookout.look(unasked=self._unasked)  # which adds to the record
+            if self._comparison is not None:
+                self._comparison.look(self._ledger, self._lookout.step)
             action = decide(self.record, seen, self._clock.now(), self._policy)
             if isinstance(action, Wait) or not self._act(action):
                 return
@@ -423,7 +428,13 @@ class Supervisor:
 
     def _intend(self, action: Intend) -> bool:
         if self._team is not None and not action.ahead and not self._team.admits():
-            return False
+            return self._team.is_over and self._come_to_rest(
+                Settle(
+                    state=RunState.PAUSED,
+                    detail=self.record.queued,
+                    exit_code=BudgetExhausted.exit_code,
+                )
+            )
         number = self._ledger.record.next_number
         name = cluster_name(self._ledger.record.run_id, number, self._ledger.record.refused)
         self._ledger.write(

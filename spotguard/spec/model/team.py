@@ -1,4 +1,4 @@
-"""What all runs of one store may cost together."""
+"""What several runs may cost together: all of one store, or those of a sweep."""
 
 from __future__ import annotations
 
@@ -12,19 +12,28 @@ from spotguard.spec.model.tables import Frozen
 from spotguard.spec.setting import IfGiven, Setting, text, usd
 
 PERIODS = ("month", "week", "day")
+SWEEP = "sweep"
+"""The period of a sweep's budget, which never turns."""
 _WRITTEN = re.compile(r"(?P<usd>[^/]*?)\s*(?:(?:/|\bper\b)\s*(?P<per>[a-z]+))?")
 
 
 @dataclass(frozen=True)
 class TeamCap:
-    """A sum for each month, week or day of the calendar (UTC; weeks begin on Monday)."""
+    """A sum for each month, week or day of the calendar (UTC; weeks begin on Monday).
+
+    Or for a whole sweep: then it also says how many of its runs go on side by side.
+    """
 
     usd: float
     per: str = "month"
+    at_once: int | None = None
+    """So many runs may hold money at any time; None: as many as it pays."""
 
     def __post_init__(self) -> None:
-        if self.per not in PERIODS:
+        if self.per not in (*PERIODS, SWEEP):
             raise ValueError(f"no period: {self.per}")
+        if self.at_once is not None and self.at_once < 1:
+            raise ValueError("no run may go on")
 
     def __str__(self) -> str:
         return f"{self.usd:.12g} / {self.per}"
@@ -40,11 +49,14 @@ class TeamCap:
         if isinstance(raw, cls):
             return raw
         if isinstance(raw, Mapping):
-            return cls(usd(raw.get("usd")), str(raw.get("per")))
+            at_once = raw.get("at_once")
+            return cls(
+                usd(raw.get("usd")), str(raw.get("per")), None if at_once is None else int(at_once)
+            )
         if not isinstance(raw, str):
             return cls(usd(raw))
         written = _WRITTEN.fullmatch(text(raw).lower())
-        if written is None:
+        if written is None or written["per"] == SWEEP:
             raise ValueError("not a sum for a period")
         return cls(usd(written["usd"]), written["per"] or "month")
 
@@ -59,7 +71,7 @@ TEAM_BUDGET = Setting(
 
 
 class TeamSpec(Frozen):
-    """What all runs of one store may cost together."""
+    """What several runs may cost together: all of one store, or those of a sweep."""
 
     budget: Annotated[TeamCap | None, TEAM_BUDGET] = None
     """The most that all runs of `store` may cost together, whoever started them and wherever their

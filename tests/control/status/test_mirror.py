@@ -197,3 +197,15 @@ def test_who_adopts_in_an_overlap_goes_on_with_it(
     if adopted.ahead is not None:
         assert adopted.ahead.cluster == record.ahead.cluster
         assert adopted.ahead.launched
+
+
+def test_a_store_is_looked_at_without_a_home(
+    tmp_path: Path, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where none can be made, the journals are kept for as long as the process lives."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SPOTGUARD_HOME", str(tmp_path / "file" / "home"))
+    mirror = Mirror(str(tmp_path / "store"))
+    (folder,) = mirror.folders(without=frozenset())
+    assert folder.journal_path.exists()
+    assert not mirror.problems

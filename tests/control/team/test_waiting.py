@@ -88,7 +88,7 @@ class Team:
             made.clock.advance(behind_s)
         team = TeamBudget(root or self.root, made.clock, name, cap=self.cap, priority=priority)
         journal = made.journal()
-        member = Member(made, journal, made.supervisor(journal, team=team))
+        member = Member(made, journal, made.supervisor(journal, budgets=[team]))
         self.members.append(member)
         return member
 

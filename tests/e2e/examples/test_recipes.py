@@ -22,6 +22,7 @@ SAYS = {
     "curriculum.py": "error 0.",
     "distillation.py": "with 1210 parameters instead of 76810",
     "early_stopping.py": "of 2000 steps; best after",
+    "hyperparameters.py": "lr 0.003, width 64: loss 0.",
     "lora.py": "8192 of 533504 parameters are trained",
     "mixed_precision.py": "MB kept for backward",
 }

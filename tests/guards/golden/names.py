@@ -66,6 +66,9 @@ _KEY_ARGUMENTS: dict[str, Any] = {
     "digest": "3f" * 32,
     "folder": "attempts/000007/logs/",
     "owner": 3,
+    "name": "sweeps",
+    "run_id": "train-261125-101500-0c1f-03",
+    "sweep_id": "train-261125-101500-0c1f",
     "world_size": 4,
     "last_event": "attempts/000007/events/1700000000125-00003-00002-000005.json",
     "checkpoint_prefix": "checkpoints/000000000040-000007/",
@@ -76,6 +79,7 @@ _KEYS_TO_READ = (
     "checkpoints/000000000040-000007/manifest.json",
     "attempts/000007/logs/00003-1700000000125-000007-0000005.jsonl.gz",
     "cache/listings/000007-00003",
+    "values/train-261125-101500-0c1f-03.json",
 )
 
 

@@ -16,6 +16,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from spotguard.shared.units import format_usd
+from spotguard.spec.model.team import SWEEP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -59,6 +60,11 @@ class Stake:
     def used_usd(self) -> float:
         """What of the cap is not there for others."""
         return self.spent_here_usd + self.promised_usd
+
+    @property
+    def holds(self) -> bool:
+        """Whether nodes of it live, or may be launched."""
+        return self.promised_usd > 0 or self.launched
 
     def at(self, spent_usd: float) -> Stake:
         """Return it brought up to what the run has spent by now; what it uses stays the same.
@@ -196,6 +202,7 @@ class TeamBooks:
         wished = replace(mine, promised_usd=most_usd, wants_usd=None, priority=priority)
         others_usd = self.used_usd - self._used_by(run_id)
         fits = self.cap is None or others_usd + wished.used_usd <= self.cap.usd + ROUNDING_USD
+        fits = fits and (mine.holds or self._has_place())
         holds = mine.promised_usd > 0 and wished.used_usd <= mine.used_usd + ROUNDING_USD
         first = None if holds or self.cap is None else self._before(run_id, mine, priority)
         if fits and first is None:
@@ -275,6 +282,17 @@ class TeamBooks:
         stake = self.stakes.get(run_id)
         return 0.0 if stake is None else stake.used_usd
 
+    def _has_place(self) -> bool:
+        """Tell whether one more run may go on beside those that do."""
+        if self.cap is None or self.cap.at_once is None:
+            return True
+        return sum(stake.holds for stake in self.stakes.values()) < self.cap.at_once
+
+    def is_over(self, wants_usd: float | None) -> bool:
+        """Tell whether a sum is never to be had again: there is no next period of a sweep."""
+        never = self.cap is not None and self.cap.per == SWEEP and wants_usd is not None
+        return never and self._never_fits(wants_usd or 0.0)
+
     def _never_fits(self, wants_usd: float) -> bool:
         """Tell whether a sum is not to be had in this period whatever is given back."""
         return self.cap is not None and self.spent_usd + wants_usd > self.cap.usd + ROUNDING_USD
@@ -303,6 +321,8 @@ class TeamBooks:
         queue = self.queue
         place = f"place {queue.index(run_id) + 1} of {len(queue)} in the queue"
         of_all = f"the team's {format_usd(self.cap.usd)} for {in_words(self.period)}"
+        if self.cap.per == SWEEP:
+            of_all = f"the sweep's {format_usd(self.cap.usd)}"
         if most_usd > self.cap.usd + ROUNDING_USD:
             return (
                 f"it may cost {format_usd(most_usd)} more, and {of_all} are less than that; stop "
@@ -311,6 +331,8 @@ class TeamBooks:
         left = f"{format_usd(self.left_usd)} are left, and it needs {format_usd(most_usd)}"
         if first is not None:
             return f"of {of_all} {left}, but {first} comes first ({place})"
+        if self.is_over(most_usd):
+            return f"of {of_all} only {left}"
         if self._never_fits(most_usd):
             per = self.cap.per
             return f"{of_all} are spent or promised: {left}; so it waits for the next {per}"
@@ -319,6 +341,8 @@ class TeamBooks:
             for other, stake in self.stakes.items()
             if stake.promised_usd > 0 and other != run_id
         ]
+        if most_usd <= (self.left_usd or 0.0) + ROUNDING_USD:
+            return f"{self.cap.at_once} of the sweep's runs go on, as many as may at once ({place})"
         named = [other for _, other in sorted(holders)[:_NAMED]]
         more = f" and {len(holders) - _NAMED} more" if len(holders) > _NAMED else ""
         held = f", promised to {', '.join(named)}{more}" if named else ""
@@ -331,6 +355,8 @@ def _over(stake: Stake, now: float) -> bool:
 
 def period_of(now: float, per: str) -> str:
     """Return the name of the month, week or day (UTC) of an instant: 2026-11, 2026-W48, ..."""
+    if per == SWEEP:
+        return SWEEP
     at = datetime.fromtimestamp(now, tz=timezone.utc)
     if per == "week":
         year, week, _ = at.isocalendar()
@@ -340,6 +366,8 @@ def period_of(now: float, per: str) -> str:
 
 def in_words(period: str) -> str:
     """Return such a name for people: November 2026, week 48 of 2026, 2026-11-25."""
+    if period == SWEEP:
+        return "the sweep"
     if "W" in period:
         year, week = period.split("-W")
         return f"week {int(week)} of {year}"

@@ -121,6 +121,8 @@ class TeamBudget:
         self._time = StoreClock(clock)
         self._known = cap is not None
         """The runs of this store have a budget together, for all that this run has seen."""
+        self.is_over = False
+        """What the newest `ask` wanted is never to be had again."""
         self._beat_at = float("-inf")
         """When it last wrote that it waits, by the monotonic clock."""
         self._seen: dict[str, tuple[str, float]] = {}
@@ -146,6 +148,7 @@ class TeamBudget:
                 priority=self._priority,
                 living=word.living,
             )
+            self.is_over = bool(why) and asked.is_over(word.most)
             beat = due or not asked.stands_alike(self._run_id, alive)
             return (asked if beat else alive), why
 

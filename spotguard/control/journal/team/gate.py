@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING
 
 from spotguard.control.journal import cost
 from spotguard.control.journal.record import Kind
+from spotguard.control.journal.sweep.part import SweepPart, sweep_store
 from spotguard.control.journal.team.budget import BEAT_S, TeamBudget, Word
+from spotguard.events import keys
+from spotguard.storage.urls import below, is_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from spotguard.control.journal.ledger import Ledger
     from spotguard.control.journal.record import AttemptRecord, RunRecord
     from spotguard.shared.units import Clock
@@ -19,6 +24,8 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 15.0
 """How often a run that waits for its team's money asks again."""
+RETRY_IN_FOLDER_S = 2.0
+"""The same for a sweep's next run, where to ask costs nothing: it may be a matter of seconds."""
 TELL_S = 300.0
 """How often a run with nodes writes what it has spent."""
 RELEASE_PATIENCE_S = 120.0
@@ -27,12 +34,19 @@ RELEASE_RETRY_S = 5.0
 
 
 class TeamGate:
-    """Stands between one run's controller and the nodes that its team pays. Not thread-safe."""
+    """Stands between one run's controller and the nodes that others pay with. Not thread-safe.
 
-    def __init__(self, budget: TeamBudget, ledger: Ledger, clock: Clock) -> None:
-        self._budget = budget
+    A sweep's run is paid by the sweep, and that by its team: all of them have to promise, always in
+    the same order, so that no two runs wait for each other.
+    """
+
+    def __init__(self, budgets: Sequence[TeamBudget], ledger: Ledger, clock: Clock) -> None:
+        self._budgets = budgets
         self._ledger = ledger
         self._clock = clock
+        quick = ledger.record.sweep and is_folder(ledger.record.store_root)
+        self._retry_s = RETRY_IN_FOLDER_S if quick else RETRY_S
+        self._unreleased = list(budgets)
         self._again_at = self._told_at = self._release_at = float("-inf")
         self._releasing_since: float | None = None
 
@@ -50,12 +64,12 @@ class TeamGate:
         if self.waits:
             return False
         record = self._ledger.record
-        why = self._budget.ask(self._word())
+        why = self._ask()
         if not why:
             return True
-        self._again_at = self._clock.monotonic() + RETRY_S
+        self._again_at = self._clock.monotonic() + self._retry_s
         if why != record.queued:
-            retry_at = self._clock.now() + RETRY_S
+            retry_at = self._clock.now() + self._retry_s
             self._ledger.write(Kind.WAITING, {"retry_at": retry_at, "why": why, "team": True})
         return False
 
@@ -63,11 +77,11 @@ class TeamGate:
         """Tell whether a launch that is written down may be made now; asks as often as `admits`."""
         if self.waits:
             return False
-        why = self._budget.launch(self._word())
+        why = self._launch()
         if why:  # it may have slept since it was admitted
-            why = self._budget.ask(self._word()) or self._budget.launch(self._word())
+            why = self._ask() or self._launch()
         if why:
-            self._again_at = self._clock.monotonic() + RETRY_S
+            self._again_at = self._clock.monotonic() + self._retry_s
             log.warning("attempt %s is not launched: %s", attempt.number, why)
         return not why
 
@@ -81,16 +95,23 @@ class TeamGate:
         if self._clock.monotonic() - self._told_at < (TELL_S if launched else BEAT_S):
             return
         self._told_at = self._clock.monotonic()
-        problem = self._budget.tell(self._word())
-        if problem:
-            log.warning("%s", problem)
+        word = self._word()
+        for budget in self._budgets:
+            problem = budget.tell(word)
+            if problem:
+                log.warning("%s", problem)
 
     def release(self) -> str | None:
         """Give back what the run did not spend; return what failed, None to try it again."""
         now = self._clock.monotonic()
         if now < self._release_at:
             return None
-        problem = self._budget.release(self._word().spent)
+        problem = ""
+        while self._unreleased:
+            problem = self._unreleased[-1].release(self._word().spent)
+            if problem:
+                break
+            self._unreleased.pop()
         if not problem:
             return ""
         self._release_at = now + RELEASE_RETRY_S
@@ -98,6 +119,19 @@ class TeamGate:
             self._releasing_since = now
             log.warning("%s", problem)
         return problem if now - self._releasing_since >= RELEASE_PATIENCE_S else None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether what was asked for last is never to be had again."""
+        return any(budget.is_over for budget in self._budgets)
+
+    def _ask(self) -> str:
+        word = self._word()
+        return next((why for each in self._budgets if (why := each.ask(word))), "")
+
+    def _launch(self) -> str:
+        word = self._word()
+        return next((why for each in self._budgets if (why := each.launch(word))), "")
 
     def _word(self) -> Word:
         record = self._ledger.record
@@ -122,17 +156,30 @@ def release_at_rest(record: RunRecord, store: ObjectStore, clock: Clock) -> str:
     """
     if record.settled is None:
         return ""
-    problem = TeamBudget(store, clock, record.run_id).release(
-        cost.known_spent_usd(record, record.settled.at)
-    )
+    spent_usd = cost.known_spent_usd(record, record.settled.at)
+    budgets = [TeamBudget(store, clock, record.run_id), *sweep_budget(store, record, clock)]
+    problem = next((failed for each in budgets if (failed := each.release(spent_usd))), "")
     if not problem:
         return ""
     return f"{problem}; {give_back_words(record)}"
 
 
+def sweep_budget(
+    root: ObjectStore, record: RunRecord, clock: Clock, *, priority: int = 0
+) -> list[TeamBudget]:
+    """Return what a run's sweep may cost, by the root of the runs; nothing for one of no sweep."""
+    part = SweepPart.of(record.sweep)
+    if part is None:
+        return []
+    store = sweep_store(root, part.sweep_id)
+    return [TeamBudget(store, clock, record.run_id, cap=part.cap, priority=priority)]
+
+
 def give_back_words(record: RunRecord) -> str:
     """Return how a person gives back what the team's budget promised to a run."""
-    return (
-        "what the team's budget promised to it is not given back: "
-        f"spotguard team {record.store_root} --give-back {record.run_id}"
-    )
+    stores = [record.store_root]
+    part = SweepPart.of(record.sweep)
+    if part is not None:
+        stores.append(below(record.store_root, keys.sweep(part.sweep_id)))
+    commands = "; ".join(f"spotguard team {each} --give-back {record.run_id}" for each in stores)
+    return f"what the team's budget promised to it is not given back: {commands}"

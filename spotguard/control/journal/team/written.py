@@ -22,6 +22,7 @@ from spotguard.events.untrusted import (
     text,
 )
 from spotguard.spec.model import TeamCap
+from spotguard.spec.model.team import SWEEP
 from spotguard.storage.small_objects import get_small
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 _WHAT = "the team's ledger"
-_PERIOD = re.compile(r"(\d{4}-(W\d\d|(0[1-9]|1[0-2])(-\d\d)?))?")
+_PERIOD = re.compile(rf"(\d{{4}}-(W\d\d|(0[1-9]|1[0-2])(-\d\d)?)|{SWEEP})?")
 
 
 @dataclass(frozen=True, kw_only=True)

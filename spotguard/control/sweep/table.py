@@ -1,0 +1,201 @@
+"""How a sweep stands: one table of its points, on this machine or from its store alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, Literal
+
+from spotguard.control.journal.fold import read_record
+from spotguard.control.journal.sweep.part import MINIMIZE, sweep_store
+from spotguard.control.journal.sweep.published import Values, read_values
+from spotguard.control.report.stored import StoredRun
+from spotguard.control.run_folder import RunFolder, runs_folder
+from spotguard.control.status.metrics import ValuesOfRun
+from spotguard.control.status.watch import picture
+from spotguard.control.sweep.asked import place_of, stopped_mark
+from spotguard.errors import JournalDamaged, StoreError, UsageError
+from spotguard.events.states import RunState
+from spotguard.shared.documents import INSTANT
+from spotguard.storage import PrefixedStore, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from spotguard.control.journal.record import RunRecord
+    from spotguard.control.status.view import RunView
+    from spotguard.control.sweep.asked import SweepRecord
+
+SCHEMA: Final = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepPoint:
+    """One point of a sweep and its run. None means unknown, never zero."""
+
+    number: int
+    """From 1 on."""
+    run_id: str
+    arguments: dict[str, str]
+    """What it adds to the script's arguments, by name."""
+    state: RunState | None
+    """How its run stands; None: it is not created, or cannot be read."""
+    step: int | None = None
+    total_steps: int | None = None
+    value: float | None = None
+    """The newest value of the sweep's metric: that of its newest save, or soon after it."""
+    spent_usd: float | None = None
+    saved_step: int | None = None
+    """Steps done at its newest checkpoint that counts."""
+    pruned: bool = False
+    """Whether it was stopped because others did better."""
+    queued: bool = False
+    """Whether it waits for its turn, or for money."""
+    settled: bool = False
+    exit_code: int | None = None
+    """What the run ended with, by docs/exit-codes.md; None while it goes on."""
+    detail: str = ""
+    """What goes on, or why it ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepDocument:
+    """How a sweep stands: what `spotguard sweep` and `up --sweep` print with `--json`."""
+
+    schema: Literal[1] = field(default=SCHEMA, init=False)
+    """Version of this document's form."""
+    sweep_id: str
+    store: str
+    """The root of its runs."""
+    created_at: float = field(metadata=INSTANT)
+    budget_usd: float
+    """What all points may cost together."""
+    spent_usd: float | None
+    """What they have; None if that of one is unknown."""
+    demo_prices: bool
+    """True if the money is played: local nodes cost nothing, and their price was not given."""
+    parallel: int | None
+    """So many points go on side by side."""
+    metric: str | None
+    goal: str
+    """`min` or `max`."""
+    first_step: int | None
+    """Steps done at which points are compared first; None: none is stopped."""
+    settled: bool
+    """Whether nothing more happens unless somebody asks for it."""
+    points: tuple[SweepPoint, ...]
+    best: str | None
+    """The run with the best value of those that finished, else of those that saved; None without
+    one."""
+
+
+class SweepWatch:
+    """Looks at a sweep again and again; points at rest are read once. Not thread-safe."""
+
+    def __init__(self, sweep: SweepRecord, *, stored: bool) -> None:
+        """Look at this machine's runs, or with `stored` at what the store says of them."""
+        self._sweep = sweep
+        self._stored = stored
+        self._root = open_store(sweep.store_root)
+        self._runs: dict[str, StoredRun] = {}
+        self._at_rest: dict[str, tuple[SweepPoint, bool]] = {}
+
+    def look(self) -> SweepDocument:
+        """Return how it stands now.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        sweep, part = self._sweep, self._sweep.part
+        told = [self._point(each.number, each.run_id) for each in sweep.parts()]
+        points = [point for point, _ in told]
+        spent = [point.spent_usd for point in points if point.state is not None]
+        known = [usd for usd in spent if usd is not None]
+        return SweepDocument(
+            sweep_id=sweep.sweep_id,
+            store=sweep.store_root,
+            created_at=sweep.created_at,
+            budget_usd=part.cap.usd,
+            spent_usd=sum(known) if len(known) == len(spent) else None,
+            demo_prices=any(played for _, played in told),
+            parallel=part.cap.at_once,
+            metric=part.metric,
+            goal=part.goal,
+            first_step=part.first_step,
+            settled=all(point.settled for point in points),
+            points=tuple(points),
+            best=best_of(points, part.goal),
+        )
+
+    def _point(self, number: int, run_id: str) -> tuple[SweepPoint, bool]:
+        if run_id in self._at_rest:
+            return self._at_rest[run_id]
+        arguments = dict(self._sweep.points[number - 1])
+        named = SweepPoint(number=number, run_id=run_id, arguments=arguments, state=None)
+        try:
+            view, record = self._read(run_id)
+        except UsageError:
+            never = not self._stored and stopped_mark(self._sweep).exists()
+            why = "never begun: the sweep was stopped" if never else "not begun yet"
+            return replace(named, settled=never, detail=why), False
+        except JournalDamaged as problem:
+            return replace(named, detail=problem.message), False
+        told = self._told(run_id) if view.state is RunState.STOPPED else Values()
+        pruned = bool(told.stopped) and (self._stored or view.state_detail == told.stopped)
+        point = replace(
+            named,
+            state=view.state,
+            step=view.step,
+            total_steps=view.total_steps,
+            value=self._value(view, record),
+            spent_usd=view.spent_usd,
+            saved_step=view.saved_step,
+            pruned=pruned,
+            queued=bool(record.queued) and not view.state.settled,
+            settled=view.state.settled,
+            exit_code=None if record.settled is None else record.settled.exit_code,
+            detail=told.stopped if pruned else view.state_detail,
+        )
+        if point.settled:
+            self._at_rest[run_id] = point, view.demo_prices
+        return point, view.demo_prices
+
+    def _read(self, run_id: str) -> tuple[RunView, RunRecord]:
+        if self._stored:
+            run = self._runs.get(run_id) or StoredRun(place_of(self._sweep, run_id))
+            self._runs[run_id] = run
+            run.refresh()
+            folder: RunFolder = run.folder
+        else:
+            folder = RunFolder(runs_folder() / run_id)
+            if not folder.path.is_dir():
+                raise UsageError(f"There is no run {run_id!r} on this machine.")
+        controlled = folder.is_controlled()
+        with folder.journal() as journal:
+            record = read_record(journal)
+        return picture(folder, record, controlled=controlled), record
+
+    def _value(self, view: RunView, record: RunRecord) -> float | None:
+        metric = self._sweep.part.metric
+        if metric is None:
+            return None
+        if not view.state.settled:  # each question to a bucket costs money
+            return view.metrics.get(metric)
+        try:
+            newest = ValuesOfRun(PrefixedStore(self._root, view.run_id), metric).newest(record)
+        except StoreError:
+            newest = None
+        value = view.metrics.get(metric) if newest is None else newest
+        return value if value is not None and math.isfinite(value) else None
+
+    def _told(self, run_id: str) -> Values:
+        return read_values(sweep_store(self._root, self._sweep.sweep_id), run_id)
+
+
+def best_of(points: Sequence[SweepPoint], goal: str) -> str | None:
+    """Return the run with the best value of those that finished, else of those that saved."""
+    saved = [each for each in points if each.value is not None and each.saved_step is not None]
+    finished = [each for each in saved if each.state is RunState.FINISHED]
+    sign = 1.0 if goal == MINIMIZE else -1.0
+    best = min(finished or saved, key=lambda each: sign * (each.value or 0.0), default=None)
+    return None if best is None else best.run_id
