@@ -172,6 +172,10 @@ class Loader(ABC):
         count = len(self._sizes(step))
         return [self._range(count, rank) for rank in range(self._world_size)]
 
+    def reading(self) -> dict[str, Any]:
+        """Return how it reads, by the names of `torch.utils.data.DataLoader`'s options."""
+        return {}
+
     @abstractmethod
     def _sizes(self, step: int) -> list[int]:
         """Return the samples of each micro-batch of a step."""
@@ -329,6 +333,12 @@ class ElasticLoader(Loader):
             **{"generator": own_seeds, **self._options, "worker_init_fn": quiet},
         )
         yield from zip(behind, batches, strict=True)
+
+    def reading(self) -> dict[str, Any]:
+        """Return how it reads, by the names of `torch.utils.data.DataLoader`'s options."""
+        options = ("pin_memory", "persistent_workers", "prefetch_factor")
+        told = {name: self._options.get(name) for name in options}
+        return {"num_workers": self._num_workers, **told}
 
     def checksum(self, step: int) -> int | None:
         """Return the checksum of the sampler's order of the step's epoch, if there is a sampler."""
