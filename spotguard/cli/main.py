@@ -77,6 +77,7 @@ for _panel, _commands in (
             status_commands.logs,
             status_commands.runs,
             team.team,
+            page_commands.profile,
             page_commands.report,
             page_commands.dashboard,
             page_commands.metrics,

@@ -31,6 +31,7 @@ from spotguard.control.doctor.store_trial import TriedStore
 from spotguard.control.drill.report import DrillReport
 from spotguard.control.journal.team.membership import TeamDocument
 from spotguard.control.report.document import ReportDocument
+from spotguard.control.report.profile.document import ProfileDocument
 from spotguard.control.status.footprint import Footprint, RunFootprint
 from spotguard.control.status.market import MarketDocument
 from spotguard.control.status.recovery import Recovery
@@ -61,6 +62,7 @@ DOCUMENTS: Final[dict[str, type]] = {
     "runs": RunsDocument,
     "team": TeamDocument,
     "report": ReportDocument,
+    "profile": ProfileDocument,
     "plan": JobPlan,
     "simulate": Simulation,
     "market show": MarketDocument,

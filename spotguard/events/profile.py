@@ -89,7 +89,7 @@ class ProfileAnswer:
     world_size: int
     first_step: int
     steps: int
-    """Recorded; fewer than were asked for where they have too many operations, or the loop ended."""
+    """Recorded: fewer than asked for if they have too many operations, or the loop ended."""
     duration_s: float
     """From the first recorded step's beginning to the last one's end."""
     cpu_s: float

@@ -12,10 +12,8 @@ import contextlib
 import gzip
 import logging
 import math
-import os
 import tempfile
 import threading
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -24,12 +22,17 @@ from spotguard.errors import NotFound, StoreError
 from spotguard.events import keys
 from spotguard.events.profile import (
     MOST_TRACE_BYTES,
-    STEP,
     ProfileAnswer,
     ProfileBegin,
     ProfileRequest,
 )
 from spotguard.events.untrusted import Refused
+from spotguard.runtime.reporting.recording import (
+    Recording,
+    cores,
+    device_name,
+    profiles_itself,
+)
 from spotguard.shared.right_of_way import is_saving
 from spotguard.storage.deadline import give_up_after
 from spotguard.storage.small_objects import get_small
@@ -102,7 +105,7 @@ class Profiling:
         self._seen = ""
         self._begin: ProfileBegin | None = None
         """What is to be recorded, or is; set by one thread, taken back by the other."""
-        self._recording: _Recording | None = None
+        self._recording: Recording | None = None
         self._until = 0
         self._storing: threading.Thread | None = None
         self._closed = threading.Event()
@@ -140,11 +143,11 @@ class Profiling:
         """Return with which step all ranks begin; None as long as no step is under way."""
         asked = ProfileRequest.from_json(raw)
         finished, total, step_s = self._progress()
-        if total is None or self._told_to_stop():
-            return None
         place = self._place
+        if total is None or self._told_to_stop() or (place.world_size > 1 and not step_s):
+            return None  # a step tells how many there are until all ranks have heard
         heard_s = 0.0 if place.world_size == 1 else 1.5 * place.heartbeat_s + 1.0
-        lead = 2 + math.ceil(heard_s / max(step_s, 1e-4)) if heard_s else 2
+        lead = 2 + math.ceil(heard_s / max(step_s, 1e-4))
         first = max(finished + 2, min(finished + lead, total - asked.steps))
         steps = min(asked.steps, total - first)
         if steps < 1:
@@ -189,10 +192,10 @@ class Profiling:
             recording.next_step()
 
     def _warm_up(self, begin: ProfileBegin) -> None:
-        if _profiles_itself():
+        if profiles_itself():
             self._answer(begin, "the script profiles itself with torch.profiler at this moment")
             return
-        self._recording = _Recording(with_trace=self._place.keeps_trace)
+        self._recording = Recording(with_trace=self._place.keeps_trace)
 
     def loop_ended(self, finished: int) -> None:
         """Keep what is recorded: no further step comes."""
@@ -238,8 +241,8 @@ class Profiling:
             steps=finished - recording.first,
             duration_s=recording.duration_s,
             cpu_s=recording.cpu_s,
-            cores=_cores(),
-            device=_device(),
+            cores=cores(),
+            device=device_name(),
             trace_bytes=0,
             facts=self.facts(),
         )
@@ -258,8 +261,8 @@ class Profiling:
             steps=0,
             duration_s=0.0,
             cpu_s=0.0,
-            cores=_cores(),
-            device=_device(),
+            cores=cores(),
+            device=device_name(),
             trace_bytes=0,
             problem=problem,
         )
@@ -270,9 +273,7 @@ class Profiling:
     def _is_storing(self) -> bool:
         return self._storing is not None and self._storing.is_alive()
 
-    def _store_later(
-        self, number: int, answer: ProfileAnswer, recording: _Recording | None
-    ) -> None:
+    def _store_later(self, number: int, answer: ProfileAnswer, recording: Recording | None) -> None:
         self._storing = threading.Thread(
             target=self._store_all,
             args=(number, answer, recording),
@@ -281,9 +282,7 @@ class Profiling:
         )
         self._storing.start()
 
-    def _store_all(
-        self, number: int, answer: ProfileAnswer, recording: _Recording | None
-    ) -> None:
+    def _store_all(self, number: int, answer: ProfileAnswer, recording: Recording | None) -> None:
         attempt, rank = self._place.attempt, self._place.rank
         try:
             if recording is not None and self._place.keeps_trace:
@@ -302,7 +301,7 @@ class Profiling:
         except (StoreError, OSError) as problem:
             log.warning("the profile could not be stored: %s", problem)
 
-    def _trace_of(self, recording: _Recording) -> tuple[bytes | None, str]:
+    def _trace_of(self, recording: Recording) -> tuple[bytes | None, str]:
         """Return the compressed trace, or why there is none; neither if the job is to stop."""
         with tempfile.TemporaryDirectory(prefix="spotguard-profile-") as folder:
             raw, packed = Path(folder) / "trace.json", Path(folder) / "trace.json.gz"
@@ -325,111 +324,3 @@ class Profiling:
                 return True
             self._closed.wait(_PAUSE_S)
         return False
-
-
-class _Recording:
-    """torch's profiler, on from the beginning: a step of warm-up first, then the steps that count.
-
-    To be started and stopped by the loop's thread, whose operations it sees.
-    """
-
-    def __init__(self, *, with_trace: bool) -> None:
-        self._with_trace = with_trace
-        self.first: int | None = None
-        """Steps done before the first one that counts; None in the warm-up."""
-        self.duration_s = self.cpu_s = 0.0
-        self._began = self._cpu_began = 0.0
-        self._profiler: Any = None
-        self._stopped: Any = None
-        """The one that was stopped last, with what it recorded."""
-        self._step: Any = None
-        self._start()
-
-    def end_warm_up(self, most_bytes: int) -> int:
-        """Return how many steps such as that one fit into a trace of so many bytes; at least 1."""
-        self._stop_profiler()
-        if not self._with_trace:
-            return most_bytes
-        with tempfile.TemporaryDirectory(prefix="spotguard-profile-") as folder:
-            path = Path(folder) / "trace.json"
-            self.write(path)
-            return max(1, most_bytes // max(1, path.stat().st_size))
-
-    def begin(self, finished: int) -> None:
-        """Begin with the steps that count."""
-        self.first = finished
-        self._start()
-        self._began, self._cpu_began = time.perf_counter(), time.process_time()
-
-    def next_step(self) -> None:
-        """Take note that a step ends here, and the next one begins."""
-        self._end_step()
-        self._step = self.mark(STEP)
-        self._step.__enter__()
-
-    def mark(self, name: str) -> AbstractContextManager[Any]:
-        """Return what names a piece of the trace."""
-        from torch.autograd.profiler import record_function
-
-        return record_function(name)
-
-    def stop(self) -> None:
-        """Let the profiler go. It takes less than a second for the largest trace."""
-        if self._profiler is None:
-            return
-        self._end_step()
-        self.duration_s = time.perf_counter() - self._began
-        self.cpu_s = time.process_time() - self._cpu_began
-        self._stop_profiler()
-
-    def write(self, path: Path) -> None:
-        """Write what was recorded last, as Chrome and Perfetto read it."""
-        self._stopped.export_chrome_trace(str(path))
-
-    def _start(self) -> None:
-        from torch.profiler import profile
-
-        _finish_queued()
-        self._profiler = profile()
-        self._profiler.start()
-        self.next_step()
-
-    def _stop_profiler(self) -> None:
-        self._end_step()
-        _finish_queued()
-        self._profiler.stop()
-        self._stopped, self._profiler = self._profiler, None
-
-    def _end_step(self) -> None:
-        step, self._step = self._step, None
-        if step is not None:
-            step.__exit__(None, None, None)
-
-
-def _profiles_itself() -> bool:
-    """Return True if the script's own profiler is on."""
-    import torch
-
-    return bool(torch.autograd._profiler_enabled())
-
-
-def _finish_queued() -> None:
-    """Have a GPU finish what is queued, so that it belongs to the step that asked for it."""
-    import torch
-
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _device() -> str:
-    import torch
-
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        return torch.cuda.get_device_name()
-    return "cpu"
