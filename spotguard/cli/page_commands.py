@@ -192,7 +192,8 @@ def profile(
     if as_json:
         print_json(document(told))
         return
-    console().print(profile_screen(told))
+    screen = console()
+    screen.print(profile_screen(told, screen.width))
     if out is None:
         say(
             f"the trace itself: spotguard profile {told.run_id} --attempt {attempt}"

@@ -96,6 +96,8 @@ class ProfileAnswer:
     """Processor time of the process meanwhile, all threads together."""
     cores: int
     """That the process may use."""
+    load: float | None
+    """Processes of the node that wanted a core, in the last minute's mean; None is unknown."""
     device: str
     """As torch calls it, such as `NVIDIA H100 80GB HBM3`; `cpu` without a GPU."""
     trace_bytes: int
@@ -122,6 +124,7 @@ class ProfileAnswer:
             duration_s=amount(body, "duration_s") or 0.0,
             cpu_s=amount(body, "cpu_s") or 0.0,
             cores=integer(body, "cores", low=1) or 1,
+            load=amount(body, "load"),
             device=text(body, "device") or "cpu",
             trace_bytes=integer(body, "trace_bytes", low=0) or 0,
             problem=text(body, "problem") or "",

@@ -31,6 +31,7 @@ from spotguard.runtime.reporting.recording import (
     Recording,
     cores,
     device_name,
+    load,
     profiles_itself,
 )
 from spotguard.shared.right_of_way import is_saving
@@ -242,6 +243,7 @@ class Profiling:
             duration_s=recording.duration_s,
             cpu_s=recording.cpu_s,
             cores=cores(),
+            load=load(),
             device=device_name(),
             trace_bytes=0,
             facts=self.facts(),
@@ -262,6 +264,7 @@ class Profiling:
             duration_s=0.0,
             cpu_s=0.0,
             cores=cores(),
+            load=load(),
             device=device_name(),
             trace_bytes=0,
             problem=problem,

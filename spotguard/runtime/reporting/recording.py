@@ -111,6 +111,14 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
+def load() -> float | None:
+    """Return how many processes of this node want a core, as the mean of the last minute."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):  # not on Windows
+        return None
+
+
 def device_name() -> str:
     """Return the GPU's name, or `cpu`."""
     if _uses_gpu():

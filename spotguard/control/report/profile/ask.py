@@ -163,9 +163,7 @@ class Asking:
 def _living_attempt(view: RunView) -> int:
     if view.state.settled or not view.attempts:
         kept = [each.attempt for each in view.attempts]
-        hint = "it begins with `spotguard up` or `spotguard resume`"
-        if kept:
-            hint = f"a profile that was kept: --attempt {kept[-1]}; spotguard resume goes on"
+        hint = f"what is kept of its attempts: --attempt {kept[-1]}" if kept else ""
         raise UsageError(
             f"{view.run_id} is {view.state.label}, so no step can be profiled.", hint=hint
         )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _IDLE_CORES = 0.5
 """A process that keeps less of a core busy waits for something that is not computed."""
 _BUSY = 0.7
+_CROWDED = 1.5
 _FUSED: Final = frozenset({"Adam", "AdamW", "SGD", "Adagrad"})
 
 
@@ -48,6 +49,17 @@ class Circumstances:
         return None if busy_us is None or not total_us else min(1.0, busy_us / total_us)
 
     @property
+    def waits(self) -> bool:
+        """True if the process is idle by itself, and not because others have the cores."""
+        return self.busy_cores < _IDLE_CORES and not self.is_crowded
+
+    @property
+    def is_crowded(self) -> bool:
+        """True if more processes of the node want to compute than there are cores."""
+        load = self.answer.load
+        return load is not None and load > _CROWDED * self.answer.cores
+
+    @property
     def loader(self) -> Mapping[str, Any]:
         """How the loader reads."""
         told = self.answer.facts.get("loader")
@@ -68,7 +80,7 @@ def title(kind: Kind, now: Circumstances) -> str:
     """Return a kind of cost in words."""
     if kind is Kind.SMALL and now.has_gpu:
         return "many small operations: the GPU is done before the next one is begun"
-    if kind is Kind.PYTHON and now.busy_cores < _IDLE_CORES:
+    if kind is Kind.PYTHON and now.waits:
         return "the loop's own code, which waits for something outside of torch"
     return _TITLES[kind]
 
@@ -82,16 +94,18 @@ def signature(now: Circumstances) -> str:
     """Return in one sentence what the use of GPU and processor says of the whole step."""
     gpu, data = now.gpu_busy, now.costs.share(Kind.DATA)
     cores = f"{now.busy_cores:.1f} of {now.answer.cores} cores busy"
+    if now.is_crowded:
+        cores += f" on a crowded node (load {now.answer.load:.0f}), where all takes longer"
     if gpu is None:
         if data > 1 - _BUSY:
             return f"no GPU, {cores}: the step waits for data {100 * data:.0f} % of its time"
-        if now.busy_cores < _IDLE_CORES:
+        if now.waits:
             return f"no GPU, {cores}: it mostly waits, for {_awaited(now)}"
         return f"no GPU, {cores}"
     told = f"GPU busy {100 * gpu:.0f} %, {cores}"
     if gpu >= _BUSY:
         return f"{told}: the GPU is what limits it"
-    if now.busy_cores >= _IDLE_CORES:
+    if not now.waits:
         which = "the loader" if data > 1 - _BUSY else "Python, which begins operations too slowly"
         return f"{told}: low GPU and high CPU, so {which} limits it"
     return f"{told}: both are low, so it waits for {_awaited(now)}"
@@ -164,10 +178,10 @@ def _against_attention(now: Circumstances) -> str:
             "torch.nn.functional.scaled_dot_product_attention instead of softmax(q @ k) @ v: it "
             "never holds the whole matrix"
         )
-    if now.has_gpu and "flash" not in names.lower():
+    if "attention_math" in names or (now.has_gpu and "flash" not in names.lower()):
         return (
-            "bf16 or fp16, no explicit mask (is_causal=True): then scaled_dot_product_attention "
-            "takes its flash kernel"
+            "bf16 or fp16, is_causal=True instead of a mask, on a CPU also dropout_p=0: then "
+            "scaled_dot_product_attention takes its flash kernel"
         )
     return "shorter or packed sequences; a window instead of all of them (FlexAttention)"
 
@@ -226,7 +240,7 @@ def _against_other(now: Circumstances) -> str:
 
 
 def _against_python(now: Circumstances) -> str:
-    if now.busy_cores < _IDLE_CORES:
+    if now.waits:
         return (
             "look at what the loop's body asks of the network, the disk or a clock, and do that in "
             "the dataset, in a thread, or every hundredth step"
