@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd.profiler import record_function
-from torch.profiler import profile
+from torch.autograd.profiler import profile, record_function
 
 from spotguard.events.profile import STEP
 
@@ -77,14 +76,15 @@ class Recording:
 
     def _start(self) -> None:
         _finish_queued()
-        self._profiler = profile()
-        self._profiler.start()
+        # What `torch.profiler` wraps; that imports torch's compiler first, for a second or more.
+        self._profiler = profile(use_kineto=True, use_device="cuda" if _uses_gpu() else None)
+        self._profiler.__enter__()
         self.next_step()
 
     def _stop_profiler(self) -> None:
         self._end_step()
         _finish_queued()
-        self._profiler.stop()
+        self._profiler.__exit__(None, None, None)
         self._stopped, self._profiler = self._profiler, None
 
     def _end_step(self) -> None:

@@ -245,7 +245,7 @@ def test_the_scripts_own_profiler_is_left_alone() -> None:
     """Two profilers of torch in one thread would end each other."""
     one = Rank()
     ask(one.store)
-    with torch.profiler.profile() as own:
+    with torch.autograd.profiler.profile(use_kineto=True) as own:
         one.train(5)
     one.end()
     assert "itself" in answer(one.store).problem
@@ -285,7 +285,12 @@ def test_rubbish_in_the_store_asks_for_nothing() -> None:
 @pytest.mark.e2e
 def test_numbers_are_the_same_with_and_without(jobs: Jobs) -> None:
     """Three ranks are profiled while they train and save: weights and buffers stay the same."""
-    common = {"SPOTGUARD_HEARTBEAT_S": "0.1", "PACE_S": "0.02", "STEPS": "60", "EVERY": "10 steps"}
+    common: dict[str, Any] = {
+        "SPOTGUARD_HEARTBEAT_S": "0.1",
+        "PACE_S": "0.02",
+        "STEPS": "60",
+        "EVERY": "10 steps",
+    }
     undisturbed = jobs.start_ranks(3, **common, SPOTGUARD_RUN_ID="plain")
     assert [job.wait() for job in undisturbed] == [0, 0, 0]
     store = jobs.store()
