@@ -174,6 +174,8 @@ def profile(
     """
     from spotguard.cli.views.profile import profile_screen
     from spotguard.control import api
+    from spotguard.control.checkpoints import find
+    from spotguard.control.report.profile.ask import Asking, read_profile
 
     if steps is not None and attempt is not None:
         raise UsageError(
@@ -181,12 +183,12 @@ def profile(
             hint="--attempt tells what is kept; without it the living job is asked",
         )
     name = looked_at_run(run)
+    opened = find.open_run(name)
     number = None
     if attempt is None:
-        attempt, number = api.ask_profile(
-            name, steps or _PROFILED_STEPS, patience_s=patience, tell=note
-        )
-    told, trace = api.read_profile(name, attempt, number=number, rank=rank)
+        asking = Asking(opened.store, lambda: api.view(name), patience_s=patience, tell=note)
+        attempt, number = asking.ask(steps or _PROFILED_STEPS)
+    told, trace = read_profile(opened.run_id, opened.store, attempt, number=number, rank=rank)
     if out is not None:
         write_file(out, trace, option="--out")
     if as_json:

@@ -28,6 +28,7 @@ from spotguard.control.checkpoints.detail import CheckpointDocument
 from spotguard.control.doctor.checks import DoctorDocument
 from spotguard.control.doctor.orphan_report import ListedClusters
 from spotguard.control.doctor.store_trial import TriedStore
+from spotguard.control.drill.loader_trial import LoaderReport
 from spotguard.control.drill.report import DrillReport
 from spotguard.control.journal.team.membership import TeamDocument
 from spotguard.control.report.document import ReportDocument
@@ -83,7 +84,16 @@ _NAMES: Final = {
     kind.__name__: kind
     for kind in (
         *(CheckpointKind, EndReason, Market, RunState),
-        *(ListedClusters, PriceSource, Recovery, Skipped, Smoke, TriedStore, Unchecked),
+        *(
+            ListedClusters,
+            LoaderReport,
+            PriceSource,
+            Recovery,
+            Skipped,
+            Smoke,
+            TriedStore,
+            Unchecked,
+        ),
         *(
             CheckpointRow,
             CostForecast,

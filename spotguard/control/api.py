@@ -31,7 +31,6 @@ from spotguard.control.status.view import RunSummary, RunView, Story
 from spotguard.control.status.watch import Watch, lost_run, picture
 from spotguard.control.supervisor.logs import RunLog
 from spotguard.errors import Detached, JournalDamaged, StoreError, UsageError
-from spotguard.shared.units import SystemClock
 from spotguard.spec.home import spotguard_home
 from spotguard.storage.urls import is_folder
 
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from spotguard.control.report.document import ReportDocument
     from spotguard.control.report.fleet import Fleet
     from spotguard.control.report.measures import RunMeasures
-    from spotguard.control.report.profile.document import ProfileDocument
     from spotguard.control.report.stored import StoredRun, StoredWatch
     from spotguard.control.status.view import HistoryLine, UnreadableRun
     from spotguard.control.supervisor.logs import ReadsLog
@@ -58,7 +56,6 @@ if TYPE_CHECKING:
 __all__ = [
     "LogLine",
     "adopt",
-    "ask_profile",
     "create_run",
     "down_alone",
     "ensure_controlled",
@@ -79,7 +76,6 @@ __all__ = [
     "move_plan",
     "now",
     "plan_forecast",
-    "read_profile",
     "report",
     "request_down",
     "request_stop",
@@ -351,61 +347,6 @@ def logs(run_id: str, follow: bool = False, query: LogQuery | None = None) -> It
             record = _record(folder)
         else:
             record = _caught_up(folder, record)
-
-
-def ask_profile(
-    run_id: str, steps: int, *, patience_s: float, tell: Callable[[str], None]
-) -> tuple[int, int]:
-    """Have the living job record its next steps; return the attempt and the profile's number.
-
-    Blocks until the ranks have stored what they recorded. `tell` hears what is waited for.
-
-    Raises:
-        UsageError: the run is at rest, or another profile of it is under way.
-        EnvironmentFailure: the attempt ended first, has too few steps left, or took none in
-            `patience_s`.
-    """
-    from spotguard.control.report.profile.ask import Asking
-
-    store = _own_store(run_id)
-    poll_s = _LOG_POLL_S if is_folder(store.url) else _BUCKET_POLL_S
-    asking = Asking(
-        store,
-        lambda: view(run_id),
-        SystemClock(),
-        poll_s=poll_s,
-        patience_s=patience_s,
-        tell=tell,
-    )
-    return asking.ask(steps)
-
-
-def read_profile(
-    run_id: str, attempt: int, *, number: int | None = None, rank: int | None = None
-) -> tuple[ProfileDocument, bytes]:
-    """Return what a kept profile of an attempt tells, and its trace; the newest without `number`.
-
-    Raises:
-        UsageError: there is no such attempt, profile or rank.
-        EnvironmentFailure: what is kept cannot be used.
-    """
-    from spotguard.control.report.profile import ask
-
-    record = _record(_looked_at(run_id))
-    _refuse_unknown_attempt(record, attempt, follow=False)
-    return ask.read_profile(record.run_id, _own_store(run_id), attempt, number=number, rank=rank)
-
-
-def _own_store(run_id: str) -> ObjectStore:
-    """Return a run's own store.
-
-    Raises:
-        StoreError: it cannot be opened here.
-    """
-    from spotguard.storage import PrefixedStore, open_store
-
-    record = _record(_looked_at(run_id))
-    return PrefixedStore(open_store(record.store_root), record.run_id)
 
 
 def _log_source(run_id: str, folder: RunFolder, record: RunRecord) -> ReadsLog:

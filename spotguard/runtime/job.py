@@ -40,7 +40,7 @@ from spotguard.runtime.process.surroundings import (
 )
 from spotguard.runtime.reporting.metrics import Metrics
 from spotguard.runtime.reporting.node_reports import Reporter
-from spotguard.runtime.reporting.profiling import Place, Profiling, Progress
+from spotguard.runtime.reporting.profiling import Profiling, Progress, RankPlace
 from spotguard.shared.units import to_iso
 from spotguard.storage import PrefixedStore, open_store
 
@@ -145,7 +145,7 @@ class Job:
 
     def _make_profiling(self) -> Profiling:
         settings = self.settings
-        place = Place(
+        place = RankPlace(
             attempt=self.attempt,
             node=settings.node,
             rank=self.rank,

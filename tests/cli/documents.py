@@ -178,8 +178,10 @@ def _profiles(patch: pytest.MonkeyPatch) -> list[Any]:
     """Print what two ranks of the first attempt recorded."""
     store = MemoryStore()
     respond(store, 0, 1, attempt=1)
-    patch.setattr(api, "_own_store", lambda run_id: store)
-    return _printed("profile", "--attempt", "1")
+    with patch.context() as meanwhile:
+        opened = OpenedRun(run_id=RUN_ID, store=store, at_rest=False)
+        meanwhile.setattr(find, "open_run", lambda text: opened)
+        return _printed("profile", "--attempt", "1")
 
 
 def _script() -> str:

@@ -87,6 +87,7 @@ COMMANDS = {
     "runs",
     "team",
     "report",
+    "profile",
     "dashboard",
     "metrics",
     "notify",

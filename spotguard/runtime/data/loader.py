@@ -9,6 +9,7 @@ has no indices, or no length, is read by `streaming`; global batches follow the 
 
 from __future__ import annotations
 
+import copy
 import itertools
 import multiprocessing
 import os
@@ -339,6 +340,12 @@ class ElasticLoader(Loader):
         options = ("pin_memory", "persistent_workers", "prefetch_factor")
         told = {name: self._options.get(name) for name in options}
         return {"num_workers": self._num_workers, **told}
+
+    def with_workers(self, count: int) -> ElasticLoader:
+        """Return a loader of the same batches that is read by so many worker processes."""
+        other = copy.copy(self)
+        other._num_workers = count
+        return other
 
     def checksum(self, step: int) -> int | None:
         """Return the checksum of the sampler's order of the step's epoch, if there is a sampler."""

@@ -30,6 +30,7 @@ from spotguard.runtime.distributed.optimizers import OptimizerWatch
 from spotguard.runtime.distributed.weighted_mean import WeightedMeans
 from spotguard.runtime.ending.leaving import Phase
 from spotguard.runtime.loop.batch_probe import BatchProbe
+from spotguard.runtime.loop.loader_trial import LoaderTrial
 from spotguard.runtime.loop.profile_facts import facts_of
 from spotguard.runtime.process.clock import RUN_CLOCK
 from spotguard.runtime.process.outside_loop import outside_loop
@@ -122,6 +123,8 @@ class Training:
         """Closed, it ends what reads the data."""
         self._errors_end_it = _ErrorsEndIt(self._open, job)
         self._loop: TrainingLoop
+        path = job.settings.try_loader_path
+        self._trial = LoaderTrial(path, loader, job.metrics) if path else None
         self.finished = 0
         """Steps done, by this attempt and those before it."""
         self._last = 0
@@ -245,6 +248,8 @@ class Training:
         job.hold(finished)
         job.end_phase(finished)
         job.profiling.between_steps(finished)
+        if self._trial is not None:
+            self._trial.between_steps(finished, self._last)
         if not job.gate.passes(finished, evaluated=self._evaluated > 0):
             job.leaving.at_agreed_step()
         if self._schedule.due(finished) or job.keeper.best.is_new:

@@ -88,6 +88,8 @@ class Metrics:
         self._storing = threading.Lock()
         self._objects = GrowingObjects(store, keys.metrics(attempt), owner=rank, at=clock.now())
         self._data_s = 0.0
+        self.waited_for_data_s = 0.0
+        """By the loop, since it began."""
         self._saved_s = self._communicated_s = 0.0
         self._began: float | None = None
         self._loader: Loader | None = None
@@ -162,7 +164,9 @@ class Metrics:
                     batch = next(batches)
             except StopIteration:
                 return
-            self._data_s += time.perf_counter() - began
+            waited_s = time.perf_counter() - began
+            self._data_s += waited_s
+            self.waited_for_data_s += waited_s
             yield batch
 
     def finished_step(self, finished: int, saved_s: float, saved_step: int | None) -> None:

@@ -66,7 +66,7 @@ class Progress(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RankPlace:
     """Which rank of which attempt this is, and what it may use."""
 
     attempt: int
@@ -92,7 +92,7 @@ class Profiling:
     def __init__(
         self,
         store: ObjectStore,
-        place: Place,
+        place: RankPlace,
         *,
         progress: Callable[[], Progress],
         told_to_stop: Callable[[], bool],

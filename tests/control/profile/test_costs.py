@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from spotguard.control.report.profile import levers
-from spotguard.control.report.profile.costs import Costs, Kind, costs_of
+from spotguard.control.report.profile.costs import CostKind, Costs, costs_of
 from spotguard.control.report.profile.document import make_profile
-from spotguard.control.report.profile.levers import Circumstances
+from spotguard.control.report.profile.levers import Evidence
 from spotguard.control.report.profile.trace import read_trace, unpack
 from spotguard.events.profile import ProfileAnswer
 from spotguard.events.untrusted import Refused
@@ -41,7 +41,7 @@ def trace(*events: dict[str, Any]) -> bytes:
     return json.dumps({"traceEvents": [*noise, *events]}).encode()
 
 
-def spent(*events: dict[str, Any]) -> dict[Kind, float]:
+def spent(*events: dict[str, Any]) -> dict[CostKind, float]:
     """Return the milliseconds of each kind of cost; they add up to the steps."""
     costs = costs_of(read_trace(trace(*events)))
     found = {kind: round(each.us / 1000, 3) for kind, each in costs.spent.items() if each.us}
@@ -75,9 +75,9 @@ def answer(rank: int = 0, **more: Any) -> ProfileAnswer:
     return ProfileAnswer(**{**plain, **more})
 
 
-def now(*events: dict[str, Any], **more: Any) -> Circumstances:
+def now(*events: dict[str, Any], **more: Any) -> Evidence:
     """Return what levers depend on."""
-    return Circumstances(costs_of(read_trace(trace(*events))), answer(**more))
+    return Evidence(costs_of(read_trace(trace(*events))), answer(**more))
 
 
 def test_each_instant_of_a_cpu_step_belongs_to_what_is_innermost() -> None:
@@ -93,8 +93,13 @@ def test_each_instant_of_a_cpu_step_belongs_to_what_is_innermost() -> None:
         event("aten::mul_", 61, 80),
         event("spotguard/ranks", 80, 85),
         event("aten::gelu", 90, 95),
-    ) == {Kind.DATA: 30, Kind.PRODUCTS: 30, Kind.OPTIMIZER: 25, Kind.RANKS: 5, Kind.OTHER: 5} | {
-        Kind.PYTHON: 5
+    ) == {
+        CostKind.DATA: 30,
+        CostKind.PRODUCTS: 30,
+        CostKind.OPTIMIZER: 25,
+        CostKind.RANKS: 5,
+        CostKind.OTHER: 5,
+        CostKind.PYTHON: 5,
     }
 
 
@@ -105,13 +110,13 @@ def test_what_lies_between_two_steps_is_nobodys() -> None:
         event("aten::gelu", 11, 19),
         event("gloo:all_reduce", 0, 20, tid=5),
         step(20, 30),
-    ) == {Kind.PYTHON: 20}
+    ) == {CostKind.PYTHON: 20}
 
 
 def test_small_operations_are_those_that_are_over_at_once() -> None:
     """A thousand of two microseconds cost two milliseconds, by their number."""
     many = [event("aten::add", n * 0.01, n * 0.01 + 0.002) for n in range(1000)]
-    assert spent(step(0, 10), *many) == {Kind.SMALL: 2, Kind.PYTHON: 8}
+    assert spent(step(0, 10), *many) == {CostKind.SMALL: 2, CostKind.PYTHON: 8}
 
 
 def test_a_gpus_time_is_what_it_does_and_else_what_the_loop_does() -> None:
@@ -128,14 +133,14 @@ def test_a_gpus_time_is_what_it_does_and_else_what_the_loop_does() -> None:
         event("spotguard/step", 0, 100, cat="gpu_user_annotation", pid=0, tid=7),
     )
     assert found == {
-        Kind.DATA: 20,
-        Kind.SMALL: 10,
-        Kind.PRODUCTS: 30,
-        Kind.RANKS: 10,
-        Kind.COPIES: 2,
-        Kind.ATTENTION: 8,
-        Kind.SYNC: 10,
-        Kind.PYTHON: 10,
+        CostKind.DATA: 20,
+        CostKind.SMALL: 10,
+        CostKind.PRODUCTS: 30,
+        CostKind.RANKS: 10,
+        CostKind.COPIES: 2,
+        CostKind.ATTENTION: 8,
+        CostKind.SYNC: 10,
+        CostKind.PYTHON: 10,
     }
 
 
@@ -143,34 +148,36 @@ def test_a_backward_pass_on_a_gpu_is_begun_by_another_thread() -> None:
     """The loop's waits for it meanwhile, which is not its own Python."""
     engine = event("autograd::engine::evaluate_function: MulBackward0", 10, 60, tid=ENGINE)
     assert spent(step(), engine, kernel("elementwise_kernel", 50, 60)) == {
-        Kind.SMALL: 40,
-        Kind.OTHER: 10,
-        Kind.PYTHON: 50,
+        CostKind.SMALL: 40,
+        CostKind.OTHER: 10,
+        CostKind.PYTHON: 50,
     }
 
 
 @pytest.mark.parametrize(
     ("kind", "name", "more", "words"),
     [
-        (Kind.DATA, "spotguard/data", {}, "num_workers=3"),
-        (Kind.DATA, "spotguard/data", {"facts": {}}, "StatefulDataLoader"),
-        (Kind.DATA, "spotguard/data", {"facts": {"loader": {"num_workers": 3}}}, "decode"),
-        (Kind.SAVING, "spotguard/save", {}, "save_every"),
-        (Kind.RANKS, "spotguard/ranks", {}, "global_batch_size=128"),
-        (Kind.OPTIMIZER, "Optimizer.step#AdamW.step", {}, "fused=True"),
-        (Kind.OPTIMIZER, "Optimizer.step#X", {"facts": {}}, "8-bit"),
-        (Kind.ATTENTION, "aten::_softmax", {}, "scaled_dot_product_attention instead"),
-        (Kind.ATTENTION, "aten::_scaled_dot_product_attention_math", {}, "flash"),
-        (Kind.PRODUCTS, "aten::mm", {"facts": {"threads": 1}}, "OMP_NUM_THREADS=4"),
-        (Kind.COPIES, "aten::copy_", {}, "dtype"),
-        (Kind.SYNC, "aten::item", {}, "run.log(loss=loss)"),
-        (Kind.OTHER, "aten::gelu", {}, "torch.compile"),
-        (Kind.OTHER, "aten::gelu", {"facts": {"compiled": True}}, "autocast"),
-        (Kind.PYTHON, "", {}, "into the dataset"),
-        (Kind.PYTHON, "", {"cpu_s": 0.001}, "network"),
+        (CostKind.DATA, "spotguard/data", {}, "num_workers=3"),
+        (CostKind.DATA, "spotguard/data", {"facts": {}}, "StatefulDataLoader"),
+        (CostKind.DATA, "spotguard/data", {"facts": {"loader": {"num_workers": 3}}}, "decode"),
+        (CostKind.SAVING, "spotguard/save", {}, "save_every"),
+        (CostKind.RANKS, "spotguard/ranks", {}, "global_batch_size=128"),
+        (CostKind.OPTIMIZER, "Optimizer.step#AdamW.step", {}, "fused=True"),
+        (CostKind.OPTIMIZER, "Optimizer.step#X", {"facts": {}}, "8-bit"),
+        (CostKind.ATTENTION, "aten::_softmax", {}, "scaled_dot_product_attention instead"),
+        (CostKind.ATTENTION, "aten::_scaled_dot_product_attention_math", {}, "flash"),
+        (CostKind.PRODUCTS, "aten::mm", {"facts": {"threads": 1}}, "OMP_NUM_THREADS=4"),
+        (CostKind.COPIES, "aten::copy_", {}, "dtype"),
+        (CostKind.SYNC, "aten::item", {}, "run.log(loss=loss)"),
+        (CostKind.OTHER, "aten::gelu", {}, "torch.compile"),
+        (CostKind.OTHER, "aten::gelu", {"facts": {"compiled": True}}, "autocast"),
+        (CostKind.PYTHON, "", {}, "into the dataset"),
+        (CostKind.PYTHON, "", {"cpu_s": 0.001}, "network"),
     ],
 )
-def test_each_cost_has_its_lever(kind: Kind, name: str, more: dict[str, Any], words: str) -> None:
+def test_each_cost_has_its_lever(
+    kind: CostKind, name: str, more: dict[str, Any], words: str
+) -> None:
     """By what the job said of itself: one that is pulled already is not named again."""
     told = now(step(), *([event(name, 0, 100)] if name else []), **more)
     assert told.costs.share(kind) > 0.9
@@ -183,11 +190,11 @@ def test_levers_of_a_gpu() -> None:
     gpu = kernel("Memcpy HtoD (Pageable -> Device)", 50, 60)
     products = kernel("sgemm", 60, 100)
     told = now(step(), gpu, products, device="NVIDIA H100")
-    assert "pin_memory=True" in levers.lever(Kind.COPIES, told)
-    assert "set_float32_matmul_precision" in levers.lever(Kind.PRODUCTS, told)
-    assert "torch.compile" in levers.lever(Kind.SMALL, told)
+    assert "pin_memory=True" in levers.lever(CostKind.COPIES, told)
+    assert "set_float32_matmul_precision" in levers.lever(CostKind.PRODUCTS, told)
+    assert "torch.compile" in levers.lever(CostKind.SMALL, told)
     compiled = now(step(), gpu, facts={"compiled": True})
-    assert "reduce-overhead" in levers.lever(Kind.SMALL, compiled)
+    assert "reduce-overhead" in levers.lever(CostKind.SMALL, compiled)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from spotguard.events.profile import (
     ProfileRequest,
 )
 from spotguard.runtime.reporting import profiling
-from spotguard.runtime.reporting.profiling import Place, Profiling, Progress
+from spotguard.runtime.reporting.profiling import Profiling, Progress, RankPlace
 from spotguard.shared.right_of_way import saving
 from spotguard.testing import MemoryStore
 from tests.runtime.harness.processes import digest
@@ -48,7 +48,7 @@ class Rank:
     told: bool = False
 
     def __post_init__(self) -> None:
-        place = Place(
+        place = RankPlace(
             attempt=1,
             node=0,
             rank=self.rank,

@@ -20,8 +20,9 @@ from spotguard.events.profile import (
     ProfileRequest,
 )
 from spotguard.events.untrusted import Refused
-from spotguard.shared.units import format_duration
+from spotguard.shared.units import SystemClock, format_duration
 from spotguard.storage.small_objects import get_small
+from spotguard.storage.urls import is_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 STALE_S: Final = 600.0
 """A request that nobody took back, and nobody answered, counts for nothing after so long."""
+_LOOK_S, _LOOK_AT_BUCKET_S = 0.5, 2.0
+"""Each look at a bucket costs money."""
 _MOST_RANKS = 64
 """Answers that are read; of larger jobs the first ranks' say enough."""
 _STRAGGLERS_S = 15.0
@@ -46,26 +49,24 @@ class Asking:
         self,
         store: ObjectStore,
         look: Callable[[], RunView],
-        clock: Clock,
         *,
-        poll_s: float,
         patience_s: float,
         tell: Callable[[str], None],
+        clock: Clock | None = None,
     ) -> None:
         """Prepare to ask.
 
         Args:
             store: the run's own.
             look: returns how the run stands now.
-            clock: to wait by, and for the request's instant.
-            poll_s: between two looks.
             patience_s: how long the job may take no step, in which nothing new comes.
             tell: hears what is waited for.
+            clock: to wait by, and for the request's instant; this machine's unless given.
         """
         self._store = store
         self._look = look
-        self._clock = clock
-        self._poll_s = poll_s
+        self._clock = clock or SystemClock()
+        self._poll_s = _LOOK_S if is_folder(store.url) else _LOOK_AT_BUCKET_S
         self._patience_s = patience_s
         self._tell = tell
 

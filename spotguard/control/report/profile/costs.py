@@ -19,14 +19,14 @@ from spotguard.events import profile as marks
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from spotguard.control.report.profile.trace import Span, Trace
+    from spotguard.control.report.profile.trace import Span, StepTrace
 
 SMALL_US: Final = 20.0
 """An operation that takes less is hardly worth what it takes to begin it."""
 _SMALL_KERNEL_US = 10.0
 
 
-class Kind(str, Enum):
+class CostKind(str, Enum):
     """What time is spent on."""
 
     DATA = "data"
@@ -43,36 +43,37 @@ class Kind(str, Enum):
 
 
 _MARKED: Final = {
-    marks.DATA: Kind.DATA,
-    marks.SAVING: Kind.SAVING,
-    marks.RANKS: Kind.RANKS,
-    marks.STEP: Kind.PYTHON,
+    marks.DATA: CostKind.DATA,
+    marks.SAVING: CostKind.SAVING,
+    marks.RANKS: CostKind.RANKS,
+    marks.STEP: CostKind.PYTHON,
 }
-_FINAL: Final = frozenset({Kind.DATA, Kind.SAVING, Kind.RANKS})
+_FINAL: Final = frozenset({CostKind.DATA, CostKind.SAVING, CostKind.RANKS})
 """All that is done within these belongs to them."""
-_COVERING: Final = _FINAL | {Kind.OPTIMIZER, Kind.ATTENTION}
+_COVERING: Final = _FINAL | {CostKind.OPTIMIZER, CostKind.ATTENTION}
 """All that is done within these does so, too, but for what is final."""
 _OF_OPERATIONS: Final = tuple(
     (re.compile(pattern, re.I), kind)
     for pattern, kind in (
-        (r"^c10d::|^(gloo|nccl|ucc|mpi):|DistributedDataParallel\.(reduce|wait)", Kind.RANKS),
-        (r"^Optimizer\.", Kind.OPTIMIZER),
+        (r"^c10d::|^(gloo|nccl|ucc|mpi):|DistributedDataParallel\.(reduce|wait)", CostKind.RANKS),
+        (r"^Optimizer\.", CostKind.OPTIMIZER),
         (r"scaled_dot_product|ScaledDotProduct|flash_attn|_softmax(_backward)?(_data)?$",
-         Kind.ATTENTION),
+         CostKind.ATTENTION),
         (r"(^|::)_?(addmm|mm|bmm|baddbmm|matmul|linear|einsum|mkldnn_\w+|thnn_conv\w*|"
-         r"slow_conv\w*|\w*convolution\w*|conv\dd|lstm|gru|_?addmm_activation)$", Kind.PRODUCTS),
-        (r"(^|::)(item|_local_scalar_dense|nonzero|is_nonzero)$|Synchronize$", Kind.SYNC),
-        (r"(^|::)(copy_|_to_copy|pin_memory|contiguous|clone)$|Memcpy", Kind.COPIES),
+         r"slow_conv\w*|\w*convolution\w*|conv\dd|lstm|gru|_?addmm_activation)$",
+         CostKind.PRODUCTS),
+        (r"(^|::)(item|_local_scalar_dense|nonzero|is_nonzero)$|Synchronize$", CostKind.SYNC),
+        (r"(^|::)(copy_|_to_copy|pin_memory|contiguous|clone)$|Memcpy", CostKind.COPIES),
     )
 )  # fmt: skip
 _OF_KERNELS: Final = tuple(
     (re.compile(pattern, re.I), kind)
     for pattern, kind in (
-        (r"nccl", Kind.RANKS),
-        (r"^mem(cpy|set)", Kind.COPIES),
-        (r"flash|fmha|attention|softmax", Kind.ATTENTION),
-        (r"multi_tensor_apply|adam|sgd", Kind.OPTIMIZER),
-        (r"gemm|cutlass|xmma|wgmma|cudnn|conv|cublas|splitK", Kind.PRODUCTS),
+        (r"nccl", CostKind.RANKS),
+        (r"^mem(cpy|set)", CostKind.COPIES),
+        (r"flash|fmha|attention|softmax", CostKind.ATTENTION),
+        (r"multi_tensor_apply|adam|sgd", CostKind.OPTIMIZER),
+        (r"gemm|cutlass|xmma|wgmma|cudnn|conv|cublas|splitK", CostKind.PRODUCTS),
     )
 )
 
@@ -92,7 +93,7 @@ class Costs:
 
     total_us: float
     steps: int
-    spent: dict[Kind, Spent]
+    spent: dict[CostKind, Spent]
     gpu_busy_us: float | None
     """None without a GPU."""
     pageable: bool = False
@@ -101,10 +102,10 @@ class Costs:
     @property
     def own_us(self) -> float:
         """What this rank took for itself: all but the wait for the others."""
-        waited = self.spent.get(Kind.RANKS)
+        waited = self.spent.get(CostKind.RANKS)
         return self.total_us - (waited.us if waited else 0.0)
 
-    def share(self, kind: Kind) -> float:
+    def share(self, kind: CostKind) -> float:
         """Return the share (0..1) of the steps that went into a kind of cost."""
         spent = self.spent.get(kind)
         return spent.us / self.total_us if spent and self.total_us else 0.0
@@ -115,13 +116,13 @@ class _Piece(NamedTuple):
 
     start: float
     end: float
-    kind: Kind
+    kind: CostKind
     name: str
 
 
-def costs_of(trace: Trace) -> Costs:
+def costs_of(trace: StepTrace) -> Costs:
     """Return where the time of a trace's steps went."""
-    spent: dict[Kind, Spent] = defaultdict(Spent)
+    spent: dict[CostKind, Spent] = defaultdict(Spent)
 
     def take(pieces: Iterable[_Piece]) -> float:
         taken = 0.0
@@ -149,26 +150,26 @@ def _with_backward(loop: list[_Piece], backward: list[_Piece]) -> list[_Piece]:
     """Return what the loop's thread does, and what another does for it while it waits for that."""
     if not backward:
         return loop
-    waits = [piece for piece in loop if piece.kind is Kind.PYTHON]
+    waits = [piece for piece in loop if piece.kind is CostKind.PYTHON]
     done = list(_within(backward, [(piece.start, piece.end) for piece in waits]))
     left = _within(waits, _gaps(done, float("-inf"), float("inf")))
-    return sorted([*(piece for piece in loop if piece.kind is not Kind.PYTHON), *done, *left])
+    return sorted([*(piece for piece in loop if piece.kind is not CostKind.PYTHON), *done, *left])
 
 
 def _begins(piece: _Piece) -> _Piece:
     """Return what the loop's thread does while the GPU idles: it only begins operations there."""
-    if piece.kind in _FINAL or piece.kind in (Kind.SYNC, Kind.PYTHON):
+    if piece.kind in _FINAL or piece.kind in (CostKind.SYNC, CostKind.PYTHON):
         return piece
-    return piece._replace(kind=Kind.SMALL)
+    return piece._replace(kind=CostKind.SMALL)
 
 
 class _Thread:
     """Goes through what a thread did, and cuts its time where what is innermost changes."""
 
-    def __init__(self, spent: dict[Kind, Spent]) -> None:
+    def __init__(self, spent: dict[CostKind, Spent]) -> None:
         """`spent` is where operations are counted."""
         self._spent = spent
-        self._open: list[tuple[Span, Kind]] = []
+        self._open: list[tuple[Span, CostKind]] = []
         self._at = 0.0
         self._pieces: list[_Piece] = []
 
@@ -180,7 +181,7 @@ class _Thread:
             if not (self._open or span.name == marks.STEP or span.name.startswith(BACKWARD)):
                 continue
             self._until(span.start)
-            kind = _kind_of(span, self._open[-1][1] if self._open else Kind.PYTHON)
+            kind = _kind_of(span, self._open[-1][1] if self._open else CostKind.PYTHON)
             self._spent[kind].calls += 1
             self._open.append((span, kind))
         while self._open:
@@ -199,7 +200,7 @@ class _Thread:
         self._at = max(self._at, instant)
 
 
-def _kind_of(span: Span, above: Kind) -> Kind:
+def _kind_of(span: Span, above: CostKind) -> CostKind:
     """Return what an operation belongs to, within one of the kind `above`."""
     if above in _FINAL:
         return above
@@ -209,10 +210,10 @@ def _kind_of(span: Span, above: Kind) -> Kind:
     return above
 
 
-def _by_size(span: Span, above: Kind) -> Kind:
-    if above in (Kind.PRODUCTS, Kind.COPIES, Kind.SYNC):
+def _by_size(span: Span, above: CostKind) -> CostKind:
+    if above in (CostKind.PRODUCTS, CostKind.COPIES, CostKind.SYNC):
         return above  # a part of it, such as the view of a matrix
-    return Kind.SMALL if span.end - span.start < SMALL_US else Kind.OTHER
+    return CostKind.SMALL if span.end - span.start < SMALL_US else CostKind.OTHER
 
 
 def _of_device(spans: Iterable[Span]) -> Iterator[_Piece]:
@@ -221,18 +222,18 @@ def _of_device(spans: Iterable[Span]) -> Iterator[_Piece]:
     Sums over the ranks come last: what they do beside other work costs nothing.
     """
     kinds = [(span, _of_kernel(span)) for span in sorted(spans)]
-    work = list(_one_by_one(pair for pair in kinds if pair[1] is not Kind.RANKS))
-    sums = list(_one_by_one(pair for pair in kinds if pair[1] is Kind.RANKS))
+    work = list(_one_by_one(pair for pair in kinds if pair[1] is not CostKind.RANKS))
+    sums = list(_one_by_one(pair for pair in kinds if pair[1] is CostKind.RANKS))
     alone = _within(sums, _gaps(work, float("-inf"), float("inf")))
     yield from sorted([*work, *alone])
 
 
-def _of_kernel(span: Span) -> Kind:
+def _of_kernel(span: Span) -> CostKind:
     found = _first(_OF_KERNELS, span.name)
-    return found or (Kind.SMALL if span.end - span.start < _SMALL_KERNEL_US else Kind.OTHER)
+    return found or (CostKind.SMALL if span.end - span.start < _SMALL_KERNEL_US else CostKind.OTHER)
 
 
-def _one_by_one(pairs: Iterable[tuple[Span, Kind]]) -> Iterator[_Piece]:
+def _one_by_one(pairs: Iterable[tuple[Span, CostKind]]) -> Iterator[_Piece]:
     at = float("-inf")
     for span, kind in pairs:
         if span.end > at:
@@ -266,5 +267,5 @@ def _within(pieces: Sequence[_Piece], ranges: Sequence[tuple[float, float]]) -> 
             here += 1
 
 
-def _first(table: Iterable[tuple[re.Pattern[str], Kind]], name: str) -> Kind | None:
+def _first(table: Iterable[tuple[re.Pattern[str], CostKind]], name: str) -> CostKind | None:
     return next((kind for pattern, kind in table if pattern.search(name)), None)

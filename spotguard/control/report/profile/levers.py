@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from spotguard.control.report.profile.costs import Kind
+from spotguard.control.report.profile.costs import CostKind
 from spotguard.events.untrusted import integer, objects, text
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _FUSED: Final = frozenset({"Adam", "AdamW", "SGD", "Adagrad"})
 
 
 @dataclass(frozen=True)
-class Circumstances:
+class Evidence:
     """What a lever depends on."""
 
     costs: Costs
@@ -76,23 +76,23 @@ class Circumstances:
         return self.answer.facts.get("compiled") is True
 
 
-def title(kind: Kind, now: Circumstances) -> str:
+def title(kind: CostKind, now: Evidence) -> str:
     """Return a kind of cost in words."""
-    if kind is Kind.SMALL and now.has_gpu:
+    if kind is CostKind.SMALL and now.has_gpu:
         return "many small operations: the GPU is done before the next one is begun"
-    if kind is Kind.PYTHON and now.waits:
+    if kind is CostKind.PYTHON and now.waits:
         return "the loop's own code, which waits for something outside of torch"
     return _TITLES[kind]
 
 
-def lever(kind: Kind, now: Circumstances) -> str:
+def lever(kind: CostKind, now: Evidence) -> str:
     """Return what to change against a cost of this kind."""
     return _LEVERS[kind](now)
 
 
-def signature(now: Circumstances) -> str:
+def signature(now: Evidence) -> str:
     """Return in one sentence what the use of GPU and processor says of the whole step."""
-    gpu, data = now.gpu_busy, now.costs.share(Kind.DATA)
+    gpu, data = now.gpu_busy, now.costs.share(CostKind.DATA)
     cores = f"{now.busy_cores:.1f} of {now.answer.cores} cores busy"
     if now.is_crowded:
         cores += f" on a crowded node (load {now.answer.load:.0f}), where all takes longer"
@@ -111,18 +111,18 @@ def signature(now: Circumstances) -> str:
     return f"{told}: both are low, so it waits for {_awaited(now)}"
 
 
-def _awaited(now: Circumstances) -> str:
+def _awaited(now: Evidence) -> str:
     waits = {
-        Kind.DATA: "data",
-        Kind.RANKS: "the other ranks or the network between them",
-        Kind.SAVING: "its saves",
-        Kind.SYNC: "results of the GPU that are asked for within the step",
-        Kind.PYTHON: "something in the loop's own code (network, disk, a sleep)",
+        CostKind.DATA: "data",
+        CostKind.RANKS: "the other ranks or the network between them",
+        CostKind.SAVING: "its saves",
+        CostKind.SYNC: "results of the GPU that are asked for within the step",
+        CostKind.PYTHON: "something in the loop's own code (network, disk, a sleep)",
     }
     return waits[max(waits, key=now.costs.share)]
 
 
-def _against_data(now: Circumstances) -> str:
+def _against_data(now: Evidence) -> str:
     workers = integer(now.loader, "num_workers", low=0)
     if workers is None:
         return (
@@ -143,14 +143,14 @@ def _against_data(now: Circumstances) -> str:
     )
 
 
-def _against_saving(_: Circumstances) -> str:
+def _against_saving(_: Evidence) -> str:
     return (
         'save less often (`save_every = "auto"` weighs it), or less: run.track(model=model, '
         'frozen="skip"), 8-bit moments'
     )
 
 
-def _against_ranks(now: Circumstances) -> str:
+def _against_ranks(now: Evidence) -> str:
     size = integer(now.loader, "global_batch_size", low=1)
     grown = f"global_batch_size={2 * size}, instead of {size}" if size else "more accumulation"
     return (
@@ -160,7 +160,7 @@ def _against_ranks(now: Circumstances) -> str:
     )
 
 
-def _against_optimizer(now: Circumstances) -> str:
+def _against_optimizer(now: Evidence) -> str:
     for each in now.optimizers:
         name = text(each, "name") or ""
         if name in _FUSED and not each.get("fused"):
@@ -170,8 +170,8 @@ def _against_optimizer(now: Circumstances) -> str:
     return "larger global batches, so that it steps less often for as many samples; 8-bit moments"
 
 
-def _against_attention(now: Circumstances) -> str:
-    spent = now.costs.spent[Kind.ATTENTION]
+def _against_attention(now: Evidence) -> str:
+    spent = now.costs.spent[CostKind.ATTENTION]
     names = " ".join(spent.by_name)
     if "scaled_dot" not in names and "ScaledDot" not in names and "fl" not in names.lower():
         return (
@@ -186,7 +186,7 @@ def _against_attention(now: Circumstances) -> str:
     return "shorter or packed sequences; a window instead of all of them (FlexAttention)"
 
 
-def _against_products(now: Circumstances) -> str:
+def _against_products(now: Evidence) -> str:
     kinds = now.answer.facts.get("parameter_kinds")
     if now.has_gpu:
         full = kinds == ["float32"]
@@ -198,7 +198,7 @@ def _against_products(now: Circumstances) -> str:
     return "the work itself. A smaller model, shorter sequences, or a GPU"
 
 
-def _against_copies(now: Circumstances) -> str:
+def _against_copies(now: Evidence) -> str:
     if now.costs.pageable or (now.has_gpu and not now.loader.get("pin_memory")):
         return (
             "pin_memory=True in run.loader and batch.to(run.device, non_blocking=True): copies "
@@ -210,14 +210,14 @@ def _against_copies(now: Circumstances) -> str:
     )
 
 
-def _against_sync(_: Circumstances) -> str:
+def _against_sync(_: Evidence) -> str:
     return (
         "no `.item()`, `print(loss)` or `if loss > x` in each step: run.log(loss=loss) takes the "
         "tensor itself and asks for its value later"
     )
 
 
-def _against_small(now: Circumstances) -> str:
+def _against_small(now: Evidence) -> str:
     size = integer(now.loader, "micro_batch_size", low=1)
     step = integer(now.loader, "global_batch_size", low=1)
     larger = ""
@@ -230,7 +230,7 @@ def _against_small(now: Circumstances) -> str:
     return "; ".join(filter(None, (larger, compiled)))
 
 
-def _against_other(now: Circumstances) -> str:
+def _against_other(now: Evidence) -> str:
     if now.is_compiled:
         return "bf16 autocast halves what they read and write; activation checkpointing adds to it"
     return (
@@ -239,7 +239,7 @@ def _against_other(now: Circumstances) -> str:
     )
 
 
-def _against_python(now: Circumstances) -> str:
+def _against_python(now: Evidence) -> str:
     if now.waits:
         return (
             "look at what the loop's body asks of the network, the disk or a clock, and do that in "
@@ -252,28 +252,28 @@ def _against_python(now: Circumstances) -> str:
 
 
 _TITLES: Final = {
-    Kind.DATA: "waiting for data",
-    Kind.SAVING: "saving",
-    Kind.RANKS: "adding up gradients over the ranks, and waiting for them",
-    Kind.OPTIMIZER: "the optimizer's step",
-    Kind.ATTENTION: "attention",
-    Kind.PRODUCTS: "matrix products and convolutions",
-    Kind.COPIES: "copies between devices, dtypes and layouts",
-    Kind.SYNC: "waiting for results of the GPU within the step",
-    Kind.SMALL: "many small operations, of which beginning them takes longest",
-    Kind.OTHER: "elementwise operations, norms and the like, which memory limits",
-    Kind.PYTHON: "Python between the operations",
+    CostKind.DATA: "waiting for data",
+    CostKind.SAVING: "saving",
+    CostKind.RANKS: "adding up gradients over the ranks, and waiting for them",
+    CostKind.OPTIMIZER: "the optimizer's step",
+    CostKind.ATTENTION: "attention",
+    CostKind.PRODUCTS: "matrix products and convolutions",
+    CostKind.COPIES: "copies between devices, dtypes and layouts",
+    CostKind.SYNC: "waiting for results of the GPU within the step",
+    CostKind.SMALL: "many small operations, of which beginning them takes longest",
+    CostKind.OTHER: "elementwise operations, norms and the like, which memory limits",
+    CostKind.PYTHON: "Python between the operations",
 }
-_LEVERS: Final[dict[Kind, Callable[[Circumstances], str]]] = {
-    Kind.DATA: _against_data,
-    Kind.SAVING: _against_saving,
-    Kind.RANKS: _against_ranks,
-    Kind.OPTIMIZER: _against_optimizer,
-    Kind.ATTENTION: _against_attention,
-    Kind.PRODUCTS: _against_products,
-    Kind.COPIES: _against_copies,
-    Kind.SYNC: _against_sync,
-    Kind.SMALL: _against_small,
-    Kind.OTHER: _against_other,
-    Kind.PYTHON: _against_python,
+_LEVERS: Final[dict[CostKind, Callable[[Evidence], str]]] = {
+    CostKind.DATA: _against_data,
+    CostKind.SAVING: _against_saving,
+    CostKind.RANKS: _against_ranks,
+    CostKind.OPTIMIZER: _against_optimizer,
+    CostKind.ATTENTION: _against_attention,
+    CostKind.PRODUCTS: _against_products,
+    CostKind.COPIES: _against_copies,
+    CostKind.SYNC: _against_sync,
+    CostKind.SMALL: _against_small,
+    CostKind.OTHER: _against_other,
+    CostKind.PYTHON: _against_python,
 }

@@ -32,7 +32,7 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Trace:
+class StepTrace:
     """What happened in the recorded steps."""
 
     steps: list[Span]
@@ -61,7 +61,7 @@ def unpack(packed: bytes) -> bytes:
     return raw
 
 
-def read_trace(raw: bytes) -> Trace:
+def read_trace(raw: bytes) -> StepTrace:
     """Return what a trace tells of the loop's thread and of the GPU.
 
     Raises:
@@ -86,7 +86,7 @@ def read_trace(raw: bytes) -> Trace:
     device = [span for kind, _, span in found if kind == "device" and span.end > first]
     engines = {t for kind, t, span in found if kind == "loop" and span.name.startswith(BACKWARD)}
     engine = next((thread for thread in sorted(engines) if thread != loop), None)
-    return Trace(
+    return StepTrace(
         steps=steps,
         loop=within,
         backward=[s for kind, thread, s in found if kind == "loop" and thread == engine],
