@@ -125,7 +125,7 @@ def _tried(spec: JobSpec, folder: Path) -> LoaderReport:
     if isinstance(verdict, Stopped):
         raise SmokeFailed(verdict.what, hint=verdict.hint.replace("--no-smoke", "`up --no-smoke`"))
     why = (
-        verdict.why
+        verdict.why.replace(" (--smoke-limit)", "")
         if verdict is not None
         else (f"the script ended after {facts.steps} steps, before there was something to measure")
     )

@@ -197,7 +197,8 @@ class Reporter:
             if self._look is not None:
                 self._look()
         except StoreError as problem:
-            log.warning("no heartbeat: %s", problem)
+            if self._heartbeat is not None:  # one rank of a node says so
+                log.warning("no heartbeat: %s", problem)
 
     def _look_for_stop(self) -> None:
         key = keys.stop(self._attempt)

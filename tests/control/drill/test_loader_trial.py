@@ -138,6 +138,7 @@ def test_a_script_whose_samples_are_slow(tmp_path: Path, monkeypatch: pytest.Mon
     rates = {each.num_workers: each.samples_per_s for each in report.tried}
     assert rates[0] is not None
     assert rates[0] < 50
+    assert 2 not in rates or (rates[2] or 0.0) > 1.2 * rates[0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "train.py"]
     assert not list((tmp_path / "home" / "smokes").iterdir())
 
