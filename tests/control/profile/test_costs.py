@@ -11,7 +11,7 @@ import pytest
 from spotguard.control.report.profile import levers
 from spotguard.control.report.profile.costs import CostKind, Costs, costs_of
 from spotguard.control.report.profile.document import make_profile
-from spotguard.control.report.profile.levers import Evidence
+from spotguard.control.report.profile.levers import StepEvidence
 from spotguard.control.report.profile.trace import read_trace, unpack
 from spotguard.events.profile import ProfileAnswer
 from spotguard.events.untrusted import Refused
@@ -75,9 +75,9 @@ def answer(rank: int = 0, **more: Any) -> ProfileAnswer:
     return ProfileAnswer(**{**plain, **more})
 
 
-def now(*events: dict[str, Any], **more: Any) -> Evidence:
+def now(*events: dict[str, Any], **more: Any) -> StepEvidence:
     """Return what levers depend on."""
-    return Evidence(costs_of(read_trace(trace(*events))), answer(**more))
+    return StepEvidence(costs_of(read_trace(trace(*events))), answer(**more))
 
 
 def test_each_instant_of_a_cpu_step_belongs_to_what_is_innermost() -> None:

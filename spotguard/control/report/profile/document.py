@@ -122,7 +122,7 @@ def make_profile(
     chosen = rank if rank is not None else min(costs) if even else slowest
     mine = costs[chosen]
     answer = next(each for each in answers if each.rank == chosen)
-    now = levers.Evidence(mine, answer)
+    now = levers.StepEvidence(mine, answer)
     return ProfileDocument(
         run_id=run_id,
         attempt=attempt,
@@ -143,7 +143,7 @@ def make_profile(
     )
 
 
-def _costs(now: levers.Evidence) -> list[ProfiledCost]:
+def _costs(now: levers.StepEvidence) -> list[ProfiledCost]:
     spent = sorted(now.costs.spent.items(), key=lambda pair: -pair[1].us)
     steps, total_us = now.costs.steps, now.costs.total_us
     return [

@@ -25,7 +25,7 @@ _FUSED: Final = frozenset({"Adam", "AdamW", "SGD", "Adagrad"})
 
 
 @dataclass(frozen=True)
-class Evidence:
+class StepEvidence:
     """What a lever depends on."""
 
     costs: Costs
@@ -76,7 +76,7 @@ class Evidence:
         return self.answer.facts.get("compiled") is True
 
 
-def title(kind: CostKind, now: Evidence) -> str:
+def title(kind: CostKind, now: StepEvidence) -> str:
     """Return a kind of cost in words."""
     if kind is CostKind.SMALL and now.has_gpu:
         return "many small operations: the GPU is done before the next one is begun"
@@ -85,12 +85,12 @@ def title(kind: CostKind, now: Evidence) -> str:
     return _TITLES[kind]
 
 
-def lever(kind: CostKind, now: Evidence) -> str:
+def lever(kind: CostKind, now: StepEvidence) -> str:
     """Return what to change against a cost of this kind."""
     return _LEVERS[kind](now)
 
 
-def signature(now: Evidence) -> str:
+def signature(now: StepEvidence) -> str:
     """Return in one sentence what the use of GPU and processor says of the whole step."""
     gpu, data = now.gpu_busy, now.costs.share(CostKind.DATA)
     cores = f"{now.busy_cores:.1f} of {now.answer.cores} cores busy"
@@ -111,7 +111,7 @@ def signature(now: Evidence) -> str:
     return f"{told}: both are low, so it waits for {_awaited(now)}"
 
 
-def _awaited(now: Evidence) -> str:
+def _awaited(now: StepEvidence) -> str:
     waits = {
         CostKind.DATA: "data",
         CostKind.RANKS: "the other ranks or the network between them",
@@ -122,7 +122,7 @@ def _awaited(now: Evidence) -> str:
     return waits[max(waits, key=now.costs.share)]
 
 
-def _against_data(now: Evidence) -> str:
+def _against_data(now: StepEvidence) -> str:
     workers = integer(now.loader, "num_workers", low=0)
     if workers is None:
         return (
@@ -143,14 +143,14 @@ def _against_data(now: Evidence) -> str:
     )
 
 
-def _against_saving(_: Evidence) -> str:
+def _against_saving(_: StepEvidence) -> str:
     return (
         'save less often (`save_every = "auto"` weighs it), or less: run.track(model=model, '
         'frozen="skip"), 8-bit moments'
     )
 
 
-def _against_ranks(now: Evidence) -> str:
+def _against_ranks(now: StepEvidence) -> str:
     size = integer(now.loader, "global_batch_size", low=1)
     grown = f"global_batch_size={2 * size}, instead of {size}" if size else "more accumulation"
     return (
@@ -160,7 +160,7 @@ def _against_ranks(now: Evidence) -> str:
     )
 
 
-def _against_optimizer(now: Evidence) -> str:
+def _against_optimizer(now: StepEvidence) -> str:
     for each in now.optimizers:
         name = text(each, "name") or ""
         if name in _FUSED and not each.get("fused"):
@@ -170,7 +170,7 @@ def _against_optimizer(now: Evidence) -> str:
     return "larger global batches, so that it steps less often for as many samples; 8-bit moments"
 
 
-def _against_attention(now: Evidence) -> str:
+def _against_attention(now: StepEvidence) -> str:
     spent = now.costs.spent[CostKind.ATTENTION]
     names = " ".join(spent.by_name)
     if "scaled_dot" not in names and "ScaledDot" not in names and "fl" not in names.lower():
@@ -186,7 +186,7 @@ def _against_attention(now: Evidence) -> str:
     return "shorter or packed sequences; a window instead of all of them (FlexAttention)"
 
 
-def _against_products(now: Evidence) -> str:
+def _against_products(now: StepEvidence) -> str:
     kinds = now.answer.facts.get("parameter_kinds")
     if now.has_gpu:
         full = kinds == ["float32"]
@@ -198,7 +198,7 @@ def _against_products(now: Evidence) -> str:
     return "the work itself. A smaller model, shorter sequences, or a GPU"
 
 
-def _against_copies(now: Evidence) -> str:
+def _against_copies(now: StepEvidence) -> str:
     if now.costs.pageable or (now.has_gpu and not now.loader.get("pin_memory")):
         return (
             "pin_memory=True in run.loader and batch.to(run.device, non_blocking=True): copies "
@@ -210,14 +210,14 @@ def _against_copies(now: Evidence) -> str:
     )
 
 
-def _against_sync(_: Evidence) -> str:
+def _against_sync(_: StepEvidence) -> str:
     return (
         "no `.item()`, `print(loss)` or `if loss > x` in each step: run.log(loss=loss) takes the "
         "tensor itself and asks for its value later"
     )
 
 
-def _against_small(now: Evidence) -> str:
+def _against_small(now: StepEvidence) -> str:
     size = integer(now.loader, "micro_batch_size", low=1)
     step = integer(now.loader, "global_batch_size", low=1)
     larger = ""
@@ -230,7 +230,7 @@ def _against_small(now: Evidence) -> str:
     return "; ".join(filter(None, (larger, compiled)))
 
 
-def _against_other(now: Evidence) -> str:
+def _against_other(now: StepEvidence) -> str:
     if now.is_compiled:
         return "bf16 autocast halves what they read and write; activation checkpointing adds to it"
     return (
@@ -239,7 +239,7 @@ def _against_other(now: Evidence) -> str:
     )
 
 
-def _against_python(now: Evidence) -> str:
+def _against_python(now: StepEvidence) -> str:
     if now.waits:
         return (
             "look at what the loop's body asks of the network, the disk or a clock, and do that in "
@@ -264,7 +264,7 @@ _TITLES: Final = {
     CostKind.OTHER: "elementwise operations, norms and the like, which memory limits",
     CostKind.PYTHON: "Python between the operations",
 }
-_LEVERS: Final[dict[CostKind, Callable[[Evidence], str]]] = {
+_LEVERS: Final[dict[CostKind, Callable[[StepEvidence], str]]] = {
     CostKind.DATA: _against_data,
     CostKind.SAVING: _against_saving,
     CostKind.RANKS: _against_ranks,
