@@ -21,7 +21,7 @@ from spotguard.cli.flags import (
 from spotguard.cli.terminal.output import clean, confirm, console, note, print_json
 from spotguard.cli.terminal.progress import QUIET_S
 from spotguard.cli.up import JobArguments, ScriptArgument, tell_lack
-from spotguard.errors import EnvironmentFailure, JobFailed
+from spotguard.errors import EnvironmentFailure, JobFailed, UsageError
 
 if TYPE_CHECKING:
     from spotguard.control.doctor.orphan_report import Findings
@@ -79,8 +79,12 @@ def drill(
 def doctor(
     store: Annotated[
         str | None,
-        typer.Argument(metavar="STORE", help="The store to try; default: the local one."),
+        typer.Argument(
+            metavar="STORE|SCRIPT",
+            help="The store to try; default: the local one. Or a script: its loader is tried.",
+        ),
     ] = None,
+    args: JobArguments = None,
     *,
     infra: Annotated[
         str | None,
@@ -112,7 +116,18 @@ def doctor(
     life. One whose job still trains is ended only by its name, with `--end`. What is written to
     try the store is deleted again. Exits with 3 when something that is required does not work, or
     a cluster that nobody wants is left.
+
+    With a SCRIPT it tries that one's loader instead, on this machine's CPU: workers, pinning, how
+    long each step waits for data, and what to change with the gain to expect. The script's own
+    arguments come after `--`.
     """
+    if store is not None and store.endswith(".py"):
+        if end_orphans or end:
+            raise UsageError("a script's loader is tried, or clusters are ended: not both at once")
+        _try_loader(store, args or [], infra, as_json=as_json)
+        return
+    if args:
+        raise UsageError(f"{args[0]}: arguments are for a script, and {store} is none")
     from spotguard.cli.views.lists import doctor_screen
     from spotguard.control.doctor.checks import examine
     from spotguard.control.doctor.orphans import skypilot_books
@@ -134,6 +149,20 @@ def doctor(
         print_json(report.to_json())
     if not report.ok:
         raise typer.Exit(EnvironmentFailure.exit_code)
+
+
+def _try_loader(script: str, args: list[str], infra: str | None, *, as_json: bool) -> None:
+    from spotguard.cli.views.loader import loader_screen
+    from spotguard.control.doctor.checks import DoctorReport
+    from spotguard.control.drill.loader_trial import try_loader
+
+    spec = resolve_job(script, args, {} if infra is None else {"infra": infra}).spec
+    with heard_as_ctrl_c(signal.SIGTERM, signal.SIGHUP):
+        found = try_loader(spec, note)
+    if as_json:
+        print_json(DoctorReport(checks=(), loader=found).to_json())
+    else:
+        console().print(loader_screen(found))
 
 
 def _ended(found: "Findings", books: "Books", *, yes: bool) -> "Findings":

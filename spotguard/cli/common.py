@@ -78,6 +78,16 @@ PatienceOption = Annotated[
         show_default="10m",
     ),
 ]
+StepPatienceOption = Annotated[
+    float,
+    typer.Option(
+        "--patience",
+        metavar="DURATION",
+        parser=_duration,
+        help="Give up (exit 3) when the job takes no step for this long.",
+        show_default="2m",
+    ),
+]
 
 
 def named_run(text: str | None) -> str:

@@ -78,6 +78,7 @@ for _panel, _commands in (
             status_commands.runs,
             sweep.sweep,
             team.team,
+            page_commands.profile,
             page_commands.report,
             page_commands.dashboard,
             page_commands.metrics,

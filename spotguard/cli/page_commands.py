@@ -1,4 +1,4 @@
-"""`report`, `dashboard`, `metrics` and `notify`: runs on pages, in numbers, and in messages."""
+"""`report`, `dashboard`, `metrics`, `notify`, `profile`: runs on pages, in numbers, in messages."""
 
 # No postponed annotations: typer reads them, and ruff would move their imports away.
 from pathlib import Path
@@ -6,11 +6,14 @@ from typing import Annotated
 
 import typer
 
-from spotguard.cli.common import AnyRunArgument, JsonOption, looked_at_run
-from spotguard.cli.terminal.output import note, print_json, say
+from spotguard.cli.common import AnyRunArgument, JsonOption, StepPatienceOption, looked_at_run
+from spotguard.cli.terminal.output import console, note, print_json, say, write_file
 from spotguard.errors import EnvironmentFailure, UsageError
+from spotguard.events.profile import MOST_STEPS
 from spotguard.shared.documents import document
 
+_PROFILED_STEPS = 5
+_STEP_PATIENCE_S = 120.0
 _TRIAL = {
     "text": "spotguard: this is a test; messages of your runs will arrive here",
     "run_id": "test",
@@ -49,23 +52,9 @@ def report(
     from spotguard.pages.run_page import run_page
 
     path = Path(f"{run_id}.html") if html is None else html
-    _write(path, report_html(run_page(told)))
+    write_file(path, report_html(run_page(told)).encode(), option="--html")
     tell = note if as_json else say
     tell(f"{path} has the report of {run_id}; open it in a browser")
-
-
-def _write(path: Path, page: str, *, option: str = "--html") -> None:
-    """Write a file in one piece: nobody finds half of it."""
-    draft = path.with_name(f".{path.name}.new")
-    try:
-        draft.write_text(page, encoding="utf-8")
-        draft.replace(path)
-    except OSError as problem:
-        draft.unlink(missing_ok=True) if path.parent.is_dir() else None
-        raise UsageError(
-            f"{option}: {path} cannot be written: {problem.strerror or problem}",
-            hint="name a file in a folder that exists",
-        ) from problem
 
 
 def dashboard(
@@ -141,7 +130,79 @@ def metrics(
     if textfile is None:
         typer.echo(told, nl=False)
     else:
-        _write(textfile, told, option="--textfile")
+        write_file(textfile, told.encode(), option="--textfile")
+
+
+def profile(
+    run: AnyRunArgument = None,
+    *,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=MOST_STEPS,
+            metavar="N",
+            help="Record the next so many steps.",
+            show_default="5",
+        ),
+    ] = None,
+    attempt: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Ask nobody: tell the newest profile that is kept of this one."
+        ),
+    ] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(
+            min=0, metavar="N", help="Tell of this rank; default: the slowest, if ranks differ."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write its trace there, for Perfetto or chrome://tracing."
+        ),
+    ] = None,
+    patience: StepPatienceOption = _STEP_PATIENCE_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Record some steps of the living job, and tell the five things that cost most of them.
+
+    In words, each with its lever. Training goes on meanwhile with the same numbers; a save or a
+    notice goes first. Traces stay in the run store: --attempt tells of them when nodes are gone.
+    """
+    from spotguard.cli.views.profile import profile_screen
+    from spotguard.control import api
+    from spotguard.control.checkpoints import find
+    from spotguard.control.report.profile.ask import Asking, read_profile
+
+    if steps is not None and attempt is not None:
+        raise UsageError(
+            "--steps and --attempt exclude each other",
+            hint="--attempt tells what is kept; without it the living job is asked",
+        )
+    name = looked_at_run(run)
+    opened = find.open_run(name)
+    number = None
+    if attempt is None:
+        asking = Asking(opened.store, lambda: api.view(name), patience_s=patience, tell=note)
+        attempt, number = asking.ask(steps or _PROFILED_STEPS)
+    told, trace = read_profile(opened.run_id, opened.store, attempt, number=number, rank=rank)
+    if out is not None:
+        write_file(out, trace, option="--out")
+    if as_json:
+        print_json(document(told))
+        return
+    screen = console()
+    screen.print(profile_screen(told, screen.width))
+    if out is None:
+        say(
+            f"the trace itself: spotguard profile {told.run_id} --attempt {attempt}"
+            " --out trace.json"
+        )
+    else:
+        say(f"{out} has the trace; open it at https://ui.perfetto.dev")
 
 
 def notify(

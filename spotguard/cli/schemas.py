@@ -28,9 +28,11 @@ from spotguard.control.checkpoints.detail import CheckpointDocument
 from spotguard.control.doctor.checks import DoctorDocument
 from spotguard.control.doctor.orphan_report import ListedClusters
 from spotguard.control.doctor.store_trial import TriedStore
+from spotguard.control.drill.loader_trial import LoaderReport
 from spotguard.control.drill.report import DrillReport
 from spotguard.control.journal.team.membership import TeamDocument
 from spotguard.control.report.document import ReportDocument
+from spotguard.control.report.profile.document import ProfileDocument
 from spotguard.control.status.footprint import Footprint, RunFootprint
 from spotguard.control.status.market import MarketDocument
 from spotguard.control.status.recovery import Recovery
@@ -63,6 +65,7 @@ DOCUMENTS: Final[dict[str, type]] = {
     "team": TeamDocument,
     "sweep": SweepDocument,
     "report": ReportDocument,
+    "profile": ProfileDocument,
     "plan": JobPlan,
     "simulate": Simulation,
     "market show": MarketDocument,
@@ -83,7 +86,16 @@ _NAMES: Final = {
     kind.__name__: kind
     for kind in (
         *(CheckpointKind, EndReason, Market, RunState),
-        *(ListedClusters, PriceSource, Recovery, Skipped, Smoke, TriedStore, Unchecked),
+        *(
+            ListedClusters,
+            LoaderReport,
+            PriceSource,
+            Recovery,
+            Skipped,
+            Smoke,
+            TriedStore,
+            Unchecked,
+        ),
         *(
             CheckpointRow,
             CostForecast,

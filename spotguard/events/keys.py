@@ -13,6 +13,10 @@ attempts/000001/events/<ms>-<node>-<rank>-<n>.json    append-only
 attempts/000001/events/<ms>-<node>-<rank>-<n>.jsonl   older ones merged: that event, and before it
 attempts/000001/logs/<node>-<ms>-<piece>-<lines>.jsonl.gz     what the node's ranks printed
 attempts/000001/metrics/<rank>-<ms>-<piece>-<lines>.jsonl.gz  what a rank measured and logged
+attempts/000001/profiles/request.json                 by who asks for a profile of some steps
+attempts/000001/profiles/begin.json                   by the first rank: with which step it begins
+attempts/000001/profiles/000001/<rank>.json           what a rank answers
+attempts/000001/profiles/000001/<rank>.trace.json.gz  what it recorded
 checkpoints/<step>-<attempt>/<shard>.safetensors      data
 checkpoints/<step>-<attempt>/manifest.json            create-if-absent: this is the commit
 checkpoints/<step>-<attempt>/pinned.json              optional: retention leaves it alone
@@ -57,6 +61,7 @@ _PLACE = re.compile(r"places/\d{6}\.json")
 _ATTEMPT = re.compile(r"attempts/(\d{6})/")
 _LISTING = re.compile(r"cache/listings/(\d{6})-(\d{5})")
 _VALUES = re.compile(r"values/(.+)\.json")
+_PROFILE = re.compile(r"attempts/\d{6}/profiles/(\d{6})/(\d{5})\.json")
 _PIECE = re.compile(r"attempts/\d{6}/\w+/((\d{5})-\d{13})-(\d{6})-(\d{7})\.jsonl\.gz")
 RUN_ID_PATTERN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 """A run id is also a cluster name and a folder: lower case, digits, dashes, at most 63."""
@@ -194,6 +199,37 @@ def logs(number: int) -> str:
 def metrics(number: int) -> str:
     """Return the prefix of what an attempt's ranks measured and logged."""
     return f"{attempt(number)}metrics/"
+
+
+def profiles(number: int) -> str:
+    """Return the prefix of what was profiled of an attempt."""
+    return f"{attempt(number)}profiles/"
+
+
+def profile_request(number: int) -> str:
+    """Return the key by which somebody asks an attempt for a profile."""
+    return f"{profiles(number)}request.json"
+
+
+def profile_begin(number: int) -> str:
+    """Return the key by which the first rank says when the ranks begin to record."""
+    return f"{profiles(number)}begin.json"
+
+
+def profile_answer(number: int, *, profile: int, rank: int) -> str:
+    """Return the key of what a rank answers; written after its trace."""
+    return f"{profiles(number)}{profile:06d}/{rank:05d}.json"
+
+
+def profile_trace(number: int, *, profile: int, rank: int) -> str:
+    """Return the key of the trace that a rank recorded."""
+    return f"{profiles(number)}{profile:06d}/{rank:05d}.trace.json.gz"
+
+
+def parse_profile_answer(key: str) -> tuple[int, int] | None:
+    """Return (profile, rank) of the key of such an answer, else None."""
+    match = _PROFILE.fullmatch(key)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 class Piece(NamedTuple):

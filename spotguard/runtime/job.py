@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from spotguard.checkpoint.lineage import read_claim
 from spotguard.events.event import JobEvent
+from spotguard.events.profile import DATA
 from spotguard.events.states import EXIT_CODE_OF_JOB_TOLD_TO_STOP, EndReason
 from spotguard.runtime.checkpoint.local_copy import LocalCopy
 from spotguard.runtime.checkpoint.training_state import Keeper
@@ -39,6 +40,7 @@ from spotguard.runtime.process.surroundings import (
 )
 from spotguard.runtime.reporting.metrics import Metrics
 from spotguard.runtime.reporting.node_reports import Reporter
+from spotguard.runtime.reporting.profiling import Profiling, Progress, RankPlace
 from spotguard.shared.units import to_iso
 from spotguard.storage import PrefixedStore, open_store
 
@@ -84,6 +86,7 @@ class Job:
             local_rank=settings.local_rank,
             rank=self.rank,
         )
+        self.profiling = self._make_profiling()
         self.reporter = Reporter(
             self.store,
             attempt=self.attempt,
@@ -93,6 +96,7 @@ class Job:
             heartbeat=(lambda: self.keeper.heartbeat()) if settings.local_rank == 0 else None,
             on_stop=lambda request: self.watch.request(request),
             metrics=self.metrics,
+            look=self.profiling.look,
         )
         self.keeper = Keeper(
             settings,
@@ -138,6 +142,27 @@ class Job:
         self.exits.start()
         if self.rank == 0 and not settings.launched:
             log.info("run %s, saves in %s", self.run_id, self.store.url)
+
+    def _make_profiling(self) -> Profiling:
+        settings = self.settings
+        place = RankPlace(
+            attempt=self.attempt,
+            node=settings.node,
+            rank=self.rank,
+            local_rank=settings.local_rank,
+            world_size=self.world_size,
+            heartbeat_s=settings.heartbeat_s,
+            saving_file=settings.saving_file,
+        )
+
+        def progress() -> Progress:
+            return Progress(self.keeper.finished, self.keeper.total, self.keeper.step_s)
+
+        made = Profiling(
+            self.store, place, progress=progress, told_to_stop=lambda: self.watch.is_asked
+        )
+        self.metrics.waits_for_data = lambda: made.mark(DATA)
+        return made
 
     def claim_extra(self) -> dict[str, Any]:
         """Return what the claim tells beside its number: place, price, ranks, host."""
@@ -237,6 +262,7 @@ class Job:
     def finish_loop(self, why: str | None, *, left_early: bool = False) -> None:
         """Save the final state; the script may go on after its loop."""
         self._stop_looking_for_stillness()
+        self.profiling.loop_ended(self.keeper.finished)
         self.leaving.finish_loop(why, left_early=left_early)
 
     def _stop_looking_for_stillness(self, patience_s: float = 0.0) -> None:
@@ -340,6 +366,7 @@ class Job:
             self._peers.close(EXIT_PATIENCE_S)
         self._stop_looking_for_stillness(EXIT_PATIENCE_S)
         self.watch.close(EXIT_PATIENCE_S)
+        self.profiling.close(EXIT_PATIENCE_S)
         self.reporter.close(EXIT_PATIENCE_S)
         done = self.leaving.phase is Phase.AFTER and self.leaving.failure is None
         self.metrics.close(finished=done, timeout_s=EXIT_PATIENCE_S)

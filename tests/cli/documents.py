@@ -48,6 +48,7 @@ from spotguard.testing.launcher import FAKE_OFFER
 from tests.checkpoint.crashes.savings import blocks, claim, flip, save
 from tests.cli import pictures
 from tests.control.doctor.test_orphans import FakeBooks, beats, cluster
+from tests.control.profile.test_ask import respond
 from tests.control.run_folders import make_run
 from tests.control.world import RUN_ID, World
 
@@ -176,6 +177,8 @@ def _of_runs(patch: pytest.MonkeyPatch, home: Path) -> Iterator[tuple[str, list[
         yield "history", _printed("history", "--all")
         yield "runs", _printed("runs")
         yield "report", _printed("report")
+        if live is _eventful:
+            yield "profile", _profiles(patch)
         yield "logs", _printed("logs")
         if live is _eventful:
             yield "drill", _drills(patch, script)
@@ -185,6 +188,16 @@ def _of_runs(patch: pytest.MonkeyPatch, home: Path) -> Iterator[tuple[str, list[
     yield "status", _printed("status")
     yield "up", _printed("up", script, "--yes", "--detach")
     yield "resume", _printed("resume", "--detach")
+
+
+def _profiles(patch: pytest.MonkeyPatch) -> list[Any]:
+    """Print what two ranks of the first attempt recorded."""
+    store = MemoryStore()
+    respond(store, 0, 1, attempt=1)
+    with patch.context() as meanwhile:
+        opened = OpenedRun(run_id=RUN_ID, store=store, at_rest=False)
+        meanwhile.setattr(find, "open_run", lambda text: opened)
+        return _printed("profile", "--attempt", "1")
 
 
 def _script() -> str:

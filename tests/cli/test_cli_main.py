@@ -94,6 +94,7 @@ COMMANDS = {
     "team",
     "sweep",
     "report",
+    "profile",
     "dashboard",
     "metrics",
     "notify",

@@ -24,6 +24,7 @@ _IN_THE_RUN_STORE = {
     "logs/",
     "metrics/",
     "places/",
+    "profiles/",
 }
 
 

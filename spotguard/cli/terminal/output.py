@@ -13,6 +13,7 @@ from spotguard.shared.plain_text import clean as clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from rich.console import Console
 
@@ -43,6 +44,20 @@ def note(text: str) -> None:
     """Print one line to stderr, where it cannot spoil a JSON document."""
     sys.stderr.write(clean(text) + "\n")
     sys.stderr.flush()
+
+
+def write_file(path: Path, content: bytes, *, option: str) -> None:
+    """Write a file in one piece: nobody finds half of it. `option` is by which it was asked for."""
+    draft = path.with_name(f".{path.name}.new")
+    try:
+        draft.write_bytes(content)
+        draft.replace(path)
+    except OSError as problem:
+        draft.unlink(missing_ok=True) if path.parent.is_dir() else None
+        raise UsageError(
+            f"{option}: {path} cannot be written: {problem.strerror or problem}",
+            hint="name a file in a folder that exists",
+        ) from problem
 
 
 def print_json(body: dict[str, Any]) -> None:

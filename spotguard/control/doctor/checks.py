@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from spotguard.control.doctor.orphan_report import Leftover, ListedClusters
     from spotguard.control.doctor.orphans import Books
     from spotguard.control.doctor.store_trial import TriedStore
+    from spotguard.control.drill.loader_trial import LoaderReport
 
 SCHEMA: Final = 1
 NEEDED_FREE_BYTES = 500_000_000
@@ -90,6 +91,8 @@ class DoctorReport:
     """What SkyPilot's books have of spotguard's."""
     clouds: Clouds = field(default_factory=Clouds)
     """Where SkyPilot would start nodes."""
+    loader: LoaderReport | None = None
+    """What was measured of a script's loader; None unless a script was named."""
 
     @property
     def works(self) -> bool:
@@ -119,6 +122,7 @@ class DoctorReport:
             store=self.store.told() if self.store else None,
             clusters=self.clusters.told(),
             clouds=self.clouds,
+            loader=self.loader,
         )
         return document(told)
 
@@ -138,6 +142,8 @@ class DoctorDocument:
     """What SkyPilot's books have of spotguard's."""
     clouds: Clouds
     """Where SkyPilot would start nodes."""
+    loader: LoaderReport | None = None
+    """What was measured of a script's loader; then nothing else is looked at."""
 
 
 def examine(

@@ -9,6 +9,7 @@ has no indices, or no length, is read by `streaming`; global batches follow the 
 
 from __future__ import annotations
 
+import copy
 import itertools
 import multiprocessing
 import os
@@ -172,6 +173,10 @@ class Loader(ABC):
         count = len(self._sizes(step))
         return [self._range(count, rank) for rank in range(self._world_size)]
 
+    def reading(self) -> dict[str, Any]:
+        """Return how it reads, by the names of `torch.utils.data.DataLoader`'s options."""
+        return {}
+
     @abstractmethod
     def _sizes(self, step: int) -> list[int]:
         """Return the samples of each micro-batch of a step."""
@@ -329,6 +334,18 @@ class ElasticLoader(Loader):
             **{"generator": own_seeds, **self._options, "worker_init_fn": quiet},
         )
         yield from zip(behind, batches, strict=True)
+
+    def reading(self) -> dict[str, Any]:
+        """Return how it reads, by the names of `torch.utils.data.DataLoader`'s options."""
+        options = ("pin_memory", "persistent_workers", "prefetch_factor")
+        told = {name: self._options.get(name) for name in options}
+        return {"num_workers": self._num_workers, **told}
+
+    def with_workers(self, count: int) -> ElasticLoader:
+        """Return a loader of the same batches that is read by so many worker processes."""
+        other = copy.copy(self)
+        other._num_workers = count
+        return other
 
     def checksum(self, step: int) -> int | None:
         """Return the checksum of the sampler's order of the step's epoch, if there is a sampler."""

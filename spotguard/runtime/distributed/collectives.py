@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from spotguard.runtime.state.expanded import fill
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
 
 class Collectives(Protocol):
@@ -49,6 +51,8 @@ class ProcessGroup:
         self.world_size = world_size
         self.waited_s: float | None = None
         """Seconds in which this process waited for sums; None on GPUs, which wait by themselves."""
+        self.waits: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+        """Returns what names such a wait in a profile."""
 
     def add_up(self, flat: torch.Tensor) -> Callable[[], None]:
         """Begin to replace `flat` by its sum over the ranks; the result blocks until it is."""
@@ -57,7 +61,8 @@ class ProcessGroup:
 
         def wait() -> None:
             began = time.perf_counter()
-            work.wait()
+            with self.waits():
+                work.wait()
             if not flat.is_cuda:
                 self.waited_s = (self.waited_s or 0.0) + time.perf_counter() - began
 

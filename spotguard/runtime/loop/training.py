@@ -19,6 +19,7 @@ from spotguard.checkpoint.lineage import claim_attempt
 from spotguard.checkpoint.manifest import check_run
 from spotguard.errors import Fenced, SpotguardError, UsageError
 from spotguard.events.event import JobEvent
+from spotguard.events.profile import RANKS, SAVING
 from spotguard.runtime.checkpoint import restore as restoring
 from spotguard.runtime.checkpoint.save_schedule import SaveSchedule
 from spotguard.runtime.data.loader import ElasticLoader
@@ -29,6 +30,8 @@ from spotguard.runtime.distributed.optimizers import OptimizerWatch
 from spotguard.runtime.distributed.weighted_mean import WeightedMeans
 from spotguard.runtime.ending.leaving import Phase
 from spotguard.runtime.loop.batch_probe import BatchProbe
+from spotguard.runtime.loop.loader_trial import LoaderTrial
+from spotguard.runtime.loop.profile_facts import facts_of
 from spotguard.runtime.process.clock import RUN_CLOCK
 from spotguard.runtime.process.outside_loop import outside_loop
 from spotguard.runtime.process.turn import await_turn
@@ -101,6 +104,8 @@ class Training:
             self._gradients = GradientSync(modules, optimizers, circumstances.ranks)
         self._gradients.meets_in_forward |= loader.evened
         gives_back.callback(self._gradients.close)
+        circumstances.ranks.waits = lambda: job.profiling.mark(RANKS)
+        job.profiling.facts = lambda: facts_of(loader, values)
         self._values = values
         self._optimizers: OptimizerWatch
         self._weights = WeightedMeans(modules, optimizers, self._total)
@@ -118,6 +123,8 @@ class Training:
         """Closed, it ends what reads the data."""
         self._errors_end_it = _ErrorsEndIt(self._open, job)
         self._loop: TrainingLoop
+        path = job.settings.try_loader_path
+        self._trial = LoaderTrial(path, loader, job.metrics) if path else None
         self.finished = 0
         """Steps done, by this attempt and those before it."""
         self._last = 0
@@ -240,6 +247,9 @@ class Training:
         job, finished = self._job, self.finished
         job.hold(finished)
         job.end_phase(finished)
+        job.profiling.between_steps(finished)
+        if self._trial is not None:
+            self._trial.between_steps(finished, self._last)
         if not job.gate.passes(finished, evaluated=self._evaluated > 0):
             job.leaving.at_agreed_step()
         if self._schedule.due(finished) or job.keeper.best.is_new:
@@ -255,7 +265,8 @@ class Training:
         if not job.keeper.may_save():
             self._schedule.put_off(finished, step_s=job.keeper.step_s)
             return
-        job.keeper.save_in_background()
+        with job.profiling.mark(SAVING):
+            job.keeper.save_in_background()
         self._schedule.saved(
             finished,
             step_s=job.keeper.step_s,

@@ -170,6 +170,11 @@ class StopWatch:
         """Begin to watch."""
         self._thread.start()
 
+    @property
+    def is_asked(self) -> bool:
+        """True once this rank has heard that it is to stop, at once or in a while."""
+        return self.agreed is not None or bool(self._pending)
+
     def request(self, request: StopRequest) -> None:
         """Ask all ranks to stop; safe from any thread, may be repeated."""
         with self._changed:

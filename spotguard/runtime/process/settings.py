@@ -110,6 +110,8 @@ class Settings:
     max_steps: int | None = None
     smoke_samples: int | None = None
     """In a smoke, the most samples of a step; 0: as many as the script says. None elsewhere."""
+    try_loader_path: str | None = None
+    """Where to write how fast the loader reads; the process ends then. None: it is not timed."""
     holds: dict[int, float] = field(default_factory=dict)
     """Steps done -> seconds to wait there for a stop, so that a drill hits fast scripts too."""
 
@@ -179,6 +181,7 @@ class Settings:
             probe_path=os.environ.get(env.PROBE),
             max_steps=_int(env.MAX_STEPS),
             smoke_samples=_int(env.SMOKE),
+            try_loader_path=os.environ.get(env.TRY_LOADER) or None,
             holds=_holds(os.environ.get(env.HOLD, "")),
         )
 

@@ -8,6 +8,7 @@ checkpoint is committed. So there is exactly one value for each step and name.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import sys
@@ -28,6 +29,7 @@ from spotguard.storage.patterns.growing import GrowingObjects, plain_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from spotguard.runtime.data.loader import Loader, Share
     from spotguard.runtime.reporting.trackers import Tracker
@@ -86,11 +88,15 @@ class Metrics:
         self._storing = threading.Lock()
         self._objects = GrowingObjects(store, keys.metrics(attempt), owner=rank, at=clock.now())
         self._data_s = 0.0
+        self.waited_for_data_s = 0.0
+        """By the loop, since it began."""
         self._saved_s = self._communicated_s = 0.0
         self._began: float | None = None
         self._loader: Loader | None = None
         self.communicated_s: Callable[[], float | None] = lambda: None
         """Seconds spent so far in waiting for other ranks; None where nobody knows."""
+        self.waits_for_data: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+        """Returns what names that wait in a profile."""
         self._feeds: list[TrackerFeed] = []
 
     # ------------------------------------------------------------------ the script's
@@ -154,10 +160,13 @@ class Metrics:
         while True:
             began = time.perf_counter()
             try:
-                batch = next(batches)
+                with self.waits_for_data():
+                    batch = next(batches)
             except StopIteration:
                 return
-            self._data_s += time.perf_counter() - began
+            waited_s = time.perf_counter() - began
+            self._data_s += waited_s
+            self.waited_for_data_s += waited_s
             yield batch
 
     def finished_step(self, finished: int, saved_s: float, saved_step: int | None) -> None:

@@ -1,5 +1,7 @@
 """What a node says into the run store: events, heartbeats; and what it hears: `stop.json`.
 
+Each rank looks there for profiles that somebody asks for, too.
+
 One background thread per reporting rank, so that a slow store never slows a step.
 """
 
@@ -55,7 +57,9 @@ class Reporter:
         heartbeat: Callable[[], Heartbeat] | None,
         on_stop: Callable[[StopRequest], None],
         metrics: Metrics | None = None,
+        look: Callable[[], None] | None = None,
     ) -> None:
+        """`look` is called with each heartbeat, also on ranks that write none."""
         self._store = store
         self._attempt = attempt
         self._node = node
@@ -64,6 +68,7 @@ class Reporter:
         self._heartbeat = heartbeat
         self._on_stop = on_stop
         self._metrics = metrics
+        self._look = look
         self._heard_stop = False
         self._log = EventLog(store, attempt=attempt, node=node, rank=rank)
         self._calm = True
@@ -184,14 +189,16 @@ class Reporter:
             log.warning("no heartbeat: %s", problem)
 
     def _beat(self) -> None:
-        if self._heartbeat is None:
-            return
         try:
-            beat = self._heartbeat()
-            self._store.put(keys.heartbeat(self._attempt, self._node), beat.to_json())
-            self._look_for_stop()
+            if self._heartbeat is not None:
+                beat = self._heartbeat()
+                self._store.put(keys.heartbeat(self._attempt, self._node), beat.to_json())
+                self._look_for_stop()
+            if self._look is not None:
+                self._look()
         except StoreError as problem:
-            log.warning("no heartbeat: %s", problem)
+            if self._heartbeat is not None:  # one rank of a node says so
+                log.warning("no heartbeat: %s", problem)
 
     def _look_for_stop(self) -> None:
         key = keys.stop(self._attempt)

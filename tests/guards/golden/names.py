@@ -63,6 +63,7 @@ _KEY_ARGUMENTS: dict[str, Any] = {
     "step": 40,
     "at": 1_700_000_000.125,
     "count": 5,
+    "profile": 1,
     "digest": "3f" * 32,
     "folder": "attempts/000007/logs/",
     "owner": 3,
@@ -80,6 +81,7 @@ _KEYS_TO_READ = (
     "attempts/000007/logs/00003-1700000000125-000007-0000005.jsonl.gz",
     "cache/listings/000007-00003",
     "values/train-261125-101500-0c1f-03.json",
+    "attempts/000007/profiles/000001/00002.json",
 )
 
 

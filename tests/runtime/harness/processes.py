@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from spotguard.events.event import Event
 from spotguard.shared.net import free_port
-from spotguard.storage import open_store
+from spotguard.storage import PrefixedStore, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from spotguard.storage.base import ObjectStore
 
 RUNNING = 1000
 TINY = Path(__file__).parents[1] / "jobs" / "tiny.py"
@@ -155,6 +157,10 @@ class Jobs:
         store = open_store(str(self.folder / "spotguard-runs" / run_id))
         found = [store.get(item.key) for item in store.list("attempts/") if "/events/" in item.key]
         return sorted(map(Event.from_json, found), key=lambda event: (event.attempt, event.at))
+
+    def store(self, run_id: str = "a-run") -> ObjectStore:
+        """Return a run's own store, which need not be there yet."""
+        return PrefixedStore(open_store(str(self.folder / "spotguard-runs")), run_id)
 
     def claims(self, run_id: str = "a-run") -> set[int]:
         """Return the numbers of the attempts that were begun; a claim is there before a step."""

@@ -34,6 +34,7 @@ from spotguard.shared.net import free_port
 from spotguard.storage import PrefixedStore, open_store
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from spotguard.spec.model import JobSpec
@@ -125,6 +126,8 @@ class Stint:
     whole_batches: bool
     """False: `SAMPLES` a step."""
     limit_s: float
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """More of its environment; `{room}` in a value stands for its folder."""
 
 
 def run_stint(spec: JobSpec, folder: Path, stint: Stint) -> Facts:
@@ -245,6 +248,7 @@ class _Process:
             **QUIET_TRACKERS,
             "MLFLOW_TRACKING_URI": (self._room / "mlflow").as_uri(),
             **_NO_GPU,
+            **{name: v.replace("{room}", str(self._room)) for name, v in stint.variables.items()},
             "PYTHONUNBUFFERED": "1",
             # As torchrun tells its only rank.
             **{"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "ROLE_RANK": "0"},

@@ -82,13 +82,13 @@ def run_smoke(spec: JobSpec, tell: Callable[[str], None]) -> SmokeOutcome:
         SmokeFailed: the script does not work, or a save of it is too large; names file and line.
         EnvironmentFailure: there is no room for the smoke's own files.
     """
-    if lack := _lacking(spec):
+    if lack := lacking(spec):
         return SmokeOutcome(smoke=None, skipped=lack)
     key = key_of(spec)
     found = remembered(key)
     if found is not None:
         return SmokeOutcome(smoke=_checked(found, spec), is_old=True)
-    folder = _folder()
+    folder = room_for_smoke()
     try:
         trial = _Trial(spec, folder, tell)
         verdict = trial.run()
@@ -248,7 +248,7 @@ def _judged(smoke: Smoke, spec: JobSpec) -> Smoke:
     return replace(smoke, emergency_s=needs_s, notice_s=notice_s(spec.infra) if is_spot else None)
 
 
-def _lacking(spec: JobSpec) -> str:
+def lacking(spec: JobSpec) -> str:
     """Return what is said to be needed and is not installed here, in words; empty if nothing."""
     script = read_script(Path(spec.script))
     if spec.node.requirements is not None:
@@ -270,7 +270,7 @@ def missing_of_file(path: Path) -> tuple[str, ...]:
     return missing([line for line in lines if line and not line.startswith("#")])
 
 
-def _folder() -> Path:
+def room_for_smoke() -> Path:
     """Return a new folder for one smoke, for nobody else to enter."""
     above = spotguard_home() / "smokes"
     try:
