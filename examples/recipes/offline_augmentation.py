@@ -72,9 +72,9 @@ def main() -> None:
         _ = data[index]
     read_s = (time.perf_counter() - began) * COPIES
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     run.track(model=model, optimizer=optimizer)
-    for step in run.steps(run.loader(data, global_batch_size=128), total=200):
+    for step in run.steps(run.loader(data, global_batch_size=128), total=100):
         for x, y in step:
             step.backward(F.cross_entropy(model(x), y))
         optimizer.step()
