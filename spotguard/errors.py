@@ -20,6 +20,7 @@
     │   │   ├── ArchivedCheckpoint   10
     │   │   └── ForeignCheckpoint    10
     │   ├── StateMismatch            10
+    │   │   └── BaseNotFound         10
     │   ├── UnsupportedState         10
     │   └── Fenced                   10
     ├── JobFailed                    10
@@ -133,6 +134,10 @@ class ForeignCheckpoint(DamagedCheckpoint):
 
 class StateMismatch(CheckpointError):
     """The checkpoint and the script disagree about what there is to restore."""
+
+
+class BaseNotFound(StateMismatch):
+    """A file of a frozen base, to which a checkpoint refers, is missing or has changed."""
 
 
 class UnsupportedState(CheckpointError):

@@ -3,9 +3,11 @@
 # ///
 """Easy samples first: a sampler whose order follows from the epoch, so a resume has it too.
 
-python examples/recipes/curriculum.py
+python examples/recipes/curriculum.py            # or with --all: shuffled, to compare with
 spotguard up examples/recipes/curriculum.py --yes
 """
+
+import sys
 
 import torch
 from torch import nn
@@ -46,7 +48,7 @@ def main() -> None:
     loader = run.loader(
         torch.utils.data.TensorDataset(x, y),
         global_batch_size=64,
-        sampler=Curriculum(noise, epochs=4),
+        sampler=Curriculum(noise, epochs=1 if "--all" in sys.argv else 4),
     )
     for step in run.steps(loader, epochs=6):
         for inputs, target in step:

@@ -61,6 +61,13 @@ class Fields:
         """Return like `text`, or None if there is no such field: earlier versions wrote none."""
         return self.text(name, pattern) if name in self._value else None
 
+    def later_flag(self, name: str) -> bool:
+        """Return a boolean, False if there is no such field: earlier versions wrote none."""
+        value = self._value.get(name, False)
+        if not isinstance(value, bool):
+            self.refuse(name, "true or false")
+        return value
+
     def items(self, name: str) -> list[Json]:
         """Return a list."""
         value = self.json(name)

@@ -48,6 +48,16 @@ def build_header(tensors: Mapping[str, TensorInfo], metadata: Mapping[str, str])
     return len(padded).to_bytes(_LENGTH_BYTES, "little") + padded
 
 
+def parse_metadata(head: memoryview, *, what: str) -> dict[str, str]:
+    """Return what a header says beside its tensors; `parse_header` must have read it before."""
+    length = int.from_bytes(head[:_LENGTH_BYTES], "little")
+    body = loads_plain(head[_LENGTH_BYTES : _LENGTH_BYTES + length], what=f"{what}: header")
+    metadata = body.get(_METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise DamagedCheckpoint(f"{what}: {_METADATA} is not an object of strings")
+    return metadata
+
+
 def parse_header(head: memoryview, size_bytes: int, *, what: str) -> dict[str, TensorInfo]:
     """Return the tensors of a safetensors file, their offsets counted from the file's start.
 

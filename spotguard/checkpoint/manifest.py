@@ -35,12 +35,14 @@ from spotguard.storage.small_objects import get_small
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from spotguard.checkpoint.outside import BaseFiles
     from spotguard.checkpoint.strict_json import Json
     from spotguard.checkpoint.tensors import TensorInfo
     from spotguard.storage.base import ObjectStore
 
-SCHEMA = 2
-"""The newest that is read. A checkpoint that needs nothing of 2, a base, is written as 1."""
+SCHEMA = 3
+"""The newest that is read. A checkpoint is written as the least that it needs: 1; 2 if it has a
+base; 3 if data of that lies outside the store."""
 MAX_MANIFEST_BYTES = 200_000_000
 """A thousand ranks with shards of many gigabytes need 146 MB; larger ones are not even fetched."""
 MAX_STEP = 10**12 - 1
@@ -91,6 +93,8 @@ class Manifest:
     @property
     def schema(self) -> int:
         """Return the least version of this form that a reader must know."""
+        if any(base.outside for base in self.bases):
+            return 3
         return 2 if self.bases else 1
 
     @property
@@ -214,10 +218,20 @@ def check_run(manifest: Manifest, run_id: str) -> None:
 
 
 def shard_readers(
-    store: ObjectStore, manifest: Manifest, *, near: ObjectStore | None = None
+    store: ObjectStore,
+    manifest: Manifest,
+    *,
+    near: ObjectStore | None = None,
+    named: BaseFiles | None = None,
 ) -> list[ShardReader]:
-    """Return a reader of each shard, which asks the store `near` first; nothing is read yet."""
-    return [ShardReader(store, manifest.prefix, shard, near=near) for shard in manifest.shards]
+    """Return a reader of each shard, which asks the store `near` first; nothing is read yet.
+
+    `named` are the files where a base that lies outside is now.
+    """
+    return [
+        ShardReader(store, manifest.prefix, shard, near=near, named=named)
+        for shard in manifest.shards
+    ]
 
 
 def tensors_that_count(readers: Sequence[ShardReader]) -> list[dict[str, TensorInfo]]:

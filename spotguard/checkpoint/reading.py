@@ -6,11 +6,12 @@ import threading
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import xxhash
 
 from spotguard.checkpoint.header import parse_header
+from spotguard.checkpoint.outside import BaseFiles, OutsideData
 from spotguard.errors import ArchivedCheckpoint, DamagedCheckpoint, NotFound, StoreError
 from spotguard.storage.buffers import copy_bytes, paged_memory
 
@@ -21,10 +22,23 @@ if TYPE_CHECKING:
     from spotguard.storage.base import ObjectStore, Reads, Target
 
 
+class _Source(Protocol):
+    """What is asked of whoever has a shard's data: the store, or files outside it."""
+
+    def best_reads(self, key: str) -> Reads:
+        """Return how it is read fastest."""
+        ...
+
+    def get_into(self, key: str, offset: int, into: Target) -> None:
+        """Fill `into` with its bytes from `offset`."""
+        ...
+
+
 class ShardReader:
     """One shard of a checkpoint; every byte that it gives is proven by the manifest.
 
-    Data is read from the store `near`, if it has a good copy, else from `store`.
+    Data is read from the store `near`, if it has a good copy, else from `store`; that of a base
+    which lies outside of it, from the files `named`, or from where they were.
     """
 
     def __init__(
@@ -34,9 +48,12 @@ class ShardReader:
         info: ShardInfo,
         *,
         near: ObjectStore | None = None,
+        named: BaseFiles | None = None,
     ) -> None:
         self._store = store
-        self._near = near
+        self._near = None if info.outside else near
+        self._named = named
+        self._outside: OutsideData | None = None
         self._key = info.key(checkpoint_prefix)
         self.info = info
         self._tensors: dict[str, TensorInfo] | None = None
@@ -44,17 +61,17 @@ class ShardReader:
     @cached_property
     def best_reads(self) -> Reads:
         """How the shard is read fastest, as it looks at the first question."""
-        return (self._near or self._store).best_reads(self._key)
+        return (self._near or self._data).best_reads(self._key)
 
     def check_size(self) -> None:
         """Raise `DamagedCheckpoint` if the file is missing, archived or of another size. Cheap."""
         found = self._store.head(self._key)
         if found is None:
             raise DamagedCheckpoint(f"{self._key} is missing")
-        if found.size_bytes != self.info.size_bytes:
+        if found.size_bytes != self.info.stored_bytes:
             raise DamagedCheckpoint(
                 f"{self._key} has {found.size_bytes} bytes, its manifest says "
-                f"{self.info.size_bytes}"
+                f"{self.info.stored_bytes}"
             )
         if not found.readable:
             raise ArchivedCheckpoint(
@@ -86,7 +103,19 @@ class ShardReader:
         for name, tensor in tensors.items():
             if tensor.start < self.info.header_bytes:
                 raise DamagedCheckpoint(f"{self._key}: tensor {ascii(name)[:80]} is in the header")
+        if self.info.outside:
+            named = self._named or BaseFiles()
+            self._outside = OutsideData(head, tensors, named, what=self._key)
         return tensors
+
+    @property
+    def _data(self) -> _Source:
+        """Where the data is read: in the store, or in the files that the header names."""
+        if not self.info.outside:
+            return self._store
+        assert self.tensors is not None  # reads the header
+        assert self._outside is not None
+        return self._outside
 
     def read_pieces(self, pieces: range, into: Sequence[memoryview]) -> None:
         """Read pieces that follow each other and prove them.
@@ -95,6 +124,7 @@ class ShardReader:
 
         Raises:
             DamagedCheckpoint: missing, too short, or of another hash; `into` holds garbage.
+            BaseNotFound: a file outside the store, to which it refers, is missing or has changed.
             StoreError: it could not be read at all, which says nothing about its bytes.
         """
         if self._near is not None:
@@ -104,16 +134,16 @@ class ShardReader:
                 self._near = None  # no copy, or not a good one: what is far away is what counts
             else:
                 return
-        self._read_pieces(self._store, pieces, into)
+        self._read_pieces(self._data, pieces, into)
 
-    def _read_pieces(self, store: ObjectStore, pieces: range, into: Sequence[memoryview]) -> None:
+    def _read_pieces(self, store: _Source, pieces: range, into: Sequence[memoryview]) -> None:
         hashed = _Hashed(into, self.info.piece_bytes)
         self._fetch(store, self.info.span(pieces)[0], hashed)
         for index, found in zip(pieces, hashed.pieces(), strict=True):
             low, high = self.info.piece(index)
             self._check(found, self.info.piece_hashes[index], f"bytes {low} to {high}")
 
-    def _fetch(self, store: ObjectStore, start: int, into: Target) -> None:
+    def _fetch(self, store: _Source, start: int, into: Target) -> None:
         try:
             store.get_into(self._key, start, into)
         except NotFound as problem:

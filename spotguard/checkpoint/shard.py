@@ -60,6 +60,11 @@ def shard_file(rank: int, world_size: int) -> str:
     return f"rank-{rank:05d}-of-{world_size:05d}.safetensors"
 
 
+def outside_file(rank: int, world_size: int) -> str:
+    """Return the file name of the header of what a rank's base has outside the store."""
+    return f"rank-{rank:05d}-of-{world_size:05d}.outside.safetensors"
+
+
 @dataclass(frozen=True, kw_only=True)
 class TensorSpec:
     """The form of one tensor of a shard, without its bytes."""
@@ -148,6 +153,24 @@ def write_layout(
     content = _Hashed(layout, data, go_on)
     assert content.size_bytes == len(layout.header) + layout.data_bytes
     _put_uncommitted(store, checkpoint_prefix, file_name, content)
+    return _info_of(layout, file_name, content)
+
+
+def refer_to_layout(
+    store: ObjectStore, folder: str, file_name: str, layout: ShardLayout, data: Sequence[Buffer]
+) -> ShardInfo:
+    """Write a base's header alone: its data, which is hashed here, is in files outside the store.
+
+    `layout`'s metadata says where (`spotguard.checkpoint.outside`).
+    """
+    content = _Hashed(layout, data, lambda end: None)
+    for _ in content:
+        pass
+    store.put(folder + file_name, layout.header)
+    return replace(_info_of(layout, file_name, content), folder=folder, outside=True)
+
+
+def _info_of(layout: ShardLayout, file_name: str, content: _Hashed) -> ShardInfo:
     return ShardInfo(
         file=file_name,
         size_bytes=content.size_bytes,

@@ -90,6 +90,13 @@ class ShardInfo:
     """Bytes of each piece but the last, which has what is left."""
     folder: str | None = None
     """Where it lies if it is a base: what no step changes, stored once for many checkpoints."""
+    outside: bool = False
+    """True of a base whose header alone is stored: its data is in files that the script names."""
+
+    @property
+    def stored_bytes(self) -> int:
+        """Return how many bytes of it are in the run store."""
+        return self.header_bytes if self.outside else self.size_bytes
 
     def key(self, checkpoint_prefix: str) -> str:
         """Return where it lies in the store, as a shard of the checkpoint at this prefix."""
@@ -123,6 +130,7 @@ class ShardInfo:
             "piece_bytes": self.piece_bytes,
             "piece_hashes": list(self.piece_hashes),
             **({"folder": self.folder} if self.folder else {}),
+            **({"outside": True} if self.outside else {}),
         }
 
     @classmethod
@@ -141,7 +149,10 @@ class ShardInfo:
             piece_hashes=fields.texts_like("piece_hashes", HASH_PATTERN),
             piece_bytes=fields.integer("piece_bytes", low=PAGE_BYTES, high=_MAX_PIECE_BYTES),
             folder=fields.later_text("folder", FOLDER_PATTERN),
+            outside=fields.later_flag("outside"),
         )
+        if info.outside and info.folder is None:
+            fields.refuse("outside", "false, as it is no base")
         if info.piece_bytes % PAGE_BYTES:
             fields.refuse("piece_bytes", f"a multiple of {PAGE_BYTES}")
         if info.header_bytes % PAGE_BYTES:

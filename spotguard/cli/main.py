@@ -200,7 +200,9 @@ def _say_usage(problem: Any) -> int:
     command = context.command_path if context is not None else "spotguard"
     message = problem.format_message().strip().rstrip(".")
     hint = f"{command} --help"
-    if "No such option" in message and any(p.name == "args" for p in _parameters(context)):
+    if "No such option: --any-of" in message:
+        hint = "of several, any will do: --infra aws,gcp --gpus A100:8,H100:8"
+    elif "No such option" in message and any(p.name == "args" for p in _parameters(context)):
         hint += "; the script's own arguments come after `--`"
     elif "No such command" in message and message.split("'")[1].endswith(".py"):
         hint = "to run a script: spotguard up SCRIPT"

@@ -23,7 +23,7 @@ from spotguard.runtime.loop.evaluation import Evaluation
 from spotguard.runtime.loop.training import Circumstances, Training
 from spotguard.runtime.process.outside_loop import outside_loop
 from spotguard.runtime.run_data import RunData
-from spotguard.runtime.state.tracked import tracked, tracked_slot
+from spotguard.runtime.state.tracked import tracked, tracked_slot, words_on_frozen
 from spotguard.runtime.state.tree import Packed
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Run(RunData):
             self._probe = Probe(settings.probe_path, job, bitwise=bitwise)
             taken.gives_back.callback(self._probe.close)
 
-    def track(self, *, frozen: Any = None, **objects: Any) -> None:
+    def track(self, *, frozen: Any = None, base: Any = None, **objects: Any) -> None:
         """Name what belongs to the training state; all of it is saved and restored.
 
         Modules, optimizers, anything with `state_dict()` and `load_state_dict()`, random
@@ -100,24 +100,25 @@ class Run(RunData):
         run goes on uncompiled, and the other way round.
 
             run.track(model=lora_model, frozen="skip")  # saves of megabytes
+            run.track(model=lora_model, base="base.safetensors")  # which is stored nowhere else
 
         Args:
             frozen: `skip`: parameters of these modules that have no gradient when the loop begins
                 are stored once, and later checkpoints refer to them. One that changes after all is
                 noticed, and saved from then on. (An object called `frozen` is tracked as such.)
+            base: The safetensors file of these modules' frozen base, a list of such, or a folder of
+                them. Implies `skip`; what is bit by bit in there, under any name, is not stored,
+                but referred to by its hash: keep the files as long as the checkpoints. (An object
+                called `base` is tracked as such.)
             **objects: The objects, by the names under which they are saved.
 
         Raises:
             UnsupportedState: something cannot be stored safely; the message says what.
-            UsageError: called after the loop has begun, a name is taken, or `frozen` is another
-                word.
+            UsageError: called after the loop has begun, a name is taken, or a word makes no sense.
         """
-        if frozen is not None and not isinstance(frozen, str):
-            objects["frozen"], frozen = frozen, None
-        if frozen not in (None, "skip"):
-            raise UsageError(f"run.track: frozen is {frozen!r}; allowed: skip")
+        skips_frozen, files = words_on_frozen(objects, frozen, base)
         for name, value in objects.items():
-            item = tracked(name, value, skips_frozen=frozen is not None)
+            item = tracked(name, value, skips_frozen=skips_frozen, base=files)
             self._track("run.track", name, item)
 
     def track_values(self, holder: Any, *names: str) -> None:

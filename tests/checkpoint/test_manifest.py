@@ -236,8 +236,8 @@ def test_hostile_json_ends_in_our_own_error(text: bytes) -> None:
 
 def test_a_newer_schema_is_not_taken_for_damage() -> None:
     """An old spotguard must stop, not fall back to an older checkpoint in silence."""
-    with pytest.raises(StateMismatch, match="schema 3") as caught:
-        Manifest.from_json(sealed(body_of(make_manifest()) | {"schema": 3}))
+    with pytest.raises(StateMismatch, match="schema 4") as caught:
+        Manifest.from_json(sealed(body_of(make_manifest()) | {"schema": 4}))
     assert "upgrade" in caught.value.hint
 
 

@@ -269,6 +269,7 @@ def test_a_refused_start_is_one_sentence_with_its_own_code(
         (("up", "JOB", "-y", "--template", "awss"), 2, "aws"),
         (("up", "JOB", "-y", "--env", "NOT_SET_ANYWHERE"), 2, "NOT_SET_ANYWHERE"),
         (("up", "JOB", "-y", "--bugdet", "5"), 2, "come after `--`"),
+        (("up", "JOB", "-y", "--any-of", "a,b"), 2, "--gpus A100:8,H100:8"),
         (("status", "other"), 2, pictures.RUN),
         (("stauts",), 2, "status"),
         (("train.py",), 2, "spotguard up"),

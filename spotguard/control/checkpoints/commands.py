@@ -16,6 +16,7 @@ from spotguard.control.journal.job_events import newest_events
 from spotguard.control.journal.stored.published_launch import launched_numbers
 from spotguard.errors import (
     ArchivedCheckpoint,
+    BaseNotFound,
     CheckpointError,
     DamagedCheckpoint,
     ForeignCheckpoint,
@@ -262,7 +263,7 @@ def verify(
                     done += len(piece)
                     if on_progress:
                         on_progress(done, total)
-            except DamagedCheckpoint as found:
+            except (DamagedCheckpoint, BaseNotFound) as found:
                 problems.append(FileProblem(f"{shard.folder or ''}{shard.file}", found.message))
             done = end  # also of a shard that was given up half way
             if on_progress:

@@ -4,6 +4,9 @@ A model that is adapted by a few trained parameters (LoRA) is saved again and ag
 hundredth is new. With `run.track(model=model, frozen="skip")` what has no gradient is a base: one
 shard that each manifest names, as it names its own. A base that changes after all, because it was
 unfrozen or written to by hand, is noticed before the next save, and is stored with it from then on.
+
+With `run.track(model=model, base="base.safetensors")` what is bit by bit in such a file is not even
+stored once: another shard, of which the header alone is written, refers to it by its hash.
 """
 
 from __future__ import annotations
@@ -14,17 +17,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+import xxhash
 
-from spotguard.checkpoint.shard import shard_file, write_layout
+from spotguard.checkpoint.outside import ENTRY, entry_of
+from spotguard.checkpoint.reading import ShardReader
+from spotguard.checkpoint.shard import outside_file, refer_to_layout, shard_file, write_layout
 from spotguard.errors import CheckpointError
 from spotguard.events import keys
-from spotguard.runtime.checkpoint.staging import layout_of, live_views
+from spotguard.runtime.checkpoint.staging import bytes_of, layout_of, live_views
+from spotguard.shared.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from spotguard.checkpoint.outside import BaseFiles, OutsidePlace
     from spotguard.checkpoint.shard import ShardLayout
-    from spotguard.checkpoint.tensors import ShardInfo
+    from spotguard.checkpoint.tensors import ShardInfo, TensorInfo
     from spotguard.runtime.state.tree import Leaf
     from spotguard.storage.base import ObjectStore
 
@@ -60,21 +68,33 @@ class FrozenBase:
     """What this rank's base is, and where it is stored."""
 
     def __init__(
-        self, store: ObjectStore, *, run_id: str, attempt: int, rank: int, world_size: int
+        self,
+        store: ObjectStore,
+        *,
+        run_id: str,
+        attempt: int,
+        rank: int,
+        world_size: int,
+        files: BaseFiles | None = None,
     ) -> None:
+        """`files` are those that the script names: what they hold is referred to, not stored."""
         self._store = store
-        self._run_id = run_id
+        self._metadata = {"run_id": run_id}
         self._folder = keys.frozen(attempt)
-        self._file = shard_file(rank, world_size)
+        self._rank, self._world_size = rank, world_size
+        self._files = files
         self._marks: dict[str, _Mark] = {}
         self._values: list[tuple[list[str], list[torch.Tensor], torch.Tensor]] = []
         """For each dtype and device: names, some values of each tensor, and what they were."""
         self._taken: list[Leaf] = []
         """All leaves of the base, whoever stores them."""
-        self._mine: list[Leaf] = []
-        """The leaves that this rank stores."""
-        self._layout: ShardLayout | None = None
-        self._info: ShardInfo | None = None
+        self._is_all_mine = False
+        """True if this rank answers for all of them."""
+        self._rest: list[Leaf] = []
+        """The leaves that this rank still has to store."""
+        self._stored: dict[ShardInfo, set[str]] = {}
+        """What manifests say of this rank's base, and the tensors there that still count."""
+        self._proven: Sequence[ShardInfo] = ()
         self._lock = threading.Lock()
 
     def take(self, leaves: Iterable[Leaf], mine: Iterable[Leaf], frozen: set[int]) -> None:
@@ -85,27 +105,51 @@ class FrozenBase:
         taken = [leaf for leaf in leaves if leaf.tensor.data_ptr() in frozen and leaf.size_bytes]
         self._marks = {leaf.name: _Mark.of(leaf) for leaf in taken}
         self._values = _some_values(taken)
-        self._taken = taken
-        self._mine = [leaf for leaf in mine if leaf.name in self._marks]
-        self._layout, self._info = self._layout_of(self._mine), None
+        self._taken, self._stored = taken, {}
+        self._rest = [leaf for leaf in mine if leaf.name in self._marks]
+        self._is_all_mine = len(self._rest) == len(taken)
 
     def adopt(self, bases: Sequence[ShardInfo]) -> None:
-        """Refer to one of these, if it is what this rank would store: its bytes are in place."""
-        if self._layout is not None and self._info is None:
-            digest = self._layout.header_hash
-            self._info = next((base for base in bases if base.header_hash == digest), None)
+        """Refer to one of these, if it is what this rank would store: its bytes are in place.
+
+        `bases` are proven: the objects hold what they hold.
+        """
+        self._proven = bases
+        self._adopt_rest(bases)
+
+    def _adopt_rest(self, bases: Sequence[ShardInfo]) -> None:
+        if self._rest:
+            digest = self._layout_of(self._rest).header_hash
+            same = next((base for base in bases if base.header_hash == digest), None)
+            if same is not None:
+                self._have_stored(same)
 
     def take_over(self, bases: Sequence[ShardInfo]) -> None:
         """Answer for all of the base, since the rank that stores it is gone: a replica has it.
 
         `bases` are those of the checkpoint before; what it does not have is stored here anew.
         """
-        if len(self._mine) < len(self._taken):
-            self._mine, self._layout = self._taken, self._layout_of(self._taken)
-            self.adopt(bases)
-            if self._info is None:
-                self._mine = [mark.leaf for mark in self._marks.values()]
-                self._layout = self._layout_of(self._mine)
+        if self._is_all_mine:
+            return
+        self._is_all_mine = True
+        # Of any other a tensor may have changed since: of it the checkpoint has a newer one.
+        same = [b for b in bases if b.folder == self._folder or b in self._proven]
+        self._rest = self._taken
+        self._adopt_rest(same)
+        if self._rest:
+            self._adopt_all(same)
+        if self._rest:
+            self._rest = [mark.leaf for mark in self._marks.values()]
+
+    def _adopt_all(self, bases: Sequence[ShardInfo]) -> None:
+        """Refer to all of these if they are the whole base, a part of which is outside."""
+        if any(base.outside for base in bases):
+            own = self._layout_of(self._taken).tensors
+            held = {base: ShardReader(self._store, "", base).tensors for base in bases}
+            theirs = {name: info for tensors in held.values() for name, info in tensors.items()}
+            if _forms(theirs) == _forms(own):
+                self._stored = {base: set(tensors) for base, tensors in held.items()}
+                self._rest = []
 
     def changing(self, leaves: list[Leaf], mine: list[Leaf], frozen: set[int]) -> list[Leaf]:
         """Return those of `mine` that a save must store; the others are as in the base."""
@@ -141,17 +185,14 @@ class FrozenBase:
         )
         kept = [mark.leaf for name, mark in self._marks.items() if name not in changed]
         with self._lock:
-            info = self._info
-            mine = [leaf for leaf in self._mine if leaf.name not in changed]
             self._marks = {leaf.name: self._marks[leaf.name] for leaf in kept}
             self._values = _some_values(kept)
-            if info is None:  # not stored yet: then without them
-                self._mine, self._layout = mine, self._layout_of(mine)
-            elif not mine:
-                self._mine, self._layout, self._info = [], None, None
+            self._rest = [leaf for leaf in self._rest if leaf.name not in changed]
+            left = {info: names - changed for info, names in self._stored.items()}
+            self._stored = {info: names for info, names in left.items() if names}
 
-    def stored(self, timeout_s: float = -1) -> ShardInfo | None:
-        """Return what a manifest says of this rank's base, None if it has none; stores it first.
+    def stored(self, timeout_s: float = -1) -> tuple[ShardInfo, ...]:
+        """Return what a manifest says of this rank's base, if it has one; stores it first.
 
         Blocks until it is stored, or for `timeout_s` while another thread is at it.
 
@@ -162,23 +203,78 @@ class FrozenBase:
         if not self._lock.acquire(timeout=timeout_s):
             raise CheckpointError("the frozen base is still being stored")
         try:
-            if self._info is None and self._layout is not None:
-                self._info = self._write(self._layout)
-            return self._info
+            if self._files is not None and self._rest:
+                self._refer(self._files)
+                self._files = None  # each rest is looked for once
+            if self._rest:
+                layout = self._layout_of(self._rest)
+                file = shard_file(self._rank, self._world_size)
+                data = live_views(self._rest, layout)
+                info = write_layout(self._store, self._folder, file, layout, data)
+                self._check_same(self._rest)
+                self._have_stored(info.within(self._folder))
+            return tuple(self._stored)
         finally:
             self._lock.release()
 
-    def _write(self, layout: ShardLayout) -> ShardInfo:
-        leaves = self._mine
-        marks = [self._marks[leaf.name] for leaf in leaves]
-        data = live_views(leaves, layout)
-        info = write_layout(self._store, self._folder, self._file, layout, data)
-        if not all(mark.is_same(leaf) for mark, leaf in zip(marks, leaves, strict=True)):
-            raise CheckpointError("the frozen base was changed while it was stored")
-        return info.within(self._folder)
+    def _refer(self, files: BaseFiles) -> None:
+        """Refer to what the script's files hold bit by bit; the rest is still to be stored."""
+        places = self._found_in(files)
+        leaves = [leaf for leaf in self._rest if leaf.name in places]
+        rest = [leaf for leaf in self._rest if leaf.name not in places]
+        if leaves:
+            layout = layout_of(leaves, {**self._metadata, ENTRY: entry_of(places)})
+            file = outside_file(self._rank, self._world_size)
+            data = live_views(leaves, layout)
+            info = refer_to_layout(self._store, self._folder, file, layout, data)
+            self._check_same(leaves)
+            self._stored[info] = set(places)
+        _tell(files, leaves, rest)
+        self._rest = rest
+        self._adopt_rest(self._proven)
 
-    def _layout_of(self, leaves: Sequence[Leaf]) -> ShardLayout | None:
-        return layout_of(leaves, {"run_id": self._run_id}) if leaves else None
+    def _found_in(self, files: BaseFiles) -> dict[str, OutsidePlace]:
+        """Return where the files hold the very bytes of leaves; blocks while both are hashed."""
+        found = {}
+        forms = self._layout_of(self._rest).tensors
+        try:
+            for leaf in self._rest:
+                if files.may_hold(forms[leaf.name]):
+                    digest = xxhash.xxh3_128_hexdigest(bytes_of(leaf.tensor))
+                    place = files.find(forms[leaf.name], digest)
+                    if place is not None:
+                        found[leaf.name] = place
+        except OSError as problem:
+            log.warning("the files of base= cannot be read, so it is stored: %s", problem)
+            return {}
+        return found
+
+    def _have_stored(self, info: ShardInfo) -> None:
+        self._stored[info] = {leaf.name for leaf in self._rest}
+        self._rest = []
+
+    def _check_same(self, leaves: Iterable[Leaf]) -> None:
+        if not all(self._marks[leaf.name].is_same(leaf) for leaf in leaves):
+            raise CheckpointError("the frozen base was changed while it was stored")
+
+    def _layout_of(self, leaves: Sequence[Leaf]) -> ShardLayout:
+        return layout_of(leaves, self._metadata)
+
+
+def _forms(tensors: Mapping[str, TensorInfo]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {name: (info.dtype, info.shape) for name, info in tensors.items()}
+
+
+def _tell(files: BaseFiles, referred: Sequence[Leaf], rest: Sequence[Leaf]) -> None:
+    """Say what of the base is in the files, and what is not and why that matters."""
+    size = format_bytes(sum(leaf.size_bytes for leaf in referred))
+    where = f"{files.paths[0]}" + (f" and {len(files.paths) - 1} more" if files.paths[1:] else "")
+    log.info("%s of the frozen base are referred to in %s", size, where)
+    if rest:
+        size = format_bytes(sum(leaf.size_bytes for leaf in rest))
+        log.info(
+            "%s of it, such as %s, are not in there bit by bit: stored once", size, rest[0].name
+        )
 
 
 def _some_values(

@@ -28,6 +28,7 @@ from spotguard.runtime.checkpoint.tensor_reader import StoredTensors
 from spotguard.runtime.distributed.rendezvous import LostContact
 from spotguard.runtime.process.surroundings import without_collections
 from spotguard.runtime.state.rng import restore_random_states
+from spotguard.runtime.state.tracked import base_files
 from spotguard.runtime.state.tree import unpack
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ def restore(
     Raises:
         StateMismatch: the script tracks other objects than the checkpoint holds, or their names
             or shapes differ; nothing was changed.
+        BaseNotFound: what it needs of a frozen base is in a file that is missing or has changed.
         DamagedCheckpoint: there are checkpoints, but none of them is whole.
         ArchivedCheckpoint: and some have to be brought back from the store's archive.
         StoreError: the store failed, which says nothing about the checkpoints.
@@ -112,7 +114,8 @@ def restore(
         try:
             manifest = choices.load(prefix)
             check(manifest)
-            tensors = StoredTensors(store, manifest, near=near, strict=strict)
+            named = base_files(objects)
+            tensors = StoredTensors(store, manifest, near=near, named=named, strict=strict)
             finishers = _read(manifest, tensors, objects)
         except DamagedCheckpoint as damage:
             problem = damage.message
@@ -282,7 +285,7 @@ def read_back(store: ObjectStore, step: int, objects: Mapping[str, Tracked]) -> 
     missing = sorted(set(objects) - set(manifest.state))
     if missing:
         raise StateMismatch(f"the checkpoint of step {step} holds no {', '.join(missing)}")
-    tensors = StoredTensors(store, manifest)
+    tensors = StoredTensors(store, manifest, named=base_files(objects))
     finishers = [item.restore(n, manifest.state[n], tensors) for n, item in objects.items()]
     tensors.read()
     for finish in finishers:

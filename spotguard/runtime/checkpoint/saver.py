@@ -43,7 +43,7 @@ from spotguard.runtime.checkpoint.staging import (
 from spotguard.runtime.process import clock
 from spotguard.runtime.process.surroundings import without_collections
 from spotguard.runtime.state.pack_cache import Packer
-from spotguard.runtime.state.tracked import frozen_addresses
+from spotguard.runtime.state.tracked import base_files, frozen_addresses
 from spotguard.shared.right_of_way import saving
 from spotguard.shared.version import __version__
 from spotguard.storage.deadline import give_up_after
@@ -223,6 +223,7 @@ class Saver:
             attempt=self._attempt,
             rank=self._rank,
             world_size=self._world_size,
+            files=base_files(objects),
         )
         self._base.take(leaves, self._mine(leaves), frozen)
         self._base.adopt(stored)
@@ -421,10 +422,10 @@ class Saver:
         try:
             with give_up_after(timeout_s), saving(self._saving_file):
                 waits_from = time.monotonic()
-                base = self._base.stored(timeout_s) if self._base is not None else None
+                base = self._base.stored(timeout_s) if self._base is not None else ()
                 base_s = time.monotonic() - waits_from
-                both = (write(prefix), base)
-                mine = tuple(shard for shard in both if shard is not None)
+                own = write(prefix)
+                mine = base if own is None else (own, *base)
                 saved = self._meet(capture, prefix, mine, connection, word, end, solo)
         except AlreadyExists:  # a survivor beside us committed this very step
             saved = _saved(capture, prefix)

@@ -166,10 +166,11 @@ def live_views(leaves: Sequence[Leaf], layout: ShardLayout) -> list[memoryview]:
 
     The views do not keep the leaves alive.
     """
-    return [_view(leaves[index].tensor) for index in layout.order]
+    return [bytes_of(leaves[index].tensor) for index in layout.order]
 
 
-def _view(tensor: torch.Tensor) -> memoryview:
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """Return a tensor's bytes; those of one that lies on a CPU in one piece are not copied."""
     if not tensor.nbytes:
         return memoryview(b"")
     if not tensor.is_cpu or not tensor.is_contiguous():

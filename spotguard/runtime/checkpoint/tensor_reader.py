@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from spotguard.checkpoint.manifest import Manifest
+    from spotguard.checkpoint.outside import BaseFiles
     from spotguard.checkpoint.tensors import ShardInfo, TensorInfo
     from spotguard.storage.base import ObjectStore
 
@@ -36,14 +37,16 @@ class StoredTensors:
         manifest: Manifest,
         *,
         near: ObjectStore | None = None,
+        named: BaseFiles | None = None,
         strict: bool = True,
     ) -> None:
+        """`named` are the files of a frozen base that may lie outside the store."""
         self._strict = strict
         self.differences: list[str] = []
         """What did not fit, where that is allowed."""
         self.left_out: set[int] = set()
         """Addresses of parameters that nothing stored fits."""
-        self._readers = shard_readers(store, manifest, near=near)
+        self._readers = shard_readers(store, manifest, near=near, named=named)
         self._wants: dict[int, list[Want]] = {}
         self._afterwards: list[Callable[[], None]] = []
         self._asked: set[tuple[str, int]] = set()
@@ -129,6 +132,7 @@ class StoredTensors:
         Raises:
             DamagedCheckpoint: something needed is not as the manifest says; what was asked for
                 may be filled in part.
+            BaseNotFound: a file of the frozen base is missing or has changed.
             StoreError: the store failed, which says nothing about the bytes.
         """
         asked = [(self._readers[index], wants) for index, wants in self._wants.items()]

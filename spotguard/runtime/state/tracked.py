@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from spotguard.checkpoint.outside import BaseFiles
 from spotguard.errors import StateMismatch, UnsupportedState, UsageError
 from spotguard.runtime.state.sharding import is_dtensor
 from spotguard.runtime.state.tree import Packed, pack
@@ -88,11 +90,19 @@ class Bulk(NamedTuple):
 class TrackedModule:
     """A module: parameters and buffers by name, whatever wraps it."""
 
-    def __init__(self, module: torch.nn.Module, *, skips_frozen: bool = False) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        *,
+        skips_frozen: bool = False,
+        base: BaseFiles | None = None,
+    ) -> None:
         self.value = module
         self.bare: torch.nn.Module = bare_module(module)
         self.skips_frozen = skips_frozen
         """True if parameters without a gradient are stored once, and referred to."""
+        self.base = base
+        """Files that hold them already, so that they need not even be stored once."""
 
     def frozen_addresses(self) -> Iterator[int]:
         """Yield the addresses of the parameters that are stored once, as long as they are so."""
@@ -301,14 +311,16 @@ class TrackedValue:
         return lambda: self._write(self.value, state())
 
 
-def tracked(name: str, value: Any, *, skips_frozen: bool = False) -> Tracked:
-    """Return the adapter for `value`; with `skips_frozen`, of a module, see `TrackedModule`.
+def tracked(
+    name: str, value: Any, *, skips_frozen: bool = False, base: BaseFiles | None = None
+) -> Tracked:
+    """Return the adapter for `value`; `skips_frozen` and `base` are for a `TrackedModule`.
 
     Raises:
         UnsupportedState: there is no way to read and write its state; the message says what to do.
     """
     if isinstance(value, torch.nn.Module):
-        return TrackedModule(value, skips_frozen=skips_frozen)
+        return TrackedModule(value, skips_frozen=skips_frozen, base=base)
     if isinstance(value, torch.optim.Optimizer):
         return TrackedOptimizer(value)
     if callable(getattr(value, "state_dict", None)) and callable(
@@ -332,6 +344,38 @@ def frozen_addresses(objects: Mapping[str, Packs]) -> set[int]:
     """Return the addresses of all parameters that are stored once, as long as they are frozen."""
     modules = (item for item in objects.values() if isinstance(item, TrackedModule))
     return {address for item in modules for address in item.frozen_addresses()}
+
+
+def words_on_frozen(
+    objects: dict[str, Any], frozen: Any, base: Any
+) -> tuple[bool, BaseFiles | None]:
+    """Return whether `run.track` skips what is frozen, and the files that hold it.
+
+    An object that happens to be called like one of the words is added to `objects`.
+
+    Raises:
+        UsageError: `frozen` is another word, or `base` names no safetensors file.
+    """
+    if frozen is not None and not isinstance(frozen, str):
+        objects["frozen"], frozen = frozen, None
+    if frozen not in (None, "skip"):
+        raise UsageError(f"run.track: frozen is {frozen!r}; allowed: skip")
+    if base is None:
+        return frozen is not None, None
+    paths = list(base) if isinstance(base, (list, tuple)) else [base]
+    if paths and all(isinstance(path, (str, os.PathLike)) for path in paths):
+        return True, BaseFiles(paths)
+    objects["base"] = base
+    return frozen is not None, None
+
+
+def base_files(objects: Mapping[str, Packs]) -> BaseFiles | None:
+    """Return the files of all modules' frozen bases, None if none are named."""
+    modules = (item for item in objects.values() if isinstance(item, TrackedModule))
+    named = [item.base for item in modules if item.base is not None]
+    if len(named) < 2:
+        return named[0] if named else None
+    return BaseFiles(path for each in named for path in each.paths)
 
 
 def tracked_slot(holder: Any, name: str) -> Tracked:

@@ -20,13 +20,25 @@ RECIPES = EXAMPLES / "recipes"
 SAYS = {
     "adamw_8bit.py": "moments of 274 kB instead of 1053 kB",
     "curriculum.py": "error 0.",
+    "dedup.py": "texts are trained on",
     "distillation.py": "with 1210 parameters instead of 76810",
     "early_stopping.py": "of 2000 steps; best after",
     "hyperparameters.py": "lr 0.003, width 64: loss 0.",
     "lora.py": "8192 of 533504 parameters are trained",
     "mixed_precision.py": "MB kept for backward",
+    "offline_augmentation.py": "images: augmented in",
+    "pruning_int8.py": "kB in int8 instead of",
+    "token_cache.py": "blocks made in",
+    "webdataset_shards.py": "from 8 tar shards",
 }
-NEEDS = {"adamw_8bit.py": "torchao", "lora.py": "peft"}
+NEEDS = {
+    "adamw_8bit.py": "torchao",
+    "dedup.py": "datasketch",
+    "lora.py": "peft",
+    "pruning_int8.py": "torchao",
+    "token_cache.py": "datasets",
+    "webdataset_shards.py": "webdataset",
+}
 ARGUMENTS: dict[str, tuple[str, ...]] = {
     "mixed_precision.py": ("--bf16", "--checkpointing", "--steps", "4")
 }
