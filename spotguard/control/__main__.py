@@ -1,28 +1,20 @@
-"""`python -m spotguard.control RUN_ID`: the controller's background process."""
+"""`python -m spotguard.control NAME`: the process that looks after the runs of one environment."""
 
 from __future__ import annotations
 
-import logging
 import sys
 
-from spotguard.control.controller_process import control
+from spotguard.control.controller.process import look_after_all
+from spotguard.control.controller.roster import Roster
+from spotguard.control.controller.run_logs import log_by_run
 from spotguard.control.report.at_rest import keep_at_rest
-from spotguard.control.run_folder import folder_of
-from spotguard.errors import SpotguardError
+from spotguard.spec.home import spotguard_home
 
 
 def main() -> int:
-    """Control the run until it settles; return the process's exit code."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    try:
-        folder = folder_of(sys.argv[1])
-        control(folder)
-        keep_at_rest(folder)
-    except SpotguardError as problem:
-        sys.stderr.write(f"{problem.message} {problem.hint}".rstrip() + "\n")
-        return problem.exit_code
+    """Look after all runs of the roster until each is at rest; return the process's exit code."""
+    log_by_run()
+    look_after_all(Roster(spotguard_home() / "controllers" / sys.argv[1]), settled=keep_at_rest)
     return 0
 
 

@@ -1,11 +1,8 @@
-"""The controller as a background process: how it is started, and what it runs."""
+"""One run's controller: takes the run, and looks after it until it is at rest."""
 
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -22,7 +19,9 @@ from spotguard.control.supervisor.lease import Lease
 from spotguard.control.supervisor.policy import policy_for
 from spotguard.control.supervisor.supervisor import Supervisor
 from spotguard.errors import EnvironmentFailure
+from spotguard.events import keys
 from spotguard.events.states import RunState
+from spotguard.launch.base import ChangesFiles
 from spotguard.launch.local import LocalLauncher, LocalOptions
 from spotguard.shared.documents import document
 from spotguard.shared.units import SystemClock
@@ -30,10 +29,13 @@ from spotguard.spec.home import spotguard_home
 from spotguard.spec.infra import LOCAL
 from spotguard.spec.model import JobSpec
 from spotguard.storage import PrefixedStore, open_store
+from spotguard.storage.urls import folder_at
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
+    from spotguard.control.controller.rest import Rest
     from spotguard.control.journal.journal import Journal
     from spotguard.control.journal.record import RunRecord
     from spotguard.control.run_folder import RunFolder
@@ -42,70 +44,43 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_START_PATIENCE_S = 60.0
 _PREDECESSOR_PATIENCE_S = 10.0
-_POLL_S = 0.02
 _STORE_RETRY_S = 5.0
 """How long until a store that cannot be read is tried again: its own retries come on top."""
-_LOG_TAIL_CHARS = 2000
-
-_children: list[subprocess.Popen[bytes]] = []
-"""Controllers started by this process; kept so that they are reaped, not waited for."""
 
 
-def start(folder: RunFolder) -> None:
-    """Start the run's controller in the background; return once it is in control.
-
-    It has its own session, so it survives the terminal. Where another controller is already
-    alive, nothing changes.
+def control(folder: RunFolder, rest: Rest) -> None:
+    """Be the run's controller until it settles; return at once if another one is.
 
     Raises:
-        EnvironmentFailure: it did not start; says what it printed.
+        LetGo: somebody else is to look after the run. It is left as it is, and free.
     """
-    begin = folder.log_path.stat().st_size if folder.log_path.exists() else 0
-    with open(  # pathlib's open takes no opener, and only this user may read the log
-        folder.log_path, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)
-    ) as output:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "spotguard.control", folder.run_id],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            cwd="/",
-            start_new_session=True,
-        )
-    _children[:] = [child, *(old for old in _children if old.poll() is None)]
-    give_up_at = time.monotonic() + _START_PATIENCE_S
-    while folder.controller_pid() != child.pid:
-        if child.poll() is not None:
-            if child.returncode == 0:  # it settled at once, or another one is in control
-                return
-            raise _did_not_start(folder, begin)
-        if time.monotonic() > give_up_at:
-            raise _did_not_start(folder, begin)
-        time.sleep(_POLL_S)
-
-
-def control(folder: RunFolder) -> None:
-    """Be the run's controller until it settles; return at once if another one is."""
     with folder.control(patience_s=_PREDECESSOR_PATIENCE_S) as in_control:
         if not in_control:
             log.info("another controller is in control")
             return
         with folder.journal() as journal:
-            taken = _take(journal, folder)
+            taken = _take(journal, folder, rest)
             if taken is None:
                 return
             store, lease = taken
-            with lease.kept():
-                goes_on = False
-                while _control_here(folder, journal, store, lease, goes_on=goes_on):
-                    goes_on = True  # in the next phase
-            lease.release()
+            try:
+                with lease.kept():
+                    goes_on = False
+                    while _control_here(folder, journal, store, lease, rest, goes_on=goes_on):
+                        goes_on = True  # in the next phase
+            finally:  # this process may live on, and must not be taken for the run's controller
+                lease.release()
 
 
 def _control_here(
-    folder: RunFolder, journal: Journal, store: ObjectStore, lease: Lease, *, goes_on: bool
+    folder: RunFolder,
+    journal: Journal,
+    store: ObjectStore,
+    lease: Lease,
+    rest: Rest,
+    *,
+    goes_on: bool,
 ) -> bool:
     """Control the run in the place where it is; return True once it is to go on in another."""
     record = read_record(journal)
@@ -126,9 +101,24 @@ def _control_here(
         cache_key=folder.cache_key(),
         market_path=market_path() if spec.learn_market and spec.infra != LOCAL else None,
         team=_team_of(spec, record),
+        rest=lambda record, acted: rest.until_next(
+            record, tuple(_news(record, store, launcher)), acted=acted
+        ),
     )
     lease.tell = lambda: document(summary(folder, supervisor.record))
     return supervisor.run(goes_on=goes_on).settled is None
+
+
+def _news(record: RunRecord, store: ObjectStore, launcher: Launcher) -> Iterator[str]:
+    """Yield the files and folders that change with what is to be seen of the run's nodes."""
+    root = folder_at(store.url)
+    for attempt in (record.current, record.ahead):
+        if attempt is None:
+            continue
+        if root is not None:
+            yield f"{root}/{keys.events(attempt.number)}"
+        if isinstance(launcher, ChangesFiles):
+            yield from launcher.files_of(attempt.cluster)
 
 
 def _team_of(spec: JobSpec, record: RunRecord) -> TeamBudget:
@@ -141,7 +131,7 @@ def _team_of(spec: JobSpec, record: RunRecord) -> TeamBudget:
     )
 
 
-def _take(journal: Journal, folder: RunFolder) -> tuple[ObjectStore, Lease] | None:
+def _take(journal: Journal, folder: RunFolder, rest: Rest) -> tuple[ObjectStore, Lease] | None:
     """Return the run's store and the hold on the run, once that store can be read and written.
 
     Who ended instead would be restarted by the next command that looks, again and again, and
@@ -182,7 +172,7 @@ def _take(journal: Journal, folder: RunFolder) -> tuple[ObjectStore, Lease] | No
                 },
             )
             return None
-        clock.sleep(_STORE_RETRY_S)
+        rest.sleep(_STORE_RETRY_S)
 
 
 def launcher_for(spec: JobSpec, run_dir: Path) -> Launcher:
@@ -220,14 +210,3 @@ def _sky_launcher(spec: JobSpec) -> Launcher:
 def run_store(store_root: str, run_id: str) -> ObjectStore:
     """Return the run's own part of the store."""
     return PrefixedStore(open_store(store_root), run_id)
-
-
-def _did_not_start(folder: RunFolder, begin: int) -> EnvironmentFailure:
-    with folder.log_path.open("rb") as file:
-        file.seek(begin)
-        printed = file.read().decode(errors="replace").strip()
-    last = printed[-_LOG_TAIL_CHARS:].splitlines()[-1:] or ["it printed nothing"]
-    return EnvironmentFailure(
-        f"The controller of {folder.run_id} did not start: {last[0]}",
-        hint=f"all that it printed is in {folder.log_path}",
-    )
