@@ -312,7 +312,6 @@ def test_only_seven_places_catch_everything() -> None:
     allowed = {
         "cli.main": "the top of the command line",
         "control.controller.process": "a run whose controller fails takes no other one with it",
-        "control.controller.process": "a run whose controller fails takes no other run with it",
         "launch.skypilot.sdk": "SkyPilot's server sends whatever it met, to be raised again here",
         "runtime.preemption.stop_sources": "no answer of a metadata service may end the watch",
         "runtime.fingerprint": "an object of a library may raise anything when a drill looks at it",
