@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_buckets: dict[str, ObjectStore] = {}
+"""By their URL: the runs of a process share connections and threads."""
 _PREDECESSOR_PATIENCE_S = 10.0
 _STORE_RETRY_S = 5.0
 """How long until a store that cannot be read is tried again: its own retries come on top."""
@@ -123,7 +125,7 @@ def _news(record: RunRecord, store: ObjectStore, launcher: Launcher) -> Iterator
 
 def _team_of(spec: JobSpec, record: RunRecord) -> TeamBudget:
     return TeamBudget(
-        open_store(record.store_root),
+        _opened(record.store_root),
         SystemClock(),
         record.run_id,
         cap=spec.team.budget,
@@ -144,7 +146,7 @@ def _take(journal: Journal, folder: RunFolder, rest: Rest) -> tuple[ObjectStore,
     ledger = Ledger(journal, clock)
     while True:
         try:
-            store = run_store(ledger.record.store_root, ledger.record.run_id)
+            store = _shared_store(ledger.record.store_root, ledger.record.run_id)
             lease = Lease(
                 store,
                 SystemClock(),
@@ -210,3 +212,16 @@ def _sky_launcher(spec: JobSpec) -> Launcher:
 def run_store(store_root: str, run_id: str) -> ObjectStore:
     """Return the run's own part of the store."""
     return PrefixedStore(open_store(store_root), run_id)
+
+
+def _shared_store(store_root: str, run_id: str) -> ObjectStore:
+    return PrefixedStore(_opened(store_root), run_id)
+
+
+def _opened(store_root: str) -> ObjectStore:
+    """Return a store, of a bucket always the same: each of its clients takes 12 MB."""
+    if folder_at(store_root) is not None:
+        return open_store(store_root)
+    if store_root not in _buckets:
+        _buckets[store_root] = open_store(store_root)
+    return _buckets[store_root]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from spotguard.control.controller import process, start
+from spotguard.control.controller import one_run, process, start
 from spotguard.control.controller.roster import Roster
 from spotguard.control.controller.run_logs import log_by_run, logged_to
 from spotguard.control.run_folder import RunFolder
@@ -267,3 +267,19 @@ def test_each_run_has_its_own_log(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert (tmp_path / name).read_text().endswith(f"INFO spotguard: this is {name}\n")
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
     assert "nobody's" in capsys.readouterr().err
+
+
+def test_runs_of_one_bucket_share_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would take 12 MB; a folder's store costs nothing, and forgets nothing of a lost one."""
+    opened: list[str] = []
+
+    def open_store(url: str) -> object:
+        opened.append(url)
+        return object()
+
+    monkeypatch.setattr(one_run, "open_store", open_store)
+    monkeypatch.setattr(one_run, "_buckets", {})
+    bucket, folder = "s3://team/runs", "file:///store"
+    assert one_run._opened(bucket) is one_run._opened(bucket)
+    assert one_run._opened(folder) is not one_run._opened(folder)
+    assert opened == [bucket, folder, folder]

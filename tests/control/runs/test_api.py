@@ -420,7 +420,7 @@ class OutOfReach:
         self.left, self.done, self._then = tries, 0, then
 
     def __call__(self, root: str, run_id: str) -> ObjectStore:
-        """Stand in for `run_store`."""
+        """Stand in for what opens the run's store."""
         self._then(self.done)
         self.done += 1
         if self.done <= self.left:
@@ -444,7 +444,7 @@ def test_a_controller_without_its_store_waits_for_it_and_tells_why(
             assert api.request_down(folder.run_id)
 
     monkeypatch.setattr(one_run, "_STORE_RETRY_S", 0.0)
-    monkeypatch.setattr(one_run, "run_store", OutOfReach(3, look))
+    monkeypatch.setattr(one_run, "_shared_store", OutOfReach(3, look))
     one_run.control(folder, Rest(folder, Bell()))
 
     assert len(told) == 3
@@ -471,7 +471,7 @@ def test_a_run_without_nodes_can_be_ended_while_its_store_is_gone(
         assert tries < 5, "it does not end"
 
     monkeypatch.setattr(one_run, "_STORE_RETRY_S", 0.0)
-    monkeypatch.setattr(one_run, "run_store", OutOfReach(99, end))
+    monkeypatch.setattr(one_run, "_shared_store", OutOfReach(99, end))
     one_run.control(folder, Rest(folder, Bell()))
 
     view = api.view(folder.run_id)
@@ -498,7 +498,7 @@ def test_nodes_are_not_given_up_while_the_store_is_gone(
             raise Enough
 
     monkeypatch.setattr(one_run, "_STORE_RETRY_S", 0.0)
-    monkeypatch.setattr(one_run, "run_store", OutOfReach(99, end))
+    monkeypatch.setattr(one_run, "_shared_store", OutOfReach(99, end))
     with pytest.raises(Enough):
         one_run.control(folder, Rest(folder, Bell()))
     assert not api.view(folder.run_id).state.settled
