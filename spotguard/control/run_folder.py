@@ -2,8 +2,8 @@
 
 runs/<run_id>/journal.db         what happened
 runs/<run_id>/launches.json    the clusters that may live, for when the journal cannot be read
-runs/<run_id>/controller.lock    held (flock) by the controller for as long as it lives
-runs/<run_id>/controller.log     what the controller printed
+runs/<run_id>/controller.lock    held (flock) by the controller for as long as it has the run
+runs/<run_id>/controller.log     what the controller did
 runs/<run_id>/live.json          the newest progress; a cache
 runs/<run_id>/at-rest.json       the numbers of a run that has settled; a cache
 runs/<run_id>/clock.json         where this machine's clock stood, so that no jump of it counts
@@ -72,7 +72,7 @@ class RunFolder:
 
     @property
     def log_path(self) -> Path:
-        """What the controller printed."""
+        """What the controller did, for this run."""
         return self.path / "controller.log"
 
     @property
