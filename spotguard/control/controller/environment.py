@@ -22,15 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _NAME_CHARS = 16
-_OF_THE_TERMINAL = frozenset(
-    {
-        *("_", "PWD", "OLDPWD", "SHLVL", "TERM", "COLORTERM", "COLUMNS", "LINES", "WINDOWID"),
-        *("TMUX", "TMUX_PANE", "STY", "WINDOW", "SSH_TTY", "SSH_CONNECTION", "SSH_CLIENT"),
-        *("XDG_SESSION_ID", "TERM_SESSION_ID", "TERM_PROGRAM", "TERM_PROGRAM_VERSION"),
-        *("GNOME_TERMINAL_SCREEN", "GNOME_TERMINAL_SERVICE", "KONSOLE_DBUS_SESSION"),
-        *("VTE_VERSION", "ITERM_SESSION_ID", "KITTY_WINDOW_ID", "KITTY_PID", "WT_SESSION"),
-        *("PROMPT_COMMAND", "PS1", "HISTFILE", "HISTSIZE", "PYTEST_CURRENT_TEST"),
-    }
+_OF_THE_TERMINAL = (
+    "_ PWD OLDPWD SHLVL TERM COLORTERM COLUMNS LINES WINDOWID WINDOW TMUX TMUX_PANE STY SSH_TTY "
+    "SSH_CONNECTION SSH_CLIENT XDG_SESSION_ID TERM_SESSION_ID TERM_PROGRAM TERM_PROGRAM_VERSION "
+    "GNOME_TERMINAL_SCREEN GNOME_TERMINAL_SERVICE KONSOLE_DBUS_SESSION VTE_VERSION WT_SESSION "
+    "ITERM_SESSION_ID KITTY_WINDOW_ID KITTY_PID PROMPT_COMMAND PS1 HISTFILE HISTSIZE "
+    "PYTEST_CURRENT_TEST"
 )
 """Each window has its own, and no job and no cloud goes by them."""
 
@@ -45,7 +42,8 @@ def process_name(home: Path, environ: Mapping[str, str] | None = None) -> str:
         OSError: the home cannot be written.
     """
     env = os.environ if environ is None else environ
-    told = sorted((name, value) for name, value in env.items() if name not in _OF_THE_TERMINAL)
+    left_out = frozenset(_OF_THE_TERMINAL.split())
+    told = sorted((name, value) for name, value in env.items() if name not in left_out)
     body = json.dumps([_code(), sys.executable, told]).encode("utf-8", "surrogateescape")
     return hmac.new(_key(home), body, hashlib.sha256).hexdigest()[:_NAME_CHARS]
 
