@@ -38,18 +38,18 @@ _BEAT_S = 5.0
 _DAY_S = 86_400.0
 
 
-def make_run(home: Path, *, waits: bool) -> str:
+def make_run(home: Path, store_url: str, *, waits: bool) -> str:
     """Create a run: one that begins tomorrow, or one whose node seems to train."""
     given = {"script": str(home.parent / "job.py"), "workdir": str(home.parent), "name": "idle"}
-    spec = build_spec({**given, "store": str(home / "store")})
+    spec = build_spec({**given, "store": store_url})
     if waits:
         return api.create_run(spec.replace(start_at=time.time() + _DAY_S))
     run_id = api.create_run(spec)
-    _put_a_node(home, spec, run_id)
+    _put_a_node(store_url, spec, run_id)
     return run_id
 
 
-def _put_a_node(home: Path, spec: JobSpec, run_id: str) -> None:
+def _put_a_node(store_url: str, spec: JobSpec, run_id: str) -> None:
     folder, cluster = folder_of(run_id), f"{run_id}-1"
     offer = api.launcher_for(spec, folder.path).offers()[0]
     allotment = {**asdict(Allotment()), "down_reason": Allotment().down_reason.value}
@@ -81,11 +81,11 @@ def _put_a_node(home: Path, spec: JobSpec, run_id: str) -> None:
     assert try_lock(there.lock) is not None, "held until this process ends"
     data = {"world_size": 1, "nodes": 1, "resumed_from": None, "resumed_step": 0}
     started = Event(kind=JobEvent.STARTED.value, at=now, attempt=1, data=data)
-    store = PrefixedStore(open_store(str(home / "store")), run_id)
+    store = PrefixedStore(open_store(store_url), run_id)
     store.put(keys.event(1, at=now, node=0, rank=0, count=1), started.to_json())
 
 
-def beat(home: Path, runs: list[str]) -> None:
+def beat(store_url: str, runs: list[str]) -> None:
     """Give each run's sign of life."""
     for run_id in runs:
         sign = Heartbeat(
@@ -101,11 +101,13 @@ def beat(home: Path, runs: list[str]) -> None:
             saved_step=None,
             saved_at=None,
         )
-        store = PrefixedStore(open_store(str(home / "store")), run_id)
+        store = PrefixedStore(open_store(store_url), run_id)
         store.put(keys.heartbeat(1, 0), sign.to_json())
 
 
-def measure(home: Path, runs: list[str], *, beats: bool, settle_s: float, rounds: int) -> list[str]:
+def measure(
+    store_url: str, runs: list[str], *, beats: bool, settle_s: float, rounds: int
+) -> list[str]:
     """Return what the runs' controllers took; print a line for each round of a minute."""
     took: list[tuple[float, float]] = []
     lines = []
@@ -117,7 +119,7 @@ def measure(home: Path, runs: list[str], *, beats: bool, settle_s: float, rounds
         until = began_at + (settle_s if number < 0 else 60.0)
         while time.monotonic() < until:
             if beats:
-                beat(home, runs)
+                beat(store_url, runs)
             time.sleep(min(_BEAT_S, max(0.0, until - time.monotonic())))
         percent = 100 * (_cpu_s(processes) - before_s) / (time.monotonic() - began_at)
         memory_mb = sum(each.memory_info().rss for each in processes) / 2**20
@@ -147,6 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--kind", choices=("waiting", "training"), default="training")
+    parser.add_argument("--store", help="URL of a store; a folder otherwise")
     parser.add_argument("--settle", type=float, default=60.0)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
@@ -155,14 +158,15 @@ def main() -> None:
         home = Path(made) / "home"
         os.environ["SPOTGUARD_HOME"] = str(home)
         (home.parent / "job.py").write_text("pass")
+        store_url = given.store or str(home / "store")
         waits = given.kind == "waiting"
-        runs = [make_run(home, waits=waits) for _ in range(given.runs)]
+        runs = [make_run(home, store_url, waits=waits) for _ in range(given.runs)]
         if not waits:
-            beat(home, runs)
+            beat(store_url, runs)
         for run_id in runs:
             api.start_controller(run_id)
         print(f"{given.runs} runs that are {given.kind}")
-        told = measure(home, runs, beats=not waits, settle_s=given.settle, rounds=given.rounds)
+        told = measure(store_url, runs, beats=not waits, settle_s=given.settle, rounds=given.rounds)
         print(told[-1])
         for pid in {folder_of(run_id).controller_pid() for run_id in runs}:
             if pid:

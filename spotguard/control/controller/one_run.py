@@ -104,7 +104,10 @@ def _control_here(
         market_path=market_path() if spec.learn_market and spec.infra != LOCAL else None,
         team=_team_of(spec, record),
         rest=lambda record, acted: rest.until_next(
-            record, tuple(_news(record, store, launcher)), acted=acted
+            record,
+            tuple(_news(record, store, launcher)),
+            acted=acted,
+            bucket=folder_at(store.url) is None,
         ),
     )
     lease.tell = lambda: document(summary(folder, supervisor.record))

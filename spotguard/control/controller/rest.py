@@ -26,6 +26,8 @@ _QUIET_SHARE = 0.05
 """Of the time for which nothing has happened, so much is rested until the next look."""
 _MOST_S = 2.5
 """A job gives a sign of life every five seconds: who rests longer takes it for silent."""
+_MOST_BUCKET_S = 5.0
+"""Each look at a bucket is a request or two, and a job is taken for silent later there."""
 _MOST_WAITING_S = 10.0
 """While there are no nodes, there is nothing to see that does not end the rest."""
 _PEEK_S = 0.1
@@ -102,13 +104,16 @@ class Rest:
         """Have the next rest, or what is left of this one, raise `LetGo`."""
         self._leaves = True
 
-    def until_next(self, record: RunRecord, news: tuple[str, ...], *, acted: bool) -> None:
+    def until_next(
+        self, record: RunRecord, news: tuple[str, ...], *, acted: bool, bucket: bool = False
+    ) -> None:
         """Block until it is time for the next look.
 
         Args:
             record: what the journal says.
             news: the files and folders that change with what is to be seen next.
             acted: something was done in the last look.
+            bucket: what the job writes is in no folder, so it has to be asked for.
 
         Raises:
             LetGo: somebody else is to look after the run.
@@ -119,7 +124,7 @@ class Rest:
             self._quiet_since = self._clock.monotonic()
         is_new = self._before != (paths, signs)  # since the look began: it may have missed it
         quiet_s = self._clock.monotonic() - self._quiet_since
-        self._sleep(paths, signs, TICK_S if is_new else self._pause_s(record, quiet_s))
+        self._sleep(paths, signs, TICK_S if is_new else self._pause_s(record, quiet_s, bucket))
         self._before = paths, signs_of(paths)
 
     def sleep(self, seconds: float) -> None:
@@ -135,11 +140,13 @@ class Rest:
         if self._leaves:
             raise LetGo
 
-    def _pause_s(self, record: RunRecord, quiet_s: float) -> float:
+    def _pause_s(self, record: RunRecord, quiet_s: float, bucket: bool) -> float:
         now = self._clock.now()
         due_s = [at - now for at in _due(record) if at is not None and at > now]
         costs = record.current or record.ahead or record.leaving
-        most_s = _MOST_S if costs or record.queued else _MOST_WAITING_S
+        most_s = _MOST_BUCKET_S if bucket else _MOST_S
+        if not costs and not record.queued:
+            most_s = _MOST_WAITING_S
         return max(TICK_S, min([quiet_s * _QUIET_SHARE, most_s, *due_s]))
 
 
