@@ -7,12 +7,12 @@ SPOTGUARD := $(BIN)/spotguard
 # Tests start hundreds of Pythons: where nothing compiled may be kept, each compiles all anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help browser integrations demo test check-all check lint types unit test-pythons fuzz first-half second-half emulators e2e e2e-commands e2e-jobs aside lab lab-tests lab-story lab-down ec2-lab ec2-lab-down ec2-tests ec2-faults cloud-tests docs clean
+.PHONY: help browser integrations demo test check-all check lint types unit test-pythons corner-pythons fuzz first-half second-half emulators e2e e2e-commands e2e-jobs aside lab lab-tests lab-story lab-down ec2-lab ec2-lab-down ec2-tests ec2-faults cloud-tests docs clean
 
 help:
 	@echo "make demo    train a small GPT on two local nodes through three interruptions"
 	@echo "make test    lint, types and the quick tests: minutes, and neither root, npm nor Slurm"
-	@echo "make check-all  all other tests, in two halves beside each other: emulators, whole jobs, the lab, other Pythons"
+	@echo "make check-all  all other tests, in two halves beside each other: emulators, whole jobs, the lab, oldest and newest Python"
 	@echo "make check   both: what CI runs"
 	@echo "make unit    the quick tests only"
 	@echo "make test-pythons  the quick tests and the demo on every other Python that this machine has"
@@ -39,9 +39,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	touch $@
 
+# Tests import a part of what they install, and Python compiles that part then. To compile all of it at once
+# takes as long as the rest of the set-up.
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing spotguard, torch, and what development needs"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $(VENV)/.installed $@
 
 # The frameworks come with what development needs in one request, so that pip finds versions for both;
@@ -80,6 +82,11 @@ unit: $(VENV)/.installed-dev
 
 test-pythons: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.programs.pythons
+
+# The corners of what is promised: the oldest Python with the lowest versions of all packages, and the newest
+# with the newest. What breaks between them, but at neither end, `make test-pythons` finds before a release.
+corner-pythons: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.programs.pythons --only 3.10-lowest --only 3.13
 
 # What would be uploaded, tried as a user gets it. The upload itself is nobody's but a person's.
 .PHONY: release
@@ -174,10 +181,10 @@ check-all: $(VENV)/.installed-dev
 	$(MAKE) -j 2 --output-sync=target first-half second-half
 
 first-half:
-	$(MAKE) -j 1 lab-tests e2e-commands
+	$(MAKE) -j 1 lab-tests e2e-commands aside browser
 
 second-half:
-	$(MAKE) -j 1 emulators e2e-jobs aside browser test-pythons
+	$(MAKE) -j 1 emulators e2e-jobs corner-pythons
 
 check:
 	@$(MAKE) --no-print-directory test

@@ -10,15 +10,15 @@ import numpy as np
 
 from spotguard.policy.action import SPOT, Buy, Leave, Move
 from spotguard.policy.decide import PACING
-from spotguard.policy.memory import PlaceAnswer
-from spotguard.policy.recorded import recorded
+from spotguard.policy.market.memory import PlaceAnswer
+from spotguard.policy.market.recorded import recorded
 from spotguard.policy.session import Offered, Session, Tick
 from spotguard.policy.view import JobState, Running
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from spotguard.policy.recorded import RecordedZone
+    from spotguard.policy.market.recorded import RecordedZone
 
 ALPHA, START_S = 0.9, 300.0
 

@@ -15,8 +15,8 @@ import numpy as np
 from benchmarks.policy.windows import CASES, STARTS_S, windows_of
 from spotguard.policy.action import ON_DEMAND, SPOT
 from spotguard.policy.decide import Model
-from spotguard.policy.hazard import fitted
-from spotguard.policy.recorded import recorded
+from spotguard.policy.market.hazard import fitted
+from spotguard.policy.market.recorded import recorded
 from spotguard.policy.simulation.forecast import forecast
 from spotguard.policy.simulation.players import Rollout, State, play
 from spotguard.policy.view import JobState, MarketPlace, Running, Seen, View
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from benchmarks.policy.windows import Case
-    from spotguard.policy.hazard import Hazard
+    from spotguard.policy.market.hazard import Hazard
     from spotguard.policy.simulation.forecast import Forecast
     from spotguard.policy.simulation.windows import Windows
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from spotguard.policy.hazard import AGE_EDGES_S, pooled
+from spotguard.policy.market.hazard import AGE_EDGES_S, pooled
 from spotguard.policy.simulation.players import RuleOf, stay_or_cheapest
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from benchmarks.policy.windows import H100, V100, V100X4
-from spotguard.policy.hazard import HALF_LIFE_S, loss_level, taken_by_age
-from spotguard.policy.recorded import recorded
+from spotguard.policy.market.hazard import HALF_LIFE_S, loss_level, taken_by_age
+from spotguard.policy.market.recorded import recorded
 from spotguard.runtime.checkpoint.save_schedule import LONGEST_S, best_interval_s
 from spotguard.shared.hazard import HazardByAge
 

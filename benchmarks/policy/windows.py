@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from spotguard.policy.recorded import recorded
+from spotguard.policy.market.recorded import recorded
 from spotguard.policy.simulation.windows import cut
 
 if TYPE_CHECKING:

@@ -43,10 +43,10 @@ from spotguard.control.status.view import (
 )
 from spotguard.events.states import CheckpointKind, EndReason, Market, RunState
 from spotguard.launch.base import PriceSource, Skipped, Unchecked
-from spotguard.plan.carbon.factors import Factor
-from spotguard.plan.forecast import CostForecast
-from spotguard.plan.job import JobPlan
-from spotguard.plan.smoke import Smoke
+from spotguard.policy.plan.carbon.factors import Factor
+from spotguard.policy.plan.forecast import CostForecast
+from spotguard.policy.plan.job import JobPlan
+from spotguard.policy.plan.smoke import Smoke
 from spotguard.policy.simulation.report import Simulation
 from spotguard.shared.documents import Form, forms
 from spotguard.spec.file_schema import file_schema

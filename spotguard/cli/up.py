@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from spotguard.launch.base import Survey
-    from spotguard.plan.job import JobPlan
-    from spotguard.plan.smoke import Smoke
+    from spotguard.policy.plan.job import JobPlan
+    from spotguard.policy.plan.smoke import Smoke
     from spotguard.spec.model import JobSpec
     from spotguard.spec.sources import Resolved
 
@@ -213,7 +213,7 @@ def _known_smoke(spec: JobSpec) -> Smoke | None:
 
 
 def _plan(resolved: Resolved, found: Sequence[Survey], smoke: Smoke | None) -> JobPlan:
-    from spotguard.plan.job import with_phases
+    from spotguard.policy.plan.job import with_phases
 
     job, batches = resolved.spec, resolved.batches
     lack = tell_lack(job)
@@ -233,7 +233,7 @@ def plan_of(
 ) -> JobPlan:
     """Return the plan of a job where it is in one phase."""
     from spotguard.control import api
-    from spotguard.plan.job import plan_job
+    from spotguard.policy.plan.job import plan_job
 
     return plan_job(
         spec,
@@ -288,7 +288,7 @@ def _print_task(spec: JobSpec, found: Survey) -> None:
     from spotguard.control.supervisor.skypilot_request import preview
     from spotguard.events.states import Market
     from spotguard.launch.taskyaml import as_text
-    from spotguard.plan.job import planned_markets
+    from spotguard.policy.plan.job import planned_markets
 
     typer.echo(as_text(preview(spec, found.offers)), nl=False)
     if spec.on_demand_infra is not None and Market.ON_DEMAND in planned_markets(spec)[1:]:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from spotguard.control.supervisor.logs import ReadsLog
     from spotguard.control.without_journal import Left
     from spotguard.launch.base import Launcher, Survey
-    from spotguard.plan.forecast import CostForecast
+    from spotguard.policy.plan.forecast import CostForecast
     from spotguard.spec.model import JobSpec
     from spotguard.spec.nodes import NodeRange
     from spotguard.storage.base import ObjectStore

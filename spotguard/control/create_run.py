@@ -33,7 +33,7 @@ from spotguard.errors import (
 )
 from spotguard.events import keys
 from spotguard.events.states import RunState
-from spotguard.plan.money import check_budget
+from spotguard.policy.plan.money import check_budget
 from spotguard.shared.units import to_iso
 from spotguard.spec.home import keep_private, spotguard_home
 from spotguard.spec.infra import LOCAL

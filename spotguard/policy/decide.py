@@ -11,7 +11,7 @@ import numpy as np
 from spotguard.policy import pacing
 from spotguard.policy.action import ON_DEMAND, SPOT, Action, Buy, HoldOff, Leave, Move, Stay
 from spotguard.policy.guard import guarded
-from spotguard.policy.hazard import Evidence, Hazard, pooled
+from spotguard.policy.market.hazard import Evidence, Hazard, pooled
 from spotguard.policy.rollout import SAME_PRICE, Problem, Thresholds, choose, tier_setting
 from spotguard.policy.rule import GuardedJob, wanted
 from spotguard.shared.units import format_duration, format_usd

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from spotguard.policy.action import ON_DEMAND, SPOT
-from spotguard.policy.hazard import SHAPE
+from spotguard.policy.market.hazard import SHAPE
 
 if TYPE_CHECKING:
-    from spotguard.policy.hazard import Hazard
+    from spotguard.policy.market.hazard import Hazard
     from spotguard.policy.view import JobState, MarketPlace, Running, View
 
 KAPPA = 0.8

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from spotguard.errors import UsageError
 from spotguard.policy.action import ON_DEMAND, SPOT, Buy, HoldOff, Leave, Move, Stay
 from spotguard.policy.decide import PACING, ROLLOUT, RULES
-from spotguard.policy.memory import PlaceAnswer
+from spotguard.policy.market.memory import PlaceAnswer
 from spotguard.policy.session import Offered, Session, Tick
 from spotguard.policy.view import JobState, Running
 

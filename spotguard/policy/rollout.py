@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spotguard.policy.futures import draw_futures
+from spotguard.policy.market.futures import draw_futures
 from spotguard.policy.rule import TINY
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from spotguard.policy.hazard import Evidence, Hazard
+    from spotguard.policy.market.hazard import Evidence, Hazard
 
 THETAS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
 TIER_THETA = 0.15

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from spotguard.policy.action import SPOT, Buy, Leave, Move
 from spotguard.policy.decide import ROLLOUT, Decided, Model, decide
-from spotguard.policy.memory import PlaceAnswer, remembered
+from spotguard.policy.market.memory import PlaceAnswer, remembered
 from spotguard.policy.view import JobState, MarketPlace, Running, Seen, View
 
 if TYPE_CHECKING:

@@ -36,9 +36,9 @@ from spotguard.events import keys
 from spotguard.events.states import CheckpointKind, Market
 from spotguard.launch.aws_prices import PricePoint
 from spotguard.launch.base import Offer, PriceSource, Skipped, Survey, Unchecked
-from spotguard.plan.forecast import CostForecast
-from spotguard.plan.smoke import Smoke
 from spotguard.policy.market.sightings import Sighting
+from spotguard.policy.plan.forecast import CostForecast
+from spotguard.policy.plan.smoke import Smoke
 from spotguard.shared.units import SystemClock
 from spotguard.storage import open_store
 from spotguard.testing import MemoryStore

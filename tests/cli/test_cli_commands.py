@@ -22,7 +22,7 @@ from spotguard.errors import BudgetExhausted, JournalDamaged, SmokeFailed, Store
 from spotguard.events.states import Market, RunState
 from spotguard.launch.base import Offer, PriceSource, Skipped, Survey
 from spotguard.launch.skypilot import existence
-from spotguard.plan.smoke import Smoke
+from spotguard.policy.plan.smoke import Smoke
 from tests.cli import pictures
 
 if TYPE_CHECKING:

@@ -365,7 +365,7 @@ def test_the_command_line_imports_late() -> None:
     code = (
         "import sys; from spotguard.cli.main import main; main(['up', '--help']); "
         "heavy = {'torch', 'numpy', 'boto3', 'sky', 'requests', 'sqlite3', 'psutil', "
-        "'spotguard.control', 'spotguard.spec', 'spotguard.plan', 'spotguard.storage'}; "
+        "'spotguard.control', 'spotguard.spec', 'spotguard.policy.plan', 'spotguard.storage'}; "
         "sys.exit(' '.join(sorted(heavy & set(sys.modules))) or 0)"
     )
     said = python("-c", code)

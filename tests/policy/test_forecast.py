@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from spotguard.policy.decide import Model
-from spotguard.policy.hazard import Hazard, pooled
+from spotguard.policy.market.hazard import Hazard, pooled
 from spotguard.policy.market.sightings import (
     GRANTED,
     LOST,

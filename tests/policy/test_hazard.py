@@ -3,10 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spotguard.policy.futures import draw_futures
-from spotguard.policy.hazard import Evidence, fitted, pooled
-from spotguard.policy.memory import PlaceAnswer, remembered
-from spotguard.policy.recorded import DATASETS, recorded
+from spotguard.policy.market.futures import draw_futures
+from spotguard.policy.market.hazard import Evidence, fitted, pooled
+from spotguard.policy.market.memory import PlaceAnswer, remembered
+from spotguard.policy.market.recorded import DATASETS, recorded
 from spotguard.policy.simulation.omniscient import least_usd
 from spotguard.policy.simulation.players import Rollout, RuleOf, play
 from spotguard.policy.simulation.windows import cut

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from spotguard.policy.recorded import recorded
+from spotguard.policy.market.recorded import recorded
 from spotguard.policy.simulation.report import simulate, wilson
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from spotguard.errors import EnvironmentFailure, SpecError, UsageError
 from spotguard.shared.units import parse_duration_s
 
 if TYPE_CHECKING:
-    from spotguard.policy.recorded import RecordedZone
+    from spotguard.policy.market.recorded import RecordedZone
     from spotguard.spec.model import JobSpec
 
 
@@ -108,7 +108,7 @@ def _market(
     spec: "JobSpec", market: str | None, trace: Path | None
 ) -> "tuple[tuple[RecordedZone, ...], str, int]":
     """Return the recorded zones, the market's name, and recorded nodes per node of the job."""
-    from spotguard.policy.recorded import accelerators, zones_of, zones_of_folder
+    from spotguard.policy.market.recorded import accelerators, zones_of, zones_of_folder
     from spotguard.spec.infra import gpu_alternatives
 
     gpu, _, count = next(iter(gpu_alternatives(spec.gpus)), "").partition(":")

@@ -30,7 +30,7 @@ from spotguard.shared.units import format_duration, format_usd
 
 if TYPE_CHECKING:
     from spotguard.control.status.view import RunView
-    from spotguard.plan.forecast import CostForecast
+    from spotguard.policy.plan.forecast import CostForecast
 
 WIDEST = 100
 """Columns beyond which a panel does not grow."""

@@ -21,8 +21,8 @@ from spotguard.events.states import Market
 from spotguard.shared.units import format_bytes, format_duration, format_usd, to_iso
 
 if TYPE_CHECKING:
-    from spotguard.plan.job import Candidate, JobPlan, Rung
-    from spotguard.plan.smoke import Smoke
+    from spotguard.policy.plan.job import Candidate, JobPlan, Rung
+    from spotguard.policy.plan.smoke import Smoke
 
 
 _MOST_PLACES = 6

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from spotguard.plan import money
+from spotguard.policy.plan import money
 from spotguard.shared.documents import INSTANT
 from spotguard.shared.units import format_duration, format_usd
 from spotguard.storage.urls import below

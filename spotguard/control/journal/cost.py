@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from spotguard.events import keys
 from spotguard.events.states import EndReason
-from spotguard.plan import money
+from spotguard.policy.plan import money
 from spotguard.spec.infra import LOCAL
 
 if TYPE_CHECKING:

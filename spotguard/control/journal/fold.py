@@ -38,7 +38,7 @@ from spotguard.events.untrusted import (
     seconds,
     text,
 )
-from spotguard.plan import money
+from spotguard.policy.plan import money
 from spotguard.spec.infra import LOCAL
 
 if TYPE_CHECKING:

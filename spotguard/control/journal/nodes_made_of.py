@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spotguard.plan.carbon.estimate import NodeDevices, machine
+from spotguard.policy.plan.carbon.estimate import NodeDevices, machine
 from spotguard.spec.infra import LOCAL
 
 if TYPE_CHECKING:

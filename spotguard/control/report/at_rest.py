@@ -25,7 +25,7 @@ from spotguard.control.status.view import RunSummary
 from spotguard.control.status.watch import summary
 from spotguard.errors import SpotguardError
 from spotguard.events.states import RunState
-from spotguard.plan.carbon.factors import Factor
+from spotguard.policy.plan.carbon.factors import Factor
 from spotguard.shared.typed_json import TypedJson
 from spotguard.shared.version import __version__
 

@@ -13,8 +13,8 @@ from spotguard.control.report.series import PlottedSeries, read_losses
 from spotguard.control.report.time_use import AttemptTime, TimeShare, attempt_times, run_times
 from spotguard.control.status.history_words import newest_lines
 from spotguard.control.status.watch import picture
-from spotguard.plan import money
-from spotguard.plan.carbon.factors import CAR
+from spotguard.policy.plan import money
+from spotguard.policy.plan.carbon.factors import CAR
 from spotguard.shared.documents import INSTANT
 from spotguard.shared.version import __version__
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from spotguard.control.report.reading import Stored
     from spotguard.control.run_folder import RunFolder
     from spotguard.control.status.view import HistoryLine, LogDocument, RunView
-    from spotguard.plan.carbon.factors import Factor
+    from spotguard.policy.plan.carbon.factors import Factor
 
 SCHEMA: Final = 1
 NEWEST_LINES = 500

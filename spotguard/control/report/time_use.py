@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from spotguard.control.journal import cost
-from spotguard.plan import money
+from spotguard.policy.plan import money
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import AttemptRecord, RunRecord

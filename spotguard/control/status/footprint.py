@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from spotguard.control.journal import cost
 from spotguard.control.journal.nodes_made_of import machine_of
-from spotguard.plan.carbon import factors
-from spotguard.plan.carbon.estimate import draw
+from spotguard.policy.plan.carbon import factors
+from spotguard.policy.plan.carbon.estimate import draw
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import AttemptRecord, RunRecord
-    from spotguard.plan.carbon.estimate import NodeDevices
-    from spotguard.plan.carbon.factors import Factor
+    from spotguard.policy.plan.carbon.estimate import NodeDevices
+    from spotguard.policy.plan.carbon.factors import Factor
 
 
 @dataclass(frozen=True, kw_only=True)

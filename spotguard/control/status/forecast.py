@@ -21,7 +21,6 @@ from spotguard.control.supervisor.placement import (
 from spotguard.control.supervisor.policy import policy_for
 from spotguard.errors import JournalDamaged
 from spotguard.events.states import Market
-from spotguard.plan.forecast import CostForecast
 from spotguard.policy.market.sightings import (
     ENOUGH,
     answers_of,
@@ -29,6 +28,7 @@ from spotguard.policy.market.sightings import (
     seen_by,
     telling,
 )
+from spotguard.policy.plan.forecast import CostForecast
 from spotguard.policy.view import JobState, MarketPlace, Running, Seen, View
 from spotguard.spec.infra import DEADLINE, FALLBACK, LOCAL, gpu_alternatives
 from spotguard.spec.model import JobSpec
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from spotguard.control.journal.record import AttemptRecord, RunRecord
     from spotguard.launch.base import Offer
-    from spotguard.policy.hazard import Hazard
+    from spotguard.policy.market.hazard import Hazard
     from spotguard.policy.market.sightings import Sighting
 
 _EARLIER_RUNS = 20
@@ -259,7 +259,7 @@ def _whole_work_s(record: RunRecord, nodes: int) -> float | None:
 
 def _basis(spec: JobSpec, accelerator: str, sightings: Sequence[Sighting]) -> _Basis | None:
     """Return on what a forecast for an accelerator rests; None if on nothing."""
-    from spotguard.policy.recorded import zones_of
+    from spotguard.policy.market.recorded import zones_of
 
     if spec.market is Market.ON_DEMAND:
         return _Basis(words="the price on demand", at=None)
@@ -288,7 +288,7 @@ def _day(start: str) -> float | None:
 
 
 def _hazard(accelerator: str, gang: int) -> Hazard:
-    from spotguard.policy.hazard import pooled
+    from spotguard.policy.market.hazard import pooled
 
     return pooled(accelerator, gang)
 

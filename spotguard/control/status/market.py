@@ -66,7 +66,7 @@ class MarketDocument:
 
 def market_document(path: str, sightings: Sequence[Sighting]) -> MarketDocument:
     """Return what is known of all places, by name."""
-    from spotguard.policy.recorded import accelerators
+    from spotguard.policy.market.recorded import accelerators
 
     names = sorted({each.place for each in sightings if each.market == "spot"})
     return MarketDocument(

@@ -11,7 +11,7 @@ from spotguard.control.status.recovery import recoveries
 from spotguard.control.status.view import AttemptView, RunSummary, RunView
 from spotguard.control.supervisor.decide import alert_percents, state_of
 from spotguard.events.states import EndReason, RunState
-from spotguard.plan.money import saved_pct
+from spotguard.policy.plan.money import saved_pct
 from spotguard.shared.units import format_duration, format_usd, to_iso
 
 if TYPE_CHECKING:

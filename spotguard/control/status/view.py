@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from spotguard.control.status.footprint import Footprint, RunFootprint
     from spotguard.control.status.recovery import Recovery
     from spotguard.events.states import EndReason, RunState
-    from spotguard.plan.forecast import CostForecast
+    from spotguard.policy.plan.forecast import CostForecast
 
 SCHEMA: Final = 1
 

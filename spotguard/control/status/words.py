@@ -8,7 +8,7 @@ from spotguard.shared.units import format_duration, format_usd
 
 if TYPE_CHECKING:
     from spotguard.control.status.view import AttemptView, RunView
-    from spotguard.plan.job import Candidate
+    from spotguard.policy.plan.job import Candidate
 
 DASH = "–"  # noqa: RUF001 - a dash in a table cell, not a minus
 DEMO = "demo prices: local nodes cost nothing, their price is played"

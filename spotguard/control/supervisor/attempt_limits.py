@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from spotguard.control.journal import cost
 from spotguard.control.journal.record import Allotment
 from spotguard.events.states import EndReason
-from spotguard.plan import money
+from spotguard.policy.plan import money
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import AttemptRecord, RunRecord

@@ -39,7 +39,7 @@ from spotguard.errors import NoCapacity as NoCapacityError
 from spotguard.events.states import EndReason, RunState
 from spotguard.launch.base import ClusterState, ClusterView, Offer
 from spotguard.launch.taskyaml import BUYS_SPOT
-from spotguard.plan.ladder import node_ladder
+from spotguard.policy.plan.ladder import node_ladder
 from spotguard.shared.units import format_duration, format_usd
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from spotguard.errors import SpotguardError, StoreError
 from spotguard.events.states import Market
 from spotguard.launch.base import ClusterState, ClusterView, KnowsFreeNodes, NodeEnd
 from spotguard.launch.membership import read_group
-from spotguard.plan.carbon.estimate import GREEN, greener_first
+from spotguard.policy.plan.carbon.estimate import GREEN, greener_first
 from spotguard.storage.urls import is_folder
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from spotguard.control.supervisor.policy import Policy
     from spotguard.launch.base import Offer
     from spotguard.policy.action import Action
-    from spotguard.policy.hazard import Hazard
+    from spotguard.policy.market.hazard import Hazard
     from spotguard.policy.market.sightings import Sighting
 
 _SLACK = 0.1
@@ -497,7 +497,7 @@ def hazard_of(
         return None
     if attempt.offer.market is not Market.SPOT:
         return _FAILING
-    from spotguard.policy.hazard import pooled, recorded_level, taken_by_age
+    from spotguard.policy.market.hazard import pooled, recorded_level, taken_by_age
 
     accelerator, gpus = accelerator_of(record, attempt.offer)
     gang = attempt.nodes * gpus

@@ -19,7 +19,7 @@ from spotguard.launch.skypilot.prices import Place, rank, survey
 from spotguard.launch.skypilot.vendor import check_task
 from spotguard.launch.taskyaml import TAKEN, Machine, secrets_hidden, task_yaml
 from spotguard.launch.wheel import build_wheel
-from spotguard.plan.job import planned_markets
+from spotguard.policy.plan.job import planned_markets
 from spotguard.spec.home import spotguard_home
 from spotguard.spec.infra import LOCAL, gpu_alternatives
 from spotguard.spec.layers import script_needs

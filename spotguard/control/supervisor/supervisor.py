@@ -64,7 +64,7 @@ from spotguard.errors import NoCapacity, SpotguardError, StoreError
 from spotguard.events import env, keys
 from spotguard.events.states import EndReason, RunState
 from spotguard.launch.base import Unreachable, charged_node_s
-from spotguard.plan.job import planned_markets
+from spotguard.policy.plan.job import planned_markets
 from spotguard.spec.model import JobSpec
 from spotguard.storage.patterns.clock_comparison import WRITTEN_AT
 

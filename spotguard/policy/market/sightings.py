@@ -15,7 +15,7 @@ from spotguard.policy.view import Seen
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from spotguard.policy.hazard import Hazard
+    from spotguard.policy.market.hazard import Hazard
 
 ASKED, GRANTED, REFUSED, LOST, LEFT, PRICE = "asked", "granted", "refused", "lost", "left", "price"
 KINDS: Final = (ASKED, GRANTED, REFUSED, LOST, LEFT, PRICE)
@@ -70,7 +70,10 @@ def answers_of(
 
 def seen_by(told: Iterable[tuple[float, bool]], now: float, hazard: Hazard) -> Seen:
     """Return what is known of a place now from when it had nodes and when it had none, by time."""
-    from spotguard.policy.memory import PlaceAnswer, remembered  # NumPy: not for a plain look
+    from spotguard.policy.market.memory import (
+        PlaceAnswer,
+        remembered,
+    )  # NumPy: not for a plain look
 
     seen, last_at = Seen(), None
     for at, up in told:

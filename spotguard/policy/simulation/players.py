@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from spotguard.policy.guard import guarded
-from spotguard.policy.hazard import Evidence, Hazard, pooled
+from spotguard.policy.market.hazard import Evidence, Hazard, pooled
 from spotguard.policy.rollout import Problem, Thresholds, choose, tier_setting
 from spotguard.policy.rule import GuardedJob, stepped, wanted
 

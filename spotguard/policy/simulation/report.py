@@ -14,7 +14,7 @@ import numpy as np
 
 from spotguard.errors import UsageError
 from spotguard.policy.decide import CONSTANTS, GREEDY, NEVER, ROLLOUT
-from spotguard.policy.hazard import fitted
+from spotguard.policy.market.hazard import fitted
 from spotguard.policy.simulation.omniscient import least_usd
 from spotguard.policy.simulation.players import Greedy, Rollout, RuleOf, play
 from spotguard.policy.simulation.windows import Windows
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from spotguard.policy.recorded import RecordedZone
+    from spotguard.policy.market.recorded import RecordedZone
     from spotguard.policy.simulation.players import Outcome
 
 SCHEMA: Final = 1

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from spotguard.policy.recorded import RecordedZone
+    from spotguard.policy.market.recorded import RecordedZone
 
 
 @dataclass(frozen=True, kw_only=True)

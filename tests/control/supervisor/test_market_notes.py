@@ -13,7 +13,7 @@ from spotguard.control.supervisor.placement import advised, hazard_of, place_nam
 from spotguard.control.supervisor.policy import Policy
 from spotguard.control.supervisor.request import launch_request
 from spotguard.events.states import Market
-from spotguard.policy.hazard import pooled
+from spotguard.policy.market.hazard import pooled
 from spotguard.policy.market.sightings import Sighting
 from spotguard.shared.hazard import HazardByAge
 from spotguard.spec.model import JobSpec

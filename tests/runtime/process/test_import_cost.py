@@ -26,7 +26,7 @@ HEAVY = {
     "spotguard.cli",
     "spotguard.spec",
     "spotguard.launch",
-    "spotguard.plan",
+    "spotguard.policy.plan",
 }
 
 MEASURE = """

@@ -17,7 +17,7 @@ from spotguard.events.untrusted import (
     number,
     parse_object,
 )
-from spotguard.plan.smoke import Smoke
+from spotguard.policy.plan.smoke import Smoke
 from spotguard.shared.version import __version__
 from spotguard.spec.home import spotguard_home
 from spotguard.spec.script import local_files, read_script

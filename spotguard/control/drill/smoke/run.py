@@ -22,7 +22,7 @@ from spotguard.control.drill.smoke.verdict import Stopped, Unproven, Verdict, ju
 from spotguard.errors import EnvironmentFailure, SmokeFailed
 from spotguard.events.event import JobEvent
 from spotguard.launch.requirements_check import missing
-from spotguard.plan.smoke import Smoke, emergency_s, notice_s
+from spotguard.policy.plan.smoke import Smoke, emergency_s, notice_s
 from spotguard.shared.units import format_bytes, format_duration
 from spotguard.spec.home import spotguard_home
 from spotguard.spec.infra import LOCAL

@@ -10,8 +10,8 @@ import pytest
 from spotguard.control.status.footprint import run_footprint
 from spotguard.events.states import Market
 from spotguard.launch.base import Offer
-from spotguard.plan.carbon.estimate import draw, greener_first, machine
-from spotguard.plan.carbon.factors import device, grid, pue
+from spotguard.policy.plan.carbon.estimate import draw, greener_first, machine
+from spotguard.policy.plan.carbon.factors import device, grid, pue
 from tests.control.made import ended, intended, made, training
 
 EIGHT = machine("A100:8", None, processes=8, is_local=False)

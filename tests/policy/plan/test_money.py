@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotguard.errors import BudgetExhausted, SpecError
-from spotguard.plan.ladder import affordable_rungs, node_ladder
-from spotguard.plan.money import (
+from spotguard.policy.plan.ladder import affordable_rungs, node_ladder
+from spotguard.policy.plan.money import (
     budget_stop_at,
     check_budget,
     cost_usd,

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from spotguard.events.states import Market
-from spotguard.plan.carbon.estimate import GREEN, draw, greener_first, machine
-from spotguard.plan.ladder import node_ladder
-from spotguard.plan.money import cost_usd, hours_bought, rate_usd_per_h, saved_pct
+from spotguard.policy.plan.carbon.estimate import GREEN, draw, greener_first, machine
+from spotguard.policy.plan.ladder import node_ladder
+from spotguard.policy.plan.money import cost_usd, hours_bought, rate_usd_per_h, saved_pct
 from spotguard.shared.batching import BatchPlan, split_micro_batches
 from spotguard.shared.documents import INSTANT, document
 from spotguard.shared.hazard import expected_interruptions
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from spotguard.launch.base import Offer, PriceSource, Skipped, Unchecked
-    from spotguard.plan.carbon.estimate import NodeDevices
-    from spotguard.plan.carbon.factors import Factor
-    from spotguard.plan.forecast import CostForecast
-    from spotguard.plan.smoke import Smoke
+    from spotguard.policy.plan.carbon.estimate import NodeDevices
+    from spotguard.policy.plan.carbon.factors import Factor
+    from spotguard.policy.plan.forecast import CostForecast
+    from spotguard.policy.plan.smoke import Smoke
     from spotguard.spec.model import JobSpec
 
 SCHEMA: Final = 1

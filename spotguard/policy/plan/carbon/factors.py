@@ -133,7 +133,7 @@ def grid(cloud: str, region: str | None) -> Factor:
 
 @cache
 def _regions() -> dict[tuple[str, str], tuple[float, str, int, bool]]:
-    table = resources.files("spotguard.plan.carbon").joinpath("grid.csv").read_text("utf-8")
+    table = resources.files("spotguard.policy.plan.carbon").joinpath("grid.csv").read_text("utf-8")
     return {
         (row["cloud"], row["region"]): (
             float(row["g_per_kwh"]),

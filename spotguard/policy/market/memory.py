@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from spotguard.policy.hazard import HALF_LIFE_S
+from spotguard.policy.market.hazard import HALF_LIFE_S
 
 if TYPE_CHECKING:
-    from spotguard.policy.hazard import Hazard
+    from spotguard.policy.market.hazard import Hazard
     from spotguard.policy.view import Seen
 
 STALE_S = 7200.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotguard.plan.smoke import Smoke, emergency_s, notice_s
+from spotguard.policy.plan.smoke import Smoke, emergency_s, notice_s
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spotguard.policy.recorded import DATASETS, recorded, zones_of
+from spotguard.policy.market.recorded import DATASETS, recorded, zones_of
 from spotguard.shared.hazard import HazardByAge, hazard_per_h
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from spotguard.policy.hazard import Evidence, Hazard
+    from spotguard.policy.market.hazard import Evidence, Hazard
 
 OLDEST = 512
 """Steps of age after which the rates change no more."""

@@ -50,7 +50,7 @@ class RecordedZone:
 @cache
 def recorded(dataset: str) -> tuple[RecordedZone, ...]:
     """Return the zones of a bundled data set; read once, from this package's own files."""
-    packed = (files("spotguard.policy") / "market" / f"{dataset}.json.gz").read_bytes()
+    packed = (files("spotguard.policy.market") / f"{dataset}.json.gz").read_bytes()
     return tuple(_zone(entry) for entry in json.loads(gzip.decompress(packed))["zones"])
 
 

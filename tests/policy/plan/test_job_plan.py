@@ -6,7 +6,7 @@ import pytest
 
 from spotguard.events.states import Market
 from spotguard.launch.base import Offer, Skipped
-from spotguard.plan.job import LOST_S, plan_job
+from spotguard.policy.plan.job import LOST_S, plan_job
 from spotguard.shared.hazard import expected_interruptions
 from spotguard.spec.model import JobSpec
 from spotguard.spec.nodes import NodeRange

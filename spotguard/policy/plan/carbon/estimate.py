@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spotguard.plan.carbon import factors
+from spotguard.policy.plan.carbon import factors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from spotguard.launch.base import Offer
-    from spotguard.plan.carbon.factors import Factor
+    from spotguard.policy.plan.carbon.factors import Factor
 
 GREEN = "green"
 """What `prefer` says for the greener of places that cost the same."""
