@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from spotguard.checkpoint.lineage import attempt_numbers, read_claim
-from spotguard.control.controller_process import launcher_for, run_store
+from spotguard.control.controller.one_run import launcher_for, run_store
 from spotguard.control.home_name import machine_id
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.job_events import journal_data, read_beats, recall

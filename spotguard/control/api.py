@@ -3,7 +3,7 @@
 Functions that only look take a run's id, or its place in a store (`STORE/RUN_ID`): then its store
 alone is read, and this machine need not know it.
 
-Wishes (stop, down, resume) are written into the journal; the run's controller, a process of its
+Wishes (stop, down, resume) are written into the journal; the run's controller, in a process of its
 own, reads them there. Reading commands fold the journal and need neither the controller nor the
 store nor a cloud.
 """
@@ -119,9 +119,9 @@ def start_controller(run_id: str) -> None:
     Raises:
         EnvironmentFailure: it did not start; says what it printed.
     """
-    from spotguard.control import controller_process
+    from spotguard.control.controller import start
 
-    controller_process.start(folder_of(run_id))
+    start.start(folder_of(run_id))
 
 
 def ensure_controlled(run_id: str) -> bool:
@@ -147,9 +147,9 @@ def home_news() -> str:
 
 def launcher_for(spec: JobSpec, run_dir: Path) -> Launcher:
     """Return the launcher that the job asks for; it keeps its own files below `run_dir`."""
-    from spotguard.control import controller_process
+    from spotguard.control.controller import one_run
 
-    return controller_process.launcher_for(spec, run_dir)
+    return one_run.launcher_for(spec, run_dir)
 
 
 # ---------------------------------------------------------------- looking

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from spotguard.control.controller_process import launcher_for, run_store
+from spotguard.control.controller.one_run import launcher_for, run_store
 from spotguard.control.home_name import machine_id
 from spotguard.control.journal import cost
 from spotguard.control.journal.fold import apply, limits_to_json, read_record

@@ -2,8 +2,8 @@
 
 runs/<run_id>/journal.db         what happened
 runs/<run_id>/launches.json    the clusters that may live, for when the journal cannot be read
-runs/<run_id>/controller.lock    held (flock) by the controller for as long as it lives
-runs/<run_id>/controller.log     what the controller printed
+runs/<run_id>/controller.lock    held (flock) by the controller for as long as it has the run
+runs/<run_id>/controller.log     what the controller did
 runs/<run_id>/live.json          the newest progress; a cache
 runs/<run_id>/at-rest.json       the numbers of a run that has settled; a cache
 runs/<run_id>/clock.json         where this machine's clock stood, so that no jump of it counts
@@ -18,14 +18,13 @@ import logging
 import os
 import re
 import secrets
-import signal
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spotguard.control.journal.journal import Journal
-from spotguard.errors import EnvironmentFailure, UsageError
+from spotguard.errors import UsageError
 from spotguard.events import keys
 from spotguard.shared.steady_clock import CLOCK_FILE, clock_kept_at
 from spotguard.spec.home import spotguard_home
@@ -34,6 +33,7 @@ from spotguard.storage.urls import split_last, whole_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from spotguard.shared.steady_clock import SteadyClock
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("spotguard")
 
 _RETRY_S = 0.05
-_END_PATIENCE_S = 5.0
-"""A controller dies of its SIGTERM at once, unless it is frozen."""
 _MADE_AT = re.compile(r"-(\d{6}-\d{6})-[0-9a-f]{4}(-\d\d)?$")
 
 
@@ -74,7 +72,7 @@ class RunFolder:
 
     @property
     def log_path(self) -> Path:
-        """What the controller printed."""
+        """What the controller did, for this run."""
         return self.path / "controller.log"
 
     @property
@@ -125,86 +123,51 @@ class RunFolder:
 
     def controller_pid(self) -> int | None:
         """Return the process id of the living controller; None if there is none."""
-        try:
-            descriptor = os.open(self.lock_path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-        try:
-            # A shared lock: two commands that look at once do not take each other for it.
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            written = os.read(descriptor, 32).strip()
-            return int(written) if written.isdigit() else 0
-        else:
-            return None
-        finally:
-            os.close(descriptor)
+        return lock_holder(self.lock_path)
 
     def is_controlled(self) -> bool:
         """Return whether a living controller looks after the run."""
         return self.controller_pid() is not None
 
-    @contextmanager
-    def control(self, *, patience_s: float) -> Iterator[bool]:
+    def control(self, *, patience_s: float) -> AbstractContextManager[bool]:
         """Hold the controller's lock inside the block; yields False if another one keeps it.
 
         The patience is for a predecessor that is about to leave, and for commands that look.
         """
-        descriptor = os.open(self.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            if not _flock(descriptor, patience_s):
-                yield False
-                return
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-            yield True
-        finally:
-            os.close(descriptor)
+        return lock_held(self.lock_path, patience_s=patience_s)
 
-    @contextmanager
-    def control_alone(self) -> Iterator[None]:
-        """Hold the controller's lock inside the block, once a living controller has been ended.
 
-        It keeps nothing in memory that matters, so it may be ended anywhere.
+def lock_holder(path: Path) -> int | None:
+    """Return the id of the process that holds a lock file, 0 if it has not said; None if none."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        # A shared lock: two commands that look at once do not take each other for it.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        written = os.read(descriptor, 32).strip()
+        return int(written) if written.isdigit() else 0
+    else:
+        return None
+    finally:
+        os.close(descriptor)
 
-        Raises:
-            EnvironmentFailure: something else than a controller holds the lock, or it does not end.
-        """
-        with ExitStack() as stack:
-            in_control = stack.enter_context(self.control(patience_s=0.0))
-            for number in (signal.SIGTERM, signal.SIGKILL):
-                if not in_control:
-                    self._signal_controller(number)
-                    in_control = stack.enter_context(self.control(patience_s=_END_PATIENCE_S))
-            if not in_control:
-                raise EnvironmentFailure(
-                    f"The controller of {self.run_id} (process {self.controller_pid()}) does not "
-                    "end.",
-                    hint="end that process, then repeat the command",
-                )
-            yield
 
-    def _signal_controller(self, number: signal.Signals) -> None:
-        import psutil
-
-        pid = self.controller_pid()
-        if not pid:  # it has just left, or not written its number yet
+@contextmanager
+def lock_held(path: Path, *, patience_s: float) -> Iterator[bool]:
+    """Hold a lock file, with this process's id in it; yields False if another one keeps it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if not _flock(descriptor, patience_s):
+            yield False
             return
-        try:
-            process = psutil.Process(pid)
-            command = process.cmdline()
-            if "spotguard.control" in command and self.run_id in command:
-                process.send_signal(number)
-                return
-        except psutil.NoSuchProcess:
-            return
-        except psutil.Error:
-            command = []
-        raise EnvironmentFailure(
-            f"Process {pid} holds run {self.run_id} and is no controller that could be ended: "
-            f"{' '.join(command)[:200] or 'it belongs to somebody else'}.",
-            hint="wait for its end, then repeat the command",
-        )
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        yield True
+    finally:
+        os.close(descriptor)
 
 
 def runs_folder() -> Path:

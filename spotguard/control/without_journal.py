@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spotguard.checkpoint.lineage import restorable
-from spotguard.control.controller_process import launcher_for, run_store
+from spotguard.control.controller.one_run import launcher_for, run_store
+from spotguard.control.controller.start import control_alone
 from spotguard.control.home_name import machine_id
 from spotguard.control.journal.launches import Launches
 from spotguard.control.journal.record import Kind
@@ -133,7 +134,7 @@ def stop(folder: RunFolder, tell: Callable[[str], None], clock: Clock | None = N
 @contextmanager
 def _alone(folder: RunFolder) -> Iterator[Launches]:
     """Hold the run, here and between machines; the launches are read once nobody else acts."""
-    with folder.control_alone():
+    with control_alone(folder):
         launches = Launches.read(folder.launches_path)
         assert launches is not None, "nobody takes it away"
         lease = _lease(launches)

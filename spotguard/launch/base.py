@@ -187,6 +187,15 @@ class LogChunk:
 
 
 @runtime_checkable
+class ChangesFiles(Protocol):
+    """What a launcher can do beside, whose clusters' folders are on this machine."""
+
+    def files_of(self, cluster: str) -> tuple[str, ...]:
+        """Return the paths of files that change with what `observe` says; they need not exist."""
+        ...
+
+
+@runtime_checkable
 class KnowsFreeNodes(Protocol):
     """What a launcher can do beside, where a place tells how much of it is in use."""
 

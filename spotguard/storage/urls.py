@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from spotguard.errors import UsageError
 
@@ -39,6 +39,11 @@ def taken_apart(url: str) -> SplitResult:
         raise UsageError(
             f"store {place!r} is no URL", hint="is there a [ without its ], or one too many?"
         ) from None
+
+
+def folder_at(url: str) -> str | None:
+    """Return the path of the folder that a store's `file://` URL names; None for any other."""
+    return unquote(url.removeprefix("file://")) if url.startswith("file://") else None
 
 
 def is_server(url: str) -> bool:

@@ -18,9 +18,10 @@ import pytest
 from spotguard.checkpoint.shard import shard_file, write_shard
 from spotguard.cli import up
 from spotguard.cli.main import main
-from spotguard.control import api, controller_process
+from spotguard.control import api
 from spotguard.control.checkpoints import find
 from spotguard.control.checkpoints.find import OpenedRun
+from spotguard.control.controller import start
 from spotguard.control.doctor import checks, orphans
 from spotguard.control.doctor import store as doctor_store
 from spotguard.control.doctor.clouds import Clouds
@@ -140,7 +141,7 @@ def _of_teams(patch: pytest.MonkeyPatch, home: Path) -> Iterator[tuple[str, list
 
 def _of_sweeps(patch: pytest.MonkeyPatch, home: Path) -> Iterator[tuple[str, list[Any]]]:
     """A sweep of which one point is over and one goes on; and one whose runs are not begun."""
-    patch.setattr(controller_process, "start", lambda folder: None)
+    patch.setattr(start, "start", lambda folder: None)
     script, store = _script(), str(home / "store")
     named = ("up", script, "--store", store, "--budget", "4", "--yes", "--detach")
     yield "sweep", _printed(*named, "--sweep", "lr=1,2", "--sweep-metric", "loss")

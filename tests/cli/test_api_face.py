@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spotguard import api
-from spotguard.control import controller_process
+from spotguard.control.controller import start
 from spotguard.control.journal.record import Kind
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def test_the_documented_example_of_a_sweep_runs(
     (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     Path(script).rename(Path(script).with_name("train.py"))
     monkeypatch.chdir(Path(script).parent)
-    monkeypatch.setattr(controller_process, "start", _be_done)
+    monkeypatch.setattr(start, "start", _be_done)
     exec(example, {})
     said = capsys.readouterr().out
     assert "{'lr': '1e-3'} finished None all steps done" in said

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
-from spotguard.control.controller_process import run_store
+from spotguard.control.controller.one_run import run_store
 from spotguard.control.doctor.orphan_report import ClusterFate, Findings, Judgement, Leftover
 from spotguard.control.home_name import machine_id
 from spotguard.control.journal.fold import read_record

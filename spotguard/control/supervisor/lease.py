@@ -14,6 +14,7 @@ import json
 import os
 import socket
 import threading
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -200,7 +201,9 @@ class Lease:
             while not over.wait(_LOOK_S):
                 self.keep()
 
-        thread = threading.Thread(target=renew, name="spotguard-lease", daemon=True)
+        thread = threading.Thread(
+            target=copy_context().run, args=(renew,), name="spotguard-lease", daemon=True
+        )
         thread.start()
         try:
             yield

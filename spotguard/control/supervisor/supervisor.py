@@ -113,6 +113,7 @@ class Supervisor:
         cache_key: str | None = None,
         budgets: Sequence[TeamBudget] = (),
         comparison: Comparison | None = None,
+        rest: Callable[[RunRecord, bool], None] | None = None,
     ) -> None:
         """`store` is the run's own, below its run id; `live_path` gets the newest progress.
 
@@ -120,8 +121,12 @@ class Supervisor:
         jumps, while `clock` goes on evenly. `market_path` keeps what is seen of spot markets, over
         runs; None keeps nothing. `cache_key` is the secret by which nodes believe what earlier ones
         kept of their cached folders; without it nothing is kept. `budgets` are the sums that it
-        shares with other runs, and `comparison` is with the other points of its sweep.
+        shares with other runs, and `comparison` is with the other points of its sweep. `rest`
+        blocks until the next look, given the record and whether the last look led to anything; None
+        sleeps for `tick_s`.
         """
+        self._rest_until_next = rest or (lambda *_: clock.sleep(tick_s))
+        self._acted = False
         self._cache_key = cache_key
         self._machine_clock = machine_clock
         told = journal.newest(Kind.CLOCK_MOVED.value)
@@ -132,7 +137,6 @@ class Supervisor:
         self._store = store
         self._clock = clock
         self._policy = policy
-        self._tick_s = tick_s
         self._ledger = Ledger(journal, clock)
         self._team = TeamGate(budgets, self._ledger, clock) if budgets else None
         self._comparison = comparison
@@ -175,7 +179,7 @@ class Supervisor:
                 if self._lease is not None and self._lease.lost_to:
                     self._hand_over(self._lease.lost_to)
                     return self.record
-                self._clock.sleep(self._tick_s)
+                self._rest()
                 continue
             if not self._place_is_known():
                 self._clock.sleep(_STORE_RETRY_S)
@@ -187,8 +191,12 @@ class Supervisor:
             self._note_alerts()
             self._notifier.tell(last=self.record.settled is not None)
             if self.record.settled is None and self.record.placing == self._placing:
-                self._clock.sleep(self._tick_s)
+                self._rest()
         return self.record
+
+    def _rest(self) -> None:
+        acted, self._acted = self._acted, False
+        self._rest_until_next(self.record, acted)
 
     def _hear_wish(self) -> None:
         """Write down what the user asked for while the journal could not be written."""
@@ -274,7 +282,10 @@ class Supervisor:
             if self._comparison is not None:
                 self._comparison.look(self._ledger, self._lookout.step)
             action = decide(self.record, seen, self._clock.now(), self._policy)
-            if isinstance(action, Wait) or not self._act(action):
+            if isinstance(action, Wait):
+                return
+            self._acted = True
+            if not self._act(action):
                 return
 
     def _waits_for_the_team(self) -> bool:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spotguard.control import controller_process
+from spotguard.control.controller import start
 from spotguard.control.create_run import create_run
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.sweep.comparison import optuna_module
@@ -95,7 +95,7 @@ def go_on(sweep: SweepRecord, found: Survey | Sequence[Survey] | None = None) ->
                     created += 1
     lost = [folder for folder in created_runs(sweep) if _needs_controller(folder)]
     with ThreadPoolExecutor(_STARTS, thread_name_prefix="spotguard-sweep") as crew:
-        list(crew.map(controller_process.start, lost))
+        list(crew.map(start.start, lost))
     return Begun(created=created, started=len(lost))
 
 

@@ -153,7 +153,7 @@ class ClusterFolder:
         self.log = path / "cloud.log"
         self._down = path / "down"
         self._request = path / "request.json"
-        self._state = path / "state.json"
+        self.state_path = path / "state.json"
         self._scratch = path / "scratch"
 
     def clock(self) -> SteadyClock:
@@ -186,11 +186,11 @@ class ClusterFolder:
 
     def write_record(self, record: Record) -> None:
         """Replace the record."""
-        write_json(self._state, record.to_json())
+        write_json(self.state_path, record.to_json())
 
     def read_record(self) -> Record | None:
         """Return the record, or None if no cloud process ever took this cluster on."""
-        body = read_json(self._state)
+        body = read_json(self.state_path)
         return None if body is None else Record.from_json(body)
 
     def has_cloud(self) -> bool:

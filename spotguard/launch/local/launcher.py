@@ -125,6 +125,10 @@ class LocalLauncher:
             words = f"{folder.path} cannot be read: {problem}"
             return ClusterView(state=ClusterState.UNREACHABLE, detail=words)
 
+    def files_of(self, cluster: str) -> tuple[str, ...]:
+        """Return the file in which the cloud process writes what becomes of the nodes."""
+        return (str(self._cluster(cluster).state_path),)
+
     def down(self, cluster: str) -> None:
         """Ask for the end of the cluster; SIGTERM now, SIGKILL within 2 s.
 

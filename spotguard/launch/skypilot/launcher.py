@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -234,7 +235,7 @@ class _FreeNodes:
             self._asked_at = now
             if in_background:
                 self._thread = threading.Thread(
-                    target=self._ask, name="spotguard-free", daemon=True
+                    target=copy_context().run, args=(self._ask,), name="spotguard-free", daemon=True
                 )
                 self._thread.start()
             else:
@@ -257,7 +258,10 @@ class _Watch(threading.Thread):
     """Looks at one cluster until it is gone. A daemon: SkyPilot's calls cannot be broken off."""
 
     def __init__(self, sdk: Sdk, cluster: str, view: ClusterView, clock: Clock) -> None:
-        super().__init__(name="spotguard-sky", daemon=True)
+        context = copy_context()  # which has the run's log
+        super().__init__(
+            target=context.run, args=(self._look_on,), name="spotguard-sky", daemon=True
+        )
         self.cluster = cluster
         self.view = view
         self.wanted_at = clock.monotonic()
@@ -301,7 +305,7 @@ class _Watch(threading.Thread):
         self._stopped.set()
         self._wake.set()
 
-    def run(self) -> None:
+    def _look_on(self) -> None:
         missing = 0
         while not self._stopped.is_set() and self.view.state is not ClusterState.GONE:
             self._wake.wait(self._pause_s())

@@ -21,6 +21,7 @@ from spotguard.launch.skypilot.checked import reason_in
 from spotguard.launch.skypilot.cluster_list import our_clusters
 from spotguard.launch.skypilot.pods import free_pods
 from spotguard.launch.skypilot.refusals import read_refusal
+from spotguard.launch.skypilot.together import AskedTogether
 from spotguard.launch.skypilot.vendor import load_sky, off_stdout
 
 if TYPE_CHECKING:
@@ -171,12 +172,10 @@ class SkySdk:
     def cluster(self, cluster: str, *, fresh: bool = True) -> ClusterFacts | None:
         """Let SkyPilot ask the cloud, or say what it last saw."""
         sky = load_sky()
-        mode = sky.StatusRefreshMode.FORCE if fresh else sky.StatusRefreshMode.NONE
+        status = _LOOKS.about(cluster) if fresh else _statuses([cluster], fresh=False).get(cluster)
+        if status is None:
+            return None
         with _translated():
-            found = sky.get(sky.status(cluster_names=[cluster], refresh=mode))
-            if not found:
-                return None
-            status = found[0]
             is_up = status["status"] == sky.ClusterStatus.UP
             return ClusterFacts(
                 up=is_up,
@@ -367,6 +366,19 @@ _JOB_PHASES = {
 """SkyPilot's words for a job; all others are ways to fail."""
 
 
+def _statuses(clusters: Sequence[str], *, fresh: bool = True) -> dict[str, Any]:
+    """Return what SkyPilot has of each cluster; those that it does not have are left out."""
+    sky = load_sky()
+    mode = sky.StatusRefreshMode.FORCE if fresh else sky.StatusRefreshMode.NONE
+    with _translated():
+        found = sky.get(sky.status(cluster_names=list(clusters), refresh=mode))
+        if len(clusters) == 1:
+            return {clusters[0]: found[0]} if found else {}
+        return {status["name"]: status for status in found}
+
+
+_LOOKS: AskedTogether[Any] = AskedTogether(_statuses)
+"""All runs of this process look at their clusters by it."""
 _IDLE = ("idle", "idle~")
 """Slurm's words for a node that a job can have at once, or after it was powered up."""
 _UNDER_WAY = ("PENDING", "WAITING", "RUNNING")

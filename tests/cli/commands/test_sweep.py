@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from spotguard.cli.policy.sweep import exit_code
-from spotguard.control import controller_process
+from spotguard.control.controller import start
 from spotguard.control.journal.record import Kind
 from spotguard.control.sweep.table import SweepPoint
 from spotguard.events.states import RunState
@@ -31,7 +31,7 @@ def test_it_is_followed_to_the_end_and_the_table_says_why_each_ended(
     cli: Cli, script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One line for each change, the sums, and the code of the first that did not do as wanted."""
-    monkeypatch.setattr(controller_process, "start", _end)
+    monkeypatch.setattr(start, "start", _end)
     said = cli("up", script, "--sweep", "lr=0.1,0.2", "--budget", "4", "--yes")
     assert said.code == 10
     assert "sweep: 2 points, 4 at once; $4.00 for all, at most $2.00 for each" in said.out
@@ -66,7 +66,7 @@ def test_a_place_in_a_store_is_looked_at_and_not_steered(
     cli: Cli, script: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     """With a home that knows nothing of it."""
-    monkeypatch.setattr(controller_process, "start", _end)
+    monkeypatch.setattr(start, "start", _end)
     store = str(tmp_path / "store")
     cli("up", script, "--store", store, "--sweep", "lr=0.1,0.2", "--budget", "4", "--yes")
     (sweep_id,) = [path.name for path in (tmp_path / "store" / "sweeps").iterdir()]

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from spotguard import storage
-from spotguard.control import api, controller_process
+from spotguard.control import api
 from spotguard.control.adopt import adopt_run
+from spotguard.control.controller import one_run
+from spotguard.control.controller.rest import Bell, Rest
 from spotguard.control.create_run import admit_resume
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.journal import Journal
@@ -418,7 +420,7 @@ class OutOfReach:
         self.left, self.done, self._then = tries, 0, then
 
     def __call__(self, root: str, run_id: str) -> ObjectStore:
-        """Stand in for `run_store`."""
+        """Stand in for what opens the run's store."""
         self._then(self.done)
         self.done += 1
         if self.done <= self.left:
@@ -441,9 +443,9 @@ def test_a_controller_without_its_store_waits_for_it_and_tells_why(
         if tries == 3:  # the user leaves once it can be read, so that nothing is launched
             assert api.request_down(folder.run_id)
 
-    monkeypatch.setattr(controller_process, "_STORE_RETRY_S", 0.0)
-    monkeypatch.setattr(controller_process, "run_store", OutOfReach(3, look))
-    controller_process.control(folder)
+    monkeypatch.setattr(one_run, "_STORE_RETRY_S", 0.0)
+    monkeypatch.setattr(one_run, "_shared_store", OutOfReach(3, look))
+    one_run.control(folder, Rest(folder, Bell()))
 
     assert len(told) == 3
     for state, detail in told:
@@ -468,9 +470,9 @@ def test_a_run_without_nodes_can_be_ended_while_its_store_is_gone(
             assert api.request_down(folder.run_id)
         assert tries < 5, "it does not end"
 
-    monkeypatch.setattr(controller_process, "_STORE_RETRY_S", 0.0)
-    monkeypatch.setattr(controller_process, "run_store", OutOfReach(99, end))
-    controller_process.control(folder)
+    monkeypatch.setattr(one_run, "_STORE_RETRY_S", 0.0)
+    monkeypatch.setattr(one_run, "_shared_store", OutOfReach(99, end))
+    one_run.control(folder, Rest(folder, Bell()))
 
     view = api.view(folder.run_id)
     assert view.state is RunState.STOPPED
@@ -495,10 +497,10 @@ def test_nodes_are_not_given_up_while_the_store_is_gone(
         if tries == 5:
             raise Enough
 
-    monkeypatch.setattr(controller_process, "_STORE_RETRY_S", 0.0)
-    monkeypatch.setattr(controller_process, "run_store", OutOfReach(99, end))
+    monkeypatch.setattr(one_run, "_STORE_RETRY_S", 0.0)
+    monkeypatch.setattr(one_run, "_shared_store", OutOfReach(99, end))
     with pytest.raises(Enough):
-        controller_process.control(folder)
+        one_run.control(folder, Rest(folder, Bell()))
     assert not api.view(folder.run_id).state.settled
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spotguard.control import api, home_name
-from spotguard.control.controller_process import control
+from spotguard.control.controller.one_run import control
+from spotguard.control.controller.rest import Bell, Rest
 from spotguard.control.home_name import home_news, machine_id
 from spotguard.control.run_folder import RunFolder
 from spotguard.control.supervisor.lease import Lease
@@ -173,7 +174,8 @@ def test_a_copied_home_launches_nothing(home: Path, monkeypatch: pytest.MonkeyPa
     copied = copy(home, home.with_name("copy"))
     monkeypatch.setenv("SPOTGUARD_HOME", str(copied))
 
-    control(RunFolder(copied / "runs" / RUN))
+    folder = RunFolder(copied / "runs" / RUN)
+    control(folder, Rest(folder, Bell()))
 
     view = api.view(RUN)
     assert view.state.value == "stopped"

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from spotguard.cli.main import main
-from spotguard.control import api, controller_process
+from spotguard.control import api
+from spotguard.control.controller import one_run
+from spotguard.control.controller.rest import Bell, Rest
 from spotguard.control.journal.fold import limits_to_json
 from spotguard.control.journal.record import Kind, Limits
 from spotguard.control.report import stored
@@ -272,7 +274,7 @@ def test_a_controller_tells_how_its_run_stands(home: Path, root: Path) -> None:
     folder = folder_of(run_id)
     with folder.journal() as journal:
         journal.append(Kind.USER_STOP.value, at=time.time())
-    controller_process.control(folder)
+    one_run.control(folder, Rest(folder, Bell()))
     word = json.loads((root / run_id / keys.LEASE).read_bytes())
     assert read_told(word["run"], run_id).state is RunState.STOPPED
     [run], _ = stored.list_stored(str(root))

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spotguard.control import adopt, api, controller_process
+from spotguard.control import adopt, api
+from spotguard.control.controller import one_run
+from spotguard.control.controller.rest import Bell, Rest
 from spotguard.control.run_folder import folder_of
 from spotguard.control.supervisor import lease as lease_module
 from spotguard.control.supervisor.lease import (
@@ -204,12 +206,12 @@ def test_no_launcher_keeps_a_lease_waiting(
 
     monkeypatch.setattr(lease_module, "RENEW_S", 0.01)
     launcher = Hangs(SystemClock(), FakeJob(store=store))
-    module = controller_process if act == "control" else adopt
+    module = one_run if act == "control" else adopt
     monkeypatch.setattr(module, "launcher_for", lambda spec, run_dir: launcher)
     if act == "adopt":
         shutil.rmtree(folder.path)
     acts: dict[str, Callable[[], object]] = {
-        "control": lambda: controller_process.control(folder),
+        "control": lambda: one_run.control(folder, Rest(folder, Bell())),
         "adopt": lambda: api.adopt(f"{home}/store/{folder.run_id}"),
     }
     with pytest.raises(Answered):

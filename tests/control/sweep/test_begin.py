@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spotguard.control import controller_process, create_run
+from spotguard.control import create_run
+from spotguard.control.controller import start
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import Kind
@@ -40,7 +41,7 @@ class Killed(BaseException):
 def started(home: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Runs whose controllers were started; they do nothing."""
     runs: list[str] = []
-    monkeypatch.setattr(controller_process, "start", lambda folder: runs.append(folder.run_id))
+    monkeypatch.setattr(start, "start", lambda folder: runs.append(folder.run_id))
     return runs
 
 

@@ -15,6 +15,8 @@ from urllib.parse import unquote, urlsplit
 import psutil
 from safetensors.numpy import load_file
 
+from spotguard.control.run_folder import RunFolder
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -147,15 +149,8 @@ class Lab:
         return status
 
     def controller_pid(self, run: str) -> int | None:
-        """Return the process id of a run's controller."""
-        for process in self.processes():
-            try:
-                words = process.cmdline()
-            except psutil.Error:  # it has died this moment
-                continue
-            if "spotguard.control" in words and run in words:
-                return int(process.pid)
-        return None
+        """Return the id of the process that controls a run, and maybe others."""
+        return RunFolder(self.home / "runs" / run).controller_pid()
 
     def processes(self) -> list[psutil.Process]:
         """Return every living process that was started, however indirectly, from this machine."""

@@ -1,12 +1,8 @@
-"""The controller as a background process: how it is started, and what it runs."""
+"""One run's controller: takes the run, and looks after it until it is at rest."""
 
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
-import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -27,7 +23,9 @@ from spotguard.control.supervisor.lease import Lease
 from spotguard.control.supervisor.policy import policy_for
 from spotguard.control.supervisor.supervisor import Supervisor
 from spotguard.errors import EnvironmentFailure
+from spotguard.events import keys
 from spotguard.events.states import RunState
+from spotguard.launch.base import ChangesFiles
 from spotguard.launch.local import LocalLauncher, LocalOptions
 from spotguard.shared.documents import document
 from spotguard.shared.units import Clock, SystemClock
@@ -35,10 +33,13 @@ from spotguard.spec.home import spotguard_home
 from spotguard.spec.infra import LOCAL
 from spotguard.spec.model import JobSpec
 from spotguard.storage import PrefixedStore, open_store
+from spotguard.storage.urls import folder_at
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
+    from spotguard.control.controller.rest import Rest
     from spotguard.control.journal.journal import Journal
     from spotguard.control.journal.record import RunRecord
     from spotguard.control.run_folder import RunFolder
@@ -47,72 +48,45 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_START_PATIENCE_S = 60.0
+_buckets: dict[str, ObjectStore] = {}
+"""By their URL: the runs of a process share connections and threads."""
 _PREDECESSOR_PATIENCE_S = 10.0
-_POLL_S = 0.02
 _STORE_RETRY_S = 5.0
 """How long until a store that cannot be read is tried again: its own retries come on top."""
-_LOG_TAIL_CHARS = 2000
-
-_starting = threading.Lock()
-_children: list[subprocess.Popen[bytes]] = []
-"""Controllers started by this process; kept so that they are reaped, not waited for."""
 
 
-def start(folder: RunFolder) -> None:
-    """Start the run's controller in the background; return once it is in control.
-
-    It has its own session, so it survives the terminal. Where another controller is already
-    alive, nothing changes.
+def control(folder: RunFolder, rest: Rest) -> None:
+    """Be the run's controller until it settles; return at once if another one is.
 
     Raises:
-        EnvironmentFailure: it did not start; says what it printed.
+        LetGo: somebody else is to look after the run. It is left as it is, and free.
     """
-    begin = folder.log_path.stat().st_size if folder.log_path.exists() else 0
-    with open(  # pathlib's open takes no opener, and only this user may read the log
-        folder.log_path, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)
-    ) as output:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "spotguard.control", folder.run_id],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            cwd="/",
-            start_new_session=True,
-        )
-    with _starting:
-        _children[:] = [child, *(old for old in _children if old.poll() is None)]
-    give_up_at = time.monotonic() + _START_PATIENCE_S
-    while folder.controller_pid() != child.pid:
-        if child.poll() is not None:
-            if child.returncode == 0:  # it settled at once, or another one is in control
-                return
-            raise _did_not_start(folder, begin)
-        if time.monotonic() > give_up_at:
-            raise _did_not_start(folder, begin)
-        time.sleep(_POLL_S)
-
-
-def control(folder: RunFolder) -> None:
-    """Be the run's controller until it settles; return at once if another one is."""
     with folder.control(patience_s=_PREDECESSOR_PATIENCE_S) as in_control:
         if not in_control:
             log.info("another controller is in control")
             return
         with folder.journal() as journal:
-            taken = _take(journal, folder)
+            taken = _take(journal, folder, rest)
             if taken is None:
                 return
             store, lease = taken
-            with lease.kept():
-                goes_on = False
-                while _control_here(folder, journal, store, lease, goes_on=goes_on):
-                    goes_on = True  # in the next phase
-            lease.release()
+            try:
+                with lease.kept():
+                    goes_on = False
+                    while _control_here(folder, journal, store, lease, rest, goes_on=goes_on):
+                        goes_on = True  # in the next phase
+            finally:  # this process may live on, and must not be taken for the run's controller
+                lease.release()
 
 
 def _control_here(
-    folder: RunFolder, journal: Journal, store: ObjectStore, lease: Lease, *, goes_on: bool
+    folder: RunFolder,
+    journal: Journal,
+    store: ObjectStore,
+    lease: Lease,
+    rest: Rest,
+    *,
+    goes_on: bool,
 ) -> bool:
     """Control the run in the place where it is; return True once it is to go on in another."""
     record = read_record(journal)
@@ -134,6 +108,12 @@ def _control_here(
         market_path=market_path() if spec.learn_market and spec.infra != LOCAL else None,
         budgets=_budgets_of(spec, record),
         comparison=_comparison_of(record, store, folder.clock()),
+        rest=lambda record, acted: rest.until_next(
+            record,
+            tuple(_news(record, store, launcher)),
+            acted=acted,
+            bucket=folder_at(store.url) is None,
+        ),
     )
     lease.tell = lambda: document(summary(folder, supervisor.record))
     return supervisor.run(goes_on=goes_on).settled is None
@@ -141,7 +121,7 @@ def _control_here(
 
 def _budgets_of(spec: JobSpec, record: RunRecord) -> list[TeamBudget]:
     """Return the sums that the run shares with others: its sweep's, then its team's."""
-    root, clock = open_store(record.store_root), SystemClock()
+    root, clock = _opened(record.store_root), SystemClock()
     priority = spec.priority
     team = TeamBudget(root, clock, record.run_id, cap=spec.team.budget, priority=priority)
     return [*sweep_budget(root, record, clock, priority=priority), team]
@@ -152,11 +132,23 @@ def _comparison_of(record: RunRecord, store: ObjectStore, clock: Clock) -> Compa
     part = SweepPart.of(record.sweep)
     if part is None or part.metric is None or part.first_step is None:
         return None
-    shared = sweep_store(open_store(record.store_root), part.sweep_id)
+    shared = sweep_store(_opened(record.store_root), part.sweep_id)
     return Comparison(part, shared, ValuesOfRun(store, part.metric), clock)
 
 
-def _take(journal: Journal, folder: RunFolder) -> tuple[ObjectStore, Lease] | None:
+def _news(record: RunRecord, store: ObjectStore, launcher: Launcher) -> Iterator[str]:
+    """Yield the files and folders that change with what is to be seen of the run's nodes."""
+    root = folder_at(store.url)
+    for attempt in (record.current, record.ahead):
+        if attempt is None:
+            continue
+        if root is not None:
+            yield f"{root}/{keys.events(attempt.number)}"
+        if isinstance(launcher, ChangesFiles):
+            yield from launcher.files_of(attempt.cluster)
+
+
+def _take(journal: Journal, folder: RunFolder, rest: Rest) -> tuple[ObjectStore, Lease] | None:
     """Return the run's store and the hold on the run, once that store can be read and written.
 
     Who ended instead would be restarted by the next command that looks, again and again, and
@@ -169,7 +161,7 @@ def _take(journal: Journal, folder: RunFolder) -> tuple[ObjectStore, Lease] | No
     ledger = Ledger(journal, clock)
     while True:
         try:
-            store = run_store(ledger.record.store_root, ledger.record.run_id)
+            store = _shared_store(ledger.record.store_root, ledger.record.run_id)
             lease = Lease(
                 store,
                 SystemClock(),
@@ -197,7 +189,7 @@ def _take(journal: Journal, folder: RunFolder) -> tuple[ObjectStore, Lease] | No
                 },
             )
             return None
-        clock.sleep(_STORE_RETRY_S)
+        rest.sleep(_STORE_RETRY_S)
 
 
 def launcher_for(spec: JobSpec, run_dir: Path) -> Launcher:
@@ -237,12 +229,14 @@ def run_store(store_root: str, run_id: str) -> ObjectStore:
     return PrefixedStore(open_store(store_root), run_id)
 
 
-def _did_not_start(folder: RunFolder, begin: int) -> EnvironmentFailure:
-    with folder.log_path.open("rb") as file:
-        file.seek(begin)
-        printed = file.read().decode(errors="replace").strip()
-    last = printed[-_LOG_TAIL_CHARS:].splitlines()[-1:] or ["it printed nothing"]
-    return EnvironmentFailure(
-        f"The controller of {folder.run_id} did not start: {last[0]}",
-        hint=f"all that it printed is in {folder.log_path}",
-    )
+def _shared_store(store_root: str, run_id: str) -> ObjectStore:
+    return PrefixedStore(_opened(store_root), run_id)
+
+
+def _opened(store_root: str) -> ObjectStore:
+    """Return a store, of a bucket always the same: each of its clients takes 12 MB."""
+    if folder_at(store_root) is not None:
+        return open_store(store_root)
+    if store_root not in _buckets:
+        _buckets[store_root] = open_store(store_root)
+    return _buckets[store_root]

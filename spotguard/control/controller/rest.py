@@ -1,0 +1,158 @@
+"""Resting between two looks: the longer, the longer nothing happens, and never over news.
+
+A look takes a millisecond, and a hundred runs looked at ten times a second would take a whole core
+to find that nothing is new. So a run that is quiet is looked at less and less often. What is
+written meanwhile ends the rest at once: a wish of the user's, an event of its job in a folder, a
+node of this machine that ends. One thread of the process looks for all runs whether that is so.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, TypeAlias
+
+from spotguard.control.supervisor.supervisor import TICK_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from spotguard.control.journal.record import RunRecord
+    from spotguard.control.run_folder import RunFolder
+    from spotguard.shared.units import Clock
+
+_QUIET_SHARE = 0.05
+"""Of the time for which nothing has happened, so much is rested until the next look."""
+_MOST_S = 2.5
+"""A job gives a sign of life every five seconds: who rests longer takes it for silent."""
+_MOST_BUCKET_S = 5.0
+"""Each look at a bucket is a request or two, and a job is taken for silent later there."""
+_MOST_WAITING_S = 10.0
+"""While there are no nodes, there is nothing to see that does not end the rest."""
+_PEEK_S = 0.1
+_LEAVE_WITHIN_S = 1.0
+
+
+Signs: TypeAlias = "tuple[tuple[int, int, int] | None, ...]"
+
+
+class LetGo(Exception):
+    """The run is to be looked after by somebody else; raised in a rest, not an error."""
+
+
+class Bell:
+    """Wakes who waits for files to change. One thread, for all of them; thread-safe."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[threading.Event, tuple[tuple[str, ...], Signs]] = {}
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def wait(self, paths: tuple[str, ...], signs: Signs, seconds: float) -> bool:
+        """Block until a file differs from its `signs`, and return True; or for `seconds`."""
+        rung = threading.Event()
+        with self._lock:
+            self._waiting[rung] = paths, signs
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="spotguard-bell")
+                self._thread.daemon = True
+                self._thread.start()
+        try:
+            return rung.wait(seconds)
+        finally:
+            with self._lock:
+                self._waiting.pop(rung, None)
+
+    def _watch(self) -> None:
+        while True:
+            with self._lock:
+                waiting = list(self._waiting.items())
+            for rung, (paths, signs) in waiting:
+                if signs_of(paths) != signs:
+                    rung.set()
+            time.sleep(_PEEK_S)
+
+
+def signs_of(paths: tuple[str, ...]) -> Signs:
+    """Return what changes when one of the files, or the content of one of the folders, does."""
+    return tuple(map(_sign, paths))
+
+
+def _sign(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - a thousand times a second
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+class Rest:
+    """The rests of one run. Only `let_go` may be called from another thread."""
+
+    def __init__(self, folder: RunFolder, bell: Bell, clock: Clock | None = None) -> None:
+        journal = str(folder.journal_path)
+        self._journal = journal, f"{journal}-wal"
+        self._clock = clock or folder.clock()
+        self._bell = bell
+        self._leaves = False
+        self._quiet_since = self._clock.monotonic()
+        self._before: tuple[tuple[str, ...], Signs] = (), ()
+        """What stood there when the last rest was over, and what has been looked at since began."""
+
+    def let_go(self) -> None:
+        """Have the next rest, or what is left of this one, raise `LetGo`."""
+        self._leaves = True
+
+    def until_next(
+        self, record: RunRecord, news: tuple[str, ...], *, acted: bool, bucket: bool = False
+    ) -> None:
+        """Block until it is time for the next look.
+
+        Args:
+            record: what the journal says.
+            news: the files and folders that change with what is to be seen next.
+            acted: something was done in the last look.
+            bucket: what the job writes is in no folder, so it has to be asked for.
+
+        Raises:
+            LetGo: somebody else is to look after the run.
+        """
+        paths = (*self._journal, *news)
+        signs = signs_of(paths)
+        if acted:
+            self._quiet_since = self._clock.monotonic()
+        is_new = self._before != (paths, signs)  # since the look began: it may have missed it
+        quiet_s = self._clock.monotonic() - self._quiet_since
+        self._sleep(paths, signs, TICK_S if is_new else self._pause_s(record, quiet_s, bucket))
+        self._before = paths, signs_of(paths)
+
+    def sleep(self, seconds: float) -> None:
+        """Block for `seconds`, unless the user writes something; `LetGo` as in `until_next`."""
+        self._sleep(self._journal, signs_of(self._journal), seconds)
+
+    def _sleep(self, paths: tuple[str, ...], signs: Signs, seconds: float) -> None:
+        give_up_at = self._clock.monotonic() + seconds
+        while not self._leaves and (left_s := give_up_at - self._clock.monotonic()) > 0:
+            if self._bell.wait(paths, signs, min(left_s, _LEAVE_WITHIN_S)):
+                self._quiet_since = self._clock.monotonic()
+                break
+        if self._leaves:
+            raise LetGo
+
+    def _pause_s(self, record: RunRecord, quiet_s: float, bucket: bool) -> float:
+        now = self._clock.now()
+        due_s = [at - now for at in _due(record) if at is not None and at > now]
+        costs = record.current or record.ahead or record.leaving
+        most_s = _MOST_BUCKET_S if bucket else _MOST_S
+        if not costs and not record.queued:
+            most_s = _MOST_WAITING_S
+        return max(TICK_S, min([quiet_s * _QUIET_SHARE, most_s, *due_s]))
+
+
+def _due(record: RunRecord) -> Iterator[float | None]:
+    """Yield the instants at which there is something to do, whatever is heard until then."""
+    yield from (record.retry_at, record.start_at, record.limits.deadline_at)
+    if record.current is not None:
+        allotment = record.current.allotment
+        yield from (allotment.budget_stop_at, allotment.deadline_stop_at, allotment.down_at)
