@@ -230,5 +230,8 @@ def runs(
         say(f"no runs in {' '.join(stores)}")
     else:
         say("no runs yet; start one with: spotguard up train.py")
+    for each in known:
+        if each.problem is not None:
+            note(f"{each.run_id}: {each.problem}")
     for lost in unreadable:
         note(f"{lost.store} cannot be read: {lost.problem}")

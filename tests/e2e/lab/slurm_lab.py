@@ -216,6 +216,12 @@ class Beside(Lab):
         path.touch()
         return path
 
+    def shared(self, name: str) -> Path:
+        """Return a new empty folder in which jobs on the nodes can write."""
+        path = self.store.with_name(f"{self.store.name}.{name}")
+        path.mkdir()
+        return path
+
     def copy(self, job: Path) -> Path:
         """Return a copy of a script in the folder that goes to the nodes."""
         return Path(shutil.copy(job, self.work))
