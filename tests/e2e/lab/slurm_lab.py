@@ -86,7 +86,7 @@ class SlurmLab:
     def down(self) -> None:
         """Take away what `up` brought."""
         if self.ours:
-            self.verb("down", "purge")
+            self.verb("down", "purge", timeout_s=600.0)  # many small files
 
     def calm(self) -> None:
         """Heal what is broken, let nodes be free, take announcements back."""
