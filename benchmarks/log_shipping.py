@@ -5,6 +5,9 @@
 A rank computes, and prints so many lines a second into its file, as under the agent. Rank and
 agent have one core between them, so that what the agent takes is taken from the step. The bare
 variant prints into such a file that nobody reads. Each round measures both, in changing order.
+On a machine with other work the step's own slow-down is told by its processor time. What the agent
+takes is its processor time for each second of the clock: it reads and stores by the clock, so that
+is the share of a core, and of a step that keeps the core busy.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ _RANK = """
 import os, sys, time
 steps, every = int(sys.argv[1]), float(sys.argv[2])
 os.sched_setaffinity(0, {int(sys.argv[3])})
+print("begins", flush=True)
 began, due = time.perf_counter(), 0.0
+begun_s = time.process_time()
 for step in range(steps):
     total = 0
     for number in range(200_000):
@@ -38,17 +43,17 @@ for step in range(steps):
     while time.perf_counter() - began > due:
         print(f"step {step} loss {total % 977:.4f} lr 0.0003 grad_norm 1.25", flush=True)
         due += every
-took_s = time.perf_counter() - began
+took_s = time.process_time() - begun_s
 with open(sys.argv[4], "w") as told:
-    print(took_s, time.process_time(), file=told)
+    print(took_s, file=told)
 """
 _PROMISED_SHARE = 0.005
 
 
-def _steps(folder: Path, steps: int, every_s: float, core: int) -> tuple[float, float, float]:
-    """Return the seconds, and the processor's, that a rank took for its steps, and this process's.
+def _steps(folder: Path, steps: int, every_s: float, core: int) -> tuple[float, float]:
+    """Return the processor's seconds that a rank took for its steps, and this process's share.
 
-    The last ones count from its first line on: what it takes to start a process is not counted.
+    They count from its first line on: what it takes to start a process is not counted.
     """
     rank = folder / "none_x" / "attempt_0" / "0"
     rank.mkdir(parents=True)
@@ -61,15 +66,14 @@ def _steps(folder: Path, steps: int, every_s: float, core: int) -> tuple[float, 
         )
         while not (rank / "stdout.log").stat().st_size and process.poll() is None:
             time.sleep(0.05)
-        before_s = time.process_time()
+        before_s, began = time.process_time(), time.monotonic()
         process.wait()
-        mine_s = time.process_time() - before_s
-    took_s, cpu_s = map(float, told.read_text().split())
-    return took_s, cpu_s, mine_s
+        share = (time.process_time() - before_s) / (time.monotonic() - began)
+    return float(told.read_text()), share
 
 
-def _shipped(store: str, steps: int, every_s: float, core: int) -> tuple[float, float, float]:
-    """Return the same with a log that is shipped, and the agent's share of the processor."""
+def _shipped(store: str, steps: int, every_s: float, core: int) -> tuple[float, float]:
+    """Return the same with a log that this process ships."""
     shipping = Shipping(
         lambda: open_store(store),
         url=store,
@@ -83,10 +87,10 @@ def _shipped(store: str, steps: int, every_s: float, core: int) -> tuple[float, 
     for name in LAUNCHER_FILES:
         (shipping.folder / name).touch()
     shipping.start()
-    took_s, cpu_s, mine_s = _steps(shipping.folder, steps, every_s, core)
+    told = _steps(shipping.folder, steps, every_s, core)
     shipping.finish(30.0)
     shipping.join()
-    return took_s, cpu_s, mine_s / took_s
+    return told
 
 
 def main() -> None:
@@ -106,7 +110,7 @@ def main() -> None:
     shown = os.dup(1)
     for number in range(given.rounds):
         with tempfile.TemporaryDirectory() as folder:
-            bare: tuple[float, float, float] | None = None
+            bare: tuple[float, float] | None = None
             if number % 2:
                 bare = _steps(Path(folder, "bare"), given.steps, every_s, core)
             os.dup2(null, 1)  # the agent shows what it ships
@@ -115,16 +119,16 @@ def main() -> None:
             if bare is None:
                 bare = _steps(Path(folder, "bare"), given.steps, every_s, core)
         ratios.append(shipped[0] / bare[0])
-        shares.append(shipped[2])
+        shares.append(shipped[1])
     low, _, high = statistics.quantiles(ratios, n=4)
     load = os.getloadavg()[0]
     print(f"{given.rounds} rounds of {given.steps} steps, {given.lines_per_s:g} lines a second")
     print(
-        f"step with shipping / without: {statistics.median(ratios):.4f} "
+        f"rank's processor time with shipping / without: {statistics.median(ratios):.4f} "
         f"(quartiles {low:.4f} to {high:.4f}); load {load:.1f}"
     )
     print(
-        f"agent's processor time / time of the steps: {100 * statistics.median(shares):.2f} % "
+        f"agent's share of a core: {100 * statistics.median(shares):.2f} % "
         f"({100 * min(shares):.2f} to {100 * max(shares):.2f} %); promised: "
         f"{100 * _PROMISED_SHARE:g} %"
     )

@@ -158,8 +158,10 @@ def logs(
         pattern=pattern,
         everything=every,
     )
+    told = False
     try:
         for line in known.logs(follow=follow, query=query):
+            told = True
             text = clean_log_line(line.text)
             if as_json and line.node is not None:
                 logged = LogDocument(
@@ -178,6 +180,8 @@ def logs(
             tell(f"#{line.attempt}{where} | {text}")
     except KeyboardInterrupt:
         raise typer.Exit from None
+    if not told:
+        note(f"{known.name}: no line that was printed so far fits")
 
 
 def _pattern(text: str | None) -> re.Pattern[str] | None:
@@ -230,5 +234,8 @@ def runs(
         say(f"no runs in {' '.join(stores)}")
     else:
         say("no runs yet; start one with: spotguard up train.py")
+    for each in known:
+        if each.problem is not None:
+            note(f"{each.run_id}: {each.problem}")
     for lost in unreadable:
         note(f"{lost.store} cannot be read: {lost.problem}")

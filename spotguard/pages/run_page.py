@@ -234,7 +234,7 @@ def _curve(told: PlottedSeries, view: RunView) -> Chart:
         positions=tuple(map(float, positions)),
         curves=tuple(curves),
         marks=marks,
-        empty=f"no {told.name} was told yet",
+        empty=f"{told.name} has no finite value yet",
     )
 
 

@@ -734,6 +734,10 @@ def test_what_is_told_of_a_log_spoils_no_json(cli: Cli, control: FakeControl) ->
     said = cli("logs", "--json")
     assert [json.loads(line)["attempt"] for line in said.out.splitlines()] == [2]
     assert said.err.splitlines() == ["#1 | its cluster is gone"]
+    control.log = []
+    nothing = cli("logs", "--rank", "99", "--json")
+    assert (nothing.code, nothing.out) == (0, "")
+    assert nothing.err == f"{pictures.RUN}: no line that was printed so far fits\n"
 
 
 def test_stop_saves_waits_and_tells_the_outcome(cli: Cli, control: FakeControl) -> None:

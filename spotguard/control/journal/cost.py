@@ -47,11 +47,18 @@ def spent_usd(record: RunRecord, now: float) -> float | None:
     return _sum([*lost, *(cost_usd(attempt, now) for attempt in _paid(record))])
 
 
-def attempt_rate_usd_per_h(record: RunRecord, attempt: AttemptRecord) -> float | None:
-    """Return what an attempt's nodes take from the run's money in an hour; None is unknown."""
-    if attempt.demo_price and not demo_prices(record):
-        return 0.0
-    return money.rate_usd_per_h(attempt.offer.price_usd_per_h, attempt.nodes)
+def attempt_rates_usd_per_h(record: RunRecord) -> dict[int, float | None]:
+    """Return by number what each attempt's nodes take from the run's money in an hour.
+
+    With the one that waits for its turn. None is unknown.
+    """
+    played = demo_prices(record)
+    return {
+        each.number: 0.0
+        if each.demo_price and not played
+        else money.rate_usd_per_h(each.offer.price_usd_per_h, each.nodes)
+        for each in _launched(record)
+    }
 
 
 def price_usd_per_h(record: RunRecord, offer: Offer) -> float | None:
@@ -68,7 +75,8 @@ def rate_usd_per_h(record: RunRecord) -> float | None:
     living = [each for each in (record.current, record.ahead) if each is not None]
     if not living:
         return 0.0
-    return _sum([attempt_rate_usd_per_h(record, attempt) for attempt in living])
+    rates = attempt_rates_usd_per_h(record)
+    return _sum([rates[attempt.number] for attempt in living])
 
 
 def demo_prices(record: RunRecord) -> bool:
@@ -97,8 +105,12 @@ def known_spent_usd(record: RunRecord, now: float) -> float:
 
 def _paid(record: RunRecord) -> tuple[AttemptRecord, ...]:
     """Return the attempts that cost money, with the one that waits for its turn."""
-    every = record.attempts if record.ahead is None else (*record.attempts, record.ahead)
+    every = _launched(record)
     return every if demo_prices(record) else tuple(each for each in every if not each.demo_price)
+
+
+def _launched(record: RunRecord) -> tuple[AttemptRecord, ...]:
+    return record.attempts if record.ahead is None else (*record.attempts, record.ahead)
 
 
 def counted_train_s(record: RunRecord) -> dict[int, float]:
@@ -190,10 +202,10 @@ def saved_before_end_s(record: RunRecord, attempt: AttemptRecord) -> float | Non
     if attempt.end is None or attempt.end.training_ended_at is None:
         return None
     ended_at = attempt.end.training_ended_at
-    saves = [
-        save for each in record.attempts if each.number <= attempt.number for save in each.saves
-    ]
-    return max(0.0, ended_at - saves[-1].at) if saves else None
+    for each in reversed(record.attempts):
+        if each.number <= attempt.number and each.last_save is not None:
+            return max(0.0, ended_at - each.last_save.at)
+    return None
 
 
 def _step_resumed_after(record: RunRecord, attempt: AttemptRecord) -> int | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, Literal
 
 from spotguard.control.journal import cost
 from spotguard.control.journal.fold import read_record
@@ -19,7 +20,7 @@ from spotguard.shared.documents import INSTANT
 from spotguard.shared.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from spotguard.control.checkpoints.commands import CheckpointRow
     from spotguard.control.journal.record import RunRecord
@@ -148,40 +149,75 @@ def assemble(
 
 def spend_points(record: RunRecord, until: float) -> tuple[SpendPoint, ...]:
     """Return when nodes came and went, with what the run had cost by then."""
-    instants = {until}
+    bills = sorted(_bills(record, until), key=lambda bill: bill.begun_at)
+    instants = {until} | {at for bill in bills for at in (bill.begun_at, bill.gone_at)}
+    coming, living = deque(bills), list[_Bill]()
+    over_usd: float | None = 0.0
+    points = []
+    for at in sorted(at for at in instants if at <= until):
+        while coming and coming[0].begun_at <= at:
+            living.append(coming.popleft())
+        over_usd = _sum(over_usd, *(bill.usd for bill in living if bill.gone_at <= at))
+        living = [bill for bill in living if bill.gone_at > at]
+        costs = [money.cost_usd(bill.rate_usd_per_h, at - bill.begun_at) for bill in living]
+        points.append(_spend_point(at, living, _sum(over_usd, *costs)))
+    return (*points[:-1], _as_it_stands(points[-1], record))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Bill:
+    """What was paid for the nodes of an attempt; or for a launch that came to nothing, at once."""
+
+    begun_at: float
+    gone_at: float
+    usd: float | None
+    nodes: int = 0
+    price_usd_per_h: float | None = None
+    rate_usd_per_h: float | None = None
+
+
+def _bills(record: RunRecord, until: float) -> Iterator[_Bill]:
+    rates = cost.attempt_rates_usd_per_h(record)
     for attempt in record.attempts:
-        begun_at = attempt.billed_from
-        instants |= {begun_at, min(until, begun_at + cost.billed_s(attempt, until))}
-    instants |= {min(until, each.at + each.paid_s) for each in record.lost_launches}
-    return tuple(_spend_point(record, at, until) for at in sorted(instants) if at <= until)
+        seconds, rate = cost.billed_s(attempt, until), rates[attempt.number]
+        yield _Bill(
+            begun_at=attempt.billed_from,
+            gone_at=attempt.billed_from + seconds,
+            usd=money.cost_usd(rate, seconds),
+            nodes=attempt.nodes,
+            price_usd_per_h=attempt.offer.price_usd_per_h,
+            rate_usd_per_h=rate,
+        )
+    for lost in record.lost_launches:
+        over_at = lost.at + lost.paid_s
+        yield _Bill(begun_at=over_at, gone_at=over_at, usd=lost.usd)
 
 
-def _spend_point(record: RunRecord, at: float, until: float) -> SpendPoint:
-    living = [
-        attempt
-        for attempt in record.attempts
-        if attempt.billed_from <= at < attempt.billed_from + cost.billed_s(attempt, until)
-    ]
-    if at == until and record.current is not None:
-        living = [record.current]
-    prices = [attempt.offer.price_usd_per_h for attempt in living]
-    rates = [cost.attempt_rate_usd_per_h(record, attempt) for attempt in living]
-    begun = [attempt for attempt in record.attempts if attempt.billed_from <= at]
-    costs = [_cost_by(record, attempt, at, until) for attempt in begun]
-    costs += [each.usd for each in record.lost_launches if each.at + each.paid_s <= at]
+def _spend_point(at: float, living: Sequence[_Bill], spent_usd: float | None) -> SpendPoint:
     return SpendPoint(
         at=at,
-        nodes=sum(attempt.nodes for attempt in living),
-        price_usd_per_h=prices[-1] if prices else None,
-        rate_usd_per_h=None if None in rates else sum(rate or 0.0 for rate in rates),
-        spent_usd=None if None in costs else sum(each or 0.0 for each in costs),
+        nodes=sum(bill.nodes for bill in living),
+        price_usd_per_h=living[-1].price_usd_per_h if living else None,
+        rate_usd_per_h=_sum(*(bill.rate_usd_per_h for bill in living)),
+        spent_usd=spent_usd,
     )
 
 
-def _cost_by(record: RunRecord, attempt: Any, at: float, until: float) -> float | None:
-    rate = cost.attempt_rate_usd_per_h(record, attempt)
-    seconds = min(at - attempt.billed_from, cost.billed_s(attempt, until))
-    return money.cost_usd(rate, seconds)
+def _as_it_stands(last: SpendPoint, record: RunRecord) -> SpendPoint:
+    """Return the last point with the nodes that are paid on."""
+    if record.current is None:
+        return last
+    return replace(
+        last,
+        nodes=record.current.nodes,
+        price_usd_per_h=record.current.offer.price_usd_per_h,
+        rate_usd_per_h=cost.attempt_rates_usd_per_h(record)[record.current.number],
+    )
+
+
+def _sum(*parts: float | None) -> float | None:
+    known = [part for part in parts if part is not None]
+    return sum(known) if len(known) == len(parts) else None
 
 
 def _equivalent(view: RunView) -> Equivalent | None:

@@ -71,12 +71,12 @@ class AttemptTime:
 
 def attempt_times(record: RunRecord, now: float) -> tuple[AttemptTime, ...]:
     """Return where the time of each attempt went, oldest first."""
-    counted = cost.counted_train_s(record)
+    counted, rates = cost.counted_train_s(record), cost.attempt_rates_usd_per_h(record)
     return tuple(
         AttemptTime(
             attempt=attempt.number,
             shares=_shares(
-                cost.attempt_rate_usd_per_h(record, attempt),
+                rates[attempt.number],
                 _parts(attempt, counted[attempt.number], now),
             ),
         )

@@ -70,7 +70,7 @@ def run_view(
         warnings=(*record.warnings, *bottlenecks(metrics)),
         traceback=last.end.traceback if failed and last and last.end else None,
         controller_alive=controller_alive,
-        attempts=tuple(_attempt_view(record, attempt, live, until) for attempt in record.attempts),
+        attempts=_attempt_views(record, live, until),
         recoveries=recoveries(record),
         metrics=metrics,
         on_demand_infra=record.spec.get("on_demand_infra"),
@@ -135,8 +135,23 @@ def _save_named(record: RunRecord, checkpoint: str | None) -> Save | None:
     return next((save for save in saves if checkpoint and save.checkpoint == checkpoint), None)
 
 
+def _attempt_views(
+    record: RunRecord, live: StepProgress | None, now: float
+) -> tuple[AttemptView, ...]:
+    counted = cost.counted_train_s(record)
+    return tuple(
+        _attempt_view(record, attempt, live, now, train_s=counted[attempt.number])
+        for attempt in record.attempts
+    )
+
+
 def _attempt_view(
-    record: RunRecord, attempt: AttemptRecord, live: StepProgress | None, now: float
+    record: RunRecord,
+    attempt: AttemptRecord,
+    live: StepProgress | None,
+    now: float,
+    *,
+    train_s: float,
 ) -> AttemptView:
     end, offer = attempt.end, attempt.offer
     last_step = attempt.last_step
@@ -166,7 +181,7 @@ def _attempt_view(
         first_step=attempt.resumed_step,
         last_step=last_step,
         cost_usd=cost.cost_usd(attempt, now),
-        train_s=cost.counted_train_s(record)[attempt.number],
+        train_s=train_s,
         carbon=attempt_footprint(record, attempt, now),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from spotguard.control.journal.stored.logs import LogLine, LogQuery, StoredLog, stored_tail
@@ -80,8 +81,10 @@ class RunLog:
         self._tail = self._query.tail
         self._readers: dict[tuple[int, int], NodeLog] = {}
         self._stored: dict[int, StoredLog] = {}
-        self._shown: dict[int, Counter[str]] = {}
-        """Texts that were told by the launcher, of attempts of which nothing was stored yet."""
+        self._tells_apart = (self._query.rank, self._query.since) != (None, None)
+        """What the launcher cannot: whose a node's lines are, and when each was printed."""
+        self._shown: dict[int, Counter[tuple[int | None, str]]] = {}
+        """Nodes and texts that the launcher told, of attempts of which nothing was stored yet."""
         self._kept_back: dict[int, deque[LogLine]] = {}
         """The last lines that tell something only if their attempt failed."""
         self._done: set[int] = set()
@@ -100,6 +103,7 @@ class RunLog:
         ]
         tail, self._tail = self._tail, None  # who follows wants all that comes after
         if tail is None:
+            self._query = replace(self._query, tail=None)
             for attempt in wanted:
                 yield from self._of_attempt(record, attempt, last=last)
             return
@@ -130,6 +134,8 @@ class RunLog:
         try:
             if stored is not None:
                 yield from self._from_store(stored, attempt.number, failed=failed, final=final)
+            elif not final and self._tells_apart:
+                return  # seconds later the store has it, and knows whose it is
             elif not attempt.in_place:  # else its nodes print on into the log of the one before
                 yield from self._from_launcher(attempt, failed=failed, final=final)
         except StoreError as problem:
@@ -168,18 +174,15 @@ class RunLog:
         for line in stored.lines(failed=failed or not final, final=final):
             if not failed and self._query.is_noise(line):
                 back.append(line)
-            elif shown[line.text] > 0:
-                shown[line.text] -= 1
+            elif shown[line.node, line.text] > 0:
+                shown[line.node, line.text] -= 1
             else:
                 yield line
 
     def _from_launcher(
         self, attempt: AttemptRecord, *, failed: bool, final: bool
     ) -> Iterator[LogLine]:
-        if attempt.number not in self._shown and (self._query.rank, self._query.since) != (
-            None,
-            None,
-        ):
+        if attempt.number not in self._shown and self._tells_apart:
             words = "is not in the run store, so that nobody can tell its ranks and times apart"
             yield _told(attempt, f"what it printed {words}")
         shown = self._shown.setdefault(attempt.number, Counter())
@@ -191,7 +194,7 @@ class RunLog:
                 NodeLog(self._launcher, attempt.cluster, attempt=attempt.number, node=node),
             )
             for line in reader.lines(final=final):
-                shown[line.text] += 1
+                shown[node, line.text] += 1
                 pattern = self._query.pattern
                 is_noise = bool(_TORCHRUN.match(line.text)) and not self._query.everything
                 if (pattern is None or pattern.search(line.text)) and (failed or not is_noise):

@@ -130,7 +130,7 @@ class Metrics:
         if not NAME.fullmatch(name) or name.startswith(OWN):
             raise UsageError(
                 f"run.log: {name!r} is no name for a metric",
-                hint="letters, digits and _ . / - , a letter first, at most 128; "
+                hint="letters, digits, blanks and _ . / -, a letter or _ first, at most 128; "
                 f"{OWN}... is the runtime's own",
             )
         if len(self._names) >= _MOST_NAMES:

@@ -14,6 +14,7 @@ from spotguard.control.supervisor.logs import RunLog, log_tail
 from spotguard.errors import StoreUnavailable, UsageError
 from spotguard.events import keys
 from spotguard.events.log_line import StoredLine
+from spotguard.launch.base import LogChunk
 from spotguard.storage.patterns import growing
 from spotguard.storage.patterns.growing import GrowingObjects
 from spotguard.testing import FaultyStore, MemoryStore
@@ -192,6 +193,43 @@ def test_who_follows_with_a_tail_is_told_all_that_is_new() -> None:
     first.add([printed(10.0 + n, f"new {n}").to_json() for n in range(5)])
     first.store()
     assert follow() == [f"new {n}" for n in range(5)]
+
+
+def test_who_follows_with_a_tail_is_told_all_of_the_next_attempt() -> None:
+    """It is new from its first line on, whoever tells of it at first."""
+    store = MemoryStore()
+    ship(store, 1, 0, *(printed(float(n), f"step {n}") for n in range(9)))
+    log = RunLog(Cloud(job_1_2=b"setting up\n"), store, LogQuery(tail=2))
+
+    def follow(*lines: object) -> list[str]:
+        return [line.text for line in log.lines(made(*lines), last=False)]  # type: ignore[arg-type]
+
+    assert follow(*FIRST) == ["step 7", "step 8"]
+    assert follow(*SECOND) == ["setting up"]
+    ship(store, 2, 0, *(printed(20.0 + n, f"more {n}") for n in range(5)))
+    assert follow(*SECOND) == [f"more {n}" for n in range(5)]
+
+
+def test_ranks_that_print_the_same_are_told_apart() -> None:
+    """What one node's launcher has shown hides no line of another; a rank's wait for the store."""
+
+    class TwoNodes(Cloud):
+        def read_log(self, cluster: str, node: int, offset: int) -> LogChunk:
+            text = (b"step 1\n", b"step 1\nstep 2\n")[node]
+            return LogChunk(node=node, offset=offset, data=text[offset:])
+
+    cloud, store = TwoNodes(), MemoryStore()
+    every, one = RunLog(cloud, store), RunLog(cloud, store, LogQuery(rank=0))
+
+    def follow(log: RunLog) -> list[tuple[int | None, str]]:
+        return [(line.node, line.text) for line in log.lines(made(*FIRST), last=False)]
+
+    assert follow(every) == [(0, "step 1"), (1, "step 1"), (1, "step 2")]
+    assert follow(one) == []
+    for node in (0, 1):
+        ship(store, 1, node, *(printed(float(n), f"step {n}", node) for n in (1, 2, 3)))
+    assert sorted(follow(every)) == [(0, "step 2"), (0, "step 3"), (1, "step 3")]
+    assert follow(one) == [(0, "step 1"), (0, "step 2"), (0, "step 3")]
 
 
 def test_a_failure_shows_what_was_held_back() -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from spotguard import storage
+from spotguard.cli.main import main
 from spotguard.control import api
 from spotguard.control.adopt import adopt_run
 from spotguard.control.controller import one_run
@@ -302,15 +303,19 @@ def test_wishes_after_the_end_are_no_ones(home: Path) -> None:
     assert api.ensure_controlled(run_id) is False
 
 
-def test_a_damaged_journal_hides_no_other_run(home: Path) -> None:
-    """It is listed as lost; the others stay as they are."""
+def test_a_damaged_journal_hides_no_other_run(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is listed as lost, with the reason; the others stay as they are."""
     good = api.create_run(a_spec(home, name="good"))
     bad = api.create_run(a_spec(home, name="bad"))
     folder_of(bad).journal_path.write_bytes(b"rubbish" * 100)
     states = {run.run_id: run.state for run in api.list_runs()}
     assert states == {good: RunState.LAUNCHING, bad: RunState.CONTACT_LOST}
-    with pytest.raises(JournalDamaged):
+    with pytest.raises(JournalDamaged) as damage:
         api.view(bad)
+    assert main(["runs"]) == 0
+    assert capsys.readouterr().err == f"{bad}: {damage.value.message}\n"
 
 
 def test_adopting_needs_a_run_that_needs_it(home: Path) -> None:

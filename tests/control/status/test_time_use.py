@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spotguard.control.journal import cost
+from spotguard.control.journal.record import LostLaunch
 from spotguard.control.report.document import spend_points
 from spotguard.control.report.series import Point, series
 from spotguard.control.report.time_use import Use, attempt_times, run_times
+from spotguard.spec.infra import LOCAL
 from tests.control.made import ended, launched, made, saved, training
 
 
@@ -129,6 +134,55 @@ def test_spend_over_time_ends_at_what_was_spent() -> None:
     assert points[-1].spent_usd == cost.spent_usd(record, 260.0)
     assert points[1].spent_usd == points[2].spent_usd
     assert points[2].rate_usd_per_h == 5.0
+
+
+def test_spend_over_time_adds_up_at_each_point() -> None:
+    """Nodes that are asked for ahead overlap, and what is lost with a launch is paid at its end."""
+    record = made(
+        *launched(0.0, nodes=3, price=1.0),
+        ended(100.0, "preempted", last_step=4),
+        *launched(80.0, attempt=2, nodes=1, price=5.0),
+        ended(200.0, "preempted", attempt=2, last_step=4),
+    )
+    lost = (LostLaunch(at=20.0, paid_s=30.0, usd=2.0), LostLaunch(at=120.0, paid_s=0.0, usd=0.5))
+    points = spend_points(replace(record, lost_launches=lost), 260.0)
+    assert [(point.at, point.nodes, point.rate_usd_per_h) for point in points] == [
+        *((0.0, 3, 3.0), (50.0, 3, 3.0), (80.0, 4, 8.0)),
+        *((100.0, 1, 5.0), (120.0, 1, 5.0), (200.0, 0, 0.0), (260.0, 0, 0.0)),
+    ]
+    first, second = 3 / 3600, 5 / 3600
+    assert [point.spent_usd for point in points] == pytest.approx(
+        [
+            *(0.0, 50 * first + 2, 80 * first + 2, 100 * first + 20 * second + 2),
+            *(100 * first + 40 * second + 2.5, *[100 * first + 120 * second + 2.5] * 2),
+        ]
+    )
+    unknown = replace(record, lost_launches=(replace(lost[0], usd=None),))
+    assert [point.spent_usd for point in spend_points(unknown, 260.0)][1:] == [None] * 5
+
+
+def test_a_run_of_many_attempts_is_told_in_a_moment() -> None:
+    """At demo prices, too: what is asked of the whole run is asked once."""
+    lines = [
+        line
+        for attempt in range(1, 601)
+        for line in (
+            *launched(60.0 * attempt, attempt=attempt, infra=LOCAL),
+            ended(60.0 * attempt + 50.0, "preempted", attempt=attempt, last_step=4),
+        )
+    ]
+    record = made(*lines)
+    record = replace(
+        record,
+        spec={"infra": LOCAL},
+        attempts=tuple(replace(each, demo_price=True) for each in record.attempts),
+    )
+    assert cost.demo_prices(record)
+    begun_s = time.process_time()
+    points, times = spend_points(record, 4e4), run_times(record, 4e4)
+    assert time.process_time() - begun_s < 1.0, "0.02 s; 5 s if it grows with the cube"
+    assert len(points) == 1201
+    assert points[-1].spent_usd == pytest.approx(sum(each.usd or 0.0 for each in times))
 
 
 def test_what_is_done_again_is_marked() -> None:

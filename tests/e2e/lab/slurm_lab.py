@@ -86,7 +86,7 @@ class SlurmLab:
     def down(self) -> None:
         """Take away what `up` brought."""
         if self.ours:
-            self.verb("down", "purge")
+            self.verb("down", "purge", timeout_s=600.0)  # many small files
 
     def calm(self) -> None:
         """Heal what is broken, let nodes be free, take announcements back."""
@@ -214,6 +214,12 @@ class Beside(Lab):
         """Return a new empty file that jobs on the nodes see."""
         path = self.store.with_name(f"{self.store.name}.{name}")
         path.touch()
+        return path
+
+    def shared(self, name: str) -> Path:
+        """Return a new empty folder in which jobs on the nodes can write."""
+        path = self.store.with_name(f"{self.store.name}.{name}")
+        path.mkdir()
         return path
 
     def copy(self, job: Path) -> Path:

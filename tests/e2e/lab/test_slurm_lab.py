@@ -8,6 +8,7 @@ runs share the lab where they do not disturb each other.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import subprocess
@@ -38,11 +39,14 @@ pytestmark = [pytest.mark.e2e, pytest.mark.lab, pytest.mark.timeout(1800)]
 
 GPT = EXAMPLES / "train_gpt.py"
 EXACT = JOBS / "exact.py"
+WITNESSED = JOBS / "witnessed_gpt.py"
 _OWN_FOLDER = Path("/tmp/spotlab-tests")
 _LOCK = _OWN_FOLDER.with_suffix(".lock")
 _LATE_S = 30.0
 _REFUSED_S = 10.0
 """How much longer than Slurm SkyPilot bills a cluster, on a machine that has much else to do."""
+_LOST_S = 8.0
+"""Of the log of a node that is killed: five seconds, and more while the machine is late."""
 
 
 @pytest.fixture(scope="session")
@@ -53,20 +57,19 @@ def slurm() -> Iterator[SlurmLab]:
     if why_not:
         pytest.skip(why_not)
     lab = SlurmLab(Path(lent) if lent else _OWN_FOLDER, ours=not lent)
-    lock = _LOCK.open("w")  # held for as long as this process lives
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        pytest.skip("another run of these tests has the lab")
-    try:
-        if _OWN_FOLDER.exists():  # a run of these tests was killed
+    with _LOCK.open("w") as lock:  # held for as long as this process lives
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pytest.skip("another run of these tests has the lab")
+        try:
+            if _OWN_FOLDER.exists():  # a run of these tests was killed
+                lab.down()
+            lab.up()
+            lab.calm()
+            yield lab
+        finally:
             lab.down()
-        lab.up()
-        lab.calm()
-        yield lab
-    finally:
-        lab.down()
-        lock.close()
 
 
 def _why_not(*, lent: bool) -> str | None:
@@ -109,12 +112,17 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Weigh
 def test_preempted_twice_shrunk_killed_and_grown_again(
     beside: Beside, slurm: SlurmLab, undisturbed: Callable[..., Weights]
 ) -> None:
-    """Whatever Slurm takes, the run goes on where it was, on what there is, at the right price."""
+    """Whatever Slurm takes, the run goes on where it was, on what there is, at the right price.
+
+    And when no node is left, what each rank printed is told: here, and where it is adopted.
+    """
     steps = 320  # those of the first three attempts are 200 at most
     args = ("--bitwise", "--steps", str(steps))
+    beside.copy(GPT)
+    printed = beside.shared("printed")
     with Books(slurm) as books:
         flags = ("--nodes", "1:3", "--budget", "5")
-        run = beside.begin(GPT, *flags, args=(*args, "--pause", "0.08"))
+        run = beside.begin(WITNESSED, *flags, args=(str(printed), *args, "--pause", "0.08"))
         beside.trains(run, attempt=1)
         announce_and_preempt(beside, slurm, run)
 
@@ -142,6 +150,7 @@ def test_preempted_twice_shrunk_killed_and_grown_again(
     assert {"notice", "no_capacity"} <= set(kinds(beside, run))
     assert slurm.sky_names() == []
     check_money(status, books, slurm)
+    check_logs(beside, status, printed)
 
 
 @pytest.mark.long
@@ -331,3 +340,49 @@ def check_money(status: Status, books: Books, slurm: SlurmLab) -> None:
     late_usd = sum(entry.nodes for entry in held) * _LATE_S / 3600.0
     assert 0.99 * slurm_usd <= status["spent_usd"] <= slurm_usd + late_usd, told
     print(told)  # noqa: T201
+
+
+def check_logs(beside: Beside, status: Status, printed: Path) -> None:
+    """Compare what `logs` tells of each rank of each attempt with what it printed.
+
+    Of a node that was killed five seconds may be missing; another home that adopts the run tells
+    the same.
+    """
+    run = status["run_id"]
+    told = {}
+    for each in status["attempts"]:
+        for rank in range(each["nodes"]):
+            attempt = each["attempt"]
+            last = printed_last(beside, run, attempt, rank)
+            told[attempt, rank] = last
+            lines = (printed / f"{attempt}-{rank}").read_text().splitlines()
+            until = lines.index(last[-1]) + 1
+            assert last == lines[max(0, until - len(last)) : until]
+            if each["end_reason"] in ("preempted", "finished"):
+                assert until == len(lines)
+            lost_s = _printed_at(lines[-1]) - _printed_at(last[-1])
+            assert lost_s <= _LOST_S, f"rank {rank} of attempt {attempt} lost {lost_s:.1f} s"
+
+    another = {"SPOTGUARD_HOME": str(beside.home.with_name("another"))}
+    adopted = beside.spotguard("adopt", f"{beside.store}/{run}", env=another)
+    assert adopted.code == 0, adopted.err
+    for each in status["attempts"]:
+        last = printed_last(beside, run, each["attempt"], rank=0, env=another)
+        assert last == told[each["attempt"], 0]
+
+
+def printed_last(
+    beside: Beside, run: str, attempt: int, rank: int, *, env: dict[str, str] | None = None
+) -> list[str]:
+    """Return what of the last twenty lines of a rank its script printed."""
+    chosen = ("--attempt", str(attempt), "--rank", str(rank), "--tail", "20")
+    said = beside.spotguard("logs", run, *chosen, "--json", env=env)
+    assert said.code == 0, said.err
+    lines = [json.loads(line) for line in said.out.splitlines()]
+    assert 0 < len(lines) <= 20, said.out
+    assert {(line["attempt"], line["rank"]) for line in lines} == {(attempt, rank)}
+    return [line["text"] for line in lines if line["stream"] == "stdout"]
+
+
+def _printed_at(line: str) -> float:
+    return float(line.rpartition(" ")[2])

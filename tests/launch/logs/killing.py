@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from spotguard.control.journal.stored.logs import LogLine
 
 VICTIMS = ("node", "agent", "rank")
-RANKS = (0, 1)
+RANKS = (0, 1, 2)
 LOST_S = 5.0
 LATE_S = 3.0
 """A machine with more to do than it can is late with everything."""
@@ -157,7 +157,8 @@ def _strike(victim: str, agent: subprocess.Popen[bytes], family: list[psutil.Pro
     else:
         ranks = [each for each in family if "job.py" in each.cmdline()[1:2]]
         ranks[0].kill()
-        ranks[1].send_signal(signal.SIGTERM)
+        for other in ranks[1:]:
+            other.send_signal(signal.SIGTERM)
 
 
 def _reader(folder: Path) -> StoredLog:
