@@ -106,7 +106,7 @@ def test_autocast_does_not_depend_on_the_number_of_ranks(jobs: Jobs) -> None:
 
 DATA = torch.randn(50, 6, generator=torch.Generator().manual_seed(1))
 MODEL = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
-SIZES = {
+SIZES: dict[str, dict[str, Any]] = {
     "whole": {"samples": 40, "global_batch": 40, "micro_batch": 2},
     "uneven": {"samples": 50, "global_batch": 29, "micro_batch": 3},
     "few": {"samples": 50, "global_batch": 5, "micro_batch": 2},
