@@ -1,60 +1,56 @@
 """What our callback adds to a step of Lightning's Trainer, beside the bare one in the same process.
 
-    python -m benchmarks.step_overhead.lightning_trainer
+    python -m benchmarks.step_overhead.lightning_trainer --steps 2000
 
-Processor time of the main thread, since others may use the machine; rounds alternate. The model is
+The two take turns, step by step, and the processor time of their threads is compared. The model is
 small, so what is seen is bookkeeping: it is told in microseconds, and as a part of 20 ms.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import statistics
-import subprocess
-import sys
 import tempfile
-import time
-from typing import Any
+import warnings
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-STEP_S = 0.02
-_WARM = 50
+import lightning.pytorch as pl
+import torch
+from torch import nn
+
+import spotguard.runtime as spotguard
+from benchmarks.step_overhead.added import Side, compare
+from spotguard.integrations.lightning import SpotguardCallback
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
-def measure(*, with_callback: bool, steps: int) -> float:
-    """Return the main thread's processor seconds of a step: the median over stretches of 25."""
-    import warnings
+class Module(pl.LightningModule):
+    """Two layers, and a schedule that follows the steps."""
 
-    warnings.filterwarnings("ignore")
-    import lightning.pytorch as pl
-    import torch
-    from torch import nn
+    def __init__(self, side: Side) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1))
+        self._side = side
 
-    torch.set_num_threads(1)
+    def training_step(self, batch: Any, _: int) -> Any:
+        """Return the loss; let the other training do a step first."""
+        self._side.step_ended()
+        return nn.functional.mse_loss(self.net(batch[0]), batch[1])
 
-    class Module(pl.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1))
-            self.at: list[float] = []
+    def configure_optimizers(self) -> Any:
+        """Return AdamW and its schedule."""
+        optimizer = torch.optim.AdamW(self.parameters(), 1e-3)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10_000)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
-        def training_step(self, batch: Any, _: int) -> Any:
-            self.at.append(time.thread_time())
-            return nn.functional.mse_loss(self.net(batch[0]), batch[1])
 
-        def configure_optimizers(self) -> Any:
-            optimizer = torch.optim.AdamW(self.parameters(), 1e-3)
-            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10_000)
-            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
-
-    callbacks = []
-    if with_callback:
-        from spotguard.integrations.lightning import SpotguardCallback
-
-        callbacks = [SpotguardCallback(save_every="100000 steps")]
+def train(side: Side, *, steps: int, store: str | None) -> None:
+    """Train once, with the callback if there is a store."""
+    callbacks = [SpotguardCallback(store=store, save_every="100000 steps")] if store else []
     x = torch.randn(6400, 32)
     data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
-    module = Module()
     trainer = pl.Trainer(
         accelerator="cpu",
         max_steps=steps,
@@ -64,49 +60,21 @@ def measure(*, with_callback: bool, steps: int) -> float:
         enable_model_summary=False,
         callbacks=callbacks,
     )
-    trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=16, shuffle=True))
-    stretches = [
-        (after - before) / 25
-        for before, after in zip(module.at[_WARM::25], module.at[_WARM + 25 :: 25], strict=False)
-    ]
-    return statistics.median(stretches)
+    loader = torch.utils.data.DataLoader(data, batch_size=16, shuffle=True)
+    trainer.fit(Module(side), loader)
 
 
-def main() -> None:
-    """Alternate the two and print the difference with its spread."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=650)
-    parser.add_argument("--one", choices=("bare", "ours"))
-    options = parser.parse_args()
-    if options.one:
-        print(f"step_s {measure(with_callback=options.one == 'ours', steps=options.steps)}")
-        return
-    added = []
-    for number in range(options.rounds):
-        found = {}
-        for one in ("bare", "ours") if number % 2 else ("ours", "bare"):
-            with tempfile.TemporaryDirectory() as folder:
-                done = subprocess.run(
-                    [sys.executable, "-m", __spec__.name, "--one", one],
-                    env={**os.environ, "SPOTGUARD_STORE": folder},
-                    capture_output=True,
-                    text=True,
-                    check=True,
-                )
-            [line] = [row for row in done.stdout.splitlines() if row.startswith("step_s ")]
-            found[one] = float(line.split()[1])
-        added.append(found["ours"] - found["bare"])
-        print(
-            f"bare {1e6 * found['bare']:.0f} us, ours {1e6 * found['ours']:.0f} us, "
-            f"added {1e6 * added[-1]:.0f} us = {added[-1] / STEP_S:.2%} of 20 ms",
-            flush=True,
-        )
-    middle = statistics.median(added)
-    print(
-        f"added {1e6 * middle:.0f} us [{1e6 * min(added):.0f}..{1e6 * max(added):.0f}], "
-        f"{middle / STEP_S:.2%} of a step of 20 ms; load {os.getloadavg()[0]:.1f}"
-    )
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print one row."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--steps", type=int, default=2000)
+    options = parser.parse_args(arguments)
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        one = partial(train, steps=options.steps)
+        print(compare(partial(one, store=None), partial(one, store=folder)))
+        spotguard.reset()
 
 
 if __name__ == "__main__":

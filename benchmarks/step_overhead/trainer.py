@@ -1,21 +1,17 @@
 """What `SpotguardCallback` adds to a step of HF's Trainer, beside the same Trainer without it.
 
-    python -m benchmarks.step_overhead.trainer --rounds 9 --steps 300
+    python -m benchmarks.step_overhead.trainer --steps 2000
 
-One process, the two in turn, each round a training of its own. The model is so small that a step
-is the Trainer's own work. The main thread's processor time is compared, since others' load hardly
-shows in it; a share is what is added over a step of 20 ms. What other threads do, they do by the
-second, not by the step: theirs is the share of a core that they take.
+One process, in which the two take turns, step by step. The model is so small that a step is the
+Trainer's own work. The processor time of the two threads is compared; a share is what is added over
+a step of 20 ms. What our other threads do, they do by the second, not by the step.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
-import os
-import statistics
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,15 +20,11 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import spotguard.runtime as spotguard
+from benchmarks.step_overhead.added import Side, compare
 from spotguard.integrations.transformers import SpotguardCallback
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-_STEP_S = 0.02
-_WARM_UP_STEPS = 40
-_STRETCH = 20
-"""Steps over which the clock is read; a multiple of those between two logs."""
 
 
 class Model(nn.Module):
@@ -47,36 +39,20 @@ class Model(nn.Module):
         return {"loss": nn.functional.mse_loss(self.net(inputs), labels)}
 
 
-class Clock(TrainerCallback):
-    """Takes the time from the end of the warm-up to the end of the training."""
+class Turns(TrainerCallback):
+    """Tells a side that a step has ended."""
 
-    def __init__(self) -> None:
-        self._from = (0.0, 0.0)
-        self._at: list[float] = []
-        self.aside = 0.0
-        """Share of a core that other threads took."""
-
-    @property
-    def step_cpu_s(self) -> float:
-        """The main thread's processor seconds of a step: the median over stretches."""
-        at = self._at[_WARM_UP_STEPS::_STRETCH]
-        return statistics.median(b - a for a, b in itertools.pairwise(at)) / _STRETCH
+    def __init__(self, side: Side) -> None:
+        self._side = side
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Look at the clocks."""
-        self._at.append(time.thread_time())
-        now = (time.process_time() - self._at[-1], time.perf_counter())
-        if state.global_step == _WARM_UP_STEPS:
-            self._from = now
-        elif state.global_step == state.max_steps:
-            others_s, wall_s = (b - a for a, b in zip(self._from, now, strict=True))
-            self.aside = others_s / wall_s
+        """Let the other training do a step."""
+        self._side.step_ended()
 
 
-def train(steps: int, folder: Path, *, with_spotguard: bool) -> Clock:
-    """Train once; return what a step took."""
-    clock = Clock()
-    callbacks: list[TrainerCallback] = [clock]
+def train(side: Side, *, steps: int, folder: Path, with_spotguard: bool) -> None:
+    """Train once."""
+    callbacks: list[TrainerCallback] = [Turns(side)]
     if with_spotguard:
         run = spotguard.init(store=str(folder / "store"), save_every="100000 steps")
         callbacks.append(SpotguardCallback(run))
@@ -101,33 +77,18 @@ def train(steps: int, folder: Path, *, with_spotguard: bool) -> Clock:
         if type(callback).__name__ == "PrinterCallback":
             trainer.remove_callback(callback)
     trainer.train()
-    spotguard.reset()
-    return clock
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print one row."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=2000)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    bare, ours = [], []
     with tempfile.TemporaryDirectory() as name:
-        for _ in range(options.rounds):
-            bare.append(train(options.steps, Path(name), with_spotguard=False))
-            ours.append(train(options.steps, Path(name), with_spotguard=True))
-    added = sorted(o.step_cpu_s - b.step_cpu_s for b, o in zip(bare, ours, strict=True))
-    middle = statistics.median(added)
-    aside = statistics.median(o.aside for o in ours) - statistics.median(b.aside for b in bare)
-    print(
-        f"a step of the bare Trainer: {1e6 * statistics.median(b.step_cpu_s for b in bare):.0f} us "
-        f"of processor time; added: {1e6 * middle:.0f} us "
-        f"[{1e6 * added[0]:.0f}..{1e6 * added[-1]:.0f}], {middle / _STEP_S:.2%} of a step of 20 ms "
-        f"[{added[0] / _STEP_S:.2%}..{added[-1] / _STEP_S:.2%}]; other threads take {aside:.2%} of "
-        f"a core more; {options.rounds} rounds of {options.steps} steps, load "
-        f"{os.getloadavg()[0]:.1f}"
-    )
+        one = partial(train, steps=options.steps, folder=Path(name))
+        print(compare(partial(one, with_spotguard=False), partial(one, with_spotguard=True)))
+        spotguard.reset()
 
 
 if __name__ == "__main__":

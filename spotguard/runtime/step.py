@@ -293,6 +293,7 @@ class Step:
         loss = loss if scaler is None else scaler.scale(loss)
         with self._loop.optimizers.expected_gradients:
             self._loop.gradients.backward(loss, weight, share)
+        self._went_backward(share)
 
     def _backward_by_weight(
         self, loss: torch.Tensor, weight: Any, reduction: str, scaler: Any | None
@@ -322,6 +323,11 @@ class Step:
             loop.gradients.end_backward(share)
         if share.last:
             loop.weights.end(now.mean)
+        self._went_backward(share)
+
+    def _went_backward(self, share: Share) -> None:
+        if share.last:
+            self._loop.optimizers.gradients_are_there()
 
     @contextlib.contextmanager
     def weighted(self, loss: torch.Tensor, *, reduction: str = "mean") -> Iterator[torch.Tensor]:
@@ -354,6 +360,7 @@ class Step:
             factor = gradients.begin_backward(weight)
             yield loss if factor == 1.0 else loss * factor
             gradients.end_backward(share)
+        self._went_backward(share)
         if share.last and not undivided:  # a framework may not ask for another micro-batch
             self._ended()
 

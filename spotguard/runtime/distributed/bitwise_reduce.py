@@ -30,6 +30,7 @@ from spotguard.runtime.distributed.gradients import (
     only_parameters_of,
     parameters_of,
     run_backward,
+    trained_by_hand,
 )
 from spotguard.runtime.distributed.wrappers import find_wrappers, refuse_late_wrappers
 from spotguard.runtime.state.module_buffers import BufferSync
@@ -123,6 +124,7 @@ class BitwiseSync:
         self._optimizers = list(optimizers)
         wrappers = find_wrappers(modules, self._optimizers)
         self._ddp, self._wrappers = wrappers.ddp, wrappers.modules
+        self._by_hand = trained_by_hand(modules, self._optimizers)
         self._look_at_parameters()
         self.meets_in_forward = self.managed_elsewhere = False
         self._before: Gradients = []
@@ -137,7 +139,7 @@ class BitwiseSync:
 
     def _look_at_parameters(self) -> None:
         self._known = count_parameters(self._optimizers)
-        found = parameters_of(self._optimizers)
+        found = [*parameters_of(self._optimizers), *self._by_hand]
         found += [p for module in self._ddp for p in module.parameters()]
         self._parameters = list({id(p): p for p in found}.values())
 
@@ -167,8 +169,8 @@ class BitwiseSync:
                 )
 
     def synchronised(self) -> set[int]:
-        """Return the ids of the parameters whose gradients become the global mean."""
-        return set(map(id, self._parameters))
+        """Return what `GradientSync.synchronised` does."""
+        return set(map(id, self._parameters)) - set(map(id, self._by_hand))
 
     def close(self) -> None:
         """Let what wraps a module synchronise by itself again."""

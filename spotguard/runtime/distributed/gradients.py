@@ -9,7 +9,8 @@ ranks is the mean over the global batch whatever the number of ranks.
 - FSDP2 meets in every forward pass, too, so each rank needs as many of them: one that has fewer
   micro-batches than others runs its last one again, with weight zero.
 - Parameters of a tracked optimizer that nobody synchronises are summed here, in flat buckets. So
-  are those that were frozen when DDP took its own: it never looks at them again.
+  are those that were frozen when DDP took its own: it never looks at them again. Where no
+  optimizer is tracked, since the script changes weights by hand, they are all that is trained.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class GradientSync:
         self._buffers = BufferSync(modules, ranks)
         self._wrappers = wrappers = find_wrappers(modules, self._optimizers)
         self._left_out = [p for ddp in wrappers.ddp for p in frozen_in(ddp)]
+        self._by_hand = trained_by_hand(modules, self._optimizers)
         for ddp in wrappers.ddp:
             refuse_thawed(ddp)
             settle_buckets(ddp)
@@ -76,7 +78,11 @@ class GradientSync:
         self._known = self._count_parameters()
         several = self._ranks.world_size > 1
         self._parameters = (
-            _unsynchronised(self._wrappers.modules, self._optimizers, self._left_out)
+            _unsynchronised(
+                self._wrappers.modules,
+                (*parameters_of(self._optimizers), *(p for p in self._by_hand if p.requires_grad)),
+                self._left_out,
+            )
             if several
             else []
         )
@@ -85,7 +91,8 @@ class GradientSync:
 
     def _count_parameters(self) -> tuple[int, tuple[bool, ...]]:
         """Return what changes where others are to be synchronised; a script may thaw some."""
-        return count_parameters(self._optimizers), tuple(p.requires_grad for p in self._left_out)
+        frozen = (*self._left_out, *self._by_hand)
+        return count_parameters(self._optimizers), tuple(p.requires_grad for p in frozen)
 
     @contextlib.contextmanager
     def only(self, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
@@ -170,9 +177,14 @@ class GradientSync:
             self._reduce(p for p in self._parameters if id(p) not in known)
 
     def synchronised(self) -> set[int]:
-        """Return the ids of the parameters whose gradients become the global mean."""
+        """Return the ids of the parameters whose gradients become the global mean.
+
+        But for those that only the script may train: an optimizer that does is to be tracked.
+        """
         themselves = (p for m in self._wrappers.modules for p in parameters_synchronised_by(m))
-        return set(map(id, (*self._parameters, *themselves)))
+        return set(map(id, self._parameters)) - set(map(id, self._by_hand)) | set(
+            map(id, themselves)
+        )
 
     def close(self) -> None:
         """Let what wraps a module synchronise by itself again."""
@@ -323,16 +335,23 @@ def count_parameters(optimizers: Iterable[torch.optim.Optimizer]) -> int:
     return count
 
 
+def trained_by_hand(
+    modules: Iterable[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+) -> list[torch.Tensor]:
+    """Return the modules' parameters if no optimizer is tracked: the script changes them itself."""
+    return [] if optimizers else [p for module in modules for p in module.parameters()]
+
+
 def _unsynchronised(
     wrappers: Iterable[torch.nn.Module],
-    optimizers: Iterable[torch.optim.Optimizer],
+    parameters: Iterable[torch.Tensor],
     left_out: Iterable[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """Return the optimizers' parameters that neither DDP nor FSDP synchronises.
+    """Return the parameters that neither DDP nor FSDP synchronises.
 
     Of those that DDP has `left_out` they are the ones that are trained now.
     """
     managed = {id(p) for module in wrappers for p in parameters_synchronised_by(module)}
     managed -= {id(p) for p in left_out if p.requires_grad}
-    found = {id(p): p for p in parameters_of(optimizers) if id(p) not in managed}
+    found = {id(p): p for p in parameters if id(p) not in managed}
     return [parameter for parameter in found.values() if not is_dtensor(parameter)]

@@ -50,6 +50,7 @@ class OptimizerWatch:
         self._gradients = gradients
         self._keeper = keeper
         self._several = world_size > 1
+        self._by_hand = not optimizers
         self._check = (
             GradientCheck(_names(keeper), modules, optimizers, gradients) if self._several else None
         )
@@ -67,6 +68,11 @@ class OptimizerWatch:
         if self._check is None or not self._check.is_looking:
             return _UNWATCHED
         return self._check.expected_gradients()
+
+    def gradients_are_there(self) -> None:
+        """Take it that the script changes weights from here on, where no optimizer is tracked."""
+        if self._by_hand:
+            self._keeper.begin_to_change()
 
     def end_of_step(self) -> None:
         """Take it that a script which trained a parameter rightly once always does."""

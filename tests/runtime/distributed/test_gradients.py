@@ -106,7 +106,7 @@ def test_autocast_does_not_depend_on_the_number_of_ranks(jobs: Jobs) -> None:
 
 DATA = torch.randn(50, 6, generator=torch.Generator().manual_seed(1))
 MODEL = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
-SIZES = {
+SIZES: dict[str, dict[str, Any]] = {
     "whole": {"samples": 40, "global_batch": 40, "micro_batch": 2},
     "uneven": {"samples": 50, "global_batch": 29, "micro_batch": 3},
     "few": {"samples": 50, "global_batch": 5, "micro_batch": 2},
@@ -190,6 +190,28 @@ def test_alone_nothing_is_copied() -> None:
     assert weight.grad is not None
     assert torch.equal(weight.grad, torch.full((3,), 2.0))
     assert not sync.managed_elsewhere
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_weights_that_the_script_changes_by_hand_are_trained_together(*, exact: bool) -> None:
+    """No optimizer is tracked: on 3 ranks with uneven shares gradients are the mean all the same.
+
+    So they are of what the script thaws later on.
+    """
+    aim = at_once("uneven", 0)
+
+    def gradient(ranks: SimulatedRank) -> torch.Tensor:
+        training = Training(ranks, MODEL, losses, exact=exact, by_hand=True, **SIZES["uneven"])
+        first = next(training.model.parameters()).requires_grad_(False)
+        training.gradients(0)
+        first.requires_grad_()
+        training.model.zero_grad()
+        assert not training.sync.synchronised(), "by an optimizer, which is to be tracked"
+        return flat(training.gradients(0))
+
+    found = on_ranks(3, gradient)
+    assert all(torch.equal(mine, found[0]) for mine in found)
+    assert torch.dist(found[0], aim) <= 1e-6 * aim.norm()
 
 
 def test_buckets_hold_one_dtype_and_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,9 +343,7 @@ def test_gradients_of_two_passes_add_up(exact: bool) -> None:
 def test_shared_parameters_are_summed_once() -> None:
     """Two optimizers, or two groups, over one parameter do not reduce it twice."""
     weight = torch.nn.Parameter(torch.ones(3))
-    found = _unsynchronised(
-        [], [torch.optim.SGD([weight], lr=1.0), torch.optim.SGD([weight], lr=1.0)], []
-    )
+    found = _unsynchronised([], [weight, weight], [])
 
     assert len(found) == 1
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from spotguard.errors import UsageError
-from spotguard.runtime.distributed.optimizers import GradientCheck
+from spotguard.runtime.distributed.optimizers import GradientCheck, OptimizerWatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,3 +94,19 @@ def test_what_was_trained_rightly_once_is_looked_at_no_more(script: Script) -> N
     script.models[2].requires_grad_(False)
     script.check.end_of_step()
     script.train(1, rightly=False)
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_without_an_optimizer_weights_may_change_once_gradients_are_there(*, by_hand: bool) -> None:
+    """A script that changes them by hand says nothing of it: no save reads them from then on."""
+    changes: list[str] = []
+    keeper: Any = SimpleNamespace(
+        objects={}, current=None, begin_to_change=lambda: changes.append("begun")
+    )
+    gradients: Any = SimpleNamespace(catch_up=lambda: None)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    watch = OptimizerWatch([], [] if by_hand else [optimizer], gradients, keeper, 1)
+
+    watch.gradients_are_there()
+    assert bool(changes) is by_hand
+    watch.close()

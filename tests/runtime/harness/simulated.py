@@ -85,6 +85,7 @@ class Training:
         samples: int,
         global_batch: int,
         micro_batch: int,
+        by_hand: bool = False,
     ) -> None:
         self.model = copy.deepcopy(model)  # seeding one would be no matter of one thread
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
@@ -94,10 +95,11 @@ class Training:
             shuffle=True, drop_last=False, seed=5, reseed=False, collate_fn=list, num_workers=0,
             options={}, rank=ranks.rank, world_size=ranks.world_size,
         )  # fmt: skip
+        tracked = [] if by_hand else [self.optimizer]
         self.sync: GradientSync | BitwiseSync = (
-            BitwiseSync([self.model], [self.optimizer], ranks, self._loader)
+            BitwiseSync([self.model], tracked, ranks, self._loader)
             if exact
-            else GradientSync([self.model], [self.optimizer], ranks)
+            else GradientSync([self.model], tracked, ranks)
         )
 
     def gradients(self, number: int, *, reduction: str = "mean") -> list[torch.Tensor | None]:
