@@ -129,7 +129,7 @@ FLOORS = {
     ),
     "control": (
         *("home_name", "local_requirements", "journal", "supervisor", "run_folder"),
-        *("status", "controller_process", "checkpoints", "create_run", "adopt", "without_journal"),
+        *("status", "controller_process", "checkpoints", "create_run", "away", "without_journal"),
         *("report", "api", "doctor", "drill", "__main__", "__init__"),
     ),
     "storage": (

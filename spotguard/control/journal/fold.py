@@ -13,6 +13,7 @@ from spotguard.control.journal.record import (
     JOB_PREFIX,
     Allotment,
     AttemptRecord,
+    ControllerNode,
     Course,
     Kind,
     Limits,
@@ -242,6 +243,13 @@ def _adopted(record: RunRecord, entry: Entry) -> RunRecord:
     return record
 
 
+def _controller_node(record: RunRecord, entry: Entry) -> RunRecord:
+    """Take over what is new of one, or that there is one more."""
+    node = ControllerNode(**{name: entry.data[name] for name in ControllerNode.__annotations__})
+    others = tuple(each for each in record.controller_nodes if each.number != node.number)
+    return replace(record, controller_nodes=(*others, node))
+
+
 def _dropped(record: RunRecord, entry: Entry) -> RunRecord:
     number = int(entry.attempt or 0)
     record = _without_ahead(record, number)
@@ -288,6 +296,7 @@ def _resumed(record: RunRecord, entry: Entry) -> RunRecord:
         resumed_after=record.attempts[-1].number if record.attempts else 0,
         wish=None,
         settled=None,
+        is_away=False,
         alerted=(),
         tried=(),
         mendable=False,
@@ -416,6 +425,8 @@ def _without(record: RunRecord, number: int) -> tuple[AttemptRecord, ...]:
 
 _ON_RUN: dict[str, Callable[[RunRecord, Entry], RunRecord]] = {
     Kind.ADOPTED.value: _adopted,
+    Kind.CONTROLLER_NODE.value: _controller_node,
+    Kind.TAKEN_OVER.value: lambda record, _: replace(record, is_away=True),
     Kind.INTENDED.value: _intended,
     Kind.LAUNCHED.value: _launched,
     Kind.WENT_ON.value: _went_on,

@@ -23,6 +23,8 @@ class Kind(str, Enum):
     ADOPTED = "adopted"
     CONTROLLER_STARTED = "controller_started"
     TAKEN_OVER = "taken_over"
+    CONTROLLER_NODE = "controller_node"
+    """What is known of a node that the run's controller has, or had, for itself alone."""
     CLOCK_MOVED = "clock_moved"
     """The clock of the controller's machine jumped; the run's time goes on evenly."""
     CONTROLLER_REPAIRED = "controller_repaired"
@@ -380,6 +382,23 @@ class LostLaunch:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ControllerNode:
+    """A node on which the run's controller lives, or lived: the run pays for it."""
+
+    number: int
+    """From 1; in the run store it has a key of its own."""
+    cluster: str
+    place: str
+    """As a user writes it: `aws/us-east-1/us-east-1a`."""
+    price_usd_per_h: float | None
+    """None: unknown."""
+    since: float
+    """When it was asked for: from then on it may cost."""
+    until: float | None = None
+    """When it ceased to cost, or will at the latest; None while nobody has told it to go."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settled:
     """The run came to rest."""
 
@@ -465,6 +484,10 @@ class RunRecord:
     """Launches that were refused; no cluster's name is used again."""
     lost_launches: tuple[LostLaunch, ...] = ()
     """Those of them that may have cost money, oldest first: see `with_lost`."""
+    controller_nodes: tuple[ControllerNode, ...] = ()
+    """Those that the run's controller had for itself, oldest first."""
+    is_away: bool = False
+    """Another machine took the run over from this one, to which the journal belongs."""
     wish: Kind | None = None
     """USER_STOP or USER_DOWN while the user wants the run to end."""
     resumed_after: int = 0
@@ -515,6 +538,12 @@ class RunRecord:
         """Return the attempt of this number, also one that waits for its turn."""
         every = (*self.attempts, self.ahead)
         return next((each for each in every if each is not None and each.number == number), None)
+
+    @property
+    def controller_node(self) -> ControllerNode | None:
+        """The newest one that nobody has told to go; None if the controller has none."""
+        last = self.controller_nodes[-1] if self.controller_nodes else None
+        return last if last is not None and last.until is None else None
 
     @property
     def leaving(self) -> tuple[AttemptRecord, ...]:

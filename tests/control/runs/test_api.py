@@ -13,7 +13,7 @@ import pytest
 
 from spotguard import storage
 from spotguard.control import api, controller_process
-from spotguard.control.adopt import adopt_run
+from spotguard.control.away.adopt import adopt_run
 from spotguard.control.create_run import admit_resume
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.journal import Journal

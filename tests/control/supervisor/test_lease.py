@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spotguard.control import adopt, api, controller_process
+from spotguard.control import api, controller_process
+from spotguard.control.away import adopt
 from spotguard.control.run_folder import folder_of
 from spotguard.control.supervisor import lease as lease_module
 from spotguard.control.supervisor.lease import (

@@ -22,6 +22,7 @@ from spotguard.control.journal.job_events import journal_data, read_beats, recal
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import JOB_PREFIX, Allotment, Kind, Limits
 from spotguard.control.journal.snapshot import keep_snapshot
+from spotguard.control.journal.stored.controller_nodes import node_data, read_nodes
 from spotguard.control.journal.stored.places import (
     StoredPlace,
     place_data,
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
 
     from spotguard.checkpoint.lineage import Claim
     from spotguard.control.journal.record import RunRecord
+    from spotguard.control.journal.stored.controller_nodes import StoredNode
     from spotguard.events.event import Event, Heartbeat
     from spotguard.events.group import Group
     from spotguard.launch.base import ClusterView
@@ -95,11 +97,12 @@ def _silent(_: str) -> None:
     """Tell nobody."""
 
 
-def adopt_run(url: str, tell: Tell = _silent) -> RunFolder:
+def adopt_run(url: str, tell: Tell = _silent, *, notify: Sequence[str] = ()) -> RunFolder:
     """Rebuild the journal of the run at `url` (`STORE/RUN_ID`) and return its folder.
 
     A journal that is damaged, or older than what another machine did, is moved aside. A run
-    without living nodes is settled. `tell` hears what is being waited for.
+    without living nodes is settled. `tell` hears what is being waited for. `notify` are the
+    addresses that the run tells of itself, which are in no store.
 
     Raises:
         UsageError: there is no run at `url`, another machine's controller is alive, or nobody
@@ -112,8 +115,11 @@ def adopt_run(url: str, tell: Tell = _silent) -> RunFolder:
     store = run_store(store_root, run_id)
     body = read_run_json(store, url)
     check_conditions(store_root)  # before a journal is moved
-    job = JobSpec.from_json(body["spec"])
-    moves = [_place_data(place, JobSpec.from_json(place.job)) for place in body["places"]]
+    secret = {"notify": list(notify)}
+    job = JobSpec.from_json({**body["spec"], **secret})
+    moves = [
+        _place_data(place, JobSpec.from_json({**place.job, **secret})) for place in body["places"]
+    ]
     machine = machine_id(spotguard_home())
     was_elsewhere = check_dead(read_holder(store), machine, time.time()) is not None
     folder = RunFolder(runs_folder() / run_id)
@@ -178,6 +184,7 @@ def _rebuild(
             launcher = launcher_for(spec, folder.path)
             rebuild = Rebuild(journal, launcher, folder.run_id, tell)
             rebuild.places = list(zip(body["places"], known.moves, strict=True))
+            rebuild.controller_nodes = body["controller_nodes"]
             rebuild.attempts(store)
             told = {
                 "store": store_root,
@@ -204,6 +211,7 @@ def read_run_json(store: ObjectStore, url: str) -> dict[str, Any]:
             "spec": an_object(body.get("spec"), "its spec"),
             "created_at": needed(instant(body, "created_at"), "instant"),
             "places": read_places(store),
+            "controller_nodes": read_nodes(store),
         }
     except NotFound as problem:
         raise UsageError(
@@ -326,12 +334,17 @@ class Rebuild:
         """What the newest launch says that launches before it cost and came to nothing."""
         self.places: list[tuple[StoredPlace, dict[str, Any]]] = []
         """Where the run went on, oldest first, and what the journal is to hold of each."""
+        self.controller_nodes: list[StoredNode] = []
+        """Nodes that the run's controller had for itself, oldest first."""
 
     def attempts(self, store: ObjectStore) -> None:
         """Rebuild all attempts, oldest first; only the newest that had its turn may still live.
 
         One whose nodes were asked for ahead, and that waits for its turn, may live beside it.
         """
+        for stored in self.controller_nodes:  # first: whatever follows tells what was spent by then
+            node = stored.node
+            self._journal.append(Kind.CONTROLLER_NODE.value, at=node.since, data=node_data(node))
         numbers = attempt_numbers(store)
         self._tell(f"reading what the store says of {len(numbers)} attempt(s)")
         last = self._last_launched(store, numbers)
