@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -81,6 +81,8 @@ if TYPE_CHECKING:
     from spotguard.launch.base import ClusterView
     from spotguard.storage.base import ObjectStore
 
+ADOPTED_WORDS = "adopted from its store"
+"""How the reason begins for which a run without living nodes rests once it was adopted."""
 _READS = 16
 """Attempts that are read side by side."""
 _MOST_NODES = 99_999
@@ -193,7 +195,7 @@ def _rebuild(
             }
             journal.append(Kind.ADOPTED.value, at=time.time(), data=told)
             keep_snapshot(journal, read_record(journal), None, now=time.time())
-            settle(journal, "adopted from its store; `spotguard resume` goes on")
+            settle(journal, f"{ADOPTED_WORDS}; `spotguard resume` goes on")
         record = read_record(journal)
     draft.rename(folder.journal_path)
     return record
@@ -205,7 +207,7 @@ def read_run_json(store: ObjectStore, url: str) -> dict[str, Any]:
         body = parse_object(get_small(store, keys.RUN), keys.RUN)
         if integer(body, "schema") != 1:
             raise UsageError(f"The run at {url} was written by another version of spotguard.")
-        return {
+        asked = {
             "name": needed(text(body, "name"), "name"),
             "limits": read_limits(an_object(body.get("limits"), "its limits")),
             "spec": an_object(body.get("spec"), "its spec"),
@@ -213,6 +215,7 @@ def read_run_json(store: ObjectStore, url: str) -> dict[str, Any]:
             "places": read_places(store),
             "controller_nodes": read_nodes(store),
         }
+        return _as_handed_over(asked)
     except NotFound as problem:
         raise UsageError(
             f"There is no run at {url}: it has no {keys.RUN}.",
@@ -222,6 +225,23 @@ def read_run_json(store: ObjectStore, url: str) -> dict[str, Any]:
         raise UsageError(
             f"The run at {url} has a {keys.RUN} that makes no sense: {problem}."
         ) from problem
+
+
+def _as_handed_over(asked: dict[str, Any]) -> dict[str, Any]:
+    """Return what a run was asked for, with the limits that it had when it was last handed over."""
+    handed = [each for each in asked["controller_nodes"] if each.limits is not None]
+    if not handed:
+        return asked
+    newest: StoredNode = handed[-1]
+    money = {name: (newest.limits or {}).get(name) for name in ("budget_usd", "deadline_at")}
+    places = asked["places"]
+    before = [index for index, place in enumerate(places) if place.at <= newest.limits_at]
+    limits = {**asked["limits"], **money} if before else newest.limits
+    for index in before:
+        last = index == before[-1]
+        kept = newest.limits if last else {**places[index].limits, **money}
+        places[index] = replace(places[index], limits=kept)
+    return {**asked, "limits": limits, "places": places}
 
 
 def _move_aside(folder: RunFolder, *, outdated: bool) -> None:

@@ -20,7 +20,6 @@ from spotguard.control.away import wishes
 from spotguard.control.away.node import (
     Host,
     cheapest,
-    check_job,
     node_name,
     node_task,
     write_private,
@@ -35,6 +34,7 @@ from spotguard.control.journal.stored.controller_nodes import (
     publish_node,
     read_nodes,
     tell_leaving,
+    tell_limits,
 )
 from spotguard.control.supervisor.decide import EXIT_UNFINISHED
 from spotguard.control.supervisor.lease import Lease, check_ours, read_holder
@@ -66,6 +66,8 @@ NODE_PATIENCE_S = 1800.0
 """How long a node may take to come and to be set up."""
 ADOPT_PATIENCE_S = 300.0
 _POLL_S = 2.0
+_TRIES = 3
+_RETRY_S = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,30 +157,42 @@ class Mover:
             SpecError: a node cannot have its controller; says why.
             EnvironmentFailure: the node does not come, or does not take over; says the way out.
         """
-        spec = JobSpec.from_json(self._record.spec)
-        check_job(spec)
+        stored = self._handed()
+        if stored is None:
+            stored = self._moved()
+        elif not self._record.is_away:
+            self._rest(stored)
+        self._adopted(stored)
+        (self._folder.path / "private.json").unlink(missing_ok=True)
+        return self.place
+
+    def _moved(self) -> StoredNode:
+        """Have a node that is ready, and give it the run."""
         if self._record.settled is not None:
             raise UsageError(
                 f"{self._record.run_id} is at rest, so there is nothing to control.",
                 hint=f"let it go on first: spotguard resume {self._record.run_id}",
             )
         check_ours(self._store, machine_id(spotguard_home()), time.time())
-        stored = self._asked(spec)
-        stored = self._ready(stored)
+        stored = self._ready(self._asked(JobSpec.from_json(self._record.spec)))
         self._hand_over(stored)
-        self._adopted(stored)
-        (self._folder.path / "private.json").unlink(missing_ok=True)
-        return self.place
+        return stored
+
+    def _handed(self) -> StoredNode | None:
+        """Return the node that has the run already; None: it is still to be handed over."""
+        found = read_holder(self._store)
+        machine = "" if found is None else found[0].machine
+        ready = [x for x in nodes_of(self._store) if x.machine and x.node.until is None]
+        return next((each for each in ready if each.machine == machine), None)
 
     # ------------------------------------------------------------ steps
 
     def _asked(self, spec: JobSpec) -> StoredNode:
         """Have a node asked for: the one that is written down, or else a new one."""
         nodes = nodes_of(self._store)
-        offer = self._find(spec)
         stored = nodes[-1] if nodes and nodes[-1].node.until is None else None
         if stored is None:
-            number = len(nodes) + 1
+            offer, number = self._find(spec), len(nodes) + 1
             node = ControllerNode(
                 number=number,
                 cluster=node_name(self._record.run_id, number),
@@ -194,22 +208,34 @@ class Mover:
         self._note(stored.node)
         if not stored.machine:
             self._tell(f"asking for a node for the controller: {stored.node.place}")
-            task = node_task(
-                spec,
-                stored.node,
-                offer,
-                run_id=self._record.run_id,
-                place=self.place,
-                private=write_private(self._folder, spec),
-            )
-            self._host.submit(task, stored.node.cluster)
+            self._ask(stored)
         return stored
+
+    def _ask(self, stored: StoredNode) -> None:
+        spec = JobSpec.from_json(self._record.spec)
+        task = node_task(
+            spec,
+            stored.node,
+            self._find(spec),
+            run_id=self._record.run_id,
+            place=self.place,
+            private=write_private(self._folder, spec),
+        )
+        self._host.submit(task, stored.node.cluster)
 
     def _ready(self, stored: StoredNode) -> StoredNode:
         """Return what the node says of itself once it waits for the run."""
         give_up_at = self._clock.monotonic() + NODE_PATIENCE_S
+        tries = 1
         while not stored.machine:
             state = self._host.state(stored.node.cluster)
+            if state.problem and not state.there and tries < _TRIES:
+                # Two launches at once make the account's first network rules: one is refused.
+                self._tell(f"asking again for the node: {state.problem}")
+                self._clock.sleep(_RETRY_S)
+                self._ask(stored)
+                tries += 1
+                continue
             if state.problem or self._clock.monotonic() >= give_up_at:
                 why = state.problem or "it did not come in time"
                 self.give_up(stored)
@@ -234,6 +260,10 @@ class Mover:
             lease.take()
             if lease.lost_to:
                 raise UsageError(f"Another machine has the run: {lease.lost_to}.")
+            record = self._read()
+            if record.wish is not None or record.settled is not None:
+                raise UsageError(f"{record.run_id} comes to rest, so it was not handed over.")
+            tell_limits(self._store, stored.node.number, record.limits, self._clock.now())
             lease.hand_to(stored.machine)
             self._rest(stored)
 

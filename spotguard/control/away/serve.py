@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from spotguard.control.away import wishes
+from spotguard.control.away.adopt import ADOPTED_WORDS
 from spotguard.control.controller_process import run_store
 from spotguard.control.home_name import machine_id
 from spotguard.control.journal.fold import read_record
@@ -23,13 +25,21 @@ from spotguard.control.journal.stored.controller_nodes import (
     tell_ready,
 )
 from spotguard.control.run_folder import RunFolder, runs_folder, split_place
-from spotguard.control.supervisor.lease import Lease
-from spotguard.errors import EnvironmentFailure, SpotguardError, StoreError, UsageError
+from spotguard.control.supervisor.lease import Lease, read_holder
+from spotguard.errors import (
+    BudgetExhausted,
+    DeadlineReached,
+    EnvironmentFailure,
+    SpotguardError,
+    StoreError,
+    UsageError,
+)
 from spotguard.shared.units import SystemClock
 from spotguard.spec.home import spotguard_home
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from spotguard.shared.units import Clock
     from spotguard.spec.nodes import NodeRange
@@ -145,6 +155,8 @@ class Service:
         if record.is_away:
             self._tell("another machine has the run")
             return self._leave(number, record)
+        if self._going_on.exists():
+            self._go_on(record)
         for wish in wishes.unanswered(self._store):
             self._rest.since = None
             if wish.kind == wishes.LEAVE:
@@ -178,6 +190,16 @@ class Service:
         if stored.node.until is not None:
             self._tell("this node was told to go before it had the run")
             return False
+        found = read_holder(self._store)
+        mine = machine_id(spotguard_home())
+        if found is not None and found[0].is_foreign(mine) and found[0].lives(time.time()):
+            self._tell(f"waits for the run: it is in the hands of {found[0].host}")
+            return True
+        self._going_on.unlink(missing_ok=True)
+        # Who came to rest released the run, and to nobody; who died, or handed it over, did not.
+        if found is not None and (not found[0].released or found[0].machine == mine):
+            self._going_on.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._going_on.touch(0o600)
         try:
             self._steers.adopt(self.place, notify=self._notify)
         except UsageError as problem:
@@ -185,6 +207,21 @@ class Service:
             return True
         self._tell("has the run")
         return True
+
+    @property
+    def _going_on(self) -> Path:
+        """Is there from before the run is adopted until it goes on."""
+        return self.folder.path / "going-on"
+
+    def _go_on(self, record: RunRecord) -> None:
+        """Have a run go on that had no nodes when it was adopted, and so came to rest."""
+        if record.settled is not None and record.settled.detail.startswith(ADOPTED_WORDS):
+            self._tell("goes on")
+            try:
+                self._steers.resume(self.run_id)
+            except (UsageError, BudgetExhausted, DeadlineReached) as problem:
+                self._tell(problem.message)
+        self._going_on.unlink()
 
     # ------------------------------------------------------------ wishes
 

@@ -11,12 +11,15 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from spotguard.control.journal.fold import limits_to_json
 from spotguard.control.journal.record import ControllerNode
+from spotguard.control.journal.stored.places import read_limits
 from spotguard.errors import AlreadyExists, EnvironmentFailure, NotFound
 from spotguard.events import keys
 from spotguard.events.untrusted import (
     Refused,
     amount,
+    an_object,
     integer,
     needed,
     parse_object,
@@ -26,6 +29,7 @@ from spotguard.events.untrusted import (
 from spotguard.storage.small_objects import get_small
 
 if TYPE_CHECKING:
+    from spotguard.control.journal.record import Limits
     from spotguard.storage.base import ObjectStore
 
 SCHEMA = 1
@@ -39,6 +43,10 @@ class StoredNode:
     node: ControllerNode
     machine: str = ""
     """The name of the home on it, by which leases know it; empty until it is ready."""
+    limits: dict[str, Any] | None = None
+    """What the run was allowed when it was handed to this node, of which `run.json` knows nothing
+    that a `resume` changed; None: it was not handed over."""
+    limits_at: float = 0.0
 
 
 def node_data(node: ControllerNode) -> dict[str, Any]:
@@ -99,8 +107,19 @@ def tell_leaving(store: ObjectStore, number: int, until: float) -> StoredNode:
     return _change(store, number, until=until)
 
 
+def tell_limits(store: ObjectStore, number: int, limits: Limits, at: float) -> StoredNode:
+    """Write down what the run is allowed, for who adopts it from here on."""
+    return _change(store, number, limits=limits_to_json(limits), at=at)
+
+
 def _change(
-    store: ObjectStore, number: int, *, machine: str | None = None, until: float | None = None
+    store: ObjectStore,
+    number: int,
+    *,
+    machine: str | None = None,
+    until: float | None = None,
+    limits: dict[str, Any] | None = None,
+    at: float = 0.0,
 ) -> StoredNode:
     key = keys.controller_node(number)
     for _ in range(_TRIES):
@@ -112,6 +131,8 @@ def _change(
             new = replace(new, machine=machine)
         if until is not None and (old.node.until is None or until < old.node.until):
             new = replace(new, node=replace(old.node, until=until))
+        if limits is not None:
+            new = replace(new, limits=limits, limits_at=at)
         if new == old:
             return old
         try:
@@ -124,6 +145,8 @@ def _change(
 
 def _written(stored: StoredNode) -> bytes:
     body = {"schema": SCHEMA, **node_data(stored.node), "machine": stored.machine}
+    if stored.limits is not None:
+        body |= {"limits": stored.limits, "limits_at": stored.limits_at}
     return json.dumps(body, sort_keys=True).encode()
 
 
@@ -140,4 +163,10 @@ def _stored(raw: bytes, key: str) -> StoredNode:
         since=needed(seconds(body, "since"), "since"),
         until=None if body.get("until") is None else needed(seconds(body, "until"), "until"),
     )
-    return StoredNode(node=node, machine=text(body, "machine") or "")
+    limits = body.get("limits")
+    return StoredNode(
+        node=node,
+        machine=text(body, "machine") or "",
+        limits=None if limits is None else read_limits(an_object(limits, "its limits")),
+        limits_at=0.0 if limits is None else needed(seconds(body, "limits_at"), "limits_at"),
+    )
