@@ -9,8 +9,13 @@ import pytest
 from spotguard.cli.policy.controller import words
 from spotguard.control.away import move as move_module
 from spotguard.control.away.move import Mover, bring_back, end_node, standing
+from spotguard.control.home_name import machine_id
+from spotguard.control.journal.fold import limits_to_json
+from spotguard.control.journal.record import Kind, Limits
 from spotguard.control.supervisor.lease import Lease, read_holder
 from spotguard.errors import EnvironmentFailure, UsageError
+from spotguard.shared.units import SystemClock
+from spotguard.spec.home import spotguard_home
 from tests.control.away.two_homes import PRICE_USD_PER_H, RUN, Homes
 
 if TYPE_CHECKING:
@@ -186,3 +191,52 @@ def test_the_node_of_a_run_that_goes_on_is_not_ended(homes: Homes) -> None:
         end_node(homes.place, homes, homes.clock, lambda _: None)
     assert "controller move" in told.value.hint
     assert homes.ended == []
+
+
+def test_what_a_resume_allowed_is_not_lost_by_a_move(homes: Homes) -> None:
+    """`run.json` knows the first budget only; it is the newest that the node keeps."""
+    newest = Limits(budget_usd=9.0, nodes_min=1, nodes_max=3)
+    with homes.folder("laptop").journal() as journal:
+        data = {"limits": limits_to_json(newest)}
+        journal.append(Kind.RESUMED.value, at=homes.clock.now(), data=data)
+    moved(homes)
+    assert homes.record("node").limits == newest
+
+
+def test_a_run_without_nodes_goes_on_after_its_move(homes: Homes) -> None:
+    """It waited for capacity, say: who adopts it brings it to rest, and here nobody would resume.
+
+    One that came to rest by itself stays so.
+    """
+    moved(homes)
+    assert homes.record("node").settled is not None
+    homes.serves()
+    homes.serves()
+    assert homes.steering.asked == ["resume None None"]
+
+
+def test_a_run_that_came_to_rest_meanwhile_is_not_woken(
+    homes: Homes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The laptop's controller was stopped, and let the run go, while the node waited for it."""
+    monkeypatch.setattr(Mover, "_hand_over", lambda *_: (_ for _ in ()).throw(Killed()))
+    with pytest.raises(Killed):
+        moved(homes)
+    homes.serves()
+    with homes.at("laptop"):
+        lease = Lease(homes.store, SystemClock(), machine_id(spotguard_home()))
+        lease.take()
+        lease.release()
+    homes.serves()
+    homes.serves()
+    assert homes.folder("node").journal_path.exists()
+    assert homes.steering.asked == []
+
+
+def test_a_run_that_is_being_stopped_is_not_handed_over(homes: Homes) -> None:
+    """The wish is in the laptop's journal alone: the node would train on."""
+    with homes.folder("laptop").journal() as journal:
+        journal.append(Kind.USER_STOP.value, at=homes.clock.now())
+    with pytest.raises(UsageError, match="comes to rest"):
+        moved(homes)
+    assert homes.controls("laptop")
