@@ -10,6 +10,7 @@ store nor a cloud.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 from spotguard.control.journal.fold import fold, read_record
 from spotguard.control.journal.journal import making_sense
 from spotguard.control.journal.record import Kind
+from spotguard.control.journal.stored.controller_nodes import moved_place, place_in
 from spotguard.control.journal.stored.logs import LogLine, LogQuery
 from spotguard.control.run_folder import (
     RunFolder,
@@ -308,19 +310,9 @@ def find_any_run(text: str | None) -> str:
     if text is not None and is_place(text):
         return _stored_run(text).url
     run_id = find_run(text)
-    return _moved_to(run_id) or run_id
-
-
-def _moved_to(run_id: str) -> str | None:
-    """Return a run's place in its store if its controller moved from here to a node of its own."""
-    from spotguard.storage.urls import below
-
-    try:
-        record = _record(folder_of(run_id))
-    except JournalDamaged:
-        return None
-    moved = record.is_away and record.controller_node is not None
-    return below(record.store_root, run_id) if moved else None
+    with contextlib.suppress(JournalDamaged):
+        return moved_place(_record(folder_of(run_id))) or run_id
+    return run_id
 
 
 def place_of(run_id: str) -> str:
@@ -329,11 +321,7 @@ def place_of(run_id: str) -> str:
     Raises:
         UsageError: there is no such run.
     """
-    from spotguard.storage.urls import below
-
-    if is_place(run_id):
-        return _stored_run(run_id).url
-    return below(_record(folder_of(run_id)).store_root, run_id)
+    return _stored_run(run_id).url if is_place(run_id) else place_in(_record(folder_of(run_id)))
 
 
 def job_of(run_id: str) -> JobSpec:

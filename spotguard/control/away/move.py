@@ -26,8 +26,9 @@ from spotguard.control.away.node import (
 )
 from spotguard.control.controller_process import run_store
 from spotguard.control.home_name import machine_id
+from spotguard.control.journal.controller_node import ControllerNode
 from spotguard.control.journal.fold import read_record
-from spotguard.control.journal.record import ControllerNode, Kind, RunRecord
+from spotguard.control.journal.record import Kind, RunRecord
 from spotguard.control.journal.stored.controller_nodes import (
     StoredNode,
     node_data,

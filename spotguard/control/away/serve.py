@@ -225,7 +225,7 @@ class Service:
 
     # ------------------------------------------------------------ wishes
 
-    def _carry_out(self, wish: wishes.Wish) -> None:
+    def _carry_out(self, wish: wishes.Asked) -> None:
         self._tell(f"is asked for: {wish.kind}")
         try:
             if wish.kind == wishes.STOP:
@@ -243,7 +243,7 @@ class Service:
 
     # ------------------------------------------------------------ leaving
 
-    def _hand_back(self, number: int, wish: wishes.Wish) -> bool:
+    def _hand_back(self, number: int, wish: wishes.Asked) -> bool:
         """End the controller here and let the run go, for another machine to adopt it."""
         with self.folder.control_alone():
             lease = Lease(self._store, SystemClock(), machine_id(spotguard_home()))

@@ -28,7 +28,7 @@ _POLL_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class Asked:
     """One thing that is asked for."""
 
     key: str
@@ -47,7 +47,7 @@ def ask(store: ObjectStore, kind: str, clock: Clock, data: dict[str, Any] | None
         StoreError: the store cannot be written.
     """
     key = keys.wish(clock.now(), secrets.token_hex(4))
-    store.put(key, _written(Wish(key=key, kind=kind, data=data or {})), if_absent=True)
+    store.put(key, _written(Asked(key=key, kind=kind, data=data or {})), if_absent=True)
     give_up_at = clock.monotonic() + PATIENCE_S
     while clock.monotonic() < give_up_at:
         try:
@@ -65,7 +65,7 @@ def ask(store: ObjectStore, kind: str, clock: Clock, data: dict[str, Any] | None
     )
 
 
-def unanswered(store: ObjectStore) -> list[Wish]:
+def unanswered(store: ObjectStore) -> list[Asked]:
     """Return what is still to be done, oldest first; what makes no sense is removed.
 
     Raises:
@@ -85,25 +85,25 @@ def unanswered(store: ObjectStore) -> list[Wish]:
     return found
 
 
-def done(store: ObjectStore, wish: Wish) -> None:
+def done(store: ObjectStore, wish: Asked) -> None:
     """Take away a wish that was carried out."""
     store.delete(wish.key)
 
 
-def refuse(store: ObjectStore, wish: Wish, why: str) -> None:
+def refuse(store: ObjectStore, wish: Asked, why: str) -> None:
     """Answer a wish that cannot be carried out."""
-    answered = Wish(key=wish.key, kind=wish.kind, data=wish.data, answer=why)
+    answered = Asked(key=wish.key, kind=wish.kind, data=wish.data, answer=why)
     store.put(wish.key, _written(answered))
 
 
-def _written(wish: Wish) -> bytes:
+def _written(wish: Asked) -> bytes:
     return json.dumps({"kind": wish.kind, "data": wish.data, "answer": wish.answer}).encode()
 
 
-def _read(store: ObjectStore, key: str) -> Wish:
+def _read(store: ObjectStore, key: str) -> Asked:
     body = parse_object(get_small(store, key), key)
     kind = text(body, "kind")
     if kind not in KINDS:
         raise Refused(f"{key} asks for something unknown")
     data = an_object(body.get("data") or {}, "what is asked for")
-    return Wish(key=key, kind=kind, data=data, answer=text(body, "answer") or "")
+    return Asked(key=key, kind=kind, data=data, answer=text(body, "answer") or "")

@@ -20,7 +20,8 @@ from spotguard.plan import money
 from spotguard.spec.infra import LOCAL
 
 if TYPE_CHECKING:
-    from spotguard.control.journal.record import AttemptRecord, ControllerNode, RunRecord
+    from spotguard.control.journal.controller_node import ControllerNode
+    from spotguard.control.journal.record import AttemptRecord, RunRecord
     from spotguard.launch.base import Offer
 
 
@@ -82,7 +83,7 @@ def rate_usd_per_h(record: RunRecord) -> float | None:
     rates = [attempt_rate_usd_per_h(record, attempt) for attempt in living]
     if record.controller_node is not None:
         rates.append(record.controller_node.price_usd_per_h)
-    return _sum(rates)
+    return _sum([0.0, *rates])
 
 
 def demo_prices(record: RunRecord) -> bool:

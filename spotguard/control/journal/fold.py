@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from spotguard.control.journal.alert_rules import rules_of
+from spotguard.control.journal.controller_node import ControllerNode
 from spotguard.control.journal.fold_attempt import CHANGES_OF_ATTEMPT, end_attempt
 from spotguard.control.journal.journal import making_sense
 from spotguard.control.journal.record import (
     JOB_PREFIX,
     Allotment,
     AttemptRecord,
-    ControllerNode,
     Course,
     Kind,
     Limits,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from spotguard.control.journal.controller_node import ControllerNode  # noqa: TC001 - snapshots read it
 from spotguard.events.states import CheckpointKind, EndReason, Market, RunState
 from spotguard.events.untrusted import integer, number, objects
 from spotguard.launch.base import NodeEnd, Offer
@@ -379,23 +380,6 @@ class LostLaunch:
     paid_s: float
     usd: float | None
     """None: the price is unknown."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ControllerNode:
-    """A node on which the run's controller lives, or lived: the run pays for it."""
-
-    number: int
-    """From 1; in the run store it has a key of its own."""
-    cluster: str
-    place: str
-    """As a user writes it: `aws/us-east-1/us-east-1a`."""
-    price_usd_per_h: float | None
-    """None: unknown."""
-    since: float
-    """When it was asked for: from then on it may cost."""
-    until: float | None = None
-    """When it ceased to cost, or will at the latest; None while nobody has told it to go."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from spotguard.control.journal.record import ControllerNode, RunRecord
+    from spotguard.control.journal.controller_node import ControllerNode
+    from spotguard.control.journal.record import RunRecord
     from spotguard.spec.nodes import NodeRange
 
 RUN = "job-260101-000000-abcd"

@@ -63,6 +63,7 @@ _KEY_ARGUMENTS: dict[str, Any] = {
     "step": 40,
     "at": 1_700_000_000.125,
     "count": 5,
+    "word": "3f3f3f3f",
     "digest": "3f" * 32,
     "folder": "attempts/000007/logs/",
     "owner": 3,

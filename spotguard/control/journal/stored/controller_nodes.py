@@ -11,8 +11,8 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from spotguard.control.journal.controller_node import ControllerNode
 from spotguard.control.journal.fold import limits_to_json
-from spotguard.control.journal.record import ControllerNode
 from spotguard.control.journal.stored.places import read_limits
 from spotguard.errors import AlreadyExists, EnvironmentFailure, NotFound
 from spotguard.events import keys
@@ -27,9 +27,10 @@ from spotguard.events.untrusted import (
     text,
 )
 from spotguard.storage.small_objects import get_small
+from spotguard.storage.urls import below
 
 if TYPE_CHECKING:
-    from spotguard.control.journal.record import Limits
+    from spotguard.control.journal.record import Limits, RunRecord
     from spotguard.storage.base import ObjectStore
 
 SCHEMA = 1
@@ -62,6 +63,17 @@ def publish_node(store: ObjectStore, node: ControllerNode) -> None:
         StoreError: it cannot be written; so nothing may be asked for.
     """
     store.put(keys.controller_node(node.number), _written(StoredNode(node=node)), if_absent=True)
+
+
+def place_in(record: RunRecord) -> str:
+    """Return the run's own place: `STORE/RUN_ID`."""
+    return below(record.store_root, record.run_id)
+
+
+def moved_place(record: RunRecord) -> str | None:
+    """Return the same if the run's controller moved from this machine to a node of its own."""
+    moved = record.is_away and record.controller_node is not None
+    return place_in(record) if moved else None
 
 
 def host(store: ObjectStore, machine: str, *, place: str, price_usd_per_h: float, at: float) -> int:
