@@ -85,6 +85,9 @@ def move(run: RunAnywhere, where: WhereArgument, *, yes: YesOption = False) -> N
 
     check_where(where)
     found = api.find_any_run(run)
+    if where == LOCAL and not api.is_place(found):
+        say(f"nothing to do: the controller of {named_run(found)} is on this machine")
+        return
     if where == LOCAL:
         place = api.place_of(found)
         bring_back(place, SystemClock(), note)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from spotguard.control.away import wishes
-from spotguard.control.away.adopt import ADOPTED_WORDS
+from spotguard.control.away.adopt import ADOPTED_WORDS, read_run_json
 from spotguard.control.controller_process import run_store
 from spotguard.control.home_name import machine_id
 from spotguard.control.journal.fold import read_record
@@ -110,10 +110,15 @@ class Service:
         `number` is the node's, if it was asked for by a move. Else it is one of the user's own, for
         which the run is charged `price_usd_per_h`. `notify` are the addresses that the run tells of
         itself, which are in no store.
+
+        Raises:
+            UsageError: there is no run at `place`.
+            StoreError: the store cannot be read.
         """
         self.place = place
         root, self.run_id = split_place(place)
         self._store: ObjectStore = run_store(root, self.run_id)
+        read_run_json(self._store, place)
         self._steers = steers
         self._number = number
         self._price_usd_per_h = price_usd_per_h

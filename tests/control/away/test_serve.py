@@ -9,7 +9,7 @@ from spotguard.control.away.serve import GONE_WITHIN_S, Service
 from spotguard.control.journal.record import Kind
 from spotguard.control.journal.stored.controller_nodes import read_nodes
 from spotguard.errors import EnvironmentFailure, SpecError, UsageError
-from tests.control.away.two_homes import Homes
+from tests.control.away.two_homes import RUN, Homes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -108,3 +108,10 @@ def test_a_run_that_another_machine_took_is_left_to_it(homes: Homes) -> None:
         journal.append(Kind.TAKEN_OVER.value, at=homes.clock.now(), data={"by": "a laptop"})
     assert not homes.serves()
     assert not homes.controls("laptop")
+
+
+def test_where_there_is_no_run_nothing_is_served_and_nothing_written(tmp_path: Path) -> None:
+    """A mistyped place is told at once; it is not waited for."""
+    with pytest.raises(UsageError, match="There is no run at"):
+        Service(f"{tmp_path}/store/{RUN}", None)  # type: ignore[arg-type]
+    assert not (tmp_path / "store" / RUN).exists()
