@@ -240,3 +240,16 @@ def test_a_run_that_is_being_stopped_is_not_handed_over(homes: Homes) -> None:
     with pytest.raises(UsageError, match="comes to rest"):
         moved(homes)
     assert homes.controls("laptop")
+
+
+def test_handed_over_by_name_no_command_here_takes_it_back(
+    homes: Homes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed right after, a controller that is started here again finds the run another's."""
+    monkeypatch.setattr(Mover, "_rest", lambda *_: (_ for _ in ()).throw(Killed()))
+    with pytest.raises(Killed):
+        moved(homes)
+    assert homes.record("laptop").settled is None
+    assert not homes.controls("laptop")
+    homes.serves()
+    assert homes.controls("node")
