@@ -52,6 +52,7 @@ FLAGS_OF_UP = {
     "--budget",
     "--priority",
     "--team-budget",
+    "--controller",
     "--deadline",
     "--start-at",
     "--work",
@@ -86,6 +87,7 @@ COMMANDS = {
     "logs",
     "runs",
     "team",
+    "controller",
     "report",
     "dashboard",
     "metrics",
@@ -105,6 +107,7 @@ COMMANDS = {
 }
 GROUPS = {
     "config": {"show"},
+    "controller": {"status", "move", "down", "serve"},
     "market": {"show", "refresh"},
     "checkpoints": {"ls", "show", "verify", "prune", "archive", "pin", "unpin", "export"},
 }

@@ -230,7 +230,7 @@ class Service:
 
     # ------------------------------------------------------------ wishes
 
-    def _carry_out(self, wish: wishes.Asked) -> None:
+    def _carry_out(self, wish: wishes.AskedThere) -> None:
         self._tell(f"is asked for: {wish.kind}")
         try:
             if wish.kind == wishes.STOP:
@@ -248,7 +248,7 @@ class Service:
 
     # ------------------------------------------------------------ leaving
 
-    def _hand_back(self, number: int, wish: wishes.Asked) -> bool:
+    def _hand_back(self, number: int, wish: wishes.AskedThere) -> bool:
         """End the controller here and let the run go, for another machine to adopt it."""
         with self.folder.control_alone():
             lease = Lease(self._store, SystemClock(), machine_id(spotguard_home()))

@@ -28,7 +28,7 @@ _POLL_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class AskedThere:
     """One thing that is asked for."""
 
     key: str
@@ -47,7 +47,7 @@ def ask(store: ObjectStore, kind: str, clock: Clock, data: dict[str, Any] | None
         StoreError: the store cannot be written.
     """
     key = keys.wish(clock.now(), secrets.token_hex(4))
-    store.put(key, _written(Asked(key=key, kind=kind, data=data or {})), if_absent=True)
+    store.put(key, _written(AskedThere(key=key, kind=kind, data=data or {})), if_absent=True)
     give_up_at = clock.monotonic() + PATIENCE_S
     while clock.monotonic() < give_up_at:
         try:
@@ -65,7 +65,7 @@ def ask(store: ObjectStore, kind: str, clock: Clock, data: dict[str, Any] | None
     )
 
 
-def unanswered(store: ObjectStore) -> list[Asked]:
+def unanswered(store: ObjectStore) -> list[AskedThere]:
     """Return what is still to be done, oldest first; what makes no sense is removed.
 
     Raises:
@@ -85,25 +85,25 @@ def unanswered(store: ObjectStore) -> list[Asked]:
     return found
 
 
-def done(store: ObjectStore, wish: Asked) -> None:
+def done(store: ObjectStore, wish: AskedThere) -> None:
     """Take away a wish that was carried out."""
     store.delete(wish.key)
 
 
-def refuse(store: ObjectStore, wish: Asked, why: str) -> None:
+def refuse(store: ObjectStore, wish: AskedThere, why: str) -> None:
     """Answer a wish that cannot be carried out."""
-    answered = Asked(key=wish.key, kind=wish.kind, data=wish.data, answer=why)
+    answered = AskedThere(key=wish.key, kind=wish.kind, data=wish.data, answer=why)
     store.put(wish.key, _written(answered))
 
 
-def _written(wish: Asked) -> bytes:
+def _written(wish: AskedThere) -> bytes:
     return json.dumps({"kind": wish.kind, "data": wish.data, "answer": wish.answer}).encode()
 
 
-def _read(store: ObjectStore, key: str) -> Asked:
+def _read(store: ObjectStore, key: str) -> AskedThere:
     body = parse_object(get_small(store, key), key)
     kind = text(body, "kind")
     if kind not in KINDS:
         raise Refused(f"{key} asks for something unknown")
     data = an_object(body.get("data") or {}, "what is asked for")
-    return Asked(key=key, kind=kind, data=data, answer=text(body, "answer") or "")
+    return AskedThere(key=key, kind=kind, data=data, answer=text(body, "answer") or "")
