@@ -46,13 +46,22 @@ def spent_usd(record: RunRecord, now: float) -> float | None:
     """Return what the run has cost, or None if a price is unknown."""
     lost = [each.usd for each in record.lost_launches]
     attempts = [cost_usd(attempt, now) for attempt in _paid(record)]
-    return _sum([*lost, *attempts, *(node_usd(each, now) for each in record.controller_nodes)])
+    return _sum([*lost, *attempts, *_nodes_usd(record, now)])
 
 
 def node_usd(node: ControllerNode, now: float) -> float | None:
     """Return what a node of the controller's own has cost, or None if its price is unknown."""
     until = now if node.until is None else min(now, node.until)
     return money.cost_usd(node.price_usd_per_h, max(0.0, until - node.since))
+
+
+def _nodes_usd(record: RunRecord, now: float) -> list[float | None]:
+    """Return what each of them cost; of a run at rest until it is gone, which is later than that."""
+    at_rest = record.settled is not None
+    return [
+        node_usd(each, each.until if at_rest and each.until is not None else now)
+        for each in record.controller_nodes
+    ]
 
 
 def controller_rate_usd_per_h(record: RunRecord) -> float:
@@ -107,7 +116,7 @@ def _said(phase: dict[str, Any]) -> dict[str, Any]:
 def known_spent_usd(record: RunRecord, now: float) -> float:
     """Return the known part of what the run has cost: a lower bound, for guards only."""
     lost = sum(each.usd or 0.0 for each in record.lost_launches)
-    nodes = sum(node_usd(each, now) or 0.0 for each in record.controller_nodes)
+    nodes = sum(usd or 0.0 for usd in _nodes_usd(record, now))
     return lost + nodes + sum(cost_usd(attempt, now) or 0.0 for attempt in _paid(record))
 
 

@@ -30,6 +30,10 @@ def test_the_bill_has_the_controllers_node_from_its_request_until_it_is_gone() -
     gone = made(*attempts, node(0.0), node(0.0, until=HOUR))
     assert cost.spent_usd(gone, 2 * HOUR) == 2.5
     assert cost.rate_usd_per_h(gone) == 1.0
+    rest = ("settled", HOUR, None, {"state": "stopped", "detail": "", "exit_code": 75})
+    left = made(*attempts, node(0.0, until=2 * HOUR), rest)
+    assert cost.spent_usd(left, HOUR) == 2.0, "it goes only after the run came to rest"
+    assert cost.known_spent_usd(left, HOUR) == 2.0
     unknown = made(*attempts, node(0.0, price=None))
     assert cost.spent_usd(unknown, HOUR) is None
     assert cost.rate_usd_per_h(unknown) is None
