@@ -56,7 +56,7 @@ def node_usd(node: ControllerNode, now: float) -> float | None:
 
 
 def _nodes_usd(record: RunRecord, now: float) -> list[float | None]:
-    """Return what each of them cost; of a run at rest until it is gone, which is later than that."""
+    """Return what each of them cost; of a run at rest also after that, until it is gone."""
     at_rest = record.settled is not None
     return [
         node_usd(each, each.until if at_rest and each.until is not None else now)
