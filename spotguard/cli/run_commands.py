@@ -273,7 +273,13 @@ def _end(run: Run, ask: Callable[[Run], object], asked: str, patience_s: float) 
 def _confirm_down(run: Run, *, yes: bool) -> None:
     from spotguard.cli.views import formats
 
+    from spotguard.control import api
+
     view = run.status()
+    if api.is_place(run.name) and not view.state.settled:
+        from spotguard.control.away.steer import check_heard
+
+        check_heard(run.name)  # before anything is asked
     if not yes and not view.state.settled:
         kept = f"step {formats.count(view.saved_step)} of {formats.count(view.step)} done"
         confirm(

@@ -31,7 +31,7 @@ def ask_to_end(place: str, kind: Kind, seen: RunView) -> bool:
     """
     if seen.state.settled:
         return False
-    _check_heard(place)
+    check_heard(place)
     wishes.ask(store_of(place), _KINDS[kind], SystemClock())
     return True
 
@@ -48,7 +48,7 @@ def ask_to_go_on(
         UsageError: it cannot go on, or nobody would hear it; says the way out.
         EnvironmentFailure: nobody heard it in time.
     """
-    _check_heard(place)
+    check_heard(place)
     store, clock = store_of(place), SystemClock()
     said = {"budget_usd": budget_usd, "deadline_s": deadline_s, "nodes": nodes and str(nodes)}
     wanted = {name: value for name, value in said.items() if value is not None}
@@ -61,7 +61,12 @@ def ask_to_go_on(
         clock.sleep(_POLL_S)
 
 
-def _check_heard(place: str) -> None:
+def check_heard(place: str) -> None:
+    """Let pass where somebody hears what is asked of the run at `place`.
+
+    Raises:
+        UsageError: nobody does; says the way out.
+    """
     if standing(place, SystemClock().now()).node is None:
         raise UsageError(
             f"The controller of {place} is on no node of its own, so nobody hears what is asked.",
