@@ -272,7 +272,6 @@ def _end(run: Run, ask: Callable[[Run], object], asked: str, patience_s: float) 
 
 def _confirm_down(run: Run, *, yes: bool) -> None:
     from spotguard.cli.views import formats
-
     from spotguard.control import api
 
     view = run.status()
