@@ -7,7 +7,8 @@
 # EC2LAB_CACHE (~/.cache/spotguard-ec2-lab) holds one folder for each image; its name is a hash of all that it is
 # built from, so a changed script builds another one, and the one before the newest is removed.
 #
-#   IMAGE/home          /home/ubuntu: uv, skypilot-runtime (Python 3.10, Ray 2.9.3, skypilot[aws,remote]) and
+#   IMAGE/home          /home/ubuntu: uv, skypilot-runtime (Python 3.10, Ray 2.9.3, skypilot[aws,remote], and the
+#                       packages that a controller needs) and
 #                       sky-user-env (torch, and the packages that spotguard needs)
 #   IMAGE/sudo          the Debian package sudo, unpacked: the machine may lack it
 #   IMAGE/tools         awscli, for this machine: SkyPilot asks it whether there are credentials
@@ -39,6 +40,9 @@ build_inside() {  # virtual environments hold absolute paths, so they are made u
   "$runtime" -m venv --clear skypilot-runtime
   skypilot-runtime/bin/python -m pip install -q 'setuptools<70' wheel "ray[default]==$RAY" 'pydantic-core==2.41.1' \
     'click<8.3.0' "skypilot[aws,remote]==$SKYPILOT" uv
+  # What a controller needs beside SkyPilot: on a node of its own it finds no index either.
+  skypilot-runtime/bin/python -m pip install -q 'click<8.3.0' 'pydantic-core==2.41.1' numpy packaging typer rich \
+    pydantic tenacity requests psutil xxhash safetensors PyYAML 'tomli>=2.0' 'boto3>=1.36' 'crc32c>=2.7'
   mkdir -p .local/bin
   install -m 755 skypilot-runtime/bin/uv .local/bin/uv-real
   "$task" -m venv --clear sky-user-env

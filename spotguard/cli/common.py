@@ -114,6 +114,17 @@ def looked_at_run(text: str | None) -> str:
     return found
 
 
+def steered_run(text: str | None) -> str:
+    """Return what names the run meant by `text`: its place, if its controller is elsewhere.
+
+    A dead controller of this machine is restarted.
+    """
+    from spotguard.control import api
+
+    found = api.find_any_run(text)
+    return found if api.is_place(found) else named_run(found)
+
+
 def show_status(view: RunView, *, run: str | None = None) -> None:
     """Print the whole story of a run; `run` names it if its id does not."""
     from spotguard.cli.views.run import status

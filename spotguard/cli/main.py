@@ -21,7 +21,7 @@ from spotguard.cli import (
     status_commands,
     up,
 )
-from spotguard.cli.policy import market, simulate, sweep, team
+from spotguard.cli.policy import controller, market, simulate, sweep, team
 from spotguard.cli.terminal.output import note, say
 from spotguard.cli.terminal.plain_help import PlainCommand, PlainGroup
 from spotguard.errors import SpotguardError, UsageError
@@ -58,6 +58,9 @@ app = typer.Typer(
 config = typer.Typer(cls=PlainGroup, help="Where each setting comes from.", no_args_is_help=False)
 saves = typer.Typer(
     cls=PlainGroup, help="What is saved, and getting it out.", no_args_is_help=False
+)
+controllers = typer.Typer(
+    cls=PlainGroup, help="Where a run's controller lives.", no_args_is_help=False
 )
 spot_market = typer.Typer(
     cls=PlainGroup, help="What is known of spot markets.", no_args_is_help=False
@@ -105,8 +108,11 @@ for _command in (
     checkpoints.export,
 ):
     saves.command(cls=PlainCommand)(_command)
+for _command in (controller.status, controller.move, controller.down, controller.serve):
+    controllers.command(cls=PlainCommand)(_command)
 for _command in (market.show, market.refresh):
     spot_market.command(cls=PlainCommand)(_command)
+app.add_typer(controllers, name="controller", rich_help_panel=_RUNNING)
 app.add_typer(saves, name="checkpoints", rich_help_panel=_LOOKING)
 app.add_typer(spot_market, name="market", rich_help_panel=_CARE)
 app.add_typer(config, name="config", rich_help_panel=_CARE)
@@ -129,6 +135,12 @@ def _root(
     ] = False,
 ) -> None:
     """Train on spot machines as if they never died."""
+    _help_without_command(context)
+
+
+@controllers.callback(invoke_without_command=True)
+def _controllers(context: typer.Context) -> None:
+    """Where a run's controller lives."""
     _help_without_command(context)
 
 

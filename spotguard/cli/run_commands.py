@@ -13,15 +13,16 @@ import typer
 
 from spotguard.api import Run
 from spotguard.cli.common import (
+    AnyRunArgument,
     DetachOption,
     JsonOption,
     PatienceOption,
     RunArgument,
     YesOption,
     follow_to_end,
-    named_run,
     outcome,
     say_detached,
+    steered_run,
 )
 from spotguard.cli.flags import setting_value, takes_job_flags
 from spotguard.cli.follow import DEFAULT_PATIENCE_S, LineScreen, RunSource, follow
@@ -50,7 +51,7 @@ _BY_SIGNAL = 128
 
 
 def stop(
-    run: RunArgument = None,
+    run: AnyRunArgument = None,
     *,
     yes: YesOption = False,
     contact_patience: PatienceOption = DEFAULT_PATIENCE_S,
@@ -61,15 +62,15 @@ def stop(
     """
     from spotguard.control import api
 
-    run_id = api.find_run(run)
+    run_id = api.find_any_run(run)
     try:
-        _end(Run(named_run(run_id)), Run.stop, "asked to save and stop", contact_patience)
+        _end(Run(steered_run(run_id)), Run.stop, "asked to save and stop", contact_patience)
     except EnvironmentFailure as problem:
         _stop_alone(_left(run_id, problem), problem, yes=yes)
 
 
 def down(
-    run: RunArgument = None,
+    run: AnyRunArgument = None,
     *,
     yes: YesOption = False,
     contact_patience: PatienceOption = DEFAULT_PATIENCE_S,
@@ -80,9 +81,9 @@ def down(
     """
     from spotguard.control import api
 
-    run_id = api.find_run(run)
+    run_id = api.find_any_run(run)
     try:
-        known = Run(named_run(run_id))
+        known = Run(steered_run(run_id))
         _confirm_down(known, yes=yes)
         _end(known, Run.down, "its nodes are being released", contact_patience)
     except EnvironmentFailure as problem:
@@ -91,7 +92,7 @@ def down(
 
 @takes_job_flags(only=_PLACE)
 def resume(
-    run: RunArgument = None,
+    run: AnyRunArgument = None,
     *,
     flags: dict[str, object],
     budget: Annotated[
@@ -118,7 +119,7 @@ def resume(
     """
     from spotguard.control import api
 
-    known = Run(named_run(run))
+    known = Run(steered_run(run))
     budget_usd, deadline_s = setting_value("budget", budget), setting_value("deadline", deadline)
     if flags:
         moves = _Move.of(known, {**flags, "nodes": nodes}, budget_usd=budget_usd)
@@ -271,8 +272,13 @@ def _end(run: Run, ask: Callable[[Run], object], asked: str, patience_s: float) 
 
 def _confirm_down(run: Run, *, yes: bool) -> None:
     from spotguard.cli.views import formats
+    from spotguard.control import api
 
     view = run.status()
+    if api.is_place(run.name) and not view.state.settled:
+        from spotguard.control.away.steer import check_heard
+
+        check_heard(run.name)  # before anything is asked
     if not yes and not view.state.settled:
         kept = f"step {formats.count(view.saved_step)} of {formats.count(view.step)} done"
         confirm(
@@ -288,7 +294,7 @@ def _left(run_id: str, problem: EnvironmentFailure) -> Left:
     """Return what can be done without a journal; raise the problem where that is nothing."""
     from spotguard.control import api
 
-    left = api.what_is_left(run_id)
+    left = None if api.is_place(run_id) else api.what_is_left(run_id)
     if left is None or not (left.clusters or left.released):
         raise problem
     return left

@@ -19,6 +19,7 @@ from spotguard.cli.common import (
 )
 from spotguard.cli.flags import SmokeOption, resolve_job, takes_job_flags, with_smoke
 from spotguard.cli.follow import DEFAULT_PATIENCE_S
+from spotguard.cli.policy.controller import ControllerOption, moved, offer_words
 from spotguard.cli.policy.sweep import (
     DEFAULT_PARALLEL,
     GoalOption,
@@ -31,12 +32,13 @@ from spotguard.cli.policy.sweep import (
     plan_of_sweep,
 )
 from spotguard.cli.terminal.output import confirm, console, note, print_json
-from spotguard.errors import UsageError
+from spotguard.errors import SpotguardError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from spotguard.launch.base import Survey
+    from spotguard.api import Run
+    from spotguard.launch.base import Offer, Survey
     from spotguard.policy.plan.job import JobPlan
     from spotguard.policy.plan.smoke import Smoke
     from spotguard.spec.model import JobSpec
@@ -91,6 +93,7 @@ def up(
     metric: MetricOption = None,
     goal: GoalOption = "min",
     prune: PruneOption = None,
+    controller: ControllerOption = "local",
     yes: YesOption = False,
     detach: DetachOption = False,
     contact_patience: PatienceOption = DEFAULT_PATIENCE_S,
@@ -125,6 +128,12 @@ def up(
         resolved = replace(resolved, spec=swept.job(whole, 1))
     if as_json and not yes:
         raise UsageError("--json leaves no room for a question", hint="pass --yes as well")
+    if swept is not None and controller != "local":
+        raise UsageError(
+            "--controller: a sweep's points are controlled from this machine",
+            hint="leave --controller out, or start the points one by one",
+        )
+    node = _controller_node(resolved.spec, controller)
     found = None
     if as_json:
         tell_lack(resolved.spec)
@@ -136,9 +145,13 @@ def up(
     if swept is not None:
         begin_sweep(whole, swept, found, yes=yes, detach=detach, as_json=as_json)
         return
+    if node is not None:
+        note(f"controller: {offer_words(node)}")
     if not yes:
         confirm("Start?", refused="nothing was started")
     run = api.start(resolved.spec, found)
+    if node is not None:
+        run = _move_controller(run)
     if detach:
         if as_json:
             print_json(run.status().to_json())
@@ -147,6 +160,32 @@ def up(
         return
     note(f"{run.name} started")
     follow_to_end(run.name, patience_s=contact_patience, as_json=as_json)
+
+
+def _controller_node(job: JobSpec, where: str) -> Offer | None:
+    """Return the node that a job's controller gets; None where it stays on this machine."""
+    from spotguard.control.away.node import LOCAL, cheapest, check_job, check_where
+
+    check_where(where)
+    if where == LOCAL:
+        return None
+    for index in range(max(1, len(job.phases))):
+        check_job(job.in_phase(index))
+    return cheapest(job.in_phase(0))
+
+
+def _move_controller(run: Run) -> Run:
+    """Move the controller of a run that has begun; the run goes on here where that cannot be."""
+    from spotguard.api import Run
+
+    note(f"{run.name} started; its controller moves to a node of its own")
+    try:
+        return Run(moved(run.name))
+    except SpotguardError as problem:
+        note(f"note: {problem.message}")
+        if problem.hint:
+            note(f"hint: {problem.hint}")
+        return run
 
 
 @takes_job_flags()

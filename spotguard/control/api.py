@@ -10,6 +10,7 @@ store nor a cloud.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 from spotguard.control.journal.fold import fold, read_record
 from spotguard.control.journal.journal import making_sense
 from spotguard.control.journal.record import Kind
+from spotguard.control.journal.stored.controller_nodes import moved_place, place_in
 from spotguard.control.journal.stored.logs import LogLine, LogQuery
 from spotguard.control.run_folder import (
     RunFolder,
@@ -67,6 +69,7 @@ __all__ = [
     "history",
     "home_news",
     "is_place",
+    "job_of",
     "launcher_for",
     "list_runs",
     "list_stored_runs",
@@ -75,6 +78,7 @@ __all__ = [
     "move",
     "move_plan",
     "now",
+    "place_of",
     "plan_forecast",
     "report",
     "request_down",
@@ -303,7 +307,26 @@ def find_any_run(text: str | None) -> str:
         UsageError: there is none, or several begin like that.
         StoreError: the store cannot be read.
     """
-    return _stored_run(text).url if text is not None and is_place(text) else find_run(text)
+    if text is not None and is_place(text):
+        return _stored_run(text).url
+    run_id = find_run(text)
+    with contextlib.suppress(JournalDamaged):
+        return moved_place(_record(folder_of(run_id))) or run_id
+    return run_id
+
+
+def place_of(run_id: str) -> str:
+    """Return where the run is, for any machine: `STORE/RUN_ID`.
+
+    Raises:
+        UsageError: there is no such run.
+    """
+    return _stored_run(run_id).url if is_place(run_id) else place_in(_record(folder_of(run_id)))
+
+
+def job_of(run_id: str) -> JobSpec:
+    """Return a run's job as it is where the run is now."""
+    return _spec_of(_record(_looked_at(run_id)))
 
 
 def now(run_id: str) -> float:
@@ -379,7 +402,10 @@ def _store_of(record: RunRecord) -> ObjectStore | None:
 
 
 def request_stop(run_id: str) -> bool:
-    """Ask the run to save, then stop; False if it had settled already. Returns at once."""
+    """Ask the run to save, then stop; False if it had settled already. Returns at once.
+
+    One whose controller has a node of its own is asked through its store, which takes seconds.
+    """
     return _wish(run_id, Kind.USER_STOP)
 
 
@@ -445,6 +471,12 @@ def resume(
         BudgetExhausted: what is left of the budget buys no useful training.
         DeadlineReached: the old deadline has passed and no new one is given.
     """
+    if is_place(run_id):
+        from spotguard.control.away.steer import ask_to_go_on
+
+        ask_to_go_on(_stored_run(run_id).url, budget_usd, deadline_s, nodes)
+        _stored_runs.clear()  # what they saw is old
+        return
     from spotguard.control import create_run as admit
 
     admit.admit_resume(run_id, budget_usd=budget_usd, deadline_s=deadline_s, nodes=nodes)
@@ -492,18 +524,21 @@ def move(
     start_controller(run_id)
 
 
-def adopt(url: str, tell: Callable[[str], None] = lambda _: None) -> str:
+def adopt(
+    url: str, tell: Callable[[str], None] = lambda _: None, *, notify: Sequence[str] = ()
+) -> str:
     """Rebuild a run's journal from its store alone and return the run's id.
 
     A damaged journal is moved aside, never deleted. A run whose nodes still live gets a
     controller; any other comes to rest, for `resume` to go on. `tell` hears what is waited for.
+    `notify` are the addresses that the run tells of itself, which are in no store.
 
     Raises:
         UsageError: there is no run at `url`, or its journal is whole.
     """
-    from spotguard.control.adopt import adopt_run
+    from spotguard.control.away.adopt import adopt_run
 
-    folder = adopt_run(url, tell)
+    folder = adopt_run(url, tell, notify=notify)
     if ensure_controlled(folder.run_id):
         tell("its nodes live: a controller of this machine has taken them over")
     return folder.run_id
@@ -552,6 +587,10 @@ def _spec_of(record: RunRecord) -> JobSpec:
 
 
 def _wish(run_id: str, kind: Kind) -> bool:
+    if is_place(run_id):
+        from spotguard.control.away.steer import ask_to_end
+
+        return ask_to_end(_stored_run(run_id).url, kind, view(run_id))
     folder = folder_of(run_id)
     with folder.journal() as journal:
         if read_record(journal).settled is not None:

@@ -2,6 +2,8 @@
 
 run.json                                              the spec, written once
 places/000001.json                                    by the controller: where the run goes on
+controller/000001.json                                a node of the controller's own
+wishes/<ms>-<word>.json                               what the user asks of a controller elsewhere
 attempts/000001/launch.json                           by the controller: place, price, nodes
 attempts/000001/end.json                              by the controller: when it was gone, why
 attempts/000001/claim.json                            create-if-absent, by the job's first rank
@@ -45,6 +47,10 @@ SWEEPS = "sweeps/"
 """Beside the runs: a folder for each sweep."""
 SWEEP = "sweep.json"
 VALUES = "values/"
+CONTROLLER_NODES = "controller/"
+"""One object for each node that the run's controller has, or had, for itself."""
+WISHES = "wishes/"
+"""One object for each thing that the user asks of a controller on another machine, until done."""
 ATTEMPTS = "attempts/"
 PLACES = "places/"
 """One object for each move of the run, and for each phase after the first."""
@@ -58,6 +64,7 @@ MAX_ATTEMPT = 10**6 - 1
 _CHECKPOINT = re.compile(r"checkpoints/(\d{12})-(\d{6})/")
 _WRITER = re.compile(r"attempts/\d{6}/events/\d+-(\d+-\d+)-\d+\.jsonl?")
 _PLACE = re.compile(r"places/\d{6}\.json")
+_CONTROLLER_NODE = re.compile(r"controller/(\d{6})\.json")
 _ATTEMPT = re.compile(r"attempts/(\d{6})/")
 _LISTING = re.compile(r"cache/listings/(\d{6})-(\d{5})")
 _VALUES = re.compile(r"values/(.+)\.json")
@@ -101,6 +108,22 @@ def place(number: int) -> str:
 def is_place(key: str) -> bool:
     """Tell whether a key is one of those."""
     return _PLACE.fullmatch(key) is not None
+
+
+def controller_node(number: int) -> str:
+    """Return the key of a node that the run's controller has for itself; the first is 1."""
+    return f"{CONTROLLER_NODES}{number:06d}.json"
+
+
+def parse_controller_node(key: str) -> int | None:
+    """Return the number in the key of such a node, else None."""
+    match = _CONTROLLER_NODE.fullmatch(key)
+    return int(match[1]) if match else None
+
+
+def wish(at: float, word: str) -> str:
+    """Return the key of something that the user asks for; keys sort by time."""
+    return f"{WISHES}{int(at * 1000):013d}-{word}.json"
 
 
 def launch(number: int) -> str:

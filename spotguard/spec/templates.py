@@ -52,6 +52,11 @@ def load_template(name: str) -> dict[str, Any]:
     return base if name == BASE else merged(base, _read(name))
 
 
+def load_controller_node() -> dict[str, Any]:
+    """Return the task of a node that a run's controller has for itself, fresh on every call."""
+    return _read("controller/node")
+
+
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     """Return two task configurations as one: tables are merged, anything else is replaced."""
     both = dict(below)

@@ -58,6 +58,7 @@ FLAGS_OF_UP = {
     "--sweep-metric",
     "--sweep-goal",
     "--sweep-prune",
+    "--controller",
     "--deadline",
     "--start-at",
     "--work",
@@ -93,6 +94,7 @@ COMMANDS = {
     "runs",
     "team",
     "sweep",
+    "controller",
     "report",
     "profile",
     "dashboard",
@@ -113,6 +115,7 @@ COMMANDS = {
 }
 GROUPS = {
     "config": {"show"},
+    "controller": {"status", "move", "down", "serve"},
     "market": {"show", "refresh"},
     "checkpoints": {"ls", "show", "verify", "prune", "archive", "pin", "unpin", "export"},
 }

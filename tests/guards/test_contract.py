@@ -20,11 +20,13 @@ _IN_THE_RUN_STORE = {
     "attempts/",
     "checkpoints/",
     "clock/",
+    "controller/",
     "joining/",
     "logs/",
     "metrics/",
     "places/",
     "profiles/",
+    "wishes/",
 }
 
 
@@ -55,7 +57,10 @@ def test_the_overview_stays_one() -> None:
 def test_what_the_contract_says_of_infra_is_there() -> None:
     """One folder for each thing that it names."""
     line = next(line for line in OVERVIEW.splitlines() if line.startswith("| `infra/`"))
-    said = "the Slurm lab, the EC2 lab, warm images, least-privilege bucket policies, dashboards"
+    said = (
+        "the Slurm lab, the EC2 lab, controllers that you host yourself, warm images, "
+        "least-privilege bucket policies, dashboards"
+    )
     assert line == f"| `infra/` | {said} |"
     folders = {path.name for path in (REPOSITORY / "infra").iterdir() if path.is_dir()}
-    assert folders == {"lab", "ec2-lab", "warm-image", "iam", "dashboards"}
+    assert folders == {"lab", "ec2-lab", "controller", "warm-image", "iam", "dashboards"}

@@ -64,6 +64,10 @@ boot() {  # once per disk: what an AMI and cloud-init would have done
   rm -f /etc/ssh/ssh_host_*
   ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key
   "$PYTHON" /run/lab/ec2-lab/node/cloud_init.py < /run/imds/userdata
+  # A controller on a node plans by SkyPilot's tables, which it would fetch from the internet.
+  mkdir -p /home/ubuntu/.sky/catalogs
+  cp -r /run/lab/ec2-lab/catalogue /home/ubuntu/.sky/catalogs/v8
+  chown -R 1000:1000 /home/ubuntu/.sky
   touch /etc/ec2lab-booted
 }
 [ -e /etc/ec2lab-booted ] || boot
@@ -83,5 +87,6 @@ trap stop TERM
 unset IMAGE
 export HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 "$PYTHON" /run/lab/ec2-lab/node/metadata.py serve /run/imds/imds.json 2>/run/imds/imds.log &
+[ ! -x /etc/rc.local ] || /etc/rc.local &  # what is begun at each boot, as on Debian
 /usr/sbin/sshd -D -e 2>/run/imds/sshd.log &
 while :; do wait -n || sleep 1; done  # this also reaps orphans

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from spotguard.control.journal.journal import Journal
     from spotguard.control.journal.record import RunRecord
     from spotguard.control.run_folder import RunFolder
-    from spotguard.launch.base import Launcher
+    from spotguard.launch.base import Launcher, Offer
     from spotguard.storage.base import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -215,12 +215,18 @@ def _sky_launcher(spec: JobSpec) -> Launcher:
     from spotguard.control.supervisor.skypilot_request import find_offers, machine_for, task_for
     from spotguard.launch.skypilot.launcher import SkyPilotLauncher
     from spotguard.launch.skypilot.sdk import SkySdk
+    from spotguard.launch.skypilot.strays import Ec2Strays, regions_of
 
+    def offers() -> list[Offer]:
+        return list(find_offers(spec).offers)
+
+    on_aws = any(place.partition("/")[0] == "aws" for place in spec.infra.split(","))
     return SkyPilotLauncher(
         SkySdk(),
-        offers=lambda: list(find_offers(spec).offers),
+        offers=offers,
         task=lambda request: task_for(spec, request),
         machine=lambda: machine_for(spec),
+        strays=Ec2Strays(lambda: regions_of(offers())) if on_aws else None,
     )
 
 

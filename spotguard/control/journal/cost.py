@@ -20,6 +20,7 @@ from spotguard.policy.plan import money
 from spotguard.spec.infra import LOCAL
 
 if TYPE_CHECKING:
+    from spotguard.control.journal.controller_node import ControllerNode
     from spotguard.control.journal.record import AttemptRecord, RunRecord
     from spotguard.launch.base import Offer
 
@@ -44,7 +45,29 @@ def cost_usd(attempt: AttemptRecord, now: float) -> float | None:
 def spent_usd(record: RunRecord, now: float) -> float | None:
     """Return what the run has cost, or None if a price is unknown."""
     lost = [each.usd for each in record.lost_launches]
-    return _sum([*lost, *(cost_usd(attempt, now) for attempt in _paid(record))])
+    attempts = [cost_usd(attempt, now) for attempt in _paid(record)]
+    return _sum([*lost, *attempts, *_nodes_usd(record, now)])
+
+
+def node_usd(node: ControllerNode, now: float) -> float | None:
+    """Return what a node of the controller's own has cost, or None if its price is unknown."""
+    until = now if node.until is None else min(now, node.until)
+    return money.cost_usd(node.price_usd_per_h, max(0.0, until - node.since))
+
+
+def _nodes_usd(record: RunRecord, now: float) -> list[float | None]:
+    """Return what each of them cost; of a run at rest also after that, until it is gone."""
+    at_rest = record.settled is not None
+    return [
+        node_usd(each, each.until if at_rest and each.until is not None else now)
+        for each in record.controller_nodes
+    ]
+
+
+def controller_rate_usd_per_h(record: RunRecord) -> float:
+    """Return the known part of what the controller's own node costs in an hour; 0 without one."""
+    node = record.controller_node
+    return 0.0 if node is None else node.price_usd_per_h or 0.0
 
 
 def attempt_rates_usd_per_h(record: RunRecord) -> dict[int, float | None]:
@@ -73,10 +96,11 @@ def price_usd_per_h(record: RunRecord, offer: Offer) -> float | None:
 def rate_usd_per_h(record: RunRecord) -> float | None:
     """Return what the run costs in an hour now: 0 without nodes, None if a price is unknown."""
     living = [each for each in (record.current, record.ahead) if each is not None]
-    if not living:
-        return 0.0
-    rates = attempt_rates_usd_per_h(record)
-    return _sum([rates[attempt.number] for attempt in living])
+    rates = attempt_rates_usd_per_h(record) if living else {}
+    usd_per_h = [rates[attempt.number] for attempt in living]
+    if record.controller_node is not None:
+        usd_per_h.append(record.controller_node.price_usd_per_h)
+    return _sum([0.0, *usd_per_h])
 
 
 def demo_prices(record: RunRecord) -> bool:
@@ -84,7 +108,7 @@ def demo_prices(record: RunRecord) -> bool:
 
     Local nodes cost nothing; their prices are for demonstration, unless the user gave one.
     """
-    if not all(attempt.demo_price for attempt in record.attempts):
+    if record.controller_nodes or not all(attempt.demo_price for attempt in record.attempts):
         return False
     own = record.job or record.spec
     places = [record.spec, *({**own, **_said(phase)} for phase in record.phases)]
@@ -100,7 +124,8 @@ def _said(phase: dict[str, Any]) -> dict[str, Any]:
 def known_spent_usd(record: RunRecord, now: float) -> float:
     """Return the known part of what the run has cost: a lower bound, for guards only."""
     lost = sum(each.usd or 0.0 for each in record.lost_launches)
-    return lost + sum(cost_usd(attempt, now) or 0.0 for attempt in _paid(record))
+    nodes = sum(usd or 0.0 for usd in _nodes_usd(record, now))
+    return lost + nodes + sum(cost_usd(attempt, now) or 0.0 for attempt in _paid(record))
 
 
 def _paid(record: RunRecord) -> tuple[AttemptRecord, ...]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from spotguard.control.journal.alert_rules import rules_of
+from spotguard.control.journal.controller_node import ControllerNode
 from spotguard.control.journal.fold_attempt import CHANGES_OF_ATTEMPT, end_attempt
 from spotguard.control.journal.journal import making_sense
 from spotguard.control.journal.record import (
@@ -244,6 +245,13 @@ def _adopted(record: RunRecord, entry: Entry) -> RunRecord:
     return record
 
 
+def _controller_node(record: RunRecord, entry: Entry) -> RunRecord:
+    """Take over what is new of one, or that there is one more."""
+    node = ControllerNode(**{name: entry.data[name] for name in ControllerNode.__annotations__})
+    others = tuple(each for each in record.controller_nodes if each.number != node.number)
+    return replace(record, controller_nodes=(*others, node))
+
+
 def _dropped(record: RunRecord, entry: Entry) -> RunRecord:
     number = int(entry.attempt or 0)
     record = _without_ahead(record, number)
@@ -299,6 +307,7 @@ def _resumed(record: RunRecord, entry: Entry) -> RunRecord:
         wish=None,
         wish_why="",
         settled=None,
+        is_away=False,
         alerted=(),
         tried=(),
         mendable=False,
@@ -427,6 +436,8 @@ def _without(record: RunRecord, number: int) -> tuple[AttemptRecord, ...]:
 
 _ON_RUN: dict[str, Callable[[RunRecord, Entry], RunRecord]] = {
     Kind.ADOPTED.value: _adopted,
+    Kind.CONTROLLER_NODE.value: _controller_node,
+    Kind.TAKEN_OVER.value: lambda record, _: replace(record, is_away=True),
     Kind.INTENDED.value: _intended,
     Kind.LAUNCHED.value: _launched,
     Kind.WENT_ON.value: _went_on,

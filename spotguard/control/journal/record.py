@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from spotguard.control.journal.controller_node import ControllerNode  # noqa: TC001 - snapshots read it
 from spotguard.events.states import CheckpointKind, EndReason, Market, RunState
 from spotguard.events.untrusted import integer, number, objects
 from spotguard.launch.base import NodeEnd, Offer
@@ -23,6 +24,8 @@ class Kind(str, Enum):
     ADOPTED = "adopted"
     CONTROLLER_STARTED = "controller_started"
     TAKEN_OVER = "taken_over"
+    CONTROLLER_NODE = "controller_node"
+    """What is known of a node that the run's controller has, or had, for itself alone."""
     CLOCK_MOVED = "clock_moved"
     """The clock of the controller's machine jumped; the run's time goes on evenly."""
     CONTROLLER_REPAIRED = "controller_repaired"
@@ -471,6 +474,10 @@ class RunRecord:
     """Launches that were refused; no cluster's name is used again."""
     lost_launches: tuple[LostLaunch, ...] = ()
     """Those of them that may have cost money, oldest first: see `with_lost`."""
+    controller_nodes: tuple[ControllerNode, ...] = ()
+    """Those that the run's controller had for itself, oldest first."""
+    is_away: bool = False
+    """Another machine took the run over from this one, to which the journal belongs."""
     wish: Kind | None = None
     """USER_STOP or USER_DOWN while the user, or its sweep, wants the run to end."""
     wish_why: str = ""
@@ -523,6 +530,12 @@ class RunRecord:
         """Return the attempt of this number, also one that waits for its turn."""
         every = (*self.attempts, self.ahead)
         return next((each for each in every if each is not None and each.number == number), None)
+
+    @property
+    def controller_node(self) -> ControllerNode | None:
+        """The newest one that nobody has told to go; None if the controller has none."""
+        last = self.controller_nodes[-1] if self.controller_nodes else None
+        return last if last is not None and last.until is None else None
 
     @property
     def leaving(self) -> tuple[AttemptRecord, ...]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spotguard.checkpoint.lineage import attempt_numbers
-from spotguard.control.adopt import Rebuild, read_run_json, settle
+from spotguard.control.away.adopt import Rebuild, read_run_json, settle
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import Kind
@@ -186,6 +186,7 @@ class Mirror:
                 journal.append(Kind.CREATED.value, at=body["created_at"], data=created)
                 rebuild = Rebuild(journal, _Nobody(), run_id, by_word_alone=True)
                 rebuild.places = places
+                rebuild.controller_nodes = body["controller_nodes"]
                 rebuild.attempts(store)
                 if rebuild.lost_launches or rebuild.chunks_left:
                     told = {
@@ -235,6 +236,7 @@ def _signs(store: ObjectStore, over: set[int]) -> tuple[str, ...]:
     numbers = attempt_numbers(store)
     newest = max(numbers, default=0)
     signs = [str(newest)]
+    signs += [f"{info.key} {info.etag}" for info in store.list(keys.CONTROLLER_NODES)]
     for number in sorted(set(numbers) - over)[-_MOST_LISTED:]:
         listed = list(store.list(keys.attempt(number)))
         if number != newest and any(info.key == keys.end(number) for info in listed):

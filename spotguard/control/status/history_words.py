@@ -389,6 +389,16 @@ def _given_up(entry: Entry) -> tuple[str, str]:
     return f"the nodes asked for ahead were given up: {why}{charged}", "yellow"
 
 
+def _controller_node(entry: Entry) -> tuple[str, str]:
+    """Say where the controller is to live, and for how much; or that it needs its node no more."""
+    data = entry.data
+    if data.get("until") is not None:
+        return f"the controller's node {data['cluster']} was told to go", "default"
+    price = number(data, "price_usd_per_h")
+    cost = "an unknown price" if price is None else f"{format_usd(price)} an hour"
+    return f"a node for the controller is asked for in {data['place']}, at {cost}", "default"
+
+
 def _of(text: str, colour: str = "default") -> Callable[[Entry], tuple[str, str]]:
     """Return a teller of a text whose {names} stand in the event's data."""
 
@@ -414,6 +424,7 @@ _TELLERS: dict[str, Callable[[Entry], tuple[str, str]]] = {
     Kind.ADOPTED.value: _adopted,
     Kind.CONTROLLER_STARTED.value: _of("the controller started (process {pid})"),
     Kind.CONTROLLER_REPAIRED.value: _of("the controller was gone and is started again", "yellow"),
+    Kind.CONTROLLER_NODE.value: _controller_node,
     Kind.TAKEN_OVER.value: _of("the run was taken over by {by}", "yellow"),
     Kind.CLOCK_MOVED.value: _clock_moved,
     Kind.LAUNCHED.value: _launched,

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from spotguard.control.supervisor.policy import Policy
 
 
+CONTROLLER_LEAVES_S = 900.0
+"""How long the controller's own node may take to go once its run is at rest: it waits for a word of
+the user's for some minutes, and clouds take some to end it."""
+
+
 def allot(
     record: RunRecord,
     *,
@@ -42,7 +47,8 @@ def allot(
         price_usd_per_h=price_usd_per_h,
         now=now,
         reserve_usd=_still_leaving_usd(record, margins.teardown_s)
-        + _until_taken_usd(beside, margins.teardown_s, now),
+        + _until_taken_usd(beside, margins.teardown_s, now)
+        + controller_end_usd(record),
     )
     deadline_end = record.limits.deadline_at
     for end, reason in ((deadline_end, EndReason.DEADLINE), (budget_end, EndReason.BUDGET)):
@@ -76,7 +82,16 @@ def beside_s(record: RunRecord, attempt: AttemptRecord, now: float) -> float:
         return 0.0
     since = [each.usd or 0.0 for each in record.lost_launches if each.at >= attempt.intended_at]
     waiting = record.ahead and cost.cost_usd(record.ahead, now)
-    return (sum(since) + (waiting or 0.0)) / rate * money.SECONDS_PER_H
+    later = [each for each in record.controller_nodes if each.since >= attempt.intended_at]
+    moved = sum(cost.node_usd(each, now) or 0.0 for each in later)
+    if later:
+        moved += controller_end_usd(record)
+    return (sum(since) + (waiting or 0.0) + moved) / rate * money.SECONDS_PER_H
+
+
+def controller_end_usd(record: RunRecord) -> float:
+    """Return what the controller's own node costs from when the run is at rest until it is gone."""
+    return money.cost_usd(cost.controller_rate_usd_per_h(record), CONTROLLER_LEAVES_S) or 0.0
 
 
 def end_margin_s(record: RunRecord, policy: Policy) -> float:
@@ -154,10 +169,11 @@ def _budget_end(
 
     Whether an unknown price may be launched under a budget at all is the machine's decision.
     """
+    rate = money.rate_usd_per_h(price_usd_per_h, nodes)
     return money.budget_stop_at(
         now=now,
         spent_usd=cost.known_spent_usd(record, now),
         budget_usd=record.limits.budget_usd,
-        rate_usd_per_h=money.rate_usd_per_h(price_usd_per_h, nodes),
+        rate_usd_per_h=None if rate is None else rate + cost.controller_rate_usd_per_h(record),
         reserve_usd=reserve_usd,
     )

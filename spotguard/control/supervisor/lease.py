@@ -223,6 +223,19 @@ class Lease:
         with contextlib.suppress(StoreError):
             self._write(self._etag, released=True)
 
+    def hand_to(self, machine: str) -> None:
+        """Let the run go to the home of that name, which may begin at once; no other one may.
+
+        Raises:
+            UsageError: another machine took the run at the same moment.
+            StoreError: it cannot be written; who has the run then, the store tells.
+        """
+        try:
+            self._write(self._etag, released=True, machine=machine)
+        except AlreadyExists:
+            raise UsageError("Another machine took the run at the same moment.") from None
+        self.lost_to = "the machine that it was handed to"
+
     def _look_who(self) -> None:
         """After a lost write: was it another machine, or our own answer that was lost?"""
         try:
@@ -235,9 +248,9 @@ class Lease:
             return
         self.lost_to = found[0].words(self._clock.now())
 
-    def _write(self, etag: str | None, *, released: bool = False) -> None:
+    def _write(self, etag: str | None, *, released: bool = False, machine: str = "") -> None:
         body: dict[str, object] = {
-            "machine": self._machine,
+            "machine": machine or self._machine,
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "renewed_at": to_iso(self._clock.now()),

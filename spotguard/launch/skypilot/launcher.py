@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from spotguard.launch.base import LaunchRequest, Offer
     from spotguard.launch.skypilot.sdk import ClusterFacts, LaunchFacts, Sdk
+    from spotguard.launch.skypilot.strays import Strays
     from spotguard.shared.units import Clock
 
 log = logging.getLogger(__name__)
@@ -78,12 +79,14 @@ class SkyPilotLauncher:
         offers: Callable[[], list[Offer]],
         task: Callable[[LaunchRequest], dict[str, Any]],
         machine: Callable[[], Machine] = Machine,
+        strays: Strays | None = None,
         clock: Clock | None = None,
         in_background: bool = True,
     ) -> None:
         """`task` makes the YAML of an attempt, `offers` the places to try, best first.
 
         `machine` is what a node must be, by which free ones are counted where nodes are pods.
+        `strays` knows clusters that another machine launched, before this one adopted the run.
         Without `in_background` each `observe` asks SkyPilot itself: for tests, and for commands
         that look once.
         """
@@ -91,6 +94,7 @@ class SkyPilotLauncher:
         self._offers = offers
         self._task = task
         self._machine = machine
+        self._strays = strays
         self._clock = clock or SystemClock()
         self._in_background = in_background
         self._watches: dict[str, _Watch] = {}
@@ -108,7 +112,7 @@ class SkyPilotLauncher:
     def launch(self, request: LaunchRequest) -> None:
         """Ask SkyPilot for the cluster; whether the nodes are to be had, `observe` says later."""
         if not request.is_new:
-            view = look(self._sdk, request.cluster, self._clock)
+            view = self._look(request.cluster)
             if view.state is ClusterState.UNREACHABLE:
                 raise Unreachable(view.detail)
             if view.state is not ClusterState.ABSENT:
@@ -122,9 +126,9 @@ class SkyPilotLauncher:
         It is asked at once when a job that was `heard` falls silent.
         """
         if not self._in_background:
-            return look(self._sdk, cluster, self._clock)
+            return self._look(cluster)
         if cluster not in self._watches:
-            self._refresh(cluster, look(self._sdk, cluster, self._clock))
+            self._refresh(cluster, self._look(cluster))
         watch = self._watches[cluster]
         watch.wanted_at = self._clock.monotonic()
         watch.hear(heard)
@@ -161,6 +165,8 @@ class SkyPilotLauncher:
     def down(self, cluster: str) -> None:
         """Ask for the end of all nodes; those of a launch under way too."""
         self._sdk.down(cluster)
+        if self._strays is not None and not is_known(self._sdk, cluster):
+            self._strays.down(cluster)
         if cluster in self._watches:
             self._watches[cluster].goes_down()
 
@@ -186,6 +192,9 @@ class SkyPilotLauncher:
             watch.stop()
         self._watches.clear()
 
+    def _look(self, cluster: str) -> ClusterView:
+        return look(self._sdk, cluster, self._clock, strays=self._strays)
+
     def _refresh(self, cluster: str, view: ClusterView) -> None:
         now = self._clock.monotonic()
         for known, watch in list(self._watches.items()):
@@ -194,7 +203,7 @@ class SkyPilotLauncher:
             if known == cluster or not wanted:
                 watch.stop()
                 del self._watches[known]
-        self._watches[cluster] = _Watch(self._sdk, cluster, view, self._clock)
+        self._watches[cluster] = _Watch(self._sdk, cluster, view, self._clock, self._strays)
         if self._in_background:
             self._watches[cluster].start()
 
@@ -257,7 +266,14 @@ class _FreeNodes:
 class _Watch(threading.Thread):
     """Looks at one cluster until it is gone. A daemon: SkyPilot's calls cannot be broken off."""
 
-    def __init__(self, sdk: Sdk, cluster: str, view: ClusterView, clock: Clock) -> None:
+    def __init__(
+        self,
+        sdk: Sdk,
+        cluster: str,
+        view: ClusterView,
+        clock: Clock,
+        strays: Strays | None = None,
+    ) -> None:
         context = copy_context()  # which has the run's log
         super().__init__(
             target=context.run, args=(self._look_on,), name="spotguard-sky", daemon=True
@@ -268,6 +284,7 @@ class _Watch(threading.Thread):
         """When somebody last asked for what it sees."""
         self._looked_at = clock.monotonic()
         self._sdk = sdk
+        self._strays = strays
         self._clock = clock
         self._stopped = threading.Event()
         self._wake = threading.Event()
@@ -315,7 +332,13 @@ class _Watch(threading.Thread):
                 self._looked_at = self._clock.monotonic()
                 continue
             was_starting = self.view.state is ClusterState.STARTING
-            view = look(self._sdk, self.cluster, self._clock, was_starting=was_starting)
+            view = look(
+                self._sdk,
+                self.cluster,
+                self._clock,
+                was_starting=was_starting,
+                strays=self._strays,
+            )
             self._looked_at = self._clock.monotonic()
             missing = missing + 1 if view.state is ClusterState.ABSENT else 0
             if missing < _GONE_TWICE and view.state is ClusterState.ABSENT:
@@ -342,14 +365,34 @@ class _Watch(threading.Thread):
         return _CALM_EVERY_S if self._heard else _WATCH_EVERY_S
 
 
-def look(sdk: Sdk, cluster: str, clock: Clock, *, was_starting: bool = False) -> ClusterView:
+def is_known(sdk: Sdk, cluster: str) -> bool:
+    """Return whether SkyPilot has, or had, a cluster or a request for it; True in doubt."""
+    try:
+        return sdk.launch_of(cluster) is not None or sdk.ended_at(cluster) is not None
+    except SpotguardError:
+        return True
+
+
+def look(
+    sdk: Sdk,
+    cluster: str,
+    clock: Clock,
+    *,
+    was_starting: bool = False,
+    strays: Strays | None = None,
+) -> ClusterView:
     """Return how a cluster is, by all that SkyPilot can say. Never raises for one out of reach.
+
+    One that SkyPilot does not know may be another machine's: `strays` are asked.
 
     A cluster that `was_starting` at the last look and is up now was seen by SkyPilot just then:
     the nodes, the job and this machine have better things to do than to answer once more.
     """
     try:
-        return _look(sdk, cluster, clock, was_starting=was_starting)
+        view = _look(sdk, cluster, clock, was_starting=was_starting)
+        if view.state is ClusterState.ABSENT and strays is not None:
+            return strays.look(cluster)
+        return view
     except SpotguardError as problem:
         if not isinstance(problem, Unreachable):
             log.warning("%s: %s", cluster, problem)

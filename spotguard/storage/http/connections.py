@@ -65,9 +65,11 @@ class Connections:
 
     def close(self) -> None:
         """Close the connections that are idle; the next request opens a new one."""
-        with contextlib.suppress(IndexError):
+        try:  # at the interpreter's end, when modules are gone already: without their help
             while True:
                 self._idle.pop().close()
+        except IndexError:
+            return
 
     @property
     def host(self) -> str:

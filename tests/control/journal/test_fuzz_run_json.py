@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from spotguard.control.adopt import adopt_run, read_run_json
+from spotguard.control.away.adopt import adopt_run, read_run_json
 from spotguard.control.create_run import RUN_SCHEMA
 from spotguard.errors import UsageError
 from spotguard.events import keys
@@ -46,7 +46,10 @@ def test_a_mutatedread_run_json_is_refused_or_read() -> None:
     original = json.dumps(ORIGINAL, sort_keys=True, indent=1).encode()
 
     def check(_: bytes, found: dict[str, Any]) -> None:
-        assert set(found) == {"name", "limits", "created_at", "spec", "places"}
+        assert set(found) == {
+            *("name", "limits", "created_at", "spec", "places"),
+            "controller_nodes",
+        }
 
     others = [b"[5]", b"5", b'{"schema": 1}', b'"schema"', b"null"]
     inputs = shallow(mutants([original] * 20 + others, 30_600, seed=12))

@@ -14,7 +14,7 @@ import pytest
 from spotguard import storage
 from spotguard.cli.main import main
 from spotguard.control import api
-from spotguard.control.adopt import adopt_run
+from spotguard.control.away.adopt import adopt_run
 from spotguard.control.controller import one_run
 from spotguard.control.controller.rest import Bell, Rest
 from spotguard.control.create_run import admit_resume

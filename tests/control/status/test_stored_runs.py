@@ -264,7 +264,7 @@ def test_a_run_of_a_store_is_not_steered_from_here(
     a_run(root, "job-1", told("job-1"))
     before = files(root)
     assert main([command, str(root / "job-1")]) == 2
-    assert f"spotguard adopt {root / 'job-1'}" in capsys.readouterr().err
+    assert f"spotguard adopt file://{root / 'job-1'}" in capsys.readouterr().err
     assert files(root) == before
 
 

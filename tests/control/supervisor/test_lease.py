@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spotguard.control import adopt, api
+from spotguard.control import api
+from spotguard.control.away import adopt
 from spotguard.control.controller import one_run
 from spotguard.control.controller.rest import Bell, Rest
 from spotguard.control.run_folder import folder_of

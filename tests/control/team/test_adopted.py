@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spotguard.control.adopt import adopt_run
+from spotguard.control.away.adopt import adopt_run
 from spotguard.control.journal.team.books import Stake, TeamBooks
 from spotguard.control.journal.team.written import read_books, to_bytes
 from spotguard.events import keys

@@ -64,6 +64,7 @@ _KEY_ARGUMENTS: dict[str, Any] = {
     "at": 1_700_000_000.125,
     "count": 5,
     "profile": 1,
+    "word": "3f3f3f3f",
     "digest": "3f" * 32,
     "folder": "attempts/000007/logs/",
     "owner": 3,

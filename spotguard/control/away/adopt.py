@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -22,6 +22,7 @@ from spotguard.control.journal.job_events import journal_data, read_beats, recal
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import JOB_PREFIX, Allotment, Kind, Limits
 from spotguard.control.journal.snapshot import keep_snapshot
+from spotguard.control.journal.stored.controller_nodes import node_data, read_nodes
 from spotguard.control.journal.stored.places import (
     StoredPlace,
     place_data,
@@ -75,11 +76,14 @@ if TYPE_CHECKING:
 
     from spotguard.checkpoint.lineage import Claim
     from spotguard.control.journal.record import RunRecord
+    from spotguard.control.journal.stored.controller_nodes import StoredNode
     from spotguard.events.event import Event, Heartbeat
     from spotguard.events.group import Group
     from spotguard.launch.base import ClusterView
     from spotguard.storage.base import ObjectStore
 
+ADOPTED_WORDS = "adopted from its store"
+"""How the reason begins for which a run without living nodes rests once it was adopted."""
 _READS = 16
 """Attempts that are read side by side."""
 _MOST_NODES = 99_999
@@ -96,11 +100,12 @@ def _silent(_: str) -> None:
     """Tell nobody."""
 
 
-def adopt_run(url: str, tell: Tell = _silent) -> RunFolder:
+def adopt_run(url: str, tell: Tell = _silent, *, notify: Sequence[str] = ()) -> RunFolder:
     """Rebuild the journal of the run at `url` (`STORE/RUN_ID`) and return its folder.
 
     A journal that is damaged, or older than what another machine did, is moved aside. A run
-    without living nodes is settled. `tell` hears what is being waited for.
+    without living nodes is settled. `tell` hears what is being waited for. `notify` are the
+    addresses that the run tells of itself, which are in no store.
 
     Raises:
         UsageError: there is no run at `url`, another machine's controller is alive, or nobody
@@ -113,8 +118,11 @@ def adopt_run(url: str, tell: Tell = _silent) -> RunFolder:
     store = run_store(store_root, run_id)
     body = read_run_json(store, url)
     check_conditions(store_root)  # before a journal is moved
-    job = JobSpec.from_json(body["spec"])
-    moves = [_place_data(place, JobSpec.from_json(place.job)) for place in body["places"]]
+    secret = {"notify": list(notify)}
+    job = JobSpec.from_json({**body["spec"], **secret})
+    moves = [
+        _place_data(place, JobSpec.from_json({**place.job, **secret})) for place in body["places"]
+    ]
     machine = machine_id(spotguard_home())
     was_elsewhere = check_dead(read_holder(store), machine, time.time()) is not None
     folder = RunFolder(runs_folder() / run_id)
@@ -180,6 +188,7 @@ def _rebuild(
             launcher = launcher_for(spec, folder.path)
             rebuild = Rebuild(journal, launcher, folder.run_id, tell)
             rebuild.places = list(zip(body["places"], known.moves, strict=True))
+            rebuild.controller_nodes = body["controller_nodes"]
             rebuild.attempts(store)
             told = {
                 "store": store_root,
@@ -188,7 +197,7 @@ def _rebuild(
             }
             journal.append(Kind.ADOPTED.value, at=time.time(), data=told)
             keep_snapshot(journal, read_record(journal), None, now=time.time())
-            settle(journal, "adopted from its store; `spotguard resume` goes on")
+            settle(journal, f"{ADOPTED_WORDS}; `spotguard resume` goes on")
         record = read_record(journal)
     draft.rename(folder.journal_path)
     return record
@@ -207,14 +216,16 @@ def read_run_json(store: ObjectStore, url: str) -> dict[str, Any]:
         body = parse_object(get_small(store, keys.RUN), keys.RUN)
         if integer(body, "schema") != 1:
             raise UsageError(f"The run at {url} was written by another version of spotguard.")
-        return {
+        asked = {
             "name": needed(text(body, "name"), "name"),
             "limits": read_limits(an_object(body.get("limits"), "its limits")),
             "spec": an_object(body.get("spec"), "its spec"),
             "created_at": needed(instant(body, "created_at"), "instant"),
             "places": read_places(store),
             "sweep": _sweep(body),
+            "controller_nodes": read_nodes(store),
         }
+        return _as_handed_over(asked)
     except NotFound as problem:
         raise UsageError(
             f"There is no run at {url}: it has no {keys.RUN}.",
@@ -224,6 +235,23 @@ def read_run_json(store: ObjectStore, url: str) -> dict[str, Any]:
         raise UsageError(
             f"The run at {url} has a {keys.RUN} that makes no sense: {problem}."
         ) from problem
+
+
+def _as_handed_over(asked: dict[str, Any]) -> dict[str, Any]:
+    """Return what a run was asked for, with the limits that it had when it was last handed over."""
+    handed = [each for each in asked["controller_nodes"] if each.limits is not None]
+    if not handed:
+        return asked
+    newest: StoredNode = handed[-1]
+    money = {name: (newest.limits or {}).get(name) for name in ("budget_usd", "deadline_at")}
+    places = asked["places"]
+    before = [index for index, place in enumerate(places) if place.at <= newest.limits_at]
+    limits = {**asked["limits"], **money} if before else newest.limits
+    for index in before:
+        last = index == before[-1]
+        kept = newest.limits if last else {**places[index].limits, **money}
+        places[index] = replace(places[index], limits=kept)
+    return {**asked, "limits": limits, "places": places}
 
 
 def _move_aside(folder: RunFolder, *, outdated: bool) -> None:
@@ -336,12 +364,17 @@ class Rebuild:
         """What the newest launch says that launches before it cost and came to nothing."""
         self.places: list[tuple[StoredPlace, dict[str, Any]]] = []
         """Where the run went on, oldest first, and what the journal is to hold of each."""
+        self.controller_nodes: list[StoredNode] = []
+        """Nodes that the run's controller had for itself, oldest first."""
 
     def attempts(self, store: ObjectStore) -> None:
         """Rebuild all attempts, oldest first; only the newest that had its turn may still live.
 
         One whose nodes were asked for ahead, and that waits for its turn, may live beside it.
         """
+        for stored in self.controller_nodes:  # first: whatever follows tells what was spent by then
+            node = stored.node
+            self._journal.append(Kind.CONTROLLER_NODE.value, at=node.since, data=node_data(node))
         numbers = attempt_numbers(store)
         self._tell(f"reading what the store says of {len(numbers)} attempt(s)")
         last = self._last_launched(store, numbers)

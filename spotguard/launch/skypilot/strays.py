@@ -1,0 +1,160 @@
+"""Clusters that another machine's SkyPilot launched: asked for, and ended, at EC2 itself.
+
+SkyPilot knows a cluster only where it was launched. Who adopts a run from another machine has no
+such books, so it would take living nodes for gone. On AWS each of our instances has its cluster's
+name as a tag: that is enough to see the nodes and to end them. Other clouds are not asked.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from spotguard.errors import LauncherFailure
+from spotguard.launch.base import ClusterState, ClusterView, NodeEnd, NodeView, Unreachable
+from spotguard.launch.taskyaml import CLUSTER_TAG
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from spotguard.launch.base import Offer
+
+log = logging.getLogger(__name__)
+
+_ASK_WITHIN_S = 10.0
+_TRIES = 3
+_UP = ("pending", "running")
+_GONE = ("terminated",)
+
+
+def regions_of(offers: Iterable[Offer]) -> list[str]:
+    """Return the regions of AWS in which these are."""
+    found = (offer.region for offer in offers if offer.infra == "aws" and offer.region)
+    return list(dict.fromkeys(found))
+
+
+class Strays(Protocol):
+    """Where clusters are looked for that SkyPilot does not know. Methods block for seconds."""
+
+    def look(self, cluster: str) -> ClusterView:
+        """Return how a cluster is; `ABSENT` if there is none.
+
+        Raises:
+            Unreachable: nobody can say it.
+        """
+        ...
+
+    def down(self, cluster: str) -> None:
+        """Ask for the end of all nodes of a cluster; none is no problem.
+
+        Raises:
+            LauncherFailure: it is refused.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    region: str
+    instances: tuple[dict[str, Any], ...]
+
+    @property
+    def living(self) -> list[str]:
+        return [each["InstanceId"] for each in self.instances if each["State"]["Name"] not in _GONE]
+
+
+class Ec2Strays:
+    """EC2's own list of instances, by the tag of the cluster. Safe to use from any thread."""
+
+    def __init__(self, regions: Callable[[], Iterable[str]]) -> None:
+        """`regions` says where nodes of the run may be; it is asked once, at the first look."""
+        self._regions = regions
+        self._clients: dict[str, Any] = {}
+        self._making = threading.Lock()
+
+    def look(self, cluster: str) -> ClusterView:
+        """Ask each region; a cluster is in one of them."""
+        found = self._find(cluster)
+        if found is None:
+            return ClusterView(state=ClusterState.ABSENT)
+        if not found.living:
+            return ClusterView(state=ClusterState.GONE)
+        begun = [each["LaunchTime"].timestamp() for each in found.instances]
+        return ClusterView(
+            state=ClusterState.UP,
+            nodes=tuple(
+                NodeView(
+                    index=index,
+                    end=NodeEnd.RUNNING if each["State"]["Name"] in _UP else NodeEnd.LOST,
+                    detail="" if each["State"]["Name"] in _UP else "EC2 says that it is gone",
+                )
+                for index, each in enumerate(found.instances)
+            ),
+            up_at=min(begun),
+            detail="launched by another machine",
+        )
+
+    def down(self, cluster: str) -> None:
+        """Terminate its instances."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        found = self._find(cluster)
+        if found is None or not found.living:
+            return
+        try:
+            self._client(found.region).terminate_instances(InstanceIds=found.living)
+        except (BotoCoreError, ClientError) as problem:
+            raise LauncherFailure(
+                f"EC2 does not end {cluster}, which another machine launched: {problem}"
+            ) from problem
+
+    def _find(self, cluster: str) -> _Found | None:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        gone = None
+        try:
+            for region in self._known_regions():
+                pages = (
+                    self._client(region)
+                    .get_paginator("describe_instances")
+                    .paginate(Filters=[{"Name": f"tag:{CLUSTER_TAG}", "Values": [cluster]}])
+                )
+                listed = [
+                    each
+                    for page in pages
+                    for reservation in page["Reservations"]
+                    for each in reservation["Instances"]
+                ]
+                listed.sort(key=lambda each: (each["LaunchTime"], each["InstanceId"]))
+                found = _Found(region=region, instances=tuple(listed))
+                if found.living:
+                    return found
+                gone = found if listed else gone
+        except (BotoCoreError, ClientError) as problem:
+            raise Unreachable(f"EC2 does not say whether {cluster} lives: {problem}") from problem
+        return gone
+
+    def _known_regions(self) -> tuple[str, ...]:
+        with self._making:
+            if not self._clients:
+                self._clients = dict.fromkeys(self._regions())
+            return tuple(self._clients)
+
+    def _client(self, region: str) -> Any:
+        from boto3.session import Session
+        from botocore.config import Config
+
+        with self._making:
+            if self._clients.get(region) is None:
+                self._clients[region] = Session().client(
+                    "ec2",
+                    region_name=region,
+                    config=Config(
+                        connect_timeout=_ASK_WITHIN_S,
+                        read_timeout=_ASK_WITHIN_S,
+                        retries={"total_max_attempts": _TRIES, "mode": "standard"},
+                    ),
+                )
+            return self._clients[region]

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from spotguard.spec.templates import load_controller_node, template_names
+
+ROOT = Path(__file__).parents[3]
+CONTROLLER = ROOT / "infra" / "controller"
+SERVES = "spotguard controller serve"
+
+
+def test_the_manifest_is_a_job_of_one_pod_that_serves() -> None:
+    """It is begun anew until the run is at rest, as nobody's root, with no key in it."""
+    _, job = yaml.safe_load_all((CONTROLLER / "kubernetes.yaml").read_text())
+    pod: dict[str, Any] = job["spec"]["template"]["spec"]
+    assert (job["kind"], pod["restartPolicy"]) == ("Job", "OnFailure")
+    [container] = pod["containers"]
+    assert {each["name"] for each in container["env"]} == {"RUN", "PRICE", "SPOTGUARD_HOME"}
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    image = (CONTROLLER / "Containerfile").read_text()
+    assert SERVES in image
+    assert "\nUSER spotguard\n" in image
+
+
+def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
+    """It begins the service anew after any end but its own."""
+    text = (CONTROLLER / "spotguard-controller@.service").read_text()
+    assert "Restart=on-failure" in text
+    assert SERVES in text
+    judge = shutil.which("systemd-analyze")
+    if judge is None:
+        pytest.skip("this machine has no systemd-analyze")
+    unit = tmp_path / "spotguard-controller@train.service"
+    unit.write_text(text)
+    said = subprocess.run([judge, "verify", unit], capture_output=True, text=True, check=False)
+    complaints = [line for line in said.stderr.splitlines() if unit.name in line]
+    assert not complaints
+
+
+def test_the_nodes_task_is_none_that_a_job_may_take_and_its_scripts_are_bash() -> None:
+    """Each script within the set-up is written by it, and begins anew what dies."""
+    assert not any("controller" in name for name in template_names())
+    task = load_controller_node()
+    bash = shutil.which("bash")
+    assert bash is not None
+    for part in ("setup", "run"):
+        said = subprocess.run([bash, "-n"], input=task[part], text=True, check=False)
+        assert said.returncode == 0
+    setup: str = task["setup"]
+    for mark in ("SERVE", "SUPERVISE"):
+        script = setup.split(f"<<'{mark}'\n")[1].split(f"\n{mark}\n")[0]
+        assert subprocess.run([bash, "-n"], input=script, text=True, check=False).returncode == 0
+    assert task["resources"]["autostop"] == {"idle_minutes": 1, "down": True}

@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import json
+import stat
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+from spotguard.cli.policy.controller import words
+from spotguard.control.away import move as move_module
+from spotguard.control.away.move import Mover, bring_back, end_node, standing
+from spotguard.control.home_name import machine_id
+from spotguard.control.journal.fold import limits_to_json
+from spotguard.control.journal.record import Kind, Limits
+from spotguard.control.supervisor.lease import Lease, read_holder
+from spotguard.errors import EnvironmentFailure, UsageError
+from spotguard.shared.units import SystemClock
+from spotguard.spec.home import spotguard_home
+from tests.control.away.two_homes import PRICE_USD_PER_H, RUN, Homes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+@pytest.fixture
+def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Homes:
+    """A laptop that controls a run, and a node that nobody has asked for yet."""
+    made = Homes(tmp_path, monkeypatch)
+    assert made.controls("laptop")
+    return made
+
+
+def moved(homes: Homes) -> Mover:
+    """Move the controller to the node, from the laptop."""
+    with homes.at("laptop"):
+        mover = homes.mover()
+        homes.clock.on_sleep = lambda: homes.serves()
+        mover.move()
+        return mover
+
+
+def test_a_moved_controller_is_the_nodes_alone_and_is_paid_for(homes: Homes) -> None:
+    """The node has the lease and the journal, the laptop may not act, and both count the node."""
+    moved(homes)
+
+    assert homes.controls("node")
+    assert not homes.controls("laptop")
+    for home in ("laptop", "node"):
+        [node] = homes.record(home).controller_nodes
+        assert (node.cluster, node.price_usd_per_h, node.until) == (
+            f"{RUN}-c1",
+            PRICE_USD_PER_H,
+            None,
+        )
+    rest = homes.record("laptop").settled
+    assert rest is not None
+    assert "moved to its own node" in rest.detail
+
+
+def test_what_is_secret_is_in_a_private_file_and_not_in_the_task(homes: Homes) -> None:
+    """No task, thus no list of processes, holds a variable's value; the file goes with the move."""
+    seen: list[tuple[int, dict[str, Any]]] = []
+
+    def submit(task: dict[str, Any], cluster: str) -> None:
+        private = homes.folder("laptop").path / "private.json"
+        seen.append((stat.S_IMODE(private.stat().st_mode), json.loads(private.read_text())))
+        Homes.submit(homes, task, cluster)
+
+    homes.submit = submit  # type: ignore[method-assign]
+    moved(homes)
+    assert seen == [(0o600, {"env": {}, "notify": []})]
+    assert not (homes.folder("laptop").path / "private.json").exists()
+    [task] = homes.submitted
+    assert set(task["envs"]) == {
+        "CONTROLLER_RUN",
+        "CONTROLLER_NUMBER",
+        "CONTROLLER_WHEEL",
+        "CONTROLLER_REQUIREMENTS",
+    }
+    assert "secrets" not in task
+
+
+STEPS = (
+    (move_module, "publish_node"),
+    (Homes, "submit"),
+    (Mover, "_note"),
+    (Mover, "_ready"),
+    (Lease, "hand_to"),
+    (Mover, "_rest"),
+    (Mover, "_adopted"),
+)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(("owner", "step"), STEPS)
+def test_killed_at_any_step_there_is_one_controller_or_a_way_back(
+    homes: Homes, monkeypatch: pytest.MonkeyPatch, owner: Any, step: str, after: bool
+) -> None:
+    """Never two may act; `status` tells who does, or the way; and the move can be repeated."""
+    real = getattr(owner, step)
+
+    def die(*args: Any, **more: Any) -> NoReturn:
+        if after:
+            real(*args, **more)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, step, die)
+        with pytest.raises(Killed):
+            moved(homes)
+
+    # The laptop's controller, which a command starts again, and the node, each as they would act.
+    acting = [home for home in ("laptop", "node") if holds(homes, home)]
+    assert len(acting) <= 1
+    told = "\n".join(words(standing(homes.place, homes.clock.now()), homes.clock.now()))
+    assert acting or f"spotguard controller move {homes.place} local" in told
+    moved(homes)
+    assert homes.controls("node")
+    assert not homes.controls("laptop")
+    assert len(homes.record("node").controller_nodes) == 1
+
+
+def holds(homes: Homes, home: str) -> bool:
+    """Return whether a controller of that home could begin; it ends at once if it does."""
+    if home == "node" and not homes.folder("node").journal_path.exists():
+        return False
+    return homes.controls(home)
+
+
+def test_a_laptop_that_is_gone_loses_the_run_to_the_node_that_waits(
+    homes: Homes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before it handed over, with all its disk: the node adopts once the lease is old."""
+    monkeypatch.setattr(Mover, "_hand_over", lambda *_: (_ for _ in ()).throw(Killed()))
+    with pytest.raises(Killed):
+        moved(homes)
+    assert homes.serves()
+    assert not homes.folder("node").journal_path.exists(), "the laptop's lease is fresh"
+
+    lease = homes.store.get("controller.json").decode()
+    found = read_holder(homes.store)
+    assert found is not None
+    homes.age_lease(100.0)
+    assert homes.store.get("controller.json").decode() != lease
+    assert homes.serves()
+    assert homes.controls("node")
+
+
+def test_a_node_that_does_not_come_is_ended_and_paid_and_the_run_stays(homes: Homes) -> None:
+    """Whatever SkyPilot says of it: the laptop's controller never ceased."""
+    homes.problem, homes.mute = "no capacity", True
+    with pytest.raises(EnvironmentFailure, match="stays here: its node does not serve: no cap"):
+        moved(homes)
+    assert homes.ended == [f"{RUN}-c1"]
+    [node] = homes.record("laptop").controller_nodes
+    assert node.until is not None
+    assert homes.controls("laptop")
+    homes.problem, homes.mute = "", False
+    moved(homes)
+    assert [each.number for each in homes.record("node").controller_nodes] == [1, 2]
+
+
+def test_brought_back_the_node_goes_and_is_paid_until_it_has_gone(homes: Homes) -> None:
+    """The node lets go, says until when it costs, and ends; any machine may adopt then."""
+    moved(homes)
+    homes.serves()
+    homes.clock.on_sleep = lambda: homes.serves()
+    with homes.at("laptop"):
+        bring_back(homes.place, homes.clock, lambda _: None)
+    seen = standing(homes.place, homes.clock.now())
+    assert not seen.lives
+    assert seen.node is None
+    assert seen.nodes[0].node.until is not None
+    with homes.at("laptop"):
+        homes.steering.adopt(homes.place)
+        assert homes.record("laptop").controller_nodes[0].until is not None
+        assert homes.controls("laptop")
+        end_node(homes.place, homes, homes.clock, lambda _: None)
+    assert homes.ended == [f"{RUN}-c1"]
+
+
+def test_the_node_of_a_run_that_goes_on_is_not_ended(homes: Homes) -> None:
+    """That would leave nobody: the sentence names both ways out."""
+    moved(homes)
+    homes.serves()
+    with pytest.raises(UsageError, match="controls the run, which goes on") as told:
+        end_node(homes.place, homes, homes.clock, lambda _: None)
+    assert "controller move" in told.value.hint
+    assert homes.ended == []
+
+
+def test_what_a_resume_allowed_is_not_lost_by_a_move(homes: Homes) -> None:
+    """`run.json` knows the first budget only; it is the newest that the node keeps."""
+    newest = Limits(budget_usd=9.0, nodes_min=1, nodes_max=3)
+    with homes.folder("laptop").journal() as journal:
+        data = {"limits": limits_to_json(newest)}
+        journal.append(Kind.RESUMED.value, at=homes.clock.now(), data=data)
+    moved(homes)
+    assert homes.record("node").limits == newest
+
+
+def test_a_run_without_nodes_goes_on_after_its_move(homes: Homes) -> None:
+    """It waited for capacity, say: who adopts it brings it to rest, and here nobody would resume.
+
+    One that came to rest by itself stays so.
+    """
+    moved(homes)
+    assert homes.record("node").settled is not None
+    homes.serves()
+    homes.serves()
+    assert homes.steering.asked == ["resume None None"]
+
+
+def test_a_run_that_came_to_rest_meanwhile_is_not_woken(
+    homes: Homes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The laptop's controller was stopped, and let the run go, while the node waited for it."""
+    monkeypatch.setattr(Mover, "_hand_over", lambda *_: (_ for _ in ()).throw(Killed()))
+    with pytest.raises(Killed):
+        moved(homes)
+    homes.serves()
+    with homes.at("laptop"):
+        lease = Lease(homes.store, SystemClock(), machine_id(spotguard_home()))
+        lease.take()
+        lease.release()
+    homes.serves()
+    homes.serves()
+    assert homes.folder("node").journal_path.exists()
+    assert homes.steering.asked == []
+
+
+def test_a_run_that_is_being_stopped_is_not_handed_over(homes: Homes) -> None:
+    """The wish is in the laptop's journal alone: the node would train on."""
+    with homes.folder("laptop").journal() as journal:
+        journal.append(Kind.USER_STOP.value, at=homes.clock.now())
+    with pytest.raises(UsageError, match="comes to rest"):
+        moved(homes)
+    assert homes.controls("laptop")
+
+
+def test_handed_over_by_name_no_command_here_takes_it_back(
+    homes: Homes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed right after, a controller that is started here again finds the run another's."""
+    monkeypatch.setattr(Mover, "_rest", lambda *_: (_ for _ in ()).throw(Killed()))
+    with pytest.raises(Killed):
+        moved(homes)
+    assert homes.record("laptop").settled is None
+    assert not homes.controls("laptop")
+    homes.serves()
+    assert homes.controls("node")
