@@ -21,7 +21,8 @@ import psutil
 
 from benchmarks.machine import describe_machine
 from spotguard.control import api
-from spotguard.control.journal.record import Allotment, Kind, offer_to_json
+from spotguard.control.journal.nodes.offer import offer_to_json
+from spotguard.control.journal.record import Allotment, Kind
 from spotguard.control.run_folder import folder_of
 from spotguard.events import keys
 from spotguard.events.event import Event, Heartbeat, JobEvent

@@ -15,7 +15,8 @@ from spotguard.control.journal.fold import limits_to_json
 from spotguard.control.journal.job_events import journal_data
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.ledger import Ledger
-from spotguard.control.journal.record import JOB_PREFIX, Allotment, Kind, Limits, offer_to_json
+from spotguard.control.journal.nodes.offer import offer_to_json
+from spotguard.control.journal.record import JOB_PREFIX, Allotment, Kind, Limits
 from spotguard.events import chunk, keys
 from spotguard.events.chunk import LARGEST_CHUNK, MERGED_AT_ONCE
 from spotguard.events.event import Event, Heartbeat, JobEvent

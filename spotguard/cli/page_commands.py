@@ -172,8 +172,8 @@ def profile(
     In words, each with its lever. Training goes on meanwhile with the same numbers; a save or a
     notice goes first. Traces stay in the run store: --attempt tells of them when nodes are gone.
     """
+    from spotguard.api import Run
     from spotguard.cli.views.profile import profile_screen
-    from spotguard.control import api
     from spotguard.control.checkpoints import find
     from spotguard.control.report.profile.ask import Asking, read_profile
 
@@ -186,7 +186,7 @@ def profile(
     opened = find.open_run(name)
     number = None
     if attempt is None:
-        asking = Asking(opened.store, lambda: api.view(name), patience_s=patience, tell=note)
+        asking = Asking(opened.store, Run(name).status, patience_s=patience, tell=note)
         attempt, number = asking.ask(steps or _PROFILED_STEPS)
     told, trace = read_profile(opened.run_id, opened.store, attempt, number=number, rank=rank)
     if out is not None:

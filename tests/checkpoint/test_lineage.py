@@ -307,7 +307,7 @@ def test_a_newer_schema_stops_the_search() -> None:
     prefix = save(store, 20)
     manifest, _ = latest_valid(store)
     assert manifest is not None
-    store.put(keys.manifest(prefix), sealed(body_of(manifest) | {"schema": 3}))
+    store.put(keys.manifest(prefix), sealed(body_of(manifest) | {"schema": 99}))
     with pytest.raises(StateMismatch):
         latest_valid(store)
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from spotguard.control.journal.fold import fold, limits_to_json
 from spotguard.control.journal.journal import Entry
-from spotguard.control.journal.record import Allotment, Limits, RunRecord, offer_to_json
+from spotguard.control.journal.nodes.offer import offer_to_json
+from spotguard.control.journal.record import Allotment, Limits, RunRecord
 from spotguard.testing.launcher import FAKE_OFFER
 
 Line = tuple[Any, ...]

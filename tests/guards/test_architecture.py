@@ -185,6 +185,7 @@ def test_no_folder_has_more_than_fifteen_rooms() -> None:
         f"{folder.relative_to(ROOT)}: {len(rooms)}"
         for folder in folders
         if folder.name not in no_rooms
+        and folder != ROOT / "docs" / "schemas"  # which has a file for each command
         and len(rooms := {room.name for room in folder.iterdir() if _is_kept(room)} - no_rooms) > 15
     ]
     assert not crowded

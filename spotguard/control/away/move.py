@@ -27,8 +27,8 @@ from spotguard.control.away.node import (
 from spotguard.control.controller.one_run import run_store
 from spotguard.control.controller.start import control_alone
 from spotguard.control.home_name import machine_id
-from spotguard.control.journal.controller_node import ControllerNode
 from spotguard.control.journal.fold import read_record
+from spotguard.control.journal.nodes.controller_node import ControllerNode
 from spotguard.control.journal.record import Kind, RunRecord
 from spotguard.control.journal.stored.controller_nodes import (
     StoredNode,

@@ -23,7 +23,7 @@ from spotguard.spec.templates import load_controller_node
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from spotguard.control.journal.controller_node import ControllerNode
+    from spotguard.control.journal.nodes.controller_node import ControllerNode
     from spotguard.control.run_folder import RunFolder
     from spotguard.launch.base import Offer
     from spotguard.launch.skypilot.sdk import Sdk

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 _stream: ContextVar[TextIO | None] = ContextVar("spotguard_run_log", default=None)
 
 
-class _ByRun(logging.StreamHandler[TextIO]):
+if TYPE_CHECKING:
+    _StreamHandler = logging.StreamHandler[TextIO]
+else:
+    _StreamHandler = logging.StreamHandler  # of Python 3.10, which takes no type
+
+
+class _ByRun(_StreamHandler):
     """Writes each record where its run's context says."""
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -20,7 +20,7 @@ from spotguard.policy.plan import money
 from spotguard.spec.infra import LOCAL
 
 if TYPE_CHECKING:
-    from spotguard.control.journal.controller_node import ControllerNode
+    from spotguard.control.journal.nodes.controller_node import ControllerNode
     from spotguard.control.journal.record import AttemptRecord, RunRecord
     from spotguard.launch.base import Offer
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from spotguard.control.journal.alert_rules import rules_of
-from spotguard.control.journal.controller_node import ControllerNode
 from spotguard.control.journal.fold_attempt import CHANGES_OF_ATTEMPT, end_attempt
 from spotguard.control.journal.journal import making_sense
+from spotguard.control.journal.nodes.controller_node import ControllerNode
+from spotguard.control.journal.nodes.offer import offer_from_json
 from spotguard.control.journal.record import (
     JOB_PREFIX,
     Allotment,
@@ -23,7 +24,6 @@ from spotguard.control.journal.record import (
     Search,
     Settled,
     Tiding,
-    offer_from_json,
     with_lost,
 )
 from spotguard.control.journal.snapshot import newest_snapshot
@@ -103,6 +103,11 @@ def apply(record: RunRecord, entry: Entry) -> RunRecord:
 def limits_to_json(limits: Limits) -> dict[str, Any]:
     """Return the limits as the journal holds them."""
     return dict(limits.__dict__)
+
+
+def allotment_to_json(allotment: Allotment) -> dict[str, Any]:
+    """Return what an attempt may use as the journal holds it."""
+    return {**asdict(allotment), "down_reason": allotment.down_reason.value}
 
 
 def _created(entry: Entry) -> RunRecord:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from spotguard.control.journal.controller_node import ControllerNode  # noqa: TC001 - snapshots read it
-from spotguard.events.states import CheckpointKind, EndReason, Market, RunState
+from spotguard.control.journal.nodes.controller_node import ControllerNode  # noqa: TC001 - snapshots read it
+from spotguard.events.states import CheckpointKind, EndReason, RunState
 from spotguard.events.untrusted import integer, number, objects
 from spotguard.launch.base import NodeEnd, Offer
 
@@ -372,6 +372,11 @@ class AttemptRecord:
             node for node in self.node_ends if node.end is NodeEnd.EXITED and node.exit_code
         )
 
+    @property
+    def failed_node(self) -> int:
+        """The one of them that was seen first, or node 0."""
+        return self.failed_nodes[0].node if self.failed_nodes else 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class LostLaunch:
@@ -580,22 +585,3 @@ def with_lost(lost: tuple[LostLaunch, ...], new: LostLaunch) -> tuple[LostLaunch
         usd=(first.usd or 0.0) + (second.usd or 0.0) if known else None,
     )
     return (added, *every[2:])
-
-
-def place_key(offer: Offer) -> str:
-    """Return a name for a place that tells it from the others, for a round of launching."""
-    machine = offer.instance_type or offer.gpus
-    words = (offer.infra, offer.region, offer.zone, machine, offer.market.value)
-    return "/".join(word or "-" for word in words)
-
-
-def offer_to_json(offer: Offer) -> dict[str, Any]:
-    """Return the offer as the journal and the job's claim hold it."""
-    return {**offer.__dict__, "market": offer.market.value}
-
-
-def offer_from_json(body: dict[str, Any]) -> Offer:
-    """Return the offer that `offer_to_json` gave."""
-    known: dict[str, Any] = {name: body.get(name) for name in Offer.__dataclass_fields__}
-    known["market"] = Market(body["market"])
-    return Offer(**known)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spotguard.control.journal import cost
-from spotguard.control.journal.nodes_made_of import machine_of
+from spotguard.control.journal.nodes.made_of import machine_of
 from spotguard.policy.plan.carbon import factors
 from spotguard.policy.plan.carbon.estimate import draw
 

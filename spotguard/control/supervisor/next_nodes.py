@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spotguard.control.journal import cost
-from spotguard.control.journal.record import place_key
+from spotguard.control.journal.nodes.offer import place_key
 from spotguard.control.supervisor.actions import (
     Action,
     AskDown,

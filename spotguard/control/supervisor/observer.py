@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from spotguard.control.journal.fold_attempt import progress_of
 from spotguard.control.journal.job_events import JobNews
-from spotguard.control.journal.nodes_made_of import machine_of
+from spotguard.control.journal.nodes.made_of import machine_of
 from spotguard.control.journal.record import Kind
 from spotguard.control.supervisor.decide import Observation
 from spotguard.control.supervisor.next_nodes import may_ask_ahead

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from spotguard.control.journal import cost
-from spotguard.control.journal.record import place_key
+from spotguard.control.journal.nodes.offer import place_key
 from spotguard.control.supervisor.attempt_limits import end_margin_s
 from spotguard.events.states import EndReason, Market
 from spotguard.policy.action import ON_DEMAND, SPOT, Buy

@@ -7,7 +7,7 @@ import logging
 import socket
 from typing import TYPE_CHECKING
 
-from spotguard.control.journal.record import offer_to_json
+from spotguard.control.journal.nodes.offer import offer_to_json
 from spotguard.errors import AlreadyExists
 from spotguard.events import env, keys
 from spotguard.launch.base import LaunchRequest

@@ -14,8 +14,10 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from spotguard.control.journal.alert_rules import due
+from spotguard.control.journal.fold import allotment_to_json
 from spotguard.control.journal.ledger import Ledger
-from spotguard.control.journal.record import Kind, offer_to_json, place_key
+from spotguard.control.journal.nodes.offer import offer_to_json, place_key
+from spotguard.control.journal.record import Kind
 from spotguard.control.journal.stored.places import place_data, publish_place
 from spotguard.control.journal.stored.published_launch import Over
 from spotguard.control.journal.team.gate import TeamGate, give_back_words
@@ -74,7 +76,7 @@ if TYPE_CHECKING:
 
     from spotguard.control.journal.journal import Journal
     from spotguard.control.journal.launches import Launches
-    from spotguard.control.journal.record import Allotment, AttemptRecord, RunRecord
+    from spotguard.control.journal.record import AttemptRecord, RunRecord
     from spotguard.control.journal.sweep.comparison import Comparison
     from spotguard.control.journal.team.budget import TeamBudget
     from spotguard.control.supervisor.lease import Lease
@@ -349,7 +351,7 @@ class Supervisor:
                 data: dict[str, Any] = {"reason": action.reason.value, "detail": action.detail}
                 if action.reason is EndReason.FAILED:  # a cloud forgets the log with the cluster
                     data["log"] = log_tail(
-                        self._launcher, self._store, attempt, _failed_node(attempt)
+                        self._launcher, self._store, attempt, attempt.failed_node
                     )
                 self._ledger.write(Kind.DOWN_ASKED, data, attempt=number)
             case SendDown():
@@ -400,7 +402,7 @@ class Supervisor:
                 "members": list(group.nodes),
                 "nodes": len(group.nodes),
                 "offer": offer_to_json(attempt.offer),
-                "allotment": _allotment_to_json(action.allotment),
+                "allotment": allotment_to_json(action.allotment),
             },
             attempt=group.attempt,
         )
@@ -454,7 +456,7 @@ class Supervisor:
                 "cluster": name,
                 "nodes": action.nodes,
                 "offer": offer_to_json(action.offer),
-                "allotment": _allotment_to_json(action.allotment),
+                "allotment": allotment_to_json(action.allotment),
                 "why": action.why,
                 "ahead": action.ahead,
             },
@@ -546,9 +548,7 @@ class Supervisor:
         traceback = action.traceback
         if action.reason is EndReason.FAILED and traceback is None:
             kept = attempt.down and attempt.down.log
-            traceback = kept or log_tail(
-                self._launcher, self._store, attempt, _failed_node(attempt)
-            )
+            traceback = kept or log_tail(self._launcher, self._store, attempt, attempt.failed_node)
         self._lookout.note_progress(attempt)
         steps = [step for step in (attempt.last_step, self._lookout.step) if step is not None]
         known = attempt.started_at is not None or self._lookout.step > 0
@@ -597,11 +597,3 @@ class Supervisor:
             log.warning("could not publish %s: %s", key, problem)
             return problem
         return None
-
-
-def _allotment_to_json(allotment: Allotment) -> dict[str, Any]:
-    return {**asdict(allotment), "down_reason": allotment.down_reason.value}
-
-
-def _failed_node(attempt: AttemptRecord) -> int:
-    return attempt.failed_nodes[0].node if attempt.failed_nodes else 0

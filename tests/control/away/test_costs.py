@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 
 from spotguard.control.journal import cost
-from spotguard.control.journal.controller_node import ControllerNode
+from spotguard.control.journal.nodes.controller_node import ControllerNode
 from spotguard.control.journal.record import Allotment, Limits
 from spotguard.control.supervisor.attempt_limits import CONTROLLER_LEAVES_S, allot, beside_s
 from spotguard.control.supervisor.policy import Policy

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from spotguard.control.journal.controller_node import ControllerNode
+    from spotguard.control.journal.nodes.controller_node import ControllerNode
     from spotguard.control.journal.record import RunRecord
     from spotguard.spec.nodes import NodeRange
 

@@ -42,12 +42,12 @@ def shallow(inputs: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def test_a_mutatedread_run_json_is_refused_or_read() -> None:
-    """30 000 of them: one sentence for the user, or the five fields."""
+    """30 000 of them: one sentence for the user, or the seven fields."""
     original = json.dumps(ORIGINAL, sort_keys=True, indent=1).encode()
 
     def check(_: bytes, found: dict[str, Any]) -> None:
         assert set(found) == {
-            *("name", "limits", "created_at", "spec", "places"),
+            *("name", "limits", "created_at", "spec", "places", "sweep"),
             "controller_nodes",
         }
 

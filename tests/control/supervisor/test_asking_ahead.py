@@ -22,8 +22,8 @@ from spotguard.launch.base import ClusterState
 from spotguard.shared.units import to_iso
 from spotguard.testing.job import JobFate
 from spotguard.testing.launcher import FAKE_OFFER, FakeLauncher
+from tests.control.controller.test_crashes import Saboteur, repaired, run_with
 from tests.control.made import intended, launched, made, training
-from tests.control.test_crashes import Saboteur, repaired, run_with
 from tests.control.world import RUN_ID, World
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from spotguard.events.states import EndReason, RunState
 from spotguard.launch.base import Unreachable
 from spotguard.testing.job import JobFate
 from spotguard.testing.launcher import FAKE_OFFER
+from tests.control.controller.test_crashes import Saboteur, repaired, run_with
 from tests.control.journal.test_snapshot import created
-from tests.control.test_crashes import Saboteur, repaired, run_with
 from tests.control.world import World
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spotguard.control.journal.market_log import note_market, read_market
-from spotguard.control.journal.record import Limits, place_key
+from spotguard.control.journal.nodes.offer import place_key
+from spotguard.control.journal.record import Limits
 from spotguard.control.supervisor.actions import NoteRefused
 from spotguard.control.supervisor.market_notes import MarketNotes
 from spotguard.control.supervisor.placement import advised, hazard_of, place_name, seen_of

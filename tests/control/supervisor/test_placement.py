@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from spotguard.control.journal.record import Limits, place_key
+from spotguard.control.journal.nodes.offer import place_key
+from spotguard.control.journal.record import Limits
 from spotguard.control.supervisor.placement import (
     advised,
     back_to_spot_due,

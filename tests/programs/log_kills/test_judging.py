@@ -10,6 +10,7 @@ KILL = Kill(seed=1, victim="node", after_s=1.0, pause_s=0.1, longest=1)
 WHOLE: list[tuple[int | None, str]] = [
     (rank, f"{number} {100.0 + number}") for number in range(9) for rank in RANKS
 ]
+WITHOUT_1 = [line for line in WHOLE if line[0] != 1]
 
 
 def test_a_whole_log_is_right() -> None:
@@ -25,7 +26,7 @@ def test_a_whole_log_is_right() -> None:
         (WHOLE[:4] + WHOLE[2:], WHOLE, 109.0, "told twice"),
         (WHOLE[::-1], WHOLE[::-1], 109.0, "out of its order"),
         (WHOLE, WHOLE, 117.0, "9.0 s are lost"),
-        (WHOLE[::2], WHOLE[::2], 109.0, "nothing is stored of rank 1"),
+        (WITHOUT_1, WITHOUT_1, 109.0, "nothing is stored of rank 1"),
         (WHOLE, WHOLE + WHOLE[-2:], 109.0, "who followed"),
         (WHOLE, WHOLE[:-2], 109.0, "who followed"),
     ],

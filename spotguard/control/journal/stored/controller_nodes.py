@@ -11,8 +11,8 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from spotguard.control.journal.controller_node import ControllerNode
 from spotguard.control.journal.fold import limits_to_json
+from spotguard.control.journal.nodes.controller_node import ControllerNode
 from spotguard.control.journal.stored.places import read_limits
 from spotguard.errors import AlreadyExists, EnvironmentFailure, NotFound
 from spotguard.events import keys
