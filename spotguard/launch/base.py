@@ -272,3 +272,7 @@ class Launcher(Protocol):
             LauncherFailure: it cannot be read now.
         """
         ...
+
+    def close(self) -> None:
+        """Look no more, and let threads go; clusters go on. May be called twice."""
+        ...

@@ -273,6 +273,9 @@ class FakeLauncher:
         if known is not None:
             self._take_down(known, self._clock.now(), "taken down")
 
+    def close(self) -> None:
+        """Nothing is held."""
+
     def read_log(self, cluster: str, node: int, offset: int) -> LogChunk:
         """Return what is left of the node's scripted output; a cloud keeps none of it."""
         if self._state(cluster) is not ClusterState.UP:

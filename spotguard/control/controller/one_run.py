@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,8 @@ log = logging.getLogger(__name__)
 
 _buckets: dict[str, ObjectStore] = {}
 """By their URL: the runs of a process share connections and threads."""
+_opening = threading.Lock()
+"""All runs begin at once in a new process, and opening a store asks nobody."""
 _PREDECESSOR_PATIENCE_S = 10.0
 _STORE_RETRY_S = 5.0
 """How long until a store that cannot be read is tried again: its own retries come on top."""
@@ -116,7 +119,10 @@ def _control_here(
         ),
     )
     lease.tell = lambda: document(summary(folder, supervisor.record))
-    return supervisor.run(goes_on=goes_on).settled is None
+    try:
+        return supervisor.run(goes_on=goes_on).settled is None
+    finally:
+        launcher.close()  # the process goes on, and with it the threads that look for this run
 
 
 def _budgets_of(spec: JobSpec, record: RunRecord) -> list[TeamBudget]:
@@ -243,6 +249,7 @@ def _opened(store_root: str) -> ObjectStore:
     """Return a store, of a bucket always the same: each of its clients takes 12 MB."""
     if folder_at(store_root) is not None:
         return open_store(store_root)
-    if store_root not in _buckets:
-        _buckets[store_root] = open_store(store_root)
-    return _buckets[store_root]
+    with _opening:
+        if store_root not in _buckets:
+            _buckets[store_root] = open_store(store_root)
+        return _buckets[store_root]

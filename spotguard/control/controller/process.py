@@ -34,6 +34,8 @@ _PREDECESSOR_PATIENCE_S = 10.0
 _LOOK_S = 0.1
 _LIST_S = 1.0
 """A folder's time may miss what is written twice within some milliseconds."""
+_LINGER_S = 1.0
+"""Who handed a run over may still read what ended its control."""
 _LEAVE_PATIENCE_S = 3.0
 """How long a thread may take to let go of its run: SkyPilot's calls cannot be broken off."""
 
@@ -67,18 +69,28 @@ class _Process:
         self._hands: dict[str, _Hand] = {}
 
     def run(self) -> None:
-        changed_at, listed_at = -1, float("-inf")
+        changed_at, listed_at, ended_at = -1, float("-inf"), float("-inf")
         while True:
             found, now = self._roster.changed_at(), time.monotonic()
             ended = [run for run, hand in self._hands.items() if not hand.thread.is_alive()]
             for run_id in ended:
                 del self._hands[run_id]
+                ended_at = now
             if ended or found != changed_at or now - listed_at >= _LIST_S:
                 changed_at, listed_at = found, now
-                self._obey(self._roster.orders(), now)
-            if not self._hands and self._roster.leave():
+                self._look(now)
+            if not self._hands and now - ended_at >= _LINGER_S and self._roster.leave():
                 return
             time.sleep(_LOOK_S)
+
+    def _look(self, now: float) -> None:
+        """Obey the orders. Where they cannot be read, all stays as it is until the next look."""
+        try:
+            orders = self._roster.orders()
+        except OSError as problem:
+            log.warning("the orders in %s cannot be read: %s", self._roster.path, problem)
+        else:
+            self._obey(orders, now)
 
     def _obey(self, orders: dict[str, Order], now: float) -> None:
         for run_id, order in orders.items():
@@ -105,7 +117,11 @@ class _Process:
         hand.thread = threading.Thread(
             target=self._look_after, args=(folder, hand), name=f"control {run_id}", daemon=True
         )
-        hand.thread.start()
+        try:
+            hand.thread.start()
+        except RuntimeError as problem:  # the machine has no thread left: the others go on
+            del self._hands[run_id]
+            self._roster.finish(run_id, order, f"no thread can be started for it: {problem}")
 
     def _look_after(self, folder: RunFolder, hand: _Hand) -> None:
         problem: str | None = "its controller's thread has ended"
@@ -140,9 +156,24 @@ def _controlled(folder: RunFolder, rest: Rest, told: TextIO) -> str | None:
 
 
 def _begin_anew(roster: Roster) -> None:
-    """Leave all runs as they are to a new process of the same environment; end this one."""
-    if roster.orders():
-        subprocess.Popen(
-            [sys.executable, "-m", "spotguard.control", roster.path.name], start_new_session=True
-        )
+    """Leave all runs as they are to a new process of the same environment; end this one.
+
+    Return if none can be started: a process that hangs with one run still has the others.
+    """
+    try:
+        if _has_orders(roster):
+            subprocess.Popen(
+                [sys.executable, "-m", "spotguard.control", roster.path.name],
+                start_new_session=True,
+            )
+    except OSError as problem:
+        log.warning("no new process can be started: %s", problem)
+        return
     os._exit(0)
+
+
+def _has_orders(roster: Roster) -> bool:
+    try:
+        return bool(roster.orders())
+    except OSError:  # a process too many ends by itself
+        return True

@@ -55,9 +55,9 @@ class Bell:
         with self._lock:
             self._waiting[rung] = paths, signs
             if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, name="spotguard-bell")
-                self._thread.daemon = True
-                self._thread.start()
+                thread = threading.Thread(target=self._watch, name="spotguard-bell", daemon=True)
+                thread.start()  # which may fail: then the next one to wait tries it again
+                self._thread = thread
         try:
             return rung.wait(seconds)
         finally:

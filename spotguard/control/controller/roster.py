@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+_GONE = (FileNotFoundError, NotADirectoryError)
+"""Any other error of the file system says nothing of what is there: it may be over in a second."""
 Order = tuple[int, int]
 """What tells an order from a later one for the same run: the file's inode and its time."""
 
@@ -84,15 +86,21 @@ class Roster:
         return self._order(run_id) == order
 
     def orders(self) -> dict[str, Order]:
-        """Return the runs to look after; none where the folder is gone, with a moved home."""
-        with contextlib.suppress(OSError):
-            found = {name: self._order(name) for name in os.listdir(self._runs)}  # noqa: PTH208
-            return {
-                name: order
-                for name, order in found.items()
-                if order is not None and keys.RUN_ID_PATTERN.fullmatch(name)
-            }
-        return {}
+        """Return the runs to look after; none where the folder is gone, with a moved home.
+
+        Raises:
+            OSError: nobody can tell it now. What was ordered before still counts.
+        """
+        try:
+            names = os.listdir(self._runs)  # noqa: PTH208 - the names alone
+        except _GONE:
+            return {}
+        found = {name: self._order(name) for name in names}
+        return {
+            name: order
+            for name, order in found.items()
+            if order is not None and keys.RUN_ID_PATTERN.fullmatch(name)
+        }
 
     def changed_at(self) -> int:
         """Return what changes with the orders, in most cases; 0 where their folder is gone."""
@@ -105,10 +113,15 @@ class Roster:
         with contextlib.suppress(OSError), self.handing_over():
             if self.stands(run_id, order):
                 if problem is not None:
-                    failed = self.path / "failed"
-                    failed.mkdir(exist_ok=True, mode=0o700)
-                    (failed / run_id).write_text(problem, "utf-8")
-                (self._runs / run_id).unlink()
+                    self._note(run_id, problem)
+                (self._runs / run_id).unlink(missing_ok=True)
+
+    def _note(self, run_id: str, problem: str) -> None:
+        """Write down what ended the control of a run; a full disk must not keep the order alive."""
+        with contextlib.suppress(OSError):
+            failed = self.path / "failed"
+            failed.mkdir(exist_ok=True, mode=0o700)
+            (failed / run_id).write_text(problem, "utf-8")
 
     def problem(self, run_id: str) -> str | None:
         """Return what ended the control of a run that was ordered last; None if nothing did."""
@@ -128,10 +141,10 @@ class Roster:
                     return False
                 shutil.rmtree(self.path, ignore_errors=True)
                 return True
-        except BlockingIOError:
-            return False
-        except OSError:  # the home is gone
+        except _GONE:  # with its home
             return True
+        except OSError:  # somebody hands over, or nobody can tell it now
+            return False
 
     @property
     def _runs(self) -> Path:
@@ -140,7 +153,7 @@ class Roster:
     def _order(self, run_id: str) -> Order | None:
         try:
             found = os.stat(self._runs / run_id)  # noqa: PTH116 - for each run, again and again
-        except OSError:
+        except _GONE:
             return None
         return found.st_ino, found.st_mtime_ns
 

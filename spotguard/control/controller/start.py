@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from spotguard.control.controller.roster import Roster, take_back
@@ -160,10 +160,11 @@ def control_alone(folder: RunFolder) -> Iterator[None]:
 def _begin_again() -> None:
     """Hand the other runs of a process that had to die to a new one, if they are of this
     environment; a run of another one gets its controller when a command looks at it."""
-    roster = Roster.of_this_environment()
-    with roster.handing_over():
-        if roster.orders() and roster.pid() is None:
-            _new_process(roster)
+    with suppress(OSError):  # then the next command that looks at one of them does it
+        roster = Roster.of_this_environment()
+        with roster.handing_over():
+            if roster.orders() and roster.pid() is None:
+                _new_process(roster)
 
 
 def _signal_controller(folder: RunFolder, number: signal.Signals) -> None:

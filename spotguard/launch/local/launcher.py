@@ -152,6 +152,9 @@ class LocalLauncher:
         for place in places:
             kill_all(place)
 
+    def close(self) -> None:
+        """Nothing is held."""
+
     def read_log(self, cluster: str, node: int, offset: int) -> LogChunk:
         """Return what the node printed from byte `offset` on, 1 MiB at most."""
         try:

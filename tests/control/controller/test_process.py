@@ -78,6 +78,7 @@ def begun(home: Path, monkeypatch: pytest.MonkeyPatch) -> ThreadAsProcess:
     made = ThreadAsProcess()
     monkeypatch.setattr(start, "_new_process", made)
     monkeypatch.setattr(process, "_LOOK_S", 0.005)
+    monkeypatch.setattr(process, "_LINGER_S", 0.05)
     return made
 
 
@@ -283,3 +284,47 @@ def test_runs_of_one_bucket_share_its_client(monkeypatch: pytest.MonkeyPatch) ->
     assert one_run._opened(bucket) is one_run._opened(bucket)
     assert one_run._opened(folder) is not one_run._opened(folder)
     assert opened == [bucket, folder, folder]
+
+
+def test_a_machine_without_threads_costs_one_run(
+    home: Path,
+    begun: ThreadAsProcess,
+    controlled: Controlled,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The run that came last is told; those before it go on in the same process."""
+    start.start(folder(home, RUNS[0]))
+    real = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == f"control {RUNS[1]}":
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(EnvironmentFailure, match="can't start new thread"):
+        start.start(folder(home, RUNS[1]))
+    assert controlled.now[RUNS[0]] == 1
+    assert len(begun.begun) == 1
+
+
+def test_orders_that_cannot_be_read_let_go_of_no_run(
+    home: Path,
+    begun: ThreadAsProcess,
+    controlled: Controlled,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A disk that stalls is not a user who takes all runs back."""
+    start.start(folder(home, RUNS[0]))
+    looks = Counter[str]()
+
+    def stalls(roster: Roster) -> dict[str, Any]:
+        looks["orders"] += 1
+        raise OSError("stale")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "_LIST_S", 0.0)
+        patch.setattr(Roster, "orders", stalls)
+        wait_until(lambda: looks["orders"] > 3, "it looks again", every_s=0.01)
+        assert controlled.now[RUNS[0]] == 1
+    assert controlled.begun[RUNS[0]] == 1

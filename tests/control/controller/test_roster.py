@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import stat
 from typing import TYPE_CHECKING
 
@@ -105,3 +106,32 @@ def test_no_value_of_the_environment_is_written_down(home: Path) -> None:
     assert not any(value in key.read_text() + name for value in ENVIRON.values())
     key.write_text("another home's")
     assert process_name(home, ENVIRON) != name
+
+
+def test_orders_that_cannot_be_read_are_not_taken_for_none(
+    roster: Roster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network folder that stalls, or a process without descriptors, lets go of no run."""
+    roster.give(RUN)
+
+    def stalls(*_: object) -> list[str]:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.listdir", stalls)
+        with pytest.raises(OSError, match="Stale"):
+            roster.orders()
+        assert not roster.leave()
+    assert set(roster.orders()) == {RUN}
+
+
+def test_a_full_disk_keeps_no_order_alive(roster: Roster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a run that cannot be controlled is begun again and again."""
+    order = roster.give(RUN)
+
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_text", full)
+    roster.finish(RUN, order, "its journal cannot be written")
+    assert roster.orders() == {}

@@ -187,13 +187,19 @@ def test_a_store_that_fails_while_it_says_who_won_is_asked_again() -> None:
 def test_no_launcher_keeps_a_lease_waiting(
     home: Path, monkeypatch: pytest.MonkeyPatch, act: str
 ) -> None:
-    """A controller, or an `adopt`, that hangs at SkyPilot holds the run all the same."""
+    """A controller, or an `adopt`, that hangs at SkyPilot holds the run all the same. A controller
+    that fails leaves no thread behind that looks for its run: the process has other runs."""
     spec = JobSpec(script="/job.py", workdir="/", name="job", store=str(home / "store"))
     folder = folder_of(api.create_run(spec))
     store = PrefixedStore(open_store(home / "store"), folder.run_id)
     store.put(keys.launch(1), json.dumps({"cluster": f"{folder.run_id}-1", "nodes": 1}).encode())
 
+    closed = threading.Event()
+
     class Hangs(FakeLauncher):
+        def close(self) -> None:
+            closed.set()
+
         def offers(self) -> list[Offer]:
             return self.hang()
 
@@ -217,6 +223,7 @@ def test_no_launcher_keeps_a_lease_waiting(
     }
     with pytest.raises(Answered):
         acts[act]()
+    assert closed.is_set() == (act == "control")
 
 
 def test_without_the_store_acts_end_before_another_machine_may_take_over() -> None:
