@@ -225,7 +225,12 @@ class Sweep:
         return commands.go_on(self.name)
 
     def stop(self) -> int:
-        """Ask all of its runs to save and then to release their nodes; return how many go on."""
+        """Ask all of its runs to save and then to release their nodes; return how many go on.
+
+        Raises:
+            EnvironmentFailure: some could not be asked; names them and the way out. All others
+                were.
+        """
         from spotguard.control.sweep import commands
 
         return commands.end(self.name, save=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -36,6 +37,8 @@ ENTRY = "outside"
 """Of a header's `__metadata__`."""
 _LENGTH_BYTES = 8
 _BUFFER_BYTES = 1 << 20
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/|.*://", re.DOTALL)
+"""A path that was made of a URL has one slash there."""
 _READS = Reads(threads=2, size_bytes=4 << 20)
 _WAY_OUT = (
     "put the file back as it was, or say where it is now: "
@@ -75,7 +78,7 @@ class BaseFiles:
         """
         self._tensors: dict[tuple[str, tuple[int, ...]], list[_Tensor]] = {}
         self._digests: dict[tuple[_Tensor, int, int], str] = {}
-        self.paths = list(dict.fromkeys(each for path in paths for each in _files_at(Path(path))))
+        self.paths = list(dict.fromkeys(each for path in paths for each in _files_at(path)))
         for path in self.paths:
             self._add(path)
 
@@ -237,8 +240,16 @@ def _lost(path: Path, name: str, why: str) -> BaseNotFound:
     )
 
 
-def _files_at(path: Path) -> Iterator[Path]:
-    path = path.expanduser().absolute()
+def _files_at(named: str | os.PathLike[str]) -> Iterator[Path]:
+    if _URL.match(os.fspath(named)):  # it may hold a password, so it is not repeated
+        raise UsageError(
+            "base: what is given is a URL, and a base is read from files of this machine",
+            hint="copy it here, and name the file, a list of files, or a folder of *.safetensors",
+        )
+    try:
+        path = Path(named).expanduser().absolute()
+    except RuntimeError as problem:  # ~ of a user that this machine does not know
+        raise UsageError(f"base: {named} is no path on this machine: {problem}") from problem
     if not path.is_dir():
         yield path
         return

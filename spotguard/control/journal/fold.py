@@ -298,7 +298,10 @@ def _wished(record: RunRecord, entry: Entry) -> RunRecord:
 
 def _compared(record: RunRecord, entry: Entry) -> RunRecord:
     if entry.data.get("stop") is not True:
-        return replace(record, looks=None if record.looks is None else record.looks + 1)
+        if record.looks is None:
+            return record
+        looks = integer(entry.data, "looks", low=1) or 0
+        return replace(record, looks=max(record.looks + 1, looks))
     # Who lets it go on after all is not to be contradicted.
     why = str(entry.data.get("why") or "its sweep")
     return replace(_wished(record, replace(entry, kind=_STOP)), looks=None, wish_why=why)

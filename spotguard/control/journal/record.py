@@ -449,7 +449,7 @@ class RunRecord:
     sweep: dict[str, Any] = field(default_factory=dict)
     """Its part in a sweep, as `SweepPart.to_json` gave it; empty for a run of none."""
     looks: int | None = 0
-    """How often it was compared with the other points; None: it is no more."""
+    """How many looks at it and the other points are behind it; None: it is compared no more."""
     phase: int = 0
     """In which of the job's phases the run is, from 0."""
     placing: Placing | None = None

@@ -52,7 +52,8 @@ class _Known:
     def summary(self) -> RunSummary:
         """Return one line on the run."""
         if self.at_rest is not None:
-            return replace(self.at_rest.summary, problem=self.problem)
+            told = self.at_rest.summary
+            return replace(told, problem=self.problem or told.problem)
         if self.record is None:
             return lost_run(self.folder, self.problem)
         return replace(summary(self.folder, self.record), problem=self.problem)

@@ -116,8 +116,10 @@ class ValuesOfRun:
         self._reader = SeriesReader(store)
         self._name = name
 
-    def first_from(self, record: RunRecord, done: int) -> float | None:
-        """Return its first value that counts once so many steps are done; None if none is stored.
+    def first_from(self, record: RunRecord, done: int) -> tuple[int, float] | None:
+        """Return its first value that counts once so many steps are done, and how many were then.
+
+        None if none is stored.
 
         Raises:
             StoreError: the store cannot be read.
@@ -126,7 +128,7 @@ class ValuesOfRun:
         if series is None:
             return None
         found = zip(series.steps, series.values, strict=True)
-        return next((value for step, value in found if step + 1 >= done), None)
+        return next(((step + 1, value) for step, value in found if step + 1 >= done), None)
 
     def newest(self, record: RunRecord) -> float | None:
         """Return its newest value that counts; None if none is stored. Raises as `first_from`."""

@@ -104,6 +104,7 @@ def run_summary(record: RunRecord, *, now: float, live: StepProgress | None = No
             attempt.end is not None and attempt.end.reason.retried for attempt in record.attempts
         ),
         queued=record.queued or None if record.settled is None else None,
+        problem=record.settled.detail if record.is_away and record.settled is not None else None,
     )
 
 

@@ -189,15 +189,13 @@ def write_down(job: JobSpec, plan: SweepPlan, now: float) -> SweepRecord:
     )
     folder = sweeps_folder() / sweep_id
     draft = sweeps_folder() / f".new-{sweep_id}"
-    try:
+    with _written(folder):
         draft.mkdir(mode=0o700, parents=True)
         with os.fdopen(
             os.open(draft / keys.SWEEP, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="utf-8"
         ) as file:
             json.dump(sweep.to_json(public=False), file)
         draft.rename(folder)
-    except OSError as problem:
-        raise EnvironmentFailure(f"{folder} cannot be written: {problem.strerror}.") from problem
     return sweep
 
 
@@ -213,7 +211,11 @@ def publish(sweep: SweepRecord) -> None:
 
 def forget(sweep: SweepRecord) -> None:
     """Remove what is left of a sweep of which no run could be created."""
-    shutil.rmtree(sweeps_folder() / sweep.sweep_id, ignore_errors=True)
+    folder = sweeps_folder() / sweep.sweep_id
+    aside = sweeps_folder() / f".old-{sweep.sweep_id}"
+    with contextlib.suppress(OSError):  # who is killed in between leaves no half of a sweep
+        folder.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
     with contextlib.suppress(StoreError):
         sweep_store(open_store(sweep.store_root), sweep.sweep_id).delete(keys.SWEEP)
 
@@ -223,12 +225,17 @@ def known_sweeps() -> list[str]:
     folder = sweeps_folder()
     if not folder.is_dir():
         return []
-    found = [path for path in folder.iterdir() if keys.RUN_ID_PATTERN.fullmatch(path.name)]
-    return [path.name for path in sorted(found, key=lambda path: -_written_at(path))]
+    named = [path for path in folder.iterdir() if keys.RUN_ID_PATTERN.fullmatch(path.name)]
+    found = {path.name: at for path in named if (at := _written_at(path)) is not None}
+    return sorted(found, key=lambda name: -found[name])
 
 
-def _written_at(path: Path) -> float:
-    return (path / keys.SWEEP).stat().st_mtime
+def _written_at(path: Path) -> float | None:
+    """Return when a sweep was written down; None if what is there is none, or was forgotten."""
+    try:
+        return (path / keys.SWEEP).stat().st_mtime
+    except OSError:
+        return None
 
 
 def find_sweep(wanted: str | None) -> SweepRecord:
@@ -296,15 +303,33 @@ def place_of(sweep: SweepRecord, run_id: str) -> str:
 
 @contextmanager
 def alone(sweep: SweepRecord) -> Iterator[None]:
-    """Hold the right to create the sweep's runs inside the block; waits for who has it."""
-    descriptor = os.open(
-        sweeps_folder() / sweep.sweep_id / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-    )
+    """Hold the right to create the sweep's runs inside the block; waits for who has it.
+
+    Raises:
+        EnvironmentFailure: its folder cannot be written, or is gone.
+    """
+    path = sweeps_folder() / sweep.sweep_id / "lock"
+    with _written(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
+
+
+def mark_stopped(sweep: SweepRecord) -> None:
+    """Have no more runs created; `EnvironmentFailure` if that cannot be written down."""
+    with _written(stopped_mark(sweep)):
+        stopped_mark(sweep).touch()
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as problem:
+        raise EnvironmentFailure(f"{path} cannot be written: {problem.strerror}.") from problem
 
 
 def stopped_mark(sweep: SweepRecord) -> Path:

@@ -1,4 +1,4 @@
-"""Beginning a sweep, going on where somebody died who did, and ending it.
+"""Beginning a sweep, and going on where somebody died who did.
 
 No process drives a sweep. Its runs are created one by one, each gets its controller, and those wait
 for the sweep's money and for a place as runs wait for a team's. So what is done here takes seconds,
@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from spotguard.control.controller import start
 from spotguard.control.create_run import create_run
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.sweep.comparison import optuna_module
-from spotguard.control.run_folder import RunFolder, runs_folder
 from spotguard.control.sweep.asked import (
     SweepPlan,
     SweepRecord,
@@ -26,17 +25,27 @@ from spotguard.control.sweep.asked import (
     stopped_mark,
     write_down,
 )
+from spotguard.control.sweep.where import created_runs, folder_here, was_launched
 from spotguard.errors import JournalDamaged, SpotguardError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from spotguard.control.journal.record import Kind
+    from spotguard.control.run_folder import RunFolder
     from spotguard.launch.base import Survey
     from spotguard.spec.model import JobSpec
 
 _STARTS = 4
 """Controllers that are started side by side: each takes a second of a core."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """What came of starting controllers."""
+
+    count: int = 0
+    problems: dict[str, SpotguardError] = field(default_factory=dict)
+    """Why some did not start, by run."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,8 @@ def begin(
     check(job, plan)
     sweep = write_down(job, plan, time.time())
     try:
-        go_on(sweep, found)
+        _create_missing(sweep, found, is_new=True)
+        _all_started(sweep)
     except SpotguardError:
         if not created_runs(sweep):
             forget(sweep)
@@ -83,43 +93,51 @@ def begin(
 def go_on(sweep: SweepRecord, found: Survey | Sequence[Survey] | None = None) -> Begun:
     """Create the runs that are missing, and start the controllers of those that have none.
 
-    Each may have been killed anywhere before: what is there is left alone.
+    Each may have been killed anywhere before: what is there is left alone. So is a run that was
+    launched and whose folder is gone from here: its nodes may live, and only `adopt` finds them.
     """
+    created = _create_missing(sweep, found, is_new=False)
+    return Begun(created=created, started=_all_started(sweep))
+
+
+def _create_missing(
+    sweep: SweepRecord, found: Survey | Sequence[Survey] | None, *, is_new: bool
+) -> int:
+    """Create the runs that are missing and return how many; of a new sweep none was launched."""
     with alone(sweep):
-        created = 0
-        if not stopped_mark(sweep).exists():
-            publish(sweep)
-            for part in sweep.parts():
-                if not (runs_folder() / part.run_id).is_dir():
-                    create_run(sweep.job_of(part), found, part)
-                    created += 1
+        if stopped_mark(sweep).exists():
+            return 0
+        publish(sweep)
+        missing = [part for part in sweep.parts() if folder_here(part.run_id) is None]
+        unbegun = [part for part in missing if is_new or not was_launched(sweep, part.run_id)]
+        for part in unbegun:
+            create_run(sweep.job_of(part), found, part)
+        return len(unbegun)
+
+
+def _all_started(sweep: SweepRecord) -> int:
+    started = start_controllers(sweep)
+    for problem in started.problems.values():
+        raise problem
+    return started.count
+
+
+def start_controllers(sweep: SweepRecord) -> Started:
+    """Start the controllers of those runs that need one and have none."""
     lost = [folder for folder in created_runs(sweep) if _needs_controller(folder)]
     with ThreadPoolExecutor(_STARTS, thread_name_prefix="spotguard-sweep") as crew:
-        list(crew.map(start.start, lost))
-    return Begun(created=created, started=len(lost))
+        problems = dict(zip((each.run_id for each in lost), crew.map(_start, lost), strict=True))
+    failed = {run_id: problem for run_id, problem in problems.items() if problem is not None}
+    return Started(count=len(lost) - len(failed), problems=failed)
 
 
-def created_runs(sweep: SweepRecord) -> list[RunFolder]:
-    """Return the folders of its runs that there are on this machine."""
-    folders = [RunFolder(runs_folder() / part.run_id) for part in sweep.parts()]
-    return [folder for folder in folders if folder.path.is_dir()]
-
-
-def end(sweep: SweepRecord, wish: Kind) -> int:
-    """Ask all its runs to stop, or to release their nodes at once; return how many were asked.
-
-    What is not created yet never is.
-    """
-    with alone(sweep):
-        stopped_mark(sweep).touch()
-    asked = 0
-    for folder in created_runs(sweep):
-        with folder.journal() as journal:
-            if read_record(journal).settled is None:
-                journal.append(wish.value, at=folder.clock().now())
-                asked += 1
-    go_on(sweep)
-    return asked
+def _start(folder: RunFolder) -> SpotguardError | None:
+    """Start one controller; return why it did not: the others are started all the same."""
+    try:
+        start.start(folder)
+    except SpotguardError as problem:
+        return problem
+    return None
 
 
 def _needs_controller(folder: RunFolder) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from spotguard.control.journal.record import Kind
 from spotguard.control.run_folder import is_place
-from spotguard.control.sweep import begin
+from spotguard.control.sweep import begin, ending
 from spotguard.control.sweep.asked import find_sweep, place_of, stored_sweep
 from spotguard.control.sweep.table import SweepWatch
 from spotguard.errors import UsageError
@@ -69,10 +69,11 @@ def end(name: str, *, save: bool) -> int:
 
     Raises:
         UsageError: it is named by its place in a store.
+        EnvironmentFailure: some could not be asked; names them and the way out. All others were.
     """
     if is_place(name):
         raise UsageError(
             f"{name} is a place in a store: a sweep can be looked at there, and not steered.",
             hint="repeat it on the machine where it was begun",
         )
-    return begin.end(find_sweep(name), Kind.USER_STOP if save else Kind.USER_DOWN)
+    return ending.end(find_sweep(name), Kind.USER_STOP if save else Kind.USER_DOWN)

@@ -6,15 +6,13 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal
 
-from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.sweep.part import MINIMIZE, sweep_store
 from spotguard.control.journal.sweep.published import Values, read_values
 from spotguard.control.report.stored import StoredRun
-from spotguard.control.run_folder import RunFolder, runs_folder
 from spotguard.control.status.metrics import ValuesOfRun
-from spotguard.control.status.watch import picture
 from spotguard.control.sweep.asked import place_of, stopped_mark
-from spotguard.errors import JournalDamaged, StoreError, UsageError
+from spotguard.control.sweep.where import folder_here, look_at, was_launched
+from spotguard.errors import JournalDamaged, SpotguardError, StoreError, UsageError
 from spotguard.events.states import RunState
 from spotguard.shared.documents import INSTANT
 from spotguard.storage import PrefixedStore, open_store
@@ -89,11 +87,26 @@ class SweepDocument:
     one."""
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """What was seen of a point's run."""
+
+    view: RunView
+    record: RunRecord
+    by_store: bool
+    """Whether the store says so; else this machine's journal does."""
+    is_lost: bool = False
+    """Whether its folder is gone from this machine, where it belongs."""
+
+
 class SweepWatch:
     """Looks at a sweep again and again; points at rest are read once. Not thread-safe."""
 
     def __init__(self, sweep: SweepRecord, *, stored: bool) -> None:
-        """Look at this machine's runs, or with `stored` at what the store says of them."""
+        """Look at this machine's runs, or with `stored` at what the store says of all.
+
+        The store is asked for runs that another machine controls in any case.
+        """
         self._sweep = sweep
         self._stored = stored
         self._root = open_store(sweep.store_root)
@@ -133,16 +146,36 @@ class SweepWatch:
         arguments = dict(self._sweep.points[number - 1])
         named = SweepPoint(number=number, run_id=run_id, arguments=arguments, state=None)
         try:
-            view, record = self._read(run_id)
-        except UsageError:
-            never = not self._stored and stopped_mark(self._sweep).exists()
-            why = "never begun: the sweep was stopped" if never else "not begun yet"
-            return replace(named, settled=never, detail=why), False
-        except JournalDamaged as problem:
+            seen = self._read(run_id)
+        except SpotguardError as problem:
+            if self._stored and not isinstance(problem, JournalDamaged):
+                raise
             return replace(named, detail=problem.message), False
-        told = self._told(run_id) if view.state is RunState.STOPPED else Values()
-        pruned = bool(told.stopped) and (self._stored or view.state_detail == told.stopped)
-        point = replace(
+        if seen is None:
+            return self._unbegun(named), False
+        point = self._pictured(named, seen)
+        if point.settled and (self._stored or not seen.by_store):
+            self._at_rest[run_id] = point, seen.view.demo_prices
+        return point, seen.view.demo_prices
+
+    def _unbegun(self, named: SweepPoint) -> SweepPoint:
+        """Return a point that has no run."""
+        if self._stored or not stopped_mark(self._sweep).exists():
+            return replace(named, detail="not begun yet")
+        never = replace(named, settled=True, detail="never begun: the sweep was stopped")
+        self._at_rest[named.run_id] = never, False
+        return never
+
+    def _pictured(self, named: SweepPoint, seen: _Seen) -> SweepPoint:
+        """Return a point with what its run says."""
+        view, record = seen.view, seen.record
+        told = self._told(named.run_id) if view.state is RunState.STOPPED else Values()
+        pruned = bool(told.stopped) and (seen.by_store or view.state_detail == told.stopped)
+        detail = told.stopped if pruned else view.state_detail
+        if seen.is_lost and not view.state.settled:
+            place = place_of(self._sweep, named.run_id)
+            detail = f"its folder is gone from this machine: spotguard adopt {place}"
+        return replace(
             named,
             state=view.state,
             step=view.step,
@@ -154,26 +187,28 @@ class SweepWatch:
             queued=bool(record.queued) and not view.state.settled,
             settled=view.state.settled,
             exit_code=None if record.settled is None else record.settled.exit_code,
-            detail=told.stopped if pruned else view.state_detail,
+            detail=detail,
         )
-        if point.settled:
-            self._at_rest[run_id] = point, view.demo_prices
-        return point, view.demo_prices
 
-    def _read(self, run_id: str) -> tuple[RunView, RunRecord]:
+    def _read(self, run_id: str) -> _Seen | None:
+        """Return what is seen of a run; None if it is not begun."""
         if self._stored:
-            run = self._runs.get(run_id) or StoredRun(place_of(self._sweep, run_id))
-            self._runs[run_id] = run
-            run.refresh()
-            folder: RunFolder = run.folder
-        else:
-            folder = RunFolder(runs_folder() / run_id)
-            if not folder.path.is_dir():
-                raise UsageError(f"There is no run {run_id!r} on this machine.")
-        controlled = folder.is_controlled()
-        with folder.journal() as journal:
-            record = read_record(journal)
-        return picture(folder, record, controlled=controlled), record
+            try:
+                return self._by_store(run_id)
+            except UsageError:
+                return None
+        folder = folder_here(run_id)
+        if folder is None:
+            lost = run_id in self._runs or was_launched(self._sweep, run_id)
+            return replace(self._by_store(run_id), is_lost=True) if lost else None
+        seen = _Seen(*look_at(folder), by_store=False)
+        return self._by_store(run_id) if seen.record.is_away else seen
+
+    def _by_store(self, run_id: str) -> _Seen:
+        run = self._runs.get(run_id) or StoredRun(place_of(self._sweep, run_id))
+        self._runs[run_id] = run
+        run.refresh()
+        return _Seen(*look_at(run.folder), by_store=True)
 
     def _value(self, view: RunView, record: RunRecord) -> float | None:
         metric = self._sweep.part.metric

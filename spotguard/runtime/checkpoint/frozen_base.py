@@ -22,7 +22,7 @@ import xxhash
 from spotguard.checkpoint.outside import ENTRY, entry_of
 from spotguard.checkpoint.reading import ShardReader
 from spotguard.checkpoint.shard import outside_file, refer_to_layout, shard_file, write_layout
-from spotguard.errors import CheckpointError
+from spotguard.errors import CheckpointError, DamagedCheckpoint, StoreError
 from spotguard.events import keys
 from spotguard.runtime.checkpoint.staging import bytes_of, layout_of, live_views
 from spotguard.shared.units import format_bytes
@@ -142,10 +142,17 @@ class FrozenBase:
             self._rest = [mark.leaf for mark in self._marks.values()]
 
     def _adopt_all(self, bases: Sequence[ShardInfo]) -> None:
-        """Refer to all of these if they are the whole base, a part of which is outside."""
+        """Refer to all of these if they are the whole base, a part of which is outside.
+
+        What cannot be read now counts as not there: the state is to be captured in any case.
+        """
         if any(base.outside for base in bases):
             own = self._layout_of(self._taken).tensors
-            held = {base: ShardReader(self._store, "", base).tensors for base in bases}
+            try:
+                held = {base: ShardReader(self._store, "", base).tensors for base in bases}
+            except (StoreError, DamagedCheckpoint) as problem:
+                log.warning("the frozen base is referred to or stored anew: %s", problem)
+                return
             theirs = {name: info for tensors in held.values() for name, info in tensors.items()}
             if _forms(theirs) == _forms(own):
                 self._stored = {base: set(tensors) for base, tensors in held.items()}

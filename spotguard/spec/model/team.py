@@ -32,8 +32,8 @@ class TeamCap:
     def __post_init__(self) -> None:
         if self.per not in (*PERIODS, SWEEP):
             raise ValueError(f"no period: {self.per}")
-        if self.at_once is not None and self.at_once < 1:
-            raise ValueError("no run may go on")
+        if self.at_once is not None and not _is_count(self.at_once):
+            raise ValueError(f"no number of runs: {self.at_once!r}")
 
     def __str__(self) -> str:
         return f"{self.usd:.12g} / {self.per}"
@@ -49,16 +49,17 @@ class TeamCap:
         if isinstance(raw, cls):
             return raw
         if isinstance(raw, Mapping):
-            at_once = raw.get("at_once")
-            return cls(
-                usd(raw.get("usd")), str(raw.get("per")), None if at_once is None else int(at_once)
-            )
+            return cls(usd(raw.get("usd")), str(raw.get("per")), raw.get("at_once"))
         if not isinstance(raw, str):
             return cls(usd(raw))
         written = _WRITTEN.fullmatch(text(raw).lower())
         if written is None or written["per"] == SWEEP:
             raise ValueError("not a sum for a period")
         return cls(usd(written["usd"]), written["per"] or "month")
+
+
+def _is_count(raw: object) -> bool:
+    return isinstance(raw, int) and not isinstance(raw, bool) and raw >= 1
 
 
 TEAM_BUDGET = Setting(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 from spotguard.cli.policy.controller import words
+from spotguard.control import api
 from spotguard.control.away import move as move_module
 from spotguard.control.away.move import Mover, bring_back, end_node, standing
 from spotguard.control.home_name import machine_id
@@ -59,6 +60,17 @@ def test_a_moved_controller_is_the_nodes_alone_and_is_paid_for(homes: Homes) -> 
     rest = homes.record("laptop").settled
     assert rest is not None
     assert "moved to its own node" in rest.detail
+
+
+def test_a_list_of_runs_says_that_one_is_controlled_elsewhere(homes: Homes) -> None:
+    """It is stopped on this machine alone."""
+    moved(homes)
+    with homes.at("laptop"):
+        looked_at = api.fleet()
+        looked_at.refresh()
+        for runs in (api.list_runs(), looked_at.summaries()):
+            [line] = runs
+            assert f"{RUN}-c1" in (line.problem or "")
 
 
 def test_what_is_secret_is_in_a_private_file_and_not_in_the_task(homes: Homes) -> None:

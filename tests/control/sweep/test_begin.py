@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spotguard.control import create_run
-from spotguard.control.controller import start
+from spotguard.control.controller.one_run import run_store
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import Kind
 from spotguard.control.run_folder import RunFolder, known_runs, runs_folder
-from spotguard.control.sweep import asked, begin
+from spotguard.control.sweep import asked, begin, ending
 from spotguard.control.sweep.asked import SweepPlan
 from spotguard.control.sweep.table import SweepPoint, SweepWatch, best_of
-from spotguard.errors import BudgetExhausted, UsageError
+from spotguard.control.sweep.where import created_runs
+from spotguard.errors import BudgetExhausted, EnvironmentFailure, UsageError
+from spotguard.events import keys
 from spotguard.events.states import RunState
 from spotguard.spec.model import JobSpec
 from spotguard.storage import open_store
@@ -35,30 +37,6 @@ PLAN = SweepPlan(points=POINTS, at_once=2, metric="loss")
 
 class Killed(BaseException):
     """The process is gone."""
-
-
-@pytest.fixture
-def started(home: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Runs whose controllers were started; they do nothing."""
-    runs: list[str] = []
-    monkeypatch.setattr(start, "start", lambda folder: runs.append(folder.run_id))
-    return runs
-
-
-@pytest.fixture
-def job(home: Path, tmp_path: Path) -> JobSpec:
-    """A job of this machine's nodes that may cost six dollars."""
-    script = tmp_path / "train.py"
-    script.write_text("import spotguard.runtime\n")
-    return JobSpec(
-        script=str(script),
-        workdir=str(tmp_path),
-        name="train",
-        store=str(home / "store"),
-        args=("--steps", "9"),
-        budget_usd=6.0,
-        env={"TOKEN": "secret-word"},
-    )
 
 
 def args_of(run_id: str) -> tuple[str, ...]:
@@ -162,14 +140,44 @@ def test_what_is_stopped_before_it_is_created_never_is(job: JobSpec, started: li
         _die_at(patch, begin, "create_run", 2, after=True)
         begin.begin(job, PLAN)
     sweep = asked.find_sweep(None)
-    assert begin.end(sweep, Kind.USER_STOP) == 2
+    assert ending.end(sweep, Kind.USER_STOP) == 2
     assert not begin.go_on(sweep).created
-    for folder in begin.created_runs(sweep):
+    for folder in created_runs(sweep):
         with folder.journal() as journal:
             assert read_record(journal).wish is Kind.USER_STOP
     told = SweepWatch(sweep, stored=False).look()
     assert [point.state for point in told.points] == [*[RunState.LAUNCHING] * 2, None]
     assert told.points[2].detail == "never begun: the sweep was stopped"
+
+
+def test_a_run_that_was_launched_is_not_created_again(job: JobSpec, started: list[str]) -> None:
+    """Its folder is gone from here, and its nodes may live: a look starts no second one."""
+    sweep = begin.begin(job, PLAN)
+    launched, unbegun, _ = sorted(known_runs())
+    for run_id in (launched, unbegun):
+        shutil.rmtree(runs_folder() / run_id)
+    run_store(sweep.store_root, launched).put(keys.launch(1), b"{}")
+    assert begin.go_on(sweep).created == 1
+    assert launched not in known_runs()
+    assert unbegun in known_runs()
+    point = SweepWatch(sweep, stored=False).look().points[0]
+    assert f"spotguard adopt {sweep.store_root}/{launched}" in point.detail
+    assert not point.settled
+
+
+def test_a_sweep_that_is_forgotten_half_is_in_nobodys_way(
+    job: JobSpec, started: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder without what was asked for is none, and who is killed in `forget` leaves none."""
+    sweep = begin.begin(job, PLAN)
+    (asked.sweeps_folder() / "train-260101-000000-abcd").mkdir()
+    assert asked.find_sweep(None).sweep_id == sweep.sweep_id
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        asked.forget(sweep)
+    assert asked.known_sweeps() == []
+    with pytest.raises(EnvironmentFailure):
+        ending.end(sweep, Kind.USER_STOP)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from spotguard.control.journal.record import Kind, Limits, RunRecord
-from spotguard.control.journal.sweep.comparison import Comparison
+from spotguard.control.journal.sweep.comparison import Comparison, goes_on
 from spotguard.control.journal.sweep.part import SweepPart
 from spotguard.control.journal.sweep.published import Values, read_all, read_values
 from spotguard.control.status.history_words import history_lines
@@ -41,9 +41,9 @@ class Logged:
 
     values: dict[int, float] = field(default_factory=lambda: dict.fromkeys(range(99), 2.0))
 
-    def first_from(self, record: RunRecord, done: int) -> float | None:
+    def first_from(self, record: RunRecord, done: int) -> tuple[int, float] | None:
         """Return the first."""
-        return next((value for step, value in sorted(self.values.items()) if step >= done), None)
+        return next((found for found in sorted(self.values.items()) if found[0] >= done), None)
 
 
 def publish(store: ObjectStore, **values: dict[int, float]) -> None:
@@ -108,6 +108,23 @@ def test_alone_so_far_it_goes_on_unless_its_value_is_none(world: World, tmp_path
     record = control(other, MemoryStore(), values={4: math.nan})
     assert record.settled is not None
     assert record.settled.detail == "pruned at step 4: loss nan, place 1 of 1 so far"
+
+
+def test_a_value_that_is_logged_rarely_decides_once(world: World) -> None:
+    """Logged every nine steps, it halves the points at 8 and at 16, and at 4 it halves nothing."""
+    store = MemoryStore()
+    publish(store, a={4: 1.0, 8: 3.0, 16: 3.0}, b={4: 1.0, 8: 3.0, 16: 3.0})
+    record = control(world, store, values={9: 2.0, 18: 2.5})
+    assert record.settled is not None
+    assert record.settled.state is RunState.FINISHED
+    assert read_values(store, RUN_ID).by_step == {8: 2.0, 16: 2.5}
+
+
+def test_of_points_that_log_rarely_half_survive_each_value() -> None:
+    """The second best of four goes on at its first value, though that is beyond three looks."""
+    others = [1.0, 3.0, 4.0]
+    assert goes_on(PART, 16, others, 2.0)
+    assert not goes_on(PART, 16, others, 3.5)
 
 
 def test_a_maximum_is_another_order(world: World) -> None:

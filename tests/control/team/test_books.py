@@ -63,6 +63,13 @@ def test_what_is_no_budget_is_refused(raw: object) -> None:
         TeamCap.parse(raw)
 
 
+@pytest.mark.parametrize("at_once", [[], {}, True, 2.7, 0, "2"])
+def test_what_is_no_count_of_runs_is_refused(at_once: object) -> None:
+    """Anybody can write it where a controller reads it, which takes it for a budget of none."""
+    with pytest.raises(ValueError, match="no number"):
+        TeamCap.parse({"usd": 1.0, "per": "sweep", "at_once": at_once})
+
+
 def test_periods_have_names_by_which_they_sort_and_words() -> None:
     """By the calendar in UTC; a week of two years belongs to one of them."""
     assert [period_of(NOVEMBER, per) for per in ("month", "week", "day")] == [
@@ -185,6 +192,7 @@ def test_books_are_read_back_as_they_were_written() -> None:
         {"schema": 2},
         {"budget": {"usd": -1, "per": "month"}},
         {"budget": {"usd": 1, "per": "year"}},
+        {"budget": {"usd": 1, "per": "sweep", "at_once": []}},
         {"budget": 7},
         {"period": "soon"},
         {"period": "2026-13"},

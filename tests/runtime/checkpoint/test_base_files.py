@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,13 +20,11 @@ from spotguard.runtime.checkpoint.tensor_reader import StoredTensors
 from spotguard.runtime.state.tracked import tracked, words_on_frozen
 from spotguard.runtime.state.tree import Leaf
 from spotguard.testing import FakeRendezvous, FaultyStore, MemoryStore
-from tests.checkpoint.crashes.savings import make_manifest
+from tests.checkpoint.crashes.savings import flip, make_manifest
 from tests.runtime.checkpoint.test_frozen_base import Adapted, frozen, own_bytes, same_weights
 from tests.runtime.harness.lab import Rank, together
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from spotguard.checkpoint.tensors import ShardInfo
     from spotguard.storage.base import ObjectStore
 
@@ -190,6 +189,28 @@ def test_of_three_ranks_a_replica_that_is_left_alone_refers_to_it_too(
     assert all(same_weights(each.model, three[1].model) for each in two)
 
 
+@pytest.mark.parametrize("how", ["not to be read", "damaged"])
+def test_left_alone_it_saves_also_where_the_base_cannot_be_read(file: Path, how: str) -> None:
+    """What another rank referred to counts as not there: this one refers to it anew."""
+    inner, words = MemoryStore(), FakeRendezvous()
+    store = FaultyStore(inner)
+    two = [
+        Attempt(store, 1, file, rank=rank, world_size=2, coordinator=words.rank(rank))
+        for rank in range(2)
+    ]
+    assert not any(isinstance(r, Exception) for r in together(*(each.begin for each in two)))
+    assert together(*((lambda e=each: e.save(10)) for each in two)) == [None] * 2
+    if how == "damaged":
+        [key] = frozen(inner)
+        flip(inner, key, 90)
+    else:
+        store.fail("get_into", times=1, key_contains="outside")
+    two[1].save(20, solo=True)
+    [base] = load_manifest(inner, keys.checkpoint(20, 1)).bases
+    assert base.file.startswith("rank-00001")
+    assert same_weights(Attempt(inner, 2, file, seed=1).begin().model, two[1].model)
+
+
 def test_rows_of_a_sharded_tensor_are_found_within_the_whole_one(file: Path) -> None:
     """Three ranks with uneven parts refer to theirs, columns are stored, and one rank reads all."""
     store, whole = MemoryStore(), Adapted(0).base.weight.detach()
@@ -250,7 +271,17 @@ def test_a_file_that_is_no_base_is_refused_when_it_is_named(
         path.write_bytes(content)
     with pytest.raises(UsageError, match=told):
         BaseFiles([path])
+    with pytest.raises(UsageError):
+        BaseFiles(["~nobody-of-this-name/base.safetensors"])
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(UsageError, match=r"holds no \*\.safetensors"):
         BaseFiles([empty])
+
+
+@pytest.mark.parametrize("make", [str, Path])
+def test_a_url_is_refused_and_not_repeated(make: type) -> None:
+    """It may hold a password, which would stand in logs."""
+    with pytest.raises(UsageError) as told:
+        BaseFiles([make("https://user:SECRET@host/base.safetensors")])
+    assert "SECRET" not in f"{told.value}{told.value.hint}{told.value.__cause__}"

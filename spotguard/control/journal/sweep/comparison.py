@@ -20,7 +20,7 @@ from spotguard.events import keys
 from spotguard.storage.urls import is_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
     from spotguard.control.journal.ledger import Ledger
     from spotguard.control.journal.record import RunRecord
@@ -35,8 +35,11 @@ _LOOK_EVERY_S, _LOOK_AT_BUCKET_EVERY_S = 1.0, 15.0
 class ReadsValues(Protocol):
     """Where a run's values come from."""
 
-    def first_from(self, record: RunRecord, done: int) -> float | None:
-        """Return the first value once so many steps are done; None if none is stored."""
+    def first_from(self, record: RunRecord, done: int) -> tuple[int, float] | None:
+        """Return the first value once so many steps are done, and how many were done then.
+
+        None if none is stored.
+        """
         ...
 
 
@@ -71,9 +74,8 @@ class Comparison:
             return
         self._again_at = self._clock.monotonic() + self._every_s
         try:
-            value = self._values.first_from(record, due)
-            if value is not None:
-                self._compare(ledger, due, value)
+            found = self._values.first_from(record, due)
+            if found is not None and self._compare(ledger, due, *found):
                 self._again_at = float("-inf")
         except MissingExtra as problem:  # another machine has the run now
             self._again_at = float("inf")
@@ -81,21 +83,33 @@ class Comparison:
         except StoreError as problem:
             log.warning("the run is not compared with others of its sweep: %s", problem)
 
-    def _compare(self, ledger: Ledger, due: int, value: float) -> None:
-        run_id = ledger.record.run_id
+    def _compare(self, ledger: Ledger, due: int, done: int, value: float) -> bool:
+        """Compare by a value that was logged once `done` steps were; False if it is too late.
+
+        Looks that the value is beyond are left out: of several that one value decided, each would
+        halve the same points again.
+        """
+        run_id, total_steps = ledger.record.run_id, ledger.record.total_steps
         told = read_all(self._store)
         mine = told.get(run_id, Values())
         # A controller that was killed before it wrote its journal finds here what it had said.
-        value = mine.by_step.get(due, value)
-        mine = replace(mine, by_step={**mine.by_step, due: value})
+        said = min((step for step in mine.by_step if step >= due), default=None)
+        looks = self._part.looks_by(done if said is None else said)
+        at = self._part.look_at(looks - 1) if said is None else said
+        if at is None or (total_steps is not None and at >= total_steps):
+            return False
+        value = mine.by_step.get(at, value)
+        mine = replace(mine, by_step={**mine.by_step, at: value})
         self._publish(run_id, mine)
         others = [each.by_step for other, each in told.items() if other != run_id]
-        known = [each[due] for each in others if due in each]
-        stop = bool(mine.stopped) or not goes_on(self._part, others, mine.by_step)
-        why = mine.stopped or self._words(due, value, known, stop=stop)
+        known = [each[at] for each in others if at in each]
+        stop = bool(mine.stopped) or not goes_on(self._part, at, known, value)
+        why = mine.stopped or self._words(at, value, known, stop=stop)
         if stop and not mine.stopped:
             self._publish(run_id, replace(mine, stopped=why))
-        ledger.write(Kind.COMPARED, {"step": due, "value": str(value), "stop": stop, "why": why})
+        body = {"step": at, "looks": looks, "value": str(value), "stop": stop, "why": why}
+        ledger.write(Kind.COMPARED, body)
+        return True
 
     def _publish(self, run_id: str, values: Values) -> None:
         self._store.put(keys.values(run_id), values.to_bytes())
@@ -111,26 +125,24 @@ def _is_better(one: float, other: float, goal: str) -> bool:
     return math.isnan(other) or (one < other if goal == MINIMIZE else one > other)
 
 
-def goes_on(part: SweepPart, others: list[Mapping[int, float]], mine: Mapping[int, float]) -> bool:
-    """Tell whether a point goes on after its newest look, by what all had at theirs.
+def goes_on(part: SweepPart, at: int, others: Sequence[float], mine: float) -> bool:
+    """Tell whether a point goes on after the look at a step, by what all had there.
 
-    Of those that came to a look, the best half goes on, and the best at least.
+    Of those that came to a look, the best half goes on, and the best at least. Optuna hears of
+    this look alone: it would take a value for that of each earlier one which a point left out.
 
     Raises:
         MissingExtra: Optuna is not installed.
     """
     optuna = optuna_module()
-    pruner = optuna.pruners.SuccessiveHalvingPruner(
-        min_resource=part.first_step, reduction_factor=REDUCTION
-    )
+    pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=at, reduction_factor=REDUCTION)
     direction = "minimize" if part.goal == MINIMIZE else "maximize"
     study = optuna.create_study(direction=direction, pruner=pruner)
     stops = False
-    for values in (*others, mine):
+    for value in (*others, mine):
         trial = study.ask()
-        for step, value in sorted(values.items()):
-            trial.report(value, step)
-            stops = trial.should_prune()
+        trial.report(value, at)
+        stops = trial.should_prune()
     return not stops
 
 

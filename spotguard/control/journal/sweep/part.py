@@ -73,6 +73,13 @@ class SweepPart:
         """Return the steps done at which points are compared, after so many looks; None: never."""
         return None if self.first_step is None else self.first_step * REDUCTION**looks
 
+    def looks_by(self, step: int) -> int:
+        """Return how many looks are due once so many steps are done."""
+        looks = 0
+        while (at := self.look_at(looks)) is not None and at <= step:
+            looks += 1
+        return looks
+
 
 def sweep_store(root: ObjectStore, sweep_id: str) -> PrefixedStore:
     """Return the sweep's own part of a store, by the root of its runs."""
