@@ -162,7 +162,7 @@ def lock_held(path: Path, *, patience_s: float) -> Iterator[bool]:
     """Hold a lock file, with this process's id in it; yields False if another one keeps it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        if not _flock(descriptor, patience_s):
+        if not _flock(descriptor, patience_s) or not _is_at(descriptor, path):
             yield False
             return
         os.ftruncate(descriptor, 0)
@@ -250,6 +250,14 @@ def _made_at(run_id: str) -> tuple[str, str]:
 def _guess(text: str) -> str:
     close = nearest(text, known_runs())
     return f"did you mean {close}?" if close else "list them: spotguard runs"
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Return False for a lock that was removed while it was waited for: it locks nothing."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _flock(descriptor: int, patience_s: float) -> bool:

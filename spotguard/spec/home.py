@@ -8,6 +8,8 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spotguard.shared.paths import expanded
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -20,7 +22,7 @@ def spotguard_home(environ: Mapping[str, str] | None = None) -> Path:
     `$SPOTGUARD_HOME`, else `~/.spotguard`. Read on every call, so a change takes effect at once.
     """
     given = (os.environ if environ is None else environ).get(HOME_VARIABLE)
-    return Path(given).expanduser().absolute() if given else Path.home() / ".spotguard"
+    return expanded(given).absolute() if given else Path.home() / ".spotguard"
 
 
 def default_store(home: Path | None = None) -> Path:

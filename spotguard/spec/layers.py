@@ -11,16 +11,18 @@ import re
 import stat
 import sys
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spotguard.errors import SpecError
+from spotguard.shared.paths import expanded
 from spotguard.spec.catalogue import OTHER_VARIABLES, PREFIX, TABLES, by_variable, catalogue
 from spotguard.spec.model.own_template import is_own_template
 from spotguard.spec.nearest import did_you_mean
 from spotguard.spec.setting import VARIABLES_FOR_USERS
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -244,10 +246,7 @@ def absolute(value: object, base: Path) -> object:
     """Return a path as an absolute one, seen from `base`; URLs and non-texts stay as they are."""
     if not isinstance(value, str) or not value.strip() or "://" in value:
         return value
-    path = Path(value.strip())
-    with suppress(RuntimeError):  # `~nobody` is an ordinary name then, as it is for a shell
-        path = path.expanduser()
-    return os.path.normpath(base / path)
+    return os.path.normpath(base / expanded(value.strip()))
 
 
 def _line_of(key: str, toml: str) -> int | None:

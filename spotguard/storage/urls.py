@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from spotguard.errors import UsageError
+from spotguard.shared.paths import expanded
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _PASSWORD = re.compile(r":[^:/@]*@")
@@ -27,7 +27,7 @@ def split_last(url: str) -> tuple[str, str]:
 
 def whole_url(text: str) -> str:
     """Return a URL as it is, and the absolute path of a folder."""
-    return text if _SCHEME.match(text) else str(Path(text).expanduser().resolve())
+    return text if _SCHEME.match(text) else str(expanded(text).resolve())
 
 
 def taken_apart(url: str) -> SplitResult:

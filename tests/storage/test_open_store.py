@@ -132,3 +132,11 @@ def test_storage_and_checkpoint_are_light_to_import() -> None:
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "[]"
+
+
+def test_the_home_of_nobody_is_an_ordinary_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is for a shell; a traceback tells nobody what is wrong."""
+    monkeypatch.chdir(tmp_path)
+    assert open_store("~nobody-here/x").url == f"file://{tmp_path}/~nobody-here/x"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from spotguard.errors import SpecError
 from spotguard.launch.local.interruptions import Interruption, parse_interruptions
+from spotguard.shared.paths import expanded
 from spotguard.shared.spot_traces import Trace, read_trace
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class LocalOptions:
 
     def read_trace(self) -> Trace | None:
         """Return the trace, if there is one; SpecError if its file is none."""
-        return None if self.trace is None else read_trace(Path(self.trace).expanduser())
+        return None if self.trace is None else read_trace(expanded(self.trace))
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` reads."""

@@ -14,7 +14,6 @@ import os
 import secrets
 import stat
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -27,6 +26,7 @@ from spotguard.errors import (
     StoreUnavailable,
     UsageError,
 )
+from spotguard.shared.paths import expanded
 from spotguard.storage.base import ObjectInfo, Reads
 from spotguard.storage.buffers import size_of, targets_of, views_of, within
 from spotguard.storage.filesystem.direct_io import is_cached, read_direct
@@ -36,6 +36,7 @@ from spotguard.storage.keys import RESERVED, check_folder, check_key, check_pref
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from spotguard.storage.base import Content, Target
 
@@ -56,7 +57,7 @@ class FileStore:
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self._root = Path(root).expanduser().absolute()
+        self._root = expanded(root).absolute()
         self._area = self._root / RESERVED
         self._durable: set[Path] = set()
         self._swept = False

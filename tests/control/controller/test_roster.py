@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import stat
 from typing import TYPE_CHECKING
 
 import pytest
 
+from spotguard.control import run_folder
 from spotguard.control.controller import environment
 from spotguard.control.controller.environment import process_name
 from spotguard.control.controller.roster import Roster, take_back
@@ -135,3 +137,19 @@ def test_a_full_disk_keeps_no_order_alive(roster: Roster, monkeypatch: pytest.Mo
     monkeypatch.setattr("pathlib.Path.write_text", full)
     roster.finish(RUN, order, "its journal cannot be written")
     assert roster.orders() == {}
+
+
+def test_a_lock_that_was_removed_while_it_was_waited_for_is_none(
+    roster: Roster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else two processes would look after one roster: one of them holds a file of nobody's."""
+    roster.give(RUN)
+    real = run_folder._flock
+
+    def removed_meanwhile(descriptor: int, patience_s: float) -> bool:
+        shutil.rmtree(roster.path)
+        return real(descriptor, patience_s)
+
+    monkeypatch.setattr(run_folder, "_flock", removed_meanwhile)
+    with roster.held(patience_s=0.0) as alone:
+        assert not alone
