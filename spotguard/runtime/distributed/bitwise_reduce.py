@@ -32,7 +32,7 @@ from spotguard.runtime.distributed.gradients import (
     run_backward,
     trained_by_hand,
 )
-from spotguard.runtime.distributed.wrappers import find_wrappers, refuse_late_wrappers
+from spotguard.runtime.distributed.wrappers import LateWrappers, find_wrappers
 from spotguard.runtime.state.module_buffers import BufferSync
 from spotguard.runtime.state.sharding import is_dtensor, is_fsdp1_module, is_sharded
 
@@ -123,7 +123,8 @@ class BitwiseSync:
         self._buffers = BufferSync(modules, ranks)
         self._optimizers = list(optimizers)
         wrappers = find_wrappers(modules, self._optimizers)
-        self._ddp, self._wrappers = wrappers.ddp, wrappers.modules
+        self._ddp = wrappers.ddp
+        self._late = LateWrappers(modules, self._optimizers, wrappers.modules)
         self._by_hand = trained_by_hand(modules, self._optimizers)
         self._look_at_parameters()
         self.meets_in_forward = self.managed_elsewhere = False
@@ -174,6 +175,7 @@ class BitwiseSync:
 
     def close(self) -> None:
         """Let what wraps a module synchronise by itself again."""
+        self._late.close()
         for module in self._ddp:
             module.require_backward_grad_sync = True
 
@@ -197,7 +199,7 @@ class BitwiseSync:
         taken = self._take()
         if not self._ever_begun:
             self._ever_begun = True
-            refuse_late_wrappers(self._modules, self._optimizers, self._wrappers)
+            self._late.refuse()
         if not self._begun:
             self._begun, self._before, self._tree = True, taken, TreeSum(_add)
         return weight

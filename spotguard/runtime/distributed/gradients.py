@@ -25,10 +25,10 @@ from torch.autograd.graph import _engine_run_backward
 from spotguard.errors import UsageError
 from spotguard.runtime.distributed.buckets import cut_into_buckets, flatten, own_copy, unflatten
 from spotguard.runtime.distributed.wrappers import (
+    LateWrappers,
     find_wrappers,
     frozen_in,
     parameters_synchronised_by,
-    refuse_late_wrappers,
     refuse_thawed,
     settle_buckets,
 )
@@ -59,6 +59,7 @@ class GradientSync:
         _refuse_fsdp1(modules)
         self._buffers = BufferSync(modules, ranks)
         self._wrappers = wrappers = find_wrappers(modules, self._optimizers)
+        self._late = LateWrappers(modules, self._optimizers, wrappers.modules)
         self._left_out = [p for ddp in wrappers.ddp for p in frozen_in(ddp)]
         self._by_hand = trained_by_hand(modules, self._optimizers)
         for ddp in wrappers.ddp:
@@ -144,7 +145,7 @@ class GradientSync:
             self._begun = True
             if not self._ever_begun:
                 self._ever_begun = True
-                refuse_late_wrappers(self._modules, self._optimizers, self._wrappers.modules)
+                self._late.refuse()
             self._count_once(filter(self._is_wanted, self._parameters))
         return weight * self._ranks.world_size if self.managed_elsewhere else weight
 
@@ -188,6 +189,7 @@ class GradientSync:
 
     def close(self) -> None:
         """Let what wraps a module synchronise by itself again."""
+        self._late.close()
         for ddp in self._wrappers.ddp:
             ddp.require_backward_grad_sync = True
         for fsdp in self._wrappers.fsdp:
