@@ -25,14 +25,14 @@ import torch
 
 from spotguard.errors import UsageError
 from spotguard.runtime.distributed.buckets import cut_into_buckets, flatten, own_copy, unflatten
+from spotguard.runtime.distributed.by_hand import TrainedByHand
 from spotguard.runtime.distributed.gradients import (
     count_parameters,
     only_parameters_of,
     parameters_of,
     run_backward,
-    trained_by_hand,
 )
-from spotguard.runtime.distributed.wrappers import find_wrappers, refuse_late_wrappers
+from spotguard.runtime.distributed.wrappers import LateWrappers, find_wrappers
 from spotguard.runtime.state.module_buffers import BufferSync
 from spotguard.runtime.state.sharding import is_dtensor, is_fsdp1_module, is_sharded
 
@@ -123,8 +123,9 @@ class BitwiseSync:
         self._buffers = BufferSync(modules, ranks)
         self._optimizers = list(optimizers)
         wrappers = find_wrappers(modules, self._optimizers)
-        self._ddp, self._wrappers = wrappers.ddp, wrappers.modules
-        self._by_hand = trained_by_hand(modules, self._optimizers)
+        self._ddp = wrappers.ddp
+        self._late = LateWrappers(modules, self._optimizers, wrappers.modules)
+        self._by_hand = TrainedByHand(modules, self._optimizers, ranks)
         self._look_at_parameters()
         self.meets_in_forward = self.managed_elsewhere = False
         self._before: Gradients = []
@@ -138,10 +139,15 @@ class BitwiseSync:
         _refuse_what_depends_on_ranks(modules, self._parameters)
 
     def _look_at_parameters(self) -> None:
-        self._known = count_parameters(self._optimizers)
-        found = [*parameters_of(self._optimizers), *self._by_hand]
-        found += [p for module in self._ddp for p in module.parameters()]
+        of_ddp = [p for module in self._ddp for p in module.parameters()]
+        self._by_hand.look(set(map(id, of_ddp)))
+        # Not only those in use: what a first step adds up must be in the tree from its beginning.
+        found = [*parameters_of(self._optimizers), *of_ddp, *self._by_hand.candidates]
         self._parameters = list({id(p): p for p in found}.values())
+        self._known = self._count_parameters()
+
+    def _count_parameters(self) -> tuple[int, list[tuple[int, bool]]]:
+        return count_parameters(self._optimizers), self._by_hand.state()
 
     @contextlib.contextmanager
     def only(self, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
@@ -159,7 +165,7 @@ class BitwiseSync:
         Raises:
             UsageError: one has a gradient, whose parts were added up in this rank's order.
         """
-        if count_parameters(self._optimizers) != self._known:
+        if self._count_parameters() != self._known:
             known = set(map(id, self._parameters))
             self._look_at_parameters()
             if any(p.grad is not None for p in self._parameters if id(p) not in known):
@@ -170,10 +176,16 @@ class BitwiseSync:
 
     def synchronised(self) -> set[int]:
         """Return what `GradientSync.synchronised` does."""
-        return set(map(id, self._parameters)) - set(map(id, self._by_hand))
+        return set(map(id, self._parameters)) - set(map(id, self._by_hand.candidates))
+
+    @property
+    def may_be_trained_by_hand(self) -> bool:
+        """Return what `GradientSync.may_be_trained_by_hand` does."""
+        return self._by_hand.have_gradients
 
     def close(self) -> None:
         """Let what wraps a module synchronise by itself again."""
+        self._late.close()
         for module in self._ddp:
             module.require_backward_grad_sync = True
 
@@ -192,12 +204,12 @@ class BitwiseSync:
 
     def begin_backward(self, weight: float) -> float:
         """Prepare for a backward pass; return what its loss is to be multiplied by: `weight`."""
-        if not self._begun and count_parameters(self._optimizers) != self._known:
+        if not self._begun and self._count_parameters() != self._known:
             self._look_at_parameters()
         taken = self._take()
         if not self._ever_begun:
             self._ever_begun = True
-            refuse_late_wrappers(self._modules, self._optimizers, self._wrappers)
+            self._late.refuse()
         if not self._begun:
             self._begun, self._before, self._tree = True, taken, TreeSum(_add)
         return weight
@@ -227,6 +239,7 @@ class BitwiseSync:
             if before is not None and gradient is not None:
                 before.add_(gradient)
         self._begun, self._before, self._tree = False, [], TreeSum(_add)
+        self._by_hand.tell([p for p in self._by_hand.candidates if p.grad is not None])
 
     def _total_of_all(self, ranges: Sequence[range]) -> Gradients:
         nodes_of_ranks = [whole_nodes(leaves) for leaves in ranges]

@@ -9,8 +9,8 @@ ranks is the mean over the global batch whatever the number of ranks.
 - FSDP2 meets in every forward pass, too, so each rank needs as many of them: one that has fewer
   micro-batches than others runs its last one again, with weight zero.
 - Parameters of a tracked optimizer that nobody synchronises are summed here, in flat buckets. So
-  are those that were frozen when DDP took its own: it never looks at them again. Where no
-  optimizer is tracked, since the script changes weights by hand, they are all that is trained.
+  are those that were frozen when DDP took its own, or came later: it never looks at them. And so
+  are those of tracked modules that the script trains by hand, without a tracked optimizer.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from torch.autograd.graph import _engine_run_backward
 
 from spotguard.errors import UsageError
 from spotguard.runtime.distributed.buckets import cut_into_buckets, flatten, own_copy, unflatten
+from spotguard.runtime.distributed.by_hand import TrainedByHand
 from spotguard.runtime.distributed.wrappers import (
+    LateWrappers,
     find_wrappers,
     frozen_in,
     parameters_synchronised_by,
-    refuse_late_wrappers,
     refuse_thawed,
     settle_buckets,
 )
@@ -59,8 +60,10 @@ class GradientSync:
         _refuse_fsdp1(modules)
         self._buffers = BufferSync(modules, ranks)
         self._wrappers = wrappers = find_wrappers(modules, self._optimizers)
+        self._late = LateWrappers(modules, self._optimizers, wrappers.modules)
+        self._of_ddp = [p for ddp in wrappers.ddp for p in parameters_synchronised_by(ddp)]
         self._left_out = [p for ddp in wrappers.ddp for p in frozen_in(ddp)]
-        self._by_hand = trained_by_hand(modules, self._optimizers)
+        self._by_hand = TrainedByHand(modules, self._optimizers, ranks)
         for ddp in wrappers.ddp:
             refuse_thawed(ddp)
             settle_buckets(ddp)
@@ -75,24 +78,31 @@ class GradientSync:
         self._look_at_parameters()
 
     def _look_at_parameters(self) -> None:
+        managed = self._managed() - {id(p) for p in self._left_out if p.requires_grad}
+        of_optimizers = parameters_of(self._optimizers)
+        self._by_hand.look(managed)
         self._known = self._count_parameters()
         several = self._ranks.world_size > 1
-        self._parameters = (
-            _unsynchronised(
-                self._wrappers.modules,
-                (*parameters_of(self._optimizers), *(p for p in self._by_hand if p.requires_grad)),
-                self._left_out,
-            )
-            if several
-            else []
-        )
+        found = (*of_optimizers, *self._by_hand.adopted)
+        self._parameters = _unsynchronised(found, managed) if several else []
+        self._counted = {id(p): p for p in (*self._parameters, *self._by_hand.candidates)}
         # A loss that spans both kinds would be scaled for one of them only.
         self._correction = 1.0 / self._ranks.world_size if self.managed_elsewhere else 1.0
 
-    def _count_parameters(self) -> tuple[int, tuple[bool, ...]]:
+    def _look_again(self) -> None:
+        if self._count_parameters() != self._known:
+            self._look_at_parameters()
+
+    def _count_parameters(self) -> tuple[int, list[bool], list[tuple[int, bool]]]:
         """Return what changes where others are to be synchronised; a script may thaw some."""
-        frozen = (*self._left_out, *self._by_hand)
-        return count_parameters(self._optimizers), tuple(p.requires_grad for p in frozen)
+        thawed = [p.requires_grad for p in self._left_out]
+        return count_parameters(self._optimizers), thawed, self._by_hand.state()
+
+    def _managed(self) -> set[int]:
+        """Return the ids of what synchronises itself: of DDP's, those that it was made with."""
+        others = (m for m in self._wrappers.modules if is_fsdp_module(m))
+        of_fsdp = (p for module in others for p in parameters_synchronised_by(module))
+        return set(map(id, (*self._of_ddp, *of_fsdp)))
 
     @contextlib.contextmanager
     def only(self, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
@@ -144,16 +154,19 @@ class GradientSync:
             self._begun = True
             if not self._ever_begun:
                 self._ever_begun = True
-                refuse_late_wrappers(self._modules, self._optimizers, self._wrappers.modules)
-            self._count_once(filter(self._is_wanted, self._parameters))
+                self._late.refuse()
+            self._look_again()
+            self._count_once(filter(self._is_wanted, self._counted.values()))
         return weight * self._ranks.world_size if self.managed_elsewhere else weight
 
     def end_backward(self, share: Share) -> None:
         """Synchronise after the backward pass of the step's last micro-batch; blocks, as above."""
         if share.last:
             self._begun = False
-            if self._count_parameters() != self._known:
+            self._look_again()
+            if self._only is None and self._by_hand.adopt():
                 self._look_at_parameters()
+                self._by_hand.tell(self._by_hand.adopted)
             self._reduce(filter(self._is_wanted, self._parameters))
             self._buffers.share()
 
@@ -181,13 +194,17 @@ class GradientSync:
 
         But for those that only the script may train: an optimizer that does is to be tracked.
         """
-        themselves = (p for m in self._wrappers.modules for p in parameters_synchronised_by(m))
-        return set(map(id, self._parameters)) - set(map(id, self._by_hand)) | set(
-            map(id, themselves)
-        )
+        by_hand = set(map(id, self._by_hand.adopted))
+        return set(map(id, self._parameters)) - by_hand | self._managed()
+
+    @property
+    def may_be_trained_by_hand(self) -> bool:
+        """True if parameters have gradients, which no tracked optimizer has."""
+        return self._by_hand.have_gradients
 
     def close(self) -> None:
         """Let what wraps a module synchronise by itself again."""
+        self._late.close()
         for ddp in self._wrappers.ddp:
             ddp.require_backward_grad_sync = True
         for fsdp in self._wrappers.fsdp:
@@ -335,23 +352,7 @@ def count_parameters(optimizers: Iterable[torch.optim.Optimizer]) -> int:
     return count
 
 
-def trained_by_hand(
-    modules: Iterable[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer]
-) -> list[torch.Tensor]:
-    """Return the modules' parameters if no optimizer is tracked: the script changes them itself."""
-    return [] if optimizers else [p for module in modules for p in module.parameters()]
-
-
-def _unsynchronised(
-    wrappers: Iterable[torch.nn.Module],
-    parameters: Iterable[torch.Tensor],
-    left_out: Iterable[torch.Tensor],
-) -> list[torch.Tensor]:
-    """Return the parameters that neither DDP nor FSDP synchronises.
-
-    Of those that DDP has `left_out` they are the ones that are trained now.
-    """
-    managed = {id(p) for module in wrappers for p in parameters_synchronised_by(module)}
-    managed -= {id(p) for p in left_out if p.requires_grad}
+def _unsynchronised(parameters: Iterable[torch.Tensor], managed: set[int]) -> list[torch.Tensor]:
+    """Return the parameters whose ids are not among what DDP or FSDP synchronises, each once."""
     found = {id(p): p for p in parameters if id(p) not in managed}
     return [parameter for parameter in found.values() if not is_dtensor(parameter)]

@@ -70,9 +70,11 @@ class OptimizerWatch:
         return self._check.expected_gradients()
 
     def gradients_are_there(self) -> None:
-        """Take it that the script changes weights from here on, where no optimizer is tracked."""
+        """Take it that the script changes weights from here on, if no optimizer may do it all."""
         if self._by_hand:
             self._keeper.begin_to_change()
+        elif self._gradients.may_be_trained_by_hand:
+            self._keeper.begin_to_change(done=False)
 
     def end_of_step(self) -> None:
         """Take it that a script which trained a parameter rightly once always does."""

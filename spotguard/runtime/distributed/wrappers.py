@@ -8,17 +8,19 @@ parameters that they share with what is tracked.
 from __future__ import annotations
 
 import gc
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from spotguard.errors import UsageError
-from spotguard.runtime.state.sharding import is_fsdp_module
+from spotguard.runtime.state.sharding import is_fsdp_module, uses_fsdp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from torch.distributed.fsdp import FSDPModule
 
@@ -46,11 +48,8 @@ def find_wrappers(
             whatever it was told, and fails if that was not the step's last one (torch 2.13).
     """
     modules = list(modules)
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    parameters = [p for module in modules for p in module.parameters()]
-    parameters += [p for group in groups for p in group["params"]]
     place: dict[int, int] = {}
-    for number, parameter in enumerate(parameters):
+    for number, parameter in enumerate(_parameters_of(modules, optimizers)):
         place.setdefault(id(parameter), number)
     first: dict[int, tuple[int, torch.nn.Module]] = {}
     for module in _candidates(modules):
@@ -68,27 +67,66 @@ def find_wrappers(
     return Wrappers(ddp, [module for module in found if is_fsdp_module(module)])
 
 
-def refuse_late_wrappers(
-    modules: Iterable[torch.nn.Module],
-    optimizers: Iterable[torch.optim.Optimizer],
-    known: Iterable[torch.nn.Module],
-) -> None:
-    """Refuse what has wrapped a tracked model since the `known` wrappers were found.
+class LateWrappers:
+    """Refuses what wraps a tracked model after the `known` wrappers were found.
 
     Nobody has told it to wait for a step's last micro-batch: ranks with unlike numbers of them
-    would meet in the wrong place. To be called once, after the first forward pass.
-
-    Raises:
-        UsageError: there is such a wrapper.
+    would meet in the wrong place. To look through all that lives takes as long as there is much of
+    it, so that is done only if a DDP was made since, or parameters are others, as with FSDP2.
     """
-    if not dist.is_initialized():
-        return
-    before = set(map(id, known))
-    if any(id(module) not in before for module in find_wrappers(modules, optimizers).modules):
-        raise UsageError(
-            "a tracked model was put into DDP or FSDP2 after the training loop had begun",
-            hint="wrap it before run.steps(), outside of the loop",
-        )
+
+    def __init__(
+        self,
+        modules: Sequence[torch.nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        known: Sequence[torch.nn.Module],
+    ) -> None:
+        self._modules = modules
+        self._optimizers = optimizers
+        self._known = set(map(id, known))
+        self._of_known = known
+        self._before = _parameters_of(modules, optimizers)
+        """Held, so that no id is used again."""
+        self._made: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        made = self._made
+
+        def note(module: torch.nn.Module, *_: Any) -> None:
+            if isinstance(module, DistributedDataParallel):
+                made.add(module)
+
+        self._hook = register_module_module_registration_hook(note)
+
+    def close(self) -> None:
+        """Look at nothing any more."""
+        self._hook.remove()
+        self._before = []
+
+    def refuse(self) -> None:
+        """Look once, after the first forward pass.
+
+        Raises:
+            UsageError: there is such a wrapper.
+        """
+        suspicious = dist.is_initialized() and (len(self._made) > 0 or self._are_others())
+        self.close()
+        if not suspicious:
+            return
+        found = find_wrappers(self._modules, self._optimizers).modules
+        if any(id(module) not in self._known for module in found):
+            raise UsageError(
+                "a tracked model was put into DDP or FSDP2 after the training loop had begun",
+                hint="wrap it before run.steps(), outside of the loop",
+            )
+
+    def _are_others(self) -> bool:
+        """Return whether FSDP2 was applied to a part, or may have been to what is around it."""
+        if not uses_fsdp():
+            return False
+        parts = (part for module in self._modules for part in module.modules())
+        if any(_synchronises(part) and id(part) not in self._known for part in parts):
+            return True
+        before = {*map(id, self._before), *(id(p) for m in self._of_known for p in m.parameters())}
+        return any(id(p) not in before for p in _parameters_of(self._modules, self._optimizers))
 
 
 def _candidates(modules: list[torch.nn.Module]) -> Iterator[torch.nn.Module]:
@@ -96,11 +134,24 @@ def _candidates(modules: list[torch.nn.Module]) -> Iterator[torch.nn.Module]:
         yield from filter(_synchronises, module.modules())
     if not dist.is_initialized():
         return  # neither can be made without a process group
-    gc.collect()  # what one rank has thrown away already must not be found on another
+    if _living():
+        gc.collect()  # what one rank has thrown away already must not be found on another
+        yield from _living()
+
+
+def _living() -> list[torch.nn.Module]:
     things = gc.get_objects()
     kinds = {id(kind): kind for kind in map(type, things)}  # hundreds, of half a million things
     modules_of = {key for key, kind in kinds.items() if issubclass(kind, torch.nn.Module)}
-    yield from (t for t in things if id(type(t)) in modules_of and _synchronises(t))
+    return [t for t in things if id(type(t)) in modules_of and _synchronises(t)]
+
+
+def _parameters_of(
+    modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]
+) -> list[torch.Tensor]:
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    found: list[torch.Tensor] = [p for module in modules for p in module.parameters()]
+    return [*found, *(p for group in groups for p in group["params"])]
 
 
 def _synchronises(thing: Any) -> bool:

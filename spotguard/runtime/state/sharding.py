@@ -22,6 +22,12 @@ def is_dtensor(value: object) -> TypeIs[DTensor]:
     return module is not None and isinstance(value, module.DTensor)
 
 
+def uses_fsdp() -> bool:
+    """Return True if `fully_shard` was applied to anything: it makes a class of each one's."""
+    module: Any = sys.modules.get("torch.distributed.fsdp")
+    return module is not None and bool(module.FSDPModule.__subclasses__())
+
+
 def is_fsdp_module(value: object) -> TypeIs[FSDPModule]:
     """Return True if `fully_shard` was applied to the module `value`."""
     module: Any = sys.modules.get("torch.distributed.fsdp")

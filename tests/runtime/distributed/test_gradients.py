@@ -343,7 +343,7 @@ def test_gradients_of_two_passes_add_up(exact: bool) -> None:
 def test_shared_parameters_are_summed_once() -> None:
     """Two optimizers, or two groups, over one parameter do not reduce it twice."""
     weight = torch.nn.Parameter(torch.ones(3))
-    found = _unsynchronised([], [weight, weight], [])
+    found = _unsynchronised([weight, weight], set())
 
     assert len(found) == 1
 

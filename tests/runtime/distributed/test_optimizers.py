@@ -96,17 +96,25 @@ def test_what_was_trained_rightly_once_is_looked_at_no_more(script: Script) -> N
     script.train(1, rightly=False)
 
 
-@pytest.mark.parametrize("by_hand", [True, False])
-def test_without_an_optimizer_weights_may_change_once_gradients_are_there(*, by_hand: bool) -> None:
-    """A script that changes them by hand says nothing of it: no save reads them from then on."""
-    changes: list[str] = []
+@pytest.mark.parametrize(
+    ("tracked", "beside", "expected"),
+    [(False, False, [{}]), (True, True, [{"done": False}]), (True, False, [])],
+)
+def test_what_an_optimizer_does_not_train_may_change_once_gradients_are_there(
+    *, tracked: bool, beside: bool, expected: list[dict[str, bool]]
+) -> None:
+    """A script that changes weights by hand says nothing of it: no save reads them from then on.
+
+    What no optimizer has may also be trained by nobody, so the step does not count as done yet.
+    """
+    changes: list[dict[str, bool]] = []
     keeper: Any = SimpleNamespace(
-        objects={}, current=None, begin_to_change=lambda: changes.append("begun")
+        objects={}, current=None, begin_to_change=lambda **how: changes.append(how)
     )
-    gradients: Any = SimpleNamespace(catch_up=lambda: None)
+    gradients: Any = SimpleNamespace(catch_up=lambda: None, may_be_trained_by_hand=beside)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-    watch = OptimizerWatch([], [] if by_hand else [optimizer], gradients, keeper, 1)
+    watch = OptimizerWatch([], [optimizer] if tracked else [], gradients, keeper, 1)
 
     watch.gradients_are_there()
-    assert bool(changes) is by_hand
+    assert changes == expected
     watch.close()

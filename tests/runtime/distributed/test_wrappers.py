@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +12,8 @@ from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
 
 from spotguard.errors import UsageError
-from spotguard.runtime.distributed.wrappers import find_wrappers
+from spotguard.runtime.distributed import wrappers
+from spotguard.runtime.distributed.wrappers import LateWrappers, find_wrappers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,3 +71,73 @@ def test_a_static_graph_is_refused() -> None:
     with pytest.raises(UsageError, match="static_graph"):
         find_wrappers([net], [])
     assert kept.static_graph
+
+
+@pytest.fixture
+def no_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail where all living objects are looked through."""
+
+    def scan() -> list[object]:
+        raise AssertionError("a scan takes seconds where a script holds many samples")
+
+    monkeypatch.setattr(wrappers, "_living", scan)
+
+
+def late(modules: list[nn.Module], *optimizers: torch.optim.Optimizer) -> LateWrappers:
+    """Return what looks for wrappers from now on, with those known that are in the modules."""
+    parts = [part for module in modules for part in module.modules()]
+    return LateWrappers(modules, optimizers, [p for p in parts if wrappers._synchronises(p)])
+
+
+@pytest.mark.usefixtures("no_scan")
+def test_without_a_late_wrapper_nothing_is_looked_through() -> None:
+    """Also with a DDP that was there before, and layers that came since."""
+    net, known = nn.Linear(2, 2), ddp_around(nn.Linear(2, 2))
+    looks = late([net, known], sgd(net))
+    net.add_module("more", nn.Linear(2, 2))
+    looks.refuse()
+
+
+@pytest.mark.parametrize("track", [True, False])
+def test_a_late_ddp_is_found(*, track: bool) -> None:
+    """Around a bare tracked module, or around what an optimizer alone is tracked for."""
+    net = nn.Linear(2, 2)
+    looks = late([net] if track else [], sgd(net))
+    ddp = DistributedDataParallel(net)
+    with pytest.raises(UsageError):
+        looks.refuse()
+    assert ddp.module is net
+
+
+def test_a_late_ddp_of_something_else_is_none_of_ours() -> None:
+    """It shares no parameter with what is tracked."""
+    looks = late([nn.Linear(2, 2)])
+    stranger = ddp_around(nn.Linear(2, 2))
+    looks.refuse()
+    assert stranger
+
+
+class FSDPModule:
+    """Stands for torch's, whose import takes a second."""
+
+
+class Sharded(FSDPModule, nn.Sequential):
+    """What `fully_shard` makes of a module."""
+
+
+@pytest.mark.parametrize("where", ["inside", "around"])
+def test_a_late_fsdp_is_found(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It changes a module's class, and puts its parameters in the place of the module's."""
+    inner = nn.Linear(2, 2)
+    part = nn.Sequential(inner)
+    net = nn.Sequential(part)
+    looks = late([net])
+    monkeypatch.setitem(
+        sys.modules, "torch.distributed.fsdp", SimpleNamespace(FSDPModule=FSDPModule)
+    )
+    outer = nn.Sequential(net)
+    sharded = outer if where == "around" else part
+    sharded.__class__ = Sharded
+    inner.weight, inner.bias = nn.Parameter(inner.weight + 0), nn.Parameter(inner.bias + 0)
+    with pytest.raises(UsageError):
+        looks.refuse()

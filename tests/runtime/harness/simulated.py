@@ -14,7 +14,7 @@ from spotguard.runtime.distributed.gradients import GradientSync, loss_weight
 from tests.runtime.harness.lab import together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 
 class Meeting:
@@ -86,9 +86,10 @@ class Training:
         global_batch: int,
         micro_batch: int,
         by_hand: bool = False,
+        trained: Callable[[torch.nn.Module], Iterable[torch.Tensor]] = torch.nn.Module.parameters,
     ) -> None:
         self.model = copy.deepcopy(model)  # seeding one would be no matter of one thread
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.optimizer = torch.optim.AdamW(trained(self.model), lr=0.1)
         self._loss_of = loss_of
         self._loader = ElasticLoader(
             range(samples), global_batch_size=global_batch, micro_batch_size=micro_batch,
