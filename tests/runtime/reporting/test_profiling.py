@@ -26,6 +26,7 @@ from spotguard.testing import MemoryStore
 from tests.runtime.harness.processes import digest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -149,13 +150,14 @@ def test_a_second_profile_is_one_more() -> None:
 class _Silent:
     """Stands for a recording where ranks share a process, which torch's profiler does not."""
 
-    duration_s = cpu_s = 0.0
+    duration_s = cpu_s = step_s = 0.0
+    is_unwanted = False
 
-    def __init__(self, *, with_trace: bool) -> None:
+    def __init__(self, *, with_trace: bool, give_way: Callable[[], None]) -> None:
         self.first: int | None = None
 
-    def end_warm_up(self, most_bytes: int) -> int:
-        return most_bytes
+    def end_warm_up(self) -> int:
+        return 0
 
     def begin(self, finished: int) -> None:
         self.first = finished
@@ -163,7 +165,7 @@ class _Silent:
     def next_step(self) -> None:
         pass
 
-    def stop(self) -> None:
+    def stop(self, *, within_step: bool = False) -> None:
         pass
 
     def mark(self, name: str) -> AbstractContextManager[None]:
