@@ -35,7 +35,7 @@ def script_profiles_itself() -> bool:
 class GivesWay:
     """While it is open, whoever begins another profiler has ours stopped first.
 
-    To be opened once ours is on, and closed when it is off, by the loop's thread.
+    To be opened before ours is on, and closed when it is off for good, by the loop's thread.
     """
 
     def __init__(self, stop: Callable[[], None]) -> None:
@@ -44,6 +44,7 @@ class GivesWay:
         self._loop = threading.get_ident()
         self._closed = threading.Event()
         self._hooks = ExitStack()
+        self.ours: Any = None
         self.is_asked = False
         """True once another thread waits for ours to be off."""
         for owner, name in _BEGINNINGS:
@@ -59,7 +60,7 @@ class GivesWay:
     def _after_ours(self, begin: Callable[[Any], Any], *, prepares: bool) -> Callable[[Any], Any]:
         @functools.wraps(begin)
         def begin_after(own: Any) -> Any:
-            if not self._closed.is_set():
+            if own is not self.ours and not self._closed.is_set():
                 self._make_room()
                 if prepares:
                     own._prepare_trace()  # ours has overwritten what it had prepared

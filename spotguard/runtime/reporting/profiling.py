@@ -2,10 +2,10 @@
 
 The thread that reports looks for the request; the first rank decides with which step all begin. The
 loop's thread starts and stops torch's profiler between two steps, after one step of warm-up, which
-also tells how large a trace becomes. A thread of its own stores the trace; it waits for saves. A
-word to stop ends all of it, and an evaluation and the script's own profiler end what is recorded.
-Whatever fails here is told to who asked; the training goes on. Nothing here draws a random number
-or touches a tensor.
+also tells how large a trace becomes, and one in which it is off. A thread of its own stores the
+trace; it waits for saves. A word to stop ends all of it, and an evaluation and the script's own
+profiler end what is recorded. Whatever fails here is told to who asked; the training goes on.
+Nothing here draws a random number or touches a tensor.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ _MOST_BYTES = 48 << 20
 _MOST_RAW_BYTES = 192 << 20
 """Of a trace that became larger than its warm-up said; the reader takes no more than 256 MiB."""
 _LONGEST_STEP_S = 120.0
+_LEAD = 2
+"""Steps from the beginning of the warm-up to the first one that counts."""
 _MOST_WARM_UPS = 3
 """Where evaluations come in between."""
 _LONGEST_PROBLEM = 500
@@ -154,8 +156,8 @@ class Profiling:
         if total is None or self._told_to_stop() or (place.world_size > 1 and not step_s):
             return None  # a step tells how many there are until all ranks have heard
         heard_s = 0.0 if place.world_size == 1 else 1.5 * place.heartbeat_s + 1.0
-        lead = 2 + math.ceil(heard_s / max(step_s, 1e-4))
-        first = max(finished + 2, min(finished + lead, total - asked.steps))
+        lead = 1 + _LEAD + math.ceil(heard_s / max(step_s, 1e-4))
+        first = max(finished + 1 + _LEAD, min(finished + lead, total - asked.steps))
         steps = min(asked.steps, total - first)
         problem = ""
         if step_s > _LONGEST_STEP_S:
@@ -203,7 +205,7 @@ class Profiling:
         with self._training_goes_on():
             if self._warm_ups < _MOST_WARM_UPS and not self._has_whole_step(finished):
                 self._recording = None
-                self._begin = replace(begin, first_step=finished + 1 + within_step)
+                self._begin = replace(begin, first_step=finished + 1 + _LEAD)
                 recording.stop(within_step=True)
             else:
                 told = "evaluations come too often: no whole step lies between two of them"
@@ -251,12 +253,14 @@ class Profiling:
         elif recording is None:
             if finished >= begin.first_step + begin.steps:  # this rank heard of it too late
                 self._answer(begin, "this rank heard of it when the steps were over")
-            elif finished >= begin.first_step - 1:
+            elif finished >= begin.first_step - _LEAD:
                 self._warm_up(begin)
         elif recording.is_unwanted:
             self._answer(begin, _ITSELF)
-        elif recording.first is None:
+        elif recording.first is None and recording.is_on:
             self._end_warm_up(begin, recording, finished)
+        elif recording.first is None:
+            recording.begin(finished)
         elif finished >= self._until:
             self._keep(begin, recording, finished)
         else:
@@ -282,8 +286,7 @@ class Profiling:
             return
         self._until = begin.first_step + begin.steps
         if size:
-            self._until = min(self._until, finished + max(1, _MOST_BYTES // size))
-        recording.begin(finished)
+            self._until = min(self._until, finished + 1 + max(1, _MOST_BYTES // size))
 
     def _has_whole_step(self, finished: int) -> bool:
         recording = self._recording

@@ -21,26 +21,32 @@ if TYPE_CHECKING:
 
 
 class Recording:
-    """torch's profiler, on from the beginning: a step of warm-up first, then the steps that count.
+    """torch's profiler, on from the beginning: a step of warm-up, one between, those that count.
 
-    To be started and stopped by the loop's thread, whose operations it sees.
+    To be started and stopped by the loop's thread, whose operations it sees. In the step between it
+    is off: a `record_function` of the script that begins in one recording and ends in the next
+    writes into memory that torch has freed, and the process may crash.
     """
 
     def __init__(self, *, with_trace: bool, give_way: Callable[[], None]) -> None:
         """`give_way` stops it: the script begins a profiler of its own."""
         self._with_trace = with_trace
-        self._give_way = give_way
         self.first: int | None = None
         """Steps done before the first one that counts; None in the warm-up."""
         self.duration_s = self.cpu_s = 0.0
         self._began = self._cpu_began = 0.0
         self._profiler: Any = None
-        self._others: GivesWay | None = None
         self._stopped: Any = None
         """The one that was stopped last, with what it recorded."""
         self._step: Any = None
         self._step_began = 0.0
-        self._start()
+        self._others = GivesWay(give_way)
+        try:
+            self._start()
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self.stop()
+            raise
 
     @property
     def step_s(self) -> float:
@@ -50,7 +56,12 @@ class Recording:
     @property
     def is_unwanted(self) -> bool:
         """True if another thread of the script waits to begin a profiler of its own."""
-        return self._others is not None and self._others.is_asked
+        return self._others.is_asked
+
+    @property
+    def is_on(self) -> bool:
+        """False between the warm-up and the steps that count."""
+        return self._profiler is not None
 
     def end_warm_up(self) -> int:
         """Return how many bytes the trace of that step has; 0 if this rank keeps none."""
@@ -83,14 +94,13 @@ class Recording:
 
         `within_step`: the step under way does not count.
         """
-        if self._profiler is None:
-            return
         try:
-            self._end_step()
-            if not within_step:
-                self._take_time()
+            if self._profiler is not None:
+                if not within_step:
+                    self._take_time()
+                self._stop_profiler()
         finally:
-            self._stop_profiler()
+            self._others.close()
 
     def write(self, path: Path) -> None:
         """Write what was recorded last, as Chrome and Perfetto read it."""
@@ -100,15 +110,10 @@ class Recording:
         _finish_queued()
         # What `torch.profiler` wraps; that imports torch's compiler first, for a second or more.
         profiler = profile(use_kineto=True, use_device="cuda" if _uses_gpu() else None)
+        self._others.ours = profiler
         profiler.__enter__()  # type: ignore[no-untyped-call]
         self._profiler = profiler
-        try:
-            self._others = GivesWay(self._give_way)
-            self._begin_step()
-        except BaseException:
-            with contextlib.suppress(Exception):
-                self._stop_profiler()
-            raise
+        self._begin_step()
 
     def _stop_profiler(self) -> None:
         profiler, self._profiler = self._profiler, None
@@ -117,12 +122,8 @@ class Recording:
             self._end_step()
             _finish_queued()
         finally:
-            try:
-                profiler.__exit__(None, None, None)
-            finally:
-                others, self._others = self._others, None
-                if others is not None:
-                    others.close()
+            profiler.__exit__(None, None, None)
+            self._step_began = time.perf_counter()
 
     def _begin_step(self) -> None:
         self._step_began = time.perf_counter()
