@@ -84,7 +84,7 @@ StepPatienceOption = Annotated[
         "--patience",
         metavar="DURATION",
         parser=_duration,
-        help="Give up (exit 3) when the job takes no step for this long.",
+        help="Give up (exit 3) when the job takes no step, or leaves no profile, for this long.",
         show_default="2m",
     ),
 ]

@@ -59,7 +59,7 @@ class ProfileBegin:
 
     number: int
     first_step: int
-    """Steps done before the first one that is recorded; the one before that warms up."""
+    """Steps done before the first one that is recorded; the second one before it warms up."""
     steps: int
     problem: str = ""
     """Why nothing is recorded; empty if it is."""

@@ -320,6 +320,7 @@ class Training:
                 hint="evaluate at the beginning of the loop's body: if step.number % 100 == 0: ..."
                 " or call run.end_step() after the optimizer's step, and evaluate then",
             )
+        job.profiling.evaluation_begins(self.finished, within_step=self.step is not None)
         job.keeper.evaluating = self.step is None and not self.at_epoch_end
         try:
             for batch in batches:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from spotguard.control.report.profile import ask
 from spotguard.control.report.profile.ask import STALE_S, Asking, read_profile
+from spotguard.control.report.profile.trace import unpack
 from spotguard.errors import EnvironmentFailure, UsageError
 from spotguard.events import keys
 from spotguard.events.profile import ProfileBegin, ProfileRequest
@@ -68,6 +70,12 @@ def respond(
         store.put(keys.profile_trace(attempt, **place), packed)
         told = answer(rank, trace_bytes=len(packed), world_size=world_size)
         store.put(keys.profile_answer(attempt, **place), told.to_json())
+
+
+def begin(store: ObjectStore, first_step: int = 9, problem: str = "") -> None:
+    """Have the first rank say with which step all begin."""
+    word = ProfileBegin(number=1, first_step=first_step, steps=5, problem=problem)
+    store.put(keys.profile_begin(ATTEMPT), word.to_json())
 
 
 def test_it_waits_for_all_ranks_and_takes_the_request_back() -> None:
@@ -156,10 +164,51 @@ def test_a_stop_goes_first() -> None:
 def test_what_the_first_rank_refuses() -> None:
     """Too few steps are left: the job says so itself."""
     asked = Asked()
-    word = ProfileBegin(number=1, first_step=9, steps=5, problem="of 10 steps 1 is left, too few")
-    asked.store.put(keys.profile_begin(ATTEMPT), word.to_json())
+    asked.happens = lambda look: begin(asked.store, problem="too few are left") if look else None
     with pytest.raises(EnvironmentFailure, match="too few"):
         asked.ask()
+    asked.looks = 0
+    asked.happens = lambda look: respond(asked.store, 0, number=2, world_size=1) if look else None
+    assert asked.ask() == (ATTEMPT, 2)  # what was refused once is not refused for good
+
+
+@pytest.mark.parametrize("hears", [True, False])
+def test_a_job_that_trains_and_never_answers(hears: bool) -> None:
+    """A job of an older spotguard says nothing at all; one may also fail once it has recorded."""
+    asked = Asked()
+
+    def train(look: int) -> None:
+        assert look < 1000, "waits for ever"
+        asked.picture = replace(asked.picture, step=look)
+        if hears and look == 1:
+            begin(asked.store, first_step=300)
+
+    asked.happens = train
+    with pytest.raises(EnvironmentFailure):
+        asked.ask()
+    assert sum(asked.clock.slept) > (150 + 60 if hears else 60)  # steps on the way there count
+    assert not asked.is_asked()
+
+
+def test_traces_are_unpacked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may have hundreds of megabytes."""
+    store = MemoryStore()
+    respond(store, *range(4))
+    held = [0]
+    most = []
+
+    class Unpacked(bytes):
+        def __del__(self) -> None:
+            held[0] -= 1
+
+    def unpack_one(packed: bytes) -> bytes:
+        held[0] += 1
+        most.append(held[0])
+        return Unpacked(unpack(packed))
+
+    monkeypatch.setattr(ask, "unpack", unpack_one)
+    read_profile("r", store, ATTEMPT)
+    assert max(most) == 1
 
 
 def test_what_is_kept_and_cannot_be_used() -> None:

@@ -221,20 +221,27 @@ def test_the_slowest_rank_is_named_and_told_of() -> None:
     fast = trace(step(), event("aten::mm", 0, 40), event("spotguard/ranks", 40, 100))
     answers = [answer(rank) for rank in range(3)]
     places = {rank: f"trace {rank}" for rank in range(3)}
-    told = make_profile(
-        "r", 1, 1, answers, {0: fast, 1: fast, 2: slow}, rank=None, trace_key=places
-    )
+    traces = {0: fast, 1: fast, 2: slow}
+    told = make_profile("r", 1, 1, answers, traces.__getitem__, rank=None, trace_key=places)
     assert told.rank == 2
     assert told.trace == "trace 2"
     assert "wait for rank 2" in told.balance
     assert [cost.kind for cost in told.costs] == ["products", "ranks"]
     assert [rank.own_s for rank in told.ranks] == [0.04, 0.04, 0.095]
 
-    even = make_profile("r", 1, 1, answers, {0: slow, 1: slow}, rank=None, trace_key=places)
+    even = make_profile("r", 1, 1, answers, lambda _: slow, rank=None, trace_key=places)
     assert even.rank == 0
     assert "even" in even.balance
-    asked = make_profile("r", 1, 1, answers, {0: fast, 2: slow}, rank=0, trace_key=places)
+    asked = make_profile("r", 1, 1, answers, traces.__getitem__, rank=0, trace_key=places)
     assert asked.rank == 0
+
+
+def test_a_step_that_an_evaluation_cut_does_not_count() -> None:
+    """The answer says how many are whole."""
+    raw = trace(step(0, 100), event("aten::mm", 0, 90), step(100, 103), event("aten::mm", 100, 103))
+    told = make_profile("r", 1, 1, [answer(steps=1)], lambda _: raw, rank=None, trace_key={0: ""})
+    assert (told.steps, told.step_s) == (1, 0.1)
+    assert told.costs[0].step_s == 0.09
 
 
 def test_no_more_than_five_costs() -> None:
@@ -248,9 +255,8 @@ def test_no_more_than_five_costs() -> None:
         "aten::_softmax",
     ]
     events = [event(f"aten::{name}", 10.0 * n, 10.0 * n + n + 1) for n, name in enumerate(names)]
-    told = make_profile(
-        "r", 1, 1, [answer()], {0: trace(step(), *events)}, rank=None, trace_key={0: ""}
-    )
+    raw = trace(step(), *events)
+    told = make_profile("r", 1, 1, [answer()], lambda _: raw, rank=None, trace_key={0: ""})
     shares = [cost.share_pct for cost in told.costs]
     assert len(shares) == 5
     assert shares == sorted(shares, reverse=True)
@@ -258,7 +264,14 @@ def test_no_more_than_five_costs() -> None:
 
 @pytest.mark.parametrize(
     "raw",
-    [b"", b"[]", b'{"traceEvents": 3}', b'{"traceEvents": []}', b"[" * 100_000],
+    [
+        b"",
+        b"[]",
+        b'{"traceEvents": 3}',
+        b'{"traceEvents": []}',
+        b"[" * 100_000,
+        trace(step(5, 5), event("aten::mm", 5, 5)),  # steps of no length
+    ],
 )
 def test_a_trace_that_makes_no_sense_is_refused(raw: bytes) -> None:
     """Whoever can write into the store wrote it."""

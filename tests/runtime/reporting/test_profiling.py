@@ -26,6 +26,7 @@ from spotguard.testing import MemoryStore
 from tests.runtime.harness.processes import digest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -126,7 +127,7 @@ def test_the_asked_steps_are_recorded_and_no_others() -> None:
     assert found.count(DATA) == 3
     assert found.count("aten::mul") == 3
     told = answer(one.store)
-    assert (told.first_step, told.steps) == (6, 3)  # asked for within step 5, which 6 warms up
+    assert (told.first_step, told.steps) == (7, 3)  # asked for within step 5, which 6 warms up
     assert told.duration_s > 0
     assert len(stored(one.store)) == 2
     assert not is_on()
@@ -149,13 +150,16 @@ def test_a_second_profile_is_one_more() -> None:
 class _Silent:
     """Stands for a recording where ranks share a process, which torch's profiler does not."""
 
-    duration_s = cpu_s = 0.0
+    duration_s = cpu_s = step_s = 0.0
+    is_unwanted = False
+    is_on = True
 
-    def __init__(self, *, with_trace: bool) -> None:
+    def __init__(self, *, with_trace: bool, give_way: Callable[[], None]) -> None:
         self.first: int | None = None
 
-    def end_warm_up(self, most_bytes: int) -> int:
-        return most_bytes
+    def end_warm_up(self) -> int:
+        self.is_on = False
+        return 0
 
     def begin(self, finished: int) -> None:
         self.first = finished
@@ -163,7 +167,7 @@ class _Silent:
     def next_step(self) -> None:
         pass
 
-    def stop(self) -> None:
+    def stop(self, *, within_step: bool = False) -> None:
         pass
 
     def mark(self, name: str) -> AbstractContextManager[None]:
@@ -214,7 +218,7 @@ def test_the_end_of_the_loop_keeps_what_there_is() -> None:
     ask(one.store, steps=50)
     one.train(8)
     one.end()
-    assert answer(one.store).steps == 6
+    assert answer(one.store).steps == 5
 
     late = Rank(total=8, finished=6)
     ask(late.store)

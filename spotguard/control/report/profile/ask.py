@@ -59,7 +59,8 @@ class Asking:
         Args:
             store: the run's own.
             look: returns how the run stands now.
-            patience_s: how long the job may take no step, in which nothing new comes.
+            patience_s: how long nothing new may come: no step while steps are recorded, no word
+                of the job's else.
             tell: hears what is waited for.
             clock: to wait by, and for the request's instant; this machine's unless given.
         """
@@ -96,7 +97,9 @@ class Asking:
         found = self._store.head(key)
         if found is not None:
             self._refuse_second(attempt, key)
-        number = max(_numbers(self._store, attempt), default=0) + 1
+        begin = self._newest_beginning(attempt)
+        used = {*_numbers(self._store, attempt), begin.number if begin is not None else 0}
+        number = max(used) + 1
         if number > MOST_PROFILES:
             raise UsageError("this attempt has too many profiles")
         asked = ProfileRequest(number=number, steps=steps, asked_at=self._clock.now())
@@ -124,6 +127,7 @@ class Asking:
         seen: object = None
         heard_at = self._clock.monotonic()
         answered_at: float | None = None
+        first_step: int | None = None
         while True:
             now = self._clock.monotonic()
             answers = _answered_ranks(self._store, attempt, number)
@@ -134,31 +138,60 @@ class Asking:
                 if len(answers) >= min(expected, _MOST_RANKS) or is_late:
                     return
             view = self._look()
-            self._refuse_problem(attempt, number)
+            begin = self._beginning(attempt, number)
             if not answers:
                 _refuse_end(view, attempt)
-            word = (view.step, len(answers))
+            first_step = view.step if first_step is None else first_step
+            word = (_recorded_until(begin, view), begin is not None, len(answers))
             if word != seen:
                 seen, heard_at = word, now
             patience_s = max(self._patience_s, 5.0 * (view.step_s or 0.0))
             if now - heard_at > patience_s:
-                raise EnvironmentFailure(
-                    f"{view.run_id} took no step for {format_duration(patience_s)}, so there is "
-                    f"nothing to profile: it is {view.state.label} at step {view.step or 0}.",
-                    hint="a step that takes longer: --patience 30m; "
-                    f"what it does: spotguard logs {view.run_id}",
-                )
+                raise _silence(view, patience_s, trains=view.step != first_step)
             self._clock.sleep(self._poll_s)
 
-    def _refuse_problem(self, attempt: int, number: int) -> None:
-        """Raise if the first rank has said that nothing is recorded."""
-        try:
-            raw = get_small(self._store, keys.profile_begin(attempt))
-            begin = ProfileBegin.from_json(raw)
-        except (NotFound, Refused):
-            return
-        if begin.number == number and begin.problem:
+    def _beginning(self, attempt: int, number: int) -> ProfileBegin | None:
+        """Return with which step the ranks begin, once the first one has said so.
+
+        Raises:
+            EnvironmentFailure: it has said that nothing is recorded.
+        """
+        begin = self._newest_beginning(attempt)
+        if begin is None or begin.number != number:
+            return None
+        if begin.problem:
             raise EnvironmentFailure(f"Nothing can be profiled: {begin.problem}.")
+        return begin
+
+    def _newest_beginning(self, attempt: int) -> ProfileBegin | None:
+        try:
+            return ProfileBegin.from_json(get_small(self._store, keys.profile_begin(attempt)))
+        except (NotFound, Refused):
+            return None
+
+
+def _recorded_until(begin: ProfileBegin | None, view: RunView) -> int | None:
+    """Return how far the job is on its way to the end of the recording: no later step is news."""
+    if begin is None or view.step is None:
+        return None
+    return min(view.step, begin.first_step + begin.steps)
+
+
+def _silence(view: RunView, patience_s: float, *, trains: bool) -> EnvironmentFailure:
+    """Return what ends the waiting: the job does not train, or does not answer."""
+    waited = format_duration(patience_s)
+    if trains:
+        return EnvironmentFailure(
+            f"{view.run_id} trains, at step {view.step or 0}, and left no profile for {waited}.",
+            hint="a job that was launched by an older spotguard knows of no profiles; what became "
+            f"of it otherwise: spotguard logs {view.run_id}",
+        )
+    return EnvironmentFailure(
+        f"{view.run_id} took no step for {waited}, so there is nothing to profile: it is "
+        f"{view.state.label} at step {view.step or 0}.",
+        hint="a step that takes longer: --patience 30m; "
+        f"what it does: spotguard logs {view.run_id}",
+    )
 
 
 def _living_attempt(view: RunView) -> int:
@@ -235,17 +268,17 @@ def read_profile(
         key_rank: keys.profile_trace(attempt, profile=each, rank=key_rank)
         for key_rank in with_trace
     }
+
+    def trace_of(key_rank: int) -> bytes:
+        return unpack(get_small(store, places[key_rank], most_bytes=MOST_TRACE_BYTES))
+
     try:
-        traces = {
-            key_rank: unpack(get_small(store, key, most_bytes=MOST_TRACE_BYTES))
-            for key_rank, key in places.items()
-        }
-        told = make_profile(run_id, attempt, each, answers, traces, rank=rank, trace_key=places)
+        told = make_profile(run_id, attempt, each, answers, trace_of, rank=rank, trace_key=places)
+        return told, trace_of(told.rank)
     except Refused as problem:
         raise EnvironmentFailure(
             f"Profile {each} of attempt {attempt} cannot be read: {problem}."
         ) from None
-    return told, traces[told.rank]
 
 
 def read_answer(store: ObjectStore, attempt: int, number: int, rank: int) -> ProfileAnswer:

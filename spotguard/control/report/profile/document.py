@@ -10,7 +10,7 @@ from spotguard.control.report.profile.costs import costs_of
 from spotguard.control.report.profile.trace import read_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from spotguard.control.report.profile.costs import Costs, Spent
     from spotguard.events.profile import ProfileAnswer
@@ -97,7 +97,7 @@ def make_profile(
     attempt: int,
     number: int,
     answers: Sequence[ProfileAnswer],
-    traces: Mapping[int, bytes],
+    trace_of: Callable[[int], bytes],
     *,
     rank: int | None,
     trace_key: Mapping[int, str],
@@ -109,14 +109,16 @@ def make_profile(
         attempt: whose profile it is.
         number: of the profile.
         answers: of the ranks, in their order.
-        traces: unpacked, by rank; one at least.
+        trace_of: returns a rank's trace, unpacked; called for one after the other, since each may
+            take hundreds of megabytes.
         rank: whose time to tell, one with a trace; None: the slowest, or the first.
-        trace_key: where each trace lies.
+        trace_key: where each trace lies, by rank; one at least.
 
     Raises:
         Refused: a trace makes no sense.
     """
-    costs = {each: costs_of(read_trace(raw)) for each, raw in traces.items()}
+    recorded = {each.rank: each.steps for each in answers}
+    costs = {each: costs_of(read_trace(trace_of(each), whole=recorded[each])) for each in trace_key}
     slowest = max(costs, key=lambda each: costs[each].own_us / costs[each].steps)
     even = _is_even([of.own_us / of.steps for of in costs.values()])
     chosen = rank if rank is not None else min(costs) if even else slowest

@@ -61,11 +61,13 @@ def unpack(packed: bytes) -> bytes:
     return raw
 
 
-def read_trace(raw: bytes) -> StepTrace:
+def read_trace(raw: bytes, *, whole: int | None = None) -> StepTrace:
     """Return what a trace tells of the loop's thread and of the GPU.
 
+    `whole`: as many steps count, where the recording ended within one more.
+
     Raises:
-        Refused: it makes no sense, or has no recorded step.
+        Refused: it makes no sense, or has no recorded step that took time.
     """
     try:
         body = json.loads(raw)
@@ -80,7 +82,9 @@ def read_trace(raw: bytes) -> StepTrace:
         raise Refused("the trace has no step")
     [(loop, _)] = threads.most_common(1)
     mine = [span for kind, thread, span in found if kind == "loop" and thread == loop]
-    steps = sorted(span for span in mine if span.name == STEP)
+    steps = sorted(span for span in mine if span.name == STEP)[:whole]
+    if not sum(span.end - span.start for span in steps) > 0:
+        raise Refused("the trace has no step that took time")
     first, last = steps[0].start, steps[-1].end
     within = [span for span in mine if span.start >= first and span.end <= last]
     device = [span for kind, _, span in found if kind == "device" and span.end > first]
