@@ -181,10 +181,10 @@ check-all: $(VENV)/.installed-dev
 	$(MAKE) -j 2 --output-sync=target first-half second-half
 
 first-half:
-	$(MAKE) -j 1 lab-tests e2e-commands aside browser
+	$(MAKE) -j 1 lab-tests e2e-commands
 
 second-half:
-	$(MAKE) -j 1 emulators e2e-jobs corner-pythons
+	$(MAKE) -j 1 emulators e2e-jobs aside browser corner-pythons
 
 check:
 	@$(MAKE) --no-print-directory test
