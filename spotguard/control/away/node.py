@@ -38,6 +38,7 @@ _CLOUD = "aws"
 _CPUS, _MEMORY_GB = "2+", "4+"
 """SkyPilot's own server takes most of it."""
 _PLACE = "~/.spotguard/controller"
+_PRIVATE = "private.json"
 _WHEELS = "~/.spotguard/wheels"
 
 
@@ -126,7 +127,7 @@ def node_task(
     task["file_mounts"] = {
         **{folder: folder for folder in folders},
         f"{_WHEELS}/{wheel.parent.name}/{wheel.name}": str(wheel),
-        f"{_PLACE}/private.json": str(private),
+        f"{_PLACE}/{_PRIVATE}": str(private),
     }
     config = Path.home() / ".sky" / "config.yaml"
     if config.exists():
@@ -136,12 +137,17 @@ def node_task(
 
 def write_private(folder: RunFolder, spec: JobSpec) -> Path:
     """Write what is secret of a job into a file that only this user may read; return its path."""
-    path = folder.path / "private.json"
+    path = folder.path / _PRIVATE
     path.unlink(missing_ok=True)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(handle, "w") as file:
         json.dump({"env": dict(spec.env), "notify": list(spec.notify)}, file)
     return path
+
+
+def remove_private(folder: RunFolder) -> None:
+    """Remove what `write_private` wrote, if it is there."""
+    (folder.path / _PRIVATE).unlink(missing_ok=True)
 
 
 def read_private(path: Path) -> tuple[dict[str, str], list[str]]:

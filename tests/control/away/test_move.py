@@ -13,7 +13,7 @@ from spotguard.control.home_name import machine_id
 from spotguard.control.journal.fold import limits_to_json
 from spotguard.control.journal.record import Kind, Limits
 from spotguard.control.supervisor.lease import Lease, read_holder
-from spotguard.errors import EnvironmentFailure, UsageError
+from spotguard.errors import EnvironmentFailure, LauncherFailure, StoreUnavailable, UsageError
 from spotguard.shared.units import SystemClock
 from spotguard.spec.home import spotguard_home
 from tests.control.away.two_homes import PRICE_USD_PER_H, RUN, Homes
@@ -31,6 +31,7 @@ def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Homes:
     """A laptop that controls a run, and a node that nobody has asked for yet."""
     made = Homes(tmp_path, monkeypatch)
     assert made.controls("laptop")
+    monkeypatch.setattr(move_module, "start", made.begins_again)
     return made
 
 
@@ -239,7 +240,42 @@ def test_a_run_that_is_being_stopped_is_not_handed_over(homes: Homes) -> None:
         journal.append(Kind.USER_STOP.value, at=homes.clock.now())
     with pytest.raises(UsageError, match="comes to rest"):
         moved(homes)
+    assert homes.begun_again == [RUN], "nobody else would carry the wish out"
+    assert homes.ended == [f"{RUN}-c1"]
+    [node] = homes.record("laptop").controller_nodes
+    assert node.until is not None
     assert homes.controls("laptop")
+
+
+@pytest.mark.parametrize("broken", [KeyboardInterrupt(), StoreUnavailable("it is away")])
+@pytest.mark.parametrize("owner", [move_module, Lease, Mover])
+def test_a_hand_over_that_fails_leaves_the_run_with_a_controller(
+    homes: Homes, monkeypatch: pytest.MonkeyPatch, owner: Any, broken: BaseException
+) -> None:
+    """The one here had ended for it; should the node have the run by then, the new one rests."""
+    step = {move_module: "tell_limits", Lease: "hand_to", Mover: "_rest"}[owner]
+    monkeypatch.setattr(owner, step, lambda *_, **__: (_ for _ in ()).throw(broken))
+    with pytest.raises(type(broken)):
+        moved(homes)
+    assert homes.begun_again == [RUN]
+    assert not (homes.folder("laptop").path / "private.json").exists()
+
+
+def test_a_refused_request_for_a_node_leaves_no_secrets_behind(
+    homes: Homes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a launch is under way SkyPilot reads the file; after a refusal, or an end, nobody."""
+    with monkeypatch.context() as patch:
+        refusal = LauncherFailure("no")
+        patch.setattr(Homes, "submit", lambda *_: (_ for _ in ()).throw(refusal))
+        with pytest.raises(LauncherFailure):
+            moved(homes)
+    private = homes.folder("laptop").path / "private.json"
+    assert not private.exists()
+    homes.problem, homes.mute = "no capacity", True
+    with pytest.raises(EnvironmentFailure):
+        moved(homes)
+    assert not private.exists()
 
 
 def test_handed_over_by_name_no_command_here_takes_it_back(

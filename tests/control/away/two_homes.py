@@ -111,6 +111,8 @@ class Homes:
         self.service: Service | None = None
         self.submitted: list[dict[str, Any]] = []
         self.ended: list[str] = []
+        self.begun_again: list[str] = []
+        """Runs whose controller was begun on the laptop."""
         self.problem = ""
         self.mute = False
         """The node never comes."""
@@ -143,6 +145,10 @@ class Homes:
             lease = Lease(self.store, SystemClock(), machine_id(self._root / home))
             lease.take()
             return not lease.lost_to
+
+    def begins_again(self, folder: RunFolder) -> None:
+        """Note that a controller was begun on the laptop."""
+        self.begun_again.append(folder.run_id)
 
     def mover(self) -> Mover:
         """Return what moves the controller away from the laptop."""
