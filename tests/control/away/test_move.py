@@ -8,10 +8,12 @@ import pytest
 
 from spotguard.cli.policy.controller import words
 from spotguard.control.away import move as move_module
+from spotguard.control.away import wishes
 from spotguard.control.away.move import Mover, bring_back, end_node, standing
 from spotguard.control.home_name import machine_id
 from spotguard.control.journal.fold import limits_to_json
 from spotguard.control.journal.record import Kind, Limits
+from spotguard.control.journal.stored.controller_nodes import read_nodes
 from spotguard.control.supervisor.lease import Lease, read_holder
 from spotguard.errors import EnvironmentFailure, LauncherFailure, StoreUnavailable, UsageError
 from spotguard.shared.units import SystemClock
@@ -197,11 +199,30 @@ def test_the_node_of_a_run_that_goes_on_is_not_ended(homes: Homes) -> None:
 def test_what_a_resume_allowed_is_not_lost_by_a_move(homes: Homes) -> None:
     """`run.json` knows the first budget only; it is the newest that the node keeps."""
     newest = Limits(budget_usd=9.0, nodes_min=1, nodes_max=3)
-    with homes.folder("laptop").journal() as journal:
-        data = {"limits": limits_to_json(newest)}
-        journal.append(Kind.RESUMED.value, at=homes.clock.now(), data=data)
+    homes.allows("laptop", newest)
     moved(homes)
     assert homes.record("node").limits == newest
+
+
+@pytest.mark.parametrize("asked_there", [True, False])
+def test_what_a_resume_on_the_node_allowed_comes_back_with_the_run(
+    homes: Homes, asked_there: bool
+) -> None:
+    """A budget that was lowered there would be exceeded here; asked for there, it needs no node."""
+    moved(homes)
+    homes.serves()
+    homes.clock.on_sleep = lambda: homes.serves()
+    if asked_there:
+        wishes.ask(homes.store, wishes.RESUME, homes.clock, {"budget_usd": 2.0})
+    else:
+        homes.allows("node", Limits(budget_usd=2.0))
+        with homes.at("laptop"):
+            bring_back(homes.place, homes.clock, lambda _: None)
+    assert read_nodes(homes.store)[0].limits == limits_to_json(Limits(budget_usd=2.0))
+    if not asked_there:
+        with homes.at("laptop"):
+            homes.steering.adopt(homes.place)
+        assert homes.record("laptop").limits.budget_usd == 2.0
 
 
 def test_a_run_without_nodes_goes_on_after_its_move(homes: Homes) -> None:

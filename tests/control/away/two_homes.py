@@ -97,8 +97,10 @@ class Steering:
         deadline_s: float | None = None,
         nodes: NodeRange | str | int | None = None,
     ) -> None:
-        """Note it."""
+        """Note it, and the budget in the journal as well."""
         self.asked.append(f"resume {budget_usd} {nodes}")
+        if budget_usd is not None:
+            self._homes.allows("node", Limits(budget_usd=budget_usd))
 
 
 class Homes:
@@ -138,6 +140,12 @@ class Homes:
         """Return what is known of the run there."""
         with self.folder(home).journal() as journal:
             return read_record(journal)
+
+    def allows(self, home: str, limits: Limits) -> None:
+        """Have the journal there say what the run may use from now on."""
+        with self.folder(home).journal() as journal:
+            data = {"limits": limits_to_json(limits)}
+            journal.append(Kind.RESUMED.value, at=self.clock.now(), data=data)
 
     def controls(self, home: str) -> bool:
         """Take the lease as a controller of that home would; return whether it may act."""
