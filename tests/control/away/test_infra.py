@@ -43,6 +43,38 @@ def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
     assert not complaints
 
 
+def lines_by_section(unit: str) -> dict[str, set[str]]:
+    """Return the lines of a systemd unit, without comments, by their section."""
+    found: dict[str, set[str]] = {}
+    section = ""
+    for line in map(str.strip, unit.splitlines()):
+        if line.startswith("["):
+            section = line
+        elif line and not line.startswith("#"):
+            found.setdefault(section, set()).add(line)
+    return found
+
+
+def test_both_units_end_and_begin_anew_alike() -> None:
+    """On the node, too, what a service leaves behind lives on: the guard that takes the node down."""
+    mine = (CONTROLLER / "spotguard-controller@.service").read_text()
+    setup: str = load_controller_node()["setup"]
+    nodes = setup.split("<<UNIT\n")[1].split("\nUNIT\n")[0]
+    held = {
+        "[Unit]": {
+            "Wants=network-online.target",
+            "After=network-online.target",
+            "StartLimitIntervalSec=0",
+        },
+        "[Service]": {"Restart=on-failure", "RestartSec=5", "KillMode=process"},
+        "[Install]": {"WantedBy=multi-user.target"},
+    }
+    for unit in (mine, nodes):
+        found = lines_by_section(unit)
+        for section, lines in held.items():
+            assert lines <= found[section]
+
+
 def test_the_nodes_task_is_none_that_a_job_may_take_and_its_scripts_are_bash() -> None:
     """Each script within the set-up is written by it, and begins anew what dies."""
     assert not any("controller" in name for name in template_names())
