@@ -33,6 +33,7 @@ from spotguard.control.journal.stored.published_launch import (
     Over,
     came_to_nothing,
     is_unheard_of,
+    newest_regions,
     over,
     read_launch,
     read_published,
@@ -185,7 +186,7 @@ def _rebuild(
         }
         with journal.all_or_nothing():  # a thousand events are not a thousand waits for disk
             journal.append(Kind.CREATED.value, at=body["created_at"], data=created)
-            launcher = launcher_for(spec, folder.path)
+            launcher = launcher_for(spec, folder.path, regions=newest_regions(store))
             rebuild = Rebuild(journal, launcher, folder.run_id, tell)
             rebuild.places = list(zip(body["places"], known.moves, strict=True))
             rebuild.controller_nodes = body["controller_nodes"]

@@ -18,6 +18,7 @@ from spotguard.launch.skypilot.sdk import ClusterPhase, JobPhase
 from spotguard.launch.taskyaml import CLUSTER_TAG, RUN_TAG, Machine, infra_of
 from spotguard.launch.wheel import build_wheel
 from spotguard.spec.home import spotguard_home
+from spotguard.spec.infra import split_places
 from spotguard.spec.templates import load_controller_node
 
 if TYPE_CHECKING:
@@ -64,11 +65,13 @@ def check_job(spec: JobSpec) -> None:
     Raises:
         SpecError: its nodes, or its store, are out of that node's reach.
     """
-    places = spec.infra.split(",")
-    if not all(place.partition("/")[0] == _CLOUD for place in places):
+    places = split_places(spec.infra, spec.on_demand_infra)
+    elsewhere = [place for place in places if place.partition("/")[0] != _CLOUD]
+    if elsewhere:
+        out = ",".join(elsewhere)
         raise SpecError(
             "controller",
-            f"a controller in a {VM} needs a job on {_CLOUD}: of clusters on {spec.infra} it "
+            f"a controller in a {VM} needs a job on {_CLOUD}: of clusters on {out} it "
             "could not say whether they live",
             hint=f"leave it here: --controller {LOCAL}",
         )
