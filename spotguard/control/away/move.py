@@ -33,6 +33,7 @@ from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.nodes.controller_node import ControllerNode
 from spotguard.control.journal.record import Kind, RunRecord
 from spotguard.control.journal.stored.controller_nodes import (
+    GONE_WITHIN_S,
     StoredNode,
     node_data,
     publish_node,
@@ -40,6 +41,7 @@ from spotguard.control.journal.stored.controller_nodes import (
     tell_leaving,
     tell_limits,
 )
+from spotguard.control.run_folder import RunFolder, runs_folder
 from spotguard.control.supervisor.decide import EXIT_UNFINISHED
 from spotguard.control.supervisor.lease import Lease, check_ours, read_holder
 from spotguard.errors import (
@@ -60,7 +62,6 @@ from spotguard.storage.urls import below, split_last
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from spotguard.control.run_folder import RunFolder
     from spotguard.launch.base import Offer
     from spotguard.shared.units import Clock
     from spotguard.storage.base import ObjectStore
@@ -261,6 +262,8 @@ class Mover:
     def give_up(self, stored: StoredNode) -> None:
         """Have a node end that is not needed; it counts as paid until now."""
         remove_private(self._folder)
+        # Told first: should its end be refused, it goes by itself once it serves.
+        tell_leaving(self._store, stored.node.number, self._clock.now() + GONE_WITHIN_S)
         self._host.down(stored.node)
         self._note(tell_leaving(self._store, stored.node.number, self._clock.now()).node)
 
@@ -332,11 +335,7 @@ class Mover:
 
     def _note(self, node: ControllerNode) -> None:
         """Have the journal know what the store says."""
-        with self._folder.journal() as journal:
-            known = {each.number: each for each in read_record(journal).controller_nodes}
-            if known.get(node.number) != node:
-                now = self._folder.clock().now()
-                journal.append(Kind.CONTROLLER_NODE.value, at=now, data=node_data(node))
+        note_node(self._folder, node)
 
 
 def bring_back(place: str, clock: Clock, tell: Tell) -> None:
@@ -347,7 +346,10 @@ def bring_back(place: str, clock: Clock, tell: Tell) -> None:
         StoreError: the store cannot be read or written.
     """
     now = standing(place, clock.now())
-    if now.node is None or not now.lives:
+    if now.node is None:
+        return
+    if not now.lives:  # it rests on its node, or that is gone: paid no longer than it may last
+        tell_leaving(store_of(place), now.node.node.number, clock.now() + GONE_WITHIN_S)
         return
     tell("asking the node to let the run go")
     wishes.ask(store_of(place), wishes.LEAVE, clock)
@@ -380,4 +382,16 @@ def end_node(place: str, host: Host, clock: Clock, tell: Tell) -> None:
             f"{stored.node.cluster} could not be ended from here: {problem.message}",
             hint="it ends by itself a few minutes after the run came to rest",
         ) from problem
-    tell_leaving(store_of(place), stored.node.number, clock.now())
+    told = tell_leaving(store_of(place), stored.node.number, clock.now())
+    folder = RunFolder(runs_folder() / split_last(place)[1])
+    if folder.journal_path.exists():
+        note_node(folder, told.node)
+
+
+def note_node(folder: RunFolder, node: ControllerNode) -> None:
+    """Have the journal of this machine know what the store says of a node."""
+    with folder.journal() as journal:
+        known = {each.number: each for each in read_record(journal).controller_nodes}
+        if known.get(node.number) != node:
+            now = folder.clock().now()
+            journal.append(Kind.CONTROLLER_NODE.value, at=now, data=node_data(node))

@@ -20,6 +20,7 @@ from spotguard.control.home_name import machine_id
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.record import Kind, RunRecord
 from spotguard.control.journal.stored.controller_nodes import (
+    GONE_WITHIN_S,
     host,
     node_data,
     tell_leaving,
@@ -52,8 +53,6 @@ log = logging.getLogger("spotguard")
 LOOK_EVERY_S = 5.0
 REST_S = 300.0
 """How long it stays once the run is at rest, should the user want it to go on."""
-GONE_WITHIN_S = 300.0
-"""How long SkyPilot may take to end an idle node; until then it is taken to cost."""
 
 
 class Steers(Protocol):

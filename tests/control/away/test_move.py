@@ -13,7 +13,7 @@ from spotguard.control.away.move import Mover, bring_back, end_node, standing
 from spotguard.control.home_name import machine_id
 from spotguard.control.journal.fold import limits_to_json
 from spotguard.control.journal.record import Kind, Limits
-from spotguard.control.journal.stored.controller_nodes import read_nodes
+from spotguard.control.journal.stored.controller_nodes import GONE_WITHIN_S, read_nodes
 from spotguard.control.supervisor.lease import Lease, read_holder
 from spotguard.errors import EnvironmentFailure, LauncherFailure, StoreUnavailable, UsageError
 from spotguard.shared.units import SystemClock
@@ -194,6 +194,33 @@ def test_the_node_of_a_run_that_goes_on_is_not_ended(homes: Homes) -> None:
         end_node(homes.place, homes, homes.clock, lambda _: None)
     assert "controller move" in told.value.hint
     assert homes.ended == []
+
+
+@pytest.mark.parametrize("way", ["bring back", "adopt"])
+def test_a_node_that_is_gone_is_not_paid_for_ever(homes: Homes, way: str) -> None:
+    """Whoever takes the run over says that its node costs no more."""
+    moved(homes)
+    homes.age_lease(1000.0)
+    if way == "bring back":
+        bring_back(homes.place, homes.clock, lambda _: None)
+    else:
+        with homes.at("laptop"):
+            homes.steering.adopt(homes.place)
+        [known] = homes.record("laptop").controller_nodes
+        assert known.until is not None
+    [stored] = read_nodes(homes.store)
+    assert stored.node.until is not None
+    assert stored.node.until <= homes.clock.now() + GONE_WITHIN_S
+
+
+def test_a_node_that_is_ended_is_not_paid_for_by_the_journal_here(homes: Homes) -> None:
+    """It had the run until that came to rest; the bill of this machine's journal ends as well."""
+    moved(homes)
+    homes.age_lease(1000.0)
+    with homes.at("laptop"):
+        end_node(homes.place, homes, homes.clock, lambda _: None)
+    [node] = homes.record("laptop").controller_nodes
+    assert node.until is not None
 
 
 def test_what_a_resume_allowed_is_not_lost_by_a_move(homes: Homes) -> None:

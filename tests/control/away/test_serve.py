@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spotguard.control.away import wishes
-from spotguard.control.away.serve import GONE_WITHIN_S, Service
+from spotguard.control.away.serve import Service
 from spotguard.control.journal.record import Kind
-from spotguard.control.journal.stored.controller_nodes import read_nodes
+from spotguard.control.journal.stored.controller_nodes import GONE_WITHIN_S, read_nodes
 from spotguard.control.supervisor.lease import read_holder
 from spotguard.errors import EnvironmentFailure, SpecError, UsageError
 from spotguard.storage.urls import folder_at
