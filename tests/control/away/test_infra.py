@@ -90,7 +90,7 @@ def test_a_node_has_one_service_though_what_began_it_is_killed(tmp_path: Path) -
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"#!{bash}\n{seen}exit 0\n")
         path.chmod(0o755)
-    serve = [bash, tmp_path / "serve.sh"]
+    serve = [bash, str(tmp_path / "serve.sh")]
     with (tmp_path / "served").open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert subprocess.run(serve, check=False).returncode == 1
