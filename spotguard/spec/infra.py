@@ -29,6 +29,11 @@ _VOLUME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*")
 
 
+def split_places(*infras: str | None) -> list[str]:
+    """Return the single places that these settings name; of one that is not given, none."""
+    return [place for infra in infras if infra for place in infra.split(",")]
+
+
 def places(raw: Any) -> str:
     """Return one or several places, best first: `gcp,aws/us-east-1`.
 

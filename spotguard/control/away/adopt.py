@@ -22,7 +22,11 @@ from spotguard.control.journal.job_events import journal_data, read_beats, recal
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import JOB_PREFIX, Allotment, Kind, Limits
 from spotguard.control.journal.snapshot import keep_snapshot
-from spotguard.control.journal.stored.controller_nodes import node_data, read_nodes
+from spotguard.control.journal.stored.controller_nodes import (
+    node_data,
+    read_nodes,
+    tell_others_leaving,
+)
 from spotguard.control.journal.stored.places import (
     StoredPlace,
     place_data,
@@ -33,6 +37,7 @@ from spotguard.control.journal.stored.published_launch import (
     Over,
     came_to_nothing,
     is_unheard_of,
+    newest_regions,
     over,
     read_launch,
     read_published,
@@ -136,6 +141,8 @@ def adopt_run(url: str, tell: Tell = _silent, *, notify: Sequence[str] = ()) -> 
         _move_aside(folder, outdated=was_elsewhere)
         lease = Lease(store, SystemClock(), machine)
         lease.adopt()  # not earlier: who has the lease and an old journal would go on from that
+        known = tell_others_leaving(store, body["controller_nodes"], machine, time.time())
+        body["controller_nodes"] = known
         with lease.kept():  # SkyPilot may take minutes to say which nodes live
             record = _rebuild(folder, store_root, store, _Known(body, job, moves), tell)
             unpaid = release_at_rest(record, open_store(store_root), SystemClock())
@@ -185,7 +192,7 @@ def _rebuild(
         }
         with journal.all_or_nothing():  # a thousand events are not a thousand waits for disk
             journal.append(Kind.CREATED.value, at=body["created_at"], data=created)
-            launcher = launcher_for(spec, folder.path)
+            launcher = launcher_for(spec, folder.path, regions=newest_regions(store))
             rebuild = Rebuild(journal, launcher, folder.run_id, tell)
             rebuild.places = list(zip(body["places"], known.moves, strict=True))
             rebuild.controller_nodes = body["controller_nodes"]

@@ -13,6 +13,7 @@ Asked for again, a move goes on where it was.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,15 +23,17 @@ from spotguard.control.away.node import (
     cheapest,
     node_name,
     node_task,
+    remove_private,
     write_private,
 )
 from spotguard.control.controller.one_run import run_store
-from spotguard.control.controller.start import control_alone
+from spotguard.control.controller.start import control_alone, start
 from spotguard.control.home_name import machine_id
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.nodes.controller_node import ControllerNode
 from spotguard.control.journal.record import Kind, RunRecord
 from spotguard.control.journal.stored.controller_nodes import (
+    GONE_WITHIN_S,
     StoredNode,
     node_data,
     publish_node,
@@ -38,12 +41,14 @@ from spotguard.control.journal.stored.controller_nodes import (
     tell_leaving,
     tell_limits,
 )
+from spotguard.control.run_folder import RunFolder, runs_folder
 from spotguard.control.supervisor.decide import EXIT_UNFINISHED
 from spotguard.control.supervisor.lease import Lease, check_ours, read_holder
 from spotguard.errors import (
     AlreadyExists,
     EnvironmentFailure,
     LauncherFailure,
+    SpotguardError,
     UsageError,
 )
 from spotguard.events.states import RunState
@@ -57,7 +62,6 @@ from spotguard.storage.urls import below, split_last
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from spotguard.control.run_folder import RunFolder
     from spotguard.launch.base import Offer
     from spotguard.shared.units import Clock
     from spotguard.storage.base import ObjectStore
@@ -165,7 +169,7 @@ class Mover:
         elif not self._record.is_away:
             self._rest(stored)
         self._adopted(stored)
-        (self._folder.path / "private.json").unlink(missing_ok=True)
+        remove_private(self._folder)
         return self.place
 
     def _moved(self) -> StoredNode:
@@ -223,7 +227,11 @@ class Mover:
             place=self.place,
             private=write_private(self._folder, spec),
         )
-        self._host.submit(task, stored.node.cluster)
+        try:
+            self._host.submit(task, stored.node.cluster)
+        except SpotguardError:
+            remove_private(self._folder)
+            raise
 
     def _ready(self, stored: StoredNode) -> StoredNode:
         """Return what the node says of itself once it waits for the run."""
@@ -247,27 +255,49 @@ class Mover:
                 )
             self._clock.sleep(_POLL_S)
             stored = next(x for x in nodes_of(self._store) if x.node.number == stored.node.number)
+        remove_private(self._folder)  # not earlier: SkyPilot reads it once the node is up
         self._tell("the node is ready: it gets the run")
         return stored
 
     def give_up(self, stored: StoredNode) -> None:
         """Have a node end that is not needed; it counts as paid until now."""
+        remove_private(self._folder)
+        # Told first: should its end be refused, it goes by itself once it serves.
+        tell_leaving(self._store, stored.node.number, self._clock.now() + GONE_WITHIN_S)
         self._host.down(stored.node)
         self._note(tell_leaving(self._store, stored.node.number, self._clock.now()).node)
 
     def _hand_over(self, stored: StoredNode) -> None:
-        """End the controller here, and give the lease to the node's home."""
-        with control_alone(self._folder):
-            lease = Lease(self._store, SystemClock(), machine_id(spotguard_home()))
-            lease.take()
-            if lease.lost_to:
-                raise UsageError(f"Another machine has the run: {lease.lost_to}.")
-            record = self._read()
-            if record.wish is not None or record.settled is not None:
-                raise UsageError(f"{record.run_id} comes to rest, so it was not handed over.")
-            tell_limits(self._store, stored.node.number, record.limits, self._clock.now())
-            lease.hand_to(stored.machine)
-            self._rest(stored)
+        """End the controller here, and give the lease to the node's home.
+
+        If that does not come about, for whatever reason, a controller begins here again: it goes
+        on, or finds that another machine has the run and comes to rest.
+        """
+        is_given = False
+        try:
+            with control_alone(self._folder):
+                is_given = self._gave(stored)
+        finally:
+            if not is_given:
+                with suppress(SpotguardError, OSError):
+                    start(self._folder)
+        if not is_given:
+            self.give_up(stored)
+            raise UsageError(f"{self._record.run_id} comes to rest, so it was not handed over.")
+
+    def _gave(self, stored: StoredNode) -> bool:
+        """Give the lease to the node's home; return False if the run comes to rest instead."""
+        lease = Lease(self._store, SystemClock(), machine_id(spotguard_home()))
+        lease.take()
+        if lease.lost_to:
+            raise UsageError(f"Another machine has the run: {lease.lost_to}.")
+        record = self._read()
+        if record.wish is not None or record.settled is not None:
+            return False
+        tell_limits(self._store, stored.node.number, record.limits, self._clock.now())
+        lease.hand_to(stored.machine)
+        self._rest(stored)
+        return True
 
     def _rest(self, stored: StoredNode) -> None:
         """Bring this machine's part of the run to rest."""
@@ -305,11 +335,7 @@ class Mover:
 
     def _note(self, node: ControllerNode) -> None:
         """Have the journal know what the store says."""
-        with self._folder.journal() as journal:
-            known = {each.number: each for each in read_record(journal).controller_nodes}
-            if known.get(node.number) != node:
-                now = self._folder.clock().now()
-                journal.append(Kind.CONTROLLER_NODE.value, at=now, data=node_data(node))
+        note_node(self._folder, node)
 
 
 def bring_back(place: str, clock: Clock, tell: Tell) -> None:
@@ -320,7 +346,10 @@ def bring_back(place: str, clock: Clock, tell: Tell) -> None:
         StoreError: the store cannot be read or written.
     """
     now = standing(place, clock.now())
-    if now.node is None or not now.lives:
+    if now.node is None:
+        return
+    if not now.lives:  # it rests on its node, or that is gone: paid no longer than it may last
+        tell_leaving(store_of(place), now.node.node.number, clock.now() + GONE_WITHIN_S)
         return
     tell("asking the node to let the run go")
     wishes.ask(store_of(place), wishes.LEAVE, clock)
@@ -353,4 +382,16 @@ def end_node(place: str, host: Host, clock: Clock, tell: Tell) -> None:
             f"{stored.node.cluster} could not be ended from here: {problem.message}",
             hint="it ends by itself a few minutes after the run came to rest",
         ) from problem
-    tell_leaving(store_of(place), stored.node.number, clock.now())
+    told = tell_leaving(store_of(place), stored.node.number, clock.now())
+    folder = RunFolder(runs_folder() / split_last(place)[1])
+    if folder.journal_path.exists():
+        note_node(folder, told.node)
+
+
+def note_node(folder: RunFolder, node: ControllerNode) -> None:
+    """Have the journal of this machine know what the store says of a node."""
+    with folder.journal() as journal:
+        known = {each.number: each for each in read_record(journal).controller_nodes}
+        if known.get(node.number) != node:
+            now = folder.clock().now()
+            journal.append(Kind.CONTROLLER_NODE.value, at=now, data=node_data(node))

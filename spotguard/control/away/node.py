@@ -18,6 +18,7 @@ from spotguard.launch.skypilot.sdk import ClusterPhase, JobPhase
 from spotguard.launch.taskyaml import CLUSTER_TAG, RUN_TAG, Machine, infra_of
 from spotguard.launch.wheel import build_wheel
 from spotguard.spec.home import spotguard_home
+from spotguard.spec.infra import split_places
 from spotguard.spec.templates import load_controller_node
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ _CLOUD = "aws"
 _CPUS, _MEMORY_GB = "2+", "4+"
 """SkyPilot's own server takes most of it."""
 _PLACE = "~/.spotguard/controller"
+_PRIVATE = "private.json"
 _WHEELS = "~/.spotguard/wheels"
 
 
@@ -63,11 +65,13 @@ def check_job(spec: JobSpec) -> None:
     Raises:
         SpecError: its nodes, or its store, are out of that node's reach.
     """
-    places = spec.infra.split(",")
-    if not all(place.partition("/")[0] == _CLOUD for place in places):
+    places = split_places(spec.infra, spec.on_demand_infra)
+    elsewhere = [place for place in places if place.partition("/")[0] != _CLOUD]
+    if elsewhere:
+        out = ",".join(elsewhere)
         raise SpecError(
             "controller",
-            f"a controller in a {VM} needs a job on {_CLOUD}: of clusters on {spec.infra} it "
+            f"a controller in a {VM} needs a job on {_CLOUD}: of clusters on {out} it "
             "could not say whether they live",
             hint=f"leave it here: --controller {LOCAL}",
         )
@@ -126,7 +130,7 @@ def node_task(
     task["file_mounts"] = {
         **{folder: folder for folder in folders},
         f"{_WHEELS}/{wheel.parent.name}/{wheel.name}": str(wheel),
-        f"{_PLACE}/private.json": str(private),
+        f"{_PLACE}/{_PRIVATE}": str(private),
     }
     config = Path.home() / ".sky" / "config.yaml"
     if config.exists():
@@ -136,12 +140,17 @@ def node_task(
 
 def write_private(folder: RunFolder, spec: JobSpec) -> Path:
     """Write what is secret of a job into a file that only this user may read; return its path."""
-    path = folder.path / "private.json"
+    path = folder.path / _PRIVATE
     path.unlink(missing_ok=True)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(handle, "w") as file:
         json.dump({"env": dict(spec.env), "notify": list(spec.notify)}, file)
     return path
+
+
+def remove_private(folder: RunFolder) -> None:
+    """Remove what `write_private` wrote, if it is there."""
+    (folder.path / _PRIVATE).unlink(missing_ok=True)
 
 
 def read_private(path: Path) -> tuple[dict[str, str], list[str]]:

@@ -20,9 +20,11 @@ from spotguard.control.home_name import machine_id
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.record import Kind, RunRecord
 from spotguard.control.journal.stored.controller_nodes import (
+    GONE_WITHIN_S,
     host,
     node_data,
     tell_leaving,
+    tell_limits,
     tell_ready,
 )
 from spotguard.control.run_folder import RunFolder, runs_folder, split_place
@@ -51,8 +53,6 @@ log = logging.getLogger("spotguard")
 LOOK_EVERY_S = 5.0
 REST_S = 300.0
 """How long it stays once the run is at rest, should the user want it to go on."""
-GONE_WITHIN_S = 300.0
-"""How long SkyPilot may take to end an idle node; until then it is taken to cost."""
 
 
 class Steers(Protocol):
@@ -167,7 +167,7 @@ class Service:
             self._rest.since = None
             if wish.kind == wishes.LEAVE:
                 return self._hand_back(number, wish)
-            self._carry_out(wish)
+            self._carry_out(number, wish)
         self._steers.ensure_controlled(self.run_id)
         record = self._record()
         if record.settled is None:
@@ -231,7 +231,7 @@ class Service:
 
     # ------------------------------------------------------------ wishes
 
-    def _carry_out(self, wish: wishes.AskedThere) -> None:
+    def _carry_out(self, number: int, wish: wishes.AskedThere) -> None:
         self._tell(f"is asked for: {wish.kind}")
         try:
             if wish.kind == wishes.STOP:
@@ -245,13 +245,25 @@ class Service:
         except SpotguardError as problem:
             wishes.refuse(self._store, wish, problem.message)
         else:
+            if wish.kind == wishes.RESUME:
+                self._tell_limits(number)
             wishes.done(self._store, wish)
+
+    def _tell_limits(self, number: int) -> None:
+        """Have the store know what the run is allowed, for who adopts it from here."""
+        tell_limits(self._store, number, self._record().limits, self._clock.now())
 
     # ------------------------------------------------------------ leaving
 
     def _hand_back(self, number: int, wish: wishes.AskedThere) -> bool:
-        """End the controller here and let the run go, for another machine to adopt it."""
+        """End the controller here and let the run go, for another machine to adopt it.
+
+        Returns True, and keeps the run, if that was taken back meanwhile: nobody would adopt it.
+        """
         with control_alone(self.folder):
+            self._tell_limits(number)
+            if not wishes.stands(self._store, wish):
+                return True
             lease = Lease(self._store, SystemClock(), machine_id(spotguard_home()))
             lease.take()
             lease.release()

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from spotguard.errors import EnvironmentFailure, NotFound, UsageError
+from spotguard.errors import EnvironmentFailure, NotFound, StoreError, UsageError
 from spotguard.events import keys
 from spotguard.events.untrusted import Refused, an_object, parse_object, text
 from spotguard.storage.small_objects import get_small
@@ -24,6 +25,8 @@ STOP, DOWN, RESUME, LEAVE = "stop", "down", "resume", "leave"
 KINDS = (STOP, DOWN, RESUME, LEAVE)
 PATIENCE_S = 120.0
 """How long who serves the run may take to carry out a wish; a look is due every few seconds."""
+OUTDATED_S = 2 * PATIENCE_S
+"""Whoever asked is gone by then, and did not take it back."""
 _POLL_S = 1.0
 
 
@@ -41,24 +44,34 @@ class AskedThere:
 def ask(store: ObjectStore, kind: str, clock: Clock, data: dict[str, Any] | None = None) -> None:
     """Ask for something and return once it is done; `store` is the run's own.
 
+    Whatever ends the wait takes it back: nobody expects it to be done later.
+
     Raises:
         UsageError: it cannot be done; says why.
-        EnvironmentFailure: nobody heard it in time. It is taken back.
+        EnvironmentFailure: nobody heard it in time.
         StoreError: the store cannot be written.
     """
     key = keys.wish(clock.now(), secrets.token_hex(4))
-    store.put(key, _written(AskedThere(key=key, kind=kind, data=data or {})), if_absent=True)
+    wish = AskedThere(key=key, kind=kind, data=data or {})
+    try:
+        store.put(key, _written(wish), if_absent=True)
+        _wait_until_done(store, wish, clock)
+    except BaseException:
+        with suppress(StoreError):
+            store.delete(key)
+        raise
+
+
+def _wait_until_done(store: ObjectStore, wish: AskedThere, clock: Clock) -> None:
     give_up_at = clock.monotonic() + PATIENCE_S
     while clock.monotonic() < give_up_at:
         try:
-            answer = _read(store, key).answer
+            answer = _read(store, wish.key).answer
         except NotFound:
             return
         if answer:
-            store.delete(key)
             raise UsageError(answer)
         clock.sleep(_POLL_S)
-    store.delete(key)
     raise EnvironmentFailure(
         "The controller did not hear of it in time, so nothing was asked for.",
         hint=f"who has the run: spotguard controller status {store.url.rstrip('/')}",
@@ -66,13 +79,21 @@ def ask(store: ObjectStore, kind: str, clock: Clock, data: dict[str, Any] | None
 
 
 def unanswered(store: ObjectStore) -> list[AskedThere]:
-    """Return what is still to be done, oldest first; what makes no sense is removed.
+    """Return what is still to be done, oldest first.
+
+    What makes no sense is removed, and what is so old that nobody waits for it any more.
 
     Raises:
         StoreError: the store cannot be read.
     """
+    listed = [info for info in store.list(keys.WISHES) if info.key != keys.WISHES_READ_AT]
+    now = _store_time(store) if listed else None
     found = []
-    for key in sorted(info.key for info in store.list(keys.WISHES)):
+    for info in sorted(listed, key=lambda each: each.key):
+        key, at = info.key, info.modified_at
+        if now is not None and at is not None and now - at > OUTDATED_S:
+            store.delete(key)
+            continue
         try:
             wish = _read(store, key)
         except NotFound:  # taken back
@@ -85,6 +106,15 @@ def unanswered(store: ObjectStore) -> list[AskedThere]:
     return found
 
 
+def stands(store: ObjectStore, wish: AskedThere) -> bool:
+    """Return whether it is still asked for.
+
+    Raises:
+        StoreError: the store cannot be read.
+    """
+    return store.head(wish.key) is not None
+
+
 def done(store: ObjectStore, wish: AskedThere) -> None:
     """Take away a wish that was carried out."""
     store.delete(wish.key)
@@ -94,6 +124,14 @@ def refuse(store: ObjectStore, wish: AskedThere, why: str) -> None:
     """Answer a wish that cannot be carried out."""
     answered = AskedThere(key=wish.key, kind=wish.kind, data=wish.data, answer=why)
     store.put(wish.key, _written(answered))
+
+
+def _store_time(store: ObjectStore) -> float | None:
+    """Return what time it is by the store, as it tells of wishes; None if it does not say."""
+    store.put(keys.WISHES_READ_AT, b"{}")
+    written = store.head(keys.WISHES_READ_AT)
+    store.delete(keys.WISHES_READ_AT)
+    return None if written is None else written.modified_at
 
 
 def _written(wish: AskedThere) -> bytes:

@@ -17,13 +17,14 @@ from spotguard.control.journal.sweep.comparison import Comparison
 from spotguard.control.journal.sweep.part import SweepPart, sweep_store
 from spotguard.control.journal.team.budget import TeamBudget
 from spotguard.control.journal.team.gate import sweep_budget
+from spotguard.control.run_folder import RunFolder
 from spotguard.control.status.metrics import ValuesOfRun
 from spotguard.control.status.watch import summary
 from spotguard.control.supervisor.decide import EXIT_UNFINISHED
 from spotguard.control.supervisor.lease import Lease
 from spotguard.control.supervisor.policy import policy_for
 from spotguard.control.supervisor.supervisor import Supervisor
-from spotguard.errors import EnvironmentFailure
+from spotguard.errors import EnvironmentFailure, JournalDamaged
 from spotguard.events import keys
 from spotguard.events.states import RunState
 from spotguard.launch.base import ChangesFiles
@@ -31,19 +32,18 @@ from spotguard.launch.local import LocalLauncher, LocalOptions
 from spotguard.shared.documents import document
 from spotguard.shared.units import Clock, SystemClock
 from spotguard.spec.home import spotguard_home
-from spotguard.spec.infra import LOCAL
+from spotguard.spec.infra import LOCAL, split_places
 from spotguard.spec.model import JobSpec
 from spotguard.storage import PrefixedStore, open_store
 from spotguard.storage.urls import folder_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from spotguard.control.controller.rest import Rest
     from spotguard.control.journal.journal import Journal
     from spotguard.control.journal.record import RunRecord
-    from spotguard.control.run_folder import RunFolder
     from spotguard.launch.base import Launcher, Offer
     from spotguard.storage.base import ObjectStore
 
@@ -198,10 +198,13 @@ def _take(journal: Journal, folder: RunFolder, rest: Rest) -> tuple[ObjectStore,
         rest.sleep(_STORE_RETRY_S)
 
 
-def launcher_for(spec: JobSpec, run_dir: Path) -> Launcher:
-    """Return the launcher that the job asks for; it may keep its own files below `run_dir`."""
+def launcher_for(spec: JobSpec, run_dir: Path, *, regions: Sequence[str] = ()) -> Launcher:
+    """Return the launcher that the job asks for; it may keep its own files below `run_dir`.
+
+    `regions` of AWS may hold nodes of the run, beside those that the job and the journal name.
+    """
     if spec.infra != LOCAL:
-        return _sky_launcher(spec)
+        return _sky_launcher(spec, run_dir, regions)
     local = spec.local
     options = LocalOptions(
         metadata=local.metadata,
@@ -217,23 +220,44 @@ def launcher_for(spec: JobSpec, run_dir: Path) -> Launcher:
     return LocalLauncher(run_dir, options)
 
 
-def _sky_launcher(spec: JobSpec) -> Launcher:
+def _sky_launcher(spec: JobSpec, run_dir: Path, regions: Sequence[str]) -> Launcher:
     from spotguard.control.supervisor.skypilot_request import find_offers, machine_for, task_for
     from spotguard.launch.skypilot.launcher import SkyPilotLauncher
+    from spotguard.launch.skypilot.prices import Place
     from spotguard.launch.skypilot.sdk import SkySdk
     from spotguard.launch.skypilot.strays import Ec2Strays, regions_of
 
     def offers() -> list[Offer]:
         return list(find_offers(spec).offers)
 
-    on_aws = any(place.partition("/")[0] == "aws" for place in spec.infra.split(","))
+    named = [Place.parse(place) for place in split_places(spec.infra, spec.on_demand_infra)]
+
+    def where_nodes_may_be() -> list[str]:
+        """Return also regions that offer nothing now: nodes may live there all the same."""
+        living = regions_of(_offers_that_live(run_dir))
+        return list(dict.fromkeys([*regions, *living, *regions_of(named), *regions_of(offers())]))
+
     return SkyPilotLauncher(
         SkySdk(),
         offers=offers,
         task=lambda request: task_for(spec, request),
         machine=lambda: machine_for(spec),
-        strays=Ec2Strays(lambda: regions_of(offers())) if on_aws else None,
+        strays=Ec2Strays(where_nodes_may_be) if any(p.infra == "aws" for p in named) else None,
     )
+
+
+def _offers_that_live(run_dir: Path) -> list[Offer]:
+    """Return where the nodes of the run are that its journal does not know to be gone."""
+    folder = RunFolder(run_dir)
+    if not folder.journal_path.exists():
+        return []
+    try:
+        with folder.journal() as journal:
+            record = read_record(journal)
+    except JournalDamaged:
+        return []
+    living = [each for each in record.attempts if each.end is None or each.end.leaving]
+    return [each.offer for each in (*living, record.ahead) if each is not None]
 
 
 def run_store(store_root: str, run_id: str) -> ObjectStore:

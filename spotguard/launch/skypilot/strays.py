@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from spotguard.launch.base import Offer
+    from spotguard.launch.skypilot.prices import Place
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +30,9 @@ _UP = ("pending", "running")
 _GONE = ("terminated",)
 
 
-def regions_of(offers: Iterable[Offer]) -> list[str]:
+def regions_of(places: Iterable[Offer | Place]) -> list[str]:
     """Return the regions of AWS in which these are."""
-    found = (offer.region for offer in offers if offer.infra == "aws" and offer.region)
+    found = (place.region for place in places if place.infra == "aws" and place.region)
     return list(dict.fromkeys(found))
 
 
@@ -115,7 +116,10 @@ class Ec2Strays:
 
         gone = None
         try:
-            for region in self._known_regions():
+            regions = self._known_regions()
+            if not regions:  # not absent: nobody was asked
+                raise Unreachable(f"Nobody knows in which region of AWS {cluster} would be.")
+            for region in regions:
                 pages = (
                     self._client(region)
                     .get_paginator("describe_instances")

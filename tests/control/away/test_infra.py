@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import shutil
 import subprocess
 from pathlib import Path
@@ -41,6 +42,62 @@ def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
     said = subprocess.run([judge, "verify", unit], capture_output=True, text=True, check=False)
     complaints = [line for line in said.stderr.splitlines() if unit.name in line]
     assert not complaints
+
+
+def lines_by_section(unit: str) -> dict[str, set[str]]:
+    """Return the lines of a systemd unit, without comments, by their section."""
+    found: dict[str, set[str]] = {}
+    section = ""
+    for line in map(str.strip, unit.splitlines()):
+        if line.startswith("["):
+            section = line
+        elif line and not line.startswith("#"):
+            found.setdefault(section, set()).add(line)
+    return found
+
+
+def test_both_units_end_and_begin_anew_alike() -> None:
+    """On the node, too, what a service leaves behind lives on: the guard that ends the node."""
+    mine = (CONTROLLER / "spotguard-controller@.service").read_text()
+    setup: str = load_controller_node()["setup"]
+    nodes = setup.split("<<UNIT\n")[1].split("\nUNIT\n")[0]
+    held = {
+        "[Unit]": {
+            "Wants=network-online.target",
+            "After=network-online.target",
+            "StartLimitIntervalSec=0",
+        },
+        "[Service]": {"Restart=on-failure", "RestartSec=5", "KillMode=process"},
+        "[Install]": {"WantedBy=multi-user.target"},
+    }
+    for unit in (mine, nodes):
+        found = lines_by_section(unit)
+        for section, lines in held.items():
+            assert lines <= found[section]
+
+
+def test_a_node_has_one_service_though_what_began_it_is_killed(tmp_path: Path) -> None:
+    """Its child lives on then; what lives for good keeps no next one from beginning."""
+    bash = shutil.which("bash")
+    if bash is None or shutil.which("flock") is None:
+        pytest.skip("this machine has no bash, or no flock")
+    setup: str = load_controller_node()["setup"]
+    (tmp_path / "serve.sh").write_text(setup.split("<<'SERVE'\n")[1].split("\nSERVE\n")[0])
+    (tmp_path / "environment").write_text(f"export HOME={tmp_path}\n")
+    seen = 'ls -l /proc/self/fd | grep -q "/served$" && echo "$0 holds it" >> "$HOME/seen"\n'
+    for each in ("skypilot-runtime/bin/sky", "skypilot-runtime/bin/python", "venv/bin/python"):
+        path = tmp_path / each
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!{bash}\n{seen}exit 0\n")
+        path.chmod(0o755)
+    serve = [bash, str(tmp_path / "serve.sh")]
+    with (tmp_path / "served").open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert subprocess.run(serve, check=False).returncode == 1
+    assert not (tmp_path / "over").exists()
+    assert subprocess.run(serve, check=False).returncode == 0
+    assert (tmp_path / "over").exists()
+    assert (tmp_path / "seen").read_text() == f"{tmp_path}/venv/bin/python holds it\n"
 
 
 def test_the_nodes_task_is_none_that_a_job_may_take_and_its_scripts_are_bash() -> None:

@@ -9,12 +9,14 @@ import pytest
 from spotguard.cli.policy.controller import words
 from spotguard.control import api
 from spotguard.control.away import move as move_module
+from spotguard.control.away import wishes
 from spotguard.control.away.move import Mover, bring_back, end_node, standing
 from spotguard.control.home_name import machine_id
 from spotguard.control.journal.fold import limits_to_json
 from spotguard.control.journal.record import Kind, Limits
+from spotguard.control.journal.stored.controller_nodes import GONE_WITHIN_S, read_nodes
 from spotguard.control.supervisor.lease import Lease, read_holder
-from spotguard.errors import EnvironmentFailure, UsageError
+from spotguard.errors import EnvironmentFailure, LauncherFailure, StoreUnavailable, UsageError
 from spotguard.shared.units import SystemClock
 from spotguard.spec.home import spotguard_home
 from tests.control.away.two_homes import PRICE_USD_PER_H, RUN, Homes
@@ -32,6 +34,7 @@ def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Homes:
     """A laptop that controls a run, and a node that nobody has asked for yet."""
     made = Homes(tmp_path, monkeypatch)
     assert made.controls("laptop")
+    monkeypatch.setattr(move_module, "start", made.begins_again)
     return made
 
 
@@ -205,14 +208,60 @@ def test_the_node_of_a_run_that_goes_on_is_not_ended(homes: Homes) -> None:
     assert homes.ended == []
 
 
+@pytest.mark.parametrize("way", ["bring back", "adopt"])
+def test_a_node_that_is_gone_is_not_paid_for_ever(homes: Homes, way: str) -> None:
+    """Whoever takes the run over says that its node costs no more."""
+    moved(homes)
+    homes.age_lease(1000.0)
+    if way == "bring back":
+        bring_back(homes.place, homes.clock, lambda _: None)
+    else:
+        with homes.at("laptop"):
+            homes.steering.adopt(homes.place)
+        [known] = homes.record("laptop").controller_nodes
+        assert known.until is not None
+    [stored] = read_nodes(homes.store)
+    assert stored.node.until is not None
+    assert stored.node.until <= homes.clock.now() + GONE_WITHIN_S
+
+
+def test_a_node_that_is_ended_is_not_paid_for_by_the_journal_here(homes: Homes) -> None:
+    """It had the run until that came to rest; the bill of this machine's journal ends as well."""
+    moved(homes)
+    homes.age_lease(1000.0)
+    with homes.at("laptop"):
+        end_node(homes.place, homes, homes.clock, lambda _: None)
+    [node] = homes.record("laptop").controller_nodes
+    assert node.until is not None
+
+
 def test_what_a_resume_allowed_is_not_lost_by_a_move(homes: Homes) -> None:
     """`run.json` knows the first budget only; it is the newest that the node keeps."""
     newest = Limits(budget_usd=9.0, nodes_min=1, nodes_max=3)
-    with homes.folder("laptop").journal() as journal:
-        data = {"limits": limits_to_json(newest)}
-        journal.append(Kind.RESUMED.value, at=homes.clock.now(), data=data)
+    homes.allows("laptop", newest)
     moved(homes)
     assert homes.record("node").limits == newest
+
+
+@pytest.mark.parametrize("asked_there", [True, False])
+def test_what_a_resume_on_the_node_allowed_comes_back_with_the_run(
+    homes: Homes, asked_there: bool
+) -> None:
+    """A budget that was lowered there would be exceeded here; asked for there, it needs no node."""
+    moved(homes)
+    homes.serves()
+    homes.clock.on_sleep = lambda: homes.serves()
+    if asked_there:
+        wishes.ask(homes.store, wishes.RESUME, homes.clock, {"budget_usd": 2.0})
+    else:
+        homes.allows("node", Limits(budget_usd=2.0))
+        with homes.at("laptop"):
+            bring_back(homes.place, homes.clock, lambda _: None)
+    assert read_nodes(homes.store)[0].limits == limits_to_json(Limits(budget_usd=2.0))
+    if not asked_there:
+        with homes.at("laptop"):
+            homes.steering.adopt(homes.place)
+        assert homes.record("laptop").limits.budget_usd == 2.0
 
 
 def test_a_run_without_nodes_goes_on_after_its_move(homes: Homes) -> None:
@@ -251,7 +300,42 @@ def test_a_run_that_is_being_stopped_is_not_handed_over(homes: Homes) -> None:
         journal.append(Kind.USER_STOP.value, at=homes.clock.now())
     with pytest.raises(UsageError, match="comes to rest"):
         moved(homes)
+    assert homes.begun_again == [RUN], "nobody else would carry the wish out"
+    assert homes.ended == [f"{RUN}-c1"]
+    [node] = homes.record("laptop").controller_nodes
+    assert node.until is not None
     assert homes.controls("laptop")
+
+
+@pytest.mark.parametrize("broken", [KeyboardInterrupt(), StoreUnavailable("it is away")])
+@pytest.mark.parametrize("owner", [move_module, Lease, Mover])
+def test_a_hand_over_that_fails_leaves_the_run_with_a_controller(
+    homes: Homes, monkeypatch: pytest.MonkeyPatch, owner: Any, broken: BaseException
+) -> None:
+    """The one here had ended for it; should the node have the run by then, the new one rests."""
+    step = {move_module: "tell_limits", Lease: "hand_to", Mover: "_rest"}[owner]
+    monkeypatch.setattr(owner, step, lambda *_, **__: (_ for _ in ()).throw(broken))
+    with pytest.raises(type(broken)):
+        moved(homes)
+    assert homes.begun_again == [RUN]
+    assert not (homes.folder("laptop").path / "private.json").exists()
+
+
+def test_a_refused_request_for_a_node_leaves_no_secrets_behind(
+    homes: Homes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a launch is under way SkyPilot reads the file; after a refusal, or an end, nobody."""
+    with monkeypatch.context() as patch:
+        refusal = LauncherFailure("no")
+        patch.setattr(Homes, "submit", lambda *_: (_ for _ in ()).throw(refusal))
+        with pytest.raises(LauncherFailure):
+            moved(homes)
+    private = homes.folder("laptop").path / "private.json"
+    assert not private.exists()
+    homes.problem, homes.mute = "no capacity", True
+    with pytest.raises(EnvironmentFailure):
+        moved(homes)
+    assert not private.exists()
 
 
 def test_handed_over_by_name_no_command_here_takes_it_back(

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import os
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from spotguard.control.away import wishes
-from spotguard.control.away.serve import GONE_WITHIN_S, Service
+from spotguard.control.away.serve import Service
 from spotguard.control.journal.record import Kind
-from spotguard.control.journal.stored.controller_nodes import read_nodes
+from spotguard.control.journal.stored.controller_nodes import GONE_WITHIN_S, read_nodes
+from spotguard.control.supervisor.lease import read_holder
 from spotguard.errors import EnvironmentFailure, SpecError, UsageError
+from spotguard.storage.urls import folder_at
 from tests.control.away.two_homes import RUN, Homes
 
 if TYPE_CHECKING:
@@ -72,6 +76,51 @@ def test_a_wish_that_nobody_hears_is_taken_back(homes: Homes) -> None:
         wishes.ask(homes.store, wishes.STOP, homes.clock)
     assert homes.serves()
     assert homes.steering.asked == []
+
+
+@pytest.mark.parametrize("kind", [wishes.STOP, wishes.LEAVE])
+def test_a_wish_that_is_broken_off_is_taken_back(homes: Homes, kind: str) -> None:
+    """Ctrl-C while it waits: should the node let go later, nobody would adopt the run."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    homes.clock.on_sleep = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        wishes.ask(homes.store, kind, homes.clock)
+    assert list(homes.store.list("wishes/")) == []
+
+
+@pytest.mark.parametrize("age_s", [wishes.OUTDATED_S - 60.0, wishes.OUTDATED_S + 60.0])
+def test_a_wish_whose_asker_died_is_not_carried_out_much_later(homes: Homes, age_s: float) -> None:
+    """How old it is the store says, whatever the machines' own clocks do."""
+    key = "wishes/0000000000000-x.json"
+    homes.store.put(key, b'{"kind":"stop"}')
+    path = folder_at(homes.store.url)
+    assert path is not None
+    at = time.time() - age_s
+    os.utime(f"{path}/{key}", (at, at))
+    homes.clock.jump_wall(1e6)
+    homes.serves()
+    assert homes.steering.asked == (["stop"] if age_s < wishes.OUTDATED_S else [])
+    assert list(homes.store.list("wishes/")) == []
+
+
+def test_a_run_is_kept_if_nobody_waits_for_it_any_more(
+    homes: Homes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asked for it gave up while the controller here was being ended."""
+    leave = wishes.AskedThere(key="wishes/0000000000000-x.json", kind=wishes.LEAVE)
+    monkeypatch.setattr(wishes, "unanswered", lambda _: [leave])
+    assert homes.serves(), "it goes on serving"
+    monkeypatch.undo()
+    assert homes.serves()
+    assert homes.controls("node")
+    [stored] = read_nodes(homes.store)
+    assert stored.node.until is None
+    holder = read_holder(homes.store)
+    assert holder is not None
+    assert not holder[0].released
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"kind":"rm -rf"}', b'{"kind":"stop","data":3}'])

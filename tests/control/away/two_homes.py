@@ -97,8 +97,10 @@ class Steering:
         deadline_s: float | None = None,
         nodes: NodeRange | str | int | None = None,
     ) -> None:
-        """Note it."""
+        """Note it, and the budget in the journal as well."""
         self.asked.append(f"resume {budget_usd} {nodes}")
+        if budget_usd is not None:
+            self._homes.allows("node", Limits(budget_usd=budget_usd))
 
 
 class Homes:
@@ -111,6 +113,8 @@ class Homes:
         self.service: Service | None = None
         self.submitted: list[dict[str, Any]] = []
         self.ended: list[str] = []
+        self.begun_again: list[str] = []
+        """Runs whose controller was begun on the laptop."""
         self.problem = ""
         self.mute = False
         """The node never comes."""
@@ -137,12 +141,22 @@ class Homes:
         with self.folder(home).journal() as journal:
             return read_record(journal)
 
+    def allows(self, home: str, limits: Limits) -> None:
+        """Have the journal there say what the run may use from now on."""
+        with self.folder(home).journal() as journal:
+            data = {"limits": limits_to_json(limits)}
+            journal.append(Kind.RESUMED.value, at=self.clock.now(), data=data)
+
     def controls(self, home: str) -> bool:
         """Take the lease as a controller of that home would; return whether it may act."""
         with self.at(home):
             lease = Lease(self.store, SystemClock(), machine_id(self._root / home))
             lease.take()
             return not lease.lost_to
+
+    def begins_again(self, folder: RunFolder) -> None:
+        """Note that a controller was begun on the laptop."""
+        self.begun_again.append(folder.run_id)
 
     def mover(self) -> Mover:
         """Return what moves the controller away from the laptop."""

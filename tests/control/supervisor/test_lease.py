@@ -214,7 +214,7 @@ def test_no_launcher_keeps_a_lease_waiting(
     monkeypatch.setattr(lease_module, "RENEW_S", 0.01)
     launcher = Hangs(SystemClock(), FakeJob(store=store))
     module = one_run if act == "control" else adopt
-    monkeypatch.setattr(module, "launcher_for", lambda spec, run_dir: launcher)
+    monkeypatch.setattr(module, "launcher_for", lambda *_, **__: launcher)
     if act == "adopt":
         shutil.rmtree(folder.path)
     acts: dict[str, Callable[[], object]] = {

@@ -113,6 +113,11 @@ def test_an_ec2_that_does_not_answer_proves_nothing(regions: dict[str, Region]) 
         launcher(regions, FakeSdk()).down(NAME)
 
 
+def test_where_no_region_is_known_nothing_is_said_of_a_cluster() -> None:
+    """Nobody was asked: taken for absent, it would be launched a second time."""
+    assert seen({}).state is ClusterState.UNREACHABLE
+
+
 def test_what_skypilot_knows_is_asked_of_nobody_else(regions: dict[str, Region]) -> None:
     """Its own launches and ends are its to tell, and to carry out."""
     regions["east"].away = regions["west"].away = True

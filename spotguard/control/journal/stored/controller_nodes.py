@@ -30,10 +30,14 @@ from spotguard.storage.small_objects import get_small
 from spotguard.storage.urls import below
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from spotguard.control.journal.record import Limits, RunRecord
     from spotguard.storage.base import ObjectStore
 
 SCHEMA = 1
+GONE_WITHIN_S = 300.0
+"""How long SkyPilot may take to end an idle node; until then it is taken to cost."""
 _TRIES = 5
 
 
@@ -117,6 +121,21 @@ def tell_ready(store: ObjectStore, number: int, machine: str) -> StoredNode:
 def tell_leaving(store: ObjectStore, number: int, until: float) -> StoredNode:
     """Write down when a node is gone at the latest; an earlier word stays."""
     return _change(store, number, until=until)
+
+
+def tell_others_leaving(
+    store: ObjectStore, nodes: Iterable[StoredNode], machine: str, now: float
+) -> list[StoredNode]:
+    """Write down that all but the home `machine` are gone soon, and return these nodes.
+
+    For who takes the run over: nobody else has it any more, so no other node may serve it.
+    """
+    return [
+        each
+        if each.node.until is not None or each.machine == machine
+        else tell_leaving(store, each.node.number, now + GONE_WITHIN_S)
+        for each in nodes
+    ]
 
 
 def tell_limits(store: ObjectStore, number: int, limits: Limits, at: float) -> StoredNode:

@@ -76,3 +76,14 @@ def launched_numbers(store: ObjectStore) -> Iterator[int]:
         launch = read_launch(store, number)
         if launch is None or not came_to_nothing(store, number, launch):
             yield number
+
+
+def newest_regions(store: ObjectStore) -> list[str]:
+    """Return the regions of AWS of the newest attempt, and of the one before, which may both live.
+
+    Each one costs a request.
+    """
+    newest = attempt_numbers(store)[-2:]
+    launches = [launch for launch in (read_launch(store, each) for each in newest) if launch]
+    found = [text(each, "region") for each in launches if text(each, "infra") == "aws"]
+    return [region for region in found if region]
