@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spotguard.control.away.serve import GONE_WITHIN_S
+from spotguard.control.journal.stored.controller_nodes import GONE_WITHIN_S
 from tests.e2e.ec2.ec2_lab import OHIO, wait_until
 from tests.e2e.lab.lab_jobs import JOBS, reasons
 
