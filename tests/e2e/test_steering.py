@@ -43,7 +43,7 @@ def test_stop_resume_down_resume(lab: Lab, calm: Callable[[int], Calm]) -> None:
     lab.wait_for_step(run, status["step"] + 8, attempt=2)
     down = lab.spotguard("down", run, "--yes")
     assert down.code == 0, down.err
-    assert not lab.processes()
+    assert not lab.on_nodes()
     status = lab.status(run)
     assert status["state"] == "stopped"
     assert status["attempts"][1]["steps_lost"] <= 6

@@ -84,7 +84,7 @@ def test_down_without_a_journal(lab: Lab) -> None:
     assert down.code == 0, down.err
     assert f"{run}-1 released" in down.out
     assert f"/{run}" in down.out, "where `adopt` finds it"
-    assert not lab.processes()
+    assert not lab.on_nodes()
 
 
 @pytest.mark.timeout(600)
@@ -98,7 +98,7 @@ def test_stop_with_a_locked_journal(lab: Lab) -> None:
     assert stopped.code == 0, stopped.err
     assert f"{run}-1 released" in stopped.out
     assert "saved at step" in stopped.out
-    assert not lab.processes()
+    assert not lab.on_nodes()
 
     other.close()
     status = lab.follow(run)

@@ -31,7 +31,7 @@ def test_half_a_budget_pays_for_half_the_work(lab: Lab, calm: Callable[[int], Ca
     assert 0 < status["step"] < 64
     assert status["saved_step"] == status["step"], "all that was paid for is kept"
     assert 1.0 < status["spent_usd"] <= status["budget_usd"] == 2.40
-    assert not lab.processes()
+    assert not lab.on_nodes()
     run = status["run_id"]
     hint = lab.spotguard("status", run).out
     assert "budget" in hint
@@ -86,7 +86,7 @@ def test_deadline(lab: Lab, calm: Callable[[int], Calm]) -> None:
     assert status["state"] == "paused"
     assert reasons(status) == ["deadline"]
     assert status["saved_step"] == status["step"] > 0
-    assert not lab.processes()
+    assert not lab.on_nodes()
     late = lab.spotguard("resume", status["run_id"])
     assert late.code == 21
     assert "--deadline" in late.out + late.err

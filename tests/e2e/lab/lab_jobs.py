@@ -165,6 +165,10 @@ class Lab:
                 found.append(process)
         return found
 
+    def on_nodes(self) -> list[psutil.Process]:
+        """Return those of them that cost: the controller's process leaves a second after them."""
+        return [each for each in self.processes() if not _controls(each)]
+
     def clean_up(self) -> list[str]:
         """Kill what still runs after a moment of grace, and return what that was."""
         give_up_at = time.monotonic() + 8.0
@@ -223,3 +227,10 @@ def final_weights(status: Status) -> Weights:
 def reasons(status: Status) -> list[str]:
     """Return why each attempt ended."""
     return [attempt["end_reason"] for attempt in status["attempts"]]
+
+
+def _controls(process: psutil.Process) -> bool:
+    try:
+        return "spotguard.control" in process.cmdline()
+    except psutil.Error:
+        return False
