@@ -45,6 +45,7 @@ def test_ranges(text: str, values: list[str]) -> None:
         ("lr=1..3,2", "lr has 2 twice"),
         ("n=3..1", "n=3..1 goes down"),
         ("lr=0.1..0.5", "lr=0.1..0.5 is no range"),
+        ("lr=1..", "lr=1.. is no range"),
         ("lr=a..b*2", "lr=a..b*2 has what is no number"),
         ("lr=1..9*1", "does not grow"),
         ("lr=0..9*2", "does not grow"),

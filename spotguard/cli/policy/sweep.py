@@ -160,7 +160,9 @@ def _plan_words(spec: "JobSpec", plan: "SweepPlan") -> str:
 
     of_one = plan.share_usd(spec)
     sums = f"{format_usd(spec.budget_usd)} for all, at most {format_usd(of_one)} for each"
-    words = f"sweep: {len(plan.points)} points, {plan.at_once} at once; {sums}"
+    count = len(plan.points)
+    points = "1 point" if count == 1 else f"{count} points, {plan.at_once} at once"
+    words = f"sweep: {points}; {sums}"
     if of_one * len(plan.points) > (spec.budget_usd or 0.0) * (1 + 1e-9):
         words += "; the last are not begun if those before them use it all"
     if plan.first_step is not None:

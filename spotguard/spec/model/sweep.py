@@ -19,7 +19,7 @@ _HINT: Final = "as in: --sweep 'lr=1e-3,3e-4 seed=1..4'"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _COUNTED = re.compile(r"(-?\d+)\.\.(-?\d+)")
 _MULTIPLIED = re.compile(r"(.+)\.\.(.+)\*(.+)")
-_LIKE_RANGE = re.compile(r"-?[\d.]+(e[-+]?\d+)?\.\.-?\d.*")
+_LIKE_RANGE = re.compile(r"-?[\d.]+(e[-+]?\d+)?\.\.(-?\d.*)?")
 _ROUNDING = 1e-9
 
 
