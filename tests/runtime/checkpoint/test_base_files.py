@@ -9,20 +9,25 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from spotguard.checkpoint.lineage import claim_attempt
 from spotguard.checkpoint.manifest import check_shards_intact, load_manifest
 from spotguard.checkpoint.outside import BaseFiles
 from spotguard.errors import BaseNotFound, CheckpointError, UsageError
 from spotguard.events import keys
-from spotguard.events.states import CheckpointKind
 from spotguard.runtime.checkpoint.frozen_base import FrozenBase
 from spotguard.runtime.checkpoint.tensor_reader import StoredTensors
-from spotguard.runtime.state.tracked import tracked, words_on_frozen
+from spotguard.runtime.state.tracked import words_on_frozen
 from spotguard.runtime.state.tree import Leaf
 from spotguard.testing import FakeRendezvous, FaultyStore, MemoryStore
 from tests.checkpoint.crashes.savings import flip, make_manifest
-from tests.runtime.checkpoint.test_frozen_base import Adapted, frozen, own_bytes, same_weights
-from tests.runtime.harness.lab import Rank, together
+from tests.runtime.checkpoint.test_frozen_base import (
+    Adapted,
+    Attempt,
+    attempt,
+    frozen,
+    own_bytes,
+    same_weights,
+)
+from tests.runtime.harness.lab import together
 
 if TYPE_CHECKING:
     from spotguard.checkpoint.tensors import ShardInfo
@@ -39,38 +44,6 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-class Attempt:
-    """A rank that trains a model as `run.track(model=..., base=...)` tracks it."""
-
-    def __init__(
-        self, store: ObjectStore, number: int = 1, *paths: Path, seed: int = 0, **over: Any
-    ) -> None:
-        self.model = Adapted(seed)
-        item = tracked(
-            "model", self.model, skips_frozen=True, base=BaseFiles(paths) if paths else None
-        )
-        self.objects = {"model": item}
-        self.rank = Rank(store, attempt=number, **over)
-
-    def begin(self) -> Attempt:
-        """Restore, claim, and take the base."""
-        found = self.rank.restore(self.objects)
-        if self.rank.rank == 0:
-            claim_attempt(self.rank.store, self.rank.attempt, found.prefix)
-        self.rank.saver.parent = found.prefix
-        self.rank.saver.take_base(self.objects, found.bases)
-        return self
-
-    def save(self, step: int, *, solo: bool = False) -> None:
-        """Train, and save at once."""
-        with torch.no_grad():
-            self.model.adapter.weight.fill_(step)
-        capture = self.rank.saver.capture(
-            step, CheckpointKind.PERIODIC, self.objects, {}, solo=solo
-        )
-        self.rank.saver.save_now(capture, solo=solo)
-
-
 def stored_bytes(store: ObjectStore) -> int:
     """Return what the bases take in the store."""
     return sum(info.size_bytes for info in store.list(keys.FROZEN))
@@ -79,7 +52,7 @@ def stored_bytes(store: ObjectStore) -> int:
 def test_what_is_in_the_file_is_not_stored_and_comes_back_from_there(file: Path) -> None:
     """Whatever its name there; only a header is in the store, and the manifest proves the data."""
     store = MemoryStore()
-    first = Attempt(store, 1, file).begin()
+    first = attempt(store, 1, file)
     first.save(10)
     manifest = load_manifest(store, keys.checkpoint(10, 1))
     [base] = manifest.bases
@@ -87,26 +60,26 @@ def test_what_is_in_the_file_is_not_stored_and_comes_back_from_there(file: Path)
     assert own_bytes(store, 10) == (40 * 2 + 2) * 4
     check_shards_intact(store, manifest)
 
-    second = Attempt(store, 2, file, seed=1).begin()  # whose own weights are others
+    second = attempt(store, 2, file, seed=1)  # whose own weights are others
     assert same_weights(second.model, first.model)
     second.save(20)
-    assert same_weights(Attempt(store, 3, seed=2).begin().model, second.model), "named by nobody"
+    assert same_weights(attempt(store, 3, seed=2).model, second.model), "named by nobody"
 
 
 def test_the_file_may_lie_elsewhere_later(file: Path) -> None:
     """On another node it has another path: the contents count."""
     store = MemoryStore()
-    first = Attempt(store, 1, file).begin()
+    first = attempt(store, 1, file)
     first.save(10)
     moved = file.rename(file.with_name("moved.safetensors"))
-    assert same_weights(Attempt(store, 2, moved, seed=1).begin().model, first.model)
+    assert same_weights(attempt(store, 2, moved, seed=1).model, first.model)
 
 
 @pytest.mark.parametrize("how", ["missing", "changed", "cut short"])
 def test_a_file_that_is_not_what_it_was_is_said_in_one_sentence(file: Path, how: str) -> None:
     """And no older checkpoint is restored in its place; a script that has the bytes goes on."""
     store = MemoryStore()
-    Attempt(store, 1, file).begin().save(10)
+    attempt(store, 1, file).save(10)
     named: list[Path] = []
     if how == "missing":
         file.unlink()
@@ -118,12 +91,12 @@ def test_a_file_that_is_not_what_it_was_is_said_in_one_sentence(file: Path, how:
     else:
         file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(BaseNotFound, match=r"base\.safetensors for the frozen tensor") as told:
-        Attempt(store, 2, *named, seed=1).begin()
+        attempt(store, 2, *named, seed=1)
     assert "base=" in told.value.hint
-    again = Attempt(store, 2, *named).begin()
+    again = attempt(store, 2, *named)
     again.save(20)
     assert stored_bytes(store) > 40 * 40 * 4, "what is in no file now is stored"
-    assert same_weights(Attempt(store, 3, seed=2).begin().model, again.model)
+    assert same_weights(attempt(store, 3, seed=2).model, again.model)
 
 
 def test_what_is_not_equal_to_the_file_is_stored_as_without(file: Path) -> None:
@@ -132,24 +105,25 @@ def test_what_is_not_equal_to_the_file_is_stored_as_without(file: Path) -> None:
     first = Attempt(store, 1, file)
     with torch.no_grad():
         first.model.base.bias[0] += 1
-    first.begin().save(10)
+    first.begin()
+    first.save(10)
     assert {base.outside for base in load_manifest(store, keys.checkpoint(10, 1)).bases} == {
         True,
         False,
     }
-    again = Attempt(store, 2, file, seed=1).begin()
+    again = attempt(store, 2, file, seed=1)
     assert same_weights(again.model, first.model)
     with torch.no_grad():
         again.model.base.weight.mul_(2)
     again.save(20)
     assert own_bytes(store, 20, 2) == (40 * 40 + 40 * 2 + 2) * 4
-    assert same_weights(Attempt(store, 3, file, seed=2).begin().model, again.model)
+    assert same_weights(attempt(store, 3, file, seed=2).model, again.model)
 
 
 def test_a_base_that_changes_while_it_is_referred_to_does_not_count(file: Path) -> None:
     """Its hash must be that of what the model has."""
     store = FaultyStore(MemoryStore())
-    first = Attempt(store, 1, file).begin()
+    first = attempt(store, 1, file)
 
     def meanwhile(_key: str) -> None:
         with torch.no_grad():
@@ -160,7 +134,7 @@ def test_a_base_that_changes_while_it_is_referred_to_does_not_count(file: Path) 
         first.save(10)
     store.before("put", lambda _key: None, key_contains="outside")
     first.save(20)
-    assert same_weights(Attempt(store.inner, 2, file, seed=1).begin().model, first.model)
+    assert same_weights(attempt(store.inner, 2, file, seed=1).model, first.model)
 
 
 @pytest.mark.parametrize("was_saved", [True, False])
@@ -208,7 +182,7 @@ def test_left_alone_it_saves_also_where_the_base_cannot_be_read(file: Path, how:
     two[1].save(20, solo=True)
     [base] = load_manifest(inner, keys.checkpoint(20, 1)).bases
     assert base.file.startswith("rank-00001")
-    assert same_weights(Attempt(inner, 2, file, seed=1).begin().model, two[1].model)
+    assert same_weights(attempt(inner, 2, file, seed=1).model, two[1].model)
 
 
 def test_rows_of_a_sharded_tensor_are_found_within_the_whole_one(file: Path) -> None:
@@ -238,7 +212,7 @@ def test_runs_change_from_one_way_to_the_other(file: Path) -> None:
     """Without the name what was referred to is stored; what is stored stays so with the name."""
     store = MemoryStore()
     for number, paths, schema in ((1, [file], 3), (2, [], 2), (3, [file], 2)):
-        one = Attempt(store, number, *paths).begin()
+        one = attempt(store, number, *paths)
         one.save(10 * number)
         assert load_manifest(store, keys.checkpoint(10 * number, number)).schema == schema
     assert len(frozen(store)) == 2

@@ -11,6 +11,7 @@ from torch import nn
 
 from spotguard.checkpoint.lineage import claim_attempt
 from spotguard.checkpoint.manifest import load_manifest
+from spotguard.checkpoint.outside import BaseFiles
 from spotguard.errors import CheckpointError, DamagedCheckpoint, StoreUnavailable
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
@@ -21,6 +22,7 @@ from tests.runtime.harness.lab import Rank, raw, together
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from spotguard.runtime.state.tracked import Tracked
     from spotguard.storage.base import ObjectStore
@@ -44,14 +46,20 @@ class Adapted(nn.Module):
 
 
 class Attempt:
-    """A rank that trains such a model, with what `run.track(model=..., frozen="skip")` tracks."""
+    """A rank that trains such a model, as `run.track(model=..., frozen="skip")` tracks it.
 
-    def __init__(self, store: ObjectStore, attempt: int = 1, seed: int = 0, **over: Any) -> None:
+    With `paths` as `base=` does that names these files.
+    """
+
+    def __init__(
+        self, store: ObjectStore, number: int = 1, *paths: Path, seed: int = 0, **over: Any
+    ) -> None:
         self.model = Adapted(seed)
+        base = BaseFiles(paths) if paths else None
         self.objects: dict[str, Tracked] = {
-            "model": tracked("model", self.model, skips_frozen=True)
+            "model": tracked("model", self.model, skips_frozen=True, base=base)
         }
-        self.rank = Rank(store, attempt=attempt, **over)
+        self.rank = Rank(store, attempt=number, **over)
 
     def begin(self) -> None:
         """Restore and claim, and take the base, as the runtime does before the first step."""
@@ -71,9 +79,9 @@ class Attempt:
         self.rank.saver.save_now(capture, solo=solo)
 
 
-def attempt(store: ObjectStore, number: int = 1, **over: Any) -> Attempt:
+def attempt(store: ObjectStore, number: int = 1, *paths: Path, **over: Any) -> Attempt:
     """Return an attempt that has begun."""
-    made = Attempt(store, number, **over)
+    made = Attempt(store, number, *paths, **over)
     made.begin()
     return made
 
