@@ -14,13 +14,13 @@ import os
 import statistics
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import psutil
 
 from benchmarks.machine import describe_machine
 from spotguard.control import api
+from spotguard.control.journal.fold import allotment_to_json
 from spotguard.control.journal.nodes.offer import offer_to_json
 from spotguard.control.journal.record import Allotment, Kind
 from spotguard.control.run_folder import folder_of
@@ -53,7 +53,7 @@ def make_run(home: Path, store_url: str, *, waits: bool) -> str:
 def _put_a_node(store_url: str, spec: JobSpec, run_id: str) -> None:
     folder, cluster = folder_of(run_id), f"{run_id}-1"
     offer = api.launcher_for(spec, folder.path).offers()[0]
-    allotment = {**asdict(Allotment()), "down_reason": Allotment().down_reason.value}
+    allotment = allotment_to_json(Allotment())
     intent = {"cluster": cluster, "nodes": 1, "offer": offer_to_json(offer), "why": ""}
     now = folder.clock().now()
     with folder.journal() as journal:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 from spotguard.checkpoint.lineage import Claim
 from spotguard.checkpoint.manifest import Manifest
 from spotguard.checkpoint.shard import Block, shard_file, write_shard
-from spotguard.control.journal.fold import limits_to_json
+from spotguard.control.journal.fold import allotment_to_json, limits_to_json
 from spotguard.control.journal.job_events import journal_data
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.ledger import Ledger
@@ -203,7 +203,7 @@ def _row(at: float, kind: str, attempt: int | None, data: dict[str, Any]) -> _Ro
 
 
 def _intent(attempt: int) -> dict[str, Any]:
-    allotment = {**asdict(Allotment()), "down_reason": Allotment().down_reason.value}
+    allotment = allotment_to_json(Allotment())
     return {
         "cluster": f"{RUN_ID}-{attempt}",
         "nodes": 1,

@@ -49,9 +49,8 @@ def build_header(tensors: Mapping[str, TensorInfo], metadata: Mapping[str, str])
 
 
 def parse_metadata(head: memoryview, *, what: str) -> dict[str, str]:
-    """Return what a header says beside its tensors; `parse_header` must have read it before."""
-    length = int.from_bytes(head[:_LENGTH_BYTES], "little")
-    body = loads_plain(head[_LENGTH_BYTES : _LENGTH_BYTES + length], what=f"{what}: header")
+    """Return what a header says beside its tensors; raises as `parse_header`."""
+    body, _ = _read(head, what)
     metadata = body.get(_METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise DamagedCheckpoint(f"{what}: {_METADATA} is not an object of strings")
@@ -69,6 +68,18 @@ def parse_header(head: memoryview, size_bytes: int, *, what: str) -> dict[str, T
     Raises:
         DamagedCheckpoint: it is not a well-formed safetensors file, or a tensor is not aligned.
     """
+    body, data_start = _read(head, what)
+    parts = _parts(body.pop(_METADATA, None), what)
+    tensors = {}
+    for name, value in body.items():
+        where = f"{what}: tensor {ascii(name)[:80]}"
+        tensors[name] = _tensor(value, parts.get(name), data_start, where)
+    check_placement(tensors, size_bytes, what)
+    return tensors
+
+
+def _read(head: memoryview, what: str) -> tuple[dict[str, object], int]:
+    """Return what the header holds, and where the data begins."""
     if len(head) < _LENGTH_BYTES:
         raise DamagedCheckpoint(f"{what} is too short for a safetensors file")
     length = int.from_bytes(head[:_LENGTH_BYTES], "little")
@@ -78,13 +89,7 @@ def parse_header(head: memoryview, size_bytes: int, *, what: str) -> dict[str, T
     body = loads_plain(head[_LENGTH_BYTES:data_start], what=f"{what}: header")
     if not isinstance(body, dict):
         raise DamagedCheckpoint(f"{what}: header is not an object")
-    parts = _parts(body.pop(_METADATA, None), what)
-    tensors = {}
-    for name, value in body.items():
-        where = f"{what}: tensor {ascii(name)[:80]}"
-        tensors[name] = _tensor(value, parts.get(name), data_start, where)
-    check_placement(tensors, size_bytes, what)
-    return tensors
+    return body, data_start
 
 
 def _parts_text(tensors: Mapping[str, TensorInfo]) -> str:

@@ -82,10 +82,6 @@ class BaseFiles:
         for path in self.paths:
             self._add(path)
 
-    def __or__(self, other: BaseFiles) -> BaseFiles:
-        """Return the files of both."""
-        return BaseFiles([*self.paths, *other.paths])
-
     def may_hold(self, info: TensorInfo) -> bool:
         """Return True if a tensor, or the part of one, is found if its bytes are there."""
         return (info.dtype, info.global_shape or info.shape) in self._tensors and (

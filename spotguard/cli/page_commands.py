@@ -188,8 +188,10 @@ def profile(
     if attempt is None:
         asking = Asking(opened.store, Run(name).status, patience_s=patience, tell=note)
         attempt, number = asking.ask(steps or _PROFILED_STEPS)
-    told, trace = read_profile(opened.run_id, opened.store, attempt, number=number, rank=rank)
-    if out is not None:
+    told, trace = read_profile(
+        opened.run_id, opened.store, attempt, number=number, rank=rank, raw=out is not None
+    )
+    if out is not None and trace is not None:
         write_file(out, trace, option="--out")
     if as_json:
         print_json(document(told))

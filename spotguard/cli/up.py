@@ -164,11 +164,11 @@ def up(
 
 def _controller_node(job: JobSpec, where: str) -> Offer | None:
     """Return the node that a job's controller gets; None where it stays on this machine."""
-    from spotguard.control.away.node import LOCAL, cheapest, check_job, check_where
+    if where == "local":  # the usual one: SkyPilot is not loaded for it
+        return None
+    from spotguard.control.away.node import cheapest, check_job, check_where
 
     check_where(where)
-    if where == LOCAL:
-        return None
     for index in range(max(1, len(job.phases))):
         check_job(job.in_phase(index))
     return cheapest(job.in_phase(0))

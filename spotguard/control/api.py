@@ -3,9 +3,8 @@
 Functions that only look take a run's id, or its place in a store (`STORE/RUN_ID`): then its store
 alone is read, and this machine need not know it.
 
-Wishes (stop, down, resume) are written into the journal; the run's controller, in a process of its
-own, reads them there. Reading commands fold the journal and need neither the controller nor the
-store nor a cloud.
+Wishes (stop, down, resume) are written into the journal, where the controller reads them. Reading
+commands fold the journal and need neither the controller nor the store nor a cloud.
 """
 
 from __future__ import annotations
@@ -130,12 +129,13 @@ def start_controller(run_id: str) -> None:
 
 def ensure_controlled(run_id: str) -> bool:
     """Make sure that an unsettled run has a controller; True if it had none and was repaired."""
+    from spotguard.control.controller.start import lacks_controller
+
     folder = folder_of(run_id)
     if folder.controller_pid() is not None:
         return False
     with folder.journal() as journal:
-        # In this order: a controller leaves only after its run has settled.
-        if read_record(journal).settled is not None or folder.controller_pid() is not None:
+        if not lacks_controller(folder, journal):
             return False
         journal.append(Kind.CONTROLLER_REPAIRED.value, at=folder.clock().now())
     start_controller(run_id)

@@ -105,7 +105,8 @@ class ProfileAnswer:
     problem: str = ""
     """Why there is no trace, if there should be one."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What the levers depend on: `loader`, `optimizers`, `compiled`, `precision`, `batch`."""
+    """What the levers depend on: `loader`, `optimizers`, `compiled`, `parameter_kinds` and
+    `threads`."""
 
     def to_json(self) -> bytes:
         """Return the answer as the bytes the store keeps."""

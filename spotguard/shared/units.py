@@ -6,7 +6,10 @@ import math
 import re
 import time
 from datetime import datetime, timezone
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _SECONDS_PER = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _LONGEST = 64
@@ -66,6 +69,13 @@ def parse_duration_s(text: str | float) -> float:
     if not math.isfinite(seconds) or seconds < 0:
         raise ValueError(f"not a duration: {text!r}")
     return seconds
+
+
+def sum_known(parts: Iterable[float | None]) -> float | None:
+    """Return the sum of what is known; None if a part is not."""
+    every = list(parts)
+    known = [part for part in every if part is not None]
+    return sum(known) if len(known) == len(every) else None
 
 
 def format_duration(seconds: float | None) -> str:

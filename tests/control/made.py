@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
-from spotguard.control.journal.fold import fold, limits_to_json
+from spotguard.control.journal.fold import allotment_to_json, fold, limits_to_json
 from spotguard.control.journal.journal import Entry
 from spotguard.control.journal.nodes.offer import offer_to_json
 from spotguard.control.journal.record import Allotment, Limits, RunRecord
@@ -15,16 +14,21 @@ Line = tuple[Any, ...]
 """(kind, at, attempt, data), the last two optional."""
 
 
-def made(*lines: Line, limits: Limits | None = None) -> RunRecord:
-    """Return the record of a run created at 0 to which these things happened."""
-    created = {
+def created(limits: Limits | None = None, **more: Any) -> dict[str, Any]:
+    """Return what the journal says of a run that begins."""
+    return {
         "run_id": "job-1",
         "name": "job",
         "store_root": "memory://",
         "limits": limits_to_json(limits or Limits()),
         "spec": {},
+        **more,
     }
-    all_lines: list[Line] = [("run_created", 0.0, None, created), *lines]
+
+
+def made(*lines: Line, limits: Limits | None = None) -> RunRecord:
+    """Return the record of a run created at 0 to which these things happened."""
+    all_lines: list[Line] = [("run_created", 0.0, None, created(limits)), *lines]
     return fold([_entry(seq, *line) for seq, line in enumerate(all_lines, 1)])
 
 
@@ -38,13 +42,11 @@ def intended(
     **limit: Any,
 ) -> Line:
     """An attempt is to be launched; `limit` are fields of its `Allotment`."""
-    allotment = asdict(Allotment(**limit))
-    allotment["down_reason"] = allotment["down_reason"].value
     data = {
         "cluster": f"job-1-{attempt}",
         "nodes": nodes,
         "offer": {**offer_to_json(FAKE_OFFER), "price_usd_per_h": price, "infra": infra},
-        "allotment": allotment,
+        "allotment": allotment_to_json(Allotment(**limit)),
     }
     return ("launch_intended", at, attempt, data)
 

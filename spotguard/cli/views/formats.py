@@ -37,6 +37,11 @@ WIDEST = 100
 FULL, EMPTY = "━", "─"
 
 
+def short_time(seconds: float) -> str:
+    """Return a duration; one below a second in milliseconds."""
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else format_duration(seconds)
+
+
 def count(value: int | None) -> str:
     """Return a whole number for a table cell; a dash for None."""
     return DASH if value is None else str(value)

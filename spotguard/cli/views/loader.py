@@ -8,8 +8,8 @@ from rich.console import Group
 from rich.text import Text
 
 from spotguard.cli.terminal.output import clean
+from spotguard.cli.views.formats import short_time
 from spotguard.cli.views.lists import plain_table
-from spotguard.shared.units import format_duration
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def loader_screen(found: LoaderReport) -> RenderableType:
     """Return what was measured on this machine's CPU, and the advice."""
     head = Text(
-        f"{found.steps} steps on this CPU ({found.cores} cores): {_time(found.step_s)} each, of "
-        f"which {_time(found.data_s)} ({found.wait_pct:.0f} %) waits for data\n"
+        f"{found.steps} steps on this CPU ({found.cores} cores): {short_time(found.step_s)} each, "
+        f"of which {short_time(found.data_s)} ({found.wait_pct:.0f} %) waits for data\n"
     )
     head.append(f"{_settings(found)}\n")
     parts: list[RenderableType] = [head]
@@ -57,8 +57,4 @@ def _rate(each: TriedWorkers) -> str:
 
 
 def _first(each: TriedWorkers) -> str:
-    return "" if each.first_s is None else _time(each.first_s)
-
-
-def _time(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms" if seconds < 1 else format_duration(seconds)
+    return "" if each.first_s is None else short_time(each.first_s)

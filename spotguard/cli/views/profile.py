@@ -9,7 +9,7 @@ from rich.text import Text
 
 from spotguard.cli.terminal.output import clean
 from spotguard.cli.views import formats
-from spotguard.shared.units import format_duration
+from spotguard.cli.views.formats import short_time
 
 if TYPE_CHECKING:
     from spotguard.control.report.profile.document import ProfiledCost, ProfileDocument
@@ -25,7 +25,7 @@ def profile_screen(told: ProfileDocument, width: int) -> Text:
     which = f"step {last}" if told.steps == 1 else f"steps {told.first_step + 1} to {last}"
     screen = Text()
     screen.append(f"{told.run_id}, attempt {told.attempt}, rank {told.rank}: {which}, ")
-    screen.append(f"{_time(told.step_s)} each\n", style="bold")
+    screen.append(f"{short_time(told.step_s)} each\n", style="bold")
     screen.append(f"{fill(clean(told.signature), width)}\n")
     if told.balance:
         screen.append(f"{fill(told.balance, width)}\n")
@@ -40,7 +40,7 @@ def profile_screen(told: ProfileDocument, width: int) -> Text:
 
 def _cost(number: int, cost: ProfiledCost, width: int) -> Text:
     share = f"{number}. {formats.percent(cost.share_pct / 100):>5} "
-    title = f"{cost.title}: {_time(cost.step_s)} a step"
+    title = f"{cost.title}: {short_time(cost.step_s)} a step"
     words = Text(
         fill(title, width, initial_indent=share, subsequent_indent=_INDENT) + "\n", style="bold"
     )
@@ -53,7 +53,3 @@ def _cost(number: int, cost: ProfiledCost, width: int) -> Text:
 
 def _wrapped(text: str, width: int) -> str:
     return fill(text, width, initial_indent=_INDENT, subsequent_indent=_INDENT)
-
-
-def _time(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms" if seconds < 1 else format_duration(seconds)

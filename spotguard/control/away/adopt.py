@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from spotguard.checkpoint.lineage import attempt_numbers, read_claim
 from spotguard.control.controller.one_run import launcher_for, run_store
 from spotguard.control.home_name import machine_id
-from spotguard.control.journal.fold import read_record
+from spotguard.control.journal.fold import allotment_to_json, read_record
 from spotguard.control.journal.job_events import journal_data, read_beats, recall
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import JOB_PREFIX, Allotment, Kind, Limits
@@ -470,7 +470,7 @@ class Rebuild:
                 "gpus": text(known, "gpus"),
                 "market": _market(known),
             },
-            "allotment": {**asdict(Allotment()), "down_reason": Allotment().down_reason.value},
+            "allotment": allotment_to_json(Allotment()),
             "ahead": ahead,
         }
         self._journal.append(Kind.INTENDED.value, at=at, attempt=number, data=intent)

@@ -36,8 +36,10 @@ from spotguard.control.journal.stored.controller_nodes import (
     GONE_WITHIN_S,
     StoredNode,
     node_data,
+    place_in,
     publish_node,
     read_nodes,
+    serving,
     tell_leaving,
     tell_limits,
 )
@@ -57,7 +59,7 @@ from spotguard.shared.units import SystemClock
 from spotguard.spec.home import spotguard_home
 from spotguard.spec.model import JobSpec
 from spotguard.storage import open_store
-from spotguard.storage.urls import below, split_last
+from spotguard.storage.urls import split_last
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,6 +86,8 @@ class Standing:
     """STORE/RUN_ID."""
     holder: str
     """Who has the run, or had it last, in words."""
+    machine: str
+    """The name of that one's home; empty if there was nobody."""
     lives: bool
     """That one has shown itself a moment ago."""
     nodes: tuple[StoredNode, ...]
@@ -92,8 +96,7 @@ class Standing:
     @property
     def node(self) -> StoredNode | None:
         """The newest one, unless it was told to go."""
-        last = self.nodes[-1] if self.nodes else None
-        return last if last is not None and last.node.until is None else None
+        return serving(self.nodes)
 
 
 def standing(place: str, now: float) -> Standing:
@@ -108,6 +111,7 @@ def standing(place: str, now: float) -> Standing:
     return Standing(
         place=place,
         holder="nobody" if found is None else found[0].words(now),
+        machine="" if found is None else found[0].machine,
         lives=found is not None and found[0].lives(now),
         nodes=tuple(nodes_of(store)),
     )
@@ -153,7 +157,7 @@ class Mover:
         self._find = find
         self._record = self._read()
         self._store = run_store(self._record.store_root, self._record.run_id)
-        self.place = below(self._record.store_root, self._record.run_id)
+        self.place = place_in(self._record)
 
     def move(self) -> str:
         """Move it; return the run's place once the node has the run. Blocks for minutes.
@@ -196,7 +200,7 @@ class Mover:
     def _asked(self, spec: JobSpec) -> StoredNode:
         """Have a node asked for: the one that is written down, or else a new one."""
         nodes = nodes_of(self._store)
-        stored = nodes[-1] if nodes and nodes[-1].node.until is None else None
+        stored, offer = serving(nodes), None
         if stored is None:
             offer, number = self._find(spec), len(nodes) + 1
             node = ControllerNode(
@@ -214,15 +218,16 @@ class Mover:
         self._note(stored.node)
         if not stored.machine:
             self._tell(f"asking for a node for the controller: {stored.node.place}")
-            self._ask(stored)
+            self._ask(stored, offer)
         return stored
 
-    def _ask(self, stored: StoredNode) -> None:
+    def _ask(self, stored: StoredNode, offer: Offer | None = None) -> None:
+        """`offer` is the one that was written down, if it was found just now."""
         spec = JobSpec.from_json(self._record.spec)
         task = node_task(
             spec,
             stored.node,
-            self._find(spec),
+            offer or self._find(spec),
             run_id=self._record.run_id,
             place=self.place,
             private=write_private(self._folder, spec),
@@ -366,9 +371,7 @@ def end_node(place: str, host: Host, clock: Clock, tell: Tell) -> None:
     stored = now.nodes[-1] if now.nodes else None
     if stored is None:
         raise UsageError("The controller of this run has no node of its own.")
-    holder = read_holder(store_of(place))
-    has_it = holder is not None and holder[0].machine == stored.machine
-    if has_it and holder is not None and holder[0].lives(clock.now()):
+    if now.lives and now.machine == stored.machine:
         raise UsageError(
             f"{stored.node.cluster} controls the run, which goes on.",
             hint=f"stop it first: spotguard stop {place}; or bring the controller here: "

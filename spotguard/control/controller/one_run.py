@@ -184,8 +184,7 @@ def _take(journal: Journal, folder: RunFolder, rest: Rest) -> tuple[ObjectStore,
             return store, lease
         ledger.catch_up()
         record = ledger.record
-        costs = record.current or record.ahead or record.leaving
-        if record.wish is not None and not costs:
+        if record.wish is not None and not record.may_cost:
             ledger.write(
                 Kind.SETTLED,
                 {

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING
 from spotguard.control.controller.one_run import control
 from spotguard.control.controller.rest import Bell, LetGo, Rest
 from spotguard.control.controller.run_logs import logged_to
+from spotguard.control.controller.start import new_process
 from spotguard.control.run_folder import folder_of
 from spotguard.errors import SpotguardError
 
@@ -162,10 +161,7 @@ def _begin_anew(roster: Roster) -> None:
     """
     try:
         if _has_orders(roster):
-            subprocess.Popen(
-                [sys.executable, "-m", "spotguard.control", roster.path.name],
-                start_new_session=True,
-            )
+            new_process(roster)
     except OSError as problem:
         log.warning("no new process can be started: %s", problem)
         return

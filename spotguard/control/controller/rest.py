@@ -143,9 +143,8 @@ class Rest:
     def _pause_s(self, record: RunRecord, quiet_s: float, bucket: bool) -> float:
         now = self._clock.now()
         due_s = [at - now for at in _due(record) if at is not None and at > now]
-        costs = record.current or record.ahead or record.leaving
         most_s = _MOST_BUCKET_S if bucket else _MOST_S
-        if not costs and not record.queued:
+        if not record.may_cost and not record.queued:
             most_s = _MOST_WAITING_S
         return max(TICK_S, min([quiet_s * _QUIET_SHARE, most_s, *due_s]))
 

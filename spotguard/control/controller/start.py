@@ -15,12 +15,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from spotguard.control.controller.roster import Roster, take_back
+from spotguard.control.journal.fold import read_record
 from spotguard.errors import EnvironmentFailure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from spotguard.control.journal.journal import Journal
     from spotguard.control.run_folder import RunFolder
 
 _START_PATIENCE_S = 60.0
@@ -82,7 +84,7 @@ def _hand_over(folder: RunFolder, roster: Roster, give_up_at: float) -> bool:
 
 def _begin_process(folder: RunFolder, roster: Roster, give_up_at: float) -> None:
     begin = roster.log_path.stat().st_size if roster.log_path.exists() else 0
-    child = _new_process(roster)
+    child = new_process(roster)
     while roster.pid() is None:
         if child.poll() is not None or time.monotonic() > give_up_at:
             if folder.run_id not in roster.orders():
@@ -91,7 +93,8 @@ def _begin_process(folder: RunFolder, roster: Roster, give_up_at: float) -> None
         time.sleep(_POLL_S)
 
 
-def _new_process(roster: Roster) -> subprocess.Popen[bytes]:
+def new_process(roster: Roster) -> subprocess.Popen[bytes]:
+    """Begin the process of a roster; raises `OSError`. It ends by itself if another one lives."""
     with open(  # pathlib's open takes no opener, and only this user may read the log
         roster.log_path, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)
     ) as output:
@@ -123,6 +126,12 @@ def _did_not_start(folder: RunFolder, said: str, log_path: Path) -> EnvironmentF
         f"The controller of {folder.run_id} did not start: {said}",
         hint=f"all that it printed is in {log_path}",
     )
+
+
+def lacks_controller(folder: RunFolder, journal: Journal) -> bool:
+    """Return whether the run is to go on, and nobody controls it."""
+    # In this order: a controller leaves only after its run has settled.
+    return read_record(journal).settled is None and folder.controller_pid() is None
 
 
 # ---------------------------------------------------------------- taking back
@@ -164,7 +173,7 @@ def _begin_again() -> None:
         roster = Roster.of_this_environment()
         with roster.handing_over():
             if roster.orders() and roster.pid() is None:
-                _new_process(roster)
+                new_process(roster)
 
 
 def _signal_controller(folder: RunFolder, number: signal.Signals) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from spotguard.events import keys
 from spotguard.events.states import EndReason
 from spotguard.policy.plan import money
+from spotguard.shared.units import sum_known
 from spotguard.spec.infra import LOCAL
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def spent_usd(record: RunRecord, now: float) -> float | None:
     """Return what the run has cost, or None if a price is unknown."""
     lost = [each.usd for each in record.lost_launches]
     attempts = [cost_usd(attempt, now) for attempt in _paid(record)]
-    return _sum([*lost, *attempts, *_nodes_usd(record, now)])
+    return sum_known([*lost, *attempts, *_nodes_usd(record, now)])
 
 
 def node_usd(node: ControllerNode, now: float) -> float | None:
@@ -100,7 +101,7 @@ def rate_usd_per_h(record: RunRecord) -> float | None:
     usd_per_h = [rates[attempt.number] for attempt in living]
     if record.controller_node is not None:
         usd_per_h.append(record.controller_node.price_usd_per_h)
-    return _sum([0.0, *usd_per_h])
+    return sum_known([0.0, *usd_per_h])
 
 
 def demo_prices(record: RunRecord) -> bool:
@@ -179,7 +180,7 @@ def on_demand_usd(record: RunRecord, now: float) -> float | None:
         if useful_s > 0:
             rate = money.rate_usd_per_h(attempt.offer.on_demand_usd_per_h, attempt.nodes)
             costs.append(money.cost_usd(rate, useful_s))
-    return _sum(costs)
+    return sum_known(costs)
 
 
 def startup_s(attempt: AttemptRecord, now: float) -> float:
@@ -254,8 +255,3 @@ def _train_s_at(attempt: AttemptRecord, *, step: int) -> float:
         save.train_s for save in attempt.saves if save.step <= step and save.train_s is not None
     ]
     return max(known, default=0.0)
-
-
-def _sum(costs: list[float | None]) -> float | None:
-    known = [cost for cost in costs if cost is not None]
-    return sum(known) if len(known) == len(costs) else None

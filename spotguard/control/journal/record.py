@@ -548,6 +548,11 @@ class RunRecord:
         return tuple(each for each in self.attempts if each.end is not None and each.end.leaving)
 
     @property
+    def may_cost(self) -> bool:
+        """True while nodes of any of its attempts are paid, or may be."""
+        return bool(self.current or self.ahead or self.leaving)
+
+    @property
     def last_ended(self) -> AttemptRecord | None:
         """The newest attempt with a verdict."""
         ended = [attempt for attempt in self.attempts if attempt.end is not None]

@@ -17,6 +17,7 @@ from spotguard.control.status.watch import picture
 from spotguard.policy.plan import money
 from spotguard.policy.plan.carbon.factors import CAR
 from spotguard.shared.documents import INSTANT
+from spotguard.shared.units import sum_known
 from spotguard.shared.version import __version__
 
 if TYPE_CHECKING:
@@ -157,10 +158,10 @@ def spend_points(record: RunRecord, until: float) -> tuple[SpendPoint, ...]:
     for at in sorted(at for at in instants if at <= until):
         while coming and coming[0].begun_at <= at:
             living.append(coming.popleft())
-        over_usd = _sum(over_usd, *(bill.usd for bill in living if bill.gone_at <= at))
+        over_usd = sum_known([over_usd, *(bill.usd for bill in living if bill.gone_at <= at)])
         living = [bill for bill in living if bill.gone_at > at]
         costs = [money.cost_usd(bill.rate_usd_per_h, at - bill.begun_at) for bill in living]
-        points.append(_spend_point(at, living, _sum(over_usd, *costs)))
+        points.append(_spend_point(at, living, sum_known([over_usd, *costs])))
     return (*points[:-1], _as_it_stands(points[-1], record))
 
 
@@ -198,7 +199,7 @@ def _spend_point(at: float, living: Sequence[_Bill], spent_usd: float | None) ->
         at=at,
         nodes=sum(bill.nodes for bill in living),
         price_usd_per_h=living[-1].price_usd_per_h if living else None,
-        rate_usd_per_h=_sum(*(bill.rate_usd_per_h for bill in living)),
+        rate_usd_per_h=sum_known(bill.rate_usd_per_h for bill in living),
         spent_usd=spent_usd,
     )
 
@@ -213,11 +214,6 @@ def _as_it_stands(last: SpendPoint, record: RunRecord) -> SpendPoint:
         price_usd_per_h=record.current.offer.price_usd_per_h,
         rate_usd_per_h=cost.attempt_rates_usd_per_h(record)[record.current.number],
     )
-
-
-def _sum(*parts: float | None) -> float | None:
-    known = [part for part in parts if part is not None]
-    return sum(known) if len(known) == len(parts) else None
 
 
 def _equivalent(view: RunView) -> Equivalent | None:

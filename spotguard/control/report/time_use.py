@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from spotguard.control.journal import cost
 from spotguard.policy.plan import money
+from spotguard.shared.units import sum_known
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import AttemptRecord, RunRecord
@@ -96,7 +97,9 @@ def run_times(record: RunRecord, now: float) -> tuple[TimeShare, ...]:
         seconds[Use.LOST_LAUNCHES] += lost.paid_s
         usd[Use.LOST_LAUNCHES].append(lost.usd)
     return tuple(
-        _share(use, seconds[use], _sum(usd[use])) for use in Use if seconds[use] > 0 or usd[use]
+        _share(use, seconds[use], sum_known(usd[use]))
+        for use in Use
+        if seconds[use] > 0 or usd[use]
     ) + _waiting(record, now, seconds[Use.WAITING])
 
 
@@ -159,8 +162,3 @@ def _shares(rate: float | None, parts: dict[Use, float]) -> tuple[TimeShare, ...
 
 def _share(use: Use, seconds: float, usd: float | None) -> TimeShare:
     return TimeShare(use=use, label=use.label, hint=use.hint, seconds=seconds, usd=usd)
-
-
-def _sum(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None

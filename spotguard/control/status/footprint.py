@@ -13,6 +13,7 @@ from spotguard.control.journal import cost
 from spotguard.control.journal.nodes.made_of import machine_of
 from spotguard.policy.plan.carbon import factors
 from spotguard.policy.plan.carbon.estimate import draw
+from spotguard.shared.units import sum_known
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import AttemptRecord, RunRecord
@@ -82,8 +83,8 @@ def run_footprint(record: RunRecord, now: float) -> RunFootprint:
         made_of = causes.factors if causes else (factors.pue(cloud), factors.grid(cloud, region))
         used |= {factor.name: factor for factor in made_of}
     return RunFootprint(
-        energy_kwh=_sum([part.energy_kwh for part in parts]),
-        co2e_kg=_sum([part.co2e_kg for part in parts]),
+        energy_kwh=sum_known([part.energy_kwh for part in parts]),
+        co2e_kg=sum_known([part.co2e_kg for part in parts]),
         measured=bool(parts) and all(part.measured for part in parts),
         factors=tuple(used.values()),
     )
@@ -91,8 +92,3 @@ def run_footprint(record: RunRecord, now: float) -> RunFootprint:
 
 def _is_here(record: RunRecord, attempt: AttemptRecord) -> bool:
     return record.placing is None or attempt.number > record.placing.after
-
-
-def _sum(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None

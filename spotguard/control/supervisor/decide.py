@@ -70,7 +70,6 @@ if TYPE_CHECKING:
     from spotguard.policy.market.sightings import Sighting
 
 EXIT_UNFINISHED = 75
-_ROUNDS_OF_DOUBT = 3
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -294,9 +294,8 @@ class Supervisor:
         """Tell whether nothing is to be done but to ask the team again: that may take weeks."""
         self._ledger.catch_up()  # the user may have a wish
         record, deadline_at = self.record, self.record.limits.deadline_at
-        costs = record.current or record.ahead or record.leaving
         in_time = deadline_at is None or self._clock.now() < deadline_at
-        return bool(record.queued and not costs and record.wish is None and in_time)
+        return bool(record.queued and not record.may_cost and record.wish is None and in_time)
 
     # ------------------------------------------------------------ acting
 

@@ -278,7 +278,7 @@ def stored_sweep(place: str) -> SweepRecord:
     root, sweep_id = split_last(whole_url(place).removesuffix("/"))
     if not root or not keys.RUN_ID_PATTERN.fullmatch(sweep_id):
         raise UsageError(f"{place!r} does not name a sweep.", hint="give it as STORE/SWEEP_ID")
-    root = below_sweeps(root)
+    root = _below_sweeps(root)
     try:
         raw = get_small(sweep_store(open_store(root), sweep_id), keys.SWEEP)
         return replace(SweepRecord.of(raw), store_root=root)
@@ -290,7 +290,7 @@ def stored_sweep(place: str) -> SweepRecord:
         raise UsageError(f"The sweep at {place} makes no sense: {problem}.") from problem
 
 
-def below_sweeps(root: str) -> str:
+def _below_sweeps(root: str) -> str:
     """Return the root of the runs, also for who names the folder of sweeps below it."""
     above, last = split_last(root)
     return above if f"{last}/" == keys.SWEEPS else root

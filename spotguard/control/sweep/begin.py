@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from spotguard.control.controller import start
 from spotguard.control.create_run import create_run
-from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.sweep.comparison import optuna_module
 from spotguard.control.sweep.asked import (
     SweepPlan,
@@ -141,11 +140,10 @@ def _start(folder: RunFolder) -> SpotguardError | None:
 
 
 def _needs_controller(folder: RunFolder) -> bool:
-    # In this order: a controller leaves only after its run has settled.
     if folder.controller_pid() is not None:
         return False
     try:
         with folder.journal() as journal:
-            return read_record(journal).settled is None and folder.controller_pid() is None
+            return start.lacks_controller(folder, journal)
     except JournalDamaged:  # the table says so
         return False

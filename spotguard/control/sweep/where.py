@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from spotguard.control.controller.one_run import run_store
 from spotguard.control.journal.fold import read_record
 from spotguard.control.run_folder import RunFolder, runs_folder
 from spotguard.control.status.watch import picture
 from spotguard.events import keys
-from spotguard.storage import PrefixedStore, open_store
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import RunRecord
@@ -48,5 +48,5 @@ def was_launched(sweep: SweepRecord, run_id: str) -> bool:
     Raises:
         StoreError: the store cannot be read.
     """
-    store = PrefixedStore(open_store(sweep.store_root), run_id)
+    store = run_store(sweep.store_root, run_id)
     return bool(store.list_folders(keys.ATTEMPTS))

@@ -29,10 +29,9 @@ from spotguard.runtime.distributed.by_hand import TrainedByHand
 from spotguard.runtime.distributed.gradients import (
     count_parameters,
     only_parameters_of,
-    parameters_of,
     run_backward,
 )
-from spotguard.runtime.distributed.wrappers import LateWrappers, find_wrappers
+from spotguard.runtime.distributed.wrappers import LateWrappers, find_wrappers, parameters_of
 from spotguard.runtime.state.module_buffers import BufferSync
 from spotguard.runtime.state.sharding import is_dtensor, is_fsdp1_module, is_sharded
 

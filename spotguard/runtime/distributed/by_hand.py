@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.optim.swa_utils import AveragedModel
 
+from spotguard.runtime.distributed.wrappers import parameters_of
 from spotguard.runtime.state.sharding import is_dtensor
 
 if TYPE_CHECKING:
@@ -55,9 +56,7 @@ class TrainedByHand:
     def look(self, managed: set[int]) -> None:
         """Find them anew; those with the ids `managed` are synchronised by DDP or FSDP."""
         self._walked = [_parameters_in(module) for module in self._modules]
-        of_optimizers = {
-            id(p) for o in self._optimizers for g in o.param_groups for p in g["params"]
-        }
+        of_optimizers = set(map(id, parameters_of(self._optimizers)))
         beside = [[p for p in walked if id(p) not in of_optimizers] for walked in self._walked]
         outside = [
             [p for p in some if id(p) not in managed and not is_dtensor(p)] for some in beside

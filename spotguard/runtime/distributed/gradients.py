@@ -29,6 +29,7 @@ from spotguard.runtime.distributed.wrappers import (
     LateWrappers,
     find_wrappers,
     frozen_in,
+    parameters_of,
     parameters_synchronised_by,
     refuse_thawed,
     settle_buckets,
@@ -155,8 +156,9 @@ class GradientSync:
             if not self._ever_begun:
                 self._ever_begun = True
                 self._late.refuse()
-            self._look_again()
-            self._count_once(filter(self._is_wanted, self._counted.values()))
+            if self._ranks.world_size > 1:  # alone nothing is counted twice, and nothing added up
+                self._look_again()
+                self._count_once(filter(self._is_wanted, self._counted.values()))
         return weight * self._ranks.world_size if self.managed_elsewhere else weight
 
     def end_backward(self, share: Share) -> None:
@@ -184,7 +186,7 @@ class GradientSync:
 
         Blocks until the ranks have met, if there are any.
         """
-        if self._count_parameters() != self._known:
+        if self._ranks.world_size > 1 and self._count_parameters() != self._known:
             known = set(map(id, self._parameters))
             self._look_at_parameters()
             self._reduce(p for p in self._parameters if id(p) not in known)
@@ -335,12 +337,6 @@ def broadcast_initial(modules: Iterable[torch.nn.Module], ranks: Collectives) ->
             for tensor in (*module.parameters(), *module.buffers()):
                 if not is_dtensor(tensor):
                     ranks.broadcast(tensor.detach())
-
-
-def parameters_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.Tensor]:
-    """Return all parameters of all groups of the optimizers."""
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    return [parameter for group in groups for parameter in group["params"]]
 
 
 def count_parameters(optimizers: Iterable[torch.optim.Optimizer]) -> int:

@@ -17,7 +17,8 @@ from torch.compiler import is_compiling
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from spotguard.errors import UsageError
-from spotguard.runtime.distributed.gradients import count_parameters, parameters_of
+from spotguard.runtime.distributed.gradients import count_parameters
+from spotguard.runtime.distributed.wrappers import parameters_of
 from spotguard.runtime.state.sharding import is_dtensor
 from spotguard.runtime.state.tracked import TrackedModule
 from spotguard.runtime.state.wrapped import plain_key

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from spotguard.errors import UsageError
-from spotguard.runtime.distributed.gradients import parameters_of
+from spotguard.runtime.distributed.wrappers import parameters_of
 from spotguard.runtime.state.sharding import is_dtensor
 
 if TYPE_CHECKING:

@@ -149,9 +149,13 @@ def _living() -> list[torch.nn.Module]:
 def _parameters_of(
     modules: Iterable[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]
 ) -> list[torch.Tensor]:
+    return [*(p for module in modules for p in module.parameters()), *parameters_of(optimizers)]
+
+
+def parameters_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.Tensor]:
+    """Return all parameters of all groups of the optimizers."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    found: list[torch.Tensor] = [p for module in modules for p in module.parameters()]
-    return [*found, *(p for group in groups for p in group["params"])]
+    return [parameter for group in groups for parameter in group["params"]]
 
 
 def _synchronises(thing: Any) -> bool:

@@ -19,7 +19,8 @@ import torch
 
 from spotguard.errors import EnvironmentFailure, UsageError
 from spotguard.runtime.data.batch_search import Found, largest_that_fits
-from spotguard.runtime.distributed.gradients import parameters_of, run_backward
+from spotguard.runtime.distributed.gradients import run_backward
+from spotguard.runtime.distributed.wrappers import parameters_of
 from spotguard.runtime.process.outside_loop import outside_loop
 from spotguard.runtime.state.expanded import fill
 from spotguard.runtime.state.rng import capture_random_states, restore_random_states

@@ -319,43 +319,37 @@ class Profiling:
     ) -> None:
         assert recording.first is not None
         self._drop(within_step=within_step)
-        place = self._place
-        answer = ProfileAnswer(
-            rank=place.rank,
-            node=place.node,
-            world_size=place.world_size,
+        answer = self._answer_with(
             first_step=recording.first,
             steps=finished - recording.first,
             duration_s=recording.duration_s,
             cpu_s=recording.cpu_s,
-            cores=cores(),
-            load=load(),
-            device=device_name(),
-            trace_bytes=0,
             facts=self.facts(),
         )
-        if place.rank == 0:
+        if self._place.rank == 0:
             log.info("profile %d: %d steps recorded", begin.number, answer.steps)
         self._store_later(begin.number, answer, recording)
 
     def _answer(self, begin: ProfileBegin, problem: str) -> None:
         self._drop()
+        answer = self._answer_with(
+            first_step=begin.first_step, steps=0, duration_s=0.0, cpu_s=0.0, problem=problem
+        )
+        self._store_later(begin.number, answer, None)
+
+    def _answer_with(self, **recorded: Any) -> ProfileAnswer:
+        """Return an answer of this rank, with what is true of it now."""
         place = self._place
-        answer = ProfileAnswer(
+        return ProfileAnswer(
             rank=place.rank,
             node=place.node,
             world_size=place.world_size,
-            first_step=begin.first_step,
-            steps=0,
-            duration_s=0.0,
-            cpu_s=0.0,
             cores=cores(),
             load=load(),
             device=device_name(),
             trace_bytes=0,
-            problem=problem,
+            **recorded,
         )
-        self._store_later(begin.number, answer, None)
 
     @property
     def _is_storing(self) -> bool:

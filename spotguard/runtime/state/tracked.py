@@ -372,7 +372,7 @@ def words_on_frozen(
 def base_files(objects: Mapping[str, Packs]) -> BaseFiles | None:
     """Return the files of all modules' frozen bases, None if none are named."""
     modules = (item for item in objects.values() if isinstance(item, TrackedModule))
-    named = [item.base for item in modules if item.base is not None]
+    named = list(dict.fromkeys(item.base for item in modules if item.base is not None))
     if len(named) < 2:
         return named[0] if named else None
     return BaseFiles(path for each in named for path in each.paths)

@@ -9,9 +9,8 @@ import pytest
 
 from spotguard.control.away.node import check_job
 from spotguard.control.controller.one_run import launcher_for
-from spotguard.control.journal.fold import limits_to_json
 from spotguard.control.journal.journal import Journal
-from spotguard.control.journal.record import Kind, Limits
+from spotguard.control.journal.record import Kind
 from spotguard.control.journal.stored.published_launch import newest_regions
 from spotguard.control.supervisor import skypilot_request
 from spotguard.errors import SpecError
@@ -20,7 +19,7 @@ from spotguard.launch.base import Survey
 from spotguard.launch.skypilot import strays
 from spotguard.spec.model import JobSpec
 from spotguard.testing.stores import MemoryStore
-from tests.control.made import intended
+from tests.control.made import created, intended
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,18 +74,10 @@ def test_a_region_where_nodes_live_by_the_journal_is_looked_at(
     tmp_path: Path, asked: list[Callable[[], list[str]]]
 ) -> None:
     """The job names none, and none offers anything now."""
-    created = {
-        "run_id": "job-1",
-        "name": "job",
-        "store_root": "memory://",
-        "limits": limits_to_json(Limits()),
-        "spec": {},
-        "job": None,
-    }
     kind, at, attempt, data = intended(infra="aws")
     data["offer"]["region"] = "eu-north-1"
     with Journal.create(tmp_path / "journal.db") as journal:
-        journal.append(Kind.CREATED.value, at=0.0, data=created)
+        journal.append(Kind.CREATED.value, at=0.0, data=created(job=None))
         journal.append(kind, at=at, attempt=attempt, data=data)
     launcher_for(job("aws"), tmp_path)
     assert asked[0]() == ["eu-north-1"]

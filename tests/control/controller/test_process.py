@@ -58,7 +58,7 @@ class ThreadAsProcess:
         self.begun: list[threading.Thread] = []
 
     def __call__(self, roster: Roster) -> ThreadAsProcess:
-        """Stand in for `_new_process`."""
+        """Stand in for `new_process`."""
         thread = threading.Thread(
             target=process.look_after_all, args=(roster,), kwargs={"settled": lambda folder: None}
         )
@@ -76,7 +76,7 @@ def begun(home: Path, monkeypatch: pytest.MonkeyPatch) -> ThreadAsProcess:
     for run in RUNS:
         (home / "runs" / run).mkdir(parents=True)
     made = ThreadAsProcess()
-    monkeypatch.setattr(start, "_new_process", made)
+    monkeypatch.setattr(start, "new_process", made)
     monkeypatch.setattr(process, "_LOOK_S", 0.005)
     monkeypatch.setattr(process, "_LINGER_S", 0.05)
     return made
@@ -194,7 +194,7 @@ def crash(at: str) -> Callable[..., Any]:
     return die
 
 
-@pytest.mark.parametrize("step", ["give", "pid", "_new_process", "stands"])
+@pytest.mark.parametrize("step", ["give", "pid", "new_process", "stands"])
 def test_a_command_that_dies_while_it_hands_over_loses_nothing(
     home: Path,
     begun: ThreadAsProcess,
@@ -204,7 +204,7 @@ def test_a_command_that_dies_while_it_hands_over_loses_nothing(
 ) -> None:
     """Killed between any two steps: the next command has the run controlled, and once."""
     with monkeypatch.context() as patch:
-        patch.setattr(start if step == "_new_process" else Roster, step, crash(step))
+        patch.setattr(start if step == "new_process" else Roster, step, crash(step))
         patch.setattr(RunFolder, "controller_pid", lambda _: None)
         if step == "stands":  # after its process has begun
             patch.setattr(Roster, "pid", lambda roster: 0 if begun.begun else None)
@@ -222,7 +222,7 @@ def test_a_process_that_dies_with_the_order_is_replaced(
     Roster.of_this_environment().give(RUNS[1])  # of one that was killed long ago
     begin, tries = begun.__call__, iter([False, True])
     monkeypatch.setattr(
-        start, "_new_process", lambda roster: begin(roster) if next(tries) else begun
+        start, "new_process", lambda roster: begin(roster) if next(tries) else begun
     )
     alive = Roster.pid
     asked = [None, 1, None, None]  # none yet; it has begun; it is dead; none yet

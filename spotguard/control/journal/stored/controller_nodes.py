@@ -30,7 +30,7 @@ from spotguard.storage.small_objects import get_small
 from spotguard.storage.urls import below
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from spotguard.control.journal.record import Limits, RunRecord
     from spotguard.storage.base import ObjectStore
@@ -111,6 +111,11 @@ def read_nodes(store: ObjectStore) -> list[StoredNode]:
         for key in found
         if keys.parse_controller_node(key) is not None
     ]
+
+
+def serving(nodes: Sequence[StoredNode]) -> StoredNode | None:
+    """Return the newest one, unless it was told to go."""
+    return nodes[-1] if nodes and nodes[-1].node.until is None else None
 
 
 def tell_ready(store: ObjectStore, number: int, machine: str) -> StoredNode:

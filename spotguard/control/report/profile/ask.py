@@ -231,7 +231,8 @@ def read_profile(
     *,
     number: int | None = None,
     rank: int | None = None,
-) -> tuple[ProfileDocument, bytes]:
+    raw: bool = True,
+) -> tuple[ProfileDocument, bytes | None]:
     """Return what a kept profile tells, and the trace of the rank of which it tells.
 
     Args:
@@ -240,6 +241,7 @@ def read_profile(
         attempt: whose profile.
         number: of the profile; None is the newest with a trace.
         rank: whose time; None: the slowest, or the first if ranks are even.
+        raw: fetch the trace itself, too, once more: only one is held at a time.
 
     Raises:
         UsageError: there is none, or none of that rank.
@@ -274,7 +276,7 @@ def read_profile(
 
     try:
         told = make_profile(run_id, attempt, each, answers, trace_of, rank=rank, trace_key=places)
-        return told, trace_of(told.rank)
+        return told, trace_of(told.rank) if raw else None
     except Refused as problem:
         raise EnvironmentFailure(
             f"Profile {each} of attempt {attempt} cannot be read: {problem}."
