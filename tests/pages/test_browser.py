@@ -238,7 +238,7 @@ def test_a_notice_is_seen_live_and_a_stop_is_confirmed(
     _keep(page, "dashboard-interrupted")
     page.click("#ask-stop")
     page.get_by_role("button", name="Cancel").click()
-    assert page.locator("dialog").count() == 0
+    page.locator("dialog").wait_for(state="detached")
     [run_id] = [run.run_id for run in api.list_runs()]
     assert not api.view(run_id).state.settled
     page.click("#ask-stop")

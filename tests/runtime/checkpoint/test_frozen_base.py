@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -209,11 +210,12 @@ def test_a_base_that_is_there_already_is_not_read() -> None:
 
 
 def test_a_base_is_stored_before_a_save_needs_it() -> None:
-    """In the background after the first step; a save that comes meanwhile waits for that."""
+    """In the background after the first step, and saves begin once it is there."""
     store = MemoryStore()
     first = attempt(store)
     first.rank.saver.warm(first.objects)
-    first.rank.saver.wait()
+    while not first.rank.saver.may_save(3):
+        threading.Event().wait(0.01)
     assert len(frozen(store)) == 1
 
 
