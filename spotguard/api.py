@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from spotguard.control.journal.stored.logs import LogLine, LogQuery
     from spotguard.control.status.view import RunSummary, RunView, Story, UnreadableRun
-    from spotguard.control.sweep.asked import SweepPlan
+    from spotguard.control.sweep.sweep_request import SweepPlan
     from spotguard.control.sweep.table import SweepDocument, SweepWatch
     from spotguard.launch.base import Survey
     from spotguard.spec.model import JobSpec
@@ -311,7 +311,7 @@ def sweep(
         MissingExtra: Optuna is not installed.
         SpecError, BudgetExhausted, StoreError, EnvironmentFailure: as for `up`.
     """
-    from spotguard.control.sweep.asked import SweepPlan
+    from spotguard.control.sweep.sweep_request import SweepPlan
     from spotguard.spec.model.sweep import checked_points, points_of
     from spotguard.spec.sources import resolve
 

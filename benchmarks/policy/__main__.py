@@ -20,7 +20,7 @@ from benchmarks.policy.rivals import SkyNomad, Today, UniformProgress
 from benchmarks.policy.saves import saves_table
 from benchmarks.policy.windows import CASES, RATIOS, STARTS_S, Case, interval, windows_of
 from spotguard.policy.simulation.omniscient import least_usd
-from spotguard.policy.simulation.players import Greedy, Rollout, RuleOf, play
+from spotguard.policy.simulation.policy_players import Greedy, Rollout, RuleOf, play
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

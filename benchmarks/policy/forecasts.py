@@ -18,7 +18,7 @@ from spotguard.policy.decide import Model
 from spotguard.policy.market.hazard import fitted
 from spotguard.policy.market.recorded import recorded
 from spotguard.policy.simulation.forecast import forecast
-from spotguard.policy.simulation.players import Rollout, State, play
+from spotguard.policy.simulation.policy_players import Rollout, State, play
 from spotguard.policy.view import JobState, MarketPlace, Running, Seen, View
 
 if TYPE_CHECKING:

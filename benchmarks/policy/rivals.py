@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from spotguard.policy.market.hazard import AGE_EDGES_S, pooled
-from spotguard.policy.simulation.players import RuleOf, stay_or_cheapest
+from spotguard.policy.simulation.policy_players import RuleOf, stay_or_cheapest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from spotguard.policy.simulation.players import State
+    from spotguard.policy.simulation.policy_players import State
     from spotguard.policy.simulation.windows import Windows
 
 

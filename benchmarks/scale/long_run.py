@@ -17,9 +17,9 @@ from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.ledger import Ledger
 from spotguard.control.journal.nodes.offer import offer_to_json
 from spotguard.control.journal.record import JOB_PREFIX, Allotment, Kind, Limits
-from spotguard.events import chunk, keys
-from spotguard.events.chunk import LARGEST_CHUNK, MERGED_AT_ONCE
+from spotguard.events import event_chunk, keys
 from spotguard.events.event import Event, Heartbeat, JobEvent
+from spotguard.events.event_chunk import LARGEST_CHUNK, MERGED_AT_ONCE
 from spotguard.events.states import CheckpointKind, EndReason, RunState
 from spotguard.shared.units import SystemClock, to_iso
 from spotguard.testing.launcher import FAKE_OFFER
@@ -194,7 +194,7 @@ def _as_merged(told: Iterator[tuple[str, Event]]) -> Iterator[tuple[str, bytes]]
     bounds = [0, *range(MERGED_AT_ONCE, len(merged), LARGEST_CHUNK), len(merged)]
     for begin, end in pairwise(bounds):
         if begin < end:
-            yield keys.chunk(merged[end - 1][0]), chunk.pack(merged[begin:end])
+            yield keys.chunk(merged[end - 1][0]), event_chunk.pack(merged[begin:end])
     yield from rest
 
 

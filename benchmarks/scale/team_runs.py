@@ -20,7 +20,7 @@ from spotguard.control.report import stored
 from spotguard.control.status.view import RunSummary
 from spotguard.control.supervisor.lease import Lease
 from spotguard.events.states import RunState
-from spotguard.shared.documents import document
+from spotguard.shared.json_documents import document
 from spotguard.shared.units import SystemClock
 from spotguard.storage import PrefixedStore, open_store
 

@@ -36,8 +36,8 @@ from spotguard.checkpoint.manifest import (
 )
 from spotguard.errors import AlreadyExists, DamagedCheckpoint, Fenced, NotFound, UsageError
 from spotguard.events import keys
+from spotguard.events.checksummed import check_bytes, with_checksum
 from spotguard.events.keys import MAX_ATTEMPT
-from spotguard.events.proven import check_bytes, with_checksum
 from spotguard.events.untrusted import Refused, check_size
 from spotguard.shared.units import SystemClock, to_iso
 from spotguard.storage.remote.thread_pool import Crew

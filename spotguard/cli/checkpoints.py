@@ -10,7 +10,7 @@ from spotguard.cli.common import JsonOption, YesOption
 from spotguard.cli.terminal.output import confirm, console, note, print_json, say
 from spotguard.cli.terminal.progress import bytes_progress
 from spotguard.errors import CheckpointError, UsageError
-from spotguard.shared.documents import document
+from spotguard.shared.json_documents import document
 from spotguard.shared.units import format_bytes, parse_duration_s
 
 if TYPE_CHECKING:

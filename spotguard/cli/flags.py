@@ -396,7 +396,7 @@ def setting_value(key: str, raw: str | None) -> Any:
     Raises:
         SpecError: names the setting, what was given and what is allowed.
     """
-    from spotguard.spec.catalogue import catalogue
+    from spotguard.spec.setting_catalogue import catalogue
 
     if raw is None:
         return None

@@ -10,7 +10,7 @@ from spotguard.cli.common import AnyRunArgument, JsonOption, StepPatienceOption,
 from spotguard.cli.terminal.output import console, note, print_json, say, write_file
 from spotguard.errors import EnvironmentFailure, UsageError
 from spotguard.events.profile import MOST_STEPS
-from spotguard.shared.documents import document
+from spotguard.shared.json_documents import document
 
 _PROFILED_STEPS = 5
 _STEP_PATIENCE_S = 120.0
@@ -175,7 +175,7 @@ def profile(
     from spotguard.api import Run
     from spotguard.cli.views.profile import profile_screen
     from spotguard.control.checkpoints import find
-    from spotguard.control.report.profile.ask import Asking, read_profile
+    from spotguard.control.report.profile.profile_request import Asking, read_profile
 
     if steps is not None and attempt is not None:
         raise UsageError(

@@ -32,7 +32,7 @@ from spotguard.errors import Detached, EnvironmentFailure, JournalDamaged, Usage
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from spotguard.control.status.reach import NodeCommand
+    from spotguard.control.status.ssh_commands import NodeCommand
     from spotguard.control.status.view import RunView
     from spotguard.control.without_journal import Left
     from spotguard.launch.base import Survey
@@ -360,7 +360,7 @@ def ssh(
 ) -> None:
     """Open a shell on a node of a living run."""
     from spotguard.control import api
-    from spotguard.control.status.reach import shell_on
+    from spotguard.control.status.ssh_commands import shell_on
 
     raise typer.Exit(_ran(shell_on(api.find_run(run), node)))
 
@@ -377,14 +377,14 @@ def exec_(
 ) -> None:
     """Run a command on a node of a living run, in the job's folder; exit with its code."""
     from spotguard.control import api
-    from spotguard.control.status.reach import command_on
+    from spotguard.control.status.ssh_commands import command_on
 
     raise typer.Exit(_ran(command_on(api.find_run(run), command, node)))
 
 
 def _ran(command: NodeCommand) -> int:
     """Run it with this terminal's input and output; return its exit code."""
-    from spotguard.control.status.reach import SSH_FAILED
+    from spotguard.control.status.ssh_commands import SSH_FAILED
 
     try:
         code = subprocess.run(command.words, cwd=command.folder, check=False).returncode

@@ -51,7 +51,7 @@ from spotguard.policy.plan.forecast import CostForecast
 from spotguard.policy.plan.job import JobPlan
 from spotguard.policy.plan.smoke import Smoke
 from spotguard.policy.simulation.report import Simulation
-from spotguard.shared.documents import Form, forms
+from spotguard.shared.json_documents import Form, forms
 from spotguard.spec.file_schema import file_schema
 from spotguard.spec.sources import SettingsDocument
 

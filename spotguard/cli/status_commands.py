@@ -35,7 +35,7 @@ from spotguard.cli.terminal.output import (
     say,
 )
 from spotguard.errors import UsageError
-from spotguard.shared.documents import document
+from spotguard.shared.json_documents import document
 from spotguard.shared.units import from_iso, parse_duration_s
 
 if TYPE_CHECKING:

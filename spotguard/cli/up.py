@@ -259,7 +259,7 @@ def survey(spec: JobSpec) -> Survey:
         return replace(find_offers(spec), unchecked=unchecked)
     from spotguard.control import api
     from spotguard.launch.base import Survey
-    from spotguard.spec.home import spotguard_home
+    from spotguard.spec.home_folder import spotguard_home
 
     return Survey(offers=tuple(api.launcher_for(spec, spotguard_home() / "runs").offers()))
 

@@ -9,8 +9,8 @@ import sys
 from spotguard.control.controller.process import look_after_all
 from spotguard.control.controller.roster import Roster
 from spotguard.control.controller.run_logs import log_by_run
-from spotguard.control.report.at_rest import keep_at_rest
-from spotguard.spec.home import spotguard_home
+from spotguard.control.report.numbers_at_rest import keep_at_rest
+from spotguard.spec.home_folder import spotguard_home
 
 _FILES = 8192
 

@@ -32,7 +32,7 @@ from spotguard.control.status.view import RunSummary, RunView, Story
 from spotguard.control.status.watch import Watch, lost_run, picture
 from spotguard.control.supervisor.logs import RunLog
 from spotguard.errors import Detached, JournalDamaged, StoreError, UsageError
-from spotguard.spec.home import spotguard_home
+from spotguard.spec.home_folder import spotguard_home
 from spotguard.storage.urls import is_folder
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ def _whole_story(folder: RunFolder) -> Iterator[HistoryLine]:
 
 def list_runs() -> list[RunSummary]:
     """Return all runs of this machine, newest first; one with a damaged journal as lost."""
-    from spotguard.control.report.at_rest import run_line
+    from spotguard.control.report.numbers_at_rest import run_line
 
     summaries = []
     for run_id in known_runs():

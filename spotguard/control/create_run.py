@@ -35,7 +35,7 @@ from spotguard.events import keys
 from spotguard.events.states import RunState
 from spotguard.policy.plan.money import check_budget
 from spotguard.shared.units import to_iso
-from spotguard.spec.home import keep_private, spotguard_home
+from spotguard.spec.home_folder import keep_private, spotguard_home
 from spotguard.spec.infra import LOCAL
 from spotguard.spec.model import JobSpec
 from spotguard.spec.model.own_template import is_own_template

@@ -34,7 +34,7 @@ from spotguard.errors import (
 from spotguard.events.states import EndReason
 from spotguard.launch.base import ClusterState
 from spotguard.shared.units import SystemClock, format_duration
-from spotguard.spec.home import spotguard_home
+from spotguard.spec.home_folder import spotguard_home
 from spotguard.storage.deadline import give_up_after
 from spotguard.storage.urls import below, is_folder
 

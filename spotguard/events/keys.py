@@ -257,7 +257,7 @@ def parse_profile_answer(key: str) -> tuple[int, int] | None:
 
 
 class Piece(NamedTuple):
-    """One object of a writer's lines: see `storage.patterns.growing`."""
+    """One object of a writer's lines: see `storage.patterns.growing_lines`."""
 
     writer: str
     """Its index, and when it began to write, in milliseconds: no two have the same."""

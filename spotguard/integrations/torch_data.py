@@ -14,7 +14,7 @@ from torch.utils.data import (
 )
 
 from spotguard.errors import UsageError
-from spotguard.integrations.order import FirstOfEpoch
+from spotguard.integrations.partial_epochs import FirstOfEpoch
 
 if TYPE_CHECKING:
     from spotguard.runtime import Run

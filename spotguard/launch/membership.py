@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from spotguard.errors import AlreadyExists, NotFound
 from spotguard.events import keys
 from spotguard.events.event import Event, JobEvent
-from spotguard.events.group import Group, Joining
+from spotguard.events.regrouping import Group, Joining
 from spotguard.events.states import EndReason
 from spotguard.events.untrusted import Refused, integer
 from spotguard.shared.net import address_towards, free_port

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from spotguard.errors import Detached
 from spotguard.events import env
-from spotguard.shared.right_of_way import LEFT
+from spotguard.shared.saves_first import LEFT
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from spotguard.errors import UsageError
 from spotguard.runtime.data.batch_scaling import ScaledElasticLoader, learning_rate_scale
-from spotguard.runtime.data.drawing import DrawnLoader
+from spotguard.runtime.data.drawn_by_script import DrawnLoader
 from spotguard.runtime.data.loader import AUTO, ElasticLoader, Loader
 from spotguard.runtime.data.streaming import StreamLoader, is_stream, refuse_indexed_options
-from spotguard.runtime.data.undivided import UndividedLoader
+from spotguard.runtime.data.undivided_steps import UndividedLoader
 from spotguard.runtime.data.whole_stream import WholeStreamLoader
 
 if TYPE_CHECKING:

@@ -9,17 +9,17 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from spotguard.spec.catalogue import (
+from spotguard.spec.home_folder import HOME_VARIABLE
+from spotguard.spec.setting import VARIABLES_FOR_USERS
+from spotguard.spec.setting_catalogue import (
     DEBUG_VARIABLE,
     OTHER_VARIABLES,
     by_variable,
     catalogue,
 )
-from spotguard.spec.home import HOME_VARIABLE
-from spotguard.spec.setting import VARIABLES_FOR_USERS
 
 if TYPE_CHECKING:
-    from spotguard.spec.catalogue import ConfigField
+    from spotguard.spec.setting_catalogue import ConfigField
 
 _INTRO = """\
 # Settings

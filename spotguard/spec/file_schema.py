@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from spotguard.spec.catalogue import catalogue
 from spotguard.spec.infra import (
     at_least,
     gpu_names,
@@ -42,6 +41,7 @@ from spotguard.spec.setting import (
     usd,
     variables,
 )
+from spotguard.spec.setting_catalogue import catalogue
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -51,8 +51,8 @@ else:
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from spotguard.spec.catalogue import ConfigField
     from spotguard.spec.setting import Parser, Setting
+    from spotguard.spec.setting_catalogue import ConfigField
 
 _TEXT: Final = {"type": "string"}
 _NUMBER: Final = {"type": ["number", "string"]}

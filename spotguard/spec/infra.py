@@ -131,7 +131,7 @@ def mounts(raw: Any) -> dict[str, str]:
     """Return what nodes find where: `{"/data": "s3://bucket/data", "~/words": "/home/me/words"}`.
 
     A list of texts such as `/data=s3://bucket/data` is as good. What stands left is a place on the
-    node, right of it a bucket or an absolute path of this machine (`layers` has made it one).
+    node, right of it a bucket or an absolute path of this machine (`setting_layers` made it one).
     """
     return _pairs(raw, _NODE_PATH, _SOURCE)
 

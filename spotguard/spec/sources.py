@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from spotguard.errors import SpecError
-from spotguard.shared.documents import document
-from spotguard.spec.catalogue import TABLES, ConfigField, catalogue
-from spotguard.spec.home import default_store, spotguard_home
+from spotguard.shared.json_documents import document
+from spotguard.spec.home_folder import default_store, spotguard_home
 from spotguard.spec.infra import gpu_count
-from spotguard.spec.layers import (
+from spotguard.spec.model import PLACE_FIELDS, JobSpec, build_spec
+from spotguard.spec.script import Script, check_runtime, read_script
+from spotguard.spec.setting import DEFAULT_TOPICS, sanitized_name
+from spotguard.spec.setting_catalogue import TABLES, ConfigField, catalogue
+from spotguard.spec.setting_layers import (
     Given,
     Layer,
     absolute,
@@ -28,9 +31,6 @@ from spotguard.spec.layers import (
     flag_layer,
     variable_layer,
 )
-from spotguard.spec.model import PLACE_FIELDS, JobSpec, build_spec
-from spotguard.spec.script import Script, check_runtime, read_script
-from spotguard.spec.setting import DEFAULT_TOPICS, sanitized_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -5,11 +5,11 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from spotguard.spec.catalogue import catalogue
+from spotguard.spec.setting_catalogue import catalogue
 from spotguard.spec.templates import load_template
 
 if TYPE_CHECKING:
-    from spotguard.spec.catalogue import ConfigField
+    from spotguard.spec.setting_catalogue import ConfigField
 
 _HEAD = """\
 # Settings for `spotguard up train.py`. Everything here is optional; remove a '#' to set a value.

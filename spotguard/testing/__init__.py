@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from spotguard.events.sample_log import read_sample_trace
+    from spotguard.events.sample_log_reader import read_sample_trace
     from spotguard.launch.local.metadata_service import FakeMetadata
     from spotguard.testing.clock import FakeClock
     from spotguard.testing.coordination import FakeRendezvous
@@ -23,7 +23,7 @@ _MODULE_OF: Final = {
     "FakeRendezvous": "spotguard.testing.coordination",
     "FaultyStore": "spotguard.testing.stores",
     "MemoryStore": "spotguard.testing.stores",
-    "read_sample_trace": "spotguard.events.sample_log",
+    "read_sample_trace": "spotguard.events.sample_log_reader",
 }
 
 __all__ = [

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from spotguard.events import env, keys
 from spotguard.events.event import Event, Heartbeat, JobEvent
-from spotguard.events.group import Group
+from spotguard.events.regrouping import Group
 from spotguard.events.states import EndReason
 from spotguard.launch.base import NodeEnd
 from spotguard.shared.units import to_iso

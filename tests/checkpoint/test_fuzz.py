@@ -19,7 +19,7 @@ from spotguard.checkpoint.manifest import Manifest, load_manifest
 from spotguard.checkpoint.shard import write_shard
 from spotguard.errors import DamagedCheckpoint, StateMismatch
 from spotguard.events import keys
-from spotguard.events.proven import with_checksum
+from spotguard.events.checksummed import with_checksum
 from spotguard.shared.units import to_iso
 from spotguard.testing.stores import MemoryStore
 from tests.checkpoint.crashes.mutation import mutants, survive

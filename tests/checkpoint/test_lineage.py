@@ -27,7 +27,7 @@ from spotguard.errors import (
     UsageError,
 )
 from spotguard.events import keys
-from spotguard.events.proven import with_checksum
+from spotguard.events.checksummed import with_checksum
 from spotguard.testing.clock import FakeClock
 from spotguard.testing.stores import FaultyStore, MemoryStore
 from tests.checkpoint.crashes.savings import body_of, claim, flip, save, sealed

@@ -49,7 +49,7 @@ from spotguard.testing.launcher import FAKE_OFFER
 from tests.checkpoint.crashes.savings import blocks, claim, flip, save
 from tests.cli import pictures
 from tests.control.doctor.test_orphans import FakeBooks, beats, cluster
-from tests.control.profile.test_ask import respond
+from tests.control.profile.test_profile_request import respond
 from tests.control.run_folders import make_run
 from tests.control.world import RUN_ID, World
 

@@ -18,7 +18,7 @@ import spotguard
 from spotguard import errors
 from spotguard.cli import flags
 from spotguard.cli.main import EXIT_CODES, app, main
-from spotguard.spec.catalogue import catalogue
+from spotguard.spec.setting_catalogue import catalogue
 from tests.cli import pictures
 from tests.cli.fake_control import FakeControl
 

@@ -19,7 +19,7 @@ from spotguard.cli.schemas import (
     file_name,
     schemas,
 )
-from spotguard.spec.catalogue import catalogue
+from spotguard.spec.setting_catalogue import catalogue
 from spotguard.spec.starter import starter_files
 from tests.cli.documents import all_documents
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from spotguard.errors import UsageError
-from spotguard.integrations.order import FirstOfEpoch
+from spotguard.integrations.partial_epochs import FirstOfEpoch
 
 pl = pytest.importorskip("lightning.pytorch")
 
@@ -28,7 +28,7 @@ def trainer(**options: Any) -> Any:
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_private_names_of_lightning_are_there() -> None:
-    """Each name that `inner` and `fit` use is in the installed version, and means what it did."""
+    """Each name that `private_names` and `fit` use is there, and means what it did."""
     made = trainer()
     fit_loop = made.fit_loop
     assert fit_loop._data_source.name == "train_dataloader"
@@ -49,7 +49,7 @@ def test_the_private_names_of_lightning_are_there() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_counts_are_those_of_lightnings_own_state() -> None:
     """What is read in microseconds has every number of the loops' own state, and comes back."""
-    from spotguard.integrations.lightning.inner import LoopCounters
+    from spotguard.integrations.lightning.private_names import LoopCounters
 
     made, other = trainer(), trainer()
     counters = LoopCounters(made)
@@ -70,7 +70,7 @@ def test_counts_are_those_of_lightnings_own_state() -> None:
 def test_a_boundary_is_held_as_it_was() -> None:
     """What is kept of one stays as it is while Lightning counts on, and metrics are logged."""
     from spotguard.integrations.lightning import state
-    from spotguard.integrations.lightning.inner import LoopCounters
+    from spotguard.integrations.lightning.private_names import LoopCounters
 
     made = trainer()
     place = state.LoopPlace(made, LoopCounters(made))

@@ -7,7 +7,7 @@ import pytest
 
 from spotguard.events import keys
 from spotguard.events.event import Event, JobEvent
-from spotguard.events.group import Group, Joining
+from spotguard.events.regrouping import Group, Joining
 from spotguard.events.untrusted import Refused
 from spotguard.launch.membership import Part, next_part, read_group
 from spotguard.testing import FakeClock, FaultyStore, MemoryStore

@@ -17,12 +17,12 @@ from spotguard.control.report.measures import run_measures
 from spotguard.control.report.reading import Stored
 from spotguard.control.report.series import LOSS, Point, series
 from spotguard.control.status.history_words import history_lines
-from spotguard.control.status.picture import run_summary, run_view
+from spotguard.control.status.make_view import run_summary, run_view
 from spotguard.pages.html import as_json, report_html
 from spotguard.pages.metrics import exposition
 from spotguard.pages.run_page import run_page
 from spotguard.pages.runs_page import runs_page
-from spotguard.shared.documents import document
+from spotguard.shared.json_documents import document
 from tests.control.made import (
     down_asked,
     ended,

@@ -16,7 +16,7 @@ from spotguard.control.journal.journal import Entry, Journal
 from spotguard.control.status.view import RunSummary
 from spotguard.errors import JournalDamaged
 from spotguard.events.states import RunState
-from spotguard.shared.documents import document
+from spotguard.shared.json_documents import document
 from tests.pages.hostile_journals import HOSTILE, show, spoiled, spoiled_ones, whole_story
 from tests.pages.test_guard import KNOWN, ask
 

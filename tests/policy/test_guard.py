@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from spotguard.policy.decide import CONSTANTS, GREEDY, RULES, Model, decide
 from spotguard.policy.protocol import driver_of
-from spotguard.policy.simulation.players import Rollout, RuleOf, State, play
+from spotguard.policy.simulation.policy_players import Rollout, RuleOf, State, play
 from spotguard.policy.simulation.windows import Windows
 from spotguard.policy.view import JobState, MarketPlace, Running, Seen, View
 

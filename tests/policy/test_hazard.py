@@ -8,7 +8,7 @@ from spotguard.policy.market.hazard import Evidence, fitted, pooled
 from spotguard.policy.market.memory import PlaceAnswer, remembered
 from spotguard.policy.market.recorded import DATASETS, recorded
 from spotguard.policy.simulation.omniscient import least_usd
-from spotguard.policy.simulation.players import Rollout, RuleOf, play
+from spotguard.policy.simulation.policy_players import Rollout, RuleOf, play
 from spotguard.policy.simulation.windows import cut
 from spotguard.policy.view import Seen
 

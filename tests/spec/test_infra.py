@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spotguard.errors import SpecError
-from spotguard.spec.layers import Needs, script_needs
 from spotguard.spec.model import JobSpec
+from spotguard.spec.setting_layers import Needs, script_needs
 
 if TYPE_CHECKING:
     from pathlib import Path

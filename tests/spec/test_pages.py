@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spotguard.errors import SpecError
-from spotguard.spec.catalogue import by_variable, catalogue
 from spotguard.spec.docs import configuration_page
+from spotguard.spec.setting_catalogue import by_variable, catalogue
 from spotguard.spec.sources import resolve
 from spotguard.spec.starter import starter_files
 from spotguard.spec.templates import template_names

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from spotguard.errors import SpecError
-from spotguard.spec.catalogue import catalogue
 from spotguard.spec.model import JobSpec, build_spec
 from spotguard.spec.nodes import NodeRange
+from spotguard.spec.setting_catalogue import catalogue
 from spotguard.spec.sources import place_of, resolve
 
 if TYPE_CHECKING:

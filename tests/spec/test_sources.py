@@ -9,7 +9,7 @@ import pytest
 
 from spotguard.errors import SpecError
 from spotguard.events.env import JOB_VARIABLES
-from spotguard.spec.home import spotguard_home
+from spotguard.spec.home_folder import spotguard_home
 from spotguard.spec.sources import resolve
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from spotguard.cli.common import JsonOption, YesOption
 from spotguard.cli.flags import setting_value
 from spotguard.cli.terminal.output import confirm, console, note, print_json, say
 from spotguard.errors import Detached, SpecError, UsageError
-from spotguard.shared.documents import document
+from spotguard.shared.json_documents import document
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from spotguard.api import Sweep
-    from spotguard.control.sweep.asked import SweepPlan
+    from spotguard.control.sweep.sweep_request import SweepPlan
     from spotguard.control.sweep.table import SweepDocument, SweepPoint
     from spotguard.launch.base import Survey
     from spotguard.spec.model import JobSpec
@@ -100,7 +100,7 @@ def plan_of_sweep(
         if given:
             raise UsageError(f"{given[0]} is of a sweep, and there is no --sweep")
         return None
-    from spotguard.control.sweep.asked import SweepPlan
+    from spotguard.control.sweep.sweep_request import SweepPlan
     from spotguard.spec.model.sweep import points_of
 
     return SweepPlan(

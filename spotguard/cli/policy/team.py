@@ -8,7 +8,7 @@ import typer
 from spotguard.cli.common import JsonOption
 from spotguard.cli.terminal.output import console, print_json, say
 from spotguard.errors import SpecError, UsageError
-from spotguard.shared.documents import document
+from spotguard.shared.json_documents import document
 
 if TYPE_CHECKING:
     from spotguard.control.journal.team.membership import TeamDocument

@@ -69,7 +69,7 @@ from spotguard.events.untrusted import (
 from spotguard.launch.base import ClusterState, charged_node_s
 from spotguard.launch.membership import read_group
 from spotguard.shared.units import SystemClock
-from spotguard.spec.home import spotguard_home
+from spotguard.spec.home_folder import spotguard_home
 from spotguard.spec.model import JobSpec
 from spotguard.spec.nodes import NodeRange
 from spotguard.storage import check_conditions, open_store
@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from spotguard.control.journal.record import RunRecord
     from spotguard.control.journal.stored.controller_nodes import StoredNode
     from spotguard.events.event import Event, Heartbeat
-    from spotguard.events.group import Group
+    from spotguard.events.regrouping import Group
     from spotguard.launch.base import ClusterView
     from spotguard.storage.base import ObjectStore
 

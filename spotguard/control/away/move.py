@@ -56,7 +56,7 @@ from spotguard.errors import (
 from spotguard.events.states import RunState
 from spotguard.events.untrusted import Refused
 from spotguard.shared.units import SystemClock
-from spotguard.spec.home import spotguard_home
+from spotguard.spec.home_folder import spotguard_home
 from spotguard.spec.model import JobSpec
 from spotguard.storage import open_store
 from spotguard.storage.urls import split_last

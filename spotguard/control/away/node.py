@@ -17,7 +17,7 @@ from spotguard.launch.skypilot.prices import Place, survey
 from spotguard.launch.skypilot.sdk import ClusterPhase, JobPhase
 from spotguard.launch.taskyaml import CLUSTER_TAG, RUN_TAG, Machine, infra_of
 from spotguard.launch.wheel import build_wheel
-from spotguard.spec.home import spotguard_home
+from spotguard.spec.home_folder import spotguard_home
 from spotguard.spec.infra import split_places
 from spotguard.spec.templates import load_controller_node
 

@@ -38,7 +38,7 @@ from spotguard.errors import (
     UsageError,
 )
 from spotguard.shared.units import SystemClock
-from spotguard.spec.home import spotguard_home
+from spotguard.spec.home_folder import spotguard_home
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,7 +19,7 @@ from spotguard.control.checkpoints.commands import SCHEMA, check_at_rest
 from spotguard.errors import DamagedCheckpoint, NotFound, StateMismatch
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
-from spotguard.shared.documents import INSTANT
+from spotguard.shared.json_documents import INSTANT
 from spotguard.shared.units import SystemClock
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from spotguard.errors import (
 )
 from spotguard.events import keys
 from spotguard.events.event import JobEvent
-from spotguard.shared.documents import INSTANT
+from spotguard.shared.json_documents import INSTANT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

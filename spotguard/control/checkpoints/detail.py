@@ -10,7 +10,7 @@ from spotguard.checkpoint.manifest import load_manifest, shard_readers, tensors_
 from spotguard.control.checkpoints.commands import SCHEMA, CheckpointRow, find_row
 from spotguard.control.checkpoints.module_state import is_module, tensor_names
 from spotguard.errors import CheckpointError, DamagedCheckpoint
-from spotguard.shared.documents import INLINE
+from spotguard.shared.json_documents import INLINE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -29,9 +29,9 @@ from spotguard.events import keys
 from spotguard.events.states import RunState
 from spotguard.launch.base import ChangesFiles
 from spotguard.launch.local import LocalLauncher, LocalOptions
-from spotguard.shared.documents import document
+from spotguard.shared.json_documents import document
 from spotguard.shared.units import Clock, SystemClock
-from spotguard.spec.home import spotguard_home
+from spotguard.spec.home_folder import spotguard_home
 from spotguard.spec.infra import LOCAL, split_places
 from spotguard.spec.model import JobSpec
 from spotguard.storage import PrefixedStore, open_store

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from spotguard.control.controller.environment import process_name
 from spotguard.control.run_folder import lock_held, lock_holder
 from spotguard.events import keys
-from spotguard.spec.home import spotguard_home
+from spotguard.spec.home_folder import spotguard_home
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,9 +20,9 @@ from spotguard.control.doctor.orphans import find_leftovers
 from spotguard.control.doctor.store import try_store
 from spotguard.control.doctor.store_trial import MAX_SKEW_S, StoreTrial
 from spotguard.errors import SpotguardError
-from spotguard.shared.documents import document
+from spotguard.shared.json_documents import document
 from spotguard.shared.units import format_bytes, format_duration
-from spotguard.spec.home import default_store, keep_private, spotguard_home
+from spotguard.spec.home_folder import default_store, keep_private, spotguard_home
 from spotguard.storage import open_store, who_am_i
 
 if TYPE_CHECKING:

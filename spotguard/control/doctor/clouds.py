@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from spotguard.errors import EnvironmentFailure, MissingExtra
 from spotguard.launch.base import Unreachable
-from spotguard.launch.skypilot.ask import ask
-from spotguard.launch.skypilot.vendor import in_use
-from spotguard.shared.documents import HIDDEN
+from spotguard.launch.skypilot.ask_in_subprocess import ask
+from spotguard.launch.skypilot.import_sky import in_use
+from spotguard.shared.json_documents import HIDDEN
 from spotguard.spec.infra import LOCAL
 
 if TYPE_CHECKING:

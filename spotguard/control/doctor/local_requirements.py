@@ -12,8 +12,8 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from spotguard.launch.requirements_check import missing
 from spotguard.spec.infra import LOCAL
-from spotguard.spec.layers import script_needs
 from spotguard.spec.script import read_script
+from spotguard.spec.setting_layers import script_needs
 
 if TYPE_CHECKING:
     from spotguard.spec.model import JobSpec

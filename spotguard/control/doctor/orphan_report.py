@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from spotguard.policy.plan import money
-from spotguard.shared.documents import INSTANT
+from spotguard.shared.json_documents import INSTANT
 from spotguard.shared.units import format_duration, format_usd
 from spotguard.storage.urls import below
 

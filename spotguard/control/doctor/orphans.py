@@ -26,7 +26,7 @@ from spotguard.errors import JournalDamaged, LauncherFailure, NotFound, Spotguar
 from spotguard.events import keys
 from spotguard.events.untrusted import parse_object
 from spotguard.shared.units import SystemClock, format_duration
-from spotguard.spec.home import spotguard_home
+from spotguard.spec.home_folder import spotguard_home
 from spotguard.spec.model import JobSpec
 from spotguard.storage.deadline import give_up_after
 from spotguard.storage.small_objects import get_small
@@ -92,8 +92,8 @@ def find_leftovers(books: Books, now: Callable[[], float] = time.time) -> Findin
 
 def skypilot_books() -> Books | None:
     """Return SkyPilot's; None where it is not installed or was never used."""
+    from spotguard.launch.skypilot.import_sky import in_use
     from spotguard.launch.skypilot.sdk import SkySdk
-    from spotguard.launch.skypilot.vendor import in_use
 
     return SkySdk() if in_use() else None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from spotguard.shared.documents import HIDDEN, INLINE
+from spotguard.shared.json_documents import HIDDEN, INLINE
 
 NOTICES_S = {"AWS": 120.0, "GCP": 30.0, "Azure": 30.0}
 """From a cloud's word that a node will be taken to its end."""

@@ -1,9 +1,9 @@
 """The verdict of a drill: what the disturbed run did not restore, found by comparing fingerprints.
 
-Both runs wrote a line per step (`spotguard.runtime.fingerprint`): a hash of every tracked object,
-of the global random generators, and of every variable that the training loop can see. All of them
-must agree step by step while the number of ranks is the same. Where they part first, right after
-a resume, whatever is neither tracked nor computed anew in each step was not restored.
+Both runs wrote a line per step (`spotguard.runtime.state_fingerprint`): a hash of every tracked
+object, of the global random generators, and of every variable that the training loop can see. All
+of them must agree step by step while the number of ranks is the same. Where they part first, right
+after a resume, whatever is neither tracked nor computed anew in each step was not restored.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from spotguard.shared.documents import document
+from spotguard.shared.json_documents import document
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,7 +104,7 @@ class ProbedRun:
     @classmethod
     def read(cls, probe: Path, trace: Path) -> ProbedRun:
         """Return what a run's probe and sample log say."""
-        from spotguard.events.sample_log import read_sample_trace
+        from spotguard.events.sample_log_reader import read_sample_trace
 
         run = cls()
         for text in probe.read_text().splitlines() if probe.exists() else []:

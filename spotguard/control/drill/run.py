@@ -24,7 +24,7 @@ from spotguard.control.drill.report import (
 from spotguard.errors import JobFailed, UsageError
 from spotguard.events import env
 from spotguard.events.states import RunState
-from spotguard.spec.home import spotguard_home
+from spotguard.spec.home_folder import spotguard_home
 from spotguard.spec.sources import resolve
 
 if TYPE_CHECKING:

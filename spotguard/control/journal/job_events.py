@@ -1,8 +1,8 @@
 """What the job wrote into the run store, as far as the controller has not read it yet.
 
-Old events stand merged in chunks (`events.chunk`). While they are merged, an event can be found
-alone and in one or two chunks, or be gone between a listing and its reading: each one is told by
-its key, and what is gone is looked for again.
+Old events stand merged in chunks (`events.event_chunk`). While they are merged, an event can be
+found alone and in one or two chunks, or be gone between a listing and its reading: each one is told
+by its key, and what is gone is looked for again.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from spotguard.errors import NotFound
 from spotguard.events import keys
-from spotguard.events.chunk import MOST_BYTES as CHUNK_BYTES
-from spotguard.events.chunk import unpack
 from spotguard.events.event import Event, Heartbeat, JobEvent
+from spotguard.events.event_chunk import MOST_BYTES as CHUNK_BYTES
+from spotguard.events.event_chunk import unpack
 from spotguard.events.untrusted import MOST_BYTES, Refused
 from spotguard.storage.small_objects import get_small
 

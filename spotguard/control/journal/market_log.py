@@ -24,7 +24,7 @@ from spotguard.events.untrusted import (
     text,
 )
 from spotguard.policy.market.sightings import KINDS, Sighting
-from spotguard.spec.home import spotguard_home
+from spotguard.spec.home_folder import spotguard_home
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -16,7 +16,7 @@ from spotguard.control.status.history_words import newest_lines
 from spotguard.control.status.watch import picture
 from spotguard.policy.plan import money
 from spotguard.policy.plan.carbon.factors import CAR
-from spotguard.shared.documents import INSTANT
+from spotguard.shared.json_documents import INSTANT
 from spotguard.shared.units import sum_known
 from spotguard.shared.version import __version__
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from spotguard.control.journal.fold import fold, read_record
 from spotguard.control.journal.journal import making_sense
-from spotguard.control.report.at_rest import Signs, keep, kept, numbers_of, signs_of
 from spotguard.control.report.follow import RunFollower
+from spotguard.control.report.numbers_at_rest import Signs, keep, kept, numbers_of, signs_of
 from spotguard.control.run_folder import RunFolder, known_runs, runs_folder
 from spotguard.control.status.watch import lost_run, summary
 from spotguard.errors import SpotguardError, StoreError, UsageError

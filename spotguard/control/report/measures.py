@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from spotguard.control.journal import cost
 from spotguard.control.report.time_use import run_times
 from spotguard.control.status.footprint import run_footprint
-from spotguard.control.status.picture import newest_save
+from spotguard.control.status.make_view import newest_save
 from spotguard.events.states import Market
 from spotguard.policy.plan.job import CLOUDS_THAT_TAKE
 from spotguard.shared.hazard import hazard_per_h

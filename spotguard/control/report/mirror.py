@@ -30,7 +30,7 @@ from spotguard.errors import SpotguardError, StoreError, UsageError
 from spotguard.events import keys
 from spotguard.events.untrusted import Refused
 from spotguard.launch.base import ClusterState, ClusterView
-from spotguard.spec.home import spotguard_home
+from spotguard.spec.home_folder import spotguard_home
 from spotguard.storage import PrefixedStore, open_store
 from spotguard.storage.urls import below, is_folder
 

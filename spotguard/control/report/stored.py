@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from spotguard.control.journal.fold import read_record
 from spotguard.control.report.mirror import Mirror, is_controlled, room
 from spotguard.control.run_folder import RunFolder, split_place
-from spotguard.control.status.told import read_told
+from spotguard.control.status.published_line import read_told
 from spotguard.control.status.view import RunSummary, UnreadableRun
 from spotguard.control.status.watch import Watch, summary
 from spotguard.control.supervisor.lease import read_word

@@ -15,7 +15,7 @@ from spotguard.policy.market.sightings import (
     Sighting,
     newest_price,
 )
-from spotguard.shared.documents import INSTANT, document
+from spotguard.shared.json_documents import INSTANT, document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

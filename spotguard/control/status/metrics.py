@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from spotguard.events import keys
 from spotguard.events.metric import MetricLine
 from spotguard.events.untrusted import Refused
-from spotguard.storage.patterns.growing import read_piece, stored_pieces
+from spotguard.storage.patterns.growing_lines import read_piece, stored_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from spotguard.events.states import EndReason
-from spotguard.shared.documents import INSTANT
+from spotguard.shared.json_documents import INSTANT
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import AttemptEnd, AttemptRecord, RunRecord

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from spotguard.shared.documents import HIDDEN, INSTANT, document
+from spotguard.shared.json_documents import HIDDEN, INSTANT, document
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,7 +8,7 @@ from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.fold_attempt import progress_of
 from spotguard.control.journal.journal import making_sense
 from spotguard.control.status.history_words import Teller, by_time, newest_lines
-from spotguard.control.status.picture import run_summary, run_view
+from spotguard.control.status.make_view import run_summary, run_view
 from spotguard.control.status.view import Look, RunSummary
 from spotguard.events.states import RunState
 from spotguard.events.untrusted import integer, needed, parse_object, seconds

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import Allotment
-    from spotguard.events.group import Group
+    from spotguard.events.regrouping import Group
     from spotguard.events.states import EndReason, RunState
     from spotguard.launch.base import Offer
 

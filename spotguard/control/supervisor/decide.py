@@ -66,7 +66,7 @@ from spotguard.spec.setting import BUDGET_SHARES
 if TYPE_CHECKING:
     from spotguard.control.journal.record import AttemptRecord, JobEnd, RunRecord
     from spotguard.control.supervisor.policy import Policy
-    from spotguard.events.group import Group
+    from spotguard.events.regrouping import Group
     from spotguard.policy.market.sightings import Sighting
 
 EXIT_UNFINISHED = 75

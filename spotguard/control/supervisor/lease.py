@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from spotguard.errors import AlreadyExists, NotFound, StoreError, UsageError
 from spotguard.events import keys
-from spotguard.events.proven import check_bytes, with_checksum
+from spotguard.events.checksummed import check_bytes, with_checksum
 from spotguard.events.untrusted import (
     Refused,
     an_object,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from spotguard.control.journal.record import AttemptRecord, StepProgress
     from spotguard.control.supervisor.policy import Policy
     from spotguard.events.event import Heartbeat
-    from spotguard.events.group import Group
+    from spotguard.events.regrouping import Group
     from spotguard.launch.base import Launcher, Offer
     from spotguard.policy.market.sightings import Sighting
     from spotguard.shared.units import Clock

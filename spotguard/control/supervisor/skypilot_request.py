@@ -15,16 +15,16 @@ from spotguard.errors import SpecError, UsageError
 from spotguard.events.states import Market
 from spotguard.launch.base import Survey
 from spotguard.launch.skypilot.existence import Missing, look_up
+from spotguard.launch.skypilot.import_sky import check_task
 from spotguard.launch.skypilot.prices import Place, rank, survey
-from spotguard.launch.skypilot.vendor import check_task
 from spotguard.launch.taskyaml import TAKEN, Machine, secrets_hidden, task_yaml
 from spotguard.launch.wheel import build_wheel
 from spotguard.policy.plan.job import planned_markets
-from spotguard.spec.home import spotguard_home
+from spotguard.spec.home_folder import spotguard_home
 from spotguard.spec.infra import LOCAL, gpu_alternatives
-from spotguard.spec.layers import script_needs
 from spotguard.spec.model.own_template import is_own_template, read_own_template
 from spotguard.spec.script import read_script
+from spotguard.spec.setting_layers import script_needs
 from spotguard.spec.templates import BASE, load_template, merged
 
 if TYPE_CHECKING:

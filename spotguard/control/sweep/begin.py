@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from spotguard.control.controller import start
 from spotguard.control.create_run import create_run
 from spotguard.control.journal.sweep.comparison import optuna_module
-from spotguard.control.sweep.asked import (
+from spotguard.control.sweep.sweep_request import (
     SweepPlan,
     SweepRecord,
     alone,

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from spotguard.control.journal.record import Kind
 from spotguard.control.run_folder import is_place
 from spotguard.control.sweep import begin, ending
-from spotguard.control.sweep.asked import find_sweep, place_of, stored_sweep
+from spotguard.control.sweep.sweep_request import find_sweep, place_of, stored_sweep
 from spotguard.control.sweep.table import SweepWatch
 from spotguard.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from spotguard.control.sweep.asked import SweepPlan
+    from spotguard.control.sweep.sweep_request import SweepPlan
     from spotguard.launch.base import Survey
     from spotguard.spec.model import JobSpec
 

@@ -10,14 +10,14 @@ from spotguard.control.away import steer
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.stored.controller_nodes import place_in
 from spotguard.control.report.stored import StoredRun
-from spotguard.control.sweep.asked import alone, mark_stopped, place_of
 from spotguard.control.sweep.begin import start_controllers
+from spotguard.control.sweep.sweep_request import alone, mark_stopped, place_of
 from spotguard.control.sweep.where import folder_here, look_at, was_launched
 from spotguard.errors import EnvironmentFailure, SpotguardError, UsageError
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import Kind
-    from spotguard.control.sweep.asked import SweepRecord
+    from spotguard.control.sweep.sweep_request import SweepRecord
 
 _SIDE_BY_SIDE = 8
 """Runs on other machines that are asked at a time: who does not hear is given up after minutes."""

@@ -10,11 +10,11 @@ from spotguard.control.journal.sweep.part import MINIMIZE, sweep_store
 from spotguard.control.journal.sweep.published import Values, read_values
 from spotguard.control.report.stored import StoredRun
 from spotguard.control.status.metrics import ValuesOfRun
-from spotguard.control.sweep.asked import place_of, stopped_mark
+from spotguard.control.sweep.sweep_request import place_of, stopped_mark
 from spotguard.control.sweep.where import folder_here, look_at, was_launched
 from spotguard.errors import JournalDamaged, SpotguardError, StoreError, UsageError
 from spotguard.events.states import RunState
-from spotguard.shared.documents import INSTANT
+from spotguard.shared.json_documents import INSTANT
 from spotguard.storage import PrefixedStore, open_store
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from spotguard.control.journal.record import RunRecord
     from spotguard.control.status.view import RunView
-    from spotguard.control.sweep.asked import SweepRecord
+    from spotguard.control.sweep.sweep_request import SweepRecord
 
 SCHEMA: Final = 1
 

@@ -13,7 +13,7 @@ from spotguard.events import keys
 if TYPE_CHECKING:
     from spotguard.control.journal.record import RunRecord
     from spotguard.control.status.view import RunView
-    from spotguard.control.sweep.asked import SweepRecord
+    from spotguard.control.sweep.sweep_request import SweepRecord
 
 
 def folder_here(run_id: str) -> RunFolder | None:

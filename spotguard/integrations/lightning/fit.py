@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch.strategies import DDPStrategy
 
 from spotguard.errors import UsageError
-from spotguard.integrations.lightning import inner, state
+from spotguard.integrations.lightning import private_names, state
 from spotguard.integrations.lightning.loader import StepLoader
 from spotguard.integrations.torch_data import make_loader
 
@@ -54,7 +54,7 @@ class TrainerFit:
         """The step under way."""
         self.earlier: dict[torch.nn.Parameter, torch.Tensor] = {}
         """Gradients of the step's micro-batches before the last one, set aside."""
-        self._place = state.LoopPlace(trainer, inner.LoopCounters(trainer))
+        self._place = state.LoopPlace(trainer, private_names.LoopCounters(trainer))
         self._plateaus: state.Plateaus
         self._metrics = state.LoggedMetrics(trainer)
 
@@ -70,8 +70,8 @@ class TrainerFit:
         trainer.accumulate_grad_batches = 1
         trainer.limit_train_batches = 1.0
         trainer.val_check_interval = _in_steps(trainer.val_check_interval, self._accumulated)
-        inner.replace_train_loader(trainer, self._our_loader)
-        inner.leave_signals_alone(trainer)
+        private_names.replace_train_loader(trainer, self._our_loader)
+        private_names.leave_signals_alone(trainer)
 
     def _our_loader(self, given: Any) -> StepLoader:
         trainer = self._trainer
@@ -176,7 +176,7 @@ class TrainerFit:
 
     def next_micro_batch(self) -> Any:
         """Return the step's next micro-batch, on the device."""
-        return inner.take_batch(self._trainer, self._draw())
+        return private_names.take_batch(self._trainer, self._draw())
 
     def weighted(self, loss: torch.Tensor) -> AbstractContextManager[torch.Tensor]:
         """Give the loss as it is to go backward."""

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 
-from spotguard.integrations.lightning.inner import put_back_metrics
+from spotguard.integrations.lightning.private_names import put_back_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from spotguard.integrations.lightning.inner import LoopCounters
+    from spotguard.integrations.lightning.private_names import LoopCounters
 
 STEP, VALIDATION, EPOCH_END, END = "step", "validation", "epoch_end", "end"
 """Where in Lightning's loop a boundary lies: what of it comes next."""

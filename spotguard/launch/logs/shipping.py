@@ -26,7 +26,7 @@ from spotguard.launch.logs.masking import Masker
 from spotguard.launch.logs.printed_files import PrintedFiles, PrintedLine
 from spotguard.shared.calm_threads import be_calm
 from spotguard.storage.deadline import give_up_after
-from spotguard.storage.patterns.growing import GrowingObjects
+from spotguard.storage.patterns.growing_lines import GrowingObjects
 from spotguard.storage.urls import is_folder
 
 if TYPE_CHECKING:

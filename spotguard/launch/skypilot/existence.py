@@ -14,8 +14,8 @@ import requests
 
 from spotguard.errors import LauncherFailure
 from spotguard.launch.base import Unchecked
-from spotguard.launch.skypilot.ask import ask
-from spotguard.launch.skypilot.vendor import load_sky, off_stdout
+from spotguard.launch.skypilot.ask_in_subprocess import ask
+from spotguard.launch.skypilot.import_sky import load_sky, off_stdout
 from spotguard.launch.taskyaml import BUYS_SPOT
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import requests
 from spotguard.errors import EnvironmentFailure
 from spotguard.events.states import Market
 from spotguard.launch.base import Offer, PriceSource, Skipped, Survey
-from spotguard.launch.skypilot.vendor import load_sky, off_stdout
+from spotguard.launch.skypilot.import_sky import load_sky, off_stdout
 from spotguard.launch.taskyaml import BUYS_SPOT, infra_of
 
 if TYPE_CHECKING:

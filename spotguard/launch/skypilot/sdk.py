@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from spotguard.errors import LauncherFailure, NoCapacity, SpotguardError
 from spotguard.launch.base import LogGone, Unreachable
-from spotguard.launch.skypilot.checked import reason_in
+from spotguard.launch.skypilot.cloud_check import reason_in
 from spotguard.launch.skypilot.cluster_list import our_clusters
+from spotguard.launch.skypilot.import_sky import load_sky, off_stdout
 from spotguard.launch.skypilot.pods import free_pods
 from spotguard.launch.skypilot.refusals import read_refusal
 from spotguard.launch.skypilot.together import AskedTogether
-from spotguard.launch.skypilot.vendor import load_sky, off_stdout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from spotguard.shared.documents import INSTANT
+from spotguard.shared.json_documents import INSTANT
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from spotguard.policy.plan.carbon.estimate import GREEN, draw, greener_first, ma
 from spotguard.policy.plan.ladder import node_ladder
 from spotguard.policy.plan.money import cost_usd, hours_bought, rate_usd_per_h, saved_pct
 from spotguard.shared.batching import BatchPlan, split_micro_batches
-from spotguard.shared.documents import INSTANT, document
 from spotguard.shared.hazard import expected_interruptions
+from spotguard.shared.json_documents import INSTANT, document
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

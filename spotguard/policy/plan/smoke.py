@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from spotguard.shared.documents import INSTANT
+from spotguard.shared.json_documents import INSTANT
 
 NOTICES_S: Final = {"aws": 120.0, "gcp": 30.0, "azure": 30.0}
 """From a cloud's word that a node will be taken to its end; others promise nothing."""

@@ -16,9 +16,9 @@ from spotguard.errors import UsageError
 from spotguard.policy.decide import CONSTANTS, GREEDY, NEVER, ROLLOUT
 from spotguard.policy.market.hazard import fitted
 from spotguard.policy.simulation.omniscient import least_usd
-from spotguard.policy.simulation.players import Greedy, Rollout, RuleOf, play
+from spotguard.policy.simulation.policy_players import Greedy, Rollout, RuleOf, play
 from spotguard.policy.simulation.windows import Windows
-from spotguard.shared.documents import document
+from spotguard.shared.json_documents import document
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from spotguard.policy.market.recorded import RecordedZone
-    from spotguard.policy.simulation.players import Outcome
+    from spotguard.policy.simulation.policy_players import Outcome
 
 SCHEMA: Final = 1
 SIMULATED: Final = (ROLLOUT, CONSTANTS, GREEDY, NEVER)

@@ -44,7 +44,7 @@ from spotguard.runtime.process import clock
 from spotguard.runtime.process.surroundings import without_collections
 from spotguard.runtime.state.pack_cache import Packer
 from spotguard.runtime.state.tracked import base_files, frozen_addresses
-from spotguard.shared.right_of_way import saving
+from spotguard.shared.saves_first import saving
 from spotguard.shared.version import __version__
 from spotguard.storage.deadline import give_up_after
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from spotguard.runtime.process.settings import Settings
     from spotguard.runtime.reporting.metrics import Metrics
     from spotguard.runtime.reporting.node_reports import Reporter
-    from spotguard.runtime.state.set_up import SetUp
+    from spotguard.runtime.state.changed_setup import SetUp
     from spotguard.runtime.step import Step
     from spotguard.storage.base import ObjectStore
 

@@ -19,9 +19,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from spotguard.errors import UsageError
 from spotguard.runtime.distributed.gradients import count_parameters
 from spotguard.runtime.distributed.wrappers import parameters_of
+from spotguard.runtime.state.module_wrappers import plain_key
 from spotguard.runtime.state.sharding import is_dtensor
 from spotguard.runtime.state.tracked import TrackedModule
-from spotguard.runtime.state.wrapped import plain_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

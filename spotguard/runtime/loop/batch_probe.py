@@ -22,7 +22,7 @@ from spotguard.runtime.data.batch_search import Found, largest_that_fits
 from spotguard.runtime.distributed.gradients import run_backward
 from spotguard.runtime.distributed.wrappers import parameters_of
 from spotguard.runtime.process.outside_loop import outside_loop
-from spotguard.runtime.state.expanded import fill
+from spotguard.runtime.state.expanded_tensors import fill
 from spotguard.runtime.state.rng import capture_random_states, restore_random_states
 from spotguard.runtime.state.sharding import is_dtensor
 from spotguard.runtime.state.tracked import random_accessors

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from spotguard.runtime.state.wrapped import is_compiled
+from spotguard.runtime.state.module_wrappers import is_compiled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

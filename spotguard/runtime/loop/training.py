@@ -23,7 +23,7 @@ from spotguard.events.profile import RANKS, SAVING
 from spotguard.runtime.checkpoint import restore as restoring
 from spotguard.runtime.checkpoint.save_schedule import SaveSchedule
 from spotguard.runtime.data.loader import ElasticLoader
-from spotguard.runtime.data.lone_samples import warning_of_lone_sample
+from spotguard.runtime.data.single_sample_batches import warning_of_lone_sample
 from spotguard.runtime.distributed.bitwise_reduce import BitwiseSync
 from spotguard.runtime.distributed.gradients import GradientSync, broadcast_initial, evened_out
 from spotguard.runtime.distributed.optimizers import OptimizerWatch
@@ -34,9 +34,9 @@ from spotguard.runtime.loop.loader_trial import LoaderTrial
 from spotguard.runtime.loop.profile_facts import facts_of
 from spotguard.runtime.process.clock import RUN_CLOCK
 from spotguard.runtime.process.outside_loop import outside_loop
-from spotguard.runtime.process.turn import await_turn
+from spotguard.runtime.process.wait_for_turn import await_turn
+from spotguard.runtime.state.changed_setup import SetUp
 from spotguard.runtime.state.rng import BOUNDARY, mix, seed_everything
-from spotguard.runtime.state.set_up import SetUp
 from spotguard.runtime.state.tracked import TrackedModule
 from spotguard.runtime.step import Step, TrainingLoop
 
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from spotguard.runtime.data.loader import Loader, Share
     from spotguard.runtime.data.sample_log import SampleTrace
     from spotguard.runtime.distributed.collectives import ProcessGroup
-    from spotguard.runtime.fingerprint import Probe
     from spotguard.runtime.job import Job
+    from spotguard.runtime.state_fingerprint import Probe
 
 log = logging.getLogger("spotguard")
 
@@ -290,7 +290,7 @@ class Training:
         ends_epoch = epoch_until is not None and (self.is_done or self.finished == epoch_until)
         self._job.finished_step(self.finished, seconds, step, ends_epoch=ends_epoch)
         if self._of.probe is not None:
-            from spotguard.runtime.fingerprint import frame_of_script
+            from spotguard.runtime.state_fingerprint import frame_of_script
 
             self._of.probe.record(self.finished, frame_of_script())
 

@@ -12,8 +12,8 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from spotguard.errors import AlreadyExists
-from spotguard.events import chunk, keys
-from spotguard.events.chunk import LARGEST_CHUNK, MERGED_AT_ONCE
+from spotguard.events import event_chunk, keys
+from spotguard.events.event_chunk import LARGEST_CHUNK, MERGED_AT_ONCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +66,7 @@ class EventLog:
     def _merge(self) -> None:
         older = self._alone[:MERGED_AT_ONCE]
         merged = [*self._merged, *older]
-        key, raw = keys.chunk(older[-1][0]), chunk.pack(merged)
+        key, raw = keys.chunk(older[-1][0]), event_chunk.pack(merged)
         with contextlib.suppress(AlreadyExists):  # by ourselves, when the answer was lost
             self._store.put(key, raw, if_absent=True)
         # Only now, and oldest first: a reader that finds one gone finds the chunk in its place.

@@ -25,7 +25,7 @@ from spotguard.runtime.process import clock
 from spotguard.runtime.reporting.machine_use import MachineUse
 from spotguard.runtime.reporting.trackers import TrackerFeed
 from spotguard.storage.deadline import give_up_after
-from spotguard.storage.patterns.growing import GrowingObjects, plain_lines
+from spotguard.storage.patterns.growing_lines import GrowingObjects, plain_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

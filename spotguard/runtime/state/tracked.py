@@ -14,9 +14,9 @@ import torch
 
 from spotguard.checkpoint.outside import BaseFiles
 from spotguard.errors import StateMismatch, UnsupportedState, UsageError
+from spotguard.runtime.state.module_wrappers import bare_module, plain_key
 from spotguard.runtime.state.sharding import is_dtensor
 from spotguard.runtime.state.tree import Packed, pack
-from spotguard.runtime.state.wrapped import bare_module, plain_key
 
 Finish = Callable[[], None]
 """Completes a restore once all tensors have been read."""

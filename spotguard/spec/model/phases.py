@@ -13,9 +13,9 @@ from spotguard.events.states import Market  # noqa: TC001 - pydantic reads the a
 from spotguard.spec.complaint import SaysItAll
 from spotguard.spec.infra import CLOUDS, PLACES, gpu_count, kind_of
 from spotguard.spec.model.tables import Frozen
-from spotguard.spec.nearest import did_you_mean
 from spotguard.spec.nodes import NodeRange  # noqa: TC001 - pydantic reads the annotation
 from spotguard.spec.setting import Whole
+from spotguard.spec.typo_guess import did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -12,7 +12,7 @@ from spotguard.control.doctor import checks as doctor
 from spotguard.control.doctor import clouds as doctor_clouds
 from spotguard.control.doctor import orphans
 from spotguard.control.doctor import store as doctor_store
-from spotguard.launch.skypilot.ask import ask
+from spotguard.launch.skypilot.ask_in_subprocess import ask
 from tests.control.doctor.test_orphans import FakeBooks
 from tests.launch.fake_package import plant_sky
 

@@ -18,7 +18,7 @@ from spotguard.control.journal.stored.controller_nodes import GONE_WITHIN_S, rea
 from spotguard.control.supervisor.lease import Lease, read_holder
 from spotguard.errors import EnvironmentFailure, LauncherFailure, StoreUnavailable, UsageError
 from spotguard.shared.units import SystemClock
-from spotguard.spec.home import spotguard_home
+from spotguard.spec.home_folder import spotguard_home
 from tests.control.away.two_homes import PRICE_USD_PER_H, RUN, Homes
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from spotguard.control.journal.record import Kind, Limits
 from spotguard.control.run_folder import RunFolder
 from spotguard.control.supervisor.lease import Lease
 from spotguard.events import keys
-from spotguard.events.proven import with_checksum
+from spotguard.events.checksummed import with_checksum
 from spotguard.events.states import Market
 from spotguard.launch.base import Offer
 from spotguard.shared.units import SystemClock, to_iso

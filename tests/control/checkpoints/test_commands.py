@@ -16,7 +16,7 @@ from spotguard.errors import DamagedCheckpoint, StoreUnavailable, UsageError
 from spotguard.events import keys
 from spotguard.events.event import Event, JobEvent
 from spotguard.events.states import CheckpointKind
-from spotguard.shared.documents import document
+from spotguard.shared.json_documents import document
 from spotguard.testing import FaultyStore, MemoryStore
 from tests.checkpoint.crashes.savings import blocks, claim, flip, make_manifest, save, sealed
 from tests.control.run_folders import make_run

@@ -23,7 +23,7 @@ from spotguard.events import keys
 from spotguard.events.event import Heartbeat
 from spotguard.launch.base import Unreachable
 from spotguard.launch.skypilot.cluster_list import OurCluster
-from spotguard.shared.documents import document
+from spotguard.shared.json_documents import document
 from spotguard.shared.units import to_iso
 from spotguard.spec.model import JobSpec
 from spotguard.storage import PrefixedStore, open_store

@@ -7,7 +7,7 @@ import pytest
 
 from spotguard.control.journal import cost
 from spotguard.control.journal.record import Limits, RunRecord, StepProgress
-from spotguard.control.status.picture import newest_save, run_summary, run_view
+from spotguard.control.status.make_view import newest_save, run_summary, run_view
 from spotguard.control.supervisor.actions import Conclude
 from spotguard.control.supervisor.decide import Observation, decide
 from spotguard.control.supervisor.policy import Policy

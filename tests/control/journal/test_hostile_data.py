@@ -11,7 +11,7 @@ from spotguard.control.journal.fold import fold, read_record
 from spotguard.control.journal.journal import Entry
 from spotguard.control.journal.record import JOB_PREFIX
 from spotguard.control.status.history_words import history_lines
-from spotguard.control.status.picture import run_view
+from spotguard.control.status.make_view import run_view
 from spotguard.events import keys
 from spotguard.events.event import JobEvent
 from spotguard.events.states import RunState

@@ -17,7 +17,7 @@ from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.ledger import Ledger
 from spotguard.control.journal.record import KEPT_SAVES, Kind
 from spotguard.control.status.history_words import history_lines
-from spotguard.events import chunk, keys
+from spotguard.events import event_chunk, keys
 from spotguard.events.event import Event
 from spotguard.launch.local import LocalLauncher
 from spotguard.launch.local.options import LocalOptions
@@ -231,7 +231,7 @@ def test_a_long_run_is_adopted_from_its_ends(tmp_path: Path) -> None:
     ]
     for begin in range(0, 3000, 100):
         part = [(key, event.to_json()) for key, event in told[begin : begin + 100]]
-        store.put(keys.chunk(part[-1][0]), chunk.pack(part))
+        store.put(keys.chunk(part[-1][0]), event_chunk.pack(part))
     store.put(keys.launch(1), b'{"nodes": 1}')
     counting = FaultyStore(store)
     with Journal.create(tmp_path / "journal.db") as journal:

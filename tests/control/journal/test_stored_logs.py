@@ -15,8 +15,8 @@ from spotguard.errors import StoreUnavailable, UsageError
 from spotguard.events import keys
 from spotguard.events.log_line import StoredLine
 from spotguard.launch.base import LogChunk
-from spotguard.storage.patterns import growing
-from spotguard.storage.patterns.growing import GrowingObjects
+from spotguard.storage.patterns import growing_lines
+from spotguard.storage.patterns.growing_lines import GrowingObjects
 from spotguard.testing import FaultyStore, MemoryStore
 from tests.control.made import ended, made
 from tests.control.run_folders import make_run
@@ -94,7 +94,7 @@ def test_only_what_is_asked_for_is_told(query: LogQuery, wanted: list[str]) -> N
 
 def test_the_last_lines_of_a_long_log_cost_a_few_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """A month of output is not fetched for its last twenty lines, nor for its last minutes."""
-    monkeypatch.setattr(growing, "_FULL_LINES", 10)
+    monkeypatch.setattr(growing_lines, "_FULL_LINES", 10)
     inner = MemoryStore()
     ship(inner, 1, 0, *(printed(1000.0 + number, str(number)) for number in range(1000)))
     for query in (LogQuery(tail=20), LogQuery(since=1980.0)):
@@ -105,7 +105,7 @@ def test_the_last_lines_of_a_long_log_cost_a_few_reads(monkeypatch: pytest.Monke
 
 def test_who_follows_reads_each_line_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """While pieces grow, are full, and are replaced; also a line that comes in parts."""
-    monkeypatch.setattr(growing, "_FULL_LINES", 3)
+    monkeypatch.setattr(growing_lines, "_FULL_LINES", 3)
     store = MemoryStore()
     objects = GrowingObjects(store, keys.logs(1), owner=0, at=1e9)
     log = StoredLog(store, 1, LogQuery(tail=2))
@@ -120,10 +120,10 @@ def test_who_follows_reads_each_line_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_what_is_not_kept_is_told_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """How many lines of which node, in their place."""
-    monkeypatch.setattr(growing, "_FULL_LINES", 10)
+    monkeypatch.setattr(growing_lines, "_FULL_LINES", 10)
     store = MemoryStore()
     ship(store, 1, 7, *(printed(float(number), str(number)) for number in range(40)))
-    for pieces in growing.stored_pieces(store, keys.logs(1)).values():
+    for pieces in growing_lines.stored_pieces(store, keys.logs(1)).values():
         store.delete(pieces[1].keys[0])
         store.delete(pieces[2].keys[0])
     lines = read(store)

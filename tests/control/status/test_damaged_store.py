@@ -19,7 +19,7 @@ from spotguard.control.report.mirror import Mirror
 from spotguard.control.report.stored import list_stored
 from spotguard.errors import SpotguardError, UsageError
 from spotguard.events import keys
-from spotguard.events.proven import with_checksum
+from spotguard.events.checksummed import with_checksum
 from spotguard.pages.html import as_json
 from spotguard.pages.run_page import run_page
 from spotguard.pages.runs_page import runs_page

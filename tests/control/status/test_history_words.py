@@ -6,7 +6,7 @@ from spotguard.control.journal.record import JOB_PREFIX, Kind, Limits
 from spotguard.control.status import history_words
 from spotguard.control.status.history_words import history_lines
 from spotguard.events.event import JobEvent
-from spotguard.shared.documents import document
+from spotguard.shared.json_documents import document
 from spotguard.testing.job import JobFate
 from tests.control.made import Line, ended, launched, training
 from tests.control.world import World

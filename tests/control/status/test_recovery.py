@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from spotguard.control.status.history_words import history_lines
-from spotguard.control.status.picture import run_view
+from spotguard.control.status.make_view import run_view
 from spotguard.control.status.recovery import Recovery, recoveries
 from spotguard.events.states import EndReason
 from spotguard.launch.base import NodeEnd

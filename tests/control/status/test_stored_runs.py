@@ -18,16 +18,16 @@ from spotguard.control.journal.fold import limits_to_json
 from spotguard.control.journal.record import Kind, Limits
 from spotguard.control.report import stored
 from spotguard.control.run_folder import folder_of
-from spotguard.control.status.told import read_told
+from spotguard.control.status.published_line import read_told
 from spotguard.control.status.view import RunSummary
 from spotguard.control.supervisor.lease import VALID_S, Lease
 from spotguard.errors import UsageError
 from spotguard.events import keys
+from spotguard.events.checksummed import with_checksum
 from spotguard.events.event import Event
-from spotguard.events.proven import with_checksum
 from spotguard.events.states import RunState
 from spotguard.events.untrusted import Refused
-from spotguard.shared.documents import document
+from spotguard.shared.json_documents import document
 from spotguard.shared.units import to_iso
 from spotguard.spec.model import JobSpec
 from spotguard.storage import PrefixedStore, open_store

@@ -13,7 +13,7 @@ from spotguard.control.journal import cost
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import Kind, Limits
-from spotguard.control.status.picture import run_view
+from spotguard.control.status.make_view import run_view
 from spotguard.control.status.recovery import recoveries
 from spotguard.control.supervisor.policy import Policy
 from spotguard.events import keys

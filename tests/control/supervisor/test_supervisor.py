@@ -11,13 +11,13 @@ from spotguard.control.journal.fold import limits_to_json
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import Kind, Limits
 from spotguard.control.status.history_words import history_lines
-from spotguard.control.status.picture import run_view
+from spotguard.control.status.make_view import run_view
 from spotguard.control.supervisor.lease import Lease
 from spotguard.control.supervisor.policy import Policy
 from spotguard.errors import NoCapacity
 from spotguard.events import keys
 from spotguard.events.event import Event, JobEvent
-from spotguard.events.group import Group
+from spotguard.events.regrouping import Group
 from spotguard.events.states import EndReason, Market, RunState
 from spotguard.launch.base import ClusterState, ClusterView, NodeEnd
 from spotguard.testing.job import JobFate

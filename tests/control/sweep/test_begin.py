@@ -15,8 +15,8 @@ from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import Kind
 from spotguard.control.run_folder import RunFolder, known_runs, runs_folder
-from spotguard.control.sweep import asked, begin, ending
-from spotguard.control.sweep.asked import SweepPlan
+from spotguard.control.sweep import begin, ending, sweep_request
+from spotguard.control.sweep.sweep_request import SweepPlan
 from spotguard.control.sweep.table import SweepPoint, SweepWatch, best_of
 from spotguard.control.sweep.where import created_runs
 from spotguard.errors import BudgetExhausted, EnvironmentFailure, UsageError
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from spotguard.control.sweep.asked import SweepRecord
+    from spotguard.control.sweep.sweep_request import SweepRecord
 
 POINTS = tuple({"lr": value, "seed": "1"} for value in ("0.1", "0.2", "0.3"))
 PLAN = SweepPlan(points=POINTS, at_once=2, metric="loss")
@@ -64,7 +64,7 @@ def test_each_point_is_a_run_and_the_store_names_all(job: JobSpec, started: list
     check_whole(sweep, started)
     place = f"{sweep.store_root}/{sweep.sweep_id}"
     for named in (place, f"{sweep.store_root}/sweeps/{sweep.sweep_id}"):
-        assert asked.stored_sweep(named).points == POINTS
+        assert sweep_request.stored_sweep(named).points == POINTS
     text = open_store(sweep.store_root).get(f"sweeps/{sweep.sweep_id}/sweep.json").decode()
     assert "secret-word" not in text
     assert not begin.go_on(sweep).created
@@ -108,7 +108,7 @@ def test_killed_anywhere_it_goes_on_where_it_was(
         patch.setattr(shutil, "rmtree", lambda *_, **__: None)
         _die_at(patch, target, name, nth, after=after)
         begin.begin(job, PLAN)
-    sweep = asked.find_sweep(None)
+    sweep = sweep_request.find_sweep(None)
     before = set(known_runs())
     made = begin.go_on(sweep)
     assert made.created == 3 - len(before)
@@ -130,7 +130,7 @@ def test_a_sweep_of_which_no_run_can_be_created_leaves_nothing(
     """A budget that buys nothing is the same sentence as for a run."""
     with pytest.raises(BudgetExhausted):
         begin.begin(job.replace(budget_usd=1e-6), PLAN)
-    assert asked.known_sweeps() == []
+    assert sweep_request.known_sweeps() == []
     assert known_runs() == []
 
 
@@ -139,7 +139,7 @@ def test_what_is_stopped_before_it_is_created_never_is(job: JobSpec, started: li
     with pytest.MonkeyPatch.context() as patch, dead():
         _die_at(patch, begin, "create_run", 2, after=True)
         begin.begin(job, PLAN)
-    sweep = asked.find_sweep(None)
+    sweep = sweep_request.find_sweep(None)
     assert ending.end(sweep, Kind.USER_STOP) == 2
     assert not begin.go_on(sweep).created
     for folder in created_runs(sweep):
@@ -170,12 +170,12 @@ def test_a_sweep_that_is_forgotten_half_is_in_nobodys_way(
 ) -> None:
     """A folder without what was asked for is none, and who is killed in `forget` leaves none."""
     sweep = begin.begin(job, PLAN)
-    (asked.sweeps_folder() / "train-260101-000000-abcd").mkdir()
-    assert asked.find_sweep(None).sweep_id == sweep.sweep_id
+    (sweep_request.sweeps_folder() / "train-260101-000000-abcd").mkdir()
+    assert sweep_request.find_sweep(None).sweep_id == sweep.sweep_id
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", lambda *_, **__: None)
-        asked.forget(sweep)
-    assert asked.known_sweeps() == []
+        sweep_request.forget(sweep)
+    assert sweep_request.known_sweeps() == []
     with pytest.raises(EnvironmentFailure):
         ending.end(sweep, Kind.USER_STOP)
 
@@ -203,18 +203,20 @@ def test_what_makes_no_sense_is_one_sentence(
 def test_which_sweep_is_meant(job: JobSpec, started: list[str], tmp_path: Path) -> None:
     """By a beginning, the newest without one, and one sentence on what is none."""
     with pytest.raises(UsageError, match="no sweep on this machine"):
-        asked.find_sweep(None)
+        sweep_request.find_sweep(None)
     sweep = begin.begin(job, PLAN)
-    assert asked.find_sweep("train").sweep_id == sweep.sweep_id
+    assert sweep_request.find_sweep("train").sweep_id == sweep.sweep_id
     with pytest.raises(UsageError, match="There is no sweep 'other'"):
-        asked.find_sweep("other")
+        sweep_request.find_sweep("other")
     with pytest.raises(UsageError, match="There is no sweep at"):
-        asked.stored_sweep(f"{tmp_path}/nothing-here")
+        sweep_request.stored_sweep(f"{tmp_path}/nothing-here")
     with pytest.raises(UsageError, match="does not name a sweep"):
-        asked.stored_sweep("s3://bucket/NO SWEEP")
-    (asked.sweeps_folder() / sweep.sweep_id / "sweep.json").write_text(json.dumps({"schema": 9}))
+        sweep_request.stored_sweep("s3://bucket/NO SWEEP")
+    (sweep_request.sweeps_folder() / sweep.sweep_id / "sweep.json").write_text(
+        json.dumps({"schema": 9})
+    )
     with pytest.raises(Exception, match="cannot be read"):
-        asked.find_sweep(None)
+        sweep_request.find_sweep(None)
 
 
 def test_the_best_is_one_that_finished_if_any_did() -> None:

@@ -15,14 +15,14 @@ from spotguard.control.journal.record import Kind
 from spotguard.control.run_folder import RunFolder, runs_folder
 from spotguard.control.supervisor.lease import Lease
 from spotguard.control.sweep import begin, ending
-from spotguard.control.sweep.asked import SweepPlan
+from spotguard.control.sweep.sweep_request import SweepPlan
 from spotguard.control.sweep.table import SweepWatch
 from spotguard.errors import EnvironmentFailure
 from spotguard.events.states import RunState
 from spotguard.shared.units import SystemClock
 
 if TYPE_CHECKING:
-    from spotguard.control.sweep.asked import SweepRecord
+    from spotguard.control.sweep.sweep_request import SweepRecord
     from spotguard.spec.model import JobSpec
 
 PLAN = SweepPlan(points=tuple({"seed": str(n)} for n in range(4)), at_once=2, metric="loss")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from spotguard.control.away.adopt import adopt_run
 from spotguard.control.journal.team.books import Stake, TeamBooks
-from spotguard.control.journal.team.written import read_books, to_bytes
+from spotguard.control.journal.team.stored_books import read_books, to_bytes
 from spotguard.events import keys
 from spotguard.spec.model import TeamCap
 from spotguard.storage import open_store

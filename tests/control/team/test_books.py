@@ -9,7 +9,7 @@ import pytest
 from spotguard.control.journal.team import membership
 from spotguard.control.journal.team.books import Stake, TeamBooks, in_words, period_of
 from spotguard.control.journal.team.budget import StoreClock, TeamBudget, Word
-from spotguard.control.journal.team.written import from_bytes, read_books, to_bytes
+from spotguard.control.journal.team.stored_books import from_bytes, read_books, to_bytes
 from spotguard.errors import EnvironmentFailure, SpecError, UsageError
 from spotguard.events import keys
 from spotguard.events.untrusted import Refused

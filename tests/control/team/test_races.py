@@ -4,7 +4,7 @@ import pytest
 
 from spotguard.control.journal.team.budget import DEAD_S
 from spotguard.control.journal.team.gate import RETRY_S
-from spotguard.control.journal.team.written import read_books
+from spotguard.control.journal.team.stored_books import read_books
 from tests.control.team.racing import ROUNDING_USD, Race
 
 RACES = 2700

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from spotguard.control.journal.record import Limits
 from spotguard.control.journal.team.books import TeamBooks
 from spotguard.control.journal.team.budget import TeamBudget
-from spotguard.control.journal.team.written import from_bytes, read_books, to_bytes
+from spotguard.control.journal.team.stored_books import from_bytes, read_books, to_bytes
 from spotguard.events.states import RunState
 from spotguard.spec.model import TeamCap
 from spotguard.spec.model.team import SWEEP

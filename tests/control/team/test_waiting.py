@@ -15,9 +15,9 @@ from spotguard.control.journal.team.gate import (
     RETRY_S,
     release_at_rest,
 )
-from spotguard.control.journal.team.written import read_books, to_bytes
+from spotguard.control.journal.team.stored_books import read_books, to_bytes
 from spotguard.control.status.history_words import history_lines
-from spotguard.control.status.picture import run_summary, run_view
+from spotguard.control.status.make_view import run_summary, run_view
 from spotguard.events import keys
 from spotguard.events.states import RunState
 from spotguard.spec.model import TeamCap

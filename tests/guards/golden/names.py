@@ -29,7 +29,7 @@ from spotguard.events.states import (
     Market,
     RunState,
 )
-from spotguard.spec.catalogue import OTHER_VARIABLES, by_variable
+from spotguard.spec.setting_catalogue import OTHER_VARIABLES, by_variable
 from spotguard.storage.keys import RESERVED
 
 if TYPE_CHECKING:

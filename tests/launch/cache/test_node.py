@@ -16,7 +16,7 @@ from spotguard.launch.cache.keeping import Keeping
 from spotguard.launch.cache.listing import CacheListing
 from spotguard.launch.cache.node import INDUCTOR, NodeCache, Wish
 from spotguard.shared.cache_folders import COMPILED
-from spotguard.shared.right_of_way import LEFT
+from spotguard.shared.saves_first import LEFT
 from spotguard.shared.units import SystemClock
 from spotguard.storage import FileStore, PrefixedStore
 from spotguard.testing import FaultyStore, MemoryStore

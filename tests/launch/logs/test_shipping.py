@@ -17,7 +17,7 @@ from spotguard.launch.logs.masking import Masker
 from spotguard.launch.logs.printed_files import LAUNCHER_FILES, PrintedFiles
 from spotguard.launch.logs.shipping import Shipping
 from spotguard.shared.units import SystemClock
-from spotguard.storage.patterns.growing import read_piece, stored_pieces
+from spotguard.storage.patterns.growing_lines import read_piece, stored_pieces
 from spotguard.testing import FaultyStore, MemoryStore
 
 if TYPE_CHECKING:

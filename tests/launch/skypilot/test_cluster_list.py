@@ -12,7 +12,7 @@ import yaml
 
 from spotguard.events import env
 from spotguard.launch.base import LaunchRequest
-from spotguard.launch.skypilot import vendor
+from spotguard.launch.skypilot import import_sky
 from spotguard.launch.skypilot.cluster_list import our_clusters
 from spotguard.launch.taskyaml import Machine, task_yaml
 from spotguard.spec.templates import load_template
@@ -150,10 +150,10 @@ def test_a_skypilot_that_was_never_used_is_not_asked(
     pytest.importorskip("sky")
     monkeypatch.setenv("SKY_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv("SKYPILOT_API_SERVER_ENDPOINT", raising=False)
-    assert not vendor.in_use()
+    assert not import_sky.in_use()
     (tmp_path / ".sky").mkdir()
     (tmp_path / ".sky" / "state.db").touch()
-    assert vendor.in_use()
+    assert import_sky.in_use()
     monkeypatch.setenv("SKY_RUNTIME_DIR", str(tmp_path / "elsewhere"))
     monkeypatch.setenv("SKYPILOT_API_SERVER_ENDPOINT", "https://sky.example.org")
-    assert vendor.in_use()
+    assert import_sky.in_use()

@@ -14,7 +14,7 @@ import pytest
 from spotguard.errors import LauncherFailure, MissingExtra
 from spotguard.launch.base import Unchecked, Unreachable
 from spotguard.launch.skypilot import existence
-from spotguard.launch.skypilot.ask import ask
+from spotguard.launch.skypilot.ask_in_subprocess import ask
 from spotguard.launch.skypilot.existence import Missing, look_up
 from spotguard.launch.skypilot.prices import Place
 from tests.launch.fake_package import plant_sky

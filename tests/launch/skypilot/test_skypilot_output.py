@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from spotguard.events.states import Market
-from spotguard.launch.skypilot import prices, vendor
+from spotguard.launch.skypilot import import_sky, prices
 from spotguard.launch.skypilot import sdk as sdk_module
 from spotguard.launch.skypilot.prices import Place, survey
 from spotguard.launch.skypilot.sdk import SkySdk
@@ -90,7 +90,7 @@ def test_the_import_of_skypilot_leaves_stdout_alone(
         for name in [name for name in sys.modules if name.partition(".")[0] == "sky"]:
             del sys.modules[name]
         monkeypatch.syspath_prepend(tmp_path)
-        vendor.load_sky().out.write("from a logger")
+        import_sky.load_sky().out.write("from a logger")
     assert capsys.readouterr().out == ""
 
 
@@ -111,6 +111,6 @@ def test_what_a_spinner_should_show_is_told_as_words(
     capsys: pytest.CaptureFixture[str], printed: str, told: str
 ) -> None:
     """Its payloads are for a program; on a terminal each is a line of words, told once."""
-    with vendor.off_stdout():
+    with import_sky.off_stdout():
         print(printed, end="")  # noqa: T201 - as SkyPilot does
     assert capsys.readouterr().err == told

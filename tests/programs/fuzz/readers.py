@@ -14,15 +14,15 @@ from spotguard.control.journal.launches import Launches
 from spotguard.control.supervisor.lease import Lease, read_holder
 from spotguard.errors import DamagedCheckpoint, SpecError, StateMismatch, UsageError
 from spotguard.events import keys
-from spotguard.events.chunk import pack, unpack
+from spotguard.events.checksummed import with_checksum
 from spotguard.events.event import Event, Heartbeat
-from spotguard.events.group import Group, Joining
-from spotguard.events.proven import with_checksum
+from spotguard.events.event_chunk import pack, unpack
+from spotguard.events.regrouping import Group, Joining
 from spotguard.events.untrusted import Refused, parse_object
 from spotguard.runtime.preemption.notices import AwsNotices, AzureNotices
 from spotguard.runtime.reporting.node_reports import parse_stop
 from spotguard.shared.units import parse_duration_s
-from spotguard.spec import layers
+from spotguard.spec import setting_layers
 from spotguard.spec.setting import usd
 from spotguard.testing import FakeClock, MemoryStore
 from tests.checkpoint.crashes.mutation import mutants, survive
@@ -110,7 +110,9 @@ def _header(text: bytes) -> Any:
 
 def _settings(raw: bytes) -> Any:
     toml = _text(raw)
-    return layers._table_layer(layers._parsed(toml, "file"), toml, "file", Path("/"), "")
+    return setting_layers._table_layer(
+        setting_layers._parsed(toml, "file"), toml, "file", Path("/"), ""
+    )
 
 
 _EVENT = Event(kind="saved", at=AT, attempt=1, node=7, rank=7, data={"step": 3}).to_json()

@@ -25,7 +25,7 @@ from tests.runtime.harness.processes import PATIENCE_S, Job, Jobs
 
 if TYPE_CHECKING:
     from spotguard.events.event import Event
-    from spotguard.events.sample_log import TracedStep
+    from spotguard.events.sample_log_reader import TracedStep
     from tests.runtime.harness.processes import Zygote
 
 SCRIPT = Path(__file__).parent / "jobs" / "train.py"

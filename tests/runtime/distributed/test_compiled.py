@@ -10,7 +10,7 @@ import pytest
 from spotguard.checkpoint.lineage import restorable
 from spotguard.checkpoint.manifest import load_manifest
 from spotguard.storage import open_store
-from tests.runtime.distributed.test_wrapped import said_by
+from tests.runtime.distributed.test_module_wrappers import said_by
 
 if TYPE_CHECKING:
     from tests.runtime.harness.processes import Jobs

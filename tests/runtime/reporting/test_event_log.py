@@ -10,8 +10,8 @@ import pytest
 from spotguard.control.journal.job_events import JobNews, newest_events, recall
 from spotguard.errors import StoreUnavailable
 from spotguard.events import keys
-from spotguard.events.chunk import LARGEST_CHUNK, MERGED_AT_ONCE
 from spotguard.events.event import Event, Heartbeat, JobEvent
+from spotguard.events.event_chunk import LARGEST_CHUNK, MERGED_AT_ONCE
 from spotguard.runtime.reporting.event_log import EventLog
 from spotguard.runtime.reporting.node_reports import Reporter
 from spotguard.testing import FaultyStore, MemoryStore

@@ -18,7 +18,7 @@ from spotguard.events.untrusted import Refused
 from spotguard.runtime.reporting import machine_use
 from spotguard.runtime.reporting.machine_use import MachineUse
 from spotguard.runtime.reporting.metrics import Metrics
-from spotguard.storage.patterns.growing import GrowingObjects
+from spotguard.storage.patterns.growing_lines import GrowingObjects
 from spotguard.testing import FaultyStore, MemoryStore
 from tests.control.made import Line, ended, launched, made
 

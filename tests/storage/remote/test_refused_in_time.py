@@ -19,8 +19,8 @@ from spotguard.events.states import EndReason
 from spotguard.events.untrusted import Refused
 from spotguard.launch.membership import read_group
 from spotguard.runtime.reporting.node_reports import Reporter
-from spotguard.spec.layers import file_layer
 from spotguard.spec.setting import Whole, duration, number, usd
+from spotguard.spec.setting_layers import file_layer
 from spotguard.storage import FileStore
 from spotguard.storage.patterns.clock_comparison import seconds_ahead
 from spotguard.testing import FakeClock, FaultyStore, MemoryStore

@@ -19,7 +19,7 @@ from spotguard.events.untrusted import (
 )
 from spotguard.policy.plan.smoke import Smoke
 from spotguard.shared.version import __version__
-from spotguard.spec.home import spotguard_home
+from spotguard.spec.home_folder import spotguard_home
 from spotguard.spec.script import local_files, read_script
 
 if TYPE_CHECKING:

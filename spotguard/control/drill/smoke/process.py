@@ -25,7 +25,7 @@ import psutil
 from spotguard.errors import StoreError
 from spotguard.events import env, keys
 from spotguard.events.event import Event, JobEvent
-from spotguard.events.sample_log import read_sample_trace
+from spotguard.events.sample_log_reader import read_sample_trace
 from spotguard.events.untrusted import Refused, parse_object
 from spotguard.launch.local import smoke_driver
 from spotguard.launch.local.processes import kill_all

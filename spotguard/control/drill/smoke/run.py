@@ -24,10 +24,10 @@ from spotguard.events.event import JobEvent
 from spotguard.launch.requirements_check import missing
 from spotguard.policy.plan.smoke import Smoke, emergency_s, notice_s
 from spotguard.shared.units import format_bytes, format_duration
-from spotguard.spec.home import spotguard_home
+from spotguard.spec.home_folder import spotguard_home
 from spotguard.spec.infra import LOCAL
-from spotguard.spec.layers import script_needs
 from spotguard.spec.script import read_script
+from spotguard.spec.setting_layers import script_needs
 
 if TYPE_CHECKING:
     from collections.abc import Callable

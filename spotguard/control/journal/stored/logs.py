@@ -12,14 +12,14 @@ from spotguard.events import keys
 from spotguard.events.log_line import LAUNCHER, StoredLine
 from spotguard.events.untrusted import Refused
 from spotguard.shared.units import format_bytes
-from spotguard.storage.patterns.growing import PieceRead, read_piece, stored_pieces
+from spotguard.storage.patterns.growing_lines import PieceRead, read_piece, stored_pieces
 
 if TYPE_CHECKING:
     import re
     from collections.abc import Iterator
 
     from spotguard.storage.base import ObjectStore
-    from spotguard.storage.patterns.growing import StoredPiece
+    from spotguard.storage.patterns.growing_lines import StoredPiece
 
 _OUR_OWN = "spotguard: "
 _LONGEST = 1 << 20

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from spotguard.control.journal.team.books import TeamBooks
-from spotguard.control.journal.team.written import Written, read_books, to_bytes
+from spotguard.control.journal.team.stored_books import Written, read_books, to_bytes
 from spotguard.errors import AlreadyExists, StoreError
 from spotguard.events import keys
 from spotguard.events.untrusted import Refused

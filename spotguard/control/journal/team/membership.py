@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from spotguard.control.journal.team.books import TeamBooks, in_words
 from spotguard.control.journal.team.budget import StoreClock, change_books
-from spotguard.control.journal.team.written import read_books
+from spotguard.control.journal.team.stored_books import read_books
 from spotguard.errors import EnvironmentFailure, SpecError, UsageError
 from spotguard.events import keys
 from spotguard.events.untrusted import Refused

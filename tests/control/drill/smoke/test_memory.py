@@ -10,7 +10,7 @@ import pytest
 from spotguard.control.drill.smoke import memory
 from spotguard.control.drill.smoke.memory import key_of, remember, remembered
 from spotguard.policy.plan.smoke import Smoke
-from spotguard.spec.home import spotguard_home
+from spotguard.spec.home_folder import spotguard_home
 from spotguard.spec.sources import resolve
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 
 from spotguard.control.drill.smoke.run import known_smoke, run_smoke
 from spotguard.errors import SmokeFailed
-from spotguard.spec.home import spotguard_home
+from spotguard.spec.home_folder import spotguard_home
 from spotguard.spec.sources import resolve
 from tests.control.drill.smoke.broken_scripts import (
     GOOD,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from spotguard.runtime.state.boundary_copy import GroupShadow
-from spotguard.runtime.state.set_up import SetUp
+from spotguard.runtime.state.changed_setup import SetUp
 from spotguard.runtime.state.tracked import tracked
 from tests.runtime.harness.processes import digest
 

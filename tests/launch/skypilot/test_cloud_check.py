@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from spotguard.launch.skypilot.checked import reason_in, without_secrets
+from spotguard.launch.skypilot.cloud_check import reason_in, without_secrets
 
 # As SkyPilot 0.14.1 printed it.
 AWS = (

@@ -12,8 +12,8 @@ import hashlib
 import logging
 from typing import TYPE_CHECKING, Any
 
+from spotguard.runtime.state.module_wrappers import plain_key
 from spotguard.runtime.state.tracked import TrackedModule, TrackedOptimizer
-from spotguard.runtime.state.wrapped import plain_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from spotguard.control.journal.team.books import Stake, TeamBooks
 from spotguard.errors import NotFound
 from spotguard.events import keys
-from spotguard.events.proven import check_bytes, with_checksum
+from spotguard.events.checksummed import check_bytes, with_checksum
 from spotguard.events.untrusted import (
     Refused,
     amount,

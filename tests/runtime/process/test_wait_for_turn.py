@@ -14,7 +14,7 @@ from spotguard.events.event import Event, JobEvent
 from spotguard.runtime.distributed.rendezvous import Alone, LostContact
 from spotguard.runtime.process import clock
 from spotguard.runtime.process.settings import Settings
-from spotguard.runtime.process.turn import await_turn
+from spotguard.runtime.process.wait_for_turn import await_turn
 from spotguard.testing.stores import MemoryStore
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """One question to SkyPilot in a process of its own, so that nothing it does can harm the asker.
 
-    python -m spotguard.launch.skypilot.ask ANSWER.json QUESTION ABOUT...
+    python -m spotguard.launch.skypilot.ask_in_subprocess ANSWER.json QUESTION ABOUT...
 
 SkyPilot may be broken, may end the process that imports it, may print what it likes, and may not
 answer for ever: `ask` waits so long and no longer, and its own stdout and threads stay as they are.
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from spotguard.errors import LauncherFailure, MissingExtra, SpotguardError
 from spotguard.launch.base import Unreachable
+from spotguard.launch.skypilot.import_sky import load_sky
 from spotguard.launch.skypilot.sdk import SkySdk
-from spotguard.launch.skypilot.vendor import load_sky
 from spotguard.shared.units import format_duration
 
 if TYPE_CHECKING:

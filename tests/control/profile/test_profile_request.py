@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spotguard.control.report.profile import ask
-from spotguard.control.report.profile.ask import STALE_S, Asking, read_profile
+from spotguard.control.report.profile import profile_request
+from spotguard.control.report.profile.profile_request import STALE_S, Asking, read_profile
 from spotguard.control.report.profile.trace import unpack
 from spotguard.errors import EnvironmentFailure, UsageError
 from spotguard.events import keys
@@ -206,7 +206,7 @@ def test_traces_are_unpacked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None
         most.append(held[0])
         return Unpacked(unpack(packed))
 
-    monkeypatch.setattr(ask, "unpack", unpack_one)
+    monkeypatch.setattr(profile_request, "unpack", unpack_one)
     read_profile("r", store, ATTEMPT)
     assert max(most) == 1
 

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from spotguard.runtime.data.loader import ElasticLoader
-from spotguard.runtime.data.lone_samples import warning_of_lone_sample
+from spotguard.runtime.data.single_sample_batches import warning_of_lone_sample
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,7 @@ from spotguard.control.journal.fold import limits_to_json
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import Kind, Limits
 from spotguard.control.run_folder import RunFolder
-from spotguard.control.status.reach import command_on, shell_on
+from spotguard.control.status.ssh_commands import command_on, shell_on
 from spotguard.errors import UsageError
 from spotguard.spec.model import JobSpec
 from tests.cli.documents import stand_alone

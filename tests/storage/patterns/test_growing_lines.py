@@ -7,8 +7,8 @@ import pytest
 from spotguard.errors import StoreError
 from spotguard.events import keys
 from spotguard.events.untrusted import Refused
-from spotguard.storage.patterns import growing
-from spotguard.storage.patterns.growing import GrowingObjects, read_piece, stored_pieces
+from spotguard.storage.patterns import growing_lines
+from spotguard.storage.patterns.growing_lines import GrowingObjects, read_piece, stored_pieces
 from spotguard.testing import FaultyStore, MemoryStore
 from spotguard.testing.stores import SimulatedCrash
 
@@ -47,7 +47,7 @@ def test_a_line_stands_in_one_object_only() -> None:
 
 def test_a_full_piece_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """No object grows without end, and three writers are told apart."""
-    monkeypatch.setattr(growing, "_FULL_LINES", 10)
+    monkeypatch.setattr(growing_lines, "_FULL_LINES", 10)
     store = MemoryStore()
     for owner in range(3):
         objects = writer(store, owner=owner)
@@ -65,7 +65,7 @@ def test_a_crash_at_any_write_loses_no_stored_line_and_repeats_none(
     after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whenever the writer dies, between any two writes: what it had stored is there, once."""
-    monkeypatch.setattr(growing, "_FULL_LINES", 4)
+    monkeypatch.setattr(growing_lines, "_FULL_LINES", 4)
     for crash in range(1, 40):
         inner = MemoryStore()
         store = FaultyStore(inner).crash_at(crash, after=after)
@@ -87,7 +87,7 @@ def test_a_store_with_faults_has_each_line_once(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Answers that are lost, uploads that are torn off, 503s: the next try mends it."""
-    monkeypatch.setattr(growing, "_FULL_LINES", 5)
+    monkeypatch.setattr(growing_lines, "_FULL_LINES", 5)
     for nth in range(1, 12):
         inner = MemoryStore()
         store = FaultyStore(inner)
@@ -146,7 +146,7 @@ def test_a_late_upload_does_no_harm() -> None:
 
 def test_the_oldest_middle_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer without measure keeps its beginning and its end, and the gap can be seen."""
-    monkeypatch.setattr(growing, "_FULL_LINES", 10)
+    monkeypatch.setattr(growing_lines, "_FULL_LINES", 10)
     store = MemoryStore()
     objects = writer(store, most_bytes=2000)
     for number in range(1000):
@@ -167,13 +167,13 @@ def test_what_others_wrote_is_refused_or_read_in_part(monkeypatch: pytest.Monkey
     """No bomb, no foreign form: `Refused`; damage in the middle costs what follows it."""
     import gzip
 
-    def put(content: bytes) -> growing.StoredPiece:
+    def put(content: bytes) -> growing_lines.StoredPiece:
         store.put(keys.piece(FOLDER, owner=0, at=1e9, number=0, count=5), content)
         ((piece,),) = stored_pieces(store, FOLDER).values()
         return piece
 
     store = MemoryStore()
-    monkeypatch.setattr(growing, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(growing_lines, "_MOST_BYTES", 1 << 20)
     for bad in (b"", b"no gzip", gzip.compress(b"no JSON\n"), gzip.compress(b'{"schema":9}\n')):
         with pytest.raises(Refused):
             read_piece(store, put(bad))

@@ -13,7 +13,7 @@ from pydantic_core import PydanticUndefined
 
 from spotguard.events.env import JOB_VARIABLES
 from spotguard.spec.complaint import setting_of
-from spotguard.spec.home import HOME_VARIABLE
+from spotguard.spec.home_folder import HOME_VARIABLE
 from spotguard.spec.model import JobSpec, LocalSpec, NodeSpec, PhaseSpec, SmokeSpec, TeamSpec
 from spotguard.spec.setting import Setting, seconds_text
 

@@ -12,8 +12,8 @@ from spotguard.control import api
 from spotguard.control.journal import snapshot
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import Kind
-from spotguard.control.report import at_rest, measures
-from spotguard.control.report.at_rest import run_line, signs_of
+from spotguard.control.report import measures, numbers_at_rest
+from spotguard.control.report.numbers_at_rest import run_line, signs_of
 from spotguard.control.run_folder import RunFolder
 from spotguard.events.states import RunState
 from tests.control.run_folders import make_run
@@ -140,7 +140,7 @@ def test_what_was_written_while_it_was_read_is_not_missed(
             journal.append(Kind.USER_STOP.value, at=1.7e9)
         return real(*given)
 
-    monkeypatch.setattr(at_rest, "run_measures", slowly)
+    monkeypatch.setattr(numbers_at_rest, "run_measures", slowly)
     assert run_line(folder).state is RunState.STOPPED
     assert not folder.at_rest_path.exists()
 
@@ -160,14 +160,14 @@ def test_another_form_makes_another_cache(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the numbers as of the record: a version with one field more reads the journal."""
-    form = at_rest._maker()
-    at_rest._maker.cache_clear()
+    form = numbers_at_rest._maker()
+    numbers_at_rest._maker.cache_clear()
     monkeypatch.setattr(snapshot, "fingerprint", lambda: "other")
     try:
-        assert at_rest._maker() != form
-        assert at_rest.kept(folder, signs_of(folder)) is None
+        assert numbers_at_rest._maker() != form
+        assert numbers_at_rest.kept(folder, signs_of(folder)) is None
     finally:
-        at_rest._maker.cache_clear()
+        numbers_at_rest._maker.cache_clear()
 
 
 def test_a_run_that_goes_on_keeps_nothing(folder: RunFolder, tmp_path: Path) -> None:
