@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from spotguard.errors import SpecError, SpotguardError
 from spotguard.events.states import Market
-from spotguard.launch.skypilot.launcher import is_known
+from spotguard.launch.skypilot.launcher import end_anywhere
 from spotguard.launch.skypilot.prices import Place, survey
 from spotguard.launch.skypilot.sdk import ClusterPhase, JobPhase
 from spotguard.launch.taskyaml import CLUSTER_TAG, RUN_TAG, Machine, infra_of
@@ -238,9 +238,7 @@ class SkyHost:
 
     def down(self, node: ControllerNode) -> None:
         """Terminate it."""
-        self._sdk.down(node.cluster)
-        if not is_known(self._sdk, node.cluster):
-            self._strays(node.place).down(node.cluster)
+        end_anywhere(self._sdk, node.cluster, self._strays(node.place))
 
 
 def sky_host() -> SkyHost:

@@ -164,9 +164,7 @@ class SkyPilotLauncher:
 
     def down(self, cluster: str) -> None:
         """Ask for the end of all nodes; those of a launch under way too."""
-        self._sdk.down(cluster)
-        if self._strays is not None and not is_known(self._sdk, cluster):
-            self._strays.down(cluster)
+        end_anywhere(self._sdk, cluster, self._strays)
         if cluster in self._watches:
             self._watches[cluster].goes_down()
 
@@ -365,7 +363,14 @@ class _Watch(threading.Thread):
         return _CALM_EVERY_S if self._heard else _WATCH_EVERY_S
 
 
-def is_known(sdk: Sdk, cluster: str) -> bool:
+def end_anywhere(sdk: Sdk, cluster: str, strays: Strays | None) -> None:
+    """Ask for the end of a cluster's nodes, also where they live and SkyPilot does not know it."""
+    sdk.down(cluster)
+    if strays is not None and not _is_known(sdk, cluster):
+        strays.down(cluster)
+
+
+def _is_known(sdk: Sdk, cluster: str) -> bool:
     """Return whether SkyPilot has, or had, a cluster or a request for it; True in doubt."""
     try:
         return sdk.launch_of(cluster) is not None or sdk.ended_at(cluster) is not None
