@@ -17,7 +17,25 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     """A machine of its own, on which nothing may be left running."""
     lab = Lab(tmp_path)
     yield lab
-    left = lab.clean_up()
+    check_clean(lab)
+
+
+@pytest.fixture
+def labs(tmp_path: Path) -> Iterator[Callable[[], Lab]]:
+    """Return a function that makes another such machine: what mostly waits may wait together."""
+    made: list[Lab] = []
+
+    def another() -> Lab:
+        made.append(Lab(tmp_path / f"machine-{len(made)}"))
+        return made[-1]
+
+    yield another
+    check_clean(*made)
+
+
+def check_clean(*labs: Lab) -> None:
+    """Kill what still runs on machines whose test is over; fail if there was anything."""
+    left = [words for lab in labs for words in lab.clean_up()]
     assert not left, f"processes outlived their run: {left}"
 
 

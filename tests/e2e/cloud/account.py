@@ -199,13 +199,6 @@ class Account(Lab):
     def _still_there(self) -> list[str]:
         return [name for run in self.runs for name in self.clusters(run)]
 
-    def kill_controller(self, run: str) -> None:
-        """Kill the run's controller as an out-of-memory killer would."""
-        pid = self.controller_pid(run)
-        assert pid is not None
-        os.kill(pid, 9)
-        wait_until(lambda: self.controller_pid(run) is None, "the controller is dead")
-
 
 def wait_long_until(condition: Any, what: str, *, timeout_s: float, every_s: float) -> None:
     """Return as soon as `condition` holds, looking seldom; fail if it does not in time."""

@@ -260,13 +260,6 @@ class Beside(Lab):
         """Return what kinds of things happened to a run."""
         return [entry["kind"] for entry in self.history(run)]
 
-    def kill_controller(self, run: str) -> None:
-        """Kill the run's controller as an out-of-memory killer would."""
-        pid = self.controller_pid(run)
-        assert pid is not None
-        os.kill(pid, 9)
-        wait_until(lambda: self.controller_pid(run) is None, "the controller is dead")
-
     def final_weights(self, status: Status) -> Weights:
         """Return every tensor of a finished run's last checkpoint, to the last bit."""
         assert status["state"] == "finished", status

@@ -63,7 +63,7 @@ def test_disk_that_is_full_to_the_last_byte(
         *("--nodes", "1", "--save-every", "8 steps", "--store", str(small_disk / "store")),
         args=("--pause", "0.2"),
     )
-    lab.wait_for_step(run, 18)
+    lab.wait_for_step(run, 18, every_s=0.1)  # before the save of step 24
     _fill(small_disk / "filler")
     status = lab.follow(run)
 

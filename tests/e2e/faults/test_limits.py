@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.lab.lab_jobs import OFTEN, STEADY, Lab, final_weights, reasons, wait_until
+from tests.e2e.lab.lab_jobs import OFTEN, STEADY, Lab, final_weights, reasons
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,19 +58,15 @@ def test_deaf_jobs_cannot_overspend(lab: Lab) -> None:
         assert status["spent_usd"] <= status["budget_usd"]
         assert status["saved_step"] == (10 if run == busy else 5)
         assert status["attempts"][0]["steps_lost"] > 0
-    wait_until(lambda: not lab.processes(), "nothing left running")
+    lab.wait_for_the_end()
 
 
 def test_leak_guard_keeps_the_budget_without_a_controller(lab: Lab) -> None:
     """With the controller killed for good and a deaf job, the nodes still end within the budget."""
     run = lab.start(STEADY, *WELL_UNDER_WAY, args=("--hang-at", "12"))
     lab.wait_for_step(run, 6)
-    pid = lab.controller_pid(run)
-    assert pid is not None
-    for process in lab.processes():
-        if process.pid == pid:
-            process.kill()
-    wait_until(lambda: not lab.processes(), "the nodes end by themselves", timeout_s=70.0)
+    lab.kill_controller(run)
+    lab.wait_for_the_end(timeout_s=70.0)
 
     status = lab.follow(run)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -31,6 +32,9 @@ FAST_CLOUD = ("--speed-up", "80")
 NO_SMOKE = {"SPOTGUARD_SMOKE_WHEN": "never"}
 """What is tried here is what nodes do: seconds before each launch would prove nothing of it."""
 OFTEN = ("--save-every", "5 steps")
+_LOOK_EVERY_S = 1.0
+"""Each look is a command, or at all processes: more would take the cores from what is waited for.
+"""
 
 Weights = dict[str, tuple[str, tuple[int, ...], bytes]]
 Status = dict[str, Any]
@@ -134,9 +138,15 @@ class Lab:
         return lines
 
     def wait_for_step(
-        self, run: str, step: int, *, attempt: int = 1, timeout_s: float = 200.0
+        self,
+        run: str,
+        step: int,
+        *,
+        attempt: int = 1,
+        timeout_s: float = 200.0,
+        every_s: float = _LOOK_EVERY_S,
     ) -> Status:
-        """Return as soon as so many steps are done in `attempt` or a later one."""
+        """Return once so many steps are done in `attempt` or a later one; look so often."""
         status: Status = {}
 
         def reached() -> bool:
@@ -145,12 +155,31 @@ class Lab:
             assert status["state"] not in ("failed", "paused"), status
             return len(status["attempts"]) >= attempt and (status["step"] or 0) >= step
 
-        wait_until(reached, f"step {step} in attempt {attempt}", timeout_s=timeout_s)
+        wait_until(reached, f"step {step} in attempt {attempt}", timeout_s, every_s=every_s)
         return status
+
+    def wait_for_history(self, run: str, words: str) -> None:
+        """Return as soon as a line of the history says `words`."""
+
+        def told() -> bool:
+            return any(words in line["text"] for line in self.history(run))
+
+        wait_until(told, f"the history says {words!r}", every_s=_LOOK_EVERY_S)
+
+    def wait_for_the_end(self, timeout_s: float = 120.0) -> None:
+        """Return as soon as nothing runs any more that was started from this machine."""
+        wait_until(lambda: not self.processes(), "nothing runs", timeout_s, every_s=_LOOK_EVERY_S)
 
     def controller_pid(self, run: str) -> int | None:
         """Return the id of the process that controls a run, and maybe others."""
         return RunFolder(self.home / "runs" / run).controller_pid()
+
+    def kill_controller(self, run: str) -> None:
+        """Kill it as an out-of-memory killer would."""
+        pid = self.controller_pid(run)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: self.controller_pid(run) is None, "the controller is dead")
 
     def processes(self) -> list[psutil.Process]:
         """Return every living process that was started, however indirectly, from this machine."""

@@ -252,7 +252,7 @@ def test_out_of_reach_a_run_goes_on_and_a_budget_is_kept(
         args = ("--epochs", str(epochs), "--pause", "0.25", "--while", str(slow))
         run = beside.begin(EXACT, "--nodes", "1", args=args)
         poor = beside.trains(alone, attempt=1)
-        kill_controller(beside, alone)
+        beside.kill_controller(alone)
         beside.trains(run, attempt=1)
         slurm.reach(False)
         try:
@@ -314,14 +314,6 @@ def kill_and_heal(beside: Beside, slurm: SlurmLab, run: str, *, attempt: int) ->
     found_out_s = time.time() - killed_at
     slurm.verb("heal", "spot3")
     return found_out_s
-
-
-def kill_controller(beside: Beside, run: str) -> None:
-    """Kill the run's controller as an out-of-memory killer would."""
-    pid = beside.controller_pid(run)
-    assert pid is not None
-    os.kill(pid, 9)
-    wait_until(lambda: beside.controller_pid(run) is None, "the controller is dead")
 
 
 def check_money(status: Status, books: Books, slurm: SlurmLab) -> None:
