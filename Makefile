@@ -15,7 +15,7 @@ help:
 	@echo "make check-all  all other tests, in two halves beside each other: emulators, whole jobs, the lab, oldest and newest Python"
 	@echo "make check   both: what CI runs"
 	@echo "make unit    the quick tests only"
-	@echo "make test-pythons  the quick tests and the demo on every other Python that this machine has"
+	@echo "make test-pythons  quick tests and the demo on every other Python that this machine has"
 	@echo "make release  build what would be released, and try it on each Python of this machine; uploads nothing"
 	@echo "make fuzz    100 000 mutated documents for each reader of what others may write (SEED=1)"
 	@echo "make emulators  object stores on emulators, with faults in between (needs npm)"
@@ -77,8 +77,13 @@ azurite: $(VENV)/.installed-dev
 PYTEST = $(BIN)/python -m pytest -q -o cache_dir=.pytest_cache/$@
 TESTED = $(PYTEST) $(1) || $(PYTEST) $(1) -n 0 --last-failed --last-failed-no-failures=none
 
+# Quick tests prove nothing of disks, and a journal's every line waits until it is safe on one: where the machine
+# has memory to lend, what they write stays there, and is gone with the test that wrote it.
+MEMORY := $(shell df -k --output=avail /dev/shm 2>/dev/null | awk '$$1 > 4000000 {print "/dev/shm"}')
+unit test-pythons corner-pythons: export PYTEST_DEBUG_TEMPROOT = $(MEMORY)
+
 unit: $(VENV)/.installed-dev
-	$(call TESTED,-n 2 --dist worksteal -m "not e2e and not cloud")
+	$(call TESTED,-n 2 --dist worksteal -o tmp_path_retention_policy=failed -m "not e2e and not cloud")
 
 test-pythons: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.programs.pythons
@@ -99,7 +104,7 @@ fuzz: $(VENV)/.installed-dev
 
 # Servers of object storage, each worker's own, and real faults between them and us: much of it waits.
 emulators: $(VENV)/.installed-dev azurite
-	$(call TESTED,-n 3 -m "e2e and not cloud" tests/storage tests/checkpoint)
+	$(call TESTED,-n 3 --dist worksteal -m "e2e and not cloud" tests/storage tests/checkpoint)
 
 # Commands whose tests take minutes, but nobody's time counts: they may run beside others.
 ASIDE := tests/benchmarks
@@ -108,10 +113,10 @@ ELSEWHERE := tests/storage tests/checkpoint tests/e2e tests/integrations tests/p
 e2e: e2e-commands e2e-jobs
 
 e2e-commands: $(VENV)/.installed-dev
-	$(call TESTED,-n 2 -m "e2e and not lab and not ec2 and not cloud" tests/e2e)
+	$(call TESTED,-n 2 --dist worksteal -m "e2e and not lab and not ec2 and not cloud" tests/e2e)
 
 e2e-jobs: $(VENV)/.installed-dev
-	$(call TESTED,-m "e2e and not cloud" $(ELSEWHERE:%=--ignore=%))
+	$(call TESTED,-n 2 --dist worksteal -m "e2e and not cloud" $(ELSEWHERE:%=--ignore=%))
 
 # Quick ones, too: `make test` skips them where the frameworks are not installed.
 integrations: $(VENV)/.installed-integrations

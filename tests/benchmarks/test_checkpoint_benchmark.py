@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from benchmarks.checkpoint.method import Method
 
+pytestmark = pytest.mark.same_everywhere
+
 ROOT = Path(__file__).parents[2]
 
 

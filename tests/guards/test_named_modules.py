@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.same_everywhere
+
 ROOT = Path(__file__).parents[2]
 KINDS = ("*.py", "*.md", "*.toml", "*.yaml", "*.sh", "Makefile")
 NAMED = re.compile(r"(?<![\w./-])((?:spotguard|tests|benchmarks)(?:\.[a-z_]\w*){2,})(?![\w(/-])")

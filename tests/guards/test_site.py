@@ -19,6 +19,8 @@ from markdown_it import MarkdownIt
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.same_everywhere
+
 ROOT = Path(__file__).parents[2]
 GITHUB = "https://github.com/spotguard/spotguard/"
 NOWHERE = "http://127.0.0.1:9"

@@ -138,6 +138,7 @@ def test_all_acts_are_covered(tmp_path: Path) -> None:
     assert count_acts(tmp_path) == ACTS[-1]
 
 
+@pytest.mark.same_everywhere
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("start", range(8))
 def test_a_controller_killed_anywhere_is_repaired(tmp_path: Path, start: int, after: bool) -> None:
@@ -201,6 +202,7 @@ def test_two_journals_open_at_once_agree(tmp_path: Path) -> None:
         assert supervisor.record.wish is Kind.USER_STOP
 
 
+@pytest.mark.same_everywhere
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_controller_killed_anywhere_sees_who_went_on(tmp_path: Path, after: bool) -> None:
     """The attempts in place are neither lost nor begun a second time on another cluster."""
@@ -233,6 +235,7 @@ def phased(folder: Path) -> World:
     )
 
 
+@pytest.mark.same_everywhere
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("start", range(4))
 def test_a_controller_killed_anywhere_keeps_to_the_phases(

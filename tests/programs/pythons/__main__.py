@@ -1,7 +1,8 @@
-"""Runs the quick tests and the demo on each supported Python that this machine has.
+"""Runs quick tests and the demo on each supported Python that this machine has.
 
 `make test-pythons` calls it. The Python of the development environment itself has its quick tests
-in `make test`; here it only shows the demo. What a machine lacks is named and skipped.
+in `make test`; here it only shows the demo. The others leave out the tests that tell the same on
+each of them. What a machine lacks is named and skipped.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 OWN = "{}.{}".format(*sys.version_info)
-QUICK = ("-q", "-m", "not e2e and not cloud")
+QUICK = (
+    *("-q", "-o", "tmp_path_retention_policy=failed"),
+    *("-m", "not e2e and not cloud and not same_everywhere"),
+)
 AGAIN = ("-n", "0", "--last-failed", "--last-failed-no-failures=none")
 
 
