@@ -104,7 +104,7 @@ fuzz: $(VENV)/.installed-dev
 
 # Servers of object storage, each worker's own, and real faults between them and us: much of it waits.
 emulators: $(VENV)/.installed-dev azurite
-	$(call TESTED,-n 3 --dist worksteal -m "e2e and not cloud" tests/storage tests/checkpoint)
+	$(call TESTED,-n 4 --dist worksteal -m "e2e and not cloud" tests/storage tests/checkpoint)
 
 # Commands whose tests take minutes, but nobody's time counts: they may run beside others.
 ASIDE := tests/benchmarks
@@ -112,8 +112,9 @@ ELSEWHERE := tests/storage tests/checkpoint tests/e2e tests/integrations tests/p
 
 e2e: e2e-commands e2e-jobs
 
+# Three at a time: a run waits for its money to end, or for a step that takes its time, longer than it computes.
 e2e-commands: $(VENV)/.installed-dev
-	$(call TESTED,-n 2 --dist worksteal -m "e2e and not lab and not ec2 and not cloud" tests/e2e)
+	$(call TESTED,-n 3 --dist worksteal -m "e2e and not lab and not ec2 and not cloud" tests/e2e)
 
 e2e-jobs: $(VENV)/.installed-dev
 	$(call TESTED,-n 2 --dist worksteal -m "e2e and not cloud" $(ELSEWHERE:%=--ignore=%))

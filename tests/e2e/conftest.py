@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import fcntl
+import json
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,7 +13,6 @@ from tests.e2e.lab.lab_jobs import STEADY, Lab, Status, Weights, final_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -50,20 +53,35 @@ class Calm:
 
 @pytest.fixture(scope="session")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Calm]:
-    """Return a function: the undisturbed run of the steady job on so many nodes, made once."""
+    """Return a function: the undisturbed run of the steady job on so many nodes.
+
+    It is made once, also where several processes test: the first one that asks makes it for all.
+    """
     known: dict[int, Calm] = {}
+    own = tmp_path_factory.getbasetemp()
+    of_all = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
     def run(nodes: int) -> Calm:
         if nodes not in known:
-            folder = tmp_path_factory.mktemp(f"calm-{nodes}-")
-            lab, trace = Lab(folder), folder / "samples.jsonl"
-            status = lab.up(
-                STEADY,
-                *("--nodes", str(nodes)),
-                args=("--pause", "0"),
-                env={"SPOTGUARD_TRACE_SAMPLES": str(trace)},
-            )
-            known[nodes] = Calm(status, final_weights(status), trace)
+            done = of_all / f"calm-{nodes}.json"
+            with done.with_suffix(".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not done.exists():
+                    folder = tmp_path_factory.mktemp(f"calm-{nodes}-")
+                    done.write_text(json.dumps(_undisturbed(nodes, folder)))
+            status, trace = json.loads(done.read_text())
+            known[nodes] = Calm(status, final_weights(status), Path(trace))
         return known[nodes]
 
     return run
+
+
+def _undisturbed(nodes: int, folder: Path) -> tuple[Status, str]:
+    trace = str(folder / "samples.jsonl")
+    status = Lab(folder).up(
+        STEADY,
+        *("--nodes", str(nodes)),
+        args=("--pause", "0"),
+        env={"SPOTGUARD_TRACE_SAMPLES": trace},
+    )
+    return status, trace
