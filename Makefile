@@ -78,8 +78,9 @@ PYTEST = $(BIN)/python -m pytest -q -o cache_dir=.pytest_cache/$@
 TESTED = $(PYTEST) $(1) || $(PYTEST) $(1) -n 0 --last-failed --last-failed-no-failures=none
 
 # Quick tests prove nothing of disks, and a journal's every line waits until it is safe on one: where the machine
-# has memory to lend, what they write stays there, and is gone with the test that wrote it.
-MEMORY := $(shell df -k --output=avail /dev/shm 2>/dev/null | awk '$$1 > 4000000 {print "/dev/shm"}')
+# lends 4 GB of memory as a folder in which programs may run, what they write stays there until its test is over.
+MEMORY := $(shell df -k --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 > 4000000' | grep -q . \
+  && ! grep -q ' /dev/shm .*noexec' /proc/mounts && echo /dev/shm)
 unit test-pythons corner-pythons: export PYTEST_DEBUG_TEMPROOT = $(MEMORY)
 
 unit: $(VENV)/.installed-dev
