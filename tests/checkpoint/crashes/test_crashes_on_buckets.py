@@ -86,7 +86,7 @@ def _large_state(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
     """Let each step's state make three parts; let who says nothing be given up soon."""
 
     def state(step: int) -> dict[str, Any]:
-        weight = torch.full((2_200_000,), step, dtype=torch.uint8)
+        weight = torch.full((550_000,), step, dtype=torch.uint8)
         weight[:: 1 << 12] = torch.arange(len(weight[:: 1 << 12])).to(torch.uint8)
         return {"weight": weight, "n": step}
 
@@ -94,8 +94,23 @@ def _large_state(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
     be_impatient(monkeypatch, silence_for(request.node.name))
 
 
+@pytest.fixture
+def begun(lane: Lane) -> Callable[[int], Lane]:
+    """Return a function: a place of that number in which one attempt was lived, and no other."""
+    deaths.begin(quick(place(lane, 0)))
+    store = quick(lane)
+    lived = [info.key.removeprefix("0/") for info in store.list("0/")]
+
+    def another(number: int) -> Lane:
+        for key in lived:
+            store.copy(f"0/{key}", f"{number}/{key}")
+        return place(lane, number)
+
+    return another
+
+
 def place(lane: Lane, number: int) -> Lane:
-    """Return an empty place beside the others."""
+    """Return a place beside the others."""
     return type(lane)(lane.kind, f"{lane.url}/{number}", lane.proxy)
 
 
@@ -104,20 +119,20 @@ def quick(lane: Lane, bucket: Bucket | None = None) -> ObjectStore:
     return lane.store(bucket, clock=FakeClock())
 
 
-def assert_nothing_is_left_over(lane: Lane) -> None:
+def assert_nothing_is_left_over(lane: Lane, bucket: Bucket) -> None:
     """Check that what broken-off writes left is gone after the next start has cleaned up."""
-    lane.store().clean_up(older_than_s=-60.0)
-    assert list(lane.bucket().uploads("")) == []
+    lane.store(bucket).clean_up(older_than_s=-60.0)
+    assert list(bucket.uploads("")) == []
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_death_at_any_request_loses_nothing(lane: Lane, after: bool) -> None:
+def test_death_at_any_request_loses_nothing(begun: Callable[[int], Lane], after: bool) -> None:
     """Before or after each: the newest committed checkpoint comes back, and the run goes on."""
     ends = set()
     for n in count(1):
-        here = place(lane, n)
-        inner = quick(here)
-        deaths.begin(inner)
+        here = begun(n)
+        bucket = here.bucket()  # to look by: making one takes as long as many requests
+        inner = quick(here, bucket)
         told: list[int] = []
         dying = DyingBucket(here.bucket(), n, after=after)
         try:
@@ -126,7 +141,7 @@ def test_death_at_any_request_loses_nothing(lane: Lane, after: bool) -> None:
             ends.add(deaths.check(inner, told))
             if n % 6 == 0:
                 deaths.go_on(inner)
-            assert_nothing_is_left_over(here)
+            assert_nothing_is_left_over(here, bucket)
             continue
         break
 
@@ -135,15 +150,17 @@ def test_death_at_any_request_loses_nothing(lane: Lane, after: bool) -> None:
 
 
 @pytest.mark.parametrize("what", FAULTS)
-def test_a_fault_at_any_request_costs_no_checkpoint(lane: Lane, what: str) -> None:
+def test_a_fault_at_any_request_costs_no_checkpoint(
+    lane: Lane, begun: Callable[[int], Lane], what: str
+) -> None:
     """Every fifth request of a whole life fails, beginning with another one each time.
 
     All its saves succeed, and every committed checkpoint is whole.
     """
     for first in range(1, 6):
-        here = place(lane, first)
-        inner = quick(here)
-        deaths.begin(inner)
+        here = begun(first)
+        bucket = here.bucket()  # to look by: making one takes as long as many requests
+        inner = quick(here, bucket)
         told: list[int] = []
         for nth in range(first, 300, 5):
             lane.proxy.on(FAULTS[what], nth=nth)
@@ -154,23 +171,25 @@ def test_a_fault_at_any_request_costs_no_checkpoint(lane: Lane, what: str) -> No
         assert lane.proxy.struck > struck + 5
         assert told == list(deaths.KINDS)
         assert deaths.check(inner, told) == 60
-        assert_nothing_is_left_over(here)
+        assert_nothing_is_left_over(here, bucket)
 
 
 @pytest.mark.parametrize("what", FAULTS)
-def test_a_fault_that_stays_costs_no_committed_checkpoint(lane: Lane, what: str) -> None:
+def test_a_fault_that_stays_costs_no_committed_checkpoint(
+    lane: Lane, begun: Callable[[int], Lane], what: str
+) -> None:
     """From some request on everything fails: what was committed before comes back whole."""
     for nth in (1, 6, 12, 19, 27):
-        here = place(lane, nth)
-        inner = quick(here)
-        deaths.begin(inner)
+        here = begun(nth)
+        bucket = here.bucket()  # to look by: making one takes as long as many requests
+        inner = quick(here, bucket)
         told: list[int] = []
         lane.proxy.on(FAULTS[what], nth=nth, times=None)
         live_as_long_as_it_goes(here, told)
         lane.proxy.heal()
         deaths.check(inner, told)
         assert latest_valid(inner, verify=check_shards_intact)[1] == []
-        assert_nothing_is_left_over(here)
+        assert_nothing_is_left_over(here, bucket)
 
 
 def live_as_long_as_it_goes(lane: Lane, told: list[int]) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from spotguard.shared.units import Clock
     from spotguard.storage.remote.bucket import Bucket
 
-SMALL_PARTS = PartRules(min_bytes=1 << 16, max_bytes=1 << 20, max_parts=10_000)
+SMALL_PARTS = PartRules(min_bytes=1 << 16, max_bytes=1 << 18, max_parts=10_000)
 """With these a state of a few MB goes up in parts; `moto_small_parts` takes them."""
 SCHEMES = {"s3": "s3", "azure": "az", "gcs": "gs"}
 _FOREIGN = ("AWS_", "AZURE_STORAGE_", "STORAGE_EMULATOR_HOST", "GOOGLE_", "SPOTGUARD_S3_")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.e2e, pytest.mark.parametrize("lane", ["s3"], indirect=True)]
 
 KEY = "folder/victim"
-LARGE = b"".join(bytes([number]) * (700_000 + number) for number in range(4))
+LARGE = b"".join(bytes([number]) * (175_000 + number) for number in range(4))
 MOST = SMALL_PARTS.max_bytes
 PIECES = [LARGE[at : at + MOST] for at in range(0, len(LARGE), MOST)]
 

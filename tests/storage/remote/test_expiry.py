@@ -31,7 +31,7 @@ pytestmark = pytest.mark.e2e
 
 KEY = "folder/victim"
 SMALL = b"some small content"
-LARGE = b"".join(bytes([number]) * (700_000 + number) for number in range(4))
+LARGE = b"".join(bytes([number]) * (175_000 + number) for number in range(4))
 SECRETS = (doors.TOKEN, doors.REFRESH, doors.CLIENT_SECRET, doors.SESSION)
 
 
