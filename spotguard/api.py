@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from spotguard.control.journal.stored.logs import LogLine, LogQuery
     from spotguard.control.status.view import RunSummary, RunView, Story, UnreadableRun
+    from spotguard.control.sweep.more_budget import Raised
     from spotguard.control.sweep.sweep_request import SweepPlan
     from spotguard.control.sweep.table import SweepDocument, SweepWatch
     from spotguard.launch.base import Survey
@@ -223,6 +224,22 @@ class Sweep:
         from spotguard.control.sweep import commands
 
         return commands.go_on(self.name)
+
+    def raise_budget(self, usd: float) -> Raised:
+        """Let all points cost `usd` together; those that paused for want of money go on.
+
+        Each point's own part grows as the whole does; one that goes on keeps the part that it has.
+
+        Returns:
+            Which runs go on, and why others do not.
+
+        Raises:
+            UsageError: that is less than now, or the sweep is named by its place in a store.
+            EnvironmentFailure, StoreError: the sweep's ledger cannot be read or written.
+        """
+        from spotguard.control.sweep import commands
+
+        return commands.raise_budget(self.name, usd)
 
     def stop(self) -> int:
         """Ask all of its runs to save and then to release their nodes; return how many go on.

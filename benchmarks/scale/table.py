@@ -110,7 +110,7 @@ def actions(run: LongRun, journal_path: Path) -> Iterator[tuple[str, Action]]:
         with Journal.open(journal_path) as journal:
             news = JobNews(store, Ledger(journal, SystemClock()))
             assert not list(news.events(newest, all_of_them=True)), "the journal has all of them"
-            news.beats(newest)
+            news.beats(newest, range(1))
 
     def adopt(store: ObjectStore) -> None:
         with tempfile.TemporaryDirectory() as fresh:

@@ -123,15 +123,17 @@ class EndReason(_Worded):
     LAUNCH_FAILED = ("launch_failed", "the launch failed", "nodes did not start", "red")
     FAILED = ("failed", "the job's own failure", "see its traceback", "red")
 
-    def told(self, saved: bool | None) -> str:
+    def told(self, saved: bool | None, *, by_sweep: bool = False) -> str:
         """Return the label, with what became of the state if the label speaks of it.
 
         Args:
             saved: Whether all that was done is saved; None if that is not known.
+            by_sweep: Whether it was the run's sweep that wanted it stopped, and not the user.
         """
-        what, promise, _ = self.label.partition(", ")
+        label = self.label.replace("by you", "by its sweep") if by_sweep else self.label
+        what, promise, _ = label.partition(", ")
         if not promise or saved:
-            return self.label
+            return label
         return what if saved is None else f"{what}, not saved in time"
 
     @property

@@ -183,6 +183,15 @@ def sweep(
     down: Annotated[
         bool, typer.Option("--down", help="Release the nodes of all its runs without saving.")
     ] = False,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            "--budget",
+            metavar="USD",
+            help="Raise what all may cost together; runs that paused for want of money go on.",
+            show_default=False,
+        ),
+    ] = None,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Follow it until all have ended.")
     ] = False,
@@ -194,13 +203,15 @@ def sweep(
     from spotguard.control.api import is_place
 
     known = api.Sweep.find(wanted)
-    if stop and down:
-        raise UsageError("--stop and --down exclude each other")
+    if stop + down + (budget is not None) > 1:
+        raise UsageError("--stop, --down and --budget exclude each other")
     if stop or down:
         if down and not (yes or is_place(known.name)):
             confirm(f"Release the nodes of all runs of {known.name} unsaved?", refused="no change")
         count = known.stop() if stop else known.down()
         note(f"{known.name}: {count} runs asked to {'save and stop' if stop else 'end'}")
+    elif budget is not None:
+        _raise_budget(known, budget)
     elif known.go_on():
         note("note: some of its runs had no controller; they go on now")
     if watch:
@@ -210,6 +221,16 @@ def sweep(
         print_json(document(told))
     else:
         show_sweep(told, at=known.name)
+
+
+def _raise_budget(known: "Sweep", budget: str) -> None:
+    usd: float | None = setting_value("budget", budget)
+    if usd is None:
+        raise UsageError("--budget: a sweep has one; it can be raised, and not be taken away")
+    raised = known.raise_budget(usd)
+    note(f"{known.name}: {len(raised.resumed)} paused runs go on")
+    for run_id, problem in raised.problems.items():
+        note(f"{run_id} does not: {problem.message}")
 
 
 def follow_sweep(known: "Sweep", *, as_json: bool) -> None:

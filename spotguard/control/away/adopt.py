@@ -44,7 +44,7 @@ from spotguard.control.journal.stored.published_launch import (
 )
 from spotguard.control.journal.sweep.part import SweepPart
 from spotguard.control.journal.team.gate import release_at_rest
-from spotguard.control.run_folder import RunFolder, runs_folder
+from spotguard.control.run_folder import RunFolder, runs_folder, split_place
 from spotguard.control.supervisor.actions import Alert, Settle
 from spotguard.control.supervisor.decide import EXIT_UNFINISHED, Observation, decide
 from spotguard.control.supervisor.end_reason import judge
@@ -74,7 +74,6 @@ from spotguard.spec.model import JobSpec
 from spotguard.spec.nodes import NodeRange
 from spotguard.storage import check_conditions, open_store
 from spotguard.storage.small_objects import get_small
-from spotguard.storage.urls import split_last
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -116,9 +115,7 @@ def adopt_run(url: str, tell: Tell = _silent, *, notify: Sequence[str] = ()) -> 
         UsageError: there is no run at `url`, another machine's controller is alive, or nobody
             else had the run and its journal is whole.
     """
-    store_url, run_id = split_last(url)
-    if not store_url or not keys.RUN_ID_PATTERN.fullmatch(run_id):
-        raise UsageError(f"{url!r} does not name a run.", hint="give it as STORE/RUN_ID")
+    store_url, run_id = split_place(url)
     store_root = open_store(store_url).url
     store = run_store(store_root, run_id)
     body = read_run_json(store, url)

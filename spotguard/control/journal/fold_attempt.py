@@ -88,7 +88,8 @@ def _node_ended(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
 
 
 def _stop_asked(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
-    asked = StopAsked(at=entry.at, reason=EndReason(entry.data["reason"]))
+    why = str(entry.data.get("why") or "")  # journals of earlier versions do not say it
+    asked = StopAsked(at=entry.at, reason=EndReason(entry.data["reason"]), why=why)
     return replace(attempt, stop=asked)
 
 

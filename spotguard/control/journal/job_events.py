@@ -22,7 +22,7 @@ from spotguard.events.untrusted import MOST_BYTES, Refused
 from spotguard.storage.small_objects import get_small
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from spotguard.storage.base import ObjectInfo, ObjectStore
 
@@ -96,9 +96,10 @@ class JobNews:
         if is_chunk:
             self._memory.note_chunk(attempt, info.key)
 
-    def beats(self, attempt: int) -> list[Heartbeat]:
-        """Return the last sign of life of each node."""
-        return read_beats(self._store, attempt, partial(self._memory.set_aside, attempt))
+    def beats(self, attempt: int, nodes: Iterable[int]) -> list[Heartbeat]:
+        """Return the last sign of life of each of these nodes, by one request for each."""
+        refuse = partial(self._memory.set_aside, attempt)
+        return _beats_at(self._store, [keys.heartbeat(attempt, node) for node in nodes], refuse)
 
     def _start_after(self, attempt: int) -> str:
         newest_at = self._newest_at.get(attempt)
@@ -107,18 +108,24 @@ class JobNews:
         return keys.event(attempt, at=max(0.0, newest_at - _LOOK_BACK_S), node=0, rank=0, count=0)
 
 
-def read_beats(
-    store: ObjectStore, attempt: int, refuse: Callable[[str, str], None] | None = None
+def read_beats(store: ObjectStore, attempt: int) -> list[Heartbeat]:
+    """Return the last sign of life of each node, for who does not know how many there are."""
+    found = [info.key for info in store.list(keys.heartbeats(attempt))]
+    return _beats_at(store, found, _log_refused)
+
+
+def _beats_at(
+    store: ObjectStore, wanted: Sequence[str], refuse: Callable[[str, str], None]
 ) -> list[Heartbeat]:
-    """Return the last sign of life of each node; `refuse` gets key and problem of other things."""
+    """Return the signs of life at these keys; `refuse` gets key and problem of other things."""
     beats = []
-    for info in store.list(keys.heartbeats(attempt)):
+    for key in wanted:
         try:
-            beats.append(Heartbeat.from_json(get_small(store, info.key)))
+            beats.append(Heartbeat.from_json(get_small(store, key)))
         except NotFound:
             continue
         except Refused as problem:
-            (refuse or _log_refused)(info.key, str(problem))
+            refuse(key, str(problem))
     return beats
 
 

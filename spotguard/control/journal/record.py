@@ -215,6 +215,8 @@ class StopAsked:
     at: float
     reason: EndReason
     written: bool = False
+    why: str = ""
+    """Why its sweep wants it stopped; empty if it is the user, or the controller itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,6 +320,11 @@ class AttemptRecord:
     def gone_by(self) -> float | None:
         """When it is gone at the latest, as one of its own nodes says; None if none does."""
         return None if self.given_back_at is None else self.given_back_at + _KILL_WAIT_S
+
+    @property
+    def by_sweep(self) -> bool:
+        """True if it was stopped because other points of its sweep did better."""
+        return self.stop is not None and bool(self.stop.why)
 
     @property
     def in_place(self) -> bool:

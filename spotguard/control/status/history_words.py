@@ -47,6 +47,7 @@ _TOLD_TO_LEAVE = (
     EndReason.DEADLINE,
     EndReason.STOPPED,
 )
+_STOPPED = EndReason.STOPPED.value
 _LATE = 10_000
 """Lines that are held back to put them in order: the job's events are journaled a moment after they
 happened, and hardly ever later than so many others."""
@@ -68,6 +69,7 @@ class Teller:
             _trains_again(self.record, entry)
             or _left_as_told(self.record, entry)
             or _launching(self.record, entry)
+            or _stopped_by_sweep(self.record, entry)
             or _tell(entry)
         )
         return HistoryLine(
@@ -144,6 +146,18 @@ def _left_as_told(record: RunRecord, entry: Entry) -> tuple[str, str] | None:
     if not any(end is not None and end.warned and end.reason in _TOLD_TO_LEAVE for end in ends):
         return None
     return _plain(f"node {entry.data.get('node')} left, as it was told")
+
+
+def _stopped_by_sweep(record: RunRecord, entry: Entry) -> tuple[str, str] | None:
+    """Tell what was done because other points of the run's sweep did better: no word of the user.
+
+    None if it was for something else.
+    """
+    attempt = None if entry.attempt is None else record.attempt(entry.attempt)
+    if attempt is None or not attempt.by_sweep or entry.data.get("reason") != _STOPPED:
+        return None
+    teller = _ENDS.get(entry.kind)
+    return None if teller is None else teller(entry, by_sweep=True)
 
 
 def _tell(entry: Entry) -> tuple[str, str]:
@@ -242,19 +256,19 @@ def _node_ended(entry: Entry) -> tuple[str, str]:
     return _plain(f"node {data['node']} ended its part with exit code {data['exit_code']}")
 
 
-def _asked(prefix: str) -> Callable[[Entry], tuple[str, str]]:
-    def tell(entry: Entry) -> tuple[str, str]:
-        reason = EndReason(entry.data["reason"])
+def _asked(prefix: str) -> Callable[..., tuple[str, str]]:
+    def tell(entry: Entry, *, by_sweep: bool = False) -> tuple[str, str]:
+        words = EndReason(entry.data["reason"]).told(None, by_sweep=by_sweep)
         detail = entry.data.get("detail")
-        return _plain(f"{prefix}: {reason.told(None)}{f' ({detail})' if detail else ''}", "cyan")
+        return _plain(f"{prefix}: {words}{f' ({detail})' if detail else ''}", "cyan")
 
     return tell
 
 
-def _attempt_ended(entry: Entry) -> tuple[str, str]:
+def _attempt_ended(entry: Entry, *, by_sweep: bool = False) -> tuple[str, str]:
     reason = EndReason(entry.data["reason"])
     detail = entry.data["detail"]
-    words = reason.told(entry.data.get("saved"))
+    words = reason.told(entry.data.get("saved"), by_sweep=by_sweep)
     return _plain(f"attempt ended: {words}{f' ({detail})' if detail else ''}", reason.colour)
 
 
@@ -343,7 +357,7 @@ def _cache_restored(entry: Entry) -> tuple[str, str]:
     return _plain(f"{what} back{where} after {took}{words}")
 
 
-def _job_ended(entry: Entry) -> tuple[str, str]:
+def _job_ended(entry: Entry, *, by_sweep: bool = False) -> tuple[str, str]:
     data = entry.data
     try:
         reason = EndReason(str(data.get("reason")))
@@ -351,7 +365,8 @@ def _job_ended(entry: Entry) -> tuple[str, str]:
         return _plain(f"the job reports its end: {data.get('reason')}")
     message = f" ({data['message']})" if data.get("message") else ""
     saved = data["saved"] if isinstance(data.get("saved"), bool) else None
-    return _plain(f"the job reports its end: {reason.told(saved)}{message}", reason.colour)
+    words = reason.told(saved, by_sweep=by_sweep)
+    return _plain(f"the job reports its end: {words}{message}", reason.colour)
 
 
 def _cluster_up(entry: Entry) -> tuple[str, str]:
@@ -419,7 +434,16 @@ def _of(text: str, colour: str = "default") -> Callable[[Entry], tuple[str, str]
     return tell
 
 
+_ENDS: dict[str, Callable[..., tuple[str, str]]] = {
+    Kind.STOP_ASKED.value: _asked("asking the job to save and stop"),
+    Kind.DOWN_ASKED.value: _asked("taking the nodes down"),
+    Kind.ATTEMPT_ENDED.value: _attempt_ended,
+    JOB_PREFIX + JobEvent.ENDED.value: _job_ended,
+}
+"""What tells of an end, or is done for one."""
+
 _TELLERS: dict[str, Callable[[Entry], tuple[str, str]]] = {
+    **_ENDS,
     Kind.CREATED.value: _created,
     Kind.ADOPTED.value: _adopted,
     Kind.CONTROLLER_STARTED.value: _of("the controller started (process {pid})"),
@@ -440,10 +464,7 @@ _TELLERS: dict[str, Callable[[Entry], tuple[str, str]]] = {
     Kind.CLOUD_BACK.value: _of("the cluster can be asked again", "green"),
     Kind.STORE_LOST.value: _of("the run's store cannot be read: {problem}", "yellow"),
     Kind.STORE_BACK.value: _of("the run's store can be read again", "green"),
-    Kind.STOP_ASKED.value: _asked("asking the job to save and stop"),
-    Kind.DOWN_ASKED.value: _asked("taking the nodes down"),
     Kind.DOWN_FAILED.value: _of("the nodes could not be taken down yet: {problem}", "yellow"),
-    Kind.ATTEMPT_ENDED.value: _attempt_ended,
     Kind.RELEASED.value: _of("the nodes of attempt {attempt} are gone"),
     Kind.WENT_ON.value: _went_on,
     Kind.TOOK_OVER.value: _of("its nodes were asked for ahead, and take over", "cyan"),
@@ -473,5 +494,4 @@ _TELLERS: dict[str, Callable[[Entry], tuple[str, str]]] = {
     JOB_PREFIX + JobEvent.CACHE_RESTORED.value: _cache_restored,
     JOB_PREFIX + JobEvent.RESCALED.value: _of("{message}", "cyan"),
     JOB_PREFIX + JobEvent.WARNING.value: _of("{message}", "yellow"),
-    JOB_PREFIX + JobEvent.ENDED.value: _job_ended,
 }

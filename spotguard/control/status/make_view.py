@@ -174,6 +174,7 @@ def _attempt_view(
         started_at=attempt.intended_at,
         ended_at=end.gone_at if end else None,
         end_reason=end.reason if end else None,
+        by_sweep=attempt.by_sweep,
         end_detail=end.detail if end else "",
         saved=attempt.saved if end else None,
         notice_s=cost.notice_s(attempt),
@@ -273,13 +274,14 @@ def _detail_of_attempt(attempt: AttemptRecord, state: RunState, store_problem: s
     if state in (RunState.CONTACT_LOST, RunState.CLOUD_SILENT):
         return state.hint
     if attempt.job_end is not None:
-        words = attempt.job_end.reason.told(attempt.saved)
+        words = attempt.job_end.reason.told(attempt.saved, by_sweep=attempt.by_sweep)
         return f"{words}; the nodes of attempt {attempt.number} are leaving"
     if attempt.down is not None:
-        words = attempt.down.reason.told(attempt.saved)
+        words = attempt.down.reason.told(attempt.saved, by_sweep=attempt.by_sweep)
         return f"{words}; the nodes of attempt {attempt.number} are leaving"
     if attempt.stop is not None:
-        return f"asked to save and stop: {attempt.stop.reason.told(None)}"
+        why = attempt.stop.reason.told(None, by_sweep=attempt.by_sweep)
+        return f"asked to save and stop: {why}"
     if attempt.lost_nodes:
         return f"node {attempt.lost_nodes[0].node} is lost; the others have a moment to save"
     if attempt.notice is not None:

@@ -43,6 +43,8 @@ class AttemptView:
     ended_at: float | None = field(metadata=INSTANT)
     """When its last node was confirmed gone; None while it lives."""
     end_reason: EndReason | None
+    by_sweep: bool = False
+    """Whether its sweep had it stopped, because other points did better."""
     end_detail: str
     """The reason in words, with what the launcher or the job said."""
     saved: bool | None

@@ -70,7 +70,8 @@ def why(attempt: AttemptView) -> tuple[str, str]:
         if attempt.ended_at is None:
             return "running", "green"
         return "unknown", "default"
-    return attempt.end_reason.told(attempt.saved), attempt.end_reason.colour
+    reason = attempt.end_reason
+    return reason.told(attempt.saved, by_sweep=attempt.by_sweep), reason.colour
 
 
 def saved_money(saved_pct: float | None) -> str:

@@ -256,7 +256,8 @@ class Lookout:
                     self._ledger.copy(key, event)
                 watched.news_at = now
             if over or now - watched.beats_at >= self._pace * _BEATS_EVERY_S:
-                self._note_beats(attempt, self._news.beats(attempt.number))
+                beats = self._news.beats(attempt.number, attempt.cluster_nodes)
+                self._note_beats(attempt, beats)
                 watched.beats_at = now
         except StoreError as problem:
             self._note_store_lost(problem)

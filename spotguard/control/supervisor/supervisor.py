@@ -343,7 +343,8 @@ class Supervisor:
             case NoteRefused():
                 self._note_refusal(attempt, action, late=True)
             case AskToStop():
-                self._ledger.write(Kind.STOP_ASKED, {"reason": action.reason.value}, attempt=number)
+                asked = {"reason": action.reason.value, "why": self.record.wish_why}
+                self._ledger.write(Kind.STOP_ASKED, asked, attempt=number)
             case WriteStop():
                 return self._write_stop(attempt, action.reason)
             case AskDown():

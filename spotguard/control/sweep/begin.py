@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from spotguard.control.controller import start
 from spotguard.control.create_run import create_run
+from spotguard.control.journal.record import Kind
 from spotguard.control.journal.sweep.comparison import optuna_module
 from spotguard.control.sweep.sweep_request import (
     SweepPlan,
@@ -131,8 +132,14 @@ def start_controllers(sweep: SweepRecord) -> Started:
 
 
 def _start(folder: RunFolder) -> SpotguardError | None:
-    """Start one controller; return why it did not: the others are started all the same."""
+    """Start one controller; return why it did not: the others are started all the same.
+
+    That a run had one before, which is gone, is an event of its own.
+    """
     try:
+        with folder.journal() as journal:
+            if journal.newest(Kind.CONTROLLER_STARTED.value) is not None:
+                journal.append(Kind.CONTROLLER_REPAIRED.value, at=folder.clock().now())
         start.start(folder)
     except SpotguardError as problem:
         return problem

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from spotguard.control.journal.record import Kind
 from spotguard.control.run_folder import is_place
-from spotguard.control.sweep import begin, ending
+from spotguard.control.sweep import begin, ending, more_budget
 from spotguard.control.sweep.sweep_request import find_sweep, place_of, stored_sweep
 from spotguard.control.sweep.table import SweepWatch
 from spotguard.errors import UsageError
@@ -17,7 +17,7 @@ from spotguard.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from spotguard.control.sweep.sweep_request import SweepPlan
+    from spotguard.control.sweep.sweep_request import SweepPlan, SweepRecord
     from spotguard.launch.base import Survey
     from spotguard.spec.model import JobSpec
 
@@ -64,6 +64,16 @@ def go_on(name: str) -> bool:
     return bool(did.created or did.started)
 
 
+def raise_budget(name: str, usd: float) -> more_budget.Raised:
+    """Let all points cost `usd` together, and those go on that had paused for want of money.
+
+    Raises:
+        UsageError: it is named by its place in a store, or that is less than now.
+        EnvironmentFailure, StoreError: the sweep's ledger cannot be read or written.
+    """
+    return more_budget.raise_budget(_steered(name), usd)
+
+
 def end(name: str, *, save: bool) -> int:
     """Ask all runs to `save` and stop, or to release their nodes; return how many were asked.
 
@@ -71,9 +81,14 @@ def end(name: str, *, save: bool) -> int:
         UsageError: it is named by its place in a store.
         EnvironmentFailure: some could not be asked; names them and the way out. All others were.
     """
+    return ending.end(_steered(name), Kind.USER_STOP if save else Kind.USER_DOWN)
+
+
+def _steered(name: str) -> SweepRecord:
+    """Return a sweep of this machine."""
     if is_place(name):
         raise UsageError(
             f"{name} is a place in a store: a sweep can be looked at there, and not steered.",
             hint="repeat it on the machine where it was begun",
         )
-    return ending.end(find_sweep(name), Kind.USER_STOP if save else Kind.USER_DOWN)
+    return find_sweep(name)

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from spotguard.control.journal.sweep.part import MINIMIZE, sweep_store
 from spotguard.control.journal.sweep.published import Values, read_values
+from spotguard.control.journal.team.stored_books import read_books
 from spotguard.control.report.stored import StoredRun
 from spotguard.control.status.metrics import ValuesOfRun
 from spotguard.control.sweep.sweep_request import place_of, stopped_mark
 from spotguard.control.sweep.where import folder_here, look_at, was_launched
 from spotguard.errors import JournalDamaged, SpotguardError, StoreError, UsageError
 from spotguard.events.states import RunState
+from spotguard.events.untrusted import Refused
 from spotguard.shared.json_documents import INSTANT
 from spotguard.storage import PrefixedStore, open_store
 
@@ -128,7 +130,7 @@ class SweepWatch:
             sweep_id=sweep.sweep_id,
             store=sweep.store_root,
             created_at=sweep.created_at,
-            budget_usd=part.cap.usd,
+            budget_usd=self._budget_usd(),
             spent_usd=sum(known) if len(known) == len(spent) else None,
             demo_prices=any(played for _, played in told),
             parallel=part.cap.at_once,
@@ -139,6 +141,15 @@ class SweepWatch:
             points=tuple(points),
             best=best_of(points, part.goal),
         )
+
+    def _budget_usd(self) -> float:
+        """Return what all may cost now: it may have been raised since the sweep was begun."""
+        try:
+            found = read_books(sweep_store(self._root, self._sweep.sweep_id))
+        except Refused:  # who asks it for money says so
+            found = None
+        cap = self._sweep.part.cap if found is None else found.books.cap
+        return (cap or self._sweep.part.cap).usd
 
     def _point(self, number: int, run_id: str) -> tuple[SweepPoint, bool]:
         if run_id in self._at_rest:

@@ -10,8 +10,6 @@ not hashed a second time for the signature (`UNSIGNED-PAYLOAD`).
 from __future__ import annotations
 
 import contextlib
-import difflib
-import importlib.util
 import os
 import re
 import threading
@@ -19,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from spotguard.errors import MissingExtra, NotFound, StoreError, StoreUnavailable, UsageError
+from spotguard.errors import NotFound, StoreError, StoreUnavailable, UsageError
 from spotguard.storage.base import ObjectInfo
 from spotguard.storage.buffers import within
 from spotguard.storage.remote.bucket import Page, PartRules, Upload
@@ -35,6 +33,8 @@ from spotguard.storage.s3.errors import (
     is_of_a_role,
     unusable,
 )
+from spotguard.storage.s3.settings import checked_settings, need_boto3
+from spotguard.storage.s3.signed_reads import SignedReads
 from spotguard.storage.s3.transport import Body, Wire
 from spotguard.storage.urls import is_server
 
@@ -57,7 +57,6 @@ _MB = 1 << 20
 _WRITER = "spotguard-writer"
 _COLDEST: Literal["DEEP_ARCHIVE"] = "DEEP_ARCHIVE"
 _ARCHIVES = ("GLACIER", "DEEP_ARCHIVE")
-_SETTINGS = ("endpoint", "region")
 _BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
 """What botocore takes: S3's own rules are narrower, but other servers' are not."""
 
@@ -87,7 +86,7 @@ class S3Bucket:
                 hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead",
             )
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
-        self._settings = _checked_settings(dict(parse_qsl(query, keep_blank_values=True)), place)
+        self._settings = checked_settings(dict(parse_qsl(query, keep_blank_values=True)), place)
         if not self._bucket:
             raise UsageError(f"store {place!r} names no bucket", hint="s3://BUCKET/PREFIX")
         if not _BUCKET.fullmatch(self._bucket):
@@ -95,8 +94,9 @@ class S3Bucket:
                 f"store {place!r}: no bucket can be called {self._bucket!r}",
                 hint="a bucket's name is letters, digits, dots and dashes",
             )
-        _need_boto3()
+        need_boto3()
         self._wire = Wire()
+        self._signed_reads = SignedReads(self._wire)
         self._lock = threading.RLock()
         # Each made at its first use; no `cached_property`, whose lock all buckets would share.
         self._made_client: S3Client | None = None
@@ -292,12 +292,15 @@ class S3Bucket:
 
     def get(self, key: str, max_bytes: int | None = None) -> bytes:
         """Return the whole object, proven by its checksum where the server keeps one."""
-        with self._translated("s3:GetObject", key), self._wire.taking(max_bytes):
+
+        def ask() -> tuple[bytes, str]:
             answer = self._client.get_object(**self._at(key), ChecksumMode="ENABLED")
             within(key, max_bytes, b"", answer.get("ContentLength"))
-            content: bytes = answer["Body"].read()
+            return answer["Body"].read(), answer.get("ChecksumCRC32C", "")
+
+        with self._translated("s3:GetObject", key), self._wire.taking(max_bytes):
+            content, promised = ask() if max_bytes is None else self._signed_reads.get(key, ask)
         within(key, max_bytes, content)
-        promised = answer.get("ChecksumCRC32C", "")
         # Of an object made of parts it is a checksum of checksums, with the number of parts.
         if promised and "-" not in promised and promised != crc32c_of([memoryview(content)]):
             raise StoreUnavailable(f"the bytes of {key} were damaged on their way")
@@ -349,18 +352,20 @@ class S3Bucket:
             "ContinuationToken": token or "",
         }
         given: Any = {name: value for name, value in options.items() if value}
-        with self._translated("s3:ListBucket", prefix):
+
+        def ask() -> Page:
             answer = self._client.list_objects_v2(
                 Bucket=self._bucket, Prefix=self._prefix + prefix, **given
             )
-        return Page(
-            [self._info(each) for each in answer.get("Contents", [])],
-            [
-                each["Prefix"].removeprefix(self._prefix)
-                for each in answer.get("CommonPrefixes", [])
-            ],
-            answer.get("NextContinuationToken") if answer.get("IsTruncated") else None,
-        )
+            folders = [each["Prefix"] for each in answer.get("CommonPrefixes", [])]
+            return Page(
+                [self._info(each) for each in answer.get("Contents", [])],
+                [folder.removeprefix(self._prefix) for folder in folders],
+                answer.get("NextContinuationToken") if answer.get("IsTruncated") else None,
+            )
+
+        with self._translated("s3:ListBucket", prefix):
+            return self._signed_reads.page((prefix, start_after, folders, token), ask)
 
     def _head(self, key: str) -> HeadObjectOutputTypeDef | None:
         with contextlib.suppress(NotFound), self._translated("s3:GetObject", key):
@@ -561,37 +566,3 @@ def _encryption_of(found: HeadObjectOutputTypeDef) -> dict[str, Any]:
     """Return how an object is encrypted: without a word of it, a copy is as the bucket likes."""
     told: Any = found
     return {name: told[name] for name in ("ServerSideEncryption", "SSEKMSKeyId") if name in told}
-
-
-def _checked_settings(given: dict[str, str], place: str) -> dict[str, str]:
-    for name, value in given.items():
-        if name not in _SETTINGS:
-            close = difflib.get_close_matches(name, _SETTINGS, n=1)
-            raise UsageError(
-                f"store {place!r} has no setting {name!r}",
-                hint=f"did you mean {close[0]}?" if close else f"it has {' and '.join(_SETTINGS)}",
-            )
-        if name == "endpoint":
-            _check_endpoint(value, place)
-    return given
-
-
-def _check_endpoint(endpoint: str, place: str) -> None:
-    if "@" in endpoint:  # also where no scheme says what is before it
-        raise UsageError(
-            f"store {place!r}: the endpoint holds a login, and URLs are shown and kept",
-            hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead",
-        )
-    if not is_server(endpoint):
-        raise UsageError(
-            f"store {place!r}: the endpoint {endpoint!r} is no http:// or https:// URL",
-            hint=f"s3://BUCKET/PREFIX?endpoint=https://{endpoint.rpartition('//')[2] or 'HOST'}",
-        )
-
-
-def _need_boto3() -> None:
-    if not all(map(importlib.util.find_spec, ("boto3", "crc32c"))):
-        raise MissingExtra(
-            "stores at s3:// need boto3 and crc32c, which are not installed",
-            hint="pip install 'spotguard[aws]'",
-        )

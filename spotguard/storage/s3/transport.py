@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import threading
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from botocore.awsrequest import AWSPreparedRequest, AWSResponse
+
+    from spotguard.storage.http.connections import Answer
 
 
 class Body(io.RawIOBase):
@@ -51,6 +54,15 @@ class _Raw:
         yield self._file.read()
 
 
+@dataclass
+class Noted:
+    """A request as it was signed, and what came back."""
+
+    url: str = ""
+    headers: dict[str, str] = field(default_factory=dict, repr=False)
+    body: bytes = field(default=b"", repr=False)
+
+
 class Wire:
     """What sends botocore's signed requests and receives the answers. Thread-safe."""
 
@@ -76,26 +88,47 @@ class Wire:
         finally:
             self._here.most_bytes = None
 
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[Noted]:
+        """Note this thread's last request meanwhile, to be sent `again`: one without a body."""
+        self._here.noted = noted = Noted()
+        try:
+            yield noted
+        finally:
+            self._here.noted = None
+
+    def again(self, noted: Noted) -> Answer:
+        """Send such a request as it is, as long as its signature counts; return its answer."""
+        return self._ask("GET", noted.url, noted.headers)
+
     def __call__(self, request: AWSPreparedRequest, **_: object) -> AWSResponse:
         """Send a request; return its answer."""
         from botocore.awsrequest import AWSResponse, HeadersDict
 
-        parts = urlsplit(request.url)
+        sent = {name: _text(value) for name, value in request.headers.items() if _is_sent(name)}
+        answer = self._ask(request.method, request.url, sent, body=_views(request.body))
+        self._here.received = answer.filled_bytes
+        noted = getattr(self._here, "noted", None)
+        if noted is not None:
+            noted.url, noted.headers, noted.body = request.url, sent, answer.body
+        headers: Any = HeadersDict(answer.headers)
+        return AWSResponse(request.url, answer.status, headers, _Raw(answer.body))
+
+    def _ask(
+        self, method: str, url: str, headers: dict[str, str], body: Sequence[memoryview] = ()
+    ) -> Answer:
+        parts = urlsplit(url)
         server = f"{parts.scheme}://{parts.netloc}"
         if server not in self._connections:
             self._connections.setdefault(server, Connections(server))
-        into = getattr(self._here, "into", ())
-        answer = self._connections[server].ask(
-            request.method,
-            request.url.removeprefix(server) or "/",
-            {name: _text(value) for name, value in request.headers.items() if _is_sent(name)},
-            body=_views(request.body),
-            into=into,
+        return self._connections[server].ask(
+            method,
+            url.removeprefix(server) or "/",
+            headers,
+            body=body,
+            into=getattr(self._here, "into", ()),
             most_bytes=getattr(self._here, "most_bytes", None),
         )
-        self._here.received = answer.filled_bytes
-        headers: Any = HeadersDict(answer.headers)
-        return AWSResponse(request.url, answer.status, headers, _Raw(answer.body))
 
 
 def _is_sent(name: str) -> bool:

@@ -165,6 +165,19 @@ def test_a_run_that_was_launched_is_not_created_again(job: JobSpec, started: lis
     assert not point.settled
 
 
+def test_a_controller_that_is_started_again_is_told(job: JobSpec, started: list[str]) -> None:
+    """Who looks at the story sees that its controller died; a first start is nothing to tell."""
+    sweep = begin.begin(job, PLAN)
+    died, *others = created_runs(sweep)
+    with died.journal() as journal:
+        journal.append(Kind.CONTROLLER_STARTED.value, at=0.0, data={"pid": 1})
+    begin.go_on(sweep)
+    for folder in (died, *others):
+        with folder.journal() as journal:
+            repaired = journal.newest(Kind.CONTROLLER_REPAIRED.value)
+        assert (repaired is not None) == (folder is died)
+
+
 def test_a_sweep_that_is_forgotten_half_is_in_nobodys_way(
     job: JobSpec, started: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

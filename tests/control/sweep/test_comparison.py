@@ -81,12 +81,16 @@ def test_the_worse_half_is_stopped_and_can_go_on_later(world: World) -> None:
     assert attempt.saved is True
     assert attempt.last_save is not None
     with world.journal() as journal:
-        assert why in [line.text for line in history_lines(journal.events())]
+        story = [line.text for line in history_lines(journal.events())]
+    assert why in story
+    assert any("attempt ended: stopped by its sweep, state saved" in text for text in story), story
+    assert not [text for text in story if "by you" in text]
     world.write(Kind.RESUMED, {"limits": record.limits.__dict__})
     again = control(world, store)
     assert again.settled is not None
     assert again.settled.state is RunState.FINISHED
     assert again.attempts[1].resumed_step == attempt.last_save.step
+    assert [each.by_sweep for each in again.attempts] == [True, False]
 
 
 def test_the_better_half_goes_on_through_all_looks(world: World) -> None:

@@ -160,6 +160,24 @@ def set_cap(store_root: str, cap: TeamCap | None) -> TeamDocument:
     return _document(store.url, _change(store, lambda books: _with_cap(books, cap)))
 
 
+def raise_cap(store_root: str, cap: TeamCap) -> None:
+    """Let all runs cost more than now, from now on.
+
+    Raises:
+        UsageError: it would be less.
+        EnvironmentFailure: the books cannot be read or written.
+    """
+
+    def change(books: TeamBooks) -> TeamBooks:
+        if books.cap is not None and cap.usd < books.cap.usd:
+            raise UsageError(
+                f"--budget: given {format_usd(cap.usd)}; it is {format_usd(books.cap.usd)} already"
+            )
+        return _with_cap(books, cap)
+
+    _change(open_store(store_root), change)
+
+
 def give_back(store_root: str, run_id: str) -> TeamDocument:
     """Take back what was promised to a run that will never come back; return how it stands then.
 
