@@ -30,6 +30,7 @@ from spotguard.runtime.distributed.optimizers import OptimizerWatch
 from spotguard.runtime.distributed.weighted_mean import WeightedMeans
 from spotguard.runtime.ending.leaving import Phase
 from spotguard.runtime.loop.batch_probe import BatchProbe
+from spotguard.runtime.loop.batch_trial import BatchTrial, end_without_curve
 from spotguard.runtime.loop.loader_trial import LoaderTrial
 from spotguard.runtime.loop.profile_facts import facts_of
 from spotguard.runtime.process.clock import RUN_CLOCK
@@ -379,12 +380,17 @@ class Training:
 
     def _settle_micro_batches(self, manifest: Manifest | None, first: int) -> None:
         """Find how many samples fit, if that was asked for; the ranks do so together."""
-        loader, gradients = self.loader, self._gradients
+        loader, gradients, job = self.loader, self._gradients, self._job
+        trial = job.settings.try_batch
         if not isinstance(loader, ElasticLoader) or loader.probe is None:
+            if trial is not None:
+                end_without_curve(trial, loader)
             return
         assert isinstance(gradients, GradientSync)  # bitwise mode has refused it
-        job = self._job
-        probe = BatchProbe(loader, self._values, gradients, self._of.ranks, job.device)
+        how = (loader, self._values, gradients, self._of.ranks, job.device)
+        if trial is not None:
+            BatchTrial(trial, *how).run(first)
+        probe = BatchProbe(*how)
         if job.settings.smoke_samples is not None:
             probe.settle_untried()  # this machine's memory says nothing of the nodes'
             return
