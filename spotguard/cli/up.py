@@ -299,6 +299,8 @@ def _smoke(spec: JobSpec) -> Smoke | None:
         outcome = run_smoke(spec, note)
     if outcome.skipped:
         note(f"smoke: skipped, so nothing is proven: {outcome.skipped}")
+    elif outcome.warning:
+        note(f"smoke: passed, but {outcome.warning}")
     elif outcome.is_old:
         note("smoke: passed before, and nothing has changed since")
     else:

@@ -412,6 +412,10 @@ def test_a_smoke_that_was_skipped_says_so_and_lets_pass(
     said = cli("up", script, *ON_AWS, "-y")
     assert said.code == 0
     assert "smoke: skipped, so nothing is proven: this machine's Python lacks jax" in said.err
+    smokes[:] = [SmokeOutcome(smoke=MEASURED, warning="no optimizer has stepped yet")]
+    said = cli("plan", script, *ON_AWS, "--smoke")
+    assert "smoke: passed, but no optimizer has stepped yet" in said.err
+    assert "passed; state 1.5 GB" in said.out
     assert control.asked[0][0] == "create"
 
 
