@@ -191,5 +191,5 @@ def test_a_script_that_gathers_gradients_passes_and_is_told_of() -> None:
     spec = job(HEAD + SETUP + TRACK + LOADER + body)
     outcome = run_smoke(spec, lambda _: None)
     assert outcome.smoke is not None
-    assert "train.py line 15 (`optimizer.step()`)" in outcome.warning
+    assert "train.py line 16 (`optimizer.step()`)" in outcome.warning
     assert known_smoke(spec) is None
