@@ -43,6 +43,8 @@ class Measured(NamedTuple):
     """Until the base is stored, if there is one."""
     save_s: list[float]
     stall_s: list[float]
+    cpu_s: list[float]
+    """Of all threads: what others on the machine do changes it little."""
     size_bytes: int
     restore_s: float
     anew_s: float
@@ -111,13 +113,13 @@ class _Attempt:
                 parameter.grad = torch.full_like(parameter, 0.1)
         self.optimizer.step()
 
-    def save(self, step: int) -> tuple[float, float]:
-        began = time.perf_counter()
+    def save(self, step: int) -> tuple[float, float, float]:
+        began, cpu_began = time.perf_counter(), time.process_time()
         capture = self.saver.capture(step, CheckpointKind.PERIODIC, self.objects, {})
         self.saver.save_in_background(capture, overlap=True)
         stall_s = time.perf_counter() - began + self.saver.wait_copied()
         self.saver.wait()
-        return time.perf_counter() - began, stall_s
+        return time.perf_counter() - began, stall_s, time.process_time() - cpu_began
 
 
 def _raise(problem: Exception) -> None:
@@ -148,8 +150,9 @@ def measured(folder: Path, layers: int, *, skip: bool, base: Path | None = None)
         del again
     return Measured(
         first_s,
-        [save_s for save_s, _ in saves],
-        [stall_s for _, stall_s in saves],
+        [save_s for save_s, _, _ in saves],
+        [stall_s for _, stall_s, _ in saves],
+        [cpu_s for _, _, cpu_s in saves],
         size_bytes,
         times[0],
         times[1],
@@ -166,10 +169,10 @@ def main() -> None:
     base = given.layers * WIDTH * (WIDTH + 1) * 4
     print(f"a frozen base of {base / 1e9:.2f} GB, {STEPS} saves each\n")
     print(
-        "| tracked | a save holds | takes (median) | worst | holds up training | base in the store "
-        "| before | restore | anew |"
+        "| tracked | a save holds | takes (median) | worst | holds up training | CPU time "
+        "| base in the store | before | restore | anew |"
     )
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for name in ("as a whole", 'frozen="skip"', "base="):
         with tempfile.TemporaryDirectory(dir=given.folder) as folder:
             file = Path(folder) / "base.safetensors" if name == "base=" else None
@@ -178,7 +181,7 @@ def main() -> None:
         print(
             f"| {name} | {one.size_bytes / 1e6:.1f} MB | {statistics.median(one.save_s):.3f} s "
             f"| {max(one.save_s):.3f} s | {1e3 * statistics.median(one.stall_s):.1f} ms "
-            f"| {one.base_bytes / 1e6:.2f} MB "
+            f"| {1e3 * statistics.median(one.cpu_s):.0f} ms | {one.base_bytes / 1e6:.2f} MB "
             f"| {one.first_s:.2f} s | {one.restore_s:.2f} s | {one.anew_s:.2f} s |"
         )
     print(f"\nload average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")

@@ -46,6 +46,7 @@ from spotguard.control.status.view import (
 from spotguard.control.sweep.table import SweepDocument
 from spotguard.events.states import CheckpointKind, EndReason, Market, RunState
 from spotguard.launch.base import PriceSource, Skipped, Unchecked
+from spotguard.policy.plan.batch_curve import BatchCurve
 from spotguard.policy.plan.carbon.factors import Factor
 from spotguard.policy.plan.forecast import CostForecast
 from spotguard.policy.plan.job import JobPlan
@@ -87,6 +88,7 @@ _NAMES: Final = {
     for kind in (
         *(CheckpointKind, EndReason, Market, RunState),
         *(
+            BatchCurve,
             ListedClusters,
             LoaderReport,
             PriceSource,

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from spotguard.api import Run
     from spotguard.launch.base import Offer, Survey
+    from spotguard.policy.plan.batch_curve import BatchCurve
     from spotguard.policy.plan.job import JobPlan
     from spotguard.policy.plan.smoke import Smoke
     from spotguard.spec.model import JobSpec
@@ -74,6 +75,24 @@ MicroBatchOption = Annotated[
 ]
 
 
+ProbeOption = Annotated[
+    bool,
+    typer.Option(
+        "--probe",
+        help="Try sizes of micro-batches on this machine's CPU, of a script with "
+        'micro_batch_size="auto": what each takes in memory and time, and which is taken.',
+    ),
+]
+ProbeMemoryOption = Annotated[
+    float | None,
+    typer.Option(
+        "--probe-memory",
+        min=0.01,
+        metavar="GB",
+        help="For --probe: the memory that stands in for a device's.",
+        show_default="most of what is free here",
+    ),
+]
 YamlOption = Annotated[
     bool,
     typer.Option("--yaml", help="Print the SkyPilot task that would be launched first."),
@@ -197,6 +216,8 @@ def plan(
     global_batch: GlobalBatchOption = None,
     micro_batch: MicroBatchOption = None,
     smoke: SmokeOption = None,
+    probe: ProbeOption = False,
+    probe_memory: ProbeMemoryOption = None,
     as_yaml: YamlOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -204,8 +225,10 @@ def plan(
 
     With the sizes of its batches, also how a step falls onto the ranks on each number of nodes.
     With --smoke, what its first steps on this machine's CPU measure; without, what they did when
-    they last passed.
+    they last passed. With --probe, what micro-batches of each size take.
     """
+    if probe_memory is not None and not probe:
+        raise UsageError("--probe-memory says nothing without --probe", hint="pass both")
     resolved = resolve_job(script, args or [], with_smoke(flags, smoke))
     batches = _batches(resolved.batches, global_batch, micro_batch)
     found = survey_phases(resolved.spec)
@@ -214,6 +237,8 @@ def plan(
         return
     measured = _smoke(resolved.spec) if smoke else _known_smoke(resolved.spec)
     planned = _plan(replace(resolved, batches=batches), found, measured)
+    if probe:
+        planned = replace(planned, probe=_probe(resolved.spec, probe_memory))
     if as_json:
         print_json(planned.to_json())
     else:
@@ -274,11 +299,21 @@ def _smoke(spec: JobSpec) -> Smoke | None:
         outcome = run_smoke(spec, note)
     if outcome.skipped:
         note(f"smoke: skipped, so nothing is proven: {outcome.skipped}")
+    elif outcome.warning:
+        note(f"smoke: passed, but {outcome.warning}")
     elif outcome.is_old:
         note("smoke: passed before, and nothing has changed since")
     else:
         note("smoke: passed; the same is not tried again")
     return outcome.smoke
+
+
+def _probe(spec: JobSpec, memory_gb: float | None) -> BatchCurve:
+    from spotguard.control.drill.batch_trial import try_batches
+
+    memory = None if memory_gb is None else int(memory_gb * 1e9)
+    with heard_as_ctrl_c(signal.SIGTERM, signal.SIGHUP):
+        return try_batches(spec, note, memory_bytes=memory)
 
 
 def _known_smoke(spec: JobSpec) -> Smoke | None:
@@ -376,3 +411,7 @@ def show_plan(planned: JobPlan) -> None:
 
     terminal = console()
     terminal.print(plan_screen(planned, width=terminal.width))
+    if planned.probe is not None:
+        from spotguard.cli.views.batch_curve import curve_screen
+
+        terminal.print(curve_screen(planned.probe))

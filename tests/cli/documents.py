@@ -25,6 +25,7 @@ from spotguard.control.controller import start
 from spotguard.control.doctor import checks, orphans
 from spotguard.control.doctor import store as doctor_store
 from spotguard.control.doctor.clouds import Clouds
+from spotguard.control.drill import batch_trial
 from spotguard.control.drill import run as drill
 from spotguard.control.drill.report import DrillReport, Finding
 from spotguard.control.journal.fold import limits_to_json
@@ -39,6 +40,7 @@ from spotguard.events.states import CheckpointKind, Market
 from spotguard.launch.aws_prices import PricePoint
 from spotguard.launch.base import Offer, PriceSource, Skipped, Survey, Unchecked
 from spotguard.policy.market.sightings import Sighting
+from spotguard.policy.plan.batch_curve import BatchCurve, TriedSize
 from spotguard.policy.plan.forecast import CostForecast
 from spotguard.policy.plan.smoke import Smoke
 from spotguard.shared.units import SystemClock
@@ -344,7 +346,23 @@ def _of_plans(patch: pytest.MonkeyPatch, home: Path) -> Iterator[tuple[str, list
         notice_s=120.0,
     )
     patch.setattr(up, "_known_smoke", lambda spec: smoke)
-    yield "plan", _printed("plan", script, *job, *rules, *sizes, "--nodes", "1:4", args=("--lr",))
+    tried = (
+        TriedSize(samples=2, fits=True, peak_bytes=400_000_000, pass_s=0.1),
+        TriedSize(samples=62, fits=True, peak_bytes=700_000_000, pass_s=1.0),
+        TriedSize(samples=128, fits=False, peak_bytes=None, pass_s=None),
+    )
+    curve = BatchCurve(
+        memory_bytes=1_000_000_000,
+        kept_free_bytes=100_000_000,
+        global_batch_size=512,
+        ranks=2,
+        most=256,
+        chosen=58,
+        tried=tried,
+    )
+    patch.setattr(batch_trial, "try_batches", lambda spec, tell, **_: curve)
+    more = ("--nodes", "1:4", "--probe")
+    yield "plan", _printed("plan", script, *job, *rules, *sizes, *more, args=("--lr",))
 
 
 def _offer(infra: str, market: Market, price: float | None = None) -> Offer:

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from spotguard.cli.views import formats
+from spotguard.control.drill import batch_trial
 from spotguard.control.drill import run as drill
 from spotguard.control.drill.smoke import run as smoke_run
 from spotguard.control.drill.smoke.run import SmokeOutcome
@@ -22,7 +24,9 @@ from spotguard.errors import BudgetExhausted, JournalDamaged, SmokeFailed, Store
 from spotguard.events.states import Market, RunState
 from spotguard.launch.base import Offer, PriceSource, Skipped, Survey
 from spotguard.launch.skypilot import existence
+from spotguard.policy.plan.batch_curve import BatchCurve, TriedSize
 from spotguard.policy.plan.smoke import Smoke
+from spotguard.shared.units import format_bytes
 from tests.cli import pictures
 
 if TYPE_CHECKING:
@@ -408,6 +412,10 @@ def test_a_smoke_that_was_skipped_says_so_and_lets_pass(
     said = cli("up", script, *ON_AWS, "-y")
     assert said.code == 0
     assert "smoke: skipped, so nothing is proven: this machine's Python lacks jax" in said.err
+    smokes[:] = [SmokeOutcome(smoke=MEASURED, warning="no optimizer has stepped yet")]
+    said = cli("plan", script, *ON_AWS, "--smoke")
+    assert "smoke: passed, but no optimizer has stepped yet" in said.err
+    assert "passed; state 1.5 GB" in said.out
     assert control.asked[0][0] == "create"
 
 
@@ -436,6 +444,52 @@ def test_what_costs_nothing_is_not_tried_first_unless_asked_for(
     before = len(smokes)
     assert cli("plan", script, *flags).code == 0
     assert (len(smokes) > before) is ("--smoke" in flags)
+
+
+TRIED = (
+    TriedSize(samples=2, fits=True, peak_bytes=400_000_000, pass_s=0.1),
+    TriedSize(samples=62, fits=True, peak_bytes=700_000_000, pass_s=1.0),
+    TriedSize(samples=128, fits=False, peak_bytes=None, pass_s=None),
+)
+CURVE = BatchCurve(
+    memory_bytes=1_000_000_000,
+    kept_free_bytes=100_000_000,
+    global_batch_size=512,
+    ranks=2,
+    most=256,
+    chosen=58,
+    tried=TRIED,
+)
+
+
+@pytest.mark.parametrize(
+    ("curve", "says"),
+    [
+        (CURVE, "takes 58 of 256: 512 samples of a step on 2 ranks one sample more takes 5.0 MB"),
+        (replace(CURVE, chosen=256), "takes 256, all that a rank has"),
+        (replace(CURVE, chosen=0, tried=()), "not even one sample fits"),
+        (replace(CURVE, chosen=None, kept_free_bytes=None), "time was over before"),
+    ],
+)
+def test_plan_shows_what_micro_batches_take(
+    cli: Cli, script: str, monkeypatch: pytest.MonkeyPatch, curve: BatchCurve, says: str
+) -> None:
+    """A row for each size, and which one `auto` takes; nothing is tried unless it is asked for."""
+    asked: list[Any] = []
+
+    def answer(spec: Any, tell: Any, *, memory_bytes: int | None) -> BatchCurve:
+        asked.append(memory_bytes)
+        return curve
+
+    monkeypatch.setattr(batch_trial, "try_batches", answer)
+    shown = " ".join(cli("plan", script, "--probe", "--probe-memory", "0.5").out.split())
+    assert says in shown
+    for each in curve.tried:
+        size = f"{each.samples} {format_bytes(each.peak_bytes) if each.fits else 'does not fit'}"
+        assert size in shown
+    assert json.loads(cli("plan", script, "--json").out)["probe"] is None
+    assert asked == [500_000_000]
+    assert cli("plan", script, "--probe-memory", "0.5").code == 2
 
 
 @pytest.mark.usefixtures("clouds")

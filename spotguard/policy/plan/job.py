@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from spotguard.launch.base import Offer, PriceSource, Skipped, Unchecked
+    from spotguard.policy.plan.batch_curve import BatchCurve
     from spotguard.policy.plan.carbon.estimate import NodeDevices
     from spotguard.policy.plan.carbon.factors import Factor
     from spotguard.policy.plan.forecast import CostForecast
@@ -159,6 +160,8 @@ class JobPlan:
     """What it is expected to cost and when it is done; None for nodes of this machine."""
     smoke: Smoke | None = None
     """What the script's first steps on this machine measured; None: not tried, or changed since."""
+    probe: BatchCurve | None = None
+    """What sizes of its micro-batches take on this machine; None: they were not tried."""
     phases: tuple[PhasePlan, ...] = ()
     """All phases of the job; what stands outside of it is the first one's."""
     moves: str | None = None

@@ -87,7 +87,8 @@ class BatchProbe:
         if limit is None:
             self._loader.settle(most, device)
             return f"micro-batches of {most} samples: no limit of this CPU's memory is known"
-        found = self._search(most, first)
+        with self._trying():
+            found = self._search(most, first)
         if not found.size:
             raise EnvironmentFailure(
                 'run.loader: micro_batch_size="auto": not even one sample fits into the memory',
@@ -114,10 +115,14 @@ class BatchProbe:
             ranks.add_up(every)()
         return min((size for size in every.tolist() if size), default=None)
 
-    def _search(self, most: int, first: int) -> Found:
+    @contextlib.contextmanager
+    def _trying(self) -> Iterator[None]:
         quiet = self._gradients.without_buffers()  # DDP's own is for all ranks or for none
         with put_back(self._values), outside_loop.warm_up(), quiet:
-            return largest_that_fits(most, lambda size: self._fits_all(size, first))
+            yield
+
+    def _search(self, most: int, first: int) -> Found:
+        return largest_that_fits(most, lambda size: self._fits_all(size, first))
 
     def _fits_all(self, size: int, first: int) -> bool:
         """Try a size on all ranks; return whether it fits for each of them."""
@@ -141,29 +146,34 @@ class BatchProbe:
         return False
 
     def _kept_free(self) -> torch.Tensor | None:
-        """Return memory that is to be left where the process has no more than its device.
-
-        On a CPU what is saved is copied beside the training, and threads have stacks.
-        """
+        """Return memory that is to be left where the process has no more than its device."""
         if self._device.type != "cpu":
             return None
+        return torch.empty(self._kept_free_bytes(), dtype=torch.uint8)
+
+    def _kept_free_bytes(self) -> int:
+        """Return what a CPU needs: what is saved is copied beside the training; threads' stacks."""
         modules = [value for value in self._values if isinstance(value, torch.nn.Module)]
         state = sum(t.nbytes for t in _tensors(modules, self._optimizers))
-        return torch.empty(state + _OF_THREADS_BYTES, dtype=torch.uint8)
+        return state + _OF_THREADS_BYTES
 
     def _train(self, size: int, first: int) -> None:
         share = self._loader.share_to_try(first, size)
-        probe = self._loader.probe
-        assert probe is not None
         for is_second in (False, True):
             self._gradients.begin(share)
             self._loader.seed_training(share)
-            run_backward(probe(self._loader.batch_of(share)), 1.0)
+            self._pass(self._loader.batch_of(share))
             if not is_second:
                 for optimizer in self._optimizers:
                     optimizer.step()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+    def _pass(self, batch: Any) -> None:
+        """Run forward and backward of one micro-batch."""
+        probe = self._loader.probe
+        assert probe is not None
+        run_backward(probe(batch), 1.0)
 
     def _let_go(self) -> None:
         for parameter in parameters_of(self._optimizers):

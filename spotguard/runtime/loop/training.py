@@ -30,6 +30,8 @@ from spotguard.runtime.distributed.optimizers import OptimizerWatch
 from spotguard.runtime.distributed.weighted_mean import WeightedMeans
 from spotguard.runtime.ending.leaving import Phase
 from spotguard.runtime.loop.batch_probe import BatchProbe
+from spotguard.runtime.loop.batch_trial import BatchTrial, end_without_curve
+from spotguard.runtime.loop.learning_check import LearningCheck
 from spotguard.runtime.loop.loader_trial import LoaderTrial
 from spotguard.runtime.loop.profile_facts import facts_of
 from spotguard.runtime.process.clock import RUN_CLOCK
@@ -124,6 +126,7 @@ class Training:
         self._errors_end_it = _ErrorsEndIt(self._open, job)
         self._loop: TrainingLoop
         path = job.settings.try_loader_path
+        self._learning: LearningCheck | None = None
         self._trial = LoaderTrial(path, loader, job.metrics) if path else None
         self.finished = 0
         """Steps done, by this attempt and those before it."""
@@ -285,6 +288,8 @@ class Training:
         self.finished += 1
         self.step, self._evaluated = None, 0
         self._optimizers.end_of_step()
+        if self._learning is not None and (told := self._learning.after(step)):
+            self._job.reporter.event(JobEvent.WARNING, **told)
         self.loader.keep(self.finished)
         seconds = time.perf_counter() - self._started
         ends_epoch = epoch_until is not None and (self.is_done or self.finished == epoch_until)
@@ -379,12 +384,17 @@ class Training:
 
     def _settle_micro_batches(self, manifest: Manifest | None, first: int) -> None:
         """Find how many samples fit, if that was asked for; the ranks do so together."""
-        loader, gradients = self.loader, self._gradients
+        loader, gradients, job = self.loader, self._gradients, self._job
+        trial = job.settings.try_batch
         if not isinstance(loader, ElasticLoader) or loader.probe is None:
+            if trial is not None:
+                end_without_curve(trial, loader)
             return
         assert isinstance(gradients, GradientSync)  # bitwise mode has refused it
-        job = self._job
-        probe = BatchProbe(loader, self._values, gradients, self._of.ranks, job.device)
+        how = (loader, self._values, gradients, self._of.ranks, job.device)
+        if trial is not None:
+            BatchTrial(trial, *how).run(first)
+        probe = BatchProbe(*how)
         if job.settings.smoke_samples is not None:
             probe.settle_untried()  # this machine's memory says nothing of the nodes'
             return
@@ -402,6 +412,9 @@ class Training:
             modules, optimizers, self._gradients, job.keeper, job.world_size
         )
         self._of.gives_back.callback(self._optimizers.close)
+        if job.settings.smoke_samples is not None:
+            self._learning = LearningCheck(modules, optimizers)
+            self._of.gives_back.callback(self._learning.close)
 
     def _last_step(self, total: int | None, epochs: int | None) -> int:
         """Return how many steps there are in all, as seen from where this attempt begins."""

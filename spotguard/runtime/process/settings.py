@@ -112,6 +112,8 @@ class Settings:
     """In a smoke, the most samples of a step; 0: as many as the script says. None elsewhere."""
     try_loader_path: str | None = None
     """Where to write how fast the loader reads; the process ends then. None: it is not timed."""
+    try_batch: str | None = None
+    """How sizes of micro-batches are to be tried, instead of training; None: they are not."""
     holds: dict[int, float] = field(default_factory=dict)
     """Steps done -> seconds to wait there for a stop, so that a drill hits fast scripts too."""
 
@@ -182,6 +184,7 @@ class Settings:
             max_steps=_int(env.MAX_STEPS),
             smoke_samples=_int(env.SMOKE),
             try_loader_path=os.environ.get(env.TRY_LOADER) or None,
+            try_batch=os.environ.get(env.TRY_BATCH) or None,
             holds=_holds(os.environ.get(env.HOLD, "")),
         )
 

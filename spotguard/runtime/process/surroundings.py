@@ -14,7 +14,7 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -176,7 +176,7 @@ def at_prompt() -> bool:
     return hasattr(sys, "ps1")
 
 
-def exit_now(code: int = EXIT_CODE_OF_JOB_TOLD_TO_STOP) -> None:
+def exit_now(code: int = EXIT_CODE_OF_JOB_TOLD_TO_STOP) -> NoReturn:
     """End the process at once; the usual code is that of a job that was told to stop."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # the log pipe may be dead already

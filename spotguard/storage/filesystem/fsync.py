@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from spotguard.storage.filesystem.direct_io import write_direct
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
     from pathlib import Path
 
 _SMALL_WRITES_BYTES = 1 << 16
@@ -48,10 +48,20 @@ def _stamp(descriptor: int) -> None:
     os.utime(descriptor, ns=(stamp_ns, stamp_ns))
 
 
-def make_durable_folder(folder: Path, *, within: Path) -> None:
-    """Make `folder` and its parents; sync the entries of the new ones and of all below `within`."""
+def make_durable_folder(folder: Path, *, within: Path, known: Collection[Path] = ()) -> None:
+    """Make `folder` and its parents; sync the entries of the new ones and of all below `within`.
+
+    Of those in `known` they are on the disk already, unless they are gone.
+    """
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        pass
+    except FileNotFoundError:  # nothing is as it was: a folder may be another one by now
+        known = ()
     chain = [folder, *folder.parents]
-    fresh = [path for path in chain if within in (path, *path.parents) or not path.exists()]
+    below = [path for path in chain if within in (path, *path.parents)]
+    fresh = [path for path in chain if (path in below and path not in known) or not path.exists()]
     with contextlib.suppress(FileExistsError):  # also raised when it vanishes in between
         folder.mkdir(parents=True)
     for path in reversed(fresh):

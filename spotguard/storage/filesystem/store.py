@@ -208,13 +208,15 @@ class FileStore:
         """Run `place` in an existing folder: a deleter may remove it, empty, in between."""
         for _ in range(_FOLDER_RACES):
             with contextlib.suppress(FileNotFoundError):
-                if target.parent not in self._durable:
-                    make_durable_folder(target.parent, within=self._root)
-                    self._durable.add(target.parent)
+                folder = target.parent
+                if folder not in self._durable:
+                    make_durable_folder(folder, within=self._root, known=self._durable)
+                    above = (path for path in folder.parents if self._root in path.parents)
+                    self._durable.update((folder, self._root, *above))
                 place()
-                sync_folder(target.parent)
+                sync_folder(folder)
                 return
-            self._durable.discard(target.parent)
+            self._durable.clear()  # those above it may be others, too
         raise StoreUnavailable(f"cannot write {target}: its folder keeps vanishing")
 
     def _create(self, temp: Path, target: Path, key: str) -> None:
@@ -254,11 +256,11 @@ class FileStore:
 
     def _remove_empty(self, folder: Path) -> None:
         while folder != self._root:
-            self._durable.discard(folder)
             try:
                 folder.rmdir()
             except OSError:  # not empty, or somebody else was first
                 return
+            self._durable.discard(folder)
             folder = folder.parent
 
 

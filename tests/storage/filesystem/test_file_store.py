@@ -8,6 +8,7 @@ import mmap
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -73,6 +74,20 @@ def test_bytes_and_names_are_synced_in_the_right_order(
     story.clear()
     store.put("a/b/x", b"2")
     assert story[1:] == ["rename", "sync b"]
+
+    story.clear()
+    store.put("a/c/x", b"1")  # where it lies is known to be there
+    assert story[1:] == ["sync a", "rename", "sync c"]
+
+    shutil.rmtree(tmp_path / "store" / "a")  # by somebody else
+    story.clear()
+    store.put("a/d/x", b"1")
+    assert story[1:] == [f"sync {tmp_path.name}", "sync store", "sync a", "rename", "sync d"]
+    shutil.rmtree(tmp_path / "store" / "a")
+    story.clear()
+    store.put("a/d/x", b"1")
+    assert story[2:] == [f"sync {tmp_path.name}", "sync store", "sync a", "rename", "sync d"]
+    store.put("a/b/x", b"2")
 
     story.clear()
     store.delete("a/b/x")

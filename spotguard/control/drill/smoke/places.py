@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import spotguard
+from spotguard.spec.script import local_files, read_script
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -76,6 +77,21 @@ class Code:
                     return CodeLine(str(self._script), node.lineno)
         return None
 
+    def attribute_alone(self, name: str) -> CodeLine | None:
+        """Return the first statement in the script that is only this attribute: not called."""
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.Expr) and getattr(node.value, "attr", None) == name:
+                return CodeLine(str(self._script), node.lineno)
+        return None
+
+    def never_uses(self, name: str) -> bool:
+        """Tell whether nothing in the script and the files that it imports from beside it uses it.
+
+        An attribute that stands alone is no use. What is looked up by its name as a text is one.
+        """
+        trees = [_parsed(path) for path in local_files(read_script(self._script))]
+        return bool(trees) and not any(tree is None or name in _used(tree) for tree in trees)
+
     @property
     def last(self) -> CodeLine:
         """The script's last statement."""
@@ -107,11 +123,23 @@ class Code:
 
     @cached_property
     def _tree(self) -> ast.Module:
-        try:
-            with tokenize.open(self._script) as file:
-                return ast.parse(file.read())
-        except (OSError, SyntaxError, ValueError):  # it was read before; it may change
-            return ast.Module(body=[], type_ignores=[])
+        return _parsed(self._script) or ast.Module(body=[], type_ignores=[])
+
+
+def _parsed(path: Path) -> ast.Module | None:
+    try:
+        with tokenize.open(path) as file:
+            return ast.parse(file.read())
+    except (OSError, SyntaxError, ValueError):  # it was read before; it may change
+        return None
+
+
+def _used(tree: ast.Module) -> set[str]:
+    """Return names of attributes that are more than a statement of their own, and short texts."""
+    alone = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+    named = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and id(n) not in alone}
+    texts = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
+    return named | {text for text in texts if isinstance(text, str)}
 
 
 def _text_of(path: Path, line: int) -> str:

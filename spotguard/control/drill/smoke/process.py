@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import psutil
@@ -34,8 +35,7 @@ from spotguard.shared.net import free_port
 from spotguard.storage import PrefixedStore, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Iterable, Mapping
 
     from spotguard.spec.model import JobSpec
 
@@ -63,6 +63,9 @@ _STACKS_BEFORE_S = 1.0
 _STACKS_PATIENCE_S = 3.0
 """The process is waited for so much longer, if a busy machine has not let it write them."""
 _BUSY_SPAN_S = 3.0
+_MOST_AWAKE = 0.25
+"""Of the looks at a process that rests: threads of its own wake up to see that all is well."""
+_LEAST_LOOKS = 6
 _OUTPUT_S = 5.0
 _TAIL_BYTES = 32_000
 _MOST_TOLD_BYTES = 1 << 20
@@ -101,6 +104,9 @@ class Facts:
     """Cores that it kept busy in its last seconds."""
     idle: float | None = None
     """Cores of this machine that nobody used meanwhile: without one, little says nothing."""
+    rests: bool | None = None
+    """None of its threads had anything to do in its last seconds, however busy others kept the
+    cores; None: this system does not tell."""
     seconds: float = 0.0
     told: Told | None = None
     stacks: str = ""
@@ -167,6 +173,7 @@ class _Process:
         self._total = 0
         self._began_at = 0.0
         self._cpu: collections.deque[tuple[float, float, float]] = collections.deque(maxlen=16)
+        self._awake: collections.deque[bool | None] = collections.deque(maxlen=16)
 
     def start(self) -> None:
         self._progress.write_bytes(bytes(16))
@@ -232,6 +239,7 @@ class _Process:
             first_step_s=self._first_step_s,
             busy=busy,
             idle=idle,
+            rests=self._rests(),
             seconds=time.monotonic() - self._began_at,
             told=self._read_told(),
             stacks=_text_of(self._stacks),
@@ -312,6 +320,7 @@ class _Process:
         if disk.free < _LEAST_FREE * disk.total and _size_of(self._folder) > disk.free:
             return "disk"
         self._cpu.append((now, self._cpu_s(), float(psutil.cpu_times().idle)))
+        self._awake.append(_any_awake(each.pid for each in self._tree()))
         return ""
 
     def _tree(self) -> list[psutil.Process]:
@@ -341,6 +350,10 @@ class _Process:
             return None, None
         return (last_used - used) / (last_at - at), (last_idle - idle) / (last_at - at)
 
+    def _rests(self) -> bool | None:
+        seen = [awake for awake in self._awake if awake is not None]
+        return sum(seen) <= _MOST_AWAKE * len(seen) if len(seen) >= _LEAST_LOOKS else None
+
     def _read_told(self) -> Told | None:
         text = _text_of(self._room / smoke_driver.PROBLEM_FILE)
         try:
@@ -364,6 +377,19 @@ class _Process:
             return [Event.from_json(store.get(k, max_bytes=_MOST_TOLD_BYTES)) for k in found]
         except (StoreError, Refused):
             return []
+
+
+def _any_awake(processes: Iterable[int]) -> bool | None:
+    """Return whether any thread of theirs runs, wants to run, or waits for a disk; None: unknown.
+
+    On a crowded machine one that wants to run has little time, too, and does not rest.
+    """
+    found: set[str] = set()
+    for process in processes:
+        for stat in Path(f"/proc/{process}/task").glob("*/stat"):
+            with contextlib.suppress(OSError):  # it has ended
+                found.add(stat.read_text().rpartition(")")[2].split()[0])
+    return bool(found & {"R", "D"}) if found else None
 
 
 def _asked(ask: Any) -> Any:

@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING
 from spotguard.control.drill.smoke.memory import key_of, remember, remembered
 from spotguard.control.drill.smoke.places import Code
 from spotguard.control.drill.smoke.process import SAMPLES, Facts, Stint, run_stint
-from spotguard.control.drill.smoke.verdict import Stopped, Unproven, Verdict, judge
+from spotguard.control.drill.smoke.verdict import (
+    Stopped,
+    Unproven,
+    Verdict,
+    judge,
+    nothing_learned,
+)
 from spotguard.errors import EnvironmentFailure, SmokeFailed
 from spotguard.events.event import JobEvent
 from spotguard.launch.requirements_check import missing
@@ -52,6 +58,8 @@ class SmokeOutcome:
     """Why nothing is proven."""
     is_old: bool = False
     """It passed before, and nothing has changed since."""
+    warning: str = ""
+    """What may be wrong with a script that passed; it is tried again, so that it is told again."""
 
 
 def wanted(spec: JobSpec) -> bool:
@@ -99,8 +107,9 @@ def run_smoke(spec: JobSpec, tell: Callable[[str], None]) -> SmokeOutcome:
     if isinstance(verdict, Stopped):
         raise SmokeFailed(verdict.what, hint=verdict.hint)
     measured = trial.measured()
-    remember(key, measured)
-    return SmokeOutcome(smoke=_checked(measured, spec))
+    if not trial.warning:
+        remember(key, measured)
+    return SmokeOutcome(smoke=_checked(measured, spec), warning=trial.warning)
 
 
 class _Trial:
@@ -114,6 +123,8 @@ class _Trial:
         self._over_at = time.monotonic() + spec.smoke.limit_s
         self._facts: Facts
         self._whole_batches = False
+        self.warning = ""
+        """What may be wrong, though nothing proves it."""
 
     def run(self) -> Verdict:
         steps = self._spec.smoke.steps
@@ -132,6 +143,10 @@ class _Trial:
         facts = self._facts
         if _all_nan(facts):
             return self._not_finite(facts)
+        learned = nothing_learned(facts, self._code)
+        if isinstance(learned, Stopped):
+            return learned
+        self.warning = learned
         self._tell("smoke: restoring in another process ...")
         return self._restored(facts)
 

@@ -40,6 +40,8 @@ _OF_NETWORKS = ("ssl.py", "socket.py", "http", "urllib", "requests", "botocore")
 _ABSOLUTE = re.compile(r"'(/[^']+)'")
 _NO_FILE = frozenset({"FileNotFoundError", "NotADirectoryError", "IsADirectoryError"})
 _OURS_NEED = ("torch", "xxhash")
+_NO_GUARD = "has finished its bootstrapping phase"
+"""What multiprocessing says in a process that it spawned, of a script without a guard."""
 _OUTSIDE = "outside of a loop of spotguard"
 _IDLE_CORES = 0.2
 _MESSAGE_CHARS = 300
@@ -124,7 +126,8 @@ def _of_time(facts: Facts, code: Code) -> Verdict:
         return None
     place, innermost = code.in_stacks(facts.stacks)
     crowded = facts.idle is not None and facts.idle < _IDLE_CORES
-    waits = facts.busy is not None and facts.busy < _IDLE_CORES and not crowded
+    idles = facts.busy is not None and facts.busy < _IDLE_CORES and not crowded
+    waits = idles or facts.rests is True
     if crowded and "importlib" in innermost:
         return Unproven("this machine is so busy that imports take longer than --smoke-limit")
     doing = ", waiting" if waits else ""
@@ -133,6 +136,12 @@ def _of_time(facts: Facts, code: Code) -> Verdict:
     outside = [e for e in facts.events if _OUTSIDE in str(e.data.get("message"))]
     if not facts.in_loop and outside:
         return _unprotected(str(outside[0].data["message"]).partition(";")[0], place, code)
+    if _NO_GUARD in facts.printed:
+        what = "processes that it starts run the script again, from its first line, and never end"
+        return Stopped(
+            what=f"{code.told(place)}: {what}",
+            hint=f"put what starts them below `if __name__ == '__main__':`; {_ANYWAY}",
+        )
     if _may_come(facts, code, innermost, waits=waits):
         step = facts.steps + 1
         is_at = f"step {step} is not done" if facts.in_loop else "the training loop is not reached"
@@ -317,3 +326,31 @@ def _of_end(facts: Facts, code: Code) -> Verdict:
             hint=f"a step ends when its body is through; {_ANYWAY}",
         )
     return None
+
+
+def nothing_learned(facts: Facts, code: Code) -> Stopped | str:
+    """Return what steps that changed no weight prove, or what is to be told; empty if all is well.
+
+    An optimizer that did not step yet may do so in a later step, unless no code says so.
+    """
+    told = [e.data["unlearned"] for e in facts.events if isinstance(e.data.get("unlearned"), dict)]
+    if not told:
+        return ""
+    seen = f"after {told[0].get('steps')} steps no weight has changed"
+    if told[0].get("stepped") is True:
+        if told[0].get("foreign") is True:
+            place, why = code.call_of("track"), "the optimizers have none of the model's parameters"
+            way = "make them with the parameters of the model that is tracked, as it is trained"
+        else:
+            place = code.call_of("zero_grad") or code.call_of("step")
+            why = "no optimizer had a gradient when it stepped"
+            way = "zero_grad() comes after step(), not between backward and it"
+        return Stopped(what=f"{code.told(place)}: {seen}: {why}", hint=f"{way}; {_ANYWAY}")
+    alone = code.attribute_alone("step")
+    if code.never_uses("step") and (alone or code.call_of("backward")):
+        why = "it is not called, for want of `()`" if alone else "nothing calls optimizer.step()"
+        return Stopped(
+            what=f"{code.told(alone or code.call_of('backward'))}: {seen}: {why}",
+            hint=f"call optimizer.step() after the loop over the micro-batches; {_ANYWAY}",
+        )
+    return f"{code.told(code.call_of('step'))}: {seen}: no optimizer has stepped yet"

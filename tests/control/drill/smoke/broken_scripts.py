@@ -224,4 +224,48 @@ SCRIPTS = {
         blames='raise RuntimeError("the parent fails")',
         says="RuntimeError: the parent fails",
     ),
+    "an optimizer that never steps": _broken(
+        HEAD + SETUP + TRACK + LOADER,
+        loop().replace("    optimizer.step()\n", ""),
+        blames="step.backward(loss)",
+        says="after 2 steps no weight has changed",
+    ),
+    "gradients that are gone before the step": _broken(
+        HEAD + SETUP + TRACK + LOADER,
+        loop().replace("    optimizer.step()\n", "") + "    optimizer.step()\n",
+        blames="optimizer.zero_grad()",
+        says="no optimizer had a gradient when it stepped",
+    ),
+    "an optimizer of another model": _broken(
+        HEAD + SETUP,
+        "optimizer = torch.optim.AdamW(torch.nn.Linear(8, 1).parameters())\n",
+        TRACK + LOADER + loop(),
+        blames="run.track",
+        says="none of the model's parameters",
+    ),
+    "a rendezvous that nobody joins": _broken(
+        "import torch.distributed as dist\n" + HEAD,
+        'dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=2)\n',
+        SETUP + TRACK + LOADER + loop(),
+        blames="dist.init_process_group",
+        says="waiting, and the training loop is not reached",
+        limit="30s",
+    ),
+    "a worker of the loader that hangs": _broken(
+        "import time\n" + HEAD,
+        "class Data(torch.utils.data.Dataset):\n    def __len__(self): return 64\n"
+        "    def __getitem__(self, i): time.sleep(3600)\n",
+        SETUP + TRACK,
+        "loader = run.loader(Data(), global_batch_size=16, micro_batch_size=8, num_workers=1)\n",
+        loop(),
+        blames="    for a, b in step:",
+        says="step 1 does not end",
+        limit="45s",
+    ),
+    "an import that a later step needs": _broken(
+        HEAD + SETUP + TRACK + LOADER,
+        loop(f"exec('') if step.number < 1 else __import__('no_such_logger'); {LOSS}"),
+        blames="exec('')",
+        says="No module named 'no_such_logger'",
+    ),
 }

@@ -181,3 +181,15 @@ def test_too_little_memory_is_no_reason_to_refuse() -> None:
     outcome = run_smoke(job(source), lambda _: None)
     assert outcome.smoke is None
     assert "more memory" in outcome.skipped
+
+
+def test_a_script_that_gathers_gradients_passes_and_is_told_of() -> None:
+    """Over more steps than a smoke has: nothing proves that it is wrong; it is told each time."""
+    each = "    optimizer.step()\n    optimizer.zero_grad()\n"
+    every = "    if step.number % 4 == 3:\n" + each.replace("    ", "        ")
+    body = loop().replace(each, every)
+    spec = job(HEAD + SETUP + TRACK + LOADER + body)
+    outcome = run_smoke(spec, lambda _: None)
+    assert outcome.smoke is not None
+    assert "train.py line 16 (`optimizer.step()`)" in outcome.warning
+    assert known_smoke(spec) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,12 @@ import pytest
 
 from spotguard.control.drill.smoke.places import Code, CodeLine
 from spotguard.control.drill.smoke.process import Facts, Told
-from spotguard.control.drill.smoke.verdict import Stopped, Unproven, judge
+from spotguard.control.drill.smoke.verdict import (
+    Stopped,
+    Unproven,
+    judge,
+    nothing_learned,
+)
 from spotguard.events.event import Event, JobEvent
 
 if TYPE_CHECKING:
@@ -240,3 +246,75 @@ def test_a_script_of_odd_bytes_still_has_lines(tmp_path: Path) -> None:
     assert code.told(CodeLine(str(path), 99)) == "train.py line 99"
     assert code.told(CodeLine("/gone.py", 2)) == "/gone.py line 2"
     assert code.told(None) == "train.py"
+
+
+def test_what_rests_is_told_from_what_others_keep_from_the_cores(code: Code) -> None:
+    """On a crowded machine little work is no proof; that no thread wants to work is one."""
+    stacks = f"""Current thread 0x2 (most recent call first):
+  File "{INSTALLED}", line 324 in wait
+  File "{code.last.file}", line 3 in <module>
+  File "/x/spotguard/launch/local/smoke_driver.py", line 37 in main
+"""
+    starved = Facts(
+        exit_code=None, ended_for="time", in_loop=True, busy=0.05, idle=0.0, stacks=stacks
+    )
+    assert isinstance(judged(starved, code), Unproven)
+    assert isinstance(judged(replace(starved, rests=False), code), Unproven)
+    verdict = judged(replace(starved, rests=True), code)
+    assert isinstance(verdict, Stopped)
+    assert "train.py line 3 (" in verdict.what
+    assert "waiting" in verdict.what
+
+
+def test_processes_that_run_the_script_again_are_told(code: Code) -> None:
+    """They never end, and nothing waits: what Python says in them is the proof."""
+    stacks = f'Current thread 0x2:\n  File "{code.last.file}", line 1 in <module>\n'
+    printed = "...\n        current process has finished its bootstrapping phase.\n..."
+    late = Facts(exit_code=None, ended_for="time", busy=1.9, stacks=stacks, printed=printed)
+    verdict = judged(late, code)
+    assert isinstance(verdict, Stopped)
+    assert "__main__" in verdict.hint
+
+
+@pytest.mark.parametrize(
+    ("seen", "lines", "says"),
+    [
+        ({}, "", r"train.py line 5 .*nothing calls optimizer.step\(\)"),
+        ({}, "    optimizer.step\n", r"train.py line 6 .*for want of `\(\)`"),
+        ({"stepped": True}, "    o.zero_grad()\n    o.step()\n", r"line 6 .*had a gradient"),
+        ({"stepped": True, "foreign": True}, "    o.step()\n", r"line 2 .*none of the model's"),
+    ],
+)
+def test_steps_that_change_no_weight_are_stopped(
+    tmp_path: Path, seen: dict[str, Any], lines: str, says: str
+) -> None:
+    """Where it is certain that no later step changes one, either; the line is named."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT + lines)
+    verdict = nothing_learned(unlearned(**seen), Code(str(script), str(tmp_path)))
+    assert isinstance(verdict, Stopped)
+    assert re.search(says, verdict.what)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "    if step.number % 8 == 7: optimizer.step()\n",
+        "    getattr(optimizer, 'step')()\n",
+        "    schedule(optimizer.step)\n",
+    ],
+)
+def test_an_optimizer_that_may_step_later_is_only_told_of(tmp_path: Path, lines: str) -> None:
+    """Gradients may be gathered over more steps than a smoke has."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT + lines)
+    said = nothing_learned(unlearned(), Code(str(script), str(tmp_path)))
+    assert isinstance(said, str)
+    assert "no optimizer has stepped yet" in said
+    assert nothing_learned(Facts(exit_code=75), Code(str(script), str(tmp_path))) == ""
+
+
+def unlearned(**seen: bool) -> Facts:
+    """Return a process that told that nothing was learned."""
+    data = {"steps": 2, "stepped": False, "foreign": False, **seen}
+    return Facts(exit_code=75, events=(event(JobEvent.WARNING, message="so", unlearned=data),))
