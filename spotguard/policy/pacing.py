@@ -17,7 +17,7 @@ from spotguard.policy.action import ON_DEMAND, SPOT
 from spotguard.policy.market.hazard import SHAPE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from spotguard.policy.market.hazard import Hazard
     from spotguard.policy.view import JobState, MarketPlace, Running, View
@@ -132,7 +132,7 @@ def _of_place(
     """Return the best number of nodes of each market of a place; none where it has too few."""
     job = view.job
     ahead_h = min(LONGEST_H, max(left_h, 1 / 60))
-    found = []
+    found: list[tuple[str, float, Iterable[tuple[int, float]]]] = []
     if place.spot_usd_per_h and place.seen.answers:
         most = job.nodes if place.seen.nodes is None else min(place.seen.nodes, job.nodes)
         sizes = _sizes(job, place.spot_usd_per_h, most, left_h)
