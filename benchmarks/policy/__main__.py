@@ -78,7 +78,7 @@ def _other_table(asked: argparse.Namespace) -> None:
             cases=asked.cases,
         )
     else:
-        saves_table()
+        saves_table(asked.half)
 
 
 def _row(name: str, case: Case, asked: argparse.Namespace, rules: list[str]) -> None:

@@ -7,16 +7,18 @@ tick after it was named in `probe`. Nothing else tells whether a place has nodes
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from benchmarks.policy.windows import CASES, STARTS_S, windows_of
+from benchmarks.policy.windows import CASES, STARTS_S, interval, windows_of
 from spotguard.policy.protocol import driver_of
 from spotguard.policy.simulation.omniscient import least_usd
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from spotguard.policy.simulation.windows import Windows
 
@@ -25,13 +27,15 @@ def limited_table(
     *, half: str, windows: int, work_h: float, ratios: Sequence[float], cases: Sequence[str]
 ) -> None:
     """Print cost over the omniscient's with all seen and with views limited, by deadline."""
-    print(f"{half} windows, {work_h:g} h of work: cost / omniscient, all seen and limited, late")
-    print(f"{'case':22}{'deadline':>9}{'all seen':>10}{'limited':>9}{'ratio':>8}{'late':>6}")
+    print(
+        f"{half} windows, {work_h:g} h of work: cost / omniscient; limited / all seen [95 %], late"
+    )
+    print(f"{'case':22}{'deadline':>9}{'all seen':>10}{'limited':>9}{'ratio':>22}{'late':>6}")
+    everything: list[_Played] = []
     for name in cases:
-        totals = np.zeros(3)
+        of_case: list[_Played] = []
         for ratio in ratios:
-            found = np.zeros(3)
-            late = 0
+            found: list[_Played] = []
             for start_s in STARTS_S:
                 made = windows_of(
                     CASES[name],
@@ -41,25 +45,53 @@ def limited_table(
                     ratio=ratio,
                     start_s=start_s,
                 )
-                if made is None:
-                    continue
-                found[2] += least_usd(made[0]).sum()
-                for index in range(made[0].count):
-                    for kind, limited in enumerate((False, True)):
-                        usd, early = driven(made[0], index, limited=limited)
-                        found[kind] += usd
-                        late += early < -1e-6
-            if found[2]:
-                totals += found
-                _print_row(name, f"{ratio:g}", found, late)
-        if totals[2]:
-            _print_row(name, "all", totals, 0)
+                if made is not None:
+                    found += _played(*made, name)
+            if found:
+                of_case += found
+                _print_row(name, f"{ratio:g}", found)
+        if of_case:
+            everything += of_case
+            _print_row(name, "all", of_case)
+    if everything:
+        _print_row("all", "all", everything)
 
 
-def _print_row(name: str, ratio: str, found: np.ndarray, late: int) -> None:
+class _Played(NamedTuple):
+    """One window: what it cost, in the omniscient's cost, and which windows are one cluster."""
+
+    free: float
+    limited: float
+    late: int
+    cluster: str
+
+
+def _played(windows: Windows, days: NDArray[np.int64], case: str) -> list[_Played]:
+    least = least_usd(windows)
+    rows = []
+    for index in range(windows.count):
+        free, early = driven(windows, index, limited=False)
+        limited, also_early = driven(windows, index, limited=True)
+        rows.append(
+            _Played(
+                free / least[index],
+                limited / least[index],
+                int(early < -1e-6) + int(also_early < -1e-6),
+                f"{case} {days[index]}",
+            )
+        )
+    return rows
+
+
+def _print_row(name: str, deadline: str, rows: Sequence[_Played]) -> None:
+    free = np.array([row.free for row in rows])
+    limited = np.array([row.limited for row in rows])
+    clusters = np.unique([row.cluster for row in rows], return_inverse=True)[1]
+    low, high = interval(limited, clusters, free)
+    ratio = f"{limited.sum() / free.sum():.3f} [{low:.3f} {high:.3f}]"
     print(
-        f"{name:22}{ratio:>9}{found[0] / found[2]:>10.3f}{found[1] / found[2]:>9.3f}"
-        f"{found[1] / found[0]:>8.3f}{late:>6}",
+        f"{name:22}{deadline:>9}{free.mean():>10.3f}{limited.mean():>9.3f}{ratio:>22}"
+        f"{sum(row.late for row in rows):>6}",
         flush=True,
     )
 

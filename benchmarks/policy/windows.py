@@ -67,11 +67,19 @@ def windows_of(
     return made, (begins * gap_s // 86_400).astype(np.int64)
 
 
-def interval(values: NDArray[np.float64], clusters: NDArray[np.int64]) -> tuple[float, float]:
-    """Return the 95 % interval of the mean, from 2000 draws of whole clusters."""
+def interval(
+    values: NDArray[np.float64],
+    clusters: NDArray[np.int64],
+    weights: NDArray[np.float64] | None = None,
+) -> tuple[float, float]:
+    """Return the 95 % interval of the mean, from 2000 draws of whole clusters.
+
+    With weights, of the sum of the values over the sum of the weights.
+    """
     names = np.unique(clusters)
+    weights = np.ones_like(values) if weights is None else weights
     sums = np.array([values[clusters == name].sum() for name in names])
-    sizes = np.array([(clusters == name).sum() for name in names])
+    sizes = np.array([weights[clusters == name].sum() for name in names])
     drawn = np.random.default_rng(0).integers(0, len(names), (2000, len(names)))
     means = sums[drawn].sum(1) / sizes[drawn].sum(1)
     low, high = np.quantile(means, (0.025, 0.975))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,8 @@ from spotguard.policy.rule import GuardedJob, wanted
 from spotguard.shared.units import format_duration, format_usd
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from spotguard.policy.view import MarketPlace, View
@@ -44,11 +47,27 @@ class Model:
     hazard: Hazard
     cap_usd_per_h: float | None = None
     theta: float | None = None
+    accelerator: str | None = None
+    """Whose bundled records `hazard` is from; None if it is from elsewhere."""
+    gang: int = 1
+    """For how many recorded nodes at once `hazard` holds."""
 
     @classmethod
     def of(cls, accelerator: str, nodes: int) -> Model:
         """Return the model that the bundled records give for an accelerator and a gang."""
-        return cls(hazard=pooled(accelerator, nodes))
+        return cls(hazard=pooled(accelerator, nodes), accelerator=accelerator, gang=nodes)
+
+    def hazards(self, least: int) -> Callable[[int], Hazard]:
+        """Return the rates by the number of nodes, where `hazard` is that of `least` of them.
+
+        Without bundled records, that of the least number stands for all.
+        """
+        return partial(self._hazard_of, least)
+
+    def _hazard_of(self, least: int, nodes: int) -> Hazard:
+        if self.accelerator is None or nodes <= least:
+            return self.hazard
+        return pooled(self.accelerator, round(self.gang * nodes / least))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -475,7 +494,7 @@ def _affordable(view: View, action: Action, model: Model) -> Action:
 def _paced(view: View, model: Model) -> Action:
     """Return the action of priced pacing."""
     running = view.running
-    best = pacing.best_choice(view, model.hazard)
+    best = pacing.best_choice(view, model.hazards(view.job.nodes_min or view.job.nodes))
     if best is None:
         why = "waits: no place is worth its price at the pace of the budget"
         return HoldOff(why=why) if running is None else Leave(why=why)

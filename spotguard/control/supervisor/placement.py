@@ -431,7 +431,7 @@ def paced_nodes(
         ),
         tick_s=policy.ask_s,
     )
-    best = best_choice(view, Model.of(accelerator, least * gpus).hazard)
+    best = best_choice(view, Model.of(accelerator, least * gpus).hazards(least))
     paced = least if best is None else best.nodes
     needed = next((n for n in range(least, most) if _in_time(record, n, left_s, start_s)), most)
     if work_left_s(record, most) is None or needed <= paced:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from spotguard.policy.market.recorded import RecordedZone
+
 
 AGE_EDGES_S = np.array([0.0, 600, 1200, 2400, 4800, 9600, 19200, 38400, 76800])
 """From which age on each of the nine rates holds."""
@@ -59,23 +61,36 @@ class Hazard:
         return table
 
 
-@lru_cache(maxsize=64)
 def pooled(accelerator: str, gang: int) -> Hazard:
     """Return the rates for gangs of so many nodes, from the zones recorded for the accelerator.
 
     Where there are none for it, all recorded zones speak for it; where no record is large enough,
-    the largest gang that was recorded does.
+    the largest gang that was recorded does. Gangs with the same rates get the same object.
     """
-    zones = zones_of(accelerator)
-    source = accelerator
-    if not zones:
-        zones = tuple(zone for name in DATASETS for zone in recorded(name))
-        source = "all recorded accelerators"
+    return _pooled(accelerator, min(gang, _largest(accelerator)))
+
+
+@lru_cache(maxsize=64)
+def _pooled(accelerator: str, gang: int) -> Hazard:
+    zones, source = _speaking(accelerator)
     enough = [zone for zone in zones if zone.nodes_max >= gang]
-    if not enough:
-        gang = max(zone.nodes_max for zone in zones)
-        enough = [zone for zone in zones if zone.nodes_max >= gang]
     return fitted([(zone.capacity >= gang, zone.gap_s) for zone in enough], f"{source} x {gang}")
+
+
+@lru_cache(maxsize=64)
+def _largest(accelerator: str) -> int:
+    return max(zone.nodes_max for zone in _speaking(accelerator)[0])
+
+
+def _speaking(accelerator: str) -> tuple[tuple[RecordedZone, ...], str]:
+    """Return the zones that speak for an accelerator, and what they are in words."""
+    zones = zones_of(accelerator)
+    if zones:
+        return zones, accelerator
+    return (
+        tuple(zone for name in DATASETS for zone in recorded(name)),
+        "all recorded accelerators",
+    )
 
 
 def fitted(states: Sequence[tuple[NDArray[np.bool_], float]], source: str) -> Hazard:
