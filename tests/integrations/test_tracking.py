@@ -68,17 +68,34 @@ def tracker_in(name: str, folder: str) -> Tracker:
     return WandbTracker(run, project="gpt", mode="offline", dir=folder)
 
 
+class Watched:
+    """A tracker of which others may know that it has flushed."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+        self.flushed = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tracker, name)
+
+    def flush(self) -> None:
+        """Pass it on."""
+        self._tracker.flush()
+        self.flushed.set()
+
+
 def train_and_hang(tracker: Tracker, number: int, first: int, last: int, saved: int) -> None:
     """Train one attempt that commits the step `saved`, goes on to `last`, and then hangs."""
     metrics = Metrics(MemoryStore(), attempt=number, node=0, local_rank=1, rank=0)
-    metrics.report_to(tracker)
+    watched: Any = Watched(tracker)
+    metrics.report_to(watched)
     metrics.begin(first)
     for step in range(first, last):
         metrics.log(None, {"loss": step + 0.5, "val/acc": step / 100})
         metrics.finished_step(step + 1, 0.0, None)
         if step + 1 == saved:
-            time.sleep(3.0)  # a tracker needs a second or two to begin, and a save waits for one
             metrics.before_commit()
+            assert watched.flushed.wait(120.0)  # a save itself waits for seconds only
     if number == len(ATTEMPTS):
         metrics.close(finished=True, timeout_s=120.0)
         return

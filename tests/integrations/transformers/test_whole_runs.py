@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.runtime.harness.processes import wait_until
 
 if TYPE_CHECKING:
     from tests.integrations.transformers.harness import TrainerRuns
@@ -65,12 +66,15 @@ def test_a_resume_on_as_many_ranks_is_bitwise(runs: TrainerRuns) -> None:
 
 def test_a_rank_that_is_killed_costs_no_step(runs: TrainerRuns) -> None:
     """kill -9 of a rank in the last step of an epoch: its evaluation comes after the resume."""
-    told = {**EPOCHS, "step_s": 0.2}
+    told = {**EPOCHS, "waits_at": 5}
     runs.run("alone", EPOCHS, ranks=2)
     started = runs.start("killed", told, ranks=2)
-    _wait_for_step(runs, "killed", 5)
+    for job in started:
+        job.wait_for("waits after 5")
     started[1].kill(signal.SIGKILL)
-    assert [job.wait() for job in started] == [75, -9], started[0].said
+    assert started[1].wait() == -9
+    (runs.jobs.folder / "go-on").touch()
+    assert started[0].wait() == 75, started[0].said
     runs.run("killed", told, ranks=2)
 
     assert runs.result("killed").weights == runs.result("alone").weights
@@ -181,8 +185,7 @@ def test_the_number_of_ranks_may_change_with_no_bit_of_a_difference(runs: Traine
 
 def _wait_for_step(runs: TrainerRuns, name: str, step: int) -> None:
     trace = runs.jobs.folder / f"{name}.trace"
-    end = time.monotonic() + 100
-    while not trace.exists() or f'"step": {step - 1},' not in trace.read_text():
-        assert time.monotonic() < end, f"never: step {step}"
-        time.sleep(0.01)
-    time.sleep(0.05)
+    wait_until(
+        lambda: trace.exists() and f'"step": {step - 1},' in trace.read_text(),
+        lambda: f"step {step}",
+    )
