@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytest.importorskip("lightning")
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]  # the first one loads the framework
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_fabric.py"
 STEPS_PER_EPOCH = 7  # of 50 samples in batches of 4 on 2 ranks
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tests.integrations.transformers.harness import TrainerRuns
 
 pytest.importorskip("transformers")  # an extra, which `make integrations` installs
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]  # the first one loads the framework
 
 EPOCHS: dict[str, Any] = {
     "args": {
