@@ -21,7 +21,7 @@ help:
 	@echo "make emulators  object stores on emulators, with faults in between (needs npm)"
 	@echo "make e2e     the whole-job tests only"
 	@echo "make browser  the pages in a real browser (root may install Debian's chromium)"
-	@echo "make integrations  HF's Trainer and other frameworks with spotguard's line; installs them"
+	@echo "make integrations  HF's Trainer, other frameworks, trackers; installs them; by hand, not in CI"
 	@echo "make lab     a Slurm cluster of three virtual spot nodes (root, Debian 12); lab-down ends it"
 	@echo "make cloud-tests  a few cents' worth of real nodes, in SPOTGUARD_CLOUD: docs/reference/cloud-tests.md"
 	@echo "make lab-tests  whole runs through SkyPilot on such a cluster (brings up its own)"
@@ -120,7 +120,7 @@ e2e-commands: $(VENV)/.installed-dev
 e2e-jobs: $(VENV)/.installed-dev
 	$(call TESTED,-n 2 --dist worksteal -m "e2e and not cloud" $(ELSEWHERE:%=--ignore=%))
 
-# Quick ones, too: `make test` skips them where the frameworks are not installed.
+# Quick ones, too: `make test` skips them where the frameworks are not installed. CI does not run this.
 integrations: $(VENV)/.installed-integrations
 	$(call TESTED,-n 2 -m "not cloud" tests/integrations)
 

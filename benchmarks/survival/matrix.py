@@ -4,8 +4,8 @@
 
 Each try starts a job, waits until it trains, hurts it, waits for the grace, kills what is left,
 and asks: is there a complete checkpoint of the last finished step, and does a fresh process train
-on from it? The blows (cells) are in `survival_try.py`, the contestants in `survival_ours.py`,
-`survival_hf.py` and `survival_lightning.py`, each with its job beside it.
+on from it? The blows (cells) are in `one_try.py`, the contestants in `ours.py`, `hf.py`,
+`lightning_trainer.py` and `lightning_ours.py`, each with its job beside it.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from benchmarks.survival.contestant import Contestant
 
 _MARK = "SURVIVAL_TRY"
-_START_S = 90.0
+_START_S = 600.0  # to load a Trainer beside others; nothing has struck it yet
 _FIRST_STEPS = 3
 _FREEZE_S = 0.5
 _POLL_S = 0.01
@@ -136,8 +136,7 @@ def attempt(
 ) -> Outcome:
     """Run one job, hurt it as `cell` says, and return what is left of it.
 
-    What a try that failed left behind is copied below `keep`. Blocks for a quarter of an hour at
-    most.
+    What a try that failed left behind is copied below `keep`. Blocks for half an hour at most.
     """
     outcome = Outcome(contestant=contestant.name, cell=cell.name)
     with tempfile.TemporaryDirectory(prefix="survival-") as name:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytest.importorskip("lightning")
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]  # the first one loads the framework
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_fabric.py"
 STEPS_PER_EPOCH = 7  # of 50 samples in batches of 4 on 2 ranks
 
@@ -121,6 +121,24 @@ def test_a_run_that_stops_by_itself(lightning: Stories) -> None:
     assert calm.ends[0].startswith(f"done {3 * STEPS_PER_EPOCH} 3 ")
     assert ends == [[], [], calm.ends[:1], calm.ends[:1]]
     assert same(Story(jobs.folder, []), calm)
+
+
+def test_an_epoch_that_is_cut_has_no_end(lightning: Stories, calm: Story) -> None:
+    """Where steps end in mid-epoch, as in a drill, no callback looks for what was not validated.
+
+    A further attempt goes on from there, and comes to the end that it would have come to.
+    """
+    jobs = lightning.jobs()
+    attempts = []
+    for attempt, until in enumerate((3, 100), 1):
+        attempts.append(lightning.start(jobs, 2, attempt, SPOTGUARD_MAX_STEPS=until))
+        assert [rank.wait() for rank in attempts[-1]] == [0, 0], attempts[-1][0].said
+    story = Story(jobs.folder, attempts)
+
+    assert story.ends == calm.ends
+    assert same(story, calm)
+    ends = [line for line in story.told if line.startswith("epoch 0 ends")]
+    assert ends == [f"epoch 0 ends at {STEPS_PER_EPOCH}"]
 
 
 def test_a_validation_of_its_own_is_not_part_of_the_run(lightning: Stories, calm: Story) -> None:

@@ -158,8 +158,15 @@ class SpotguardCallback(Callback):
             self._run.best(float(mean), mode=self._mode)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """End the step before what comes at an epoch's end."""
+        """End the step before what comes at an epoch's end.
+
+        Raises:
+            StopIteration: the run had no more steps in the middle of the epoch, which has no end
+                then: nothing was validated that other callbacks may look for.
+        """
         if self._fit is not None:
+            if self._fit.is_cut:
+                raise StopIteration  # Lightning's loop over the epochs ends by it
             self._fit.end_epoch()
 
     # ------------------------------------------------------------------ the end

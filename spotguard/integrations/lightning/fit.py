@@ -52,6 +52,8 @@ class TrainerFit:
         self._evaluation: Evaluation[int] | None = None
         self.step: Step | None = None
         """The step under way."""
+        self.is_cut = False
+        """True once the run had no more steps in the middle of an epoch, as in a drill."""
         self.earlier: dict[torch.nn.Parameter, torch.Tensor] = {}
         """Gradients of the step's micro-batches before the last one, set aside."""
         self._place = state.LoopPlace(trainer, private_names.LoopCounters(trainer))
@@ -159,7 +161,7 @@ class TrainerFit:
         self._place.next = state.STEP
         self.step = self._run.begin_step(at_once=at_once, reads_next=True)
         if self.step is None:
-            self._trainer.should_stop = True
+            self.is_cut = self._trainer.should_stop = True
             raise StopIteration
         self._micro_batches = iter(self.step)
         self._drawn = 0

@@ -187,6 +187,8 @@ class SurvivingTrainer:
         self, tr_loss: Any, grad_norm: Any, *others: Any, learning_rate: Any = None
     ) -> None:
         run = self._spotguard
+        if run.is_cut:
+            return
         run.end_step(grad_norm, learning_rate)
         best = self.state.best_metric
         self._super._maybe_log_save_evaluate(

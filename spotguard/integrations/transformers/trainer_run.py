@@ -56,6 +56,7 @@ class TrainerRun:
         """True if nothing but the Trainer's own loop has run since the last boundary."""
         self._trained = False
         self._active = False
+        self._is_cut = False
         self._arguments: dict[str, Any] = {}
         self._count_is_used = uses_argument(trainer.compute_loss, _COUNT)
         self.progress = TrainerProgress(trainer)
@@ -68,6 +69,11 @@ class TrainerRun:
     def is_active(self) -> bool:
         """True while the Trainer's loop is that of the run."""
         return self._active
+
+    @property
+    def is_cut(self) -> bool:
+        """True if the run had no more steps in the middle of an epoch, which then has no end."""
+        return self._is_cut
 
     @property
     def resumes(self) -> bool:
@@ -213,7 +219,7 @@ class TrainerRun:
             self.progress.pending = None
         self._step = self._run.begin_step(at_once=at_once, reads_next=True)
         if self._step is None:
-            self._trainer.control.should_training_stop = True
+            self._is_cut = self._trainer.control.should_training_stop = True
             return []
         return self._step.read_ahead()
 

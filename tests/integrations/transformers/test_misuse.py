@@ -16,6 +16,8 @@ from spotguard.integrations.transformers import attach
 if TYPE_CHECKING:
     from tests.integrations.transformers.harness import TrainerRuns
 
+pytestmark = pytest.mark.timeout(900)  # the first one loads the framework
+
 
 @pytest.mark.parametrize(
     ("told", "sentence"),
