@@ -83,7 +83,10 @@ def test_a_node_has_one_service_though_what_began_it_is_killed(tmp_path: Path) -
         pytest.skip("this machine has no bash, or no flock")
     setup: str = load_controller_node()["setup"]
     (tmp_path / "serve.sh").write_text(setup.split("<<'SERVE'\n")[1].split("\nSERVE\n")[0])
-    (tmp_path / "environment").write_text(f"export HOME={tmp_path}\n")
+    (tmp_path / "environment").write_text(
+        f"export HOME={tmp_path} CONTROLLER_BASE={tmp_path} CONTROLLER_SLURM=\n"
+        f"export CONTROLLER_PYTHON={tmp_path}/venv/bin/python\n"
+    )
     seen = 'ls -l /proc/self/fd | grep -q "/served$" && echo "$0 holds it" >> "$HOME/seen"\n'
     for each in ("skypilot-runtime/bin/sky", "skypilot-runtime/bin/python", "venv/bin/python"):
         path = tmp_path / each
