@@ -42,7 +42,7 @@ _MACHINES = {
     # How much memory may be asked for is each Slurm's own matter.
     SLURM: Machine(cpus="2+"),
 }
-_STORE_EXTRA = "aws"
+_STORE_EXTRAS = {"s3": "aws", "gs": "gcp", "az": "azure"}
 _PLACE = "~/.spotguard/controller"
 _PRIVATE = "private.json"
 _FOLDERS = f"{_PLACE}/folders"
@@ -112,13 +112,12 @@ def check_phases(where: str) -> None:
 
 def _check_one_cluster(places: Sequence[str]) -> None:
     """Let pass places on one Slurm cluster, from within which the controller acts."""
-    clusters = {Place.parse(place).region for place in places}
-    if len(clusters) > 1 or None in clusters:
+    if len({Place.parse(place).region for place in places}) > 1:
         raise SpecError(
             "controller",
-            f"given {SLURM!r}, which needs a job on one Slurm cluster that is named: from a node "
-            "of one, no other is reached",
-            hint="name it: --infra slurm/CLUSTER/PARTITION",
+            f"given {SLURM!r}, which needs a job on one Slurm cluster: from a node of one, no "
+            "other is reached",
+            hint="name partitions of one: --infra slurm/CLUSTER/PARTITION",
         )
 
 
@@ -182,7 +181,7 @@ def node_task(
         "CONTROLLER_NUMBER": str(node.number),
         "CONTROLLER_SLURM": (offer.region or "") if is_slurm else "",
         "CONTROLLER_WHEEL": wheel.parent.name,
-        "CONTROLLER_REQUIREMENTS": base64.b64encode(_requirements().encode()).decode(),
+        "CONTROLLER_REQUIREMENTS": base64.b64encode(_requirements(spec.store).encode()).decode(),
     }
     task["file_mounts"] = {
         **{there: here for here, there in carried_folders(spec).items()},
@@ -226,15 +225,16 @@ def remove_private(folder: RunFolder) -> None:
     (folder.path / _PRIVATE).unlink(missing_ok=True)
 
 
-def _requirements() -> str:
-    """Return what a controller needs beside SkyPilot: all but torch, and what S3 needs."""
+def _requirements(store: str) -> str:
+    """Return what a controller needs beside SkyPilot: all but torch, and what its store needs."""
     from packaging.requirements import Requirement
 
+    extra = _STORE_EXTRAS.get(store.partition("://")[0], "")
     wanted = []
     for line in metadata.requires("spotguard") or []:
         each = Requirement(line)
         is_needed = each.marker is None or "extra" not in str(each.marker)
-        for_store = each.marker is not None and each.marker.evaluate({"extra": _STORE_EXTRA})
+        for_store = each.marker is not None and each.marker.evaluate({"extra": extra})
         if (is_needed or for_store) and each.name != "torch":
             plain = str(each.marker) if each.marker is not None else ""
             marker = f"; {plain}" if plain and "extra" not in plain else ""
