@@ -36,12 +36,8 @@ LOCAL, VM, SLURM = "local", "vm", "slurm"
 _NOT_YET = "kubernetes"
 _INFRA = {VM: "aws", SLURM: "slurm"}
 """Where a job's nodes must be for its controller to live there."""
-_MACHINES = {
-    # SkyPilot's own server takes most of it.
-    VM: Machine(cpus="2+", memory="4+"),
-    # How much memory may be asked for is each Slurm's own matter.
-    SLURM: Machine(cpus="2+"),
-}
+_MACHINE = Machine(cpus="2+", memory="4+")
+"""SkyPilot's own server takes most of it."""
 _STORE_EXTRAS = {"s3": "aws", "gs": "gcp", "az": "azure"}
 _PLACE = "~/.spotguard/controller"
 _PRIVATE = "private.json"
@@ -140,7 +136,7 @@ def cheapest(spec: JobSpec) -> Offer:
     check_job(spec, where)
     named = (where == SLURM and spec.on_demand_infra) or spec.infra
     places = tuple(map(Place.parse, named.split(",")))
-    found = survey(places, _MACHINES[where], market=Market.ON_DEMAND)
+    found = survey(places, _MACHINE, market=Market.ON_DEMAND)
     bought = [offer for offer in found.offers if offer.market is Market.ON_DEMAND]
     if not bought:
         raise SpecError("controller", f"no small node is offered on demand in {spec.infra}")
@@ -167,15 +163,15 @@ def node_task(
     task["name"] = node.cluster
     is_slurm = where_for(spec) == SLURM
     bought = {
+        "infra": infra_of(offer),
         "use_spot": False,
         "instance_type": offer.instance_type,
         "labels": {CLUSTER_TAG: node.cluster, RUN_TAG: run_id},
     }
-    task["resources"] = {
-        **task["resources"],
-        "infra": infra_of(offer),
-        **({"cpus": _MACHINES[SLURM].cpus} if is_slurm else bought),
-    }
+    virtual = {"infra": infra_of(offer), "cpus": _MACHINE.cpus}
+    # A Slurm that does not know its nodes' memory refuses to give so much of it.
+    either = {"ordered": [{**virtual, "memory": _MACHINE.memory}, virtual]}
+    task["resources"] = {**task["resources"], **(either if is_slurm else bought)}
     task["envs"] = {
         "CONTROLLER_RUN": place,
         "CONTROLLER_NUMBER": str(node.number),

@@ -138,7 +138,7 @@ def test_on_slurm_the_jobs_folders_lie_below_the_home_and_the_job_is_told_so(
     made = task(spec, SLURM_OFFER, private)
     mounts = {there: here for there, here in made["file_mounts"].items() if here != str(private)}
     assert all(there.startswith("~/") for there in mounts)
-    assert made["resources"]["infra"] == "slurm/spotlab/ondemand"
+    assert {each["infra"] for each in made["resources"]["ordered"]} == {"slurm/spotlab/ondemand"}
     assert not {"labels", "use_spot", "instance_type"} & set(made["resources"])
 
     monkeypatch.setenv("HOME", str(tmp_path / "there"))
