@@ -13,7 +13,7 @@ from spotguard.launch.base import Offer
 from tests.cli import pictures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from spotguard.control.journal.stored.logs import LogLine
