@@ -188,8 +188,8 @@ def _controller_node(job: JobSpec, where: str) -> Offer | None:
     from spotguard.control.away.node import cheapest, check_job, check_where
 
     check_where(where)
-    for index in range(max(1, len(job.phases))):
-        check_job(job.in_phase(index))
+    for part in (job, *map(job.in_phase, range(len(job.phases)))):
+        check_job(part, where)
     return cheapest(job.in_phase(0))
 
 

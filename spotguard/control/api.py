@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
+    from spotguard.control.away.private import Private
     from spotguard.control.journal.record import RunRecord
     from spotguard.control.report.document import ReportDocument
     from spotguard.control.report.fleet import Fleet
@@ -525,20 +526,19 @@ def move(
 
 
 def adopt(
-    url: str, tell: Callable[[str], None] = lambda _: None, *, notify: Sequence[str] = ()
+    url: str, tell: Callable[[str], None] = lambda _: None, *, private: Private | None = None
 ) -> str:
     """Rebuild a run's journal from its store alone and return the run's id.
 
-    A damaged journal is moved aside, never deleted. A run whose nodes still live gets a
-    controller; any other comes to rest, for `resume` to go on. `tell` hears what is waited for.
-    `notify` are the addresses that the run tells of itself, which are in no store.
+    A damaged journal is moved aside. A run whose nodes still live gets a controller, any other
+    comes to rest. `tell` hears what is waited for. `private` is what of the job is in no store.
 
     Raises:
         UsageError: there is no run at `url`, or its journal is whole.
     """
     from spotguard.control.away.adopt import adopt_run
 
-    folder = adopt_run(url, tell, notify=notify)
+    folder = adopt_run(url, tell, private=private)
     if ensure_controlled(folder.run_id):
         tell("its nodes live: a controller of this machine has taken them over")
     return folder.run_id

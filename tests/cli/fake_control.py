@@ -13,7 +13,7 @@ from spotguard.launch.base import Offer
 from tests.cli import pictures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from spotguard.control.journal.stored.logs import LogLine
@@ -211,7 +211,7 @@ class FakeControl:
         self.asked.append(("logs", run_id, follow, query))
         yield from self.log
 
-    def adopt(self, url: str, tell: Callable[[str], None], *, notify: Sequence[str] = ()) -> str:
+    def adopt(self, url: str, tell: Callable[[str], None], *, private: object = None) -> str:
         """Note it."""
         self.asked.append(("adopt", url))
         tell("reading")

@@ -23,13 +23,15 @@ ControllerOption = Annotated[
     typer.Option(
         "--controller",
         metavar="WHERE",
-        help="Where the run's controller lives: local, or vm for a small node of its own.",
+        help="Where the run's controller lives: local; or on a small node of its own: vm, slurm.",
         rich_help_panel="Money and time",
     ),
 ]
 WhereArgument = Annotated[
     str,
-    typer.Argument(metavar="WHERE", help="`vm` for a small node of its own, `local` for here."),
+    typer.Argument(
+        metavar="WHERE", help="`vm` or `slurm` for a small node of its own, `local` for here."
+    ),
 ]
 RunAnywhere = Annotated[
     str,
@@ -100,18 +102,20 @@ def move(run: RunAnywhere, where: WhereArgument, *, yes: YesOption = False) -> N
             hint=f"bring it here first: spotguard controller move {found} local",
         )
     run_id = named_run(found)
-    offer = node_offer(run_id)
+    offer = node_offer(run_id, where)
     if not yes:
         confirm(f"Move the controller of {run_id} to {offer_words(offer)}?", refused="it stays")
     say(f"the controller of {run_id} is on its own node: {moved(run_id)}")
 
 
-def node_offer(run_id: str) -> Offer:
-    """Return the node that the controller of a run of this machine would have."""
+def node_offer(run_id: str, where: str) -> Offer:
+    """Return the node that the controller of a run of this machine would have there."""
     from spotguard.control import api
-    from spotguard.control.away.node import cheapest
+    from spotguard.control.away.node import cheapest, check_job
 
-    return cheapest(api.job_of(run_id))
+    job = api.job_of(run_id)
+    check_job(job, where)
+    return cheapest(job)
 
 
 def offer_words(offer: Offer) -> str:
@@ -120,8 +124,10 @@ def offer_words(offer: Offer) -> str:
 
     price = offer.price_usd_per_h
     cost = "an unknown price" if price is None else f"{format_usd(price)} an hour"
-    where = " ".join(part for part in (offer.infra, offer.region, offer.instance_type) if part)
-    return f"a node of its own ({where}, on demand, {cost}, counted in the budget)"
+    what = offer.instance_type or offer.zone
+    where = " ".join(part for part in (offer.infra, offer.region, what) if part)
+    market = ", on demand" if offer.instance_type else ""
+    return f"a node of its own ({where}{market}, {cost}, counted in the budget)"
 
 
 def moved(run_id: str) -> str:
@@ -171,12 +177,12 @@ def serve(
     from pathlib import Path
 
     from spotguard.control import api
-    from spotguard.control.away.node import read_private
+    from spotguard.control.away.private import read_private
     from spotguard.control.away.serve import Service
 
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
-    notify: list[str] = []
+    carried = None
     if private is not None:
-        variables, notify = read_private(Path(private))
-        os.environ.update(variables)
-    Service(url, api, number=node, price_usd_per_h=price, notify=notify).run()
+        carried = read_private(Path(private))
+        os.environ.update(carried.env)
+    Service(url, api, number=node, price_usd_per_h=price, private=carried).run()

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from spotguard.checkpoint.lineage import attempt_numbers, read_claim
+from spotguard.control.away.private import Private
 from spotguard.control.controller.one_run import launcher_for, run_store
 from spotguard.control.home_name import machine_id
 from spotguard.control.journal.fold import allotment_to_json, read_record
@@ -104,12 +105,12 @@ def _silent(_: str) -> None:
     """Tell nobody."""
 
 
-def adopt_run(url: str, tell: Tell = _silent, *, notify: Sequence[str] = ()) -> RunFolder:
+def adopt_run(url: str, tell: Tell = _silent, *, private: Private | None = None) -> RunFolder:
     """Rebuild the journal of the run at `url` (`STORE/RUN_ID`) and return its folder.
 
     A journal that is damaged, or older than what another machine did, is moved aside. A run
-    without living nodes is settled. `tell` hears what is being waited for. `notify` are the
-    addresses that the run tells of itself, which are in no store.
+    without living nodes is settled. `tell` hears what is being waited for. `private` is what of
+    the job is in no store.
 
     Raises:
         UsageError: there is no run at `url`, another machine's controller is alive, or nobody
@@ -120,11 +121,9 @@ def adopt_run(url: str, tell: Tell = _silent, *, notify: Sequence[str] = ()) -> 
     store = run_store(store_root, run_id)
     body = read_run_json(store, url)
     check_conditions(store_root)  # before a journal is moved
-    secret = {"notify": list(notify)}
-    job = JobSpec.from_json({**body["spec"], **secret})
-    moves = [
-        _place_data(place, JobSpec.from_json({**place.job, **secret})) for place in body["places"]
-    ]
+    private = private or Private()
+    job = private.job(body["spec"])
+    moves = [_place_data(place, private.job(place.job)) for place in body["places"]]
     machine = machine_id(spotguard_home())
     was_elsewhere = check_dead(read_holder(store), machine, time.time()) is not None
     folder = RunFolder(runs_folder() / run_id)

@@ -21,9 +21,11 @@ from spotguard.control.away import wishes
 from spotguard.control.away.node import (
     Host,
     cheapest,
+    check_phases,
     node_name,
     node_task,
     remove_private,
+    where_for,
     write_private,
 )
 from spotguard.control.controller.one_run import run_store
@@ -157,6 +159,7 @@ class Mover:
         self._find = find
         self._record = self._read()
         self._store = run_store(self._record.store_root, self._record.run_id)
+        self._where = where_for(JobSpec.from_json(self._record.spec))
         self.place = place_in(self._record)
 
     def move(self) -> str:
@@ -183,6 +186,8 @@ class Mover:
                 f"{self._record.run_id} is at rest, so there is nothing to control.",
                 hint=f"let it go on first: spotguard resume {self._record.run_id}",
             )
+        if self._record.phases:
+            check_phases(self._where)
         check_ours(self._store, machine_id(spotguard_home()), time.time())
         stored = self._ready(self._asked(JobSpec.from_json(self._record.spec)))
         self._hand_over(stored)
@@ -253,10 +258,11 @@ class Mover:
                 continue
             if state.problem or self._clock.monotonic() >= give_up_at:
                 why = state.problem or "it did not come in time"
+                again = f"spotguard controller move {self._record.run_id} {self._where}"
                 self.give_up(stored)
                 raise EnvironmentFailure(
                     f"The controller stays here: its node does not serve: {why}.",
-                    hint=f"try again: spotguard controller move {self._record.run_id} vm",
+                    hint=f"try again: {again}",
                 )
             self._clock.sleep(_POLL_S)
             stored = next(x for x in nodes_of(self._store) if x.node.number == stored.node.number)

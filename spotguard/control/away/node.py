@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from spotguard.control.away.private import Private
 from spotguard.errors import SpecError, SpotguardError
 from spotguard.events.states import Market
 from spotguard.launch.skypilot.launcher import end_anywhere
@@ -22,7 +23,7 @@ from spotguard.spec.infra import split_places
 from spotguard.spec.templates import load_controller_node
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from spotguard.control.journal.nodes.controller_node import ControllerNode
     from spotguard.control.run_folder import RunFolder
@@ -31,15 +32,16 @@ if TYPE_CHECKING:
     from spotguard.launch.skypilot.strays import Strays
     from spotguard.spec.model import JobSpec
 
-LOCAL, VM = "local", "vm"
-NOT_YET = ("kubernetes", "slurm")
-WHERE = (LOCAL, VM, *NOT_YET)
-"""Where a controller may be said to live; of some nobody has seen it work."""
-_CLOUD = "aws"
-_CPUS, _MEMORY_GB = "2+", "4+"
+LOCAL, VM, SLURM = "local", "vm", "slurm"
+_NOT_YET = "kubernetes"
+_INFRA = {VM: "aws", SLURM: "slurm"}
+"""Where a job's nodes must be for its controller to live there."""
+_MACHINE = Machine(cpus="2+", memory="4+")
 """SkyPilot's own server takes most of it."""
+_STORE_EXTRAS = {"s3": "aws", "gs": "gcp", "az": "azure"}
 _PLACE = "~/.spotguard/controller"
 _PRIVATE = "private.json"
+_FOLDERS = f"{_PLACE}/folders"
 _WHEELS = "~/.spotguard/wheels"
 
 
@@ -49,51 +51,97 @@ def check_where(where: str) -> None:
     Raises:
         SpecError: there is no such word, or nobody has seen it work.
     """
-    if where in NOT_YET:
+    if where == _NOT_YET:
         raise SpecError(
             "controller",
-            f"given {where!r}, where spotguard does not launch its controller by itself yet",
-            hint="host it there yourself: infra/controller has the manifest; or --controller vm",
+            f"given {where!r}, where spotguard does not launch its controller by itself: no "
+            "cluster was there to try it on",
+            hint="host it there yourself, infra/controller has the manifest; or leave it here: "
+            f"--controller {LOCAL}",
         )
-    if where not in WHERE:
-        raise SpecError("controller", f"given {where!r}; allowed: {LOCAL}, {VM}")
+    if where != LOCAL and where not in _INFRA:
+        raise SpecError("controller", f"given {where!r}; allowed: {LOCAL}, {VM}, {SLURM}")
 
 
-def check_job(spec: JobSpec) -> None:
-    """Let pass a job whose controller can live on a node of its own.
+def check_job(spec: JobSpec, where: str) -> None:
+    """Let pass a job whose controller can live on a node of its own, in a `VM` or on `SLURM`.
 
     Raises:
         SpecError: its nodes, or its store, are out of that node's reach.
     """
+    if spec.phases:
+        check_phases(where)
+    infra = _INFRA[where]
     places = split_places(spec.infra, spec.on_demand_infra)
-    elsewhere = [place for place in places if place.partition("/")[0] != _CLOUD]
+    elsewhere = [place for place in places if place.partition("/")[0] != infra]
     if elsewhere:
-        out = ",".join(elsewhere)
+        fits = [kind for kind, each in _INFRA.items() if places[0].partition("/")[0] == each]
         raise SpecError(
             "controller",
-            f"a controller in a {VM} needs a job on {_CLOUD}: of clusters on {out} it "
-            "could not say whether they live",
-            hint=f"leave it here: --controller {LOCAL}",
+            f"given {where!r}, but it needs a job on {infra} alone: of clusters on "
+            f"{','.join(elsewhere)} it could not say whether they live",
+            hint=f"leave it here: --controller {LOCAL}"
+            + "".join(f"; or --controller {kind}" for kind in fits if kind != where),
         )
-    if "://" not in spec.store or spec.store.startswith("file://"):
+    if where == SLURM:
+        _check_one_cluster(places)
+    elif "://" not in spec.store or spec.store.startswith("file://"):
         raise SpecError(
             "store", f"given {spec.store!r}, a folder of this machine, which no other one reaches"
         )
 
 
+def check_phases(where: str) -> None:
+    """Let pass where a job in phases can be controlled.
+
+    Raises:
+        SpecError: on Slurm the job's folders lie elsewhere than here, and each phase is written
+            down for other machines as it is on the node.
+    """
+    if where == SLURM:
+        raise SpecError(
+            "controller",
+            f"given {SLURM!r}, where a job in phases cannot be controlled",
+            hint=f"leave it here: --controller {LOCAL}",
+        )
+
+
+def _check_one_cluster(places: Sequence[str]) -> None:
+    """Let pass places on one Slurm cluster, from within which the controller acts."""
+    if len({Place.parse(place).region for place in places}) > 1:
+        raise SpecError(
+            "controller",
+            f"given {SLURM!r}, which needs a job on one Slurm cluster: from a node of one, no "
+            "other is reached",
+            hint="name partitions of one: --infra slurm/CLUSTER/PARTITION",
+        )
+
+
+def where_for(spec: JobSpec) -> str:
+    """Return on what kind of node a job's controller can live, by where the job is."""
+    first = split_places(spec.infra, None)[0].partition("/")[0]
+    return SLURM if first == _INFRA[SLURM] else VM
+
+
 def cheapest(spec: JobSpec) -> Offer:
     """Return the cheapest place for it, among those of the job; takes some seconds.
+
+    On Slurm a partition of the on-demand market, if the job names one.
 
     Raises:
         SpecError: there is none.
         EnvironmentFailure: SkyPilot's prices can be neither read nor fetched.
     """
-    check_job(spec)
-    places = tuple(map(Place.parse, spec.infra.split(",")))
-    found = survey(places, Machine(cpus=_CPUS, memory=_MEMORY_GB), market=Market.ON_DEMAND)
+    where = where_for(spec)
+    check_job(spec, where)
+    named = (where == SLURM and spec.on_demand_infra) or spec.infra
+    places = tuple(map(Place.parse, named.split(",")))
+    found = survey(places, _MACHINE, market=Market.ON_DEMAND)
     bought = [offer for offer in found.offers if offer.market is Market.ON_DEMAND]
     if not bought:
         raise SpecError("controller", f"no small node is offered on demand in {spec.infra}")
+    if where == SLURM and bought[0].price_usd_per_h is None:  # SkyPilot's configuration has none
+        return replace(bought[0], price_usd_per_h=0.0, on_demand_usd_per_h=0.0)
     return bought[0]
 
 
@@ -113,22 +161,26 @@ def node_task(
     wheel = build_wheel(spotguard_home() / "wheels")
     task = load_controller_node()
     task["name"] = node.cluster
-    task["resources"] = {
-        **task["resources"],
+    is_slurm = where_for(spec) == SLURM
+    bought = {
         "infra": infra_of(offer),
         "use_spot": False,
         "instance_type": offer.instance_type,
         "labels": {CLUSTER_TAG: node.cluster, RUN_TAG: run_id},
     }
+    virtual = {"infra": infra_of(offer), "cpus": _MACHINE.cpus}
+    # A Slurm that does not know its nodes' memory refuses to give so much of it.
+    either = {"ordered": [{**virtual, "memory": _MACHINE.memory}, virtual]}
+    task["resources"] = {**task["resources"], **(either if is_slurm else bought)}
     task["envs"] = {
         "CONTROLLER_RUN": place,
         "CONTROLLER_NUMBER": str(node.number),
+        "CONTROLLER_SLURM": (offer.region or "") if is_slurm else "",
         "CONTROLLER_WHEEL": wheel.parent.name,
-        "CONTROLLER_REQUIREMENTS": base64.b64encode(_requirements().encode()).decode(),
+        "CONTROLLER_REQUIREMENTS": base64.b64encode(_requirements(spec.store).encode()).decode(),
     }
-    folders = [spec.workdir, *(s for s in spec.node.file_mounts.values() if "://" not in s)]
     task["file_mounts"] = {
-        **{folder: folder for folder in folders},
+        **{there: here for here, there in carried_folders(spec).items()},
         f"{_WHEELS}/{wheel.parent.name}/{wheel.name}": str(wheel),
         f"{_PLACE}/{_PRIVATE}": str(private),
     }
@@ -138,13 +190,29 @@ def node_task(
     return task
 
 
+def carried_folders(spec: JobSpec) -> dict[str, str]:
+    """Return the job's folders of this machine, and where they lie on its controller's node.
+
+    In a VM by the same path. On Slurm nobody is root: there they are below the user's home.
+    """
+    mounted = [each for each in spec.node.file_mounts.values() if "://" not in each]
+    folders = dict.fromkeys([spec.workdir, *mounted])
+    if where_for(spec) == VM:
+        return {folder: folder for folder in folders}
+    return {folder: f"{_FOLDERS}/{index}" for index, folder in enumerate(folders)}
+
+
 def write_private(folder: RunFolder, spec: JobSpec) -> Path:
-    """Write what is secret of a job into a file that only this user may read; return its path."""
+    """Write what is in no store of a job into a file that only this user may read.
+
+    Returns its path.
+    """
     path = folder.path / _PRIVATE
     path.unlink(missing_ok=True)
+    kept = Private(env=dict(spec.env), notify=tuple(spec.notify), folders=carried_folders(spec))
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(handle, "w") as file:
-        json.dump({"env": dict(spec.env), "notify": list(spec.notify)}, file)
+        json.dump(asdict(kept), file)
     return path
 
 
@@ -153,21 +221,16 @@ def remove_private(folder: RunFolder) -> None:
     (folder.path / _PRIVATE).unlink(missing_ok=True)
 
 
-def read_private(path: Path) -> tuple[dict[str, str], list[str]]:
-    """Return the job's variables, and whom it tells, as `write_private` wrote them."""
-    body = json.loads(path.read_text())
-    return body["env"], body["notify"]
-
-
-def _requirements() -> str:
-    """Return what a controller needs beside SkyPilot: all but torch, and what S3 needs."""
+def _requirements(store: str) -> str:
+    """Return what a controller needs beside SkyPilot: all but torch, and what its store needs."""
     from packaging.requirements import Requirement
 
+    extra = _STORE_EXTRAS.get(store.partition("://")[0], "")
     wanted = []
     for line in metadata.requires("spotguard") or []:
         each = Requirement(line)
         is_needed = each.marker is None or "extra" not in str(each.marker)
-        for_store = each.marker is not None and each.marker.evaluate({"extra": _CLOUD})
+        for_store = each.marker is not None and each.marker.evaluate({"extra": extra})
         if (is_needed or for_store) and each.name != "torch":
             plain = str(each.marker) if each.marker is not None else ""
             marker = f"; {plain}" if plain and "extra" not in plain else ""
@@ -205,7 +268,7 @@ class Host(Protocol):
 
 
 class SkyHost:
-    """SkyPilot; and EC2 itself for the end of a node that another machine had asked for."""
+    """SkyPilot; and EC2, or Slurm, for the end of a node that another machine had asked for."""
 
     def __init__(self, sdk: Sdk, strays: Callable[[str], Strays]) -> None:
         """`strays` looks for such nodes in one place."""
@@ -244,10 +307,14 @@ class SkyHost:
 def sky_host() -> SkyHost:
     """Return this machine's SkyPilot."""
     from spotguard.launch.skypilot.sdk import SkySdk
+
+    return SkyHost(SkySdk(), _strays_at)
+
+
+def _strays_at(place: str) -> Strays:
+    from spotguard.launch.skypilot.slurm_strays import SlurmStrays
     from spotguard.launch.skypilot.strays import Ec2Strays
 
-    def strays(place: str) -> Strays:
-        region = Place.parse(place).region
-        return Ec2Strays(lambda: [region] if region else [])
-
-    return SkyHost(SkySdk(), strays)
+    at = Place.parse(place)
+    known = [at.region] if at.region else []
+    return SlurmStrays(lambda: known) if at.infra == _INFRA[SLURM] else Ec2Strays(lambda: known)

@@ -41,9 +41,9 @@ from spotguard.shared.units import SystemClock
 from spotguard.spec.home_folder import spotguard_home
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
+    from spotguard.control.away.private import Private
     from spotguard.shared.units import Clock
     from spotguard.spec.nodes import NodeRange
     from spotguard.storage.base import ObjectStore
@@ -58,7 +58,7 @@ REST_S = 300.0
 class Steers(Protocol):
     """What it does to the run, as commands of this machine do."""
 
-    def adopt(self, url: str, *, notify: Sequence[str] = ()) -> str:
+    def adopt(self, url: str, *, private: Private | None = None) -> str:
         """Take the run over; `UsageError` while another machine's controller is alive."""
         ...
 
@@ -102,15 +102,14 @@ class Service:
         *,
         number: int | None = None,
         price_usd_per_h: float = 0.0,
-        notify: Sequence[str] = (),
+        private: Private | None = None,
         clock: Clock | None = None,
         rest_s: float = REST_S,
     ) -> None:
         """Serve the run at `place` (`STORE/RUN_ID`).
 
         `number` is the node's, if it was asked for by a move. Else it is one of the user's own, for
-        which the run is charged `price_usd_per_h`. `notify` are the addresses that the run tells of
-        itself, which are in no store.
+        which the run is charged `price_usd_per_h`. `private` is what of the job is in no store.
 
         Raises:
             UsageError: there is no run at `place`.
@@ -123,7 +122,7 @@ class Service:
         self._steers = steers
         self._number = number
         self._price_usd_per_h = price_usd_per_h
-        self._notify = notify
+        self._private = private
         self._clock = clock or SystemClock()
         self._rest_s = rest_s
         self._rest = _Rest()
@@ -207,7 +206,7 @@ class Service:
             self._going_on.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._going_on.touch(0o600)
         try:
-            self._steers.adopt(self.place, notify=self._notify)
+            self._steers.adopt(self.place, private=self._private)
         except UsageError as problem:
             self._tell(f"waits for the run: {problem.message}")
             return True

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from spotguard.control.journal.journal import Journal
     from spotguard.control.journal.record import RunRecord
     from spotguard.launch.base import Launcher, Offer
+    from spotguard.launch.skypilot.strays import Strays
     from spotguard.storage.base import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -224,7 +225,8 @@ def _sky_launcher(spec: JobSpec, run_dir: Path, regions: Sequence[str]) -> Launc
     from spotguard.launch.skypilot.launcher import SkyPilotLauncher
     from spotguard.launch.skypilot.prices import Place
     from spotguard.launch.skypilot.sdk import SkySdk
-    from spotguard.launch.skypilot.strays import Ec2Strays, regions_of
+    from spotguard.launch.skypilot.slurm_strays import SlurmStrays, slurm_clusters_of
+    from spotguard.launch.skypilot.strays import Ec2Strays, Everywhere, regions_of
 
     def offers() -> list[Offer]:
         return list(find_offers(spec).offers)
@@ -236,12 +238,18 @@ def _sky_launcher(spec: JobSpec, run_dir: Path, regions: Sequence[str]) -> Launc
         living = regions_of(_offers_that_live(run_dir))
         return list(dict.fromkeys([*regions, *living, *regions_of(named), *regions_of(offers())]))
 
+    def slurm_clusters() -> list[str]:
+        return slurm_clusters_of([*named, *_offers_that_live(run_dir)])
+
+    infras = {place.infra for place in named}
+    lists: list[Strays] = [Ec2Strays(where_nodes_may_be)] if "aws" in infras else []
+    lists += [SlurmStrays(slurm_clusters)] if "slurm" in infras else []
     return SkyPilotLauncher(
         SkySdk(),
         offers=offers,
         task=lambda request: task_for(spec, request),
         machine=lambda: machine_for(spec),
-        strays=Ec2Strays(where_nodes_may_be) if any(p.infra == "aws" for p in named) else None,
+        strays=Everywhere(lists) if lists else None,
     )
 
 

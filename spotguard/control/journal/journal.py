@@ -11,6 +11,8 @@ import json
 import math
 import os
 import sqlite3
+import threading
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -58,6 +60,12 @@ CREATE TRIGGER events_keep_everything BEFORE DELETE ON events
 BEGIN SELECT RAISE(ABORT, 'the journal is append-only'); END;
 """
 
+_connecting = threading.Lock()
+_connected: Counter[tuple[int, int] | None] = Counter()
+"""How many connections of this process each file has. Who reads such a file's bytes without SQLite
+takes SQLite's locks on it away by closing it, for all of the process: the next other process that
+looks would take the journal for nobody's, and remove what was written last."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
@@ -79,6 +87,8 @@ class Journal:
         self.path = path
         self._connection = connection
         self._file = _identity(path)
+        self._is_closed = False
+        _connected[self._file] += 1
 
     @classmethod
     def create(cls, path: Path) -> Journal:
@@ -120,14 +130,16 @@ class Journal:
             JournalDamaged: the file is missing, damaged, of something else or of a newer
                 spotguard. Nothing was changed.
         """
-        _check_header(path)
-        with _translated(path):
-            connection = _connect(path)
-            with _closed_on_error(connection):
-                connection.execute("PRAGMA synchronous = FULL")
-                if not again and not _fits_together(path, connection):
-                    raise damaged(path, "its pages do not fit together")
-            return cls(path, connection)
+        with _connecting:
+            if not _connected[_identity(path)]:
+                _check_header(path)
+            with _translated(path):
+                journal = cls(path, _connect(path))
+        with _translated(path), _closed_on_error(journal):
+            journal._connection.execute("PRAGMA synchronous = FULL")
+            if not again and not _fits_together(path, journal._connection):
+                raise damaged(path, "its pages do not fit together")
+        return journal
 
     def append(
         self,
@@ -241,7 +253,11 @@ class Journal:
 
     def close(self) -> None:
         """Let go of the file."""
-        self._connection.close()
+        with _connecting:
+            self._connection.close()
+            if not self._is_closed:
+                _connected.subtract([self._file])
+            self._is_closed = True
 
     def __enter__(self) -> Journal:
         return self
@@ -312,11 +328,11 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 @contextmanager
-def _closed_on_error(connection: sqlite3.Connection) -> Iterator[None]:
+def _closed_on_error(opened: sqlite3.Connection | Journal) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        connection.close()
+        opened.close()
         raise
 
 

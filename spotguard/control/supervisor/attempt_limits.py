@@ -82,11 +82,25 @@ def beside_s(record: RunRecord, attempt: AttemptRecord, now: float) -> float:
         return 0.0
     since = [each.usd or 0.0 for each in record.lost_launches if each.at >= attempt.intended_at]
     waiting = record.ahead and cost.cost_usd(record.ahead, now)
-    later = [each for each in record.controller_nodes if each.since >= attempt.intended_at]
-    moved = sum(cost.node_usd(each, now) or 0.0 for each in later)
-    if later:
-        moved += controller_end_usd(record)
+    moved = _controller_beside_usd(record, attempt.intended_at, now)
     return (sum(since) + (waiting or 0.0) + moved) / rate * money.SECONDS_PER_H
+
+
+def _controller_beside_usd(record: RunRecord, launched_at: float, now: float) -> float:
+    """Return what the controller's nodes cost beyond what a launch left for the one there was."""
+    nodes = record.controller_nodes
+    then = [
+        each
+        for each in nodes
+        if each.since < launched_at and (each.until is None or each.until > launched_at)
+    ]
+    left_usd_per_h = (then[-1].price_usd_per_h or 0.0) if then else 0.0
+    left = money.cost_usd(left_usd_per_h, now - launched_at + CONTROLLER_LEAVES_S) or 0.0
+    paid = sum(
+        (cost.node_usd(each, now) or 0.0) - (cost.node_usd(each, launched_at) or 0.0)
+        for each in nodes
+    )
+    return max(0.0, paid + controller_end_usd(record) - left)
 
 
 def controller_end_usd(record: RunRecord) -> float:

@@ -1,8 +1,9 @@
-"""Clusters that another machine's SkyPilot launched: asked for, and ended, at EC2 itself.
+"""Clusters that another machine's SkyPilot launched: asked for, and ended, at the cloud itself.
 
 SkyPilot knows a cluster only where it was launched. Who adopts a run from another machine has no
 such books, so it would take living nodes for gone. On AWS each of our instances has its cluster's
-name as a tag: that is enough to see the nodes and to end them. Other clouds are not asked.
+name as a tag: that is enough to see the nodes and to end them. Slurm is asked in `slurm_strays`,
+other clouds are not.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from spotguard.launch.base import ClusterState, ClusterView, NodeEnd, NodeView, 
 from spotguard.launch.taskyaml import CLUSTER_TAG
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from spotguard.launch.base import Offer
     from spotguard.launch.skypilot.prices import Place
@@ -54,6 +55,25 @@ class Strays(Protocol):
             LauncherFailure: it is refused.
         """
         ...
+
+
+class Everywhere:
+    """Several lists as one, for a job that may be in several places."""
+
+    def __init__(self, lists: Sequence[Strays]) -> None:
+        self._lists = lists
+
+    def look(self, cluster: str) -> ClusterView:
+        """Return how a cluster is where it lives, or else where it is known to be gone."""
+        views = [each.look(cluster) for each in self._lists]
+        known = [view for view in views if view.state is not ClusterState.ABSENT]
+        living = [view for view in known if view.state is not ClusterState.GONE]
+        return [*living, *known, ClusterView(state=ClusterState.ABSENT)][0]
+
+    def down(self, cluster: str) -> None:
+        """Ask for its end in each of them."""
+        for each in self._lists:
+            each.down(cluster)
 
 
 @dataclass(frozen=True, kw_only=True)

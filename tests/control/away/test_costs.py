@@ -59,3 +59,11 @@ def test_an_attempt_under_way_ends_earlier_for_a_node_that_came_later() -> None:
     assert abs(beside_s(later, attempt, 2 * HOUR) - paid) < 1e-6
     before = replace(later, controller_nodes=(replace(later.controller_nodes[0], since=-1.0),))
     assert beside_s(before, attempt, 2 * HOUR) == 0.0
+    replaced = replace(
+        before,
+        controller_nodes=(
+            replace(before.controller_nodes[0], until=HOUR),
+            replace(before.controller_nodes[0], number=2, since=HOUR),
+        ),
+    )
+    assert beside_s(replaced, attempt, 2 * HOUR) == 0.0, "its money pays the one in its place"

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+import configparser
 import fcntl
+import importlib
 import shutil
 import subprocess
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 
+from spotguard.cli.main import app
+from spotguard.launch.wheel import build_wheel
 from spotguard.spec.templates import load_controller_node, template_names
 
 ROOT = Path(__file__).parents[3]
@@ -29,19 +35,51 @@ def test_the_manifest_is_a_job_of_one_pod_that_serves() -> None:
     assert "\nUSER spotguard\n" in image
 
 
-def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
-    """It begins the service anew after any end but its own."""
-    text = (CONTROLLER / "spotguard-controller@.service").read_text()
-    assert "Restart=on-failure" in text
-    assert SERVES in text
+def nodes_unit() -> str:
+    """Return the unit that the set-up of a node of its own writes there."""
+    setup: str = load_controller_node()["setup"]
+    unit = setup.split("<<UNIT\n")[1].split("\nUNIT\n")[0]
+    given = {"$CONTROLLER_RUN": "s3://b/r", "$(id -un)": "root", "$place": "/root/controller"}
+    for name, value in given.items():
+        unit = unit.replace(name, value)
+    assert "$" not in unit
+    return unit
+
+
+@pytest.mark.parametrize("whose", ["mine", "a node's"])
+def test_the_unit_is_one_that_systemd_takes(tmp_path: Path, whose: str) -> None:
+    """Nothing in it is unknown to systemd, or misspelt."""
+    mine = (CONTROLLER / "spotguard-controller@.service").read_text()
+    text = mine if whose == "mine" else nodes_unit()
     judge = shutil.which("systemd-analyze")
     if judge is None:
         pytest.skip("this machine has no systemd-analyze")
     unit = tmp_path / "spotguard-controller@train.service"
-    unit.write_text(text)
+    # Who serves is not installed on this machine.
+    unit.write_text(text.replace("/opt/spotguard/bin/spotguard", "/bin/true"))
     said = subprocess.run([judge, "verify", unit], capture_output=True, text=True, check=False)
     complaints = [line for line in said.stderr.splitlines() if unit.name in line]
     assert not complaints
+
+
+def test_what_the_unit_starts_is_in_the_wheel(tmp_path: Path) -> None:
+    """Its program is one that an installation has, and takes the words that stand there."""
+    mine = (CONTROLLER / "spotguard-controller@.service").read_text()
+    line = next(each for each in mine.splitlines() if each.startswith("ExecStart="))
+    words = line.removeprefix("ExecStart=").split()
+    assert words[:2] == ["/usr/bin/env", "/opt/spotguard/bin/spotguard"]
+    with zipfile.ZipFile(build_wheel(tmp_path)) as wheel:
+        name = next(each for each in wheel.namelist() if each.endswith("entry_points.txt"))
+        points = configparser.ConfigParser()
+        points.read_string(wheel.read(name).decode())
+        module, _, function = points["console_scripts"]["spotguard"].partition(":")
+        assert f"{module.replace('.', '/')}.py" in wheel.namelist()
+    assert callable(getattr(importlib.import_module(module), function))
+    command: Any = typer.main.get_command(app)
+    for word in words[2:4]:
+        command = command.commands[word]
+    given, *_ = command.make_parser(command.context_class(command)).parse_args(words[4:])
+    assert given == {"url": "${RUN}", "price": "${PRICE}"}
 
 
 def lines_by_section(unit: str) -> dict[str, set[str]]:
@@ -83,7 +121,10 @@ def test_a_node_has_one_service_though_what_began_it_is_killed(tmp_path: Path) -
         pytest.skip("this machine has no bash, or no flock")
     setup: str = load_controller_node()["setup"]
     (tmp_path / "serve.sh").write_text(setup.split("<<'SERVE'\n")[1].split("\nSERVE\n")[0])
-    (tmp_path / "environment").write_text(f"export HOME={tmp_path}\n")
+    (tmp_path / "environment").write_text(
+        f"export HOME={tmp_path} CONTROLLER_BASE={tmp_path} CONTROLLER_SLURM=\n"
+        f"export CONTROLLER_PYTHON={tmp_path}/venv/bin/python\n"
+    )
     seen = 'ls -l /proc/self/fd | grep -q "/served$" && echo "$0 holds it" >> "$HOME/seen"\n'
     for each in ("skypilot-runtime/bin/sky", "skypilot-runtime/bin/python", "venv/bin/python"):
         path = tmp_path / each

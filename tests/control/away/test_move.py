@@ -87,12 +87,14 @@ def test_what_is_secret_is_in_a_private_file_and_not_in_the_task(homes: Homes) -
 
     homes.submit = submit  # type: ignore[method-assign]
     moved(homes)
-    assert seen == [(0o600, {"env": {}, "notify": []})]
+    [(mode, private)] = seen
+    assert (mode, private["env"], private["notify"]) == (0o600, {}, [])
     assert not (homes.folder("laptop").path / "private.json").exists()
     [task] = homes.submitted
     assert set(task["envs"]) == {
         "CONTROLLER_RUN",
         "CONTROLLER_NUMBER",
+        "CONTROLLER_SLURM",
         "CONTROLLER_WHEEL",
         "CONTROLLER_REQUIREMENTS",
     }

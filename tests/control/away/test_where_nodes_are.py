@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spotguard.control.away.node import check_job
+from spotguard.control.away.node import VM, check_job
 from spotguard.control.controller.one_run import launcher_for
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import Kind
@@ -47,8 +47,8 @@ def test_every_place_of_the_job_has_to_be_in_the_reach_of_its_controllers_node(
 ) -> None:
     """Of a living cluster elsewhere it would say that it is gone, and launch a second one."""
     with pytest.raises(SpecError):
-        check_job(job(infra, on_demand_infra))
-    check_job(job("aws/us-east-1", "aws/us-west-2"))
+        check_job(job(infra, on_demand_infra), VM)
+    check_job(job("aws/us-east-1", "aws/us-west-2"), VM)
 
 
 @pytest.fixture

@@ -28,11 +28,12 @@ from spotguard.storage import open_store
 from spotguard.testing.clock import FakeClock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     import pytest
 
+    from spotguard.control.away.private import Private
     from spotguard.control.journal.nodes.controller_node import ControllerNode
     from spotguard.control.journal.record import RunRecord
     from spotguard.spec.nodes import NodeRange
@@ -71,9 +72,9 @@ class Steering:
         self._homes = homes
         self.asked: list[str] = []
 
-    def adopt(self, url: str, *, notify: Sequence[str] = ()) -> str:
+    def adopt(self, url: str, *, private: Private | None = None) -> str:
         """Adopt it."""
-        return adopt_run(url, notify=notify).run_id
+        return adopt_run(url, private=private).run_id
 
     def ensure_controlled(self, run_id: str) -> bool:
         """Take the lease."""

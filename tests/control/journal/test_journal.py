@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import sqlite3
 import stat
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -175,3 +177,34 @@ def test_a_loss_that_is_no_number_is_kept_as_unknown(tmp_path: Path) -> None:
         journal.append("progress", at=1.0, data=data)
         [entry] = journal.events()
     assert entry.data == {"loss": None, "each": [1.0, None], "deep": {"x": None}}
+
+
+_LOOKS = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+print(connection.execute("SELECT count(*) FROM events").fetchone()[0])
+connection.close()
+"""
+
+
+def test_a_second_look_of_this_process_leaves_the_journal_to_its_controller(
+    tmp_path: Path,
+) -> None:
+    """Or another process that looks would be the last in its eyes, and clear it up.
+
+    The controller would go on in files that are gone: what it writes is lost, or cannot be written.
+    """
+    path = filled(tmp_path, count=2)
+
+    def looks_elsewhere() -> int:
+        words = [sys.executable, "-c", _LOOKS, str(path)]
+        return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+
+    with Journal.open(path) as journal:
+        journal.append("third", at=3.0)
+        with Journal.open(path) as beside:
+            assert len(beside.events()) == 3
+        assert looks_elsewhere() == 3
+        journal.append("fourth", at=4.0)
+        assert looks_elsewhere() == 4
+    assert looks_elsewhere() == 4

@@ -231,7 +231,9 @@ class Beside(Lab):
         place = ("--infra", "slurm/spotlab/spot", "--save-every", "5 steps")
         return self.start(self.copy(job), *place, *flags, args=args)
 
-    def trains(self, run: str, *, attempt: int, more_steps: int = 10) -> Status:
+    def trains(
+        self, run: str, *, attempt: int, more_steps: int = 10, within_s: float = 300.0
+    ) -> Status:
         """Return the status once `attempt`, or a later one, has done some steps."""
         status: Status = {}
         base: list[int] = []
@@ -246,7 +248,7 @@ class Beside(Lab):
             base.append(status["step"])
             return bool(status["step"] >= base[0] + more_steps)
 
-        wait_until(reached, f"attempt {attempt} trains", timeout_s=300.0)
+        wait_until(reached, f"attempt {attempt} trains", timeout_s=within_s)
         return status
 
     def ended(self, run: str, *, attempt: int, within_s: float = 180.0) -> Status:

@@ -7,15 +7,10 @@ runs share the lab where they do not disturb each other.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import shutil
-import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,90 +18,29 @@ import pytest
 from tests.e2e.lab.lab_jobs import (
     EXAMPLES,
     JOBS,
-    Lab,
-    Status,
-    Weights,
     final_weights,
     reasons,
     store_of,
 )
-from tests.e2e.lab.slurm_lab import Beside, Books, SlurmLab, wait_until
+from tests.e2e.lab.slurm_lab import Books, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.e2e.lab.lab_jobs import Status, Weights
+    from tests.e2e.lab.slurm_lab import Beside, SlurmLab
 
 pytestmark = [pytest.mark.e2e, pytest.mark.lab, pytest.mark.timeout(1800)]
 
 GPT = EXAMPLES / "train_gpt.py"
 EXACT = JOBS / "exact.py"
 WITNESSED = JOBS / "witnessed_gpt.py"
-_OWN_FOLDER = Path("/tmp/spotlab-tests")
-_LOCK = _OWN_FOLDER.with_suffix(".lock")
 _LATE_S = 30.0
 _REFUSED_S = 10.0
 """How much longer than Slurm SkyPilot bills a cluster, on a machine that has much else to do."""
 _LOST_S = 8.0
 """Of the log of a node that is killed: five seconds, and more while the machine is late."""
-
-
-@pytest.fixture(scope="session")
-def slurm() -> Iterator[SlurmLab]:
-    """A Slurm cluster of three spot nodes, and a SkyPilot that knows it."""
-    lent = os.environ.get("SPOTLAB_DIR")
-    why_not = _why_not(lent=bool(lent))
-    if why_not:
-        pytest.skip(why_not)
-    lab = SlurmLab(Path(lent) if lent else _OWN_FOLDER, ours=not lent)
-    with _LOCK.open("w") as lock:  # held for as long as this process lives
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            pytest.skip("another run of these tests has the lab")
-        try:
-            if _OWN_FOLDER.exists():  # a run of these tests was killed
-                lab.down()
-            lab.up()
-            lab.calm()
-            yield lab
-        finally:
-            lab.down()
-
-
-def _why_not(*, lent: bool) -> str | None:
-    if find_spec("sky") is None:
-        return "SkyPilot is not installed: pip install 'spotguard[sky]'"
-    if lent:
-        return None
-    if os.getuid() != 0 or not shutil.which("apt-get"):
-        return "the Slurm lab needs root and Debian"
-    if subprocess.run(["unshare", "--net", "--mount", "true"], check=False).returncode:
-        return "the Slurm lab needs a machine on which root may make namespaces"
-    if Path("/run/netns/login").exists() and not _OWN_FOLDER.exists():
-        return "a lab is up: use it with SPOTLAB_DIR, or take it down"
-    return None
-
-
-@pytest.fixture
-def beside(tmp_path: Path, slurm: SlurmLab) -> Iterator[Beside]:
-    """A user's machine; nothing may be left of what it started, here or in the lab."""
-    machine = Beside(tmp_path, slurm)
-    yield machine
-    left = machine.clean_up()
-    clusters = slurm.clusters()
-    slurm.calm()
-    assert not left, f"processes outlived their run: {left}"
-    assert not clusters, f"clusters outlived their run: {clusters}"
-
-
-@pytest.fixture
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Weights]:
-    """Return a function: what a job's weights are in the end, on this machine alone."""
-
-    def run(job: Path, *args: str) -> Weights:
-        lab = Lab(tmp_path_factory.mktemp("undisturbed"))
-        return final_weights(lab.up(job, args=args, timeout_s=900.0))
-
-    return run
 
 
 def test_preempted_twice_shrunk_killed_and_grown_again(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from spotguard.events import env
-from spotguard.launch.taskyaml import Machine, task_yaml
+from spotguard.launch.taskyaml import Machine, infra_of, task_yaml
 from spotguard.launch.wheel import build_wheel
 from spotguard.spec.templates import load_template
+from tests.control.away.test_node import SLURM_OFFER, job
+from tests.control.away.test_node import task as node_task
 from tests.launch.taskyaml.task_cases import (
     CASES,
     GOLDEN,
@@ -27,8 +30,12 @@ from tests.launch.taskyaml.task_cases import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from spotguard.launch.base import Offer
     from tests.launch.taskyaml.task_cases import Case
 
+VM_OFFER = replace(
+    SLURM_OFFER, infra="aws", region="us-east-1", zone=None, instance_type="m7i.xlarge"
+)
 TASKS = {case.key: case for case in CASES if task_of(case) is not None}
 BY_CLOUD = {key: case for key, case in TASKS.items() if case.where not in ("slurm", "kubernetes")}
 MORE_SURVEYS = {
@@ -107,6 +114,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for key, case in TASKS.items():
         tasks[key] = {**(task_of(case) or {}), "workdir": str(folder / "work")}
     tasks["whole"] = _whole_task(folder / "work")
+    for offer in (VM_OFFER, SLURM_OFFER):
+        controlled = job(folder / "work", infra_of(offer))
+        tasks[f"controller on {offer.infra}"] = node_task(controlled, offer, folder / "work")
     more = {key: {"market": "spot", **question} for key, question in MORE_SURVEYS.items()}
     surveys = {**survey_questions(), **more}
     looked_up = {place: [place] for place in PLACES_LOOKED_UP}
@@ -243,3 +253,14 @@ def test_a_task_with_everything_is_taken(answers: dict[str, Any]) -> None:
     assert verdict["problem"] is None
     assert list(verdict["secrets"]) == ["HF_TOKEN"]
     assert "hunter2" not in json.dumps(verdict)
+
+
+@pytest.mark.parametrize("offer", [VM_OFFER, SLURM_OFFER], ids=lambda offer: str(offer.infra))
+def test_skypilot_takes_the_node_of_a_controller(answers: dict[str, Any], offer: Offer) -> None:
+    """Bought on demand, where it was found; it goes once what runs there has ended."""
+    verdict = answers["verdicts"][f"controller on {offer.infra}"]
+    assert verdict["problem"] is None
+    assert verdict["nodes"] == 1
+    assert verdict["downs_itself"]
+    assert {each["infra"] for each in verdict["resources"]} == {infra_of(offer)}
+    assert not any(each.get("use_spot") for each in verdict["resources"])

@@ -1,0 +1,213 @@
+"""A node for the controller: where it may be had, and what goes there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotguard.control.away import node as node_module
+from spotguard.control.away.node import (
+    SLURM,
+    VM,
+    cheapest,
+    check_job,
+    check_where,
+    node_task,
+    write_private,
+)
+from spotguard.control.away.private import read_private
+from spotguard.control.journal.nodes.controller_node import ControllerNode
+from spotguard.control.run_folder import RunFolder
+from spotguard.errors import SpecError
+from spotguard.events.states import Market
+from spotguard.launch.base import Offer, Survey
+from spotguard.spec.model import JobSpec
+from spotguard.spec.templates import load_controller_node
+from tests.control.away.two_homes import NODE_OFFER
+
+_WITH_RUN = 'mount -t tmpfs run /run && mkdir /run/sshd && exec "$0" "$@"'
+SLURM_OFFER = Offer(
+    infra="slurm",
+    region="spotlab",
+    zone="ondemand",
+    instance_type=None,
+    gpus=None,
+    market=Market.ON_DEMAND,
+    price_usd_per_h=None,
+    on_demand_usd_per_h=None,
+)
+
+
+def job(folder: Path, infra: str, **more: Any) -> JobSpec:
+    """Return a job there, with its script in a folder of this machine."""
+    script = folder / "job.py"
+    script.write_text("import spotguard.runtime\n")
+    given = {"store": "s3://bucket/runs", "workdir": str(folder), **more}
+    return JobSpec(script=str(script), name="job", infra=infra, **given)
+
+
+def task(spec: JobSpec, offer: Offer, private: Path) -> dict[str, Any]:
+    """Return the task of the first node of a run of that job."""
+    node = ControllerNode(number=1, cluster="job-1-c1", place="x", price_usd_per_h=0.0, since=0.0)
+    return node_task(spec, node, offer, run_id="job-1", place="s3://b/job-1", private=private)
+
+
+@pytest.mark.parametrize(
+    ("infra", "more", "where", "way_out"),
+    [
+        ("slurm/lab/spot", {}, VM, "--controller slurm"),
+        ("aws/us-east-1", {}, SLURM, "--controller vm"),
+        ("slurm/lab/spot", {"on_demand_infra": "aws/us-east-1"}, SLURM, "--controller local"),
+        ("slurm/lab/spot,slurm/other/spot", {}, SLURM, "--infra slurm/"),
+        ("gcp", {}, VM, "--controller local"),
+    ],
+)
+def test_a_job_out_of_its_reach_is_refused_with_the_way_out(
+    tmp_path: Path, infra: str, more: dict[str, str], where: str, way_out: str
+) -> None:
+    """Of a living cluster elsewhere it would say that it is gone, and launch a second one."""
+    with pytest.raises(SpecError) as raised:
+        check_job(job(tmp_path, infra, **more), where)
+    assert way_out in raised.value.hint
+
+
+def test_a_folder_is_in_reach_on_slurm_where_the_jobs_nodes_have_it_too(tmp_path: Path) -> None:
+    """A node in a cloud has no disk of this machine."""
+    check_job(job(tmp_path, "slurm/lab/spot", store=str(tmp_path)), SLURM)
+    with pytest.raises(SpecError):
+        check_job(job(tmp_path, "aws", store=str(tmp_path)), VM)
+
+
+def test_a_job_in_phases_stays_and_so_does_one_for_kubernetes(tmp_path: Path) -> None:
+    """What a phase begins with is written down for all machines, with that node's folders."""
+    phases = [{"until_step": 5, "infra": "slurm/lab/spot"}, {"infra": "slurm/lab/ondemand"}]
+    with pytest.raises(SpecError, match="phases"):
+        check_job(job(tmp_path, "slurm/lab/spot", phases=phases), SLURM)
+    with pytest.raises(SpecError) as raised:
+        check_where("kubernetes")
+    assert "infra/controller" in raised.value.hint
+    with pytest.raises(SpecError):
+        check_where("moon")
+    for where in ("local", VM, SLURM):
+        check_where(where)
+
+
+def test_on_slurm_it_asks_for_what_slurm_does_not_preempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the on-demand partition, if there is one; no price in SkyPilot's configuration is none."""
+    asked: list[list[str]] = []
+
+    def survey(places: Any, *_: Any, **__: Any) -> Survey:
+        asked.append([str(place) for place in places])
+        return Survey(offers=(SLURM_OFFER,))
+
+    monkeypatch.setattr(node_module, "survey", survey)
+    spec = job(tmp_path, "slurm/lab/spot", on_demand_infra="slurm/lab/ondemand")
+    assert cheapest(spec).price_usd_per_h == 0.0
+    cheapest(job(tmp_path, "slurm/lab/spot"))
+    assert asked == [["slurm/lab/ondemand"], ["slurm/lab/spot"]]
+
+
+def test_on_slurm_the_jobs_folders_lie_below_the_home_and_the_job_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is root there; arguments, and what is no folder of this machine's, stay as they are.
+
+    In a VM each folder lies by its own path.
+    """
+    work, data = tmp_path / "work", tmp_path / "data"
+    work.mkdir()
+    data.mkdir()
+    spec = job(
+        work,
+        "slurm/lab/spot",
+        args=("--data", f"{work}/x"),
+        notify=["https://h"],
+        env={"KEY": "v"},
+        node={"file_mounts": {"~/d": str(data), "/b": "s3://b/d"}},
+    )
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    private = write_private(folder, spec)
+    made = task(spec, SLURM_OFFER, private)
+    mounts = {there: here for there, here in made["file_mounts"].items() if here != str(private)}
+    assert all(there.startswith("~/") for there in mounts)
+    assert {each["infra"] for each in made["resources"]["ordered"]} == {"slurm/spotlab/ondemand"}
+    assert not {"labels", "use_spot", "instance_type"} & set(made["resources"])
+
+    monkeypatch.setenv("HOME", str(tmp_path / "there"))
+    kept = read_private(private)
+    monkeypatch.setenv("KEY", kept.env["KEY"])
+    there = kept.job(spec.public_json())
+    for path, source in ((there.workdir, work), (there.node.file_mounts["~/d"], data)):
+        below_home = f"~/{Path(path).relative_to(tmp_path / 'there')}"
+        assert mounts[below_home] == str(source)
+    assert there.script == f"{there.workdir}/job.py"
+    assert there.node.file_mounts["/b"] == "s3://b/d"
+    assert (there.args, there.notify, there.env) == (spec.args, spec.notify, spec.env)
+
+    in_vm = job(work, "aws/us-east-1", node={"file_mounts": {"/d": str(data)}})
+    made = task(in_vm, NODE_OFFER, private)
+    assert made["file_mounts"].items() >= {str(work): str(work), str(data): str(data)}.items()
+    assert made["resources"]["labels"]
+    kept = read_private(write_private(folder, in_vm))
+    assert kept.job(in_vm.public_json()) == in_vm
+
+
+def test_skypilot_on_a_slurm_node_gets_a_login_there(tmp_path: Path) -> None:
+    """By keys that are made there, and an sshd that no port leads to: no key of the user's goes."""
+    if shutil.which("ssh") is None or not Path("/usr/sbin/sshd").exists():
+        pytest.skip("this machine has no sshd")
+    setup: str = load_controller_node()["setup"]
+    begin = setup.index('if [ -n "$CONTROLLER_SLURM" ]; then')
+    place = tmp_path / ".spotguard" / "controller"
+    place.mkdir(parents=True)
+    script = f"place={place}\nbase={tmp_path}\nruntime=python3\n" + setup[begin:].split("\nfi\n")[0]
+    given = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin:/opt/slurm/bin"}
+    slurm = {"CONTROLLER_SLURM": "lab", "SLURM_CONF": "/etc/slurm of mine", "SLURM_JOB_ID": "7"}
+    subprocess.run(["bash", "-euc", script + "\nfi"], env={**given, **slurm}, check=True)
+
+    begins = ["ssh"]
+    if os.geteuid() == 0 and not Path("/run/sshd").exists():  # which only a root's sshd asks for
+        begins = ["unshare", "--mount", "sh", "-c", _WITH_RUN, "ssh"]
+        if subprocess.run([*begins[:-1], "true"], env=given, check=False).returncode:
+            pytest.skip("this machine's sshd is not set up for root")
+    words = ["-F", str(tmp_path / ".slurm" / "config"), "-o", "BatchMode=yes"]
+    words += ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"]
+    asked = [*begins, *words, "lab", 'echo "$PATH|$SLURM_CONF|$SLURM_JOB_ID"']
+    said = subprocess.run(asked, env=given, capture_output=True, text=True, check=False)
+    told = f"{given['PATH']}|{slurm['SLURM_CONF']}|"
+    assert said.stdout.strip().endswith(told), said.stderr  # a .bashrc may put more before it
+    environment = (place / "environment").read_text().splitlines()
+    assert "export CONTROLLER_ALLOCATION=7" in environment
+    assert any(line.startswith("export SKYPILOT_API_SERVER_LOCAL_PORT=") for line in environment)
+
+
+def test_an_allocation_ends_with_its_service(tmp_path: Path) -> None:
+    """Nobody else may be left who would end it; it is cancelled once there is no more to do."""
+    bash = shutil.which("bash")
+    if bash is None or shutil.which("flock") is None:
+        pytest.skip("this machine has no bash, or no flock")
+    setup: str = load_controller_node()["setup"]
+    (tmp_path / "serve.sh").write_text(setup.split("<<'SERVE'\n")[1].split("\nSERVE\n")[0])
+    names = ("skypilot-runtime/bin/sky", "bin/scancel", "bin/serves")
+    for name in names:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'#!{bash}\necho "{path.name} $*" >> "{tmp_path}/seen"\n')
+        path.chmod(0o755)
+    (tmp_path / "environment").write_text(
+        f"export HOME={tmp_path} PATH={tmp_path}/bin:$PATH CONTROLLER_BASE={tmp_path}\n"
+        f"export CONTROLLER_PYTHON={tmp_path}/bin/serves CONTROLLER_SLURM=lab\n"
+        "export CONTROLLER_ALLOCATION=7\n"
+    )
+    subprocess.run([bash, str(tmp_path / "serve.sh")], check=True)
+    seen = (tmp_path / "seen").read_text().splitlines()
+    assert [line.split()[0] for line in seen] == ["sky", "serves", "scancel"]
+    assert seen[-1] == "scancel -- 7"

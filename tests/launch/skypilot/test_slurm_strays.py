@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+
+from spotguard.errors import LauncherFailure
+from spotguard.launch.base import ClusterState, ClusterView, NodeEnd, Unreachable
+from spotguard.launch.skypilot.launcher import SkyPilotLauncher
+from spotguard.launch.skypilot.slurm_strays import SlurmStrays, ask_login_node, slurm_clusters_of
+from spotguard.launch.skypilot.strays import Everywhere
+from spotguard.testing.clock import FakeClock
+from spotguard.testing.launcher import FAKE_OFFER
+from tests.launch.skypilot.fake_sdk import FakeSdk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NAME = "job-1-1"
+
+
+@dataclass
+class Slurm:
+    """A Slurm's login node: what its list of jobs holds, and what was cancelled."""
+
+    jobs: list[str] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    away: bool = False
+
+    def ask(self, cluster: str, command: str) -> str:
+        """Answer as it does."""
+        if self.away:
+            raise Unreachable("no route")
+        if command.startswith("scancel -- "):
+            self.cancelled.append(f"{cluster} {command.removeprefix('scancel -- ')}")
+            return ""
+        assert command.startswith("squeue ")
+        return "".join(f"{line}\n" for line in self.jobs)
+
+    def launcher(self, *, clusters: tuple[str, ...] = ("lab",)) -> SkyPilotLauncher:
+        """Return a launcher of a machine that may have adopted the run."""
+        return SkyPilotLauncher(
+            FakeSdk(),
+            offers=lambda: [FAKE_OFFER],
+            task=lambda _: {},
+            strays=SlurmStrays(lambda: clusters, ask=self.ask),
+            clock=FakeClock(),
+            in_background=False,
+        )
+
+    def seen(self) -> ClusterView:
+        """Return what it says of the cluster."""
+        return self.launcher().observe(NAME)
+
+
+def test_an_allocation_that_another_machine_asked_for_is_seen_and_cancelled() -> None:
+    """No other job is: neither one with a longer name, nor an array of somebody else's."""
+    slurm = Slurm(
+        [
+            f"7|CANCELLED|2|{NAME}-0a1b2c3d",
+            f"12|RUNNING|2|{NAME}-0a1b2c3d",
+            f"13|RUNNING|1|{NAME}1-0a1b2c3d",
+            "9_[1-4]|PENDING|1|of|somebody",
+        ]
+    )
+    view = slurm.seen()
+    assert view.state is ClusterState.UP
+    assert [node.end for node in view.nodes] == [NodeEnd.RUNNING] * 2
+    slurm.launcher().down(NAME)
+    assert slurm.cancelled == ["lab 12"]
+
+
+@pytest.mark.parametrize(
+    ("state", "seen"),
+    [
+        ("PENDING", ClusterState.STARTING),
+        ("SUSPENDED", ClusterState.UP),
+        ("PREEMPTED", ClusterState.GONE),
+        ("TIMEOUT", ClusterState.GONE),
+    ],
+)
+def test_what_may_cost_lives(state: str, seen: ClusterState) -> None:
+    """A word that nobody knows is no end."""
+    assert Slurm([f"12|{state}|1|{NAME}-0a1b2c3d"]).seen().state is seen
+
+
+def test_nodes_that_slurm_takes_back_are_lost_and_unlisted_ones_absent() -> None:
+    """Until the allocation is over, it is there."""
+    going = Slurm([f"12|COMPLETING|2|{NAME}-0a1b2c3d"]).seen()
+    assert [node.end for node in going.nodes] == [NodeEnd.LOST] * 2
+    assert Slurm().seen().state is ClusterState.ABSENT
+
+
+def test_a_slurm_that_does_not_answer_proves_nothing() -> None:
+    """Taken for absent, the cluster would be launched a second time; so where none is known."""
+    away = Slurm(away=True)
+    assert away.seen().state is ClusterState.UNREACHABLE
+    with pytest.raises(Unreachable):
+        away.launcher().down(NAME)
+    nowhere = Slurm().launcher(clusters=())
+    assert nowhere.observe(NAME).state is ClusterState.UNREACHABLE
+
+
+def test_of_several_lists_the_one_where_it_lives_counts() -> None:
+    """One that says that it is gone, or that it has none, takes nothing back."""
+    gone = SlurmStrays(lambda: ["a"], ask=Slurm([f"1|FAILED|1|{NAME}-0a"]).ask)
+    there = SlurmStrays(lambda: ["b"], ask=Slurm([f"2|RUNNING|1|{NAME}-0a"]).ask)
+    absent = SlurmStrays(lambda: ["c"], ask=Slurm().ask)
+    assert Everywhere([absent, gone, there]).look(NAME).state is ClusterState.UP
+    assert Everywhere([absent, gone]).look(NAME).state is ClusterState.GONE
+    assert Everywhere([absent]).look(NAME).state is ClusterState.ABSENT
+
+
+def test_only_clusters_of_slurm_are_asked() -> None:
+    """Each once."""
+    offers = [
+        FAKE_OFFER.__class__(**{**FAKE_OFFER.__dict__, "infra": infra, "region": region})
+        for infra, region in (("slurm", "a"), ("aws", "b"), ("slurm", "a"), ("slurm", None))
+    ]
+    assert slurm_clusters_of(offers) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("code", "error"), [(255, Unreachable), (1, LauncherFailure), (0, None)], ids=str
+)
+def test_an_ssh_that_finds_nobody_is_no_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, error: type[Exception] | None
+) -> None:
+    """Slurm's own refusal comes with another code."""
+    program = tmp_path / "ssh"
+    program.write_text(f'#!/bin/sh\necho "$@"\necho no >&2\nexit {code}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    if error is None:
+        assert ask_login_node("lab", "squeue -h").split()[-3:] == ["lab", "squeue", "-h"]
+        return
+    with pytest.raises(error) as raised:
+        ask_login_node("lab", "squeue -h")
+    assert isinstance(raised.value, Unreachable) is (error is Unreachable)
