@@ -8,7 +8,6 @@ runs share the lab where they do not disturb each other.
 from __future__ import annotations
 
 import json
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
