@@ -132,7 +132,7 @@ def train_and_kill(name: str, folder: Path) -> None:
             helpers = psutil.Process(child.pid).children(recursive=True)
             child.kill()
             psutil.wait_procs(helpers, timeout=60)  # they end by themselves once it is gone
-        child.wait(120)
+        child.wait(PATIENCE_S)
         child.stdout.close()
         assert child.returncode == (0 if number == len(ATTEMPTS) else -signal.SIGKILL)
 
