@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, TypeVar
 from benchmarks.scale.long_run import RUN_ID, LongRun, created
 from spotguard.checkpoint.lineage import claim_attempt, latest_valid, list_all
 from spotguard.checkpoint.retention import Retention, prune
-from spotguard.control.away.adopt import Rebuild
 from spotguard.control.checkpoints.commands import list_checkpoints
 from spotguard.control.checkpoints.detail import describe
 from spotguard.control.checkpoints.find import OpenedRun, find_checkpoint
+from spotguard.control.handover.adopt import Rebuild
 from spotguard.control.journal.job_events import JobNews
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.ledger import Ledger

@@ -276,7 +276,7 @@ def _confirm_down(run: Run, *, yes: bool) -> None:
 
     view = run.status()
     if api.is_place(run.name) and not view.state.settled:
-        from spotguard.control.away.steer import check_heard
+        from spotguard.control.handover.through_store import check_heard
 
         check_heard(run.name)  # before anything is asked
     if not yes and not view.state.settled:

@@ -185,7 +185,7 @@ def _controller_node(job: JobSpec, where: str) -> Offer | None:
     """Return the node that a job's controller gets; None where it stays on this machine."""
     if where == "local":  # the usual one: SkyPilot is not loaded for it
         return None
-    from spotguard.control.away.node import cheapest, check_job, check_where
+    from spotguard.control.handover.node import cheapest, check_job, check_where
 
     check_where(where)
     for part in (job, *map(job.in_phase, range(len(job.phases)))):

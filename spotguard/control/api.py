@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from spotguard.control.away.private import Private
+    from spotguard.control.handover.not_in_store import Private
     from spotguard.control.journal.record import RunRecord
     from spotguard.control.report.document import ReportDocument
     from spotguard.control.report.fleet import Fleet
@@ -473,7 +473,7 @@ def resume(
         DeadlineReached: the old deadline has passed and no new one is given.
     """
     if is_place(run_id):
-        from spotguard.control.away.steer import ask_to_go_on
+        from spotguard.control.handover.through_store import ask_to_go_on
 
         ask_to_go_on(_stored_run(run_id).url, budget_usd, deadline_s, nodes)
         _stored_runs.clear()  # what they saw is old
@@ -536,7 +536,7 @@ def adopt(
     Raises:
         UsageError: there is no run at `url`, or its journal is whole.
     """
-    from spotguard.control.away.adopt import adopt_run
+    from spotguard.control.handover.adopt import adopt_run
 
     folder = adopt_run(url, tell, private=private)
     if ensure_controlled(folder.run_id):
@@ -588,7 +588,7 @@ def _spec_of(record: RunRecord) -> JobSpec:
 
 def _wish(run_id: str, kind: Kind) -> bool:
     if is_place(run_id):
-        from spotguard.control.away.steer import ask_to_end
+        from spotguard.control.handover.through_store import ask_to_end
 
         return ask_to_end(_stored_run(run_id).url, kind, view(run_id))
     folder = folder_of(run_id)

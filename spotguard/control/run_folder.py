@@ -236,7 +236,7 @@ def split_place(text: str) -> tuple[str, str]:
     Raises:
         UsageError: it is no STORE/RUN_ID.
     """
-    root, run_id = split_last(whole_url(text))
+    root, run_id = split_last(whole_url(text)) if is_place(text) else ("", text)
     if not root or not keys.RUN_ID_PATTERN.fullmatch(run_id):
         raise UsageError(f"{text!r} does not name a run.", hint="give it as STORE/RUN_ID")
     return root, run_id

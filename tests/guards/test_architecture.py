@@ -128,7 +128,7 @@ FLOORS = {
     ),
     "control": (
         *("home_name", "journal", "supervisor", "run_folder"),
-        *("status", "controller", "checkpoints", "create_run", "away", "without_journal"),
+        *("status", "controller", "checkpoints", "create_run", "handover", "without_journal"),
         *("report", "sweep", "api", "doctor", "drill", "__main__", "__init__"),
     ),
     "storage": (

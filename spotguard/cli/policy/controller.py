@@ -15,7 +15,7 @@ from spotguard.cli.terminal.output import confirm, note, say
 from spotguard.errors import UsageError
 
 if TYPE_CHECKING:
-    from spotguard.control.away.move import Standing
+    from spotguard.control.handover.move import Standing
     from spotguard.launch.base import Offer
 
 ControllerOption = Annotated[
@@ -42,7 +42,7 @@ RunAnywhere = Annotated[
 def status(run: AnyRunArgument = None) -> None:
     """Tell who controls a run, on which node, and what that has cost."""
     from spotguard.control import api
-    from spotguard.control.away.move import standing
+    from spotguard.control.handover.move import standing
 
     found = api.find_any_run(run)
     for line in words(standing(api.place_of(found), time.time()), time.time()):
@@ -81,8 +81,8 @@ def move(run: RunAnywhere, where: WhereArgument, *, yes: YesOption = False) -> N
     Broken off anywhere, repeat it.
     """
     from spotguard.control import api
-    from spotguard.control.away.move import bring_back
-    from spotguard.control.away.node import LOCAL, check_where
+    from spotguard.control.handover.move import bring_back
+    from spotguard.control.handover.node import LOCAL, check_where
     from spotguard.shared.units import SystemClock
 
     check_where(where)
@@ -111,7 +111,7 @@ def move(run: RunAnywhere, where: WhereArgument, *, yes: YesOption = False) -> N
 def node_offer(run_id: str, where: str) -> Offer:
     """Return the node that the controller of a run of this machine would have there."""
     from spotguard.control import api
-    from spotguard.control.away.node import cheapest, check_job
+    from spotguard.control.handover.node import cheapest, check_job
 
     job = api.job_of(run_id)
     check_job(job, where)
@@ -132,8 +132,8 @@ def offer_words(offer: Offer) -> str:
 
 def moved(run_id: str) -> str:
     """Move the controller of a run to a node of its own; return the run's place."""
-    from spotguard.control.away.move import Mover
-    from spotguard.control.away.node import sky_host
+    from spotguard.control.handover.move import Mover
+    from spotguard.control.handover.node import sky_host
     from spotguard.control.run_folder import folder_of
 
     return Mover(folder_of(run_id), sky_host(), note).move()
@@ -145,8 +145,8 @@ def down(run: AnyRunArgument = None) -> None:
     It ends by itself a few minutes after the run came to rest; this does not wait for that.
     """
     from spotguard.control import api
-    from spotguard.control.away.move import end_node
-    from spotguard.control.away.node import sky_host
+    from spotguard.control.handover.move import end_node
+    from spotguard.control.handover.node import sky_host
     from spotguard.shared.units import SystemClock
 
     end_node(api.place_of(looked_at_run(run)), sky_host(), SystemClock(), note)
@@ -177,8 +177,8 @@ def serve(
     from pathlib import Path
 
     from spotguard.control import api
-    from spotguard.control.away.private import read_private
-    from spotguard.control.away.serve import Service
+    from spotguard.control.handover.not_in_store import read_private
+    from spotguard.control.handover.serve import Service
 
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
     carried = None

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from spotguard.control.away import steer
+from spotguard.control.handover import through_store
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.stored.controller_nodes import place_in
 from spotguard.control.report.stored import StoredRun
@@ -57,7 +57,7 @@ class _Asking:
         try:
             run = StoredRun(place)
             seen, _ = look_at(run.folder)
-            return steer.ask_to_end(run.url, self.wish, seen)
+            return through_store.ask_to_end(run.url, self.wish, seen)
         except SpotguardError as problem:
             self.problems[place] = problem
             return False

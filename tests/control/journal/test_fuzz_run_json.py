@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from spotguard.control.away.adopt import adopt_run, read_run_json
 from spotguard.control.create_run import RUN_SCHEMA
+from spotguard.control.handover.adopt import adopt_run, read_run_json
 from spotguard.errors import UsageError
 from spotguard.events import keys
 from spotguard.spec.model import JobSpec

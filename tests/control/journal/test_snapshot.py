@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from spotguard.control.away.adopt import Rebuild
+from spotguard.control.handover.adopt import Rebuild
 from spotguard.control.journal import snapshot
 from spotguard.control.journal.fold import fold, read_record
 from spotguard.control.journal.journal import Journal

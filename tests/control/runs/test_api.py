@@ -14,10 +14,10 @@ import pytest
 from spotguard import storage
 from spotguard.cli.main import main
 from spotguard.control import api
-from spotguard.control.away.adopt import adopt_run
 from spotguard.control.controller import one_run
 from spotguard.control.controller.rest import Bell, Rest
 from spotguard.control.create_run import admit_resume
+from spotguard.control.handover.adopt import adopt_run
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import Kind

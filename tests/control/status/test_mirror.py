@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from spotguard.checkpoint.lineage import Claim
-from spotguard.control.away.adopt import Rebuild, settle
+from spotguard.control.handover.adopt import Rebuild, settle
 from spotguard.control.journal.fold import limits_to_json, read_record
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import Kind, Limits

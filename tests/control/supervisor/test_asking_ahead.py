@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from spotguard.control.away.adopt import Rebuild
+from spotguard.control.handover.adopt import Rebuild
 from spotguard.control.journal import cost
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.journal import Journal

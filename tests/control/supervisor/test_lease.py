@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spotguard.control import api
-from spotguard.control.away import adopt
 from spotguard.control.controller import one_run
 from spotguard.control.controller.rest import Bell, Rest
+from spotguard.control.handover import adopt
 from spotguard.control.run_folder import folder_of
 from spotguard.control.supervisor import lease as lease_module
 from spotguard.control.supervisor.lease import (

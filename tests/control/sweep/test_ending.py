@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spotguard.control.away import steer
 from spotguard.control.controller import start
 from spotguard.control.controller.one_run import run_store
+from spotguard.control.handover import through_store
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.record import Kind
 from spotguard.control.run_folder import RunFolder, runs_folder
@@ -43,7 +43,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         places.append(place)
         return True
 
-    monkeypatch.setattr(steer, "ask_to_end", ask)
+    monkeypatch.setattr(through_store, "ask_to_end", ask)
     return places
 
 

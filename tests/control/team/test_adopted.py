@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spotguard.control.away.adopt import adopt_run
+from spotguard.control.handover.adopt import adopt_run
 from spotguard.control.journal.team.books import Stake, TeamBooks
 from spotguard.control.journal.team.stored_books import read_books, to_bytes
 from spotguard.events import keys

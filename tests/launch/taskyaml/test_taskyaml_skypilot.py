@@ -12,8 +12,8 @@ from spotguard.events import env
 from spotguard.launch.taskyaml import Machine, infra_of, task_yaml
 from spotguard.launch.wheel import build_wheel
 from spotguard.spec.templates import load_template
-from tests.control.away.test_node import SLURM_OFFER, job
-from tests.control.away.test_node import task as node_task
+from tests.control.handover.test_node import SLURM_OFFER, job
+from tests.control.handover.test_node import task as node_task
 from tests.launch.taskyaml.task_cases import (
     CASES,
     GOLDEN,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spotguard.control.away import wishes
-from spotguard.control.away.move import standing, store_of
+from spotguard.control.handover import stored_wishes
+from spotguard.control.handover.move import standing, store_of
 from spotguard.control.journal.record import Kind
 from spotguard.control.supervisor.lease import read_holder
 from spotguard.errors import UsageError
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _BEGINS_WITHIN_S = 60.0
 _POLL_S = 1.0
-_KINDS = {Kind.USER_STOP: wishes.STOP, Kind.USER_DOWN: wishes.DOWN}
+_KINDS = {Kind.USER_STOP: stored_wishes.STOP, Kind.USER_DOWN: stored_wishes.DOWN}
 
 
 def ask_to_end(place: str, kind: Kind, seen: RunView) -> bool:
@@ -32,7 +32,7 @@ def ask_to_end(place: str, kind: Kind, seen: RunView) -> bool:
     if seen.state.settled:
         return False
     check_heard(place)
-    wishes.ask(store_of(place), _KINDS[kind], SystemClock())
+    stored_wishes.ask(store_of(place), _KINDS[kind], SystemClock())
     return True
 
 
@@ -52,7 +52,7 @@ def ask_to_go_on(
     store, clock = store_of(place), SystemClock()
     said = {"budget_usd": budget_usd, "deadline_s": deadline_s, "nodes": nodes and str(nodes)}
     wanted = {name: value for name, value in said.items() if value is not None}
-    wishes.ask(store, wishes.RESUME, clock, wanted)
+    stored_wishes.ask(store, stored_wishes.RESUME, clock, wanted)
     give_up_at = clock.monotonic() + _BEGINS_WITHIN_S
     while clock.monotonic() < give_up_at:
         found = read_holder(store)

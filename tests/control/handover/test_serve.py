@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spotguard.control.away import wishes
-from spotguard.control.away.serve import Service
+from spotguard.control.handover import stored_wishes
+from spotguard.control.handover.serve import Service
 from spotguard.control.journal.record import Kind
 from spotguard.control.journal.stored.controller_nodes import GONE_WITHIN_S, read_nodes
 from spotguard.control.supervisor.lease import read_holder
 from spotguard.errors import EnvironmentFailure, SpecError, UsageError
 from spotguard.storage.urls import folder_at
-from tests.control.away.two_homes import RUN, Homes
+from tests.control.handover.two_homes import RUN, Homes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,12 +48,14 @@ def test_a_machine_of_the_users_own_is_charged_at_the_price_that_it_was_given(
 
 def test_wishes_are_heard_through_the_store_alone(homes: Homes) -> None:
     """Each is done once, in their order, and leaves nothing behind."""
-    wishes.ask(homes.store, wishes.RESUME, homes.clock, {"budget_usd": 7, "nodes": "2:3"})
-    wishes.ask(homes.store, wishes.STOP, homes.clock)
-    wishes.ask(homes.store, wishes.DOWN, homes.clock)
+    stored_wishes.ask(
+        homes.store, stored_wishes.RESUME, homes.clock, {"budget_usd": 7, "nodes": "2:3"}
+    )
+    stored_wishes.ask(homes.store, stored_wishes.STOP, homes.clock)
+    stored_wishes.ask(homes.store, stored_wishes.DOWN, homes.clock)
     homes.serves()
     assert homes.steering.asked == ["resume 7.0 2:3", "stop", "down"]
-    assert wishes.unanswered(homes.store) == []
+    assert stored_wishes.unanswered(homes.store) == []
     assert list(homes.store.list("wishes/")) == []
 
 
@@ -65,7 +67,7 @@ def test_what_cannot_be_done_is_answered(homes: Homes, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(homes.steering, "resume", refuse)
     with pytest.raises(UsageError, match="no number of nodes"):
-        wishes.ask(homes.store, wishes.RESUME, homes.clock, {"nodes": "0"})
+        stored_wishes.ask(homes.store, stored_wishes.RESUME, homes.clock, {"nodes": "0"})
     assert list(homes.store.list("wishes/")) == []
 
 
@@ -73,12 +75,12 @@ def test_a_wish_that_nobody_hears_is_taken_back(homes: Homes) -> None:
     """Else it would be done a day later, when nobody wants it any more."""
     homes.clock.on_sleep = lambda: None
     with pytest.raises(EnvironmentFailure, match="did not hear of it"):
-        wishes.ask(homes.store, wishes.STOP, homes.clock)
+        stored_wishes.ask(homes.store, stored_wishes.STOP, homes.clock)
     assert homes.serves()
     assert homes.steering.asked == []
 
 
-@pytest.mark.parametrize("kind", [wishes.STOP, wishes.LEAVE])
+@pytest.mark.parametrize("kind", [stored_wishes.STOP, stored_wishes.LEAVE])
 def test_a_wish_that_is_broken_off_is_taken_back(homes: Homes, kind: str) -> None:
     """Ctrl-C while it waits: should the node let go later, nobody would adopt the run."""
 
@@ -87,11 +89,13 @@ def test_a_wish_that_is_broken_off_is_taken_back(homes: Homes, kind: str) -> Non
 
     homes.clock.on_sleep = interrupt
     with pytest.raises(KeyboardInterrupt):
-        wishes.ask(homes.store, kind, homes.clock)
+        stored_wishes.ask(homes.store, kind, homes.clock)
     assert list(homes.store.list("wishes/")) == []
 
 
-@pytest.mark.parametrize("age_s", [wishes.OUTDATED_S - 60.0, wishes.OUTDATED_S + 60.0])
+@pytest.mark.parametrize(
+    "age_s", [stored_wishes.OUTDATED_S - 60.0, stored_wishes.OUTDATED_S + 60.0]
+)
 def test_a_wish_whose_asker_died_is_not_carried_out_much_later(homes: Homes, age_s: float) -> None:
     """How old it is the store says, whatever the machines' own clocks do."""
     key = "wishes/0000000000000-x.json"
@@ -102,7 +106,7 @@ def test_a_wish_whose_asker_died_is_not_carried_out_much_later(homes: Homes, age
     os.utime(f"{path}/{key}", (at, at))
     homes.clock.jump_wall(1e6)
     homes.serves()
-    assert homes.steering.asked == (["stop"] if age_s < wishes.OUTDATED_S else [])
+    assert homes.steering.asked == (["stop"] if age_s < stored_wishes.OUTDATED_S else [])
     assert list(homes.store.list("wishes/")) == []
 
 
@@ -110,8 +114,8 @@ def test_a_run_is_kept_if_nobody_waits_for_it_any_more(
     homes: Homes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who asked for it gave up while the controller here was being ended."""
-    leave = wishes.AskedThere(key="wishes/0000000000000-x.json", kind=wishes.LEAVE)
-    monkeypatch.setattr(wishes, "unanswered", lambda _: [leave])
+    leave = stored_wishes.AskedThere(key="wishes/0000000000000-x.json", kind=stored_wishes.LEAVE)
+    monkeypatch.setattr(stored_wishes, "unanswered", lambda _: [leave])
     assert homes.serves(), "it goes on serving"
     monkeypatch.undo()
     assert homes.serves()
@@ -127,7 +131,7 @@ def test_a_run_is_kept_if_nobody_waits_for_it_any_more(
 def test_a_wish_that_makes_no_sense_stands_in_nobodys_way(homes: Homes, body: bytes) -> None:
     """It is removed, and the next one is heard."""
     homes.store.put("wishes/0000000000000-x.json", body)
-    wishes.ask(homes.store, wishes.STOP, homes.clock)
+    stored_wishes.ask(homes.store, stored_wishes.STOP, homes.clock)
     assert homes.steering.asked == ["stop"]
     assert list(homes.store.list("wishes/")) == []
 
@@ -139,7 +143,7 @@ def test_at_rest_it_stays_a_while_and_then_says_until_when_it_costs(homes: Homes
         journal.append(Kind.SETTLED.value, at=homes.clock.now(), data=rest)
     assert homes.serves()
     homes.clock.advance(REST_S - 50.0)
-    wishes.ask(homes.store, wishes.RESUME, homes.clock)
+    stored_wishes.ask(homes.store, stored_wishes.RESUME, homes.clock)
     homes.clock.advance(60.0)
     assert homes.serves(), "the user was heard a moment ago"
     homes.clock.advance(REST_S + 1.0)

@@ -8,9 +8,9 @@ import pytest
 
 from spotguard.cli.policy.controller import words
 from spotguard.control import api
-from spotguard.control.away import move as move_module
-from spotguard.control.away import wishes
-from spotguard.control.away.move import Mover, bring_back, end_node, standing
+from spotguard.control.handover import move as move_module
+from spotguard.control.handover import stored_wishes
+from spotguard.control.handover.move import Mover, bring_back, end_node, standing
 from spotguard.control.home_name import machine_id
 from spotguard.control.journal.fold import limits_to_json
 from spotguard.control.journal.record import Kind, Limits
@@ -19,7 +19,7 @@ from spotguard.control.supervisor.lease import Lease, read_holder
 from spotguard.errors import EnvironmentFailure, LauncherFailure, StoreUnavailable, UsageError
 from spotguard.shared.units import SystemClock
 from spotguard.spec.home_folder import spotguard_home
-from tests.control.away.two_homes import PRICE_USD_PER_H, RUN, Homes
+from tests.control.handover.two_homes import PRICE_USD_PER_H, RUN, Homes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -254,7 +254,7 @@ def test_what_a_resume_on_the_node_allowed_comes_back_with_the_run(
     homes.serves()
     homes.clock.on_sleep = lambda: homes.serves()
     if asked_there:
-        wishes.ask(homes.store, wishes.RESUME, homes.clock, {"budget_usd": 2.0})
+        stored_wishes.ask(homes.store, stored_wishes.RESUME, homes.clock, {"budget_usd": 2.0})
     else:
         homes.allows("node", Limits(budget_usd=2.0))
         with homes.at("laptop"):

@@ -12,10 +12,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from spotguard.control.away import wishes
-from spotguard.control.away.adopt import ADOPTED_WORDS, read_run_json
 from spotguard.control.controller.one_run import run_store
 from spotguard.control.controller.start import control_alone
+from spotguard.control.handover import stored_wishes
+from spotguard.control.handover.adopt import ADOPTED_WORDS, read_run_json
 from spotguard.control.home_name import machine_id
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.record import Kind, RunRecord
@@ -43,7 +43,7 @@ from spotguard.spec.home_folder import spotguard_home
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from spotguard.control.away.private import Private
+    from spotguard.control.handover.not_in_store import Private
     from spotguard.shared.units import Clock
     from spotguard.spec.nodes import NodeRange
     from spotguard.storage.base import ObjectStore
@@ -162,9 +162,9 @@ class Service:
             return self._leave(number, record)
         if self._going_on.exists():
             self._go_on(record)
-        for wish in wishes.unanswered(self._store):
+        for wish in stored_wishes.unanswered(self._store):
             self._rest.since = None
-            if wish.kind == wishes.LEAVE:
+            if wish.kind == stored_wishes.LEAVE:
                 return self._hand_back(number, wish)
             self._carry_out(number, wish)
         self._steers.ensure_controlled(self.run_id)
@@ -230,23 +230,23 @@ class Service:
 
     # ------------------------------------------------------------ wishes
 
-    def _carry_out(self, number: int, wish: wishes.AskedThere) -> None:
+    def _carry_out(self, number: int, wish: stored_wishes.AskedThere) -> None:
         self._tell(f"is asked for: {wish.kind}")
         try:
-            if wish.kind == wishes.STOP:
+            if wish.kind == stored_wishes.STOP:
                 self._steers.request_stop(self.run_id)
-            elif wish.kind == wishes.DOWN:
+            elif wish.kind == stored_wishes.DOWN:
                 self._steers.request_down(self.run_id)
             else:
                 self._steers.resume(self.run_id, **_limits(wish.data))
         except StoreError:
             raise
         except SpotguardError as problem:
-            wishes.refuse(self._store, wish, problem.message)
+            stored_wishes.refuse(self._store, wish, problem.message)
         else:
-            if wish.kind == wishes.RESUME:
+            if wish.kind == stored_wishes.RESUME:
                 self._tell_limits(number)
-            wishes.done(self._store, wish)
+            stored_wishes.done(self._store, wish)
 
     def _tell_limits(self, number: int) -> None:
         """Have the store know what the run is allowed, for who adopts it from here."""
@@ -254,20 +254,20 @@ class Service:
 
     # ------------------------------------------------------------ leaving
 
-    def _hand_back(self, number: int, wish: wishes.AskedThere) -> bool:
+    def _hand_back(self, number: int, wish: stored_wishes.AskedThere) -> bool:
         """End the controller here and let the run go, for another machine to adopt it.
 
         Returns True, and keeps the run, if that was taken back meanwhile: nobody would adopt it.
         """
         with control_alone(self.folder):
             self._tell_limits(number)
-            if not wishes.stands(self._store, wish):
+            if not stored_wishes.stands(self._store, wish):
                 return True
             lease = Lease(self._store, SystemClock(), machine_id(spotguard_home()))
             lease.take()
             lease.release()
             self._leave(number, self._record())
-        wishes.done(self._store, wish)
+        stored_wishes.done(self._store, wish)
         self._tell("handed the run back")
         return False
 

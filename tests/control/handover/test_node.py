@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from spotguard.control.away import node as node_module
-from spotguard.control.away.node import (
+from spotguard.control.handover import node as node_module
+from spotguard.control.handover.node import (
     SLURM,
     VM,
     cheapest,
@@ -20,7 +20,7 @@ from spotguard.control.away.node import (
     node_task,
     write_private,
 )
-from spotguard.control.away.private import read_private
+from spotguard.control.handover.not_in_store import read_private
 from spotguard.control.journal.nodes.controller_node import ControllerNode
 from spotguard.control.run_folder import RunFolder
 from spotguard.errors import SpecError
@@ -28,7 +28,7 @@ from spotguard.events.states import Market
 from spotguard.launch.base import Offer, Survey
 from spotguard.spec.model import JobSpec
 from spotguard.spec.templates import load_controller_node
-from tests.control.away.two_homes import NODE_OFFER
+from tests.control.handover.two_homes import NODE_OFFER
 
 _WITH_RUN = 'mount -t tmpfs run /run && mkdir /run/sshd && exec "$0" "$@"'
 SLURM_OFFER = Offer(

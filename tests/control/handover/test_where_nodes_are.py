@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spotguard.control.away.node import VM, check_job
 from spotguard.control.controller.one_run import launcher_for
+from spotguard.control.handover.node import VM, check_job
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import Kind
 from spotguard.control.journal.stored.published_launch import newest_regions

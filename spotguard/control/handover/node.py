@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from spotguard.control.away.private import Private
+from spotguard.control.handover.not_in_store import Private
 from spotguard.errors import SpecError, SpotguardError
 from spotguard.events.states import Market
 from spotguard.launch.skypilot.launcher import end_anywhere

@@ -15,8 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from spotguard.checkpoint.lineage import attempt_numbers, read_claim
-from spotguard.control.away.private import Private
 from spotguard.control.controller.one_run import launcher_for, run_store
+from spotguard.control.handover.not_in_store import Private
 from spotguard.control.home_name import machine_id
 from spotguard.control.journal.fold import allotment_to_json, read_record
 from spotguard.control.journal.job_events import journal_data, read_beats, recall

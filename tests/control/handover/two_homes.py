@@ -7,11 +7,11 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from spotguard.control.away.adopt import adopt_run
-from spotguard.control.away.move import Mover
-from spotguard.control.away.node import NodeState
-from spotguard.control.away.serve import Service
 from spotguard.control.controller.one_run import run_store
+from spotguard.control.handover.adopt import adopt_run
+from spotguard.control.handover.move import Mover
+from spotguard.control.handover.node import NodeState
+from spotguard.control.handover.serve import Service
 from spotguard.control.home_name import machine_id
 from spotguard.control.journal.fold import limits_to_json, read_record
 from spotguard.control.journal.journal import Journal
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from spotguard.control.away.private import Private
+    from spotguard.control.handover.not_in_store import Private
     from spotguard.control.journal.nodes.controller_node import ControllerNode
     from spotguard.control.journal.record import RunRecord
     from spotguard.spec.nodes import NodeRange

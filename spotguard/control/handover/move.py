@@ -17,8 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spotguard.control.away import wishes
-from spotguard.control.away.node import (
+from spotguard.control.controller.one_run import run_store
+from spotguard.control.controller.start import control_alone, start
+from spotguard.control.handover import stored_wishes
+from spotguard.control.handover.node import (
     Host,
     cheapest,
     check_phases,
@@ -28,8 +30,6 @@ from spotguard.control.away.node import (
     where_for,
     write_private,
 )
-from spotguard.control.controller.one_run import run_store
-from spotguard.control.controller.start import control_alone, start
 from spotguard.control.home_name import machine_id
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.nodes.controller_node import ControllerNode
@@ -363,7 +363,7 @@ def bring_back(place: str, clock: Clock, tell: Tell) -> None:
         tell_leaving(store_of(place), now.node.node.number, clock.now() + GONE_WITHIN_S)
         return
     tell("asking the node to let the run go")
-    wishes.ask(store_of(place), wishes.LEAVE, clock)
+    stored_wishes.ask(store_of(place), stored_wishes.LEAVE, clock)
 
 
 def end_node(place: str, host: Host, clock: Clock, tell: Tell) -> None:
