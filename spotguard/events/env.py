@@ -98,3 +98,8 @@ JOB_VARIABLES: Final = frozenset(
     value for name, value in list(globals().items()) if name.isupper() and isinstance(value, str)
 )
 """All of the above; anything that checks `SPOTGUARD_*` for typos must let these pass."""
+
+CONTROLLER_RUN: Final = "CONTROLLER_RUN"
+"""On a node that a run's controller has for itself: where the run is, `STORE/RUN_ID`."""
+CONTROLLER_NUMBER: Final = "CONTROLLER_NUMBER"
+"""There: the number of the node in that run, from 1."""

@@ -4,6 +4,7 @@ A cluster is wanted while its run has a living controller: on this machine (the 
 folder) or on another one (the lease in the run's store). It is an orphan when its run is at rest,
 or when its controller is silent and its job sends no heartbeat either. Anything else is left
 alone: a job whose controller is silent trains on, and a store that cannot be read proves nothing.
+Nodes that a controller has for itself are judged by themselves (`controller_nodes`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from spotguard.control.controller.one_run import run_store
+from spotguard.control.doctor.controller_nodes import judge_node, tell_gone
 from spotguard.control.doctor.orphan_report import ClusterFate, Findings, Judgement, Leftover
 from spotguard.control.home_name import machine_id
 from spotguard.control.journal.fold import read_record
@@ -103,6 +105,8 @@ def skypilot_books() -> Books | None:
 
 def judge(cluster: OurCluster, now: float) -> Judgement:
     """Return whether anybody wants a cluster, and how that is known."""
+    if cluster.controller is not None:
+        return judge_node(cluster, now, patience_s=_STORE_S)
     folder = RunFolder(runs_folder() / cluster.run_id)
     if folder.controller_pid() is not None:
         return Judgement(fate=ClusterFate.WANTED, why="its controller lives on this machine")
@@ -306,6 +310,8 @@ def end_leftover(
             _down(leftover.cluster.run_id, clock)
         else:
             books.end(leftover.cluster.name)
+            if leftover.cluster.controller is not None:
+                tell_gone(leftover.cluster, clock.now())
     except SpotguardError as problem:
         return replace(leftover, problem=problem.message)
     return replace(leftover, ended=True)

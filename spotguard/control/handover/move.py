@@ -24,7 +24,6 @@ from spotguard.control.handover.node import (
     Host,
     cheapest,
     check_phases,
-    node_name,
     node_task,
     remove_private,
     where_for,
@@ -57,6 +56,7 @@ from spotguard.errors import (
 )
 from spotguard.events.states import RunState
 from spotguard.events.untrusted import Refused
+from spotguard.launch.skypilot.cluster_list import controller_cluster
 from spotguard.shared.units import SystemClock
 from spotguard.spec.home_folder import spotguard_home
 from spotguard.spec.model import JobSpec
@@ -210,7 +210,7 @@ class Mover:
             offer, number = self._find(spec), len(nodes) + 1
             node = ControllerNode(
                 number=number,
-                cluster=node_name(self._record.run_id, number),
+                cluster=controller_cluster(self._record.run_id, number),
                 place="/".join(filter(None, (offer.infra, offer.region, offer.zone))),
                 price_usd_per_h=offer.price_usd_per_h,
                 since=self._clock.now(),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from spotguard.control.handover.not_in_store import Private
 from spotguard.errors import SpecError, SpotguardError
+from spotguard.events import env
 from spotguard.events.states import Market
 from spotguard.launch.skypilot.launcher import end_anywhere
 from spotguard.launch.skypilot.prices import Place, survey
@@ -145,11 +146,6 @@ def cheapest(spec: JobSpec) -> Offer:
     return bought[0]
 
 
-def node_name(run_id: str, number: int) -> str:
-    """Return the name of its cluster; no attempt's is like it."""
-    return f"{run_id}-c{number}"
-
-
 def node_task(
     spec: JobSpec, node: ControllerNode, offer: Offer, *, run_id: str, place: str, private: Path
 ) -> dict[str, Any]:
@@ -173,8 +169,8 @@ def node_task(
     either = {"ordered": [{**virtual, "memory": _MACHINE.memory}, virtual]}
     task["resources"] = {**task["resources"], **(either if is_slurm else bought)}
     task["envs"] = {
-        "CONTROLLER_RUN": place,
-        "CONTROLLER_NUMBER": str(node.number),
+        env.CONTROLLER_RUN: place,
+        env.CONTROLLER_NUMBER: str(node.number),
         "CONTROLLER_SLURM": (offer.region or "") if is_slurm else "",
         "CONTROLLER_WHEEL": wheel.parent.name,
         "CONTROLLER_REQUIREMENTS": base64.b64encode(_requirements(spec.store).encode()).decode(),

@@ -16,6 +16,8 @@ from spotguard.control.doctor.checks import Status
 from spotguard.control.doctor.orphan_report import ClusterFate, Findings, Judgement, Leftover
 from spotguard.control.doctor.orphans import end_named, end_orphans, find_leftovers
 from spotguard.control.home_name import machine_id
+from spotguard.control.journal.nodes.controller_node import ControllerNode
+from spotguard.control.journal.stored.controller_nodes import publish_node, read_nodes, tell_ready
 from spotguard.control.run_folder import RunFolder
 from spotguard.control.supervisor.lease import VALID_S
 from spotguard.errors import LauncherFailure, UsageError
@@ -550,3 +552,101 @@ def test_a_run_that_goes_on_is_taken_down_by_its_own_controller(
     assert books.ended == []
     assert leftover.ended is patient
     assert ("not gone yet" in leftover.problem) is not patient
+
+
+# ---------------------------------------------------------------- controllers' own nodes
+
+HOUR_S = 3600.0
+
+
+def node(
+    home: Path, *, since: float = NOW - 3 * HOUR_S, ready: str = "node", until: float | None = None
+) -> Judgement:
+    """Return the verdict on the controller's node that the run's store has like this."""
+    name = f"{RUN}-c1"
+    made = ControllerNode(
+        number=1, cluster=name, place="aws", price_usd_per_h=0.04, since=since, until=until
+    )
+    publish_node(own_store(home), made)
+    if ready:
+        tell_ready(own_store(home), 1, ready)
+    return orphans.judge(cluster(home, name, run_id=RUN, controller=1, since=since), NOW)
+
+
+def own_store(home: Path) -> ObjectStore:
+    """Return the run's part of the store."""
+    return PrefixedStore(open_store(home / "store"), RUN)
+
+
+def test_a_node_whose_controller_lives_is_wanted(home: Path) -> None:
+    """Also if this machine, from which it was moved, has long forgotten the run."""
+    hold(own_store(home), age_s=20.0, machine="node")
+    assert node(home).fate is ClusterFate.WANTED
+
+
+def test_a_node_that_was_asked_for_a_moment_ago_is_wanted(home: Path) -> None:
+    """Nobody serves there yet."""
+    assert node(home, since=NOW - 600.0, ready="").fate is ClusterFate.WANTED
+
+
+def test_a_node_that_was_told_to_go_has_its_time(home: Path) -> None:
+    """SkyPilot needs some minutes to end it."""
+    assert node(home, until=NOW - 60.0).fate is ClusterFate.WANTED
+
+
+def test_a_node_that_stays_though_told_to_go_is_an_orphan(home: Path) -> None:
+    """Its own guard has failed."""
+    hold(own_store(home), age_s=20.0, machine="node")
+    assert node(home, until=NOW - HOUR_S).fate is ClusterFate.ORPHAN
+
+
+@pytest.mark.parametrize("ready", ["", "node"])
+def test_a_node_on_which_nobody_serves_is_an_orphan(home: Path, ready: str) -> None:
+    """Another machine has the run; this one never came to life, or lost it."""
+    hold(own_store(home), age_s=20.0, machine="other")
+    assert node(home, ready=ready).fate is ClusterFate.ORPHAN
+
+
+@pytest.mark.parametrize("released", [True, False])
+def test_a_node_whose_controller_is_silent_for_long_is_an_orphan(
+    home: Path, released: bool
+) -> None:
+    """The run itself goes on by `adopt`, unless it is at rest."""
+    hold(own_store(home), age_s=2 * HOUR_S, machine="node", released=released)
+    verdict = node(home)
+    assert verdict.fate is ClusterFate.ORPHAN
+    assert verdict.adoptable is not released
+
+
+def test_a_node_that_is_ended_costs_its_run_no_more(home: Path) -> None:
+    """The store has when it went: the run's bill ends there."""
+    hold(own_store(home), age_s=20.0, machine="other")
+    node(home)
+    lost = cluster(home, f"{RUN}-c1", run_id=RUN, controller=1, since=NOW - 3 * HOUR_S)
+    books = FakeBooks(listed=[lost])
+    clock = FakeClock(NOW)
+    end_orphans(find_leftovers(books, lambda: NOW), books, lambda _: None, clock)
+    assert books.ended == [lost.name]
+    (stored,) = read_nodes(own_store(home))
+    assert stored.node.until == pytest.approx(NOW, abs=60)
+
+
+def test_a_node_whose_controller_is_silent_for_a_moment_is_wanted(home: Path) -> None:
+    """It may be starting again."""
+    hold(own_store(home), age_s=600.0, machine="node")
+    assert node(home).fate is ClusterFate.WANTED
+
+
+def test_a_node_that_no_store_knows_is_an_orphan_if_the_run_is_there(home: Path) -> None:
+    """A folder that is not on this machine proves nothing."""
+    lost = cluster(home, f"{RUN}-c1", run_id=RUN, controller=1)
+    assert orphans.judge(lost, NOW).fate is ClusterFate.UNSURE
+    own_store(home).put(keys.RUN, b"{}")
+    assert orphans.judge(lost, NOW).fate is ClusterFate.ORPHAN
+
+
+def test_a_node_of_which_the_store_has_nonsense_is_left_alone(home: Path) -> None:
+    """Nobody can say whether it is wanted."""
+    own_store(home).put(keys.controller_node(1), b"{")
+    lost = cluster(home, f"{RUN}-c1", run_id=RUN, controller=1)
+    assert orphans.judge(lost, NOW).fate is ClusterFate.UNSURE

@@ -77,6 +77,19 @@ def test_a_cluster_tells_whose_it_is_and_what_it_costs() -> None:
     assert "hunter2" not in repr(cluster)
 
 
+def test_a_node_of_the_controller_tells_its_run_and_its_number() -> None:
+    """It trains nothing, so it has none of a job's variables."""
+    run = VARIABLES[env.RUN_ID]
+    mine = {env.CONTROLLER_RUN: f"s3://bucket/runs/{run}?endpoint=x", env.CONTROLLER_NUMBER: "2"}
+    (cluster,) = our_clusters([status(mine, name=f"{run}-c2")], [])
+    assert (cluster.run_id, cluster.controller) == (run, 2)
+    assert cluster.store == "s3://bucket/runs?endpoint=x"
+    assert cluster.place == "aws/us-east-1"
+    for number in ("3", "", "x", "0", "2" * 9999):
+        other = status(mine | {env.CONTROLLER_NUMBER: number}, name=f"{run}-c2")
+        assert our_clusters([other], []) == []
+
+
 NOT_OURS: dict[str, dict[str, Any]] = {
     "no task is known": status(last_creation_yaml=None),
     "a task without variables": status(last_creation_yaml="name: x"),
