@@ -187,8 +187,16 @@ def _exchange(
 
 
 def _body(response: http.client.HTTPResponse, most_bytes: int | None) -> bytes:
-    """Return the answer's bytes; of one that is too large, one too many of them."""
-    return response.read() if most_bytes is None else response.read(most_bytes + 1)
+    """Return the answer's bytes; of one that is too large, one too many of them.
+
+    `http.client` itself tells of one that broke off only where all of it is asked for.
+    """
+    if most_bytes is None:
+        return response.read()
+    content = response.read(most_bytes + 1)
+    if response.length and len(content) <= most_bytes:
+        raise http.client.IncompleteRead(content, response.length)
+    return content
 
 
 def _is_range(status: int, said: Mapping[str, str]) -> bool:

@@ -22,9 +22,12 @@ if TYPE_CHECKING:
     from spotguard.storage.s3.transport import Noted, Wire
 
 _SIGNED_FOR_S = 120.0
-_MOST_KEPT = 1024
+_MOST_KEPT_BYTES = 32 << 20
+"""Of all together: some ten thousand requests, for that many nodes may one process look after."""
 _MOST_BYTES = 1 << 16
 """Of a listing that is kept: a longer one is asked for by who reads it once."""
+_PARSED = 4
+"""A parsed listing takes about so many times the bytes of its answer."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class _Kept:
     noted: Noted
     page: Page | None
     until: float
+    size_bytes: int
+    """About so much of this process's memory."""
 
 
 class SignedReads:
@@ -41,6 +46,8 @@ class SignedReads:
         self._wire = wire
         self._monotonic = monotonic
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
+        """Oldest signature first."""
+        self._kept_bytes = 0
         self._lock = threading.Lock()
 
     def get(self, key: str, ask: Callable[[], tuple[bytes, str]]) -> tuple[bytes, str]:
@@ -53,6 +60,7 @@ class SignedReads:
             answer = self._wire.again(kept.noted)
             if answer.status == HTTPStatus.OK:
                 return answer.body, answer.headers.get("x-amz-checksum-crc32c", "")
+            self._forget(("get", key))
         with self._wire.noting() as noted:
             told = ask()
         noted.body = b""  # the next answer has other bytes
@@ -66,6 +74,7 @@ class SignedReads:
             answer = self._wire.again(kept.noted)
             if answer.status == HTTPStatus.OK and answer.body == kept.noted.body:
                 return kept.page
+            self._forget(("page", wanted))
         with self._wire.noting() as noted:
             page = ask()
         if len(noted.body) <= _MOST_BYTES:
@@ -78,9 +87,26 @@ class SignedReads:
             kept = self._kept.get(wanted)
         return kept if kept is not None and self._monotonic() < kept.until else None
 
-    def _keep(self, wanted: Hashable, noted: Noted, page: Page | None = None) -> None:
+    def _forget(self, wanted: Hashable) -> None:
+        """Ask botocore the next time: one more question for each refusal, and no more."""
         with self._lock:
-            self._kept[wanted] = _Kept(noted, page, self._monotonic() + _SIGNED_FOR_S)
-            self._kept.move_to_end(wanted)
-            while len(self._kept) > _MOST_KEPT:
-                self._kept.popitem(last=False)
+            self._drop(wanted)
+
+    def _keep(self, wanted: Hashable, noted: Noted, page: Page | None = None) -> None:
+        words = len(noted.url) + sum(len(name) + len(text) for name, text in noted.headers.items())
+        now = self._monotonic()
+        kept = _Kept(noted, page, now + _SIGNED_FOR_S, 1024 + words + _PARSED * len(noted.body))
+        with self._lock:
+            self._drop(wanted)
+            self._kept[wanted] = kept
+            self._kept_bytes += kept.size_bytes
+            while self._kept_bytes > _MOST_KEPT_BYTES or self._oldest.until <= now:
+                self._drop(next(iter(self._kept)))
+
+    @property
+    def _oldest(self) -> _Kept:
+        return next(iter(self._kept.values()))
+
+    def _drop(self, wanted: Hashable) -> None:
+        dropped = self._kept.pop(wanted, None)
+        self._kept_bytes -= 0 if dropped is None else dropped.size_bytes

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spotguard.errors import NotFound, StoreError, TooLarge
+from spotguard.errors import NotFound, StoreError, StoreUnavailable, TooLarge
 from spotguard.storage.http.connections import Answer
 from spotguard.storage.remote.bucket import Page
+from spotguard.storage.s3 import signed_reads
 from spotguard.storage.s3.signed_reads import SignedReads
 from spotguard.storage.s3.transport import Noted, Wire
 from tests.storage.harness.scripted_server import Reply, scripted_server
@@ -79,6 +80,32 @@ def test_a_refusal_of_what_was_signed_before_is_asked_anew(said: str) -> None:
     assert len(server.requests) >= 5, "botocore asked, too"
 
 
+def test_what_broke_off_is_never_taken_for_the_whole() -> None:
+    """Not in the first answer, and not in one to a request that is sent again."""
+    whole, cut = Reply(body=b"0123456789"), Reply(body=b"0123", claimed=10)
+    replies = iter([whole, cut, whole])
+    with scripted_server(lambda _: next(replies, whole)) as server:
+        bucket = bucket_at(server)
+        assert bucket.get("beat", 20) == b"0123456789"
+        try:
+            again = bucket.get("beat", 20)
+        except StoreUnavailable:
+            again = bucket.get("beat", 20)
+        assert again == b"0123456789"
+
+
+def test_what_is_gone_is_asked_for_once_a_look() -> None:
+    """A kept request that was refused is not sent a second time."""
+    replies = iter([Reply(body=b"1"), *[failure("NoSuchKey", status=404)] * 9])
+    with scripted_server(lambda _: next(replies)) as server:
+        bucket = bucket_at(server)
+        bucket.get("beat", 10)
+        for _ in range(4):
+            with pytest.raises(NotFound):
+                bucket.get("beat", 10)
+    assert len(server.requests) == 1 + 2 + 3
+
+
 class _Recorded(Wire):
     """A wire that answers each kept request by its own word."""
 
@@ -95,7 +122,9 @@ class _Recorded(Wire):
         return Answer(status=200, headers={}, body=b"page")
 
 
-def test_a_signature_is_used_for_two_minutes_and_what_is_kept_is_bounded() -> None:
+def test_a_signature_is_used_for_two_minutes_and_what_is_kept_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """S3 takes it for 15: a machine whose clock is late has room, and memory stays small."""
     now, wire = [0.0], _Recorded()
     reads, asked = SignedReads(wire, monotonic=lambda: now[0]), list[str]()
@@ -110,4 +139,11 @@ def test_a_signature_is_used_for_two_minutes_and_what_is_kept_is_bounded() -> No
 
     for number in range(3000):
         reads.page(number, lambda: ask("b"))
-    assert len(reads._kept) < 2000
+    assert len(reads._kept) == 3001
+    now[0] = 400.0
+    reads.page("c", lambda: ask("c"))
+    assert len(reads._kept) == 1, "what can be sent no more is not kept"
+    monkeypatch.setattr(signed_reads, "_MOST_KEPT_BYTES", 20_000)
+    for number in range(3000):
+        reads.page(number, lambda: ask("b"))
+    assert len(reads._kept) < 20
