@@ -228,13 +228,15 @@ class Sweep:
     def raise_budget(self, usd: float) -> Raised:
         """Let all points cost `usd` together; those that paused for want of money go on.
 
-        Each point's own part grows as the whole does; one that goes on keeps the part that it has.
+        Each point's own part grows as the whole does, as far as there is money for it; one that
+        goes on keeps the part that it has.
 
         Returns:
             Which runs go on, and why others do not.
 
         Raises:
-            UsageError: that is less than now, or the sweep is named by its place in a store.
+            UsageError: that is less than now, or the sweep was stopped, or is named by its place
+                in a store.
             EnvironmentFailure, StoreError: the sweep's ledger cannot be read or written.
         """
         from spotguard.control.sweep import commands

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from spotguard.control.controller import start
 from spotguard.control.create_run import admit_resume
+from spotguard.control.journal import cost
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.team.membership import raise_cap
+from spotguard.control.sweep.begin import start_controllers
+from spotguard.control.sweep.sweep_request import stopped_mark
 from spotguard.control.sweep.where import created_runs
 from spotguard.errors import BudgetExhausted, SpotguardError, UsageError
 from spotguard.events import keys
@@ -19,6 +21,7 @@ from spotguard.spec.model.team import SWEEP
 from spotguard.storage.urls import below
 
 if TYPE_CHECKING:
+    from spotguard.control.journal.record import RunRecord
     from spotguard.control.run_folder import RunFolder
     from spotguard.control.sweep.sweep_request import SweepRecord
 
@@ -35,11 +38,11 @@ class Raised:
 def raise_budget(sweep: SweepRecord, usd: float) -> Raised:
     """Let all points cost `usd` together, and let those go on that had paused for want of money.
 
-    Each point's own part grows as the whole does. One that goes on keeps the part that it has,
-    until that is used up and this is repeated. Broken off anywhere, it may be repeated.
+    Each point's own part grows as the whole does, as far as there is money for it. Broken off
+    anywhere, it may be repeated: controllers that are missing are started, too.
 
     Raises:
-        UsageError: that is less than they may cost now.
+        UsageError: that is less than they may cost now, or the sweep was stopped.
         EnvironmentFailure, StoreError: the sweep's ledger cannot be read or written.
     """
     first = sweep.part.cap
@@ -48,30 +51,52 @@ def raise_budget(sweep: SweepRecord, usd: float) -> Raised:
             f"--budget: given {format_usd(usd)}; the sweep was begun with {format_usd(first.usd)}, "
             "and a budget can only be raised"
         )
-    raise_cap(
+    if stopped_mark(sweep).exists():
+        raise UsageError(
+            f"{sweep.sweep_id} was stopped, so none of its points goes on by itself.",
+            hint="let one go on: spotguard resume RUN --budget USD",
+        )
+    books = raise_cap(
         below(sweep.store_root, keys.sweep(sweep.sweep_id)),
         TeamCap(usd, SWEEP, first.at_once),
     )
-    part_usd = (JobSpec.from_json(dict(sweep.job)).budget_usd or 0.0) * usd / first.usd
     raised = Raised()
-    for folder in created_runs(sweep):
+    poor = _poor(sweep, raised)
+    whole_usd = (JobSpec.from_json(dict(sweep.job)).budget_usd or 0.0) * usd / first.usd
+    left_usd = (books.left_usd or 0.0) / max(1, len(poor))
+    for folder, record in poor:
+        spent_usd = cost.spent_usd(record, folder.clock().now()) or 0.0
+        part_usd = min(whole_usd, spent_usd + left_usd)
         try:
-            if _goes_on(folder, part_usd):
-                raised.resumed.append(folder.run_id)
+            admit_resume(folder.run_id, budget_usd=max(part_usd, record.limits.budget_usd or 0.0))
+            raised.resumed.append(folder.run_id)
         except SpotguardError as problem:
             raised.problems[folder.run_id] = problem
+    raised.problems.update(start_controllers(sweep).problems)
+    raised.resumed = [run_id for run_id in raised.resumed if run_id not in raised.problems]
     return raised
 
 
-def _goes_on(folder: RunFolder, part_usd: float) -> bool:
-    """Resume a run that had paused for want of money; False if it had not."""
-    with folder.journal() as journal:
-        record = read_record(journal)
+def _poor(sweep: SweepRecord, raised: Raised) -> list[tuple[RunFolder, RunRecord]]:
+    """Return this machine's runs that had paused for want of money; tell who cannot be asked."""
+    poor = []
+    for folder in created_runs(sweep):
+        try:
+            with folder.journal() as journal:
+                record = read_record(journal)
+        except SpotguardError as problem:
+            raised.problems[folder.run_id] = problem
+            continue
+        if _is_poor(record):
+            poor.append((folder, record))
+    return poor
+
+
+def _is_poor(record: RunRecord) -> bool:
     rest = record.settled
-    if rest is None or record.is_away or rest.state is not RunState.PAUSED:
-        return False
-    if rest.exit_code != BudgetExhausted.exit_code:
-        return False
-    admit_resume(folder.run_id, budget_usd=max(part_usd, record.limits.budget_usd or 0.0))
-    start.start(folder)
-    return True
+    return (
+        rest is not None
+        and not record.is_away
+        and rest.state is RunState.PAUSED
+        and rest.exit_code == BudgetExhausted.exit_code
+    )

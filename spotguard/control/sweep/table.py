@@ -148,6 +148,10 @@ class SweepWatch:
             found = read_books(sweep_store(self._root, self._sweep.sweep_id))
         except Refused:  # who asks it for money says so
             found = None
+        except StoreError:
+            if self._stored:
+                raise
+            found = None  # this machine knows its own runs without it
         cap = self._sweep.part.cap if found is None else found.books.cap
         return (cap or self._sweep.part.cap).usd
 
@@ -165,7 +169,9 @@ class SweepWatch:
         if seen is None:
             return self._unbegun(named), False
         point = self._pictured(named, seen)
-        if point.settled and (self._stored or not seen.by_store):
+        # What is paused may go on by a larger budget, which somebody gives while this one looks.
+        is_over = point.settled and point.state is not RunState.PAUSED
+        if is_over and (self._stored or not seen.by_store):
             self._at_rest[run_id] = point, seen.view.demo_prices
         return point, seen.view.demo_prices
 

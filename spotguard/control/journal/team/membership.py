@@ -160,8 +160,8 @@ def set_cap(store_root: str, cap: TeamCap | None) -> TeamDocument:
     return _document(store.url, _change(store, lambda books: _with_cap(books, cap)))
 
 
-def raise_cap(store_root: str, cap: TeamCap) -> None:
-    """Let all runs cost more than now, from now on.
+def raise_cap(store_root: str, cap: TeamCap) -> TeamBooks:
+    """Let all runs cost more than now, from now on; return the books as they stand then.
 
     Raises:
         UsageError: it would be less.
@@ -175,7 +175,7 @@ def raise_cap(store_root: str, cap: TeamCap) -> None:
             )
         return _with_cap(books, cap)
 
-    _change(open_store(store_root), change)
+    return _change(open_store(store_root), change)
 
 
 def give_back(store_root: str, run_id: str) -> TeamDocument:
