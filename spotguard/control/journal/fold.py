@@ -292,8 +292,10 @@ def _settled(record: RunRecord, entry: Entry) -> RunRecord:
 
 
 def _wished(record: RunRecord, entry: Entry) -> RunRecord:
-    # A later "stop" does not soften an earlier "down".
-    return record if record.wish is Kind.USER_DOWN else replace(record, wish=Kind(entry.kind))
+    # A later "stop" does not soften an earlier "down", nor is it the reason for what goes on already.
+    if record.wish is Kind.USER_DOWN or record.wish is Kind(entry.kind):
+        return record
+    return replace(record, wish=Kind(entry.kind), wish_why="")
 
 
 def _compared(record: RunRecord, entry: Entry) -> RunRecord:
@@ -303,6 +305,8 @@ def _compared(record: RunRecord, entry: Entry) -> RunRecord:
         looks = integer(entry.data, "looks", low=1) or 0
         return replace(record, looks=max(record.looks + 1, looks))
     # Who lets it go on after all is not to be contradicted.
+    if record.wish is not None:
+        return replace(record, looks=None)
     why = str(entry.data.get("why") or "its sweep")
     return replace(_wished(record, replace(entry, kind=_STOP)), looks=None, wish_why=why)
 

@@ -17,6 +17,7 @@ from spotguard.events import keys
 from spotguard.events.states import RunState
 from spotguard.spec.model import TeamCap
 from spotguard.testing.stores import FaultyStore, MemoryStore, SimulatedCrash
+from tests.control.made import made
 from tests.control.world import RUN_ID, World
 
 if TYPE_CHECKING:
@@ -173,3 +174,20 @@ def test_what_others_wrote_is_not_believed() -> None:
         store.put(keys.values(f"run-{number}"), raw)
     store.put("values/NO RUN.json", b"{}")
     assert read_all(store) == {f"run-{number}": Values() for number in range(4)}
+
+
+@pytest.mark.parametrize(
+    ("happened", "why"),
+    [
+        ((("compared", {"stop": True, "why": "pruned"}),), "pruned"),
+        ((("compared", {"stop": True, "why": "pruned"}), ("user_stop", {})), "pruned"),
+        ((("compared", {"stop": True, "why": "pruned"}), ("user_down", {})), ""),
+        ((("user_stop", {}), ("compared", {"stop": True, "why": "pruned"})), ""),
+    ],
+)
+def test_who_asked_first_or_for_more_is_who_ends_it(
+    happened: tuple[tuple[str, dict[str, Any]], ...], why: str
+) -> None:
+    """A user's `down` is harder than the sweep's stop; what was asked for already has its reason."""
+    lines = [(kind, float(at), None, data) for at, (kind, data) in enumerate(happened)]
+    assert made(*lines).wish_why == why
