@@ -292,7 +292,7 @@ def _settled(record: RunRecord, entry: Entry) -> RunRecord:
 
 
 def _wished(record: RunRecord, entry: Entry) -> RunRecord:
-    # A later "stop" does not soften an earlier "down", nor is it the reason for what goes on already.
+    # A later "stop" does not soften an earlier "down", nor is it the reason for what goes on.
     if record.wish is Kind.USER_DOWN or record.wish is Kind(entry.kind):
         return record
     return replace(record, wish=Kind(entry.kind), wish_why="")

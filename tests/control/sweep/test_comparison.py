@@ -188,6 +188,6 @@ def test_what_others_wrote_is_not_believed() -> None:
 def test_who_asked_first_or_for_more_is_who_ends_it(
     happened: tuple[tuple[str, dict[str, Any]], ...], why: str
 ) -> None:
-    """A user's `down` is harder than the sweep's stop; what was asked for already has its reason."""
+    """A user's `down` is harder than the sweep's stop; what was asked for has its reason."""
     lines = [(kind, float(at), None, data) for at, (kind, data) in enumerate(happened)]
     assert made(*lines).wish_why == why
