@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +12,7 @@ from spotguard.errors import StoreError
 from spotguard.events import env, keys
 from spotguard.events.event import Event, JobEvent
 from spotguard.runtime.distributed.rendezvous import Alone, LostContact
-from spotguard.runtime.process import clock
+from spotguard.runtime.process import clock, wait_for_turn
 from spotguard.runtime.process.settings import Settings
 from spotguard.runtime.process.wait_for_turn import await_turn
 from spotguard.testing.stores import MemoryStore
@@ -55,7 +55,8 @@ def each_look(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Callable[[], No
             looks.append(1)
             happenings[len(looks) - 1]()
 
-        monkeypatch.setattr(time, "sleep", sleep)
+        # Not `time` itself: threads that other tests have left sleep, too.
+        monkeypatch.setattr(wait_for_turn, "time", SimpleNamespace(sleep=sleep))
         return looks
 
     return script
