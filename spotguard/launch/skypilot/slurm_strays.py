@@ -7,6 +7,7 @@ SkyPilot asks it: by SSH, with the addresses and keys of `~/.slurm/config`.
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ CONFIG = "~/.slurm/config"
 _SLURM = "slurm"
 _ASK_WITHIN_S = 30.0
 _SSH_FAILED = 255
-_LIST = "squeue --noheader --states=all --format='%i|%T|%D|%j'"
+_LIST = "squeue --me --noheader --states=all --format='%i|%T|%D|%j'"
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED")
 _GOING = ("COMPLETING",)
 _OVER = (
@@ -64,7 +65,10 @@ class _Job:
 
 
 class SlurmStrays:
-    """Slurm's own list of jobs, by the name of the cluster. Safe to use from any thread."""
+    """Slurm's own list of this user's jobs, by the name of the cluster. Safe from any thread.
+
+    A machine without any configuration of Slurm has nobody to ask: no cluster is there for it.
+    """
 
     def __init__(
         self,
@@ -111,6 +115,8 @@ class SlurmStrays:
                 self._ask(job.where, f"scancel -- {job.number}")
 
     def _find(self, cluster: str) -> list[_Job]:
+        if not Path(CONFIG).expanduser().exists():
+            return []
         clusters = list(self._clusters())
         if not clusters:  # not absent: nobody was asked
             raise Unreachable(f"Nobody knows on which Slurm cluster {cluster} would be.")
@@ -134,16 +140,20 @@ def _job(where: str, words: list[str]) -> _Job:
 def ask_login_node(cluster: str, command: str) -> str:
     """Return what a command prints on a login node of a Slurm cluster; blocks for half a minute.
 
+    A login shell runs it, as SkyPilot has it: often only such a one knows where Slurm's commands
+    are. What the shell prints by itself comes first.
+
     Raises:
         Unreachable: nobody answers.
         LauncherFailure: Slurm refuses it.
     """
+    in_login_shell = f"/bin/bash --login -c {shlex.quote(command)}"
     words = [
         *("ssh", "-F", str(Path(CONFIG).expanduser()), "-o", "BatchMode=yes"),
         # As SkyPilot does: there may be several login nodes behind one name.
         *("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"),
         *("-o", f"ConnectTimeout={_ASK_WITHIN_S / 2:.0f}", "-o", "LogLevel=ERROR"),
-        *("--", cluster, command),
+        *("--", cluster, in_login_shell),
     ]
     try:
         done = subprocess.run(

@@ -64,16 +64,33 @@ class Everywhere:
         self._lists = lists
 
     def look(self, cluster: str) -> ClusterView:
-        """Return how a cluster is where it lives, or else where it is known to be gone."""
-        views = [each.look(cluster) for each in self._lists]
+        """Return how a cluster is where it lives, or else where it is known to be gone.
+
+        All are asked: one that does not answer hides no cluster that lives elsewhere.
+        """
+        views: list[ClusterView] = []
+        failures: list[LauncherFailure] = []
+        for each in self._lists:
+            try:
+                views.append(each.look(cluster))
+            except LauncherFailure as problem:
+                failures.append(problem)
         known = [view for view in views if view.state is not ClusterState.ABSENT]
         living = [view for view in known if view.state is not ClusterState.GONE]
+        if failures and not living:
+            raise failures[0]
         return [*living, *known, ClusterView(state=ClusterState.ABSENT)][0]
 
     def down(self, cluster: str) -> None:
-        """Ask for its end in each of them."""
+        """Ask for its end in each of them, also where another one refuses it."""
+        failures: list[LauncherFailure] = []
         for each in self._lists:
-            each.down(cluster)
+            try:
+                each.down(cluster)
+            except LauncherFailure as problem:
+                failures.append(problem)
+        if failures:
+            raise failures[0]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -132,7 +132,9 @@ def test_a_node_has_one_service_though_what_began_it_is_killed(tmp_path: Path) -
         path.write_text(f"#!{bash}\n{seen}exit 0\n")
         path.chmod(0o755)
     serve = [bash, str(tmp_path / "serve.sh")]
-    with (tmp_path / "served").open("a") as held:
+    local = tmp_path / ".spotguard" / "controller"
+    local.mkdir(parents=True)
+    with (local / "served").open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert subprocess.run(serve, check=False).returncode == 1
     assert not (tmp_path / "over").exists()

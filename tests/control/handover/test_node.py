@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -161,7 +163,10 @@ def test_on_slurm_the_jobs_folders_lie_below_the_home_and_the_job_is_told_so(
 
 
 def test_skypilot_on_a_slurm_node_gets_a_login_there(tmp_path: Path) -> None:
-    """By keys that are made there, and an sshd that no port leads to: no key of the user's goes."""
+    """By keys that are made there, and an sshd that no port leads to: no key of the user's goes.
+
+    A login that leads to no Slurm fails the set-up, so that the controller stays where it is.
+    """
     if shutil.which("ssh") is None or not Path("/usr/sbin/sshd").exists():
         pytest.skip("this machine has no sshd")
     setup: str = load_controller_node()["setup"]
@@ -169,15 +174,25 @@ def test_skypilot_on_a_slurm_node_gets_a_login_there(tmp_path: Path) -> None:
     place = tmp_path / ".spotguard" / "controller"
     place.mkdir(parents=True)
     script = f"place={place}\nbase={tmp_path}\nruntime=python3\n" + setup[begin:].split("\nfi\n")[0]
-    given = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin:/opt/slurm/bin"}
+    given = {"HOME": str(tmp_path), "PATH": f"{tmp_path}/bin:/usr/bin:/bin:/opt/slurm/bin"}
     slurm = {"CONTROLLER_SLURM": "lab", "SLURM_CONF": "/etc/slurm of mine", "SLURM_JOB_ID": "7"}
-    subprocess.run(["bash", "-euc", script + "\nfi"], env={**given, **slurm}, check=True)
-
-    begins = ["ssh"]
+    begins = ["/usr/bin/ssh"]
     if os.geteuid() == 0 and not Path("/run/sshd").exists():  # which only a root's sshd asks for
-        begins = ["unshare", "--mount", "sh", "-c", _WITH_RUN, "ssh"]
+        begins = ["unshare", "--mount", "sh", "-c", _WITH_RUN, *begins]
         if subprocess.run([*begins[:-1], "true"], env=given, check=False).returncode:
             pytest.skip("this machine's sshd is not set up for root")
+    # A login shell's PATH is the machine's own: it finds the fake Slurm by one more variable.
+    (tmp_path / "profile").write_text(f"PATH={tmp_path}/slurm:$PATH\n")
+    ssh = f'exec {shlex.join(begins)} "${{@:1:$#-1}}" "env BASH_ENV={tmp_path}/profile ${{!#}}"'
+    write_program(tmp_path / "bin" / "ssh", ssh)
+    write_program(tmp_path / "slurm" / "squeue", "echo no >&2\nexit 1")
+    begin_there = ["bash", "-euc", script + "\nfi"]
+    failed = subprocess.run(begin_there, env={**given, **slurm}, capture_output=True, check=False)
+    assert failed.returncode
+    assert failed.stderr
+    write_program(tmp_path / "slurm" / "squeue", "exit 0")
+    subprocess.run(begin_there, env={**given, **slurm}, check=True)
+
     words = ["-F", str(tmp_path / ".slurm" / "config"), "-o", "BatchMode=yes"]
     words += ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"]
     asked = [*begins, *words, "lab", 'echo "$PATH|$SLURM_CONF|$SLURM_JOB_ID"']
@@ -196,18 +211,54 @@ def test_an_allocation_ends_with_its_service(tmp_path: Path) -> None:
         pytest.skip("this machine has no bash, or no flock")
     setup: str = load_controller_node()["setup"]
     (tmp_path / "serve.sh").write_text(setup.split("<<'SERVE'\n")[1].split("\nSERVE\n")[0])
-    names = ("skypilot-runtime/bin/sky", "bin/scancel", "bin/serves")
-    for name in names:
+    (tmp_path / ".spotguard" / "controller").mkdir(parents=True)
+    for name in ("skypilot-runtime/bin/sky", "bin/scancel", "bin/serves"):
         path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f'#!{bash}\necho "{path.name} $*" >> "{tmp_path}/seen"\n')
-        path.chmod(0o755)
+        write_program(path, f'echo "{path.name} $*" >> "{tmp_path}/seen"')
+    with (tmp_path / "bin" / "scancel").open("a") as scancel:
+        scancel.write(f'[ -e "{tmp_path}/answers" ]\n')
     (tmp_path / "environment").write_text(
         f"export HOME={tmp_path} PATH={tmp_path}/bin:$PATH CONTROLLER_BASE={tmp_path}\n"
         f"export CONTROLLER_PYTHON={tmp_path}/bin/serves CONTROLLER_SLURM=lab\n"
         "export CONTROLLER_ALLOCATION=7\n"
     )
-    subprocess.run([bash, str(tmp_path / "serve.sh")], check=True)
+    serve = [bash, str(tmp_path / "serve.sh")]
+    assert subprocess.run(serve, check=False, umask=0o022).returncode, "who began it tries again"
+    (tmp_path / "answers").touch()
+    subprocess.run(serve, check=True)
     seen = (tmp_path / "seen").read_text().splitlines()
-    assert [line.split()[0] for line in seen] == ["sky", "serves", "scancel"]
+    assert [line.split()[0] for line in seen] == ["sky", "serves", "scancel", "scancel"]
     assert seen[-1] == "scancel -- 7"
+    assert (tmp_path / "log").stat().st_mode & 0o077 == 0
+
+
+def test_on_slurm_the_task_lasts_until_its_allocation_is_cancelled(tmp_path: Path) -> None:
+    """Whoever was to cancel it may have been killed before: it is begun anew."""
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("this machine has no bash")
+    place = tmp_path / ".spotguard" / "controller"
+    place.mkdir(parents=True)
+    (place / "over").touch()
+    seen = tmp_path / "seen"
+    cancels = f'echo >> "{seen}"\n[ "$(wc -l < "{seen}")" -lt 2 ] || kill "$PPID"\n'
+    (place / "supervise.sh").write_text(cancels)
+    for name in ("sleep", "tail"):
+        write_program(tmp_path / "bin" / name, "exit 0")
+    given = {"HOME": str(tmp_path), "PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
+    done = subprocess.run(
+        [bash, "-c", load_controller_node()["run"]],
+        env={**given, "CONTROLLER_SLURM": "lab"},
+        check=False,
+        umask=0o022,
+        timeout=20.0,
+    )
+    assert done.returncode == -signal.SIGTERM
+    assert (place / "log").stat().st_mode & 0o077 == 0
+
+
+def write_program(path: Path, script: str) -> None:
+    """Write a program of bash's."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!{shutil.which('bash')}\n{script}\n")
+    path.chmod(0o755)

@@ -20,11 +20,23 @@ if TYPE_CHECKING:
 NAME = "job-1-1"
 
 
+@pytest.fixture(autouse=True)
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give the user a configuration of Slurm."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = tmp_path / ".slurm" / "config"
+    path.parent.mkdir()
+    path.write_text("Host lab\n")
+    return path
+
+
 @dataclass
 class Slurm:
     """A Slurm's login node: what its list of jobs holds, and what was cancelled."""
 
     jobs: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+    """Those of other users."""
     cancelled: list[str] = field(default_factory=list)
     away: bool = False
 
@@ -36,7 +48,8 @@ class Slurm:
             self.cancelled.append(f"{cluster} {command.removeprefix('scancel -- ')}")
             return ""
         assert command.startswith("squeue ")
-        return "".join(f"{line}\n" for line in self.jobs)
+        listed = self.jobs if "--me" in command.split() else [*self.jobs, *self.others]
+        return "".join(f"{line}\n" for line in listed)
 
     def launcher(self, *, clusters: tuple[str, ...] = ("lab",)) -> SkyPilotLauncher:
         """Return a launcher of a machine that may have adopted the run."""
@@ -102,6 +115,39 @@ def test_a_slurm_that_does_not_answer_proves_nothing() -> None:
     assert nowhere.observe(NAME).state is ClusterState.UNREACHABLE
 
 
+def test_another_users_job_of_that_name_is_left_alone() -> None:
+    """Slurm would refuse to cancel it, for ever."""
+    slurm = Slurm(others=[f"8|RUNNING|1|{NAME}-0a1b2c3d"])
+    assert slurm.seen().state is ClusterState.ABSENT
+    slurm.launcher().down(NAME)
+    assert not slurm.cancelled
+
+
+@pytest.mark.parametrize("clusters", [("lab",), ()])
+def test_where_no_slurm_is_configured_nobody_is_asked(
+    config: Path, clusters: tuple[str, ...]
+) -> None:
+    """SkyPilot's server is elsewhere then, and knows its clusters: no look would ever succeed."""
+    config.unlink()
+    launcher = Slurm(away=True).launcher(clusters=clusters)
+    assert launcher.observe(NAME).state is ClusterState.ABSENT
+    launcher.down(NAME)
+
+
+def test_a_list_that_does_not_answer_keeps_no_other_one_from_being_asked() -> None:
+    """Nothing is known where none of the others has it; what lives elsewhere is ended."""
+    away = SlurmStrays(lambda: ["a"], ask=Slurm(away=True).ask)
+    slurm = Slurm([f"2|RUNNING|1|{NAME}-0a"])
+    there = SlurmStrays(lambda: ["b"], ask=slurm.ask)
+    assert Everywhere([away, there]).look(NAME).state is ClusterState.UP
+    with pytest.raises(Unreachable):
+        Everywhere([away, there]).down(NAME)
+    assert slurm.cancelled == ["b 2"]
+    for jobs in ([], [f"1|FAILED|1|{NAME}-0a"]):
+        with pytest.raises(Unreachable):
+            Everywhere([away, SlurmStrays(lambda: ["c"], ask=Slurm(jobs).ask)]).look(NAME)
+
+
 def test_of_several_lists_the_one_where_it_lives_counts() -> None:
     """One that says that it is gone, or that it has none, takes nothing back."""
     gone = SlurmStrays(lambda: ["a"], ask=Slurm([f"1|FAILED|1|{NAME}-0a"]).ask)
@@ -121,20 +167,32 @@ def test_only_clusters_of_slurm_are_asked() -> None:
     assert slurm_clusters_of(offers) == ["a"]
 
 
-@pytest.mark.parametrize(
-    ("code", "error"), [(255, Unreachable), (1, LauncherFailure), (0, None)], ids=str
-)
+@pytest.mark.parametrize(("code", "error"), [(255, Unreachable), (1, LauncherFailure)], ids=str)
 def test_an_ssh_that_finds_nobody_is_no_refusal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, error: type[Exception] | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, error: type[Exception]
 ) -> None:
     """Slurm's own refusal comes with another code."""
-    program = tmp_path / "ssh"
-    program.write_text(f'#!/bin/sh\necho "$@"\necho no >&2\nexit {code}\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    if error is None:
-        assert ask_login_node("lab", "squeue -h").split()[-3:] == ["lab", "squeue", "-h"]
-        return
+    program(tmp_path / "bin" / "ssh", f"echo no >&2\nexit {code}")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     with pytest.raises(error) as raised:
         ask_login_node("lab", "squeue -h")
     assert isinstance(raised.value, Unreachable) is (error is Unreachable)
+
+
+def test_slurms_commands_are_found_where_only_a_login_shell_knows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As SkyPilot finds them; what has signs of the shell's in it arrives as it is."""
+    program(tmp_path / "bin" / "ssh", 'for last; do :; done\nexec sh -c "$last"')
+    program(tmp_path / "slurm" / "squeue", 'echo "$*"')
+    (tmp_path / ".bash_profile").write_text(f"PATH={tmp_path}/slurm:$PATH\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    said = ask_login_node("lab", "squeue --format='%i|%T of $HOME'")
+    assert said.splitlines()[-1] == "--format=%i|%T of $HOME"
+
+
+def program(path: Path, script: str) -> None:
+    """Write a program of the shell's."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
