@@ -27,7 +27,9 @@ CONFIG = "~/.slurm/config"
 _SLURM = "slurm"
 _ASK_WITHIN_S = 30.0
 _SSH_FAILED = 255
-_LIST = "squeue --me --noheader --states=all --format='%i|%T|%D|%j'"
+# Not `--me`: SkyPilot may submit a job as another user than the one who logs in, and no stranger's job
+# has the name of a run.
+_LIST = "squeue --noheader --states=all --format='%i|%T|%D|%j'"
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED")
 _GOING = ("COMPLETING",)
 _OVER = (
@@ -65,7 +67,7 @@ class _Job:
 
 
 class SlurmStrays:
-    """Slurm's own list of this user's jobs, by the name of the cluster. Safe from any thread.
+    """Slurm's own list of jobs, by the name of the cluster. Safe from any thread.
 
     A machine without any configuration of Slurm has nobody to ask: no cluster is there for it.
     """

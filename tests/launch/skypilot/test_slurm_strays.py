@@ -35,8 +35,6 @@ class Slurm:
     """A Slurm's login node: what its list of jobs holds, and what was cancelled."""
 
     jobs: list[str] = field(default_factory=list)
-    others: list[str] = field(default_factory=list)
-    """Those of other users."""
     cancelled: list[str] = field(default_factory=list)
     away: bool = False
 
@@ -48,8 +46,7 @@ class Slurm:
             self.cancelled.append(f"{cluster} {command.removeprefix('scancel -- ')}")
             return ""
         assert command.startswith("squeue ")
-        listed = self.jobs if "--me" in command.split() else [*self.jobs, *self.others]
-        return "".join(f"{line}\n" for line in listed)
+        return "".join(f"{line}\n" for line in self.jobs)
 
     def launcher(self, *, clusters: tuple[str, ...] = ("lab",)) -> SkyPilotLauncher:
         """Return a launcher of a machine that may have adopted the run."""
@@ -113,14 +110,6 @@ def test_a_slurm_that_does_not_answer_proves_nothing() -> None:
         away.launcher().down(NAME)
     nowhere = Slurm().launcher(clusters=())
     assert nowhere.observe(NAME).state is ClusterState.UNREACHABLE
-
-
-def test_another_users_job_of_that_name_is_left_alone() -> None:
-    """Slurm would refuse to cancel it, for ever."""
-    slurm = Slurm(others=[f"8|RUNNING|1|{NAME}-0a1b2c3d"])
-    assert slurm.seen().state is ClusterState.ABSENT
-    slurm.launcher().down(NAME)
-    assert not slurm.cancelled
 
 
 @pytest.mark.parametrize("clusters", [("lab",), ()])
