@@ -27,8 +27,8 @@ CONFIG = "~/.slurm/config"
 _SLURM = "slurm"
 _ASK_WITHIN_S = 30.0
 _SSH_FAILED = 255
-# Not `--me`: SkyPilot may submit a job as another user than the one who logs in, and no stranger's job
-# has the name of a run.
+# Not `--me`: SkyPilot may submit a job as another user than the one who logs in, and no stranger's
+# job has the name of a run.
 _LIST = "squeue --noheader --states=all --format='%i|%T|%D|%j'"
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED")
 _GOING = ("COMPLETING",)
