@@ -114,7 +114,7 @@ def _tried(spec: JobSpec, folder: Path, memory_bytes: int, ranks: int) -> BatchC
     raise _why_not(spec, code, facts, problem)
 
 
-def _why_not(spec: JobSpec, code: Code, facts: Facts, problem: str) -> SpotguardError:
+def _why_not(spec: JobSpec, code: Code, facts: Facts, problem: str | None) -> SpotguardError:
     """Return why a script that ended by itself has no curve."""
     if problem:
         return UsageError(

@@ -221,7 +221,8 @@ def _arguments(call: ast.Call) -> list[ast.expr]:
 def _is_model(tree: ast.AST, name: str) -> bool:
     """Tell whether something is called, or asked for its parameters."""
     used = [n.func for n in ast.walk(tree) if isinstance(n, ast.Call)]
-    of = [n.value for n in ast.walk(tree) if getattr(n, "attr", None) == "parameters"]
+    attributes = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute)]
+    of = [n.value for n in attributes if n.attr == "parameters"]
     return any(isinstance(node, ast.Name) and node.id == name for node in (*used, *of))
 
 
