@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from dataclasses import replace
 
@@ -10,10 +11,12 @@ from rich.console import Console, RenderableType
 
 from spotguard.cli.views import formats, metrics
 from spotguard.cli.views.attempts import attempts
+from spotguard.cli.views.batch_curve import curve_screen
 from spotguard.cli.views.history_table import by_day, happening
 from spotguard.cli.views.recoveries import recoveries
 from spotguard.cli.views.run import live, status
 from spotguard.events.states import EndReason, RunState
+from spotguard.policy.plan.batch_curve import BatchCurve, TriedSize
 from tests.cli import pictures
 
 
@@ -285,3 +288,31 @@ def test_a_history_over_midnight_names_both_days() -> None:
     days = [day for day, _ in by_day(lines)]
     assert len(days) == len(set(days)) >= 2
     assert sum(len(of_day) for _, of_day in by_day(lines)) == 4
+
+
+def test_the_tried_size_next_to_what_is_taken_stands_out() -> None:
+    """What is taken is a little less than was found to fit, and was mostly not tried itself."""
+    tried = [
+        TriedSize(samples=n, fits=n < 128, peak_bytes=10**9 if n < 128 else None, pass_s=1.0)
+        for n in (2, 62, 128)
+    ]
+    curve = BatchCurve(
+        memory_bytes=10**9,
+        kept_free_bytes=None,
+        global_batch_size=256,
+        ranks=1,
+        most=256,
+        chosen=58,
+        tried=tuple(tried),
+    )
+
+    def bold(curve: BatchCurve) -> list[str]:
+        out = io.StringIO()
+        console = Console(file=out, force_terminal=True, width=80, color_system="standard")
+        console.print(curve_screen(curve))
+        rows = out.getvalue().splitlines()[2:]
+        return [re.sub(r"\x1b\[[\d;]*m", "", row).split()[0] for row in rows if "\x1b[1" in row]
+
+    assert bold(curve) == ["62"]
+    assert bold(replace(curve, chosen=2)) == ["2"]
+    assert bold(replace(curve, chosen=0)) == bold(replace(curve, chosen=None)) == []

@@ -18,17 +18,29 @@ if TYPE_CHECKING:
 
 
 def curve_screen(curve: BatchCurve) -> RenderableType:
-    """Return a row for each size that was tried, and what `auto` takes."""
+    """Return a row for each size that was tried, and what `auto` takes: the row next to it is bold.
+
+    `auto` takes a little less than what was found to fit, which mostly was not tried itself.
+    """
     table = plain_table("micro-batch", "memory", "forward and backward", "samples/s")
     for column in table.columns:
         column.justify = "right"
+    nearest = _nearest(curve)
     for each in curve.tried:
-        table.add_row(*_row(each), style="bold" if each.samples == curve.chosen else "")
+        table.add_row(*_row(each), style="bold" if each is nearest else "")
     memory = format_bytes(curve.memory_bytes)
     head = f"micro-batches on this machine's CPU, in {memory} of memory"
     if curve.kept_free_bytes is not None:
         head += f", {format_bytes(curve.kept_free_bytes)} of it kept free for saves"
     return Group(Text(head, style="bold"), table, *map(Text, _words(curve)))
+
+
+def _nearest(curve: BatchCurve) -> TriedSize | None:
+    fitting = [each for each in curve.tried if each.fits]
+    if not curve.chosen or not fitting:
+        return None
+    chosen = curve.chosen
+    return min(fitting, key=lambda each: abs(each.samples - chosen))
 
 
 def _row(each: TriedSize) -> tuple[str, str, str, str]:

@@ -27,12 +27,14 @@ from spotguard.events.untrusted import (
     text,
 )
 from spotguard.policy.plan.batch_curve import BatchCurve, TriedSize
-from spotguard.shared.units import format_bytes
+from spotguard.shared.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from spotguard.control.drill.smoke.process import Facts
+    from spotguard.errors import SpotguardError
     from spotguard.spec.model import JobSpec
 
 LIMIT_S: Final = 120.0
@@ -96,27 +98,39 @@ def _tried(spec: JobSpec, folder: Path, memory_bytes: int, ranks: int) -> BatchC
     found = next(iter(folder.glob(f"*/{_FILE}")), None)
     try:
         told = {} if found is None else parse_object(found.read_bytes(), "the sizes")
-        if told.get("is_whole") is True or (facts.told is None and told.get("tried")):
+        if told.get("is_whole") is True or (facts.ended_for == "time" and told.get("tried")):
             return curve_of(told, ranks=ranks)
         problem = text(told, "problem")
     except Refused as wrong:
         raise EnvironmentFailure(f"What the sizes took makes no sense: {wrong}.") from None
     code = Code(spec.script, spec.workdir)
+    if facts.ended_for == "time":
+        place, _ = code.in_stacks(facts.stacks)
+        late = "the first size is not tried" if told else "no loop with a loader is reached"
+        raise EnvironmentFailure(
+            f"Micro-batches cannot be tried: {code.told(place)}: {late} after "
+            f"{format_duration(facts.seconds)} on this CPU."
+        )
+    raise _why_not(spec, code, facts, problem)
+
+
+def _why_not(spec: JobSpec, code: Code, facts: Facts, problem: str | None) -> SpotguardError:
+    """Return why a script that ended by itself has no curve."""
     if problem:
-        raise UsageError(
+        return UsageError(
             f"--probe: {code.told(code.call_of('loader', 'stream'))}: {problem}",
             hint='run.loader(..., micro_batch_size="auto", probe=lambda batch: LOSS) lets sizes be '
             "tried; with a number, `plan --global-batch N --micro-batch N` shows what it means",
         )
     verdict = judge(facts, code, stop_after=_FOREVER, gpus=spec.gpus is not None)
     if isinstance(verdict, Stopped):
-        raise SmokeFailed(verdict.what, hint=verdict.hint.replace("--no-smoke", "`up --no-smoke`"))
+        return SmokeFailed(verdict.what, hint=verdict.hint.replace("--no-smoke", "`up --no-smoke`"))
     why = (
         verdict.why.replace(" (--smoke-limit)", "")
         if verdict is not None
         else "the script ended before its loop"
     )
-    raise EnvironmentFailure(f"Micro-batches cannot be tried: {why}.")
+    return EnvironmentFailure(f"Micro-batches cannot be tried: {why}.")
 
 
 def curve_of(told: dict[str, Any], *, ranks: int) -> BatchCurve:

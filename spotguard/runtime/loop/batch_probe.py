@@ -42,6 +42,9 @@ _MOST_FROZEN_BYTES = 1 << 30
 _NO_MEMORY = (
     *("not enough memory", "can't allocate memory", "out of memory", "cannot allocate"),
     "alloc_failed",  # cuBLAS and cuDNN at their first use
+    "bad_alloc",  # of C++, which torch hands on as an error of its own
+    # oneDNN, which computes convolutions on CPUs, has no other words for it.
+    *("could not create a primitive", "could not execute a primitive"),
 )
 
 

@@ -89,12 +89,14 @@ class BatchTrial(BatchProbe):
         self._curve.write(
             global_batch_size=self._loader.global_batch_size, most=most, memory_bytes=memory
         )
-        with self._trying(), contextlib.suppress(_TimeIsOver):
-            size = min(_FIRST, most)
-            while self._fits(size, first) and size < most:
-                size = min(2 * size, most)
-            self._curve.write(chosen=self._search(most, first).size)
-        self._curve.write(is_whole=True, kept_free_bytes=self._kept_free_bytes())
+        with self._trying():
+            with contextlib.suppress(_TimeIsOver):
+                size = min(_FIRST, most)
+                while self._fits(size, first) and size < most:
+                    size = min(2 * size, most)
+                self._curve.write(chosen=self._search(most, first).size)
+            kept_free = self._kept_free_bytes()  # with the moments, which are put back afterwards
+        self._curve.write(is_whole=True, kept_free_bytes=kept_free)
         exit_now(0)
 
     def _fits(self, size: int, first: int) -> bool:

@@ -65,4 +65,9 @@ class LearningCheck:
             self._with_gradients = True
 
     def _sums(self) -> list[float]:
-        return [float(p.detach().sum(dtype=torch.float64)) for p in self._trained]
+        return [float(_real(p.detach()).sum(dtype=torch.float64)) for p in self._trained]
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor, a complex one as its real and imaginary parts."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor

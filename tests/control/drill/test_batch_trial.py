@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from spotguard.control.drill import batch_trial
 from spotguard.control.drill.batch_trial import curve_of, try_batches
-from spotguard.errors import SmokeFailed, UsageError
+from spotguard.control.drill.smoke.process import Facts
+from spotguard.errors import EnvironmentFailure, SmokeFailed, UsageError
 from spotguard.events.untrusted import Refused
 from spotguard.shared.units import format_bytes
 from spotguard.spec.sources import resolve
@@ -80,6 +83,58 @@ def tried(
     Path("train.py").write_text(source)
     spec = resolve("train.py", flags=flags, args=()).spec
     return try_batches(spec, lambda _: None, memory_bytes=mb * 1_000_000)
+
+
+def ended(
+    facts: Facts, written: dict[str, Any] | None, tmp_path: Path, patch: pytest.MonkeyPatch
+) -> BatchCurve:
+    """Return the curve of a process that ended so, and had written this."""
+
+    def run(spec: Any, folder: Path, stint: Any) -> Facts:
+        (folder / "room").mkdir()
+        if written is not None:
+            (folder / "room" / "batch.json").write_text(json.dumps(written))
+        return facts
+
+    patch.setattr(batch_trial, "run_stint", run)
+    return tried(AUTO, tmp_path, patch, mb=1)
+
+
+LATE = Facts(exit_code=None, ended_for="time", seconds=120)
+UNFINISHED = told(is_whole=False, chosen=None, kept_free_bytes=None)
+
+
+def test_a_curve_that_time_has_cut_short_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was tried until then is true."""
+    assert len(ended(LATE, UNFINISHED, tmp_path, monkeypatch).tried) == 3
+
+
+@pytest.mark.parametrize("written", [None, told(is_whole=False, tried=[])])
+def test_a_first_size_that_takes_too_long_is_no_fault_of_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: dict[str, Any] | None
+) -> None:
+    """Nor does an option of the smoke's help."""
+    with pytest.raises(EnvironmentFailure, match=r"train\.py: ") as problem:
+        ended(LATE, written, tmp_path, monkeypatch)
+    assert "smoke" not in f"{problem.value} {problem.value.hint}"
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind", "says"),
+    [
+        (Facts(exit_code=-11), SmokeFailed, "SIGSEGV"),
+        (Facts(exit_code=None, ended_for="memory"), EnvironmentFailure, "memory"),
+        (Facts(exit_code=1, printed="Thread creation failed: ..."), EnvironmentFailure, "memory"),
+    ],
+)
+def test_what_ends_a_trial_is_told_though_sizes_were_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: Facts, kind: Any, says: str
+) -> None:
+    """Their curve would say that time was over."""
+    with pytest.raises(kind, match=says):
+        ended(facts, UNFINISHED, tmp_path, monkeypatch)
 
 
 @pytest.mark.e2e

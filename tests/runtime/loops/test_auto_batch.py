@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,8 +15,9 @@ from torch import nn
 
 from spotguard.errors import UsageError
 from spotguard.runtime.data.batch_search import MOST_TRIES, largest_that_fits
-from spotguard.runtime.loop import batch_probe
-from spotguard.runtime.loop.batch_probe import put_back
+from spotguard.runtime.loop import batch_probe, batch_trial
+from spotguard.runtime.loop.batch_probe import BatchProbe, put_back
+from spotguard.runtime.loop.batch_trial import BatchTrial
 from tests.runtime.harness.lab import raw
 
 if TYPE_CHECKING:
@@ -171,6 +175,66 @@ def fits(jobs: Jobs, size: int, room_mb: float) -> bool:
     job.wait()
     [line] = [line for line in job.said.splitlines() if line.startswith("tried ")]
     return line == "tried True"
+
+
+class Tried(SimpleNamespace):
+    """A loader and gradients of one rank, of a net whose samples are rows of four numbers."""
+
+    global_batch_size = 64
+    meets_in_forward = False
+    world_size = 1
+    without_buffers = staticmethod(contextlib.nullcontext)
+    begin = seed_training = staticmethod(lambda share: None)
+    share_to_try = staticmethod(lambda first, size: size)
+    batch_of = staticmethod(lambda size: torch.zeros(size, 4))
+
+
+def probed(kind: Any, probe: Any, *args: Any) -> Any:
+    """Return a probe of this kind, with AdamW."""
+    model = nn.Linear(4, 4)
+    tried: Any = Tried(probe=probe(model))
+    values = [model, torch.optim.AdamW(model.parameters())]
+    return kind(*args, tried, values, tried, tried, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("words", "is_memory"),
+    [
+        ("could not create a primitive", True),
+        ("could not execute a primitive", True),
+        ("std::bad_alloc", True),
+        ("mat1 and mat2 shapes cannot be multiplied", False),
+    ],
+)
+def test_what_libraries_say_for_want_of_memory(words: str, is_memory: bool) -> None:
+    """A size that does not fit is no broken net."""
+
+    def fails(model: nn.Module) -> Any:
+        def probe(batch: torch.Tensor) -> torch.Tensor:
+            if len(batch) > 7:
+                raise RuntimeError(words)
+            return model(batch).sum()  # type: ignore[no-any-return]
+
+        return probe
+
+    probe = probed(BatchProbe, fails)
+    assert probe._fits(7, 0)
+    with contextlib.nullcontext() if is_memory else pytest.raises(RuntimeError, match=words):
+        assert not probe._fits(8, 0)
+
+
+def test_a_curve_keeps_memory_free_for_the_moments_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are part of what is saved, and are gone once all is put back."""
+    monkeypatch.setattr(batch_trial, "_limit_memory", lambda most: most)
+    monkeypatch.setattr(batch_trial, "exit_now", lambda code: None)
+    path = tmp_path / "curve.json"
+    probe = probed(BatchTrial, lambda net: lambda batch: net(batch).sum(), f"1000:1:{path}")
+    probe.run(0)
+    weights = sum(p.nbytes for p in probe._values[0].parameters())
+    kept_free = json.loads(path.read_text())["kept_free_bytes"]
+    assert kept_free - batch_probe._OF_THREADS_BYTES >= 4 * weights
 
 
 @pytest.mark.e2e

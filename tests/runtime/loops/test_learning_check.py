@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -85,6 +86,21 @@ def test_it_is_told_once_after_two_steps(train: Any, how: Any, seen: dict[str, b
     assert first is third is None
     assert second is not None
     assert second["unlearned"] == {"steps": 2, **seen}
+
+
+def test_complex_weights_are_seen_to_learn() -> None:
+    """Without a word of torch's about parts that are left out; a turn in the plane is a change."""
+    model = torch.nn.Linear(3, 1, dtype=torch.complex64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = cast("Step", SimpleNamespace(passes_done=1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        learns, rests = (LearningCheck([model], [optimizer]) for _ in range(2))
+        rests.after(step)
+        assert rests.after(step) is not None
+        model.weight.data *= 1j
+        learns.after(step)
+        assert learns.after(step) is None
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _LINE = re.compile(r'File "([^"\n]+)", line (\d+)')
 _THREAD = re.compile(r"^(?:Current thread|Thread) .*$", re.M)
+_ACCEPTS = re.compile(r'File "[^"\n]+", line \d+ in accept$', re.M)
+_KEEPERS = re.compile(r"^track$|LR$|LROnPlateau$|^CosineAnnealing|sched", re.I)
+"""Calls that are given an optimizer and do not step it."""
 _LONGEST: Final = 80
 _INSTALLED = ("site-packages", "dist-packages")
 _OURS = Path(spotguard.__file__).parent
@@ -60,21 +63,44 @@ class Code:
         Args:
             stacks: as `faulthandler` writes them, the most recent call first.
         """
-        threads = [part for part in _THREAD.split(stacks) if _LINE.search(part)]
-        mine = [t for t in threads if "smoke_driver.py" in t]
-        main = mine[-1] if mine else threads[-1] if threads else ""  # of a crash, the last word
-        frames = _LINE.findall(main)
+        frames = _LINE.findall(_main_thread(stacks))
         return self.innermost(reversed(frames)), str(frames[0][0]) if frames else ""
+
+    def is_any_thread_in(self, stacks: str, libraries: frozenset[str]) -> bool:
+        """Tell whether a thread was in a file or package of these names, that is not the user's.
+
+        One that waits for somebody to connect does not count, as a server or a rendezvous does; nor
+        does one that spotguard itself has for the cloud's notices.
+        """
+        threads = (t for t in _threads(stacks) if not _ACCEPTS.match(t.lstrip()))
+        return any(self._is_in(thread, libraries) for thread in threads)
+
+    def is_main_thread_in(self, stacks: str, libraries: frozenset[str]) -> bool:
+        """Tell whether the main thread was in a file or package of these names."""
+        return self._is_in(_main_thread(stacks), libraries)
+
+    def _is_in(self, thread: str, libraries: frozenset[str]) -> bool:
+        files = [Path(file) for file, _ in _LINE.findall(thread)]
+        inside = [not libraries.isdisjoint(self._in_library(file)) for file in files]
+        callers = zip([*files[1:], Path()], [*inside[1:], False], strict=True)
+        return any(
+            is_in and not caller_is_in and not caller.is_relative_to(_OURS)
+            for is_in, (caller, caller_is_in) in zip(inside, callers, strict=True)
+        )
+
+    def _in_library(self, path: Path) -> tuple[str, ...]:
+        """Return the way to a file from where packages, or Python's own, lie; else nothing."""
+        installed = [n for n, part in enumerate(path.parts, start=1) if part in _INSTALLED]
+        if installed:
+            return path.parts[installed[-1] :]
+        folder = next((each for each in self._python if path.is_relative_to(each)), None)
+        return path.relative_to(folder).parts if folder else ()
 
     def call_of(self, *names: str) -> CodeLine | None:
         """Return the first call in the script of a method or function with one of these names."""
         for node in ast.walk(self._tree):
-            if isinstance(node, ast.Call):
-                called = node.func
-                name = called.attr if isinstance(called, ast.Attribute) else ""
-                name = called.id if isinstance(called, ast.Name) else name
-                if name in names:
-                    return CodeLine(str(self._script), node.lineno)
+            if isinstance(node, ast.Call) and _called(node) in names:
+                return CodeLine(str(self._script), node.lineno)
         return None
 
     def attribute_alone(self, name: str) -> CodeLine | None:
@@ -89,8 +115,21 @@ class Code:
 
         An attribute that stands alone is no use. What is looked up by its name as a text is one.
         """
-        trees = [_parsed(path) for path in local_files(read_script(self._script))]
-        return bool(trees) and not any(tree is None or name in _used(tree) for tree in trees)
+        return not any(tree is None or name in _used(tree) for tree in self._trees)
+
+    def keeps_tracked(self) -> bool:
+        """Tell whether what the script tracks is surely in no hands but its own, models aside.
+
+        Then all of it is made by a call and has a name, of which the files read use attributes
+        only, beside `track` and schedulers.
+        """
+        given = _tracked(self._tree)
+        if given is None:
+            return False
+        names = {name for name in given if not _is_model(self._tree, name)}
+        if not names or not names <= _made(self._tree):
+            return False
+        return not any(tree is None or names & _handed_on(tree) for tree in self._trees)
 
     @property
     def last(self) -> CodeLine:
@@ -122,8 +161,22 @@ class Code:
         )
 
     @cached_property
+    def _trees(self) -> list[ast.Module | None]:
+        return [_parsed(path) for path in local_files(read_script(self._script))]
+
+    @cached_property
     def _tree(self) -> ast.Module:
         return _parsed(self._script) or ast.Module(body=[], type_ignores=[])
+
+
+def _threads(stacks: str) -> list[str]:
+    return [part for part in _THREAD.split(stacks) if _LINE.search(part)]
+
+
+def _main_thread(stacks: str) -> str:
+    threads = _threads(stacks)
+    mine = [thread for thread in threads if "smoke_driver.py" in thread]
+    return mine[-1] if mine else threads[-1] if threads else ""  # of a crash, the last word
 
 
 def _parsed(path: Path) -> ast.Module | None:
@@ -140,6 +193,54 @@ def _used(tree: ast.Module) -> set[str]:
     named = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and id(n) not in alone}
     texts = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
     return named | {text for text in texts if isinstance(text, str)}
+
+
+def _called(call: ast.Call) -> str:
+    """Return the name of what is called, without what it is an attribute of."""
+    return str(getattr(call.func, "attr", getattr(call.func, "id", "")))
+
+
+def _tracked(tree: ast.AST) -> set[str] | None:
+    """Return names of what is tracked; None if not all of it has one."""
+    found: set[str] = set()
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and _called(call) == "track":
+            if any(keyword.arg is None for keyword in call.keywords):
+                return None
+            for value in _arguments(call):
+                if not isinstance(value, ast.Name):
+                    return None
+                found.add(value.id)
+    return found
+
+
+def _arguments(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(keyword.value for keyword in call.keywords)]
+
+
+def _is_model(tree: ast.AST, name: str) -> bool:
+    """Tell whether something is called, or asked for its parameters."""
+    used = [n.func for n in ast.walk(tree) if isinstance(n, ast.Call)]
+    attributes = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute)]
+    of = [n.value for n in attributes if n.attr == "parameters"]
+    return any(isinstance(node, ast.Name) and node.id == name for node in (*used, *of))
+
+
+def _made(tree: ast.AST) -> set[str]:
+    """Return names, each of them alone, to which the result of a call is given."""
+    assigned = [n for n in ast.walk(tree) if isinstance(n, ast.Assign) and len(n.targets) == 1]
+    called = [n.targets[0] for n in assigned if isinstance(n.value, ast.Call)]
+    return {target.id for target in called if isinstance(target, ast.Name)}
+
+
+def _handed_on(tree: ast.AST) -> set[str]:
+    """Return names that are read for more than an attribute, `track` or a scheduler."""
+    kept = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and _KEEPERS.search(_called(call)):
+            kept |= set(map(id, _arguments(call)))
+    read = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)]
+    return {node.id for node in read if id(node) not in kept}
 
 
 def _text_of(path: Path, line: int) -> str:

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 _LOOP = ("steps", "epochs", "begin_step", "restore", "fit", "train", "survives")
 _ANYWAY: Final = "--no-smoke launches it without a look"
 _CUDA = re.compile(r"cuda|nvidia|\bnccl\b|\bgpus?\b", re.I)
-_NO_MEMORY = re.compile(r"can't allocate memory|out of memory|cannot allocate memory", re.I)
+_NO_MEMORY = re.compile(
+    "can't allocate memory|out of memory|cannot allocate memory"
+    "|thread creation failed|can't start new thread",  # for want of room for its stack
+    re.I,
+)
 _NO_ROOM = re.compile(r"no space left|disk quota|no room", re.I)
 _OF_SIZES = frozenset({"RuntimeError", "ValueError", "IndexError", "AssertionError"})
 _KERNEL = re.compile(
@@ -35,8 +39,15 @@ _NO_NETWORK = frozenset(
         *("LocalEntryNotFoundError", "OfflineModeIsEnabled", "SSLError", "ProxyError"),
     }
 )
-_OF_NETWORKS = ("ssl.py", "socket.py", "http", "urllib", "requests", "botocore")
-"""Files in which a process waits for what it downloads."""
+_OF_NETWORKS = frozenset(
+    {
+        *("ssl.py", "socket.py", "http", "urllib", "urllib3", "requests", "httpx", "httpcore"),
+        *("aiohttp", "fsspec", "huggingface_hub", "boto3", "botocore", "s3transfer"),
+    }
+)
+"""Files and packages in which a process waits for what it downloads."""
+_OF_PROGRAMS = frozenset({"subprocess.py"})
+"""Files in which a process waits for a program that it has started, which may download."""
 _ABSOLUTE = re.compile(r"'(/[^']+)'")
 _NO_FILE = frozenset({"FileNotFoundError", "NotADirectoryError", "IsADirectoryError"})
 _OURS_NEED = ("torch", "xxhash")
@@ -142,7 +153,7 @@ def _of_time(facts: Facts, code: Code) -> Verdict:
             what=f"{code.told(place)}: {what}",
             hint=f"put what starts them below `if __name__ == '__main__':`; {_ANYWAY}",
         )
-    if _may_come(facts, code, innermost, waits=waits):
+    if _is_elsewhere(facts, code) or _may_come(facts, code, innermost, waits=waits):
         step = facts.steps + 1
         is_at = f"step {step} is not done" if facts.in_loop else "the training loop is not reached"
         return Unproven(f"{code.told(place)}: {is_at} after {after} on this CPU (--smoke-limit)")
@@ -153,14 +164,22 @@ def _of_time(facts: Facts, code: Code) -> Verdict:
     return Stopped(what=f"{code.told(place)}: {what}", hint=longer)
 
 
+def _is_elsewhere(facts: Facts, code: Code) -> bool:
+    """Tell whether it waits for a network or a program, which is no fault of the script.
+
+    Downloads have threads of their own; the main thread then only waits for these.
+    """
+    is_download = code.is_any_thread_in(facts.stacks, _OF_NETWORKS)
+    return is_download or code.is_main_thread_in(facts.stacks, _OF_PROGRAMS)
+
+
 def _may_come(facts: Facts, code: Code, innermost: str, *, waits: bool) -> bool:
-    """Tell whether what it is at may end: slow work, or a download, is no fault of the script."""
+    """Tell whether what it is at may end: slow work is no fault of the script."""
     if facts.in_loop:
         # On a crowded machine little work is no proof; a line of the user's own that does none is.
         does_nothing = facts.busy is not None and facts.busy < _IDLE_CORES
         return not waits and not (does_nothing and code.is_mine(innermost))
-    is_download = any(word in innermost for word in _OF_NETWORKS)
-    return is_download or not (waits or code.is_mine(innermost))
+    return not (waits or code.is_mine(innermost))
 
 
 def _of_packages(facts: Facts, code: Code, *, ready_made: bool) -> Verdict:
@@ -331,7 +350,8 @@ def _of_end(facts: Facts, code: Code) -> Verdict:
 def nothing_learned(facts: Facts, code: Code) -> Stopped | str:
     """Return what steps that changed no weight prove, or what is to be told; empty if all is well.
 
-    An optimizer that did not step yet may do so in a later step, unless no code says so.
+    An optimizer that did not step yet may do so in a later step, unless no code says so; code that
+    was not read may, if it is given the optimizer.
     """
     told = [e.data["unlearned"] for e in facts.events if isinstance(e.data.get("unlearned"), dict)]
     if not told:
@@ -347,7 +367,8 @@ def nothing_learned(facts: Facts, code: Code) -> Stopped | str:
             way = "zero_grad() comes after step(), not between backward and it"
         return Stopped(what=f"{code.told(place)}: {seen}: {why}", hint=f"{way}; {_ANYWAY}")
     alone = code.attribute_alone("step")
-    if code.never_uses("step") and (alone or code.call_of("backward")):
+    is_ours_alone = code.call_of("backward") and code.keeps_tracked()
+    if code.never_uses("step") and (alone or is_ours_alone):
         why = "it is not called, for want of `()`" if alone else "nothing calls optimizer.step()"
         return Stopped(
             what=f"{code.told(alone or code.call_of('backward'))}: {seen}: {why}",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import sysconfig
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import spotguard
 from spotguard.control.drill.smoke.places import Code, CodeLine
 from spotguard.control.drill.smoke.process import Facts, Told
 from spotguard.control.drill.smoke.verdict import (
@@ -28,6 +30,11 @@ for step in run.steps(loader, total=100):
     for x in step:
         step.backward(model(x))
 """
+LEARNS = SCRIPT.replace(
+    "torch\nrun.track(model=model)",
+    "torch; optimizer = torch.optim.SGD(model.parameters())\n"
+    "run.track(model=model, optimizer=optimizer)",
+)
 INSTALLED = "/venv/lib/python3.11/site-packages/torch/nn/functional.py"
 
 
@@ -137,7 +144,7 @@ Current thread 0x2 (most recent call first):
     assert isinstance(verdict, Unproven)
     assert "step 1 is not done after 50 s" in verdict.why
     mine = stacks.replace(INSTALLED, "/home/me/mine.py")
-    loads = stacks.replace(INSTALLED, "/usr/lib/python3.11/ssl.py")
+    loads = stacks.replace(INSTALLED, SSL)
     for may_come in (
         replace(late, stacks=mine),  # a product of two matrices has no frame of its own
         replace(late, in_loop=False),  # texts are cut into tokens
@@ -280,7 +287,13 @@ def test_processes_that_run_the_script_again_are_told(code: Code) -> None:
     ("seen", "lines", "says"),
     [
         ({}, "", r"train.py line 5 .*nothing calls optimizer.step\(\)"),
-        ({}, "    optimizer.step\n", r"train.py line 6 .*for want of `\(\)`"),
+        (
+            {},
+            "    helpers.look(model)\n    s = lr_scheduler.StepLR(optimizer, 3)\n"
+            "    optimizer.zero_grad()\n    rate = optimizer.param_groups[0]['lr']\n",
+            r"nothing calls optimizer.step\(\)",
+        ),
+        ({}, "    optimizer.step\n    f(optimizer)\n", r"train.py line 6 .*for want of `\(\)`"),
         ({"stepped": True}, "    o.zero_grad()\n    o.step()\n", r"line 6 .*had a gradient"),
         ({"stepped": True, "foreign": True}, "    o.step()\n", r"line 2 .*none of the model's"),
     ],
@@ -290,7 +303,7 @@ def test_steps_that_change_no_weight_are_stopped(
 ) -> None:
     """Where it is certain that no later step changes one, either; the line is named."""
     script = tmp_path / "train.py"
-    script.write_text(SCRIPT + lines)
+    script.write_text(LEARNS + lines)
     verdict = nothing_learned(unlearned(**seen), Code(str(script), str(tmp_path)))
     assert isinstance(verdict, Stopped)
     assert re.search(says, verdict.what)
@@ -302,12 +315,18 @@ def test_steps_that_change_no_weight_are_stopped(
         "    if step.number % 8 == 7: optimizer.step()\n",
         "    getattr(optimizer, 'step')()\n",
         "    schedule(optimizer.step)\n",
+        "    helpers.train(model, optimizer)\n",  # which was never read
+        "    trainer.optimizer = optimizer\n",
+        "    helpers.train([optimizer])\n",
+        "    optimizer = trainer.optimizer\n    run.track(again=optimizer, more=other)\n",
+        "    run.track(**everything)\n",
+        "    run.track(more=trainer.optimizer)\n",
     ],
 )
 def test_an_optimizer_that_may_step_later_is_only_told_of(tmp_path: Path, lines: str) -> None:
     """Gradients may be gathered over more steps than a smoke has."""
     script = tmp_path / "train.py"
-    script.write_text(SCRIPT + lines)
+    script.write_text(LEARNS + lines)
     said = nothing_learned(unlearned(), Code(str(script), str(tmp_path)))
     assert isinstance(said, str)
     assert "no optimizer has stepped yet" in said
@@ -318,3 +337,64 @@ def unlearned(**seen: bool) -> Facts:
     """Return a process that told that nothing was learned."""
     data = {"steps": 2, "stepped": False, "foreign": False, **seen}
     return Facts(exit_code=75, events=(event(JobEvent.WARNING, message="so", unlearned=data),))
+
+
+def thread(*files: str, name: str = "wait") -> str:
+    """Return the stack of a thread, the innermost file first."""
+    lines = [
+        f'  File "{file}", line 9 in {name if n == 0 else "f"}' for n, file in enumerate(files)
+    ]
+    return "\n".join(["Thread 0x1 (most recent call first):", *lines, ""])
+
+
+SITE = "/venv/lib/python3.11/site-packages"
+SSL, SUBPROCESS, THREADING, SOCKET = (
+    str(Path(sysconfig.get_paths()["stdlib"]) / name)
+    for name in ("ssl.py", "subprocess.py", "threading.py", "socket.py")
+)
+HTTP = str(Path(SSL).parent / "http" / "client.py")
+OURS = str(Path(spotguard.__file__).parent / "runtime" / "preemption" / "notices.py")
+
+
+@pytest.mark.parametrize("in_loop", [False, True])
+@pytest.mark.parametrize(
+    ("others", "waits_in"),
+    [
+        (thread(SSL, f"{SITE}/urllib3/connection.py", THREADING), THREADING),
+        (thread(f"{SITE}/s3transfer/tasks.py", THREADING), THREADING),
+        (thread(SSL, HTTP, f"{SITE}/datasets/x.py", OURS, THREADING), THREADING),  # read ahead
+        ("", f"{SITE}/huggingface_hub/file_download.py"),
+        ("", f"{SITE}/fsspec/asyn.py"),
+        ("", SUBPROCESS),
+    ],
+)
+def test_a_download_is_no_fault_of_the_script(
+    code: Code, others: str, waits_in: str, in_loop: bool
+) -> None:
+    """Whatever thread or program does it, before the loop and in it."""
+    assert isinstance(judged(waiting(code, others, waits_in, in_loop), code), Unproven)
+
+
+@pytest.mark.parametrize("in_loop", [False, True])
+@pytest.mark.parametrize(
+    ("others", "waits_in"),
+    [
+        ("", THREADING),
+        ("", f"{SITE}/torch/distributed/rendezvous.py"),
+        (thread(SOCKET, THREADING, name="accept"), THREADING),  # a server
+        (thread(SOCKET, HTTP, OURS, THREADING), THREADING),  # the clouds' notices
+        (thread(SUBPROCESS, THREADING), THREADING),  # a program beside it
+        (thread("/home/requests/http/mine.py"), "/home/requests/venv/site-packages/torch/x.py"),
+    ],
+)
+def test_what_waits_for_ever_is_told_whatever_runs_beside_it(
+    code: Code, others: str, waits_in: str, in_loop: bool
+) -> None:
+    """A thread that waits for others, or looks for the clouds' notices, is no download."""
+    assert isinstance(judged(waiting(code, others, waits_in, in_loop), code), Stopped)
+
+
+def waiting(code: Code, others: str, waits_in: str, in_loop: bool) -> Facts:
+    """Return a process whose main thread waits in a file, with its other threads."""
+    main = thread(waits_in, str(code.last.file), "/x/spotguard/launch/local/smoke_driver.py")
+    return Facts(exit_code=None, ended_for="time", in_loop=in_loop, busy=0.01, stacks=others + main)
