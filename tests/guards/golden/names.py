@@ -146,7 +146,7 @@ def _in_module(text: str) -> Iterator[str]:
 
 
 def _in_templates() -> Iterator[str]:
-    for path in TEMPLATES.glob("*.yaml"):
+    for path in TEMPLATES.rglob("*.yaml"):
         text = path.read_text()
         yield from (used or exported for used, exported in _IN_SHELL.findall(text))
         yield from (yaml.safe_load(text) or {}).get("envs") or {}
