@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 def test_stop_resume_down_resume(lab: Lab, calm: Callable[[int], Calm]) -> None:
     """`stop` keeps every step, `down` goes back to the last save, `resume` goes on from either."""
-    run = lab.start(STEADY, "--nodes", "1", *OFTEN, args=("--pause", "0.2"))
+    run = lab.start(STEADY, "--nodes", "1", *OFTEN, args=("--pause", "0.4"))
     lab.wait_for_step(run, 8)
 
     stopped = lab.spotguard("stop", run)
