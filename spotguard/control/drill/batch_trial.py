@@ -6,16 +6,17 @@ One process of the script on this machine's CPU, in a folder and a store of its 
 
 from __future__ import annotations
 
-import shutil
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from spotguard.control.drill.smoke.places import Code
-from spotguard.control.drill.smoke.process import Stint, run_stint
-from spotguard.control.drill.smoke.run import lacking, room_for_smoke
-from spotguard.control.drill.smoke.verdict import Stopped, judge
-from spotguard.errors import EnvironmentFailure, SmokeFailed, UsageError
+from spotguard.control.drill.smoke.trial import (
+    WRITTEN_TO,
+    cannot_be_tried,
+    check_possible,
+    run_trial,
+)
+from spotguard.errors import EnvironmentFailure, UsageError
 from spotguard.events import env
 from spotguard.events.untrusted import (
     Refused,
@@ -31,17 +32,13 @@ from spotguard.shared.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-    from spotguard.control.drill.smoke.process import Facts
-    from spotguard.errors import SpotguardError
+    from spotguard.control.drill.smoke.trial import Trial
     from spotguard.spec.model import JobSpec
 
-LIMIT_S: Final = 120.0
-_FOREVER = 10**9
+_SUBJECT = "Micro-batches"
 _OF_FREE = 0.8
 """What of this machine's free memory is used when nobody says how much."""
-_FILE = "batch.json"
 
 
 def try_batches(
@@ -60,19 +57,15 @@ def try_batches(
         SmokeFailed: the script does not work; names file and line.
         EnvironmentFailure: nothing can be measured here; says why.
     """
-    if lack := lacking(spec):
-        raise EnvironmentFailure(f"Micro-batches cannot be tried: {lack}.")
+    check_possible(spec, _SUBJECT)
     memory_bytes = _memory(memory_bytes)
     ranks = spec.nodes.min * spec.nproc_per_node
     tell(
         "probe: sizes of micro-batches are tried on this machine's CPU, in "
         f"{format_bytes(memory_bytes)} of memory ..."
     )
-    folder = room_for_smoke()
-    try:
-        return _tried(spec, folder, memory_bytes, ranks)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    asked = f"{memory_bytes}:{ranks}:{WRITTEN_TO}"
+    return _curve(run_trial(spec, env.TRY_BATCH, asked), ranks)
 
 
 def _memory(asked: int | None) -> int:
@@ -86,51 +79,27 @@ def _memory(asked: int | None) -> int:
     return asked or free
 
 
-def _tried(spec: JobSpec, folder: Path, memory_bytes: int, ranks: int) -> BatchCurve:
-    stint = Stint(
-        attempt=1,
-        stop_after=_FOREVER,
-        whole_batches=True,
-        limit_s=LIMIT_S,
-        variables={env.TRY_BATCH: f"{memory_bytes}:{ranks}:{{room}}/{_FILE}"},
-    )
-    facts = run_stint(spec, folder, stint)
-    found = next(iter(folder.glob(f"*/{_FILE}")), None)
+def _curve(trial: Trial, ranks: int) -> BatchCurve:
+    facts, code = trial.facts, trial.code
     try:
-        told = {} if found is None else parse_object(found.read_bytes(), "the sizes")
+        told = {} if trial.written is None else parse_object(trial.written, "the sizes")
         if told.get("is_whole") is True or (facts.ended_for == "time" and told.get("tried")):
             return curve_of(told, ranks=ranks)
         problem = text(told, "problem")
     except Refused as wrong:
         raise EnvironmentFailure(f"What the sizes took makes no sense: {wrong}.") from None
-    code = Code(spec.script, spec.workdir)
     if facts.ended_for == "time":
         place, _ = code.in_stacks(facts.stacks)
         late = "the first size is not tried" if told else "no loop with a loader is reached"
-        raise EnvironmentFailure(
-            f"Micro-batches cannot be tried: {code.told(place)}: {late} after "
-            f"{format_duration(facts.seconds)} on this CPU."
-        )
-    raise _why_not(spec, code, facts, problem)
-
-
-def _why_not(spec: JobSpec, code: Code, facts: Facts, problem: str | None) -> SpotguardError:
-    """Return why a script that ended by itself has no curve."""
+        took = format_duration(facts.seconds)
+        raise cannot_be_tried(_SUBJECT, f"{code.told(place)}: {late} after {took} on this CPU")
     if problem:
-        return UsageError(
+        raise UsageError(
             f"--probe: {code.told(code.call_of('loader', 'stream'))}: {problem}",
             hint='run.loader(..., micro_batch_size="auto", probe=lambda batch: LOSS) lets sizes be '
             "tried; with a number, `plan --global-batch N --micro-batch N` shows what it means",
         )
-    verdict = judge(facts, code, stop_after=_FOREVER, gpus=spec.gpus is not None)
-    if isinstance(verdict, Stopped):
-        return SmokeFailed(verdict.what, hint=verdict.hint.replace("--no-smoke", "`up --no-smoke`"))
-    why = (
-        verdict.why.replace(" (--smoke-limit)", "")
-        if verdict is not None
-        else "the script ended before its loop"
-    )
-    return EnvironmentFailure(f"Micro-batches cannot be tried: {why}.")
+    raise trial.why_not(_SUBJECT, "the script ended before its loop")
 
 
 def curve_of(told: dict[str, Any], *, ranks: int) -> BatchCurve:

@@ -6,15 +6,11 @@ steps with its own batches, reads without training, writes down what it measured
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from spotguard.control.drill.smoke.places import Code
-from spotguard.control.drill.smoke.process import Stint, run_stint
-from spotguard.control.drill.smoke.run import lacking, room_for_smoke
-from spotguard.control.drill.smoke.verdict import Stopped, judge
-from spotguard.errors import EnvironmentFailure, SmokeFailed
+from spotguard.control.drill.smoke.trial import WRITTEN_TO, check_possible, run_trial
+from spotguard.errors import EnvironmentFailure
 from spotguard.events import env
 from spotguard.events.untrusted import (
     Refused,
@@ -29,15 +25,12 @@ from spotguard.events.untrusted import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from spotguard.spec.model import JobSpec
 
-LIMIT_S: Final = 120.0
-_FOREVER = 10**9
+_SUBJECT = "The loader"
 _WORTH_PCT = 5.0
 """Less than this is not worth a change."""
-_FILE = "loader.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,41 +88,17 @@ def try_loader(spec: JobSpec, tell: Callable[[str], None]) -> LoaderReport:
         SmokeFailed: the script does not work; names file and line.
         EnvironmentFailure: nothing can be measured here; says why.
     """
-    if lack := lacking(spec):
-        raise EnvironmentFailure(f"The loader cannot be tried: {lack}.")
+    check_possible(spec, _SUBJECT)
     tell("the script trains some steps on this machine's CPU; then its data are read alone ...")
-    folder = room_for_smoke()
+    trial = run_trial(spec, env.TRY_LOADER, WRITTEN_TO)
+    if trial.written is None:
+        steps = trial.facts.steps
+        early = f"the script ended after {steps} steps, before there was something to measure"
+        raise trial.why_not(_SUBJECT, early)
     try:
-        return _tried(spec, folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _tried(spec: JobSpec, folder: Path) -> LoaderReport:
-    stint = Stint(
-        attempt=1,
-        stop_after=_FOREVER,
-        whole_batches=True,
-        limit_s=LIMIT_S,
-        variables={env.TRY_LOADER: f"{{room}}/{_FILE}"},
-    )
-    facts = run_stint(spec, folder, stint)
-    found = next(iter(folder.glob(f"*/{_FILE}")), None)
-    if found is not None:
-        try:
-            return report_of(found.read_bytes(), has_gpus=spec.gpus is not None)
-        except Refused as problem:
-            raise EnvironmentFailure(f"The loader's measures make no sense: {problem}.") from None
-    code = Code(spec.script, spec.workdir)
-    verdict = judge(facts, code, stop_after=_FOREVER, gpus=spec.gpus is not None)
-    if isinstance(verdict, Stopped):
-        raise SmokeFailed(verdict.what, hint=verdict.hint.replace("--no-smoke", "`up --no-smoke`"))
-    why = (
-        verdict.why.replace(" (--smoke-limit)", "")
-        if verdict is not None
-        else (f"the script ended after {facts.steps} steps, before there was something to measure")
-    )
-    raise EnvironmentFailure(f"The loader cannot be tried: {why}.")
+        return report_of(trial.written, has_gpus=spec.gpus is not None)
+    except Refused as problem:
+        raise EnvironmentFailure(f"The loader's measures make no sense: {problem}.") from None
 
 
 def report_of(raw: bytes, *, has_gpus: bool) -> LoaderReport:

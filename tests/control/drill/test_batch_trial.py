@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from spotguard.control.drill import batch_trial
 from spotguard.control.drill.batch_trial import curve_of, try_batches
+from spotguard.control.drill.smoke import trial
 from spotguard.control.drill.smoke.process import Facts
 from spotguard.errors import EnvironmentFailure, SmokeFailed, UsageError
+from spotguard.events import env
 from spotguard.events.untrusted import Refused
 from spotguard.shared.units import format_bytes
 from spotguard.spec.sources import resolve
@@ -93,10 +94,11 @@ def ended(
     def run(spec: Any, folder: Path, stint: Any) -> Facts:
         (folder / "room").mkdir()
         if written is not None:
-            (folder / "room" / "batch.json").write_text(json.dumps(written))
+            asked = stint.variables[env.TRY_BATCH].format(room=folder / "room")
+            Path(asked.rpartition(":")[2]).write_text(json.dumps(written))
         return facts
 
-    patch.setattr(batch_trial, "run_stint", run)
+    patch.setattr(trial, "run_stint", run)
     return tried(AUTO, tmp_path, patch, mb=1)
 
 
