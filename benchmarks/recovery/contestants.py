@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import yaml
 
+from benchmarks.recovery.places import SAVE_EVERY
 from tests.e2e.lab.lab_jobs import wait_until
-from tests.e2e.lab.slurm_lab import Beside
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from benchmarks.recovery.places import Place
 
-    from tests.e2e.lab.slurm_lab import SlurmLab
-
-SAVE_EVERY = 5
-CPUS = "2"
-"""All that a node of the lab has, so that each contestant has one of its own."""
 _JOB = Path(__file__).with_name("job.py")
 Parts = dict[str, float | None]
 
@@ -61,21 +54,22 @@ class Ours:
 
     name = "spotguard"
 
-    def __init__(self, slurm: SlurmLab, folder: Path) -> None:
-        self.beside = Beside(folder / "ours", slurm)
-        (self.beside.work / "spotguard.toml").write_text(f'[node]\ncpus = "{CPUS}"\n')
-        self.trace = slurm.folder / "shared" / f"{folder.name}-ours.jsonl"
-        self.run = ""
+    def __init__(self, place: Place, folder: Path) -> None:
+        self._place = place
+        self._user = place.user(folder / "ours")
+        self.trace, self._traced = place.trace(f"{folder.name}-ours")
+        self._run = ""
 
     def start(self) -> None:
         """Launch it in the background."""
-        place = ("--infra", "slurm/spotlab/spot", "--nodes", "1")
-        flags = (*place, "--save-every", f"{SAVE_EVERY} steps")
-        self.run = self.beside.start(self.beside.copy(_JOB), *flags, args=(str(self.trace),))
+        copy = self._user.work / _JOB.name
+        copy.write_text(_JOB.read_text())
+        flags = (*self._place.flags(), "--nodes", "1", "--save-every", f"{SAVE_EVERY} steps")
+        self._run = self._user.start(copy, *flags, args=(self._traced,))
 
     def check(self) -> None:
         """Raise `Failed` if the run came to rest."""
-        status = self.beside.status(self.run)
+        status = self._user.status(self._run)
         if status["finished_at"] is not None:
             raise Failed(f"{status['state']}: {status['state_detail']}")
 
@@ -84,7 +78,7 @@ class Ours:
         told: list[dict[str, Any]] = []
 
         def known() -> bool:
-            told[:] = self.beside.status(self.run)["recoveries"][-1:]
+            told[:] = self._user.status(self._run)["recoveries"][-1:]
             return bool(told) and told[0]["first_step_s"] is not None
 
         with contextlib.suppress(AssertionError):
@@ -93,10 +87,10 @@ class Ours:
 
     def end(self) -> None:
         """Release its nodes, and wait until it has settled."""
-        if not self.run:
+        if not self._run:
             return
-        self.beside.spotguard("down", self.run, "--yes")
-        wait_until(lambda: self.beside.status(self.run)["finished_at"], "it is over", 60.0)
+        self._user.spotguard("down", self._run, "--yes")
+        wait_until(lambda: self._user.status(self._run)["finished_at"], "it is over", 200.0)
 
 
 class Managed:
@@ -104,31 +98,20 @@ class Managed:
 
     name = "managed job"
 
-    def __init__(self, slurm: SlurmLab, folder: Path) -> None:
-        self.slurm = slurm
-        self.job = f"{folder.name}-managed"
-        self.shared = slurm.folder / "shared"
-        self.trace = self.shared / f"{self.job}.jsonl"
-        self.task = folder / "task.yaml"
+    def __init__(self, place: Place, folder: Path) -> None:
+        self._place = place
+        self._job = f"{folder.name}-managed"
+        self.trace, self._traced = place.trace(self._job)
+        self._task = folder / "task.yaml"
 
     def start(self) -> None:
         """Launch it; returns when SkyPilot has taken it."""
-        script = self.shared / f"{self.job}.py"
-        shutil.copy(_JOB, script)
-        checkpoint = self.shared / f"{self.job}.pt"
-        command = f"{sys.executable} {script} {self.trace} --plain {checkpoint}"
-        self.task.parent.mkdir(parents=True, exist_ok=True)
-        task = {
-            "resources": {
-                "infra": "slurm/spotlab/spot",
-                "cpus": CPUS,
-                # Without this a job that Slurm ends by SIGTERM counts as the user's failure.
-                "job_recovery": {"max_restarts_on_errors": 100},
-            },
-            "run": f"exec {command} --save-every {SAVE_EVERY}",
-        }
-        self.task.write_text(yaml.safe_dump(task))
-        self.slurm.sky("jobs", "launch", "-y", "-d", "-n", self.job, str(self.task))
+        task = self._place.task(_JOB, self._job, self._traced)
+        # Without this a job that Slurm ends by SIGTERM counts as the user's failure.
+        task["resources"]["job_recovery"] = {"max_restarts_on_errors": 100}
+        self._task.parent.mkdir(parents=True, exist_ok=True)
+        self._task.write_text(yaml.safe_dump(task))
+        self._place.sky("jobs", "launch", "-y", "-d", "-n", self._job, str(self._task))
 
     def check(self) -> None:
         """Raise `Failed` if SkyPilot says that it is over."""
@@ -152,19 +135,19 @@ class Managed:
 
     def end(self) -> None:
         """Cancel it, and wait until its cluster is gone."""
-        self.slurm.sky("jobs", "cancel", "-y", "-n", self.job)
+        self._place.sky("jobs", "cancel", "-y", "-n", self._job)
 
         def gone() -> bool:
-            return not any(name.startswith(self.job) for name in self.slurm.clusters())
+            return not any(self._job in name for name in self._place.clusters())
 
-        wait_until(gone, "its cluster is gone", timeout_s=90.0)
+        wait_until(gone, "its cluster is gone", timeout_s=200.0)
 
     def _events(self) -> list[tuple[str, float, str]]:
         """Return (status, when, why), oldest first."""
         code = (
             "import json\n"
             "from sky.jobs import state\n"
-            f"ids = state.get_all_job_ids_by_name({self.job!r})\n"
+            f"ids = state.get_all_job_ids_by_name({self._job!r})\n"
             "found = [e for i in ids for e in state.get_job_events(i)]\n"
             "told = [(e['new_status'].value, e['timestamp'].timestamp(), e['reason'] or '')"
             " for e in found]\n"
@@ -172,7 +155,7 @@ class Managed:
         )
         done = subprocess.run(
             [sys.executable, "-c", code],
-            env=self.slurm.environ,
+            env=dict(self._place.environ),
             capture_output=True,
             check=True,
             timeout=60.0,
@@ -182,24 +165,3 @@ class Managed:
 
 def _between(begin_at: float | None, end_at: float | None) -> float | None:
     return None if begin_at is None or end_at is None else max(0.0, end_at - begin_at)
-
-
-@contextlib.contextmanager
-def managed_jobs(slurm: SlurmLab) -> Iterator[None]:
-    """Let SkyPilot's server control managed jobs itself, instead of on a machine of their own."""
-    path = slurm.folder / "home" / ".sky" / "config.yaml"
-    before = path.read_text()
-    config = {**yaml.safe_load(before), "jobs": {"controller": {"consolidation_mode": True}}}
-    path.write_text(yaml.safe_dump(config))
-    try:
-        _restart(slurm)
-        yield
-    finally:
-        path.write_text(before)
-        _restart(slurm)
-
-
-def _restart(slurm: SlurmLab) -> None:
-    slurm.sky("api", "stop")
-    time.sleep(1.0)
-    slurm.sky("api", "start")

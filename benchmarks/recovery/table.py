@@ -1,15 +1,18 @@
 """From a preemption to the first new step: a run of ours beside SkyPilot's own managed job.
 
     SPOTLAB_DIR=/tmp/spotlab python -m benchmarks.recovery --rounds 5 --markdown recovery.md
+    python -m benchmarks.recovery --on ec2 --rounds 5 --markdown recovery.md
 
-Both train the same small model on the Slurm lab (`infra/lab`), each on a node of its own, both all
-the time. In each round each of them meets each blow once, in random order; the other one trains on
-meanwhile. Nothing is measured by what the contestants say: each step leaves a line with its time.
+Both train the same small model, on the Slurm lab that is up (`infra/lab`) or on an EC2 lab that
+comes up for it (`infra/ec2-lab`), each on a node of its own, both all the time. In each round each
+of them meets each blow once, in random order; the other one trains on meanwhile. Nothing is
+measured by what the contestants say: each step leaves a line with its time.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -23,25 +26,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.machine import describe_machine
-from benchmarks.recovery.contestants import (
-    SAVE_EVERY,
-    Contestant,
-    Failed,
-    Managed,
-    Ours,
-    managed_jobs,
-)
-from tests.e2e.lab.slurm_lab import SlurmLab
+from benchmarks.recovery.contestants import Contestant, Failed, Managed, Ours
+from benchmarks.recovery.places import BLOWS, SAVE_EVERY, OnEc2, OnSlurm, managed_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-GRACE_S = 10.0
-BLOWS = {
-    "preempted": f"another job takes the node: SIGTERM, and SIGKILL {GRACE_S:g} s later",
-    "vanished": "the node dies, and says nothing",
-}
-_LIMIT_S = 240.0
+    from benchmarks.recovery.places import Place
+
 _CHECK_EVERY_S = 15.0
 _TRAINS_STEPS = 2 * SAVE_EVERY + 2
 _PARTS = ("detect_s", "release_s", "provision_s", "setup_s", "restore_s", "first_step_s")
@@ -99,8 +91,8 @@ def gap(before: Sequence[Line], after: Sequence[Line]) -> dict[str, Any]:
 class Round:
     """Blows to the contestants of one lab."""
 
-    def __init__(self, slurm: SlurmLab, contestants: Sequence[Contestant]) -> None:
-        self._slurm = slurm
+    def __init__(self, place: Place, contestants: Sequence[Contestant]) -> None:
+        self._place = place
         self._contestants = contestants
 
     def start(self) -> None:
@@ -117,7 +109,7 @@ class Round:
         struck = lines_of(contestant.trace)[-1]
         found: dict[str, Any] = {}
         try:
-            self._strike(struck.node, blow)
+            self._place.strike(struck.node, blow)
             lines = self._wait(contestant, lambda lines: self._is_ahead(lines, struck.life))
             before = [line for line in lines if line.life == struck.life]
             after = [line for line in lines if line.life != struck.life and line.at > struck.at]
@@ -126,7 +118,7 @@ class Round:
         except Failed as problem:
             found = {"problem": str(problem)}
         finally:
-            self._mend(struck.node, blow)
+            self._place.mend(struck.node, blow)
         load = os.getloadavg()[0]
         return Sample(contestant=contestant.name, blow=blow, load=load, **found)
 
@@ -136,24 +128,12 @@ class Round:
         furthest = max(line.step for line in lines if line.life == life)
         return lines[-1].life != life and lines[-1].step >= furthest + _TRAINS_STEPS
 
-    def _strike(self, node: str, blow: str) -> None:
-        if blow == "preempted":
-            self._slurm.verb("preempt", node, grace_s=GRACE_S)
-        else:
-            self._slurm.verb("kill", node)
-
-    def _mend(self, node: str, blow: str) -> None:
-        if blow == "preempted":
-            self._slurm.verb("release")
-        else:
-            self._slurm.verb("heal", node)
-
     def _wait(self, contestant: Contestant, enough: Callable[[list[Line]], bool]) -> list[Line]:
         began = checked = time.monotonic()
         while not enough(lines := lines_of(contestant.trace)):
             now = time.monotonic()
-            if now - began > _LIMIT_S:
-                raise Failed(f"it did not train on within {_LIMIT_S:g} s")
+            if now - began > self._place.limit_s:
+                raise Failed(f"it did not train on within {self._place.limit_s:g} s")
             if now - checked > _CHECK_EVERY_S:
                 contestant.check()
                 checked = time.monotonic()
@@ -161,17 +141,17 @@ class Round:
         return lines
 
 
-def measure(slurm: SlurmLab, rounds: int, until: float, chance: random.Random) -> list[Sample]:
+def measure(place: Place, rounds: int, until: float, chance: random.Random) -> list[Sample]:
     """Return the samples of so many rounds, or of those begun before `until` (monotonic)."""
     samples: list[Sample] = []
-    with tempfile.TemporaryDirectory(prefix="recovery-") as name, managed_jobs(slurm):
+    with tempfile.TemporaryDirectory(prefix="recovery-") as name, managed_jobs(place):
         folder = Path(name)
-        contestants: tuple[Contestant, ...] = (Ours(slurm, folder), Managed(slurm, folder))
-        lab = Round(slurm, contestants)
+        contestants: tuple[Contestant, ...] = (Ours(place, folder), Managed(place, folder))
+        lab = Round(place, contestants)
         try:
             lab.start()
             for _ in range(rounds):
-                turns = [(one, blow) for one in contestants for blow in BLOWS]
+                turns = [(one, blow) for one in contestants for blow in place.blows]
                 chance.shuffle(turns)
                 for contestant, blow in turns:
                     if time.monotonic() > until:
@@ -204,13 +184,18 @@ def to_markdown(samples: Sequence[Sample], notes: Iterable[str]) -> str:
     )
     lines = [_line(header), _line(["---"] * len(header))]
     lines += [_line(_cells(blow, name, groups[blow, name])) for blow, name in sorted(groups)]
-    lines += ["", *(f"- {blow}: {words}" for blow, words in BLOWS.items()), *_ratios(groups)]
+    lines += ["", *_told(samples), *_ratios(groups)]
     lines += [
         f"- {sample.contestant}, {sample.blow}: {sample.problem}"
         for sample in samples
         if sample.problem
     ]
     return "\n".join([*lines, *(f"- {note}" for note in notes)]) + "\n"
+
+
+def _told(samples: Sequence[Sample]) -> list[str]:
+    met = {sample.blow for sample in samples}
+    return [f"- {blow}: {words}" for blow, words in BLOWS.items() if blow in met]
 
 
 def _cells(blow: str, name: str, samples: Sequence[Sample]) -> list[str]:
@@ -258,11 +243,26 @@ def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+@contextlib.contextmanager
+def _lab(on: str) -> Iterator[Place]:
+    if on == "slurm":
+        yield OnSlurm()
+        return
+    # Nodes of the EC2 lab see little of this machine's /tmp, where its folder is.
+    with tempfile.TemporaryDirectory(prefix="recovery-ec2-") as name:
+        place = OnEc2(Path(name))
+        try:
+            yield place
+        finally:
+            place.down()
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure on the lab that is up, and print the table."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.recovery", description=(__doc__ or "").splitlines()[0]
     )
+    parser.add_argument("--on", choices=("slurm", "ec2"), default="slurm")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="begin no blow later")
     parser.add_argument("--earlier", type=Path, nargs="*", default=[], help="JSON files to add")
@@ -275,10 +275,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ]
     until = time.monotonic() + given.limit_s
     if given.rounds:
-        slurm = SlurmLab(Path(os.environ["SPOTLAB_DIR"]), ours=False)
-        slurm.up()
-        slurm.calm()
-        samples += measure(slurm, given.rounds, until, random.Random(given.seed))
+        with _lab(given.on) as place:
+            samples += measure(place, given.rounds, until, random.Random(given.seed))
     notes = [
         f"one node each, a save every {SAVE_EVERY} steps, SkyPilot {version('skypilot')}",
         *(f"{key}: {value}" for key, value in describe_machine("cpu").items()),
