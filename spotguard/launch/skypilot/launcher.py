@@ -11,6 +11,7 @@ import logging
 import re
 import threading
 from contextvars import copy_context
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,7 @@ _WATCH_EVERY_S = 8.0
 _CALM_EVERY_S = 24.0
 """While the job is heard: what ends it writes to the run store first, and each look takes seconds
 of a core, here and on the first node."""
+_ASK_CLOUD_EVERY_S = 4.0
 _ANSWER_VALID_S = 60.0
 """SkyPilot needs up to 20 s for a look where it is busy; one that hangs must not look calm."""
 _LOG_FRESH_S = 5.0
@@ -290,6 +292,8 @@ class _Watch(threading.Thread):
         """When somebody asked for the end of the cluster."""
         self._down_under_way = False
         self._heard = False
+        self._lost = ""
+        """How the cloud says that a node ended."""
 
     def answer(self) -> ClusterView:
         """Return what was seen last, unless that is too old to say anything."""
@@ -323,7 +327,7 @@ class _Watch(threading.Thread):
     def _look_on(self) -> None:
         missing = 0
         while not self._stopped.is_set() and self.view.state is not ClusterState.GONE:
-            self._wake.wait(self._pause_s())
+            self._rest()
             self._wake.clear()
             self._down_under_way = self._is_being_taken_down()
             if self._down_under_way:
@@ -336,12 +340,32 @@ class _Watch(threading.Thread):
                 self._clock,
                 was_starting=was_starting,
                 strays=self._strays,
+                lost=self._lost,
             )
             self._looked_at = self._clock.monotonic()
             missing = missing + 1 if view.state is ClusterState.ABSENT else 0
             if missing < _GONE_TWICE and view.state is ClusterState.ABSENT:
                 continue  # a request that was taken a moment ago may not be in the books yet
             self.view = view
+
+    def _rest(self) -> None:
+        """Rest until it is time to look, somebody asks for it, or the cloud tells of an end."""
+        left_s, self._lost = self._pause_s(), ""
+        while left_s > 0.0 and not self._wake.wait(min(left_s, _ASK_CLOUD_EVERY_S)):
+            left_s -= _ASK_CLOUD_EVERY_S
+            self._lost = self._said_lost()
+            if self._lost:
+                return
+
+    def _said_lost(self) -> str:
+        """Ask for nodes that ended by something else than our own order."""
+        if (
+            self.view.state is not ClusterState.UP
+            or self.view.job_over
+            or self._down_at is not None
+        ):
+            return ""
+        return self._sdk.lost(self.cluster)
 
     def _is_being_taken_down(self) -> bool:
         """Tell whether it is too early to look: a look would wait for the cluster's own lock."""
@@ -385,16 +409,18 @@ def look(
     *,
     was_starting: bool = False,
     strays: Strays | None = None,
+    lost: str = "",
 ) -> ClusterView:
     """Return how a cluster is, by all that SkyPilot can say. Never raises for one out of reach.
 
-    One that SkyPilot does not know may be another machine's: `strays` are asked.
+    One that SkyPilot does not know may be another machine's: `strays` are asked. One of which the
+    cloud itself says that a node is `lost`, and how, is not looked at once more by SkyPilot.
 
     A cluster that `was_starting` at the last look and is up now was seen by SkyPilot just then:
     the nodes, the job and this machine have better things to do than to answer once more.
     """
     try:
-        view = _look(sdk, cluster, clock, was_starting=was_starting)
+        view = _look(sdk, cluster, clock, was_starting=was_starting, lost=lost)
         if view.state is ClusterState.ABSENT and strays is not None:
             return strays.look(cluster)
         return view
@@ -404,12 +430,14 @@ def look(
         return ClusterView(state=ClusterState.UNREACHABLE, detail=problem.message)
 
 
-def _look(sdk: Sdk, cluster: str, clock: Clock, *, was_starting: bool) -> ClusterView:
+def _look(sdk: Sdk, cluster: str, clock: Clock, *, was_starting: bool, lost: str) -> ClusterView:
     launch = sdk.launch_of(cluster)
     if launch is not None and launch.phase is ClusterPhase.UNDER_WAY:
         return ClusterView(state=ClusterState.STARTING)
     just_up = was_starting and launch is not None and launch.phase is ClusterPhase.DONE
-    facts = sdk.cluster(cluster, fresh=not just_up)
+    facts = sdk.cluster(cluster, fresh=not (just_up or lost))
+    if facts is not None and lost:
+        facts = replace(facts, up=False, unhealthy=True, detail=lost)
     if facts is None:
         if launch is not None and launch.phase in _CAME_TO_NOTHING:
             return _came_to_nothing(sdk, cluster, launch, clock)

@@ -19,6 +19,7 @@ from spotguard.errors import LauncherFailure, NoCapacity, SpotguardError
 from spotguard.launch.base import LogGone, Unreachable
 from spotguard.launch.skypilot.cloud_check import reason_in
 from spotguard.launch.skypilot.cluster_list import our_clusters
+from spotguard.launch.skypilot.ec2_ends import Ec2Ends
 from spotguard.launch.skypilot.import_sky import load_sky, off_stdout
 from spotguard.launch.skypilot.pods import free_pods
 from spotguard.launch.skypilot.refusals import read_refusal
@@ -109,6 +110,13 @@ class Sdk(Protocol):
         """
         ...
 
+    def lost(self, cluster: str) -> str:
+        """Return how the cloud itself says that a node of a cluster ended; empty if it does not.
+
+        Milliseconds, where a cloud is asked. Only clusters that were looked at can be asked for.
+        """
+        ...
+
     def ended_at(self, cluster: str) -> float | None:
         """Return when SkyPilot saw the last of a cluster that it had; None if it never had it."""
         ...
@@ -143,6 +151,7 @@ class SkySdk:
 
     def __init__(self) -> None:
         self._billed_from: dict[str, float] = {}
+        self._aws_regions: dict[str, str] = {}
 
     def submit(self, task: dict[str, Any], cluster: str) -> None:
         """Ask for a new cluster, which takes itself down when it is idle."""
@@ -177,6 +186,8 @@ class SkySdk:
             return None
         with _translated():
             is_up = status["status"] == sky.ClusterStatus.UP
+            if status.get("cloud") == _AWS and status.get("region"):
+                self._aws_regions[cluster] = status["region"]
             return ClusterFacts(
                 up=is_up,
                 unhealthy=not is_up and status.get("init_kind") != "launching",
@@ -184,6 +195,11 @@ class SkySdk:
                 nodes=int(status["nodes"]),
                 detail=_short(status.get("init_status_reason") or ""),
             )
+
+    def lost(self, cluster: str) -> str:
+        """Ask EC2; other clouds are not asked."""
+        region = self._aws_regions.get(cluster)
+        return _ENDS.why(region, cluster) if region else ""
 
     def ended_at(self, cluster: str) -> float | None:
         """Look among the clusters that SkyPilot has billed."""
@@ -379,6 +395,9 @@ def _statuses(clusters: Sequence[str], *, fresh: bool = True) -> dict[str, Any]:
 
 _LOOKS: AskedTogether[Any] = AskedTogether(_statuses)
 """All runs of this process look at their clusters by it."""
+_ENDS = Ec2Ends()
+_AWS = "AWS"
+"""SkyPilot's name of the cloud."""
 _IDLE = ("idle", "idle~")
 """Slurm's words for a node that a job can have at once, or after it was powered up."""
 _UNDER_WAY = ("PENDING", "WAITING", "RUNNING")

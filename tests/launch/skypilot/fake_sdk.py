@@ -22,6 +22,8 @@ class FakeSdk:
     launches: dict[str, LaunchFacts] = field(default_factory=dict)
     clusters: dict[str, ClusterFacts] = field(default_factory=dict)
     ends: dict[str, float] = field(default_factory=dict)
+    said_lost: dict[str, str] = field(default_factory=dict)
+    """How the cloud says that a node of a cluster ended."""
     jobs: dict[str, JobPhase] = field(default_factory=dict)
     printed: bytes = b""
     submitted: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -74,6 +76,10 @@ class FakeSdk:
         """Return what the test set."""
         self._ask("cluster" if fresh else "books")
         return self.clusters.get(cluster)
+
+    def lost(self, cluster: str) -> str:
+        """Return what the test set; not noted as a call, for SkyPilot is not asked."""
+        return self.said_lost.get(cluster, "")
 
     def ended_at(self, cluster: str) -> float | None:
         """Return what the test set."""

@@ -325,7 +325,7 @@ def test_a_job_that_is_heard_is_looked_at_seldom() -> None:
 
     class Noted(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
-            waits.append(timeout if not self.is_set() else 0.0)
+            waits.append(watch._pause_s() if not self.is_set() else 0.0)
             acts[len(waits) - 1]()
             return True
 
@@ -340,6 +340,60 @@ def test_a_job_that_is_heard_is_looked_at_seldom() -> None:
     watch.run()
     calm, seldom = launcher_module._WATCH_EVERY_S, launcher_module._CALM_EVERY_S
     assert waits == [calm, seldom, calm, calm, calm]
+
+
+class Passing(threading.Event):
+    """Time passes at once: whoever waits has waited."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited_s = 0.0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Return at once."""
+        self.waited_s += timeout or 0.0
+        return self.is_set()
+
+
+def test_a_node_that_the_cloud_says_is_gone_counts_as_lost_though_its_job_was_heard() -> None:
+    """EC2's word comes in seconds; SkyPilot's look would cost more of them, and say the same."""
+    sdk, watch_wakes = FakeSdk(), Passing()
+    sdk.comes_up(NAME)
+    watch = launcher_module._Watch(sdk, NAME, UP, FakeClock(now=500.0))
+    watch._wake = watch_wakes
+    watch.hear(True)
+    said = "EC2 says that i-1 is terminated: Server.InternalError"
+
+    sdk.before_look = watch.stop
+    sdk.said_lost[NAME] = said
+    watch.run()
+
+    assert watch_wakes.waited_s == launcher_module._ASK_CLOUD_EVERY_S
+    assert sdk.asked == ["launch_of", "books"]
+    assert watch.view.some_lost
+    assert {(node.end, node.detail) for node in watch.view.nodes} == {(NodeEnd.LOST, said)}
+
+
+@pytest.mark.parametrize("over", ["by our own order", "its job has ended"])
+def test_nodes_that_end_as_they_should_are_not_lost(over: str) -> None:
+    """Only an end that nobody asked for is news."""
+    sdk = FakeSdk()
+    sdk.comes_up(NAME)
+    sdk.said_lost[NAME] = "EC2 says that i-1 is shutting-down: Client.UserInitiatedShutdown"
+    watch = launcher_module._Watch(sdk, NAME, UP, FakeClock(now=500.0))
+    watch._wake = Passing()
+    if over == "its job has ended":
+        sdk.jobs[NAME] = JobPhase.SUCCEEDED
+        watch.view = look(sdk, NAME, FakeClock(now=500.0))
+    else:
+        watch.goes_down()
+        watch._wake.clear()
+    sdk.asked.clear()
+    sdk.before_look = watch.stop
+    watch.run()
+
+    assert "cluster" in sdk.asked
+    assert NodeEnd.LOST not in {node.end for node in watch.view.nodes}
 
 
 def test_a_job_that_falls_silent_is_looked_at_at_once() -> None:

@@ -1,0 +1,116 @@
+"""Which clusters have lost an instance, by EC2's own word.
+
+SkyPilot's look at a cluster takes seconds of a core, so it is taken seldom while the job is heard.
+EC2's list of instances that have ended takes milliseconds, for all clusters of a region together.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from spotguard.launch.taskyaml import CLUSTER_TAG
+from spotguard.shared.units import Clock, SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+log = logging.getLogger(__name__)
+
+ASK_EVERY_S = 4.0
+_ASK_WITHIN_S = 4.0
+_AFTER_PROBLEM_S = 60.0
+"""EC2 that refuses or does not answer is left alone for so long: SkyPilot's looks go on."""
+_WANTED_S = 60.0
+_AT_ONCE = 100
+"""Clusters in one question; EC2 takes 200 values of a filter."""
+_ENDING = ("shutting-down", "terminated", "stopping", "stopped")
+
+
+@dataclass
+class _Region:
+    wanted: dict[str, float] = field(default_factory=dict)
+    """When somebody last asked for each cluster."""
+    lost: dict[str, str] = field(default_factory=dict)
+    ask_at: float = float("-inf")
+    client: Any = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Ec2Ends:
+    """Asks EC2 every four seconds at most, whoever wants to know. Thread-safe."""
+
+    def __init__(
+        self, clock: Clock | None = None, client: Callable[[str], Any] | None = None
+    ) -> None:
+        """`client` makes boto3's client for a region."""
+        self._clock = clock or SystemClock()
+        self._client = client or _client
+        self._regions: dict[str, _Region] = {}
+
+    def why(self, region: str, cluster: str) -> str:
+        """Return how EC2 says that an instance of a cluster ended; empty while none is known to.
+
+        Blocks for some seconds at most, where EC2 does not answer.
+        """
+        mine = self._regions.setdefault(region, _Region())
+        with mine.lock:
+            now = self._clock.monotonic()
+            mine.wanted[cluster] = now
+            if now >= mine.ask_at:
+                mine.ask_at = now + ASK_EVERY_S
+                self._ask(region, mine, now)
+            return mine.lost.get(cluster, "")
+
+    def _ask(self, region: str, mine: _Region, now: float) -> None:
+        mine.wanted = {each: at for each, at in mine.wanted.items() if now - at < _WANTED_S}
+        try:
+            from botocore.exceptions import BotoCoreError, ClientError
+        except ImportError:
+            mine.ask_at = float("inf")
+            return
+        try:
+            mine.client = mine.client or self._client(region)
+            mine.lost = _lost(mine.client, list(mine.wanted))
+        except (BotoCoreError, ClientError) as problem:
+            log.info("EC2 does not say which instances of %s ended: %s", region, problem)
+            mine.ask_at = now + _AFTER_PROBLEM_S
+        except (AttributeError, KeyError, TypeError, ValueError) as problem:
+            log.warning("EC2 describes instances in another form than expected: %r", problem)
+            mine.ask_at = now + _AFTER_PROBLEM_S
+
+
+def _client(region: str) -> Any:
+    from boto3.session import Session
+    from botocore.config import Config
+
+    config = Config(
+        connect_timeout=_ASK_WITHIN_S, read_timeout=_ASK_WITHIN_S, retries={"total_max_attempts": 1}
+    )
+    return Session().client("ec2", region_name=region, config=config)
+
+
+def _lost(client: Any, clusters: Sequence[str]) -> dict[str, str]:
+    """Return, for each cluster of which an instance has ended, the first such instance's story."""
+    found: dict[str, str] = {}
+    pages = client.get_paginator("describe_instances")
+    for begin in range(0, len(clusters), _AT_ONCE):
+        filters = [
+            {"Name": f"tag:{CLUSTER_TAG}", "Values": list(clusters[begin : begin + _AT_ONCE])},
+            {"Name": "instance-state-name", "Values": list(_ENDING)},
+        ]
+        for page in pages.paginate(Filters=filters):
+            for reservation in page["Reservations"]:
+                for each in reservation["Instances"]:
+                    tags = {tag["Key"]: tag["Value"] for tag in each["Tags"]}
+                    found.setdefault(tags[CLUSTER_TAG], _story(each))
+    return found
+
+
+def _story(instance: Any) -> str:
+    reason = (instance.get("StateReason") or {}).get("Message", "")
+    reason = reason or instance.get("StateTransitionReason") or ""
+    told = f"EC2 says that {instance['InstanceId']} is {instance['State']['Name']}"
+    return f"{told}: {reason}" if reason else told
