@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socketserver
+import subprocess
 import sys
 import threading
 import time
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import yaml
 
 from tests.e2e.ec2 import ec2_lab
-from tests.e2e.ec2.ec2_lab import BUCKET, EAST, WEST, Ec2Lab
+from tests.e2e.ec2.ec2_lab import BUCKET, EAST, INFRA, Ec2Lab
 from tests.e2e.lab import slurm_lab
 from tests.e2e.lab.slurm_lab import SlurmLab
 
@@ -156,18 +157,32 @@ class OnSlurm:
 
 
 class OnEc2:
-    """An EC2 lab; our instances are in one region, the managed job's in another one."""
+    """An EC2 lab, of whose nodes each contestant has one."""
 
     blows = ("notice", "crash")
     limit_s = 900.0
 
-    def __init__(self, folder: Path) -> None:
-        """Bring it up; it comes down with this process at the latest."""
+    def __init__(self, folder: Path, *, warm: bool) -> None:
+        """Bring it up; it comes down with this process at the latest.
+
+        `warm`: nodes are of an image that `infra/warm-image` makes there, instead of a plain one.
+        """
         self._folder = folder
         self._lab = Ec2Lab(folder / "lab", os.getpid())
         self._lab.up()
         self.environ = self._lab.environ
         self.home = Path(self.environ["HOME"])
+        self._image = self._make_image() if warm else ""
+
+    def _make_image(self) -> str:
+        made = subprocess.run(
+            [INFRA / "warm-image" / "build_aws.sh", EAST, _KIND],
+            env=self.environ,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        return made.stdout.split()[-1]
 
     def down(self) -> None:
         """Take it away."""
@@ -183,7 +198,10 @@ class OnEc2:
 
     def user(self, folder: Path) -> Lab:
         """Return a user's machine, whose runs are kept in S3."""
-        return ec2_lab.Beside(folder, self._lab)
+        beside = ec2_lab.Beside(folder, self._lab)
+        image = f'image = "{self._image}"\n' if self._image else ""
+        (beside.work / "spotguard.toml").write_text(f'[node]\ninstance_type = "{_KIND}"\n{image}')
+        return beside
 
     def flags(self) -> tuple[str, ...]:
         """Return our region."""
@@ -198,7 +216,12 @@ class OnEc2:
         """Return the task of a job that saves in S3; the script comes with the command."""
         command = f"exec ~/sky-user-env/bin/python ~/job.py {trace} --plain s3://{BUCKET}/{name}.pt"
         return {
-            "resources": {"infra": f"aws/{WEST}", "instance_type": _KIND, "use_spot": True},
+            "resources": {
+                **({"image_id": self._image} if self._image else {}),
+                "infra": f"aws/{EAST}",
+                "instance_type": _KIND,
+                "use_spot": True,
+            },
             "envs": {"AWS_ENDPOINT_URL": f"http://{_GATEWAY}:5566"},
             "run": f"cat > ~/job.py <<'JOB'\n{job.read_text()}\nJOB\n"
             f"{command} --save-every {SAVE_EVERY}",

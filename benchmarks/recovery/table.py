@@ -1,7 +1,7 @@
 """From a preemption to the first new step: a run of ours beside SkyPilot's own managed job.
 
     SPOTLAB_DIR=/tmp/spotlab python -m benchmarks.recovery --rounds 5 --markdown recovery.md
-    python -m benchmarks.recovery --on ec2 --rounds 5 --markdown recovery.md
+    python -m benchmarks.recovery --on ec2 --warm --rounds 5 --markdown recovery.md
 
 Both train the same small model, on the Slurm lab that is up (`infra/lab`) or on an EC2 lab that
 comes up for it (`infra/ec2-lab`), each on a node of its own, both all the time. In each round each
@@ -244,13 +244,12 @@ def _line(cells: Iterable[str]) -> str:
 
 
 @contextlib.contextmanager
-def _lab(on: str) -> Iterator[Place]:
+def _lab(on: str, *, warm: bool) -> Iterator[Place]:
     if on == "slurm":
         yield OnSlurm()
         return
-    # Nodes of the EC2 lab see little of this machine's /tmp, where its folder is.
     with tempfile.TemporaryDirectory(prefix="recovery-ec2-") as name:
-        place = OnEc2(Path(name))
+        place = OnEc2(Path(name), warm=warm)
         try:
             yield place
         finally:
@@ -263,6 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m benchmarks.recovery", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--on", choices=("slurm", "ec2"), default="slurm")
+    parser.add_argument("--warm", action="store_true", help="an image of infra/warm-image, on EC2")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="begin no blow later")
     parser.add_argument("--earlier", type=Path, nargs="*", default=[], help="JSON files to add")
@@ -275,7 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ]
     until = time.monotonic() + given.limit_s
     if given.rounds:
-        with _lab(given.on) as place:
+        with _lab(given.on, warm=given.warm) as place:
             samples += measure(place, given.rounds, until, random.Random(given.seed))
     notes = [
         f"one node each, a save every {SAVE_EVERY} steps, SkyPilot {version('skypilot')}",

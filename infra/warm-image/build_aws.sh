@@ -38,11 +38,16 @@ sky launch -y -c "$cluster" --infra "aws/$region" --instance-type "$kind" --no-u
 instance=$(aws ec2 describe-instances --region "$region" --query 'Reservations[].Instances[].InstanceId' --output text \
   --filters "Name=tag:skypilot-cluster-name,Values=$cluster-*" Name=instance-state-name,Values=running)
 [ "$(wc -w <<< "$instance")" = 1 ] || { echo "no instance of $cluster" >&2; exit 1; }
-# What tells a node which cluster it is of, and who may log in: a new instance gets its own from cloud-init.
-ssh "$cluster" 'bash -s' >&2 <<'CLEAN'
+# What tells a node which cluster it is of, and who may log in, goes: a new instance gets its own from cloud-init.
+# SkyPilot's mark of its own wheel stays (else each start would install it anew), and what is imported first is
+# compiled now. A job of SkyPilot's would end with SkyPilot: so it is done over SSH.
+ssh -F "$HOME/.sky/generated/ssh/$cluster" "$cluster" 'bash -s' >&2 <<'CLEAN'
 pkill -f sky.skylet.skylet || true
 "$HOME/skypilot-runtime/bin/ray" stop --force >/dev/null 2>&1 || true
-rm -rf ~/.sky ~/sky_logs ~/sky_workdir ~/.spotguard ~/.aws ~/.cache /tmp/spotguard-* /tmp/requirements.txt ~/.ssh/authorized_keys
+"$HOME/skypilot-runtime/bin/python" -m compileall -q "$HOME"/skypilot-runtime/lib/python3*/site-packages/sky >/dev/null || true
+"$HOME/sky-user-env/bin/python" -m compileall -q "$HOME"/sky-user-env/lib/python3*/site-packages >/dev/null || true
+find ~/.sky -mindepth 1 -maxdepth 1 ! -name wheels -exec rm -rf {} +
+rm -rf ~/sky_logs ~/sky_workdir ~/.spotguard ~/.aws ~/.cache /tmp/spotguard-* /tmp/requirements.txt ~/.ssh/authorized_keys
 sync
 CLEAN
 image=$(aws ec2 create-image --region "$region" --instance-id "$instance" --name "$cluster" \

@@ -3,7 +3,8 @@
 #
 #   node.sh HERE   HERE is the instance's folder:
 #     vars       shell: NAME IP REGION ENDPOINT IMAGE INFRA PYTHON, and DISK: a folder on a tmpfs for what the
-#                instance writes (upper layers). It survives a stop, not a termination
+#                instance writes (upper layers). It survives a stop, not a termination. MADE: what another
+#                instance had written when an image was made of it, or nothing
 #     userdata   the cloud-init user-data as RunInstances got it
 #     imds.json  what the metadata service says
 #
@@ -20,9 +21,9 @@ mount --make-rprivate /
 root=$DISK/root
 mkdir -p "$DISK"/{up,work,home-up,home-work,root}
 chown 1000:1000 "$DISK/home-up" && chmod 755 "$DISK/home-up"
-mount -t overlay "$NAME" -o "lowerdir=/,upperdir=$DISK/up,workdir=$DISK/work" "$root"
+mount -t overlay "$NAME" -o "lowerdir=${MADE:+$MADE/up:}/,upperdir=$DISK/up,workdir=$DISK/work" "$root"
 mkdir -p "$root/home/ubuntu" "$root/run" "$root/old"
-mount -t overlay "$NAME-home" -o "lowerdir=$IMAGE/home,upperdir=$DISK/home-up,workdir=$DISK/home-work" "$root/home/ubuntu"
+mount -t overlay "$NAME-home" -o "lowerdir=${MADE:+$MADE/home-up:}$IMAGE/home,upperdir=$DISK/home-up,workdir=$DISK/home-work" "$root/home/ubuntu"
 mkdir -p "$DISK/tmp" && chmod 1777 "$DISK/tmp"
 mount --bind "$DISK/tmp" "$root/tmp"
 [ -e "$root/etc/ec2lab-booted" ] || tar -C "$IMAGE/sudo" -c . | tar -C "$root" -x --keep-directory-symlink
@@ -84,7 +85,7 @@ stop() {  # as systemd does at shutdown: SIGTERM to all, and SIGKILL when their 
   exit 0
 }
 trap stop TERM
-unset IMAGE
+unset IMAGE MADE
 export HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 "$PYTHON" /run/lab/ec2-lab/node/metadata.py serve /run/imds/imds.json 2>/run/imds/imds.log &
 [ ! -x /etc/rc.local ] || /etc/rc.local &  # what is begun at each boot, as on Debian

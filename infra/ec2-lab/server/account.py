@@ -14,6 +14,7 @@ import prices
 import settings
 from moto.ec2 import ec2_backends
 from moto.ec2.exceptions import EC2ClientError
+from moto.ec2.models.amis import Ami, AmiBackend
 from moto.ec2.models.instances import Instance, InstanceBackend
 from moto.ec2.models.subnets import Subnet
 from moto.iam import iam_backends
@@ -28,6 +29,7 @@ capacity: dict[tuple[str, str], int] = {}
 """How many instances a zone gives in a market; absent: any number."""
 
 _run_instances = InstanceBackend.run_instances
+_create_image = AmiBackend.create_image
 _start, _stop, _terminate = Instance.start, Instance.stop, Instance.terminate
 _next_address = Subnet.get_available_subnet_ip
 _given_addresses: set[str] = set()
@@ -36,6 +38,7 @@ _given_addresses: set[str] = set()
 def install() -> None:
     """Put our acts in the place of moto's, and furnish the account as a new one is."""
     InstanceBackend.run_instances = _launch
+    AmiBackend.create_image = _make_image
     Instance.start = _boot_again
     Instance.stop = _ended_by(_stop, "stopping")
     Instance.terminate = _ended_by(_terminate, "shutting-down")
@@ -110,6 +113,14 @@ def _check_capacity(zone: str, market: str, kind: str, count: int) -> None:
             f"requested ({zone})."
         )
     raise EC2ClientError("InsufficientInstanceCapacity", words)
+
+
+def _make_image(self: Any, instance_id: str, *given: Any, **named: Any) -> Ami:
+    """CreateImage: the node goes on meanwhile, which EC2 asks for by `--no-reboot`."""
+    image = _create_image(self, instance_id, *given, **named)
+    nodes[instance_id].copy_disk(settings.IMAGES / image.id)
+    journal.note(f"{image.id} made of {instance_id}")
+    return image
 
 
 def _boot_again(self: Instance) -> Any:

@@ -18,6 +18,7 @@ import settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from moto.ec2.models.instances import Instance
 
@@ -111,6 +112,7 @@ class Node:
 
     def _write_orders(self, host: str) -> None:
         instance = self.instance
+        made = settings.IMAGES / str(instance.image_id)
         values = {
             "NAME": host,
             "IP": instance.private_ip,
@@ -118,6 +120,7 @@ class Node:
             "REGION": instance.region_name,
             "ENDPOINT": f"http://{settings.ADDRESS}:{settings.PORT}",
             "IMAGE": str(settings.IMAGE),
+            "MADE": str(made) if made.is_dir() else "",
             "INFRA": str(settings.INFRA),
             "PYTHON": "/home/ubuntu/sky-user-env/bin/python",
         }
@@ -147,6 +150,13 @@ class Node:
                 "market": market_of(instance),
             },
         }
+
+    def copy_disk(self, folder: Path) -> None:
+        """Copy what it has written so far, as an image of its disk; its memory is not in it."""
+        folder.mkdir(parents=True)
+        for layer in ("up", "home-up"):  # with overlay's marks of what was removed
+            run("cp", "--archive", str(self.disk / layer), str(folder / layer))
+        (folder / "up" / "etc" / "ec2lab-booted").unlink(missing_ok=True)  # a new one boots anew
 
     def _make_link(self) -> str:
         network, link = f"ec2-{self.short}", f"e{self.short}"
