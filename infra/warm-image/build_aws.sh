@@ -41,7 +41,8 @@ instance=$(aws ec2 describe-instances --region "$region" --query 'Reservations[]
 # What tells a node which cluster it is of, and who may log in, goes: a new instance gets its own from cloud-init.
 # SkyPilot's mark of its own wheel stays (else each start would install it anew), and what is imported first is
 # compiled now. A job of SkyPilot's would end with SkyPilot: so it is done over SSH.
-ssh -F "$HOME/.sky/generated/ssh/$cluster" "$cluster" 'bash -s' >&2 <<'CLEAN'
+keys=$HOME/.sky/generated
+ssh -F "$keys/ssh/$cluster" -i "$keys/ssh-keys/$cluster.key" "$cluster" 'bash -s' >&2 <<'CLEAN'
 pkill -f sky.skylet.skylet || true
 "$HOME/skypilot-runtime/bin/ray" stop --force >/dev/null 2>&1 || true
 "$HOME/skypilot-runtime/bin/python" -m compileall -q "$HOME"/skypilot-runtime/lib/python3*/site-packages/sky >/dev/null || true

@@ -10,8 +10,11 @@ DATA = Path(sys.argv[1] if len(sys.argv) > 1 else "/tmp/ec2-lab/data").absolute(
 ADDRESS = sys.argv[2] if len(sys.argv) > 2 else "172.31.0.1"
 PORT = int(sys.argv[3]) if len(sys.argv) > 3 else 5566
 IMAGE = Path(os.environ.get("EC2LAB_IMAGE", DATA / "image"))
-IMAGES = DATA / "images"
-"""What CreateImage made, each in a folder of its own: the layers of a node's disk."""
+IMAGES = DATA / "disks" / "images"
+"""What CreateImage made, each in a folder of its own: the layers of a node's disk.
+
+Not on the machine's own disk, all of which is a layer already: overlay takes none that lies in it.
+"""
 BRIDGE = os.environ.get("EC2LAB_BRIDGE", "ec2lab0")
 PUBLIC = os.environ.get("EC2LAB_PUBLIC", "198.51.100")
 """Public addresses: TEST-NET-2, which nobody has."""
