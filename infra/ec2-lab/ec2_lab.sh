@@ -85,6 +85,7 @@ write_home() {
   printf '[default]\nregion = us-east-1\nendpoint_url = http://%s:%s\n' "$ADDRESS" "$PORT" > "$CLIENT/.aws/config"
   cp "$HERE"/catalogue/aws/*.csv "$CLIENT/.sky/catalogs/v8/aws/"
   cp "$HERE"/catalogue/common/*.csv "$CLIENT/.sky/catalogs/v8/common/"
+  printf 'plugins:\n  - class: spotlab_plugin.NoInternet\n' > "$CLIENT/.sky/plugins.yaml"
 }
 
 # Both ports are among those from which the kernel picks one for each connection: a server whose port a connection
@@ -163,6 +164,7 @@ down() {
 print_env() {
   cat <<ENV
 export HOME=$CLIENT PATH=$VENV/bin:$(cd "$DATA/image/" 2>/dev/null && pwd -P)/tools/bin:\$PATH
+export PYTHONPATH=$(realpath "$HERE/../lab/plugin")\${PYTHONPATH:+:\$PYTHONPATH}
 export SKYPILOT_API_SERVER_LOCAL_PORT=$API_PORT SKYPILOT_DISABLE_USAGE_COLLECTION=1 AWS_EC2_METADATA_DISABLED=true
 unset AWS_PROFILE AWS_CONFIG_FILE SKYPILOT_API_SERVER_ENDPOINT AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_ENDPOINT_URL
 ENV
