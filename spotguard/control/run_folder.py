@@ -29,8 +29,8 @@ from spotguard.control.journal.journal import Journal
 from spotguard.errors import UsageError
 from spotguard.events import keys
 from spotguard.shared.steady_clock import CLOCK_FILE, clock_kept_at
+from spotguard.shared.typo_guess import nearest
 from spotguard.spec.home_folder import spotguard_home
-from spotguard.spec.typo_guess import nearest
 from spotguard.storage.urls import split_last, whole_url
 
 if TYPE_CHECKING:
