@@ -86,7 +86,7 @@ def test_the_page_of_the_names_has_examples_that_run(
     assert capsys.readouterr().out.startswith("local ")
     exec(run, {})
     said = capsys.readouterr().out
-    assert said.startswith(f"{RUN} {home / 'store'}/{RUN} 0\n")
+    assert said.startswith(f"{RUN} file://{home / 'store'}/{RUN} 0\n")
     assert RUN in said.splitlines()[-1], "it has no node to run a command on"
     exec(rest, {})
     said = capsys.readouterr().out

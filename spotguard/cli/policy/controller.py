@@ -22,14 +22,16 @@ ControllerOption = Annotated[
     typer.Option(
         "--controller",
         metavar="WHERE",
-        help="Where the run's controller lives: local; or on a small node of its own: vm, slurm.",
+        help="Where the run's controller lives: local; or on a small node of its own: vm, slurm, "
+        "kubernetes.",
         rich_help_panel="Money and time",
     ),
 ]
 WhereArgument = Annotated[
     str,
     typer.Argument(
-        metavar="WHERE", help="`vm` or `slurm` for a small node of its own, `local` for here."
+        metavar="WHERE",
+        help="`vm`, `slurm` or `kubernetes` for a small node of its own, `local` for here.",
     ),
 ]
 RunAnywhere = Annotated[

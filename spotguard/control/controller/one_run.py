@@ -222,6 +222,7 @@ def launcher_for(spec: JobSpec, run_dir: Path, *, regions: Sequence[str] = ()) -
 
 def _sky_launcher(spec: JobSpec, run_dir: Path, regions: Sequence[str]) -> Launcher:
     from spotguard.control.supervisor.skypilot_request import find_offers, machine_for, task_for
+    from spotguard.launch.skypilot.kubernetes_strays import KubernetesStrays, contexts_of
     from spotguard.launch.skypilot.launcher import SkyPilotLauncher
     from spotguard.launch.skypilot.prices import Place
     from spotguard.launch.skypilot.sdk import SkySdk
@@ -241,9 +242,15 @@ def _sky_launcher(spec: JobSpec, run_dir: Path, regions: Sequence[str]) -> Launc
     def slurm_clusters() -> list[str]:
         return slurm_clusters_of([*named, *_offers_that_live(run_dir)])
 
+    def contexts() -> list[str]:
+        return contexts_of([*named, *_offers_that_live(run_dir)])
+
     infras = {place.infra for place in named}
+    # Without a context SkyPilot tries all that it is allowed, and nobody could ask all of them.
+    is_named = all(place.region for place in named if place.infra == "kubernetes")
     lists: list[Strays] = [Ec2Strays(where_nodes_may_be)] if "aws" in infras else []
     lists += [SlurmStrays(slurm_clusters)] if "slurm" in infras else []
+    lists += [KubernetesStrays(contexts)] if "kubernetes" in infras and is_named else []
     return SkyPilotLauncher(
         SkySdk(),
         offers=offers,
