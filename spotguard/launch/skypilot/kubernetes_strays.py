@@ -162,14 +162,16 @@ class _SkyPods:
 
     def _ask(self, context: str, what: str, label: str) -> Any:
         load_sky()
-        with off_stdout():
-            from kubernetes.client.exceptions import ApiException
-            from kubernetes.config import ConfigException
-            from sky import exceptions
-            from sky.adaptors import kubernetes
-            from sky.provision.kubernetes.utils import get_kube_config_context_namespace
-            from urllib3.exceptions import HTTPError
-
+        try:
+            with off_stdout():
+                from kubernetes.client.exceptions import ApiException
+                from kubernetes.config import ConfigException
+                from sky import exceptions
+                from sky.adaptors import kubernetes
+                from sky.provision.kubernetes.utils import get_kube_config_context_namespace
+                from urllib3.exceptions import HTTPError
+        except ImportError as problem:
+            raise Unreachable("SkyPilot is installed without its extra kubernetes.") from problem
         away = (ConfigException, HTTPError, OSError, ValueError, exceptions.KubeAPIUnreachableError)
         try:
             asked = getattr(kubernetes.core_api(context), what)
@@ -179,9 +181,8 @@ class _SkyPods:
                 _request_timeout=_ASK_WITHIN_S,
             )
         except ApiException as problem:
+            kind = LauncherFailure if problem.status in _REFUSED else Unreachable
             said = f"Kubernetes in {context} says {problem.status} {problem.reason}"
-            raise (LauncherFailure if problem.status in _REFUSED else Unreachable)(
-                said
-            ) from problem
+            raise kind(said) from problem
         except away as problem:
             raise Unreachable(f"Kubernetes in {context} does not answer: {problem}") from problem
