@@ -11,14 +11,12 @@ from spotguard.spec.sources import (
     ConfigValue,
     Resolved,
     SettingsDocument,
-    alerts_named,
     places_named,
     resolve,
 )
 from spotguard.spec.starter import starter_files
 
 __all__ = [
-    "alerts_named",
     "catalogue",
     "ConfigValue",
     "file_schema",
