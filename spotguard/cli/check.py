@@ -24,8 +24,7 @@ from spotguard.cli.up import JobArguments, ScriptArgument, tell_lack
 from spotguard.errors import EnvironmentFailure, JobFailed, UsageError
 
 if TYPE_CHECKING:
-    from spotguard.control.doctor.orphan_report import Findings
-    from spotguard.control.doctor.orphans import Books
+    from spotguard.api.doctor import Books, Findings
 
 
 @takes_job_flags(
@@ -59,15 +58,15 @@ def drill(
     Runs it undisturbed, then interrupted, and compares. PASS, or exactly which state is not
     restored and the step where the two runs part (exit 10).
     """
+    from spotguard.api import doctor as api
+    from spotguard.api.settings import LOCAL
     from spotguard.cli.views.lists import drill_screen
-    from spotguard.control.drill.run import DrillOptions, run_drill
-    from spotguard.spec.infra import LOCAL
 
     seed = interrupt_seed(new_seed, old_seed) or 0
-    options = DrillOptions(nodes=nodes, kills=kills, steps=steps, seed=seed)
+    options = api.DrillOptions(nodes=nodes, kills=kills, steps=steps, seed=seed)
     tell_lack(resolve_job(script, args or [], {**flags, "infra": LOCAL}).spec)
     with heard_as_ctrl_c(signal.SIGTERM, signal.SIGHUP):
-        report = run_drill(script, args or [], with_variables(flags), options, note)
+        report = api.run_drill(script, args or [], with_variables(flags), options, note)
     if as_json:
         print_json(report.to_json())
     else:
@@ -128,15 +127,14 @@ def doctor(
         return
     if args:
         raise UsageError(f"{args[0]}: arguments are for a script, and {store} is none")
+    from spotguard.api import doctor as api
+    from spotguard.api.settings import places_named
     from spotguard.cli.views.lists import doctor_screen
-    from spotguard.control.doctor.checks import examine
-    from spotguard.control.doctor.orphans import skypilot_books
-    from spotguard.spec.sources import places_named
 
     places = places_named(infra)
-    books = skypilot_books()
+    books = api.skypilot_books()
     with _telling() as tell:
-        report = examine(store, tell, books, places)
+        report = api.examine(store, tell, books, places)
     if not as_json:
         console().print(doctor_screen(report))
     if (end_orphans or end) and books is None:
@@ -152,9 +150,8 @@ def doctor(
 
 
 def _try_loader(script: str, args: list[str], infra: str | None, *, as_json: bool) -> None:
+    from spotguard.api.doctor import DoctorReport, try_loader
     from spotguard.cli.views.loader import loader_screen
-    from spotguard.control.doctor.checks import DoctorReport
-    from spotguard.control.drill.loader_trial import try_loader
 
     spec = resolve_job(script, args, {} if infra is None else {"infra": infra}).spec
     with heard_as_ctrl_c(signal.SIGTERM, signal.SIGHUP):
@@ -166,7 +163,7 @@ def _try_loader(script: str, args: list[str], infra: str | None, *, as_json: boo
 
 
 def _ended(found: "Findings", books: "Books", *, yes: bool) -> "Findings":
-    from spotguard.control.doctor.orphans import end_orphans
+    from spotguard.api.doctor import end_orphans
 
     if not yes:
         training = sum(each.training_at_step is not None for each in found.orphans)
@@ -181,7 +178,7 @@ def _ended(found: "Findings", books: "Books", *, yes: bool) -> "Findings":
 
 
 def _ended_by_name(found: "Findings", names: list[str], books: "Books") -> "Findings":
-    from spotguard.control.doctor.orphans import end_named
+    from spotguard.api.doctor import end_named
 
     with _telling() as tell:
         ended = end_named(found, names, books, tell)

@@ -14,8 +14,7 @@ from spotguard.shared.json_documents import document
 from spotguard.shared.units import format_bytes, parse_duration_s
 
 if TYPE_CHECKING:
-    from spotguard.checkpoint.lineage import CheckpointRef
-    from spotguard.control.checkpoints.find import OpenedRun
+    from spotguard.api.checkpoints import CheckpointRef, OpenedRun
 
 RunOrPlace = Annotated[
     str | None,
@@ -43,9 +42,8 @@ StepOption = Annotated[
 
 def ls(run: RunOrPlace = None, *, every: AllOption = False, as_json: JsonOption = False) -> None:
     """List a run's checkpoints, newest first: what counts, what is damaged, what is pinned."""
+    from spotguard.api.checkpoints import CheckpointsDocument, list_checkpoints, open_run
     from spotguard.cli.views.checkpoints import checkpoints_screen
-    from spotguard.control.checkpoints.commands import CheckpointsDocument, list_checkpoints
-    from spotguard.control.checkpoints.find import open_run
 
     opened = open_run(run)
     rows = list_checkpoints(opened, newest=None if every else _NEWEST + 1)
@@ -70,10 +68,14 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Tell what a checkpoint holds: tensors and where they are, counters, versions, parents."""
-    from spotguard.checkpoint.lineage import list_all
+    from spotguard.api.checkpoints import (
+        CheckpointDocument,
+        describe,
+        find_checkpoint,
+        list_all,
+        open_run,
+    )
     from spotguard.cli.views.checkpoints import detail_screen
-    from spotguard.control.checkpoints.detail import CheckpointDocument, describe
-    from spotguard.control.checkpoints.find import find_checkpoint, open_run
 
     opened = open_run(run)
     listing = list_all(opened.store)
@@ -96,9 +98,9 @@ def verify(
 
     Exits with 10 when something is damaged, and names the file; also if another run saved it.
     """
+    from spotguard.api import checkpoints
+    from spotguard.api.checkpoints import committed, find_checkpoint, open_run
     from spotguard.cli.views.checkpoints import verified_screen
-    from spotguard.control.checkpoints import commands as checkpoints
-    from spotguard.control.checkpoints.find import committed, find_checkpoint, open_run
 
     if everything and step is not None:
         raise UsageError("--all and --step exclude each other")
@@ -147,10 +149,9 @@ def prune(
     The last two, the newest `best`, every `final` and what is pinned stay in any case. A living
     run prunes itself.
     """
-    from spotguard.checkpoint.retention import Retention
+    from spotguard.api import checkpoints
+    from spotguard.api.checkpoints import Retention, open_run
     from spotguard.cli.views.checkpoints import pruned_lines
-    from spotguard.control.checkpoints import commands as checkpoints
-    from spotguard.control.checkpoints.find import open_run
 
     opened = open_run(run)
     policy = Retention(keep_last=keep_last, keep_every_steps=every)
@@ -189,9 +190,9 @@ def archive(
     Keeping them is cheap there, and reading them takes hours: a resume passes over them. The last
     two, every `best` and `final`, and what is pinned stay where they are.
     """
+    from spotguard.api import checkpoints as control
+    from spotguard.api.checkpoints import open_run
     from spotguard.cli.views.checkpoints import archivable_table
-    from spotguard.control.checkpoints import archive as control
-    from spotguard.control.checkpoints.find import open_run
 
     age_s = _age_s(older_than)
     opened = open_run(run)
@@ -235,7 +236,7 @@ def pin(
     why: Annotated[str, typer.Option(metavar="TEXT", help="A note for later.")] = "",
 ) -> None:
     """Keep a checkpoint for good: neither the run nor `prune` deletes it."""
-    from spotguard.control.checkpoints import commands as checkpoints
+    from spotguard.api import checkpoints
 
     opened, ref = _opened(run, step)
     fresh = checkpoints.pin(opened.store, ref, why=why)
@@ -244,7 +245,7 @@ def pin(
 
 def unpin(run: RunOrPlace = None, *, step: StepOption = None) -> None:
     """Leave a pinned checkpoint to retention again."""
-    from spotguard.control.checkpoints import commands as checkpoints
+    from spotguard.api import checkpoints
 
     opened, ref = _opened(run, step)
     was_pinned = checkpoints.unpin(opened.store, ref)
@@ -291,7 +292,7 @@ def export(
 
     Every byte is verified on the way. The file appears when it is whole, or not at all.
     """
-    from spotguard.control.checkpoints.export import export as write
+    from spotguard.api.checkpoints import export as write
 
     if object_name is not None and not weights_only:
         raise UsageError("--everything and --object exclude each other")
@@ -318,13 +319,13 @@ def export(
 
 
 def _opened(run: str | None, step: str | None) -> "tuple[OpenedRun, CheckpointRef]":
-    from spotguard.control.checkpoints.find import find_checkpoint, open_run
+    from spotguard.api.checkpoints import find_checkpoint, open_run
 
     opened = open_run(run)
     return opened, find_checkpoint(opened.store, step)
 
 
 def _name(opened: "OpenedRun", ref: "CheckpointRef") -> str:
-    from spotguard.control.checkpoints.find import short_name
+    from spotguard.api.checkpoints import short_name
 
     return f"checkpoint {short_name(ref.step, ref.attempt)} of {opened.run_id}"

@@ -16,7 +16,8 @@ from spotguard.shared.units import format_duration, parse_duration_s
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from spotguard.control.status.view import RunView
+    from spotguard.api.documents import RunView
+    from spotguard.api.run import Run
 
 RunArgument = Annotated[
     str | None,
@@ -90,59 +91,55 @@ StepPatienceOption = Annotated[
 ]
 
 
-def named_run(text: str | None) -> str:
-    """Return the full id of the run meant by `text`; a dead controller of it is restarted."""
-    from spotguard.control import api
+def looked_at_run(text: str | None) -> Run:
+    """Return the run meant by `text`, which may be its place in a store."""
+    from spotguard.api.run import Run
 
-    run_id = api.find_run(text)
-    if news := api.home_news():
-        note(f"note: {news}")
-    if api.ensure_controlled(run_id):
-        note(f"note: the controller of {run_id} was gone; it has been restarted")
-    return run_id
-
-
-def looked_at_run(text: str | None) -> str:
-    """Return what names the run meant by `text`, which may be its place in a store."""
-    from spotguard.control import api
-
-    found = api.find_any_run(text)
-    if not api.is_place(found):
-        return named_run(found)
-    if told := api.who_controls(found):
+    found = Run.find(text)
+    if not found.in_store:
+        return controlled(found)
+    if told := found.holder():
         note(f"note: read from its store; it is, or was last, in the hands of {told}")
     return found
 
 
-def steered_run(text: str | None) -> str:
-    """Return what names the run meant by `text`: its place, if its controller is elsewhere.
+def steered_run(text: str | None) -> Run:
+    """Return the run meant by `text`: by its place, if its controller is elsewhere.
 
     A dead controller of this machine is restarted.
     """
-    from spotguard.control import api
+    from spotguard.api.run import Run
 
-    found = api.find_any_run(text)
-    return found if api.is_place(found) else named_run(found)
+    found = Run.find(text)
+    return found if found.in_store else controlled(found)
 
 
-def show_status(view: RunView, *, run: str | None = None) -> None:
-    """Print the whole story of a run; `run` names it if its id does not."""
+def controlled(run: Run) -> Run:
+    """Return a run of this machine, whose dead controller is restarted."""
+    from spotguard.api.run import home_news
+
+    if news := home_news():
+        note(f"note: {news}")
+    if run.keep_controlled():
+        note(f"note: the controller of {run.name} was gone; it has been restarted")
+    return run
+
+
+def show_status(run: Run, view: RunView) -> None:
+    """Print the whole story of a run."""
     from spotguard.cli.views.run import status
-    from spotguard.control import api
 
     screen = console()
-    place = run if run is not None and api.is_place(run) else None
-    now = api.now(run or view.run_id)
-    screen.print(status(view, now=now, width=screen.width, place=place))
+    place = run.name if run.in_store else None
+    screen.print(status(view, now=run.now(), width=screen.width, place=place))
 
 
-def follow_to_end(run_id: str, *, patience_s: float, as_json: bool, since_at: float = 0.0) -> None:
+def follow_to_end(run: Run, *, patience_s: float, as_json: bool, since_at: float = 0.0) -> None:
     """Follow a started run, print how it ended, and exit with its code; Ctrl-C detaches.
 
     What happened before `since_at` is not told again.
     """
     from spotguard.cli.follow import LineScreen, LiveScreen, RunSource, Screen, SilentScreen, follow
-    from spotguard.control import api
 
     terminal = console()
     screen: Screen
@@ -153,15 +150,15 @@ def follow_to_end(run_id: str, *, patience_s: float, as_json: bool, since_at: fl
     else:
         screen = LineScreen(since_at=since_at)
     try:
-        view = follow(RunSource(run_id), screen, patience_s=patience_s)
+        view = follow(RunSource(run), screen, patience_s=patience_s)
     except KeyboardInterrupt:
-        say_detached(run_id)
+        say_detached(run.name)
         raise typer.Exit(Detached.exit_code) from None
     if as_json:
         print_json(view.to_json())
     else:
-        show_status(view)
-    raise typer.Exit(api.exit_code(run_id))
+        show_status(run, view)
+    raise typer.Exit(run.exit_code())
 
 
 def say_detached(run_id: str) -> None:

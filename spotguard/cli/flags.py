@@ -16,7 +16,7 @@ from spotguard.errors import SpecError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from spotguard.spec.sources import Resolved
+    from spotguard.api.settings import Resolved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,7 +377,7 @@ def with_smoke(flags: dict[str, object], smoke: bool | None) -> dict[str, object
 
 def resolve_job(script: str, args: Sequence[str], flags: dict[str, object]) -> Resolved:
     """Return the job's settings from the options that were given and all other sources."""
-    from spotguard.spec.sources import resolve
+    from spotguard.api.settings import resolve
 
     return resolve(script, flags=with_variables(flags), args=args)
 
@@ -396,7 +396,7 @@ def setting_value(key: str, raw: str | None) -> Any:
     Raises:
         SpecError: names the setting, what was given and what is allowed.
     """
-    from spotguard.spec.setting_catalogue import catalogue
+    from spotguard.api.settings import catalogue
 
     if raw is None:
         return None

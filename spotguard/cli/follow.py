@@ -7,9 +7,9 @@ import threading
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
+from spotguard.api.states import RunState
 from spotguard.cli.terminal.output import say
 from spotguard.errors import ContactLost
-from spotguard.events.states import RunState
 from spotguard.shared.units import Clock, SystemClock, format_duration
 
 if TYPE_CHECKING:
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from spotguard.control.status.view import HistoryLine, Look, RunView
+    from spotguard.api.documents import HistoryLine, Look, RunView
+    from spotguard.api.run import Run
 
 POLL_S = 0.5
 REPAIR_EVERY_S = 5.0
@@ -126,11 +127,9 @@ def _contact_lost(view: RunView, patience_s: float) -> ContactLost:
 class RunSource:
     """One run, by its id or by its place in a store."""
 
-    def __init__(self, run_id: str) -> None:
-        from spotguard.control import api
-
-        self.run_id = run_id
-        self._watch = api.watch(run_id)
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._watch = run.watch()
 
     def look(self) -> Look:
         """Return how the run stands, and what happened since the last look."""
@@ -138,10 +137,7 @@ class RunSource:
 
     def repair(self) -> None:
         """Restart the run's controller if it is gone; the journal gets a line about it."""
-        from spotguard.control import api
-
-        if not api.is_place(self.run_id):  # else it is another machine's, or looked at only
-            api.ensure_controlled(self.run_id)
+        self._run.keep_controlled()
 
 
 class LiveScreen:

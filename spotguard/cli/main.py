@@ -219,7 +219,7 @@ def _say_usage(problem: Any) -> int:
     elif "No such command" in message and message.split("'")[1].endswith(".py"):
         hint = "to run a script: spotguard up SCRIPT"
     elif "No such command" in message and "Did you mean" not in message and context is not None:
-        from spotguard.spec.typo_guess import did_you_mean
+        from spotguard.shared.typo_guess import did_you_mean
 
         hint = f"{did_you_mean(message.split(chr(39))[1], context.command.commands)}; {hint}"
     return _say_error(message, hint, UsageError.exit_code)
@@ -243,7 +243,7 @@ def _say_unexpected(problem: Exception) -> int:
 
 def _keep(told: str) -> str:
     """Write a traceback where only the user can read it; return the path."""
-    from spotguard.spec.home_folder import spotguard_home
+    from spotguard.api.run import spotguard_home
 
     name = time.strftime("crash-%Y%m%d-%H%M%S-")
     for folder in (spotguard_home(), Path(tempfile.gettempdir())):

@@ -6,13 +6,12 @@ from typing import Annotated
 
 import typer
 
+from spotguard.api.states import MOST_STEPS
 from spotguard.cli.common import AnyRunArgument, JsonOption, StepPatienceOption, looked_at_run
 from spotguard.cli.terminal.output import console, note, print_json, say, write_file
 from spotguard.errors import EnvironmentFailure, UsageError
-from spotguard.events.profile import MOST_STEPS
 from spotguard.shared.json_documents import document
 
-_PROFILED_STEPS = 5
 _STEP_PATIENCE_S = 120.0
 _TRIAL = {
     "text": "spotguard: this is a test; messages of your runs will arrive here",
@@ -40,19 +39,16 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """Write all that is known of a run into one page, which opens without a network."""
-    from spotguard.control import api
-
-    told = api.report(looked_at_run(run))
+    told = looked_at_run(run).report()
     run_id = told.run.run_id
     if as_json:
         print_json(document(told))
         if html is None:
             return
-    from spotguard.pages.html import report_html
-    from spotguard.pages.run_page import run_page
+    from spotguard.api.pages import report_page
 
     path = Path(f"{run_id}.html") if html is None else html
-    write_file(path, report_html(run_page(told)).encode(), option="--html")
+    write_file(path, report_page(told).encode(), option="--html")
     tell = note if as_json else say
     tell(f"{path} has the report of {run_id}; open it in a browser")
 
@@ -89,19 +85,20 @@ def dashboard(
     It listens on this machine alone, and answers only who has the token that it prints. From
     elsewhere: ssh -L 8650:127.0.0.1:8650 HOST
     """
-    from spotguard.control import api
-    from spotguard.pages.dashboard.serve import serve, token_in
+    from spotguard.api import pages
 
-    fleet = api.fleet(stores or (), note)
-    token = token_in(token_file)
-    fleet.refresh()
-
-    def ready(address: str) -> None:
-        count = len(fleet.summaries())
+    def ready(address: str, count: int) -> None:
         say(f"{count} run{'' if count == 1 else 's'}; open {address}")
         note("Ctrl-C ends the dashboard; the runs go on")
 
-    serve(fleet, port=port, token=token, read_only=read_only, ready=ready)
+    pages.serve_dashboard(
+        stores or (),
+        port=port,
+        token_file=token_file,
+        read_only=read_only,
+        tell=note,
+        ready=ready,
+    )
 
 
 def metrics(
@@ -123,10 +120,9 @@ def metrics(
     ] = None,
 ) -> None:
     """Tell all runs in numbers, as Prometheus reads them."""
-    from spotguard.control import api
-    from spotguard.pages.metrics import exposition
+    from spotguard.api.pages import prometheus_text
 
-    told = exposition(api.measures(stores or ())).decode()
+    told = prometheus_text(stores or ())
     if textfile is None:
         typer.echo(told, nl=False)
     else:
@@ -172,24 +168,10 @@ def profile(
     In words, each with its lever. Training goes on meanwhile with the same numbers; a save or a
     notice goes first. Traces stay in the run store: --attempt tells of them when nodes are gone.
     """
-    from spotguard.api import Run
     from spotguard.cli.views.profile import profile_screen
-    from spotguard.control.checkpoints import find
-    from spotguard.control.report.profile.profile_request import Asking, read_profile
 
-    if steps is not None and attempt is not None:
-        raise UsageError(
-            "--steps and --attempt exclude each other",
-            hint="--attempt tells what is kept; without it the living job is asked",
-        )
-    name = looked_at_run(run)
-    opened = find.open_run(name)
-    number = None
-    if attempt is None:
-        asking = Asking(opened.store, Run(name).status, patience_s=patience, tell=note)
-        attempt, number = asking.ask(steps or _PROFILED_STEPS)
-    told, trace = read_profile(
-        opened.run_id, opened.store, attempt, number=number, rank=rank, raw=out is not None
+    told, trace = looked_at_run(run).profile(
+        steps, attempt=attempt, rank=rank, patience_s=patience, tell=note, raw=out is not None
     )
     if out is not None and trace is not None:
         write_file(out, trace, option="--out")
@@ -200,7 +182,7 @@ def profile(
     screen.print(profile_screen(told, screen.width))
     if out is None:
         say(
-            f"the trace itself: spotguard profile {told.run_id} --attempt {attempt}"
+            f"the trace itself: spotguard profile {told.run_id} --attempt {told.attempt}"
             " --out trace.json"
         )
     else:
@@ -215,23 +197,22 @@ def notify(
     ] = False,
 ) -> None:
     """Say who is told of what, by the settings of this folder; `--test` tells them something."""
-    from spotguard.control.supervisor.notify import check_urls, post_to, public_name
-    from spotguard.spec.sources import alerts_named
+    from spotguard.api import alerts
 
-    urls, topics = alerts_named()
+    urls, topics = alerts.alerts_named()
     if not urls:
         raise UsageError(
             "nobody is told: `notify` is not set here",
             hint='in spotguard.toml: notify = ["https://hooks.example.com/..."]',
         )
-    check_urls(urls)
+    alerts.check_urls(urls)
     say(f"told of: {', '.join(topics)}")
     failed = 0
     for url in urls:
-        problem = post_to(url, _TRIAL) if test else None
+        problem = alerts.post_to(url, _TRIAL) if test else None
         failed += problem is not None
         told = "" if not test else f": {problem}" if problem else ": told"
-        say(f"{public_name(url)}{told}")
+        say(f"{alerts.public_name(url)}{told}")
     if failed:
         raise EnvironmentFailure(
             f"{failed} of {len(urls)} could not be told.",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import subprocess
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -32,11 +32,8 @@ from spotguard.errors import Detached, EnvironmentFailure, JournalDamaged, Usage
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from spotguard.control.status.ssh_commands import NodeCommand
-    from spotguard.control.status.view import RunView
-    from spotguard.control.without_journal import Left
-    from spotguard.launch.base import Survey
-    from spotguard.spec.model import JobSpec
+    from spotguard.api.documents import Left, NodeCommand, RunView, Survey
+    from spotguard.api.settings import JobSpec
 
 NodeOption = Annotated[
     int, typer.Option("--node", min=0, metavar="N", help="Which node; the first is 0.")
@@ -60,13 +57,11 @@ def stop(
 
     `spotguard resume` goes on from there.
     """
-    from spotguard.control import api
-
-    run_id = api.find_any_run(run)
+    known = Run.find(run)
     try:
-        _end(Run(steered_run(run_id)), Run.stop, "asked to save and stop", contact_patience)
+        _end(steered_run(known.name), Run.stop, "asked to save and stop", contact_patience)
     except EnvironmentFailure as problem:
-        _stop_alone(_left(run_id, problem), problem, yes=yes)
+        _stop_alone(known, problem, yes=yes)
 
 
 def down(
@@ -79,15 +74,13 @@ def down(
 
     `spotguard resume` goes on from the last save.
     """
-    from spotguard.control import api
-
-    run_id = api.find_any_run(run)
+    known = Run.find(run)
     try:
-        known = Run(steered_run(run_id))
-        _confirm_down(known, yes=yes)
-        _end(known, Run.down, "its nodes are being released", contact_patience)
+        steered = steered_run(known.name)
+        _confirm_down(steered, yes=yes)
+        _end(steered, Run.down, "its nodes are being released", contact_patience)
     except EnvironmentFailure as problem:
-        _down_alone(_left(run_id, problem), problem, yes=yes)
+        _down_alone(known, problem, yes=yes)
 
 
 @takes_job_flags(only=_PLACE)
@@ -117,9 +110,7 @@ def resume(
     With --infra, --gpus or another word on where, it moves there: what that costs is shown, and
     asked for, first. The steps, the budget and the history go on.
     """
-    from spotguard.control import api
-
-    known = Run(steered_run(run))
+    known = steered_run(run)
     budget_usd, deadline_s = setting_value("budget", budget), setting_value("deadline", deadline)
     if flags:
         moves = _Move.of(known, {**flags, "nodes": nodes}, budget_usd=budget_usd)
@@ -128,7 +119,7 @@ def resume(
         _stop_first(known, contact_patience)
         if flags:
             moves.check_still(known)
-    resumed_at = api.now(known.name)
+    resumed_at = known.now()
     if flags:
         known.move(
             {**flags, "nodes": nodes},
@@ -147,7 +138,7 @@ def resume(
             say_detached(known.name)
         return
     note(f"{known.name} {'goes on elsewhere' if flags else 'resumed'}")
-    follow_to_end(known.name, since_at=resumed_at, patience_s=contact_patience, as_json=as_json)
+    follow_to_end(known, since_at=resumed_at, patience_s=contact_patience, as_json=as_json)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,21 +148,18 @@ class _Move:
     view: RunView
     spec: JobSpec
     """With the new place, and the whole run's budget."""
-    place: dict[str, Any]
+    settings: dict[str, object]
     found: Survey
 
     @classmethod
     def of(cls, run: Run, settings: dict[str, object], *, budget_usd: float | None) -> _Move:
         """Look up where nodes can be had there; clouds take seconds to say."""
-        from spotguard.cli.up import survey
-        from spotguard.control import api
-        from spotguard.spec.sources import place_of
+        from spotguard.api.launching import survey
 
-        place = place_of(settings)
-        spec = api.move_plan(run.name, place)
+        spec = run.move_plan(settings)
         if budget_usd is not None:
             spec = spec.replace(budget_usd=budget_usd)
-        return cls(view=run.status(), spec=spec, place=place, found=survey(spec))
+        return cls(view=run.status(), spec=spec, settings=settings, found=survey(spec, note))
 
     def confirm(self, *, stop_first: bool, yes: bool, as_json: bool) -> None:
         """Show what it costs there, and ask; refuse what is not to be moved.
@@ -179,7 +167,8 @@ class _Move:
         Raises:
             UsageError: the run goes on, and is not to be stopped first.
         """
-        from spotguard.cli.up import plan_of, show_plan, tell_lack
+        from spotguard.api.launching import plan_phase
+        from spotguard.cli.up import show_plan, tell_lack
 
         run_id, living = self.view.run_id, not self.view.state.settled
         if living and not stop_first:
@@ -191,7 +180,7 @@ class _Move:
             if not yes:
                 raise UsageError("--json leaves no room for a question", hint="pass --yes as well")
             return
-        plan = plan_of(self.spec, self.found, lack=tell_lack(self.spec))
+        plan = plan_phase(self.spec, self.found, lack=tell_lack(self.spec))
         show_plan(replace(plan, moves=self._words(), name=run_id))
         if not yes:
             question = "Stop it, and go on there?" if living else "Go on there?"
@@ -199,9 +188,7 @@ class _Move:
 
     def check_still(self, run: Run) -> None:
         """Refuse a move that is no more the one that was shown: a phase has ended meanwhile."""
-        from spotguard.control import api
-
-        now = api.move_plan(run.name, self.place).replace(budget_usd=self.spec.budget_usd)
+        now = run.move_plan(self.settings).replace(budget_usd=self.spec.budget_usd)
         if now != self.spec:
             raise UsageError(
                 f"{run.name} has come into another phase meanwhile; it did not move.",
@@ -223,12 +210,10 @@ class _Move:
 
 def _stop_first(run: Run, patience_s: float) -> None:
     """Have a living run save and come to rest; what it prints is no part of the answer."""
-    from spotguard.control import api
-
-    asked_at = api.now(run.name)
+    asked_at = run.now()
     run.stop()
     note(f"{run.name}: asked to save and stop")
-    view = follow(RunSource(run.name), LineScreen(since_at=asked_at), patience_s=patience_s)
+    view = follow(RunSource(run), LineScreen(since_at=asked_at), patience_s=patience_s)
     if not view.state.settled:  # contact was lost, and nothing is known of its nodes
         raise UsageError(
             f"{run.name} has not come to rest, so it did not move: {view.state_detail}.",
@@ -245,23 +230,21 @@ def adopt(
     For a new machine, or after the journal was damaged; that file is kept.
     """
     from spotguard.cli.common import show_status
-    from spotguard.control import api
 
-    show_status(Run(api.adopt(url, note)).status())
+    run = Run.adopt(url, note)
+    show_status(run, run.status())
 
 
 def _end(run: Run, ask: Callable[[Run], object], asked: str, patience_s: float) -> None:
-    from spotguard.control import api
-
     view = run.status()
     if view.state.settled:
         say(f"nothing to do: {outcome(view)}")
         return
-    asked_at = api.now(run.name)
+    asked_at = run.now()
     ask(run)
     note(f"{run.name}: {asked}")
     try:
-        view = follow(RunSource(run.name), LineScreen(since_at=asked_at), patience_s=patience_s)
+        view = follow(RunSource(run), LineScreen(since_at=asked_at), patience_s=patience_s)
     except KeyboardInterrupt:
         note(
             f"\nleft before the end; the request stands. Look: spotguard status {run.name} --watch"
@@ -272,13 +255,10 @@ def _end(run: Run, ask: Callable[[Run], object], asked: str, patience_s: float) 
 
 def _confirm_down(run: Run, *, yes: bool) -> None:
     from spotguard.cli.views import formats
-    from spotguard.control import api
 
     view = run.status()
-    if api.is_place(run.name) and not view.state.settled:
-        from spotguard.control.handover.through_store import check_heard
-
-        check_heard(run.name)  # before anything is asked
+    if not view.state.settled:
+        run.check_heard()  # before anything is asked
     if not yes and not view.state.settled:
         kept = f"step {formats.count(view.saved_step)} of {formats.count(view.step)} done"
         confirm(
@@ -290,33 +270,30 @@ def _confirm_down(run: Run, *, yes: bool) -> None:
 # ---------------------------------------------------------------- without a journal
 
 
-def _left(run_id: str, problem: EnvironmentFailure) -> Left:
+def _left(run: Run, problem: EnvironmentFailure) -> Left:
     """Return what can be done without a journal; raise the problem where that is nothing."""
-    from spotguard.control import api
-
-    left = None if api.is_place(run_id) else api.what_is_left(run_id)
+    left = run.left()
     if left is None or not (left.clusters or left.released):
         raise problem
     return left
 
 
-def _down_alone(left: Left, problem: EnvironmentFailure, *, yes: bool) -> None:
-    from spotguard.control import api
-
+def _down_alone(run: Run, problem: EnvironmentFailure, *, yes: bool) -> None:
+    left = _left(run, problem)
     if left.released:
         say(f"nothing to do: {left.run_id} has no cluster any more; {_rest(left, problem)}")
         return
     names = ", ".join(left.clusters)
     _confirm_alone(f"Release {names} without saving?", left, problem, yes=yes)
     note(f"{left.run_id}: {names} is being released, by what is written down of its launches")
-    api.down_alone(left.run_id, note)
+    run.down_alone(note)
     say(f"{left.run_id} has no cluster any more: {names} released; {_rest(left, problem)}")
 
 
-def _stop_alone(left: Left, problem: EnvironmentFailure, *, yes: bool) -> None:
+def _stop_alone(run: Run, problem: EnvironmentFailure, *, yes: bool) -> None:
     from spotguard.cli.views import formats
-    from spotguard.control import api
 
+    left = _left(run, problem)
     if left.released:
         say(f"nothing to do: {left.run_id} has no cluster any more; {_rest(left, problem)}")
         return
@@ -325,7 +302,7 @@ def _stop_alone(left: Left, problem: EnvironmentFailure, *, yes: bool) -> None:
     _confirm_alone(f"Save and release {names}?", left, problem, yes=yes)
     note(f"{left.run_id}: asked to save and stop, by what is written down of its launches")
     try:
-        step = api.stop_alone(left.run_id, note)
+        step = run.stop_alone(note)
     except KeyboardInterrupt:
         note(f"\nleft before the end; the job saves and leaves. Then: spotguard down {left.run_id}")
         raise typer.Exit(Detached.exit_code) from None
@@ -359,10 +336,7 @@ def ssh(
     ] = 0,
 ) -> None:
     """Open a shell on a node of a living run."""
-    from spotguard.control import api
-    from spotguard.control.status.ssh_commands import shell_on
-
-    raise typer.Exit(_ran(shell_on(api.find_run(run), node)))
+    raise typer.Exit(_ran(Run.find_here(run).ssh(node)))
 
 
 def exec_(
@@ -376,15 +350,12 @@ def exec_(
     node: NodeOption = 0,
 ) -> None:
     """Run a command on a node of a living run, in the job's folder; exit with its code."""
-    from spotguard.control import api
-    from spotguard.control.status.ssh_commands import command_on
-
-    raise typer.Exit(_ran(command_on(api.find_run(run), command, node)))
+    raise typer.Exit(_ran(Run.find_here(run).exec(command, node)))
 
 
 def _ran(command: NodeCommand) -> int:
     """Run it with this terminal's input and output; return its exit code."""
-    from spotguard.control.status.ssh_commands import SSH_FAILED
+    from spotguard.api.documents import SSH_FAILED
 
     try:
         code = subprocess.run(command.words, cwd=command.folder, check=False).returncode

@@ -18,43 +18,47 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
-from spotguard.control.checkpoints.archive import ArchiveDocument
-from spotguard.control.checkpoints.commands import (
+from spotguard.api.checkpoints import (
+    ArchiveDocument,
+    CheckpointDocument,
     CheckpointRow,
     CheckpointsDocument,
     VerificationDocument,
 )
-from spotguard.control.checkpoints.detail import CheckpointDocument
-from spotguard.control.doctor.checks import DoctorDocument
-from spotguard.control.doctor.orphan_report import ListedClusters
-from spotguard.control.doctor.store_trial import TriedStore
-from spotguard.control.drill.loader_trial import LoaderReport
-from spotguard.control.drill.report import DrillReport
-from spotguard.control.journal.team.membership import TeamDocument
-from spotguard.control.report.document import ReportDocument
-from spotguard.control.report.profile.document import ProfileDocument
-from spotguard.control.status.footprint import Footprint, RunFootprint
-from spotguard.control.status.market import MarketDocument
-from spotguard.control.status.recovery import Recovery
-from spotguard.control.status.view import (
+from spotguard.api.doctor import (
+    DoctorDocument,
+    DrillReport,
+    ListedClusters,
+    LoaderReport,
+    TriedStore,
+)
+from spotguard.api.documents import (
+    BatchCurve,
+    CostForecast,
+    Factor,
+    Footprint,
     HistoryDocument,
     HistoryLine,
+    JobPlan,
     LogDocument,
+    PriceSource,
+    ProfileDocument,
+    Recovery,
+    ReportDocument,
+    RunFootprint,
     RunsDocument,
     RunView,
+    Skipped,
+    Smoke,
+    SweepDocument,
+    Unchecked,
 )
-from spotguard.control.sweep.table import SweepDocument
-from spotguard.events.states import CheckpointKind, EndReason, Market, RunState
-from spotguard.launch.base import PriceSource, Skipped, Unchecked
-from spotguard.policy.plan.batch_curve import BatchCurve
-from spotguard.policy.plan.carbon.factors import Factor
-from spotguard.policy.plan.forecast import CostForecast
-from spotguard.policy.plan.job import JobPlan
-from spotguard.policy.plan.smoke import Smoke
-from spotguard.policy.simulation.report import Simulation
+from spotguard.api.market import MarketDocument
+from spotguard.api.settings import SettingsDocument, file_schema
+from spotguard.api.simulation import Simulation
+from spotguard.api.states import CheckpointKind, EndReason, Market, RunState
+from spotguard.api.team import TeamDocument
 from spotguard.shared.json_documents import Form, forms
-from spotguard.spec.file_schema import file_schema
-from spotguard.spec.sources import SettingsDocument
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 PLACE: Final = "https://raw.githubusercontent.com/spotguard/spotguard/main/docs/schemas"

@@ -21,7 +21,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
 ) -> None:
     """Write a first spotguard.toml and a small train.py into this folder."""
-    from spotguard.spec.starter import starter_files
+    from spotguard.api.settings import starter_files
 
     files = starter_files(template)
     taken = [name for name in files if Path(name).exists() or Path(name).is_symlink()]

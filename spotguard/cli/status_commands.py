@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spotguard.api import Run
 from spotguard.cli.common import (
     AnyRunArgument,
     JsonOption,
@@ -41,7 +40,7 @@ from spotguard.shared.units import from_iso, parse_duration_s
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from spotguard.control.status.view import HistoryLine
+    from spotguard.api.documents import HistoryLine
 
 _NEWEST = 100
 """Happenings that `history` tells unless it is asked for all."""
@@ -57,7 +56,7 @@ def status(
     """Tell how a run stands: attempts, steps lost, money spent and saved."""
     if watch and as_json:
         raise UsageError("--watch and --json exclude each other", hint="call --json repeatedly")
-    known = Run(looked_at_run(run))
+    known = looked_at_run(run)
     if as_json:
         print_json(known.status(forecast=True).to_json())
         return
@@ -65,10 +64,10 @@ def status(
         terminal = console()
         screen: Screen = LiveScreen(terminal) if terminal.is_terminal else LineScreen()
         try:
-            follow(RunSource(known.name), screen, patience_s=contact_patience)
+            follow(RunSource(known), screen, patience_s=contact_patience)
         except KeyboardInterrupt:
             raise typer.Exit from None
-    show_status(known.status(forecast=True), run=known.name)
+    show_status(known, known.status(forecast=True))
 
 
 def history(
@@ -80,9 +79,9 @@ def history(
     as_json: JsonOption = False,
 ) -> None:
     """Tell what happened to a run, and what it had cost by then."""
-    from spotguard.control.status.view import HistoryDocument
+    from spotguard.api.documents import HistoryDocument
 
-    known = Run(looked_at_run(run))
+    known = looked_at_run(run)
     story = known.history(newest=None if every else _NEWEST)
     if as_json:
         head = document(HistoryDocument(run_id=known.run_id, earlier=story.earlier))
@@ -143,18 +142,16 @@ def logs(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON Lines to stdout.")] = False,
 ) -> None:
     """Print what the job printed, across all attempts, nodes and ranks, gone ones too."""
-    from spotguard.control import api
-    from spotguard.control.journal.stored.logs import LogQuery
-    from spotguard.control.status.view import LogDocument
+    from spotguard.api.documents import LogDocument, LogQuery
 
     pattern = _pattern(grep)
-    known = Run(looked_at_run(run))
+    known = looked_at_run(run)
     query = LogQuery(
         attempt=attempt,
         node=node,
         rank=rank,
         tail=tail,
-        since=None if since is None else _instant(since, api.now(known.name)),
+        since=None if since is None else _instant(since, known.now()),
         pattern=pattern,
         everything=every,
     )
@@ -220,8 +217,8 @@ def runs(
 ) -> None:
     """List the runs of this machine, or those of stores with who controls each; newest first."""
     from spotguard import api
+    from spotguard.api.documents import RunsDocument
     from spotguard.cli.views.lists import runs_table, stored_runs_table
-    from spotguard.control.status.view import RunsDocument
 
     known, unreadable = api.runs_of(stores, note) if stores else (api.runs(), [])
     if as_json:

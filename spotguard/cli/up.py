@@ -19,7 +19,7 @@ from spotguard.cli.common import (
 )
 from spotguard.cli.flags import SmokeOption, resolve_job, takes_job_flags, with_smoke
 from spotguard.cli.follow import DEFAULT_PATIENCE_S
-from spotguard.cli.policy.controller import ControllerOption, moved, offer_words
+from spotguard.cli.policy.controller import ControllerOption, offer_words
 from spotguard.cli.policy.sweep import (
     DEFAULT_PARALLEL,
     GoalOption,
@@ -37,13 +37,9 @@ from spotguard.errors import SpotguardError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from spotguard.api import Run
-    from spotguard.launch.base import Offer, Survey
-    from spotguard.policy.plan.batch_curve import BatchCurve
-    from spotguard.policy.plan.job import JobPlan
-    from spotguard.policy.plan.smoke import Smoke
-    from spotguard.spec.model import JobSpec
-    from spotguard.spec.sources import Resolved
+    from spotguard.api.documents import BatchCurve, JobPlan, Offer, Smoke, Survey
+    from spotguard.api.run import Run
+    from spotguard.api.settings import JobSpec, Resolved
 
 ScriptArgument = Annotated[
     str, typer.Argument(metavar="SCRIPT", help="The training script.", show_default=False)
@@ -128,7 +124,7 @@ def up(
 
     With --sweep, each combination of values is a run of its own, and all have one budget.
     """
-    from spotguard import api
+    from spotguard.api import launching
 
     resolved = resolve_job(script, args or [], with_smoke(flags, smoke))
     swept = plan_of_sweep(
@@ -141,9 +137,9 @@ def up(
     )
     whole = resolved.spec
     if swept is not None:
-        from spotguard.control.sweep.begin import check
+        from spotguard.api.sweeps import check_sweep
 
-        check(whole, swept)
+        check_sweep(whole, swept)
         resolved = replace(resolved, spec=swept.job(whole, 1))
     if as_json and not yes:
         raise UsageError("--json leaves no room for a question", hint="pass --yes as well")
@@ -158,9 +154,10 @@ def up(
         tell_lack(resolved.spec)
         _smoke(resolved.spec)
     else:
-        found = survey_phases(resolved.spec)
+        found = launching.survey_phases(resolved.spec, _note)
         show_plan(_plan(resolved, found, _smoke(resolved.spec)))
-        _tell_team(resolved.spec)
+        if told := launching.team_outlook(resolved.spec):
+            note(told)
     if swept is not None:
         begin_sweep(whole, swept, found, yes=yes, detach=detach, as_json=as_json)
         return
@@ -168,7 +165,7 @@ def up(
         note(f"controller: {offer_words(node)}")
     if not yes:
         confirm("Start?", refused="nothing was started")
-    run = api.start(resolved.spec, found)
+    run = launching.start(resolved.spec, found)
     if node is not None:
         run = _move_controller(run)
     if detach:
@@ -178,28 +175,25 @@ def up(
             say_detached(run.name)
         return
     note(f"{run.name} started")
-    follow_to_end(run.name, patience_s=contact_patience, as_json=as_json)
+    follow_to_end(run, patience_s=contact_patience, as_json=as_json)
 
 
 def _controller_node(job: JobSpec, where: str) -> Offer | None:
     """Return the node that a job's controller gets; None where it stays on this machine."""
     if where == "local":  # the usual one: SkyPilot is not loaded for it
         return None
-    from spotguard.control.handover.node import cheapest, check_job, check_where
+    from spotguard.api.controllers import node_for_job
 
-    check_where(where)
-    for part in (job, *map(job.in_phase, range(len(job.phases)))):
-        check_job(part, where)
-    return cheapest(job.in_phase(0))
+    return node_for_job(job, where)
 
 
 def _move_controller(run: Run) -> Run:
     """Move the controller of a run that has begun; the run goes on here where that cannot be."""
-    from spotguard.api import Run
+    from spotguard.api.controllers import move_away
 
     note(f"{run.name} started; its controller moves to a node of its own")
     try:
-        return Run(moved(run.name))
+        return move_away(run, note)
     except SpotguardError as problem:
         note(f"note: {problem.message}")
         if problem.hint:
@@ -227,15 +221,17 @@ def plan(
     With --smoke, what its first steps on this machine's CPU measure; without, what they did when
     they last passed. With --probe, what micro-batches of each size take.
     """
+    from spotguard.api import launching
+
     if probe_memory is not None and not probe:
         raise UsageError("--probe-memory says nothing without --probe", hint="pass both")
     resolved = resolve_job(script, args or [], with_smoke(flags, smoke))
     batches = _batches(resolved.batches, global_batch, micro_batch)
-    found = survey_phases(resolved.spec)
+    found = launching.survey_phases(resolved.spec, _note)
     if as_yaml:
         _print_tasks(resolved.spec, found)
         return
-    measured = _smoke(resolved.spec) if smoke else _known_smoke(resolved.spec)
+    measured = _smoke(resolved.spec) if smoke else launching.known_smoke(resolved.spec)
     planned = _plan(replace(resolved, batches=batches), found, measured)
     if probe:
         planned = replace(planned, probe=_probe(resolved.spec, probe_memory))
@@ -261,42 +257,18 @@ def _batches(
     return None
 
 
-def survey_phases(job: JobSpec) -> list[Survey]:
-    """Return where nodes can be had in each phase, or for all of a job that has none."""
-    return [survey(job.in_phase(index)) for index in range(max(1, len(job.phases)))]
-
-
-def survey(spec: JobSpec) -> Survey:
-    """Return where nodes can be had: this machine's launcher knows at once, clouds take a while."""
-    from spotguard.spec.infra import LOCAL
-    from spotguard.spec.model.own_template import is_own_template
-
-    if is_own_template(spec.template):
-        from spotguard.control.supervisor.skypilot_request import check_template
-
-        check_template(spec)
-        if spec.infra == LOCAL:
-            note(f"note: nodes of this machine take nothing from {spec.template}")
-    if spec.infra != LOCAL:
-        from spotguard.control.supervisor.skypilot_request import check_places, find_offers
-
-        unchecked = check_places(spec)
-        return replace(find_offers(spec), unchecked=unchecked)
-    from spotguard.control import api
-    from spotguard.launch.base import Survey
-    from spotguard.spec.home_folder import spotguard_home
-
-    return Survey(offers=tuple(api.launcher_for(spec, spotguard_home() / "runs").offers()))
+def _note(words: str) -> None:
+    note(f"note: {words}")
 
 
 def _smoke(spec: JobSpec) -> Smoke | None:
     """Try the script if it is to be tried; return what that measured, None if it was not."""
-    from spotguard.control.drill.smoke.run import run_smoke, wanted
+    from spotguard.api.launching import try_first_steps
 
-    if not wanted(spec):
-        return None
     with heard_as_ctrl_c(signal.SIGTERM, signal.SIGHUP):
-        outcome = run_smoke(spec, note)
+        outcome = try_first_steps(spec, note)
+    if outcome is None:
+        return None
     if outcome.skipped:
         note(f"smoke: skipped, so nothing is proven: {outcome.skipped}")
     elif outcome.warning:
@@ -309,62 +281,25 @@ def _smoke(spec: JobSpec) -> Smoke | None:
 
 
 def _probe(spec: JobSpec, memory_gb: float | None) -> BatchCurve:
-    from spotguard.control.drill.batch_trial import try_batches
+    from spotguard.api.launching import probe_batches
 
     memory = None if memory_gb is None else int(memory_gb * 1e9)
     with heard_as_ctrl_c(signal.SIGTERM, signal.SIGHUP):
-        return try_batches(spec, note, memory_bytes=memory)
-
-
-def _known_smoke(spec: JobSpec) -> Smoke | None:
-    from spotguard.control.drill.smoke.run import known_smoke
-
-    return known_smoke(spec)
+        return probe_batches(spec, note, memory_bytes=memory)
 
 
 def _plan(resolved: Resolved, found: Sequence[Survey], smoke: Smoke | None) -> JobPlan:
-    from spotguard.policy.plan.job import with_phases
+    from spotguard.api.launching import plan_job
 
     job, batches = resolved.spec, resolved.batches
-    lack = tell_lack(job)
-    plans = [
-        plan_of(job.in_phase(index), each, batches, lack, smoke if index == 0 else None)
-        for index, each in enumerate(found)
-    ]
-    return with_phases(job, plans) if job.phases else plans[0]
-
-
-def plan_of(
-    spec: JobSpec,
-    found: Survey,
-    batches: tuple[int, int] | None = None,
-    lack: tuple[str, ...] = (),
-    smoke: Smoke | None = None,
-) -> JobPlan:
-    """Return the plan of a job where it is in one phase."""
-    from spotguard.control import api
-    from spotguard.policy.plan.job import plan_job
-
-    return plan_job(
-        spec,
-        found.offers,
-        batches=batches,
-        skipped=found.skipped,
-        prices=found.sources,
-        unchecked=found.unchecked,
-        not_installed=lack,
-        forecast=api.plan_forecast(spec, found),
-        smoke=smoke,
-    )
+    return plan_job(job, found, batches=batches, lack=tell_lack(job), smoke=smoke)
 
 
 def tell_lack(spec: JobSpec) -> tuple[str, ...]:
     """Say what the script needs and local nodes lack; return the requirements."""
-    from spotguard.control.doctor.local_requirements import lack_of
-    from spotguard.spec.infra import LOCAL
+    from spotguard.api.launching import lack_of_job
 
-    places = [spec.in_phase(index) for index in range(max(1, len(spec.phases)))]
-    lack = lack_of(next((place for place in places if place.infra == LOCAL), places[0]))
+    lack = lack_of_job(spec)
     for sentence in lack.words():
         note(f"note: {sentence}")
     return lack.requirements
@@ -372,7 +307,8 @@ def tell_lack(spec: JobSpec) -> tuple[str, ...]:
 
 def _print_tasks(job: JobSpec, found: Sequence[Survey]) -> None:
     """Print the task of each phase; a phase on this machine has none."""
-    from spotguard.spec.infra import LOCAL
+    from spotguard.api.launching import first_task
+    from spotguard.api.settings import LOCAL
 
     for index, each in enumerate(found):
         spec = job.in_phase(index)
@@ -383,26 +319,7 @@ def _print_tasks(job: JobSpec, found: Sequence[Survey]) -> None:
         if job.phases and spec.infra == LOCAL:
             typer.echo("# on this machine, without SkyPilot")
             continue
-        _print_task(spec, each)
-
-
-def _tell_team(spec: JobSpec) -> None:
-    from spotguard.control import api
-
-    told = api.team_outlook(spec)
-    if told:
-        note(told)
-
-
-def _print_task(spec: JobSpec, found: Survey) -> None:
-    from spotguard.control.supervisor.skypilot_request import preview
-    from spotguard.events.states import Market
-    from spotguard.launch.taskyaml import as_text
-    from spotguard.policy.plan.job import planned_markets
-
-    typer.echo(as_text(preview(spec, found.offers)), nl=False)
-    if spec.on_demand_infra is not None and Market.ON_DEMAND in planned_markets(spec)[1:]:
-        typer.echo(f"# on demand ({spec.on_demand}): the same at {spec.on_demand_infra}")
+        typer.echo(first_task(spec, each), nl=False)
 
 
 def show_plan(planned: JobPlan) -> None:

@@ -29,8 +29,8 @@ from spotguard.control.journal.journal import Journal
 from spotguard.errors import UsageError
 from spotguard.events import keys
 from spotguard.shared.steady_clock import CLOCK_FILE, clock_kept_at
+from spotguard.shared.typo_guess import nearest
 from spotguard.spec.home_folder import spotguard_home
-from spotguard.spec.typo_guess import nearest
 from spotguard.storage.urls import split_last, whole_url
 
 if TYPE_CHECKING:
@@ -131,12 +131,17 @@ class RunFolder:
         """Return whether a living controller looks after the run."""
         return self.controller_pid() is not None
 
-    def control(self, *, patience_s: float) -> AbstractContextManager[bool]:
+    def control(self, *, patience_s: float, says_who: bool = True) -> AbstractContextManager[bool]:
         """Hold the controller's lock inside the block; yields False if another one keeps it.
 
         The patience is for a predecessor that is about to leave, and for commands that look.
+        Without `says_who` nobody hears which process it is until `say_who_controls`.
         """
-        return lock_held(self.lock_path, patience_s=patience_s)
+        return lock_held(self.lock_path, patience_s=patience_s, says_who=says_who)
+
+    def say_who_controls(self) -> None:
+        """Say that this process, which holds the controller's lock, looks after the run."""
+        self.lock_path.write_text(str(os.getpid()))
 
 
 def lock_holder(path: Path) -> int | None:
@@ -158,16 +163,24 @@ def lock_holder(path: Path) -> int | None:
 
 
 @contextmanager
-def lock_held(path: Path, *, patience_s: float) -> Iterator[bool]:
-    """Hold a lock file, with this process's id in it; yields False if another one keeps it."""
+def lock_held(path: Path, *, patience_s: float, says_who: bool = True) -> Iterator[bool]:
+    """Hold a lock file; yields False if another one keeps it.
+
+    This process's id is in it from the beginning if it `says_who`, and goes before the lock does:
+    who holds the lock next, and has not said it, is not taken for this one.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if not _flock(descriptor, patience_s) or not _is_at(descriptor, path):
             yield False
             return
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-        yield True
+        if says_who:
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        try:
+            yield True
+        finally:
+            os.ftruncate(descriptor, 0)
     finally:
         os.close(descriptor)
 

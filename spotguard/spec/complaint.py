@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from spotguard.errors import SpecError
+from spotguard.shared.typo_guess import did_you_mean
 from spotguard.spec.setting import Setting
-from spotguard.spec.typo_guess import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
 from spotguard.errors import SpecError
-from spotguard.spec.typo_guess import nearest
+from spotguard.shared.typo_guess import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from spotguard.errors import SpecError
 from spotguard.shared.paths import expanded
+from spotguard.shared.typo_guess import did_you_mean
 from spotguard.spec.model.own_template import is_own_template
 from spotguard.spec.setting import VARIABLES_FOR_USERS
 from spotguard.spec.setting_catalogue import OTHER_VARIABLES, PREFIX, TABLES, by_variable, catalogue
-from spotguard.spec.typo_guess import did_you_mean
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ import yaml
 
 import spotguard
 from spotguard.errors import EnvironmentFailure, SpecError
-from spotguard.spec.typo_guess import did_you_mean
+from spotguard.shared.typo_guess import did_you_mean
 
 BASE = "base"
 """The template that all others are put on top of."""

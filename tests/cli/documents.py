@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from spotguard.api import doctor, launching
 from spotguard.checkpoint.shard import shard_file, write_shard
-from spotguard.cli import up
 from spotguard.cli.main import main
 from spotguard.control import api
 from spotguard.control.checkpoints import find
 from spotguard.control.checkpoints.find import OpenedRun
 from spotguard.control.controller import start
-from spotguard.control.doctor import checks, orphans
+from spotguard.control.doctor import checks
 from spotguard.control.doctor import store as doctor_store
 from spotguard.control.doctor.clouds import Clouds
 from spotguard.control.drill import batch_trial
@@ -291,7 +291,7 @@ def _drills(patch: pytest.MonkeyPatch, script: str) -> list[Any]:
     )
     printed = []
     for report in reports:
-        patch.setattr(drill, "run_drill", lambda *_, report=report: report)
+        patch.setattr(doctor, "run_drill", lambda *_, report=report: report)
         printed += _printed("drill", script, codes=(0, 10))
     return printed
 
@@ -319,7 +319,7 @@ def _of_plans(patch: pytest.MonkeyPatch, home: Path) -> Iterator[tuple[str, list
     patch.setenv("SPOTGUARD_PHASES", "[{ until_step = 5 }, { nodes = 2, price = 0.5 }]")
     yield "plan", _printed("plan", script)
     patch.delenv("SPOTGUARD_PHASES")
-    patch.setattr(up, "survey", lambda spec: found)
+    patch.setattr(launching, "survey", lambda spec, tell: found)
     yield "plan", _printed("plan", script, "--infra", "aws", "--gpus", "B300")
     patch.setattr(api, "plan_forecast", lambda spec, found: FORETOLD)
     yield "plan", _printed("plan", script, "--start-at", "2030-05-01T22:00Z")
@@ -345,7 +345,7 @@ def _of_plans(patch: pytest.MonkeyPatch, home: Path) -> Iterator[tuple[str, list
         emergency_s=20.2,
         notice_s=120.0,
     )
-    patch.setattr(up, "_known_smoke", lambda spec: smoke)
+    patch.setattr(launching, "known_smoke", lambda spec: smoke)
     tried = (
         TriedSize(samples=2, fits=True, peak_bytes=400_000_000, pass_s=0.1),
         TriedSize(samples=62, fits=True, peak_bytes=700_000_000, pass_s=1.0),
@@ -392,7 +392,7 @@ def _of_the_doctor(patch: pytest.MonkeyPatch, home: Path) -> Iterator[tuple[str,
         cluster(home),
         cluster(home, "job-1-2", instance_type=None, price_usd_per_h=None, sky_usd=None),
     ]
-    patch.setattr(orphans, "skypilot_books", lambda: FakeBooks(listed=listed))
+    patch.setattr(doctor, "skypilot_books", lambda: FakeBooks(listed=listed))
     said = Clouds(asked=True, named=("aws",), enabled=("gcp",), disabled={"aws": "no credentials"})
     patch.setattr(checks, "look_at_clouds", lambda places: said)
     yield "doctor", _printed("doctor", codes=(3,))

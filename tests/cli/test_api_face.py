@@ -1,15 +1,20 @@
-"""The public names: the documented example works, and the commands use no others for the same."""
+"""The public names: the documented examples work, and loading them costs next to nothing."""
 
 from __future__ import annotations
 
 import ast
+import importlib
+import pkgutil
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spotguard import api
 from spotguard.control.controller import start
 from spotguard.control.journal.record import Kind
+from tests.control.run_folders import make_run
 
 if TYPE_CHECKING:
     import pytest
@@ -18,12 +23,9 @@ if TYPE_CHECKING:
     from tests.cli.fake_control import FakeControl
 
 ROOT = Path(__file__).parents[2]
-_BEHIND = {
-    *("view", "history", "logs", "request_stop", "request_down", "resume"),
-    *("create_run", "start_controller", "list_runs", "list_stored_runs"),
-}
-_SWEEPS = "spotguard.control.sweep.commands"
-"""What `spotguard.api` has under its own names."""
+RUN = "job-261125-101500-0c1f"
+PAGE = ROOT / "docs" / "reference" / "api.md"
+MODULES = [module.name for module in pkgutil.iter_modules(api.__path__)]
 
 
 def test_the_documented_example_runs(
@@ -63,39 +65,61 @@ def _be_done(folder: RunFolder) -> None:
         journal.append(Kind.SETTLED.value, at=folder.clock().now(), data=data)
 
 
-def test_commands_use_the_public_names() -> None:
-    """So a program can do what a person can, and both find the same errors."""
-    folder = ROOT / "spotguard" / "cli"
-    wrong = []
-    for path in folder.rglob("*.py"):
-        tree = ast.parse(path.read_text())
-        inner = {
-            alias.asname or alias.name
-            for node in ast.walk(tree)
-            if isinstance(node, ast.ImportFrom) and node.module == "spotguard.control"
-            for alias in node.names
-        }
-        wrong += [
-            f"{path.stem}:{node.lineno} {ast.unparse(node)}"
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Attribute)
-            and node.attr in _BEHIND
-            and ast.unparse(node.value) in inner
-        ]
-        wrong += [
-            f"{path.stem}:{node.lineno} imports {_SWEEPS}"
-            for node in ast.walk(tree)
-            if isinstance(node, ast.ImportFrom)
-            and _SWEEPS in (node.module, *(f"{node.module}.{each.name}" for each in node.names))
-        ]
-    assert not wrong
+def _examples() -> list[str]:
+    examples: list[str] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    return examples
+
+
+def test_the_page_of_the_names_has_examples_that_run(
+    home: Path,
+    script: str,
+    quick_doctor: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As they stand there, on a run that this machine knows: each says what the page says."""
+    make_run(home, RUN, settled=True)
+    Path(script).rename(Path(script).with_name("train.py"))
+    monkeypatch.chdir(Path(script).parent)
+    plan, run, rest = _examples()
+    exec(plan, {})
+    assert capsys.readouterr().out.startswith("local ")
+    exec(run, {})
+    said = capsys.readouterr().out
+    assert said.startswith(f"{RUN} file://{home / 'store'}/{RUN} 0\n")
+    assert RUN in said.splitlines()[-1], "it has no node to run a command on"
+    exec(rest, {})
+    said = capsys.readouterr().out
+    assert "gpus V100:1" in said
+    assert "<!doctype html>" in said.lower()
+
+
+def test_the_examples_name_each_module() -> None:
+    """So whoever looks for one finds its use, or its names, on that page."""
+    page = PAGE.read_text()
+    assert not [name for name in MODULES if f"spotguard.api.{name}" not in page]
 
 
 def test_every_public_name_is_documented_and_typed() -> None:
-    """Each function and method says what it does, and its types."""
-    tree = ast.parse(Path(api.__file__).read_text())
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    assert {"up", "runs", "stop", "status"} <= {node.name for node in functions}
-    for node in functions:
-        assert ast.get_docstring(node), node.name
-        assert node.returns is not None, node.name
+    """Each function and method says what it does, and its types; each listed name is there."""
+    for name in MODULES:
+        module = importlib.import_module(f"spotguard.api.{name}")
+        assert module.__all__ == sorted(module.__all__, key=str.lower)
+        assert all(hasattr(module, each) for each in module.__all__)
+        tree = ast.parse(Path(str(module.__file__)).read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                assert ast.get_docstring(node), f"{name}.{node.name}"
+                assert node.returns is not None, f"{name}.{node.name}"
+    assert {"up", "plan", "runs", "sweep", "Run"} <= set(api.__all__)
+
+
+def test_what_all_commands_load_is_light() -> None:
+    """The names that each command begins with ask for no part of the controller, nor of a cloud."""
+    code = (
+        "import sys; import spotguard.api; heavy = ('pydantic', 'sky', *map('spotguard.'.__add__, "
+        "('control', 'policy', 'launch', 'pages'))); "
+        "print([name for name in sys.modules if name.startswith(heavy)])"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "[]"

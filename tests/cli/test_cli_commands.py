@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from spotguard.api import doctor
 from spotguard.cli.views import formats
 from spotguard.control.drill import batch_trial
-from spotguard.control.drill import run as drill
 from spotguard.control.drill.smoke import run as smoke_run
 from spotguard.control.drill.smoke.run import SmokeOutcome
 from spotguard.control.journal.stored.logs import LogLine
@@ -147,7 +147,7 @@ def test_what_a_script_needs_and_this_machine_lacks_is_told(
     command: str,
 ) -> None:
     """Local nodes install nothing of a PEP 723 block, so the user must, and is told how."""
-    monkeypatch.setattr(drill, "run_drill", lambda *_: 1 / 0)
+    monkeypatch.setattr(doctor, "run_drill", lambda *_: 1 / 0)
     block = (
         '# /// script\n# requires-python = ">=3.99"\n'
         '# dependencies = ["pytest", "no-such-thing>=2", "other; python_version < \'3\'"]\n# ///\n'

@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spotguard.cli.common import AnyRunArgument, YesOption, looked_at_run, named_run
+from spotguard.cli.common import AnyRunArgument, YesOption, controlled, looked_at_run
 from spotguard.cli.terminal.output import confirm, note, say
 from spotguard.errors import UsageError
 
 if TYPE_CHECKING:
-    from spotguard.control.handover.move import Standing
-    from spotguard.launch.base import Offer
+    from spotguard.api.controllers import Standing
+    from spotguard.api.documents import Offer
 
 ControllerOption = Annotated[
     str,
     typer.Option(
         "--controller",
         metavar="WHERE",
-        help="Where the run's controller lives: local; or on a small node of its own: vm, slurm.",
+        help="Where the run's controller lives: local; or on a small node of its own: vm, slurm, "
+        "kubernetes.",
         rich_help_panel="Money and time",
     ),
 ]
 WhereArgument = Annotated[
     str,
     typer.Argument(
-        metavar="WHERE", help="`vm` or `slurm` for a small node of its own, `local` for here."
+        metavar="WHERE",
+        help="`vm`, `slurm` or `kubernetes` for a small node of its own, `local` for here.",
     ),
 ]
 RunAnywhere = Annotated[
@@ -41,17 +42,16 @@ RunAnywhere = Annotated[
 
 def status(run: AnyRunArgument = None) -> None:
     """Tell who controls a run, on which node, and what that has cost."""
-    from spotguard.control import api
-    from spotguard.control.handover.move import standing
+    from spotguard.api.controllers import where_is
+    from spotguard.api.run import Run
 
-    found = api.find_any_run(run)
-    for line in words(standing(api.place_of(found), time.time()), time.time()):
+    for line in words(where_is(Run.find(run)), time.time()):
         say(line)
 
 
 def words(seen: Standing, now: float) -> list[str]:
     """Return where a run's controller is, and the way on where nobody has it."""
-    from spotguard.control.journal.cost import node_usd
+    from spotguard.api.controllers import node_usd
     from spotguard.shared.units import format_duration, format_usd
 
     held = "is" if seen.lives else "was last"
@@ -80,42 +80,27 @@ def move(run: RunAnywhere, where: WhereArgument, *, yes: YesOption = False) -> N
 
     Broken off anywhere, repeat it.
     """
-    from spotguard.control import api
-    from spotguard.control.handover.move import bring_back
-    from spotguard.control.handover.node import LOCAL, check_where
-    from spotguard.shared.units import SystemClock
+    from spotguard.api import controllers
+    from spotguard.api.run import Run
 
-    check_where(where)
-    found = api.find_any_run(run)
-    if where == LOCAL and not api.is_place(found):
-        say(f"nothing to do: the controller of {named_run(found)} is on this machine")
+    controllers.check_where(where)
+    found = Run.find(run)
+    if where == controllers.LOCAL and not found.in_store:
+        say(f"nothing to do: the controller of {controlled(found).name} is on this machine")
         return
-    if where == LOCAL:
-        place = api.place_of(found)
-        bring_back(place, SystemClock(), note)
-        run_id = api.adopt(place, note)
-        say(f"the controller of {run_id} is on this machine")
+    if where == controllers.LOCAL:
+        say(f"the controller of {controllers.bring_here(found, note).name} is on this machine")
         return
-    if api.is_place(found):
+    if found.in_store:
         raise UsageError(
-            f"{found} is not this machine's to move.",
-            hint=f"bring it here first: spotguard controller move {found} local",
+            f"{found.name} is not this machine's to move.",
+            hint=f"bring it here first: spotguard controller move {found.name} local",
         )
-    run_id = named_run(found)
-    offer = node_offer(run_id, where)
+    offer = controllers.node_for(controlled(found), where)
     if not yes:
-        confirm(f"Move the controller of {run_id} to {offer_words(offer)}?", refused="it stays")
-    say(f"the controller of {run_id} is on its own node: {moved(run_id)}")
-
-
-def node_offer(run_id: str, where: str) -> Offer:
-    """Return the node that the controller of a run of this machine would have there."""
-    from spotguard.control import api
-    from spotguard.control.handover.node import cheapest, check_job
-
-    job = api.job_of(run_id)
-    check_job(job, where)
-    return cheapest(job)
+        confirm(f"Move the controller of {found.name} to {offer_words(offer)}?", refused="it stays")
+    moved = controllers.move_away(found, note)
+    say(f"the controller of {found.name} is on its own node: {moved.name}")
 
 
 def offer_words(offer: Offer) -> str:
@@ -130,26 +115,14 @@ def offer_words(offer: Offer) -> str:
     return f"a node of its own ({where}{market}, {cost}, counted in the budget)"
 
 
-def moved(run_id: str) -> str:
-    """Move the controller of a run to a node of its own; return the run's place."""
-    from spotguard.control.handover.move import Mover
-    from spotguard.control.handover.node import sky_host
-    from spotguard.control.run_folder import folder_of
-
-    return Mover(folder_of(run_id), sky_host(), note).move()
-
-
 def down(run: AnyRunArgument = None) -> None:
     """End the node that a run's controller had for itself.
 
     It ends by itself a few minutes after the run came to rest; this does not wait for that.
     """
-    from spotguard.control import api
-    from spotguard.control.handover.move import end_node
-    from spotguard.control.handover.node import sky_host
-    from spotguard.shared.units import SystemClock
+    from spotguard.api.controllers import end_own_node
 
-    end_node(api.place_of(looked_at_run(run)), sky_host(), SystemClock(), note)
+    end_own_node(looked_at_run(run), note)
     say("its end is asked for")
 
 
@@ -176,13 +149,8 @@ def serve(
     """
     from pathlib import Path
 
-    from spotguard.control import api
-    from spotguard.control.handover.not_in_store import read_private
-    from spotguard.control.handover.serve import Service
+    from spotguard.api import controllers
 
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
-    carried = None
-    if private is not None:
-        carried = read_private(Path(private))
-        os.environ.update(carried.env)
-    Service(url, api, number=node, price_usd_per_h=price, private=carried).run()
+    kept = None if private is None else Path(private)
+    controllers.serve(url, node=node, price_usd_per_h=price, private=kept)

@@ -8,10 +8,9 @@ import typer
 
 from spotguard.cli.common import JsonOption
 from spotguard.cli.terminal.output import console, note, print_json, say
-from spotguard.errors import UsageError
 
 if TYPE_CHECKING:
-    from spotguard.control.status.market import MarketDocument
+    from spotguard.api.market import MarketDocument
 
 
 def show(*, as_json: JsonOption = False) -> None:
@@ -20,11 +19,9 @@ def show(*, as_json: JsonOption = False) -> None:
     It is kept in market.jsonl in spotguard's home and never leaves this machine; `learn_market =
     false` keeps nothing.
     """
-    from spotguard.control.journal.market_log import market_path, read_market
-    from spotguard.control.status.market import market_document
+    from spotguard.api import market
 
-    path = market_path()
-    made = market_document(str(path), read_market(path))
+    made = market.show()
     if as_json:
         print_json(made.to_json())
     else:
@@ -50,32 +47,13 @@ def refresh(
 
     With --region and --instance-type for others, too.
     """
-    from spotguard.control.journal.market_log import market_path, note_market, read_market
-    from spotguard.control.status.market import market_document, refreshed
+    from spotguard.api import market
 
-    if bool(region) != bool(instance_type):
-        raise UsageError("--region and --instance-type belong together")
-    path = market_path()
-    known = read_market(path)
-    if not region and not any(each.place.startswith("aws/") for each in known):
-        raise UsageError(
-            "no run of this machine has asked AWS for spot nodes yet",
-            hint="name places: --region us-east-1 --instance-type p4d.24xlarge",
-        )
-    new = refreshed(
-        known,
-        regions=region or (),
-        instance_types=instance_type or (),
-        days=days,
-        now=time.time(),
-        tell=note,
-    )
-    note_market(path, new)
-    made = market_document(str(path), read_market(path))
+    new, made = market.refresh(region or (), instance_type or (), days=days, tell=note)
     if as_json:
         print_json(made.to_json())
         return
-    say(f"{len(new)} new prices")
+    say(f"{new} new prices")
     _show(made)
 
 

@@ -16,11 +16,9 @@ from spotguard.shared.json_documents import document
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from spotguard.api import Sweep
-    from spotguard.control.sweep.sweep_request import SweepPlan
-    from spotguard.control.sweep.table import SweepDocument, SweepPoint
-    from spotguard.launch.base import Survey
-    from spotguard.spec.model import JobSpec
+    from spotguard.api.documents import Survey, SweepDocument, SweepPlan, SweepPoint
+    from spotguard.api.settings import JobSpec
+    from spotguard.api.sweeps import Sweep
 
 DEFAULT_PARALLEL = 4
 _PANEL = "A sweep"
@@ -100,8 +98,8 @@ def plan_of_sweep(
         if given:
             raise UsageError(f"{given[0]} is of a sweep, and there is no --sweep")
         return None
-    from spotguard.control.sweep.sweep_request import SweepPlan
-    from spotguard.spec.model.sweep import points_of
+    from spotguard.api.documents import SweepPlan
+    from spotguard.api.settings import points_of
 
     return SweepPlan(
         points=tuple(points_of(points)),
@@ -131,7 +129,7 @@ def begin_sweep(
     as_json: bool,
 ) -> None:
     """Tell what the sweep is, ask, begin it, and follow it unless it is to be left."""
-    from spotguard import api
+    from spotguard.api.sweeps import start_sweep
 
     if not as_json:
         say(_plan_words(spec, plan))
@@ -140,7 +138,7 @@ def begin_sweep(
     before = signal.getsignal(signal.SIGHUP)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a terminal that closes leaves no half of it
     try:
-        begun = api.start_sweep(spec, plan, found)
+        begun = start_sweep(spec, plan, found)
     except KeyboardInterrupt:
         note("\nsome of its runs may have begun: `spotguard sweep` goes on, with --stop it ends")
         raise
@@ -199,14 +197,13 @@ def sweep(
     as_json: JsonOption = False,
 ) -> None:
     """Tell how each point of a sweep stands, or why it ended, and which is the best."""
-    from spotguard import api
-    from spotguard.control.api import is_place
+    from spotguard.api.sweeps import Sweep
 
-    known = api.Sweep.find(wanted)
+    known = Sweep.find(wanted)
     if stop + down + (budget is not None) > 1:
         raise UsageError("--stop, --down and --budget exclude each other")
     if stop or down:
-        if down and not (yes or is_place(known.name)):
+        if down and not (yes or known.in_store):
             confirm(f"Release the nodes of all runs of {known.name} unsaved?", refused="no change")
         count = known.stop() if stop else known.down()
         note(f"{known.name}: {count} runs asked to {'save and stop' if stop else 'end'}")
@@ -220,7 +217,7 @@ def sweep(
     if as_json:
         print_json(document(told))
     else:
-        show_sweep(told, at=known.name)
+        show_sweep(told, known)
 
 
 def _raise_budget(known: "Sweep", budget: str) -> None:
@@ -235,8 +232,6 @@ def _raise_budget(known: "Sweep", budget: str) -> None:
 
 def follow_sweep(known: "Sweep", *, as_json: bool) -> None:
     """Follow a sweep until all its points have ended, and exit with its code; Ctrl-C leaves."""
-    from spotguard.storage.urls import is_folder
-
     watch, seen = known.watch(), dict[int, tuple[str, str]]()
     repaired_at = time.monotonic()
     try:
@@ -246,7 +241,7 @@ def follow_sweep(known: "Sweep", *, as_json: bool) -> None:
                 _tell_news(told.points, seen)
             if told.settled:
                 break
-            time.sleep(_LOOK_EVERY_S if is_folder(told.store) else _LOOK_AT_BUCKET_EVERY_S)
+            time.sleep(_LOOK_EVERY_S if told.in_folder else _LOOK_AT_BUCKET_EVERY_S)
             if time.monotonic() - repaired_at > _REPAIR_EVERY_S:
                 known.go_on()
                 repaired_at = time.monotonic()
@@ -256,13 +251,11 @@ def follow_sweep(known: "Sweep", *, as_json: bool) -> None:
     if as_json:
         print_json(document(told))
     else:
-        show_sweep(told, at=known.name)
+        show_sweep(told, known)
     raise typer.Exit(exit_code(told.points))
 
 
 def _tell_news(points: "Sequence[SweepPoint]", seen: dict[int, tuple[str, str]]) -> None:
-    from spotguard.spec.model.sweep import in_words
-
     for point in points:
         if point.state is None:
             continue
@@ -271,7 +264,7 @@ def _tell_news(points: "Sequence[SweepPoint]", seen: dict[int, tuple[str, str]])
         if seen.get(point.number) != (label := _label(point), ended):
             seen[point.number] = label, ended
             why = f" {ended}" if point.pruned else f": {ended}" if ended else ""
-            say(f"{point.number:02d} {in_words(point.arguments)} {label}{why}")
+            say(f"{point.number:02d} {point.words} {label}{why}")
 
 
 def exit_code(points: "Sequence[SweepPoint]") -> int:
@@ -280,19 +273,17 @@ def exit_code(points: "Sequence[SweepPoint]") -> int:
     return next((Detached.exit_code if code is None else code for code in unwanted), 0)
 
 
-def show_sweep(told: "SweepDocument", *, at: str) -> None:
-    """Print the table of a sweep, and which point is the best; `at` is what names the sweep."""
+def show_sweep(told: "SweepDocument", known: "Sweep") -> None:
+    """Print the table of a sweep, and which point is the best."""
     from spotguard.cli.views import formats
     from spotguard.cli.views.lists import sweep_table
-    from spotguard.control.api import is_place
-    from spotguard.storage.urls import below
 
     console().print(sweep_table(told))
     played = " (demo prices)" if told.demo_prices else ""
     say(f"{formats.usd(told.spent_usd)} of {formats.usd(told.budget_usd)} spent{played}")
     best = next((point for point in told.points if point.run_id == told.best), None)
     if best is not None:
-        run = below(told.store, best.run_id) if is_place(at) else best.run_id
+        run = known.run_of(best).name
         value = f"{told.metric} {formats.value(best.value)}"
         say(f"best: {best.run_id}, {value}, saved at step {best.saved_step}")
         say(f"to prove that save: spotguard checkpoints verify {run}")

@@ -11,8 +11,7 @@ from spotguard.errors import SpecError, UsageError
 from spotguard.shared.json_documents import document
 
 if TYPE_CHECKING:
-    from spotguard.control.journal.team.membership import TeamDocument
-    from spotguard.spec.model import TeamCap
+    from spotguard.api.team import TeamCap, TeamDocument
 
 _NONE = "none"
 
@@ -45,16 +44,16 @@ def team(
     as_json: JsonOption = False,
 ) -> None:
     """Tell what the runs of a store may cost together, what they spent, and who waits for money."""
-    from spotguard.control.journal.team import membership
+    from spotguard.api import team
 
     if budget is not None and give_back is not None:
         raise UsageError("--budget and --give-back exclude each other")
     if budget is not None:
-        shown = membership.set_cap(store, _cap(budget))
+        shown = team.set_cap(store, _cap(budget))
     elif give_back is not None:
-        shown = membership.give_back(store, give_back)
+        shown = team.give_back(store, give_back)
     else:
-        shown = membership.look(store)
+        shown = team.look(store)
     if as_json:
         print_json(document(shown))
     else:
@@ -62,8 +61,7 @@ def team(
 
 
 def _cap(text: str) -> "TeamCap | None":
-    from spotguard.spec.model import TeamCap
-    from spotguard.spec.model.team import TEAM_BUDGET
+    from spotguard.api.team import TEAM_BUDGET, TeamCap
 
     if text.strip().lower() == _NONE:
         return None
@@ -77,9 +75,9 @@ def _cap(text: str) -> "TeamCap | None":
 def _show(shown: "TeamDocument") -> None:
     from rich.text import Text
 
+    from spotguard.api.team import in_words
     from spotguard.cli.views import formats
     from spotguard.cli.views.lists import plain_table
-    from spotguard.control.journal.team.books import in_words
     from spotguard.shared.units import format_usd
 
     if shown.budget_usd is None:

@@ -13,7 +13,7 @@ from spotguard.cli.views import formats
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from spotguard.control.status.view import AttemptView
+    from spotguard.api.documents import AttemptView
 
 NARROW = 76
 """Below this many columns a row no longer fits; each attempt becomes a short paragraph."""

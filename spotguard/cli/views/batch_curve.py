@@ -14,7 +14,7 @@ from spotguard.shared.units import format_bytes
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from spotguard.policy.plan.batch_curve import BatchCurve, TriedSize
+    from spotguard.api.documents import BatchCurve, TriedSize
 
 
 def curve_screen(curve: BatchCurve) -> RenderableType:

@@ -9,12 +9,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from spotguard.checkpoint.lineage import CheckpointRef
+from spotguard.api.checkpoints import CheckpointRef, Validity, short_name
 from spotguard.cli.terminal.output import clean
 from spotguard.cli.views import formats
 from spotguard.cli.views.lists import plain_table
-from spotguard.control.checkpoints.commands import Validity
-from spotguard.control.checkpoints.find import short_name
 from spotguard.shared.units import format_bytes
 
 if TYPE_CHECKING:
@@ -22,9 +20,14 @@ if TYPE_CHECKING:
 
     from rich.table import Column
 
-    from spotguard.control.checkpoints.archive import Archivable
-    from spotguard.control.checkpoints.commands import CheckpointRow, Pruned, Verified
-    from spotguard.control.checkpoints.detail import CheckpointDetail, TensorRow
+    from spotguard.api.checkpoints import (
+        Archivable,
+        CheckpointDetail,
+        CheckpointRow,
+        Pruned,
+        TensorRow,
+        Verified,
+    )
 
 _OUTSIDE = (
     "counts: no = outside the run's history, written after a later attempt had taken over; "

@@ -8,29 +8,28 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from spotguard.control.status.words import DASH as DASH
-from spotguard.control.status.words import DEMO as DEMO
-from spotguard.control.status.words import cluster as cluster
-from spotguard.control.status.words import co2e as co2e
-from spotguard.control.status.words import energy as energy
-from spotguard.control.status.words import fraction as fraction
-from spotguard.control.status.words import last_save as last_save
-from spotguard.control.status.words import machines as machines
-from spotguard.control.status.words import pace as pace
-from spotguard.control.status.words import percent as percent
-from spotguard.control.status.words import place as place
-from spotguard.control.status.words import rate as rate
-from spotguard.control.status.words import saved_money as saved_money
-from spotguard.control.status.words import seconds as seconds
-from spotguard.control.status.words import steps_done as steps_done
-from spotguard.control.status.words import steps_span as steps_span
-from spotguard.control.status.words import why as why
-from spotguard.events.states import EndReason, RunState
+from spotguard.api.states import EndReason, RunState
+from spotguard.api.words import DASH as DASH
+from spotguard.api.words import DEMO as DEMO
+from spotguard.api.words import cluster as cluster
+from spotguard.api.words import co2e as co2e
+from spotguard.api.words import energy as energy
+from spotguard.api.words import fraction as fraction
+from spotguard.api.words import last_save as last_save
+from spotguard.api.words import machines as machines
+from spotguard.api.words import pace as pace
+from spotguard.api.words import percent as percent
+from spotguard.api.words import place as place
+from spotguard.api.words import rate as rate
+from spotguard.api.words import saved_money as saved_money
+from spotguard.api.words import seconds as seconds
+from spotguard.api.words import steps_done as steps_done
+from spotguard.api.words import steps_span as steps_span
+from spotguard.api.words import why as why
 from spotguard.shared.units import format_duration, format_usd
 
 if TYPE_CHECKING:
-    from spotguard.control.status.view import RunView
-    from spotguard.policy.plan.forecast import CostForecast
+    from spotguard.api.documents import CostForecast, RunView
 
 WIDEST = 100
 """Columns beyond which a panel does not grow."""

@@ -13,7 +13,7 @@ from spotguard.cli.views import formats
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from spotguard.control.status.view import HistoryLine, RunView
+    from spotguard.api.documents import HistoryLine, RunView
 
 
 _COLUMNS = "{:8} {:>3} {:>12}  {}"

@@ -10,19 +10,14 @@ from rich.text import Text
 
 from spotguard.cli.terminal.output import clean
 from spotguard.cli.views import formats
-from spotguard.control.doctor.store_trial import NOTICES_S
 from spotguard.shared.units import format_bytes, format_duration
-from spotguard.spec.model.sweep import in_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from spotguard.control.doctor.checks import DoctorReport
-    from spotguard.control.doctor.store_trial import SaveTime
-    from spotguard.control.drill.report import DrillReport
-    from spotguard.control.status.view import RunSummary
-    from spotguard.control.sweep.table import SweepDocument
-    from spotguard.spec.sources import ConfigValue
+    from spotguard.api.doctor import DoctorReport, DrillReport, SaveTime
+    from spotguard.api.documents import RunSummary, SweepDocument
+    from spotguard.api.settings import ConfigValue
 
 
 def plain_table(*columns: str) -> Table:
@@ -90,7 +85,7 @@ def sweep_table(told: SweepDocument) -> Table:
         known = f"{point.step}/{point.total_steps or '?'}" if point.step is not None else ""
         table.add_row(
             f"{point.number:02d}",
-            clean(in_words(point.arguments)),
+            clean(point.words),
             state,
             known,
             formats.value(point.value) if named else "",
@@ -153,6 +148,8 @@ def _saves_table(saves: Sequence[SaveTime]) -> Iterator[RenderableType]:
     """Yield how long emergency saves would take, and whether each cloud's notice is enough."""
     if not saves:
         return
+    from spotguard.api.doctor import NOTICES_S
+
     clouds = [f"{cloud} {format_duration(notice)}" for cloud, notice in NOTICES_S.items()]
     table = plain_table("emergency save", "from here", *clouds)
     for column in table.columns[:2]:

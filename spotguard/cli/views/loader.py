@@ -14,7 +14,7 @@ from spotguard.cli.views.lists import plain_table
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from spotguard.control.drill.loader_trial import LoaderReport, TriedWorkers
+    from spotguard.api.doctor import LoaderReport, TriedWorkers
 
 
 def loader_screen(found: LoaderReport) -> RenderableType:

@@ -13,7 +13,7 @@ from spotguard.cli.views import formats
 from spotguard.shared.units import format_duration
 
 if TYPE_CHECKING:
-    from spotguard.control.status.market import MarketDocument, SeenPlace
+    from spotguard.api.market import MarketDocument, SeenPlace
 
 
 def market_screen(made: MarketDocument, *, now: float) -> RenderableType:

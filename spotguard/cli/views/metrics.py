@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from spotguard.api.words import mean_of, metric, of_all, share_of_step
 from spotguard.cli.views import formats
-from spotguard.control.status.bottlenecks import mean_of, of_all, share_of_step
-from spotguard.events import metric
 from spotguard.shared.units import format_bytes, format_duration
 
 if TYPE_CHECKING:

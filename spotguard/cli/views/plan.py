@@ -15,14 +15,13 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from spotguard.api.states import Market
 from spotguard.cli.terminal.output import clean
 from spotguard.cli.views import formats
-from spotguard.events.states import Market
 from spotguard.shared.units import format_bytes, format_duration, format_usd, to_iso
 
 if TYPE_CHECKING:
-    from spotguard.policy.plan.job import Candidate, JobPlan, Rung
-    from spotguard.policy.plan.smoke import Smoke
+    from spotguard.api.documents import Candidate, JobPlan, Rung, Smoke
 
 
 _MOST_PLACES = 6

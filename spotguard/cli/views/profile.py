@@ -12,7 +12,7 @@ from spotguard.cli.views import formats
 from spotguard.cli.views.formats import short_time
 
 if TYPE_CHECKING:
-    from spotguard.control.report.profile.document import ProfiledCost, ProfileDocument
+    from spotguard.api.documents import ProfiledCost, ProfileDocument
 
 _MOST_WIDTH = 100
 _INDENT = " " * 9

@@ -14,7 +14,7 @@ from spotguard.cli.views.attempts import NARROW, with_word_on_hidden
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from spotguard.control.status.recovery import Recovery
+    from spotguard.api.documents import Recovery
 
 NEWEST = 5
 """So many are shown; `status --json` has all."""

@@ -11,18 +11,18 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from spotguard.api.states import RunState
 from spotguard.cli.terminal.output import clean
 from spotguard.cli.views import formats, metrics
 from spotguard.cli.views.attempts import attempts
 from spotguard.cli.views.history_table import happenings_table
 from spotguard.cli.views.recoveries import recoveries
-from spotguard.events.states import RunState
 from spotguard.shared.units import format_usd
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from spotguard.control.status.view import HistoryLine, RunView
+    from spotguard.api.documents import HistoryLine, RunView
 
 TRACEBACK_LINES = 15
 _BAR = 16

@@ -12,7 +12,7 @@ from spotguard.cli.terminal.output import clean
 from spotguard.shared.units import format_duration, format_usd
 
 if TYPE_CHECKING:
-    from spotguard.policy.simulation.report import SimulatedPolicy, Simulation
+    from spotguard.api.simulation import SimulatedPolicy, Simulation
 
 
 def simulation_screen(made: Simulation) -> RenderableType:

@@ -21,7 +21,7 @@ from spotguard.control.checkpoints.module_state import is_module, module_tensors
 from spotguard.control.checkpoints.new_file import new_file, write_at
 from spotguard.errors import DamagedCheckpoint, UsageError
 from spotguard.events import keys
-from spotguard.spec.typo_guess import did_you_mean
+from spotguard.shared.typo_guess import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

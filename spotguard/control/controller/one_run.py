@@ -65,12 +65,14 @@ def control(folder: RunFolder, rest: Rest) -> None:
     Raises:
         LetGo: somebody else is to look after the run. It is left as it is, and free.
     """
-    with folder.control(patience_s=_PREDECESSOR_PATIENCE_S) as in_control:
+    with folder.control(patience_s=_PREDECESSOR_PATIENCE_S, says_who=False) as in_control:
         if not in_control:
             log.info("another controller is in control")
             return
         with folder.journal() as journal:
-            taken = _take(journal, folder, rest)
+            ledger = Ledger(journal, folder.clock())
+            folder.say_who_controls()  # who waits for it goes on now: the journal can be read
+            taken = _take(ledger, folder, rest)
             if taken is None:
                 return
             store, lease = taken
@@ -155,7 +157,7 @@ def _news(record: RunRecord, store: ObjectStore, launcher: Launcher) -> Iterator
             yield from launcher.files_of(attempt.cluster)
 
 
-def _take(journal: Journal, folder: RunFolder, rest: Rest) -> tuple[ObjectStore, Lease] | None:
+def _take(ledger: Ledger, folder: RunFolder, rest: Rest) -> tuple[ObjectStore, Lease] | None:
     """Return the run's store and the hold on the run, once that store can be read and written.
 
     Who ended instead would be restarted by the next command that looks, again and again, and
@@ -164,8 +166,6 @@ def _take(journal: Journal, folder: RunFolder, rest: Rest) -> tuple[ObjectStore,
     Raises:
         UsageError: another controller of this machine has the run.
     """
-    clock = folder.clock()
-    ledger = Ledger(journal, clock)
     while True:
         try:
             store = _shared_store(ledger.record.store_root, ledger.record.run_id)
@@ -222,6 +222,7 @@ def launcher_for(spec: JobSpec, run_dir: Path, *, regions: Sequence[str] = ()) -
 
 def _sky_launcher(spec: JobSpec, run_dir: Path, regions: Sequence[str]) -> Launcher:
     from spotguard.control.supervisor.skypilot_request import find_offers, machine_for, task_for
+    from spotguard.launch.skypilot.kubernetes_strays import KubernetesStrays, contexts_of
     from spotguard.launch.skypilot.launcher import SkyPilotLauncher
     from spotguard.launch.skypilot.prices import Place
     from spotguard.launch.skypilot.sdk import SkySdk
@@ -241,9 +242,15 @@ def _sky_launcher(spec: JobSpec, run_dir: Path, regions: Sequence[str]) -> Launc
     def slurm_clusters() -> list[str]:
         return slurm_clusters_of([*named, *_offers_that_live(run_dir)])
 
+    def contexts() -> list[str]:
+        return contexts_of([*named, *_offers_that_live(run_dir)])
+
     infras = {place.infra for place in named}
+    # Without a context SkyPilot tries all that it is allowed, and nobody could ask all of them.
+    is_named = all(place.region for place in named if place.infra == "kubernetes")
     lists: list[Strays] = [Ec2Strays(where_nodes_may_be)] if "aws" in infras else []
     lists += [SlurmStrays(slurm_clusters)] if "slurm" in infras else []
+    lists += [KubernetesStrays(contexts)] if "kubernetes" in infras and is_named else []
     return SkyPilotLauncher(
         SkySdk(),
         offers=offers,

@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from spotguard.launch.skypilot.strays import Strays
     from spotguard.spec.model import JobSpec
 
-LOCAL, VM, SLURM = "local", "vm", "slurm"
-_NOT_YET = "kubernetes"
-_INFRA = {VM: "aws", SLURM: "slurm"}
+LOCAL, VM, SLURM, KUBERNETES = "local", "vm", "slurm", "kubernetes"
+_INFRA = {VM: "aws", SLURM: "slurm", KUBERNETES: "kubernetes"}
 """Where a job's nodes must be for its controller to live there."""
 _MACHINE = Machine(cpus="2+", memory="4+")
 """SkyPilot's own server takes most of it."""
@@ -50,22 +49,14 @@ def check_where(where: str) -> None:
     """Let pass where a controller can live.
 
     Raises:
-        SpecError: there is no such word, or nobody has seen it work.
+        SpecError: there is no such word.
     """
-    if where == _NOT_YET:
-        raise SpecError(
-            "controller",
-            f"given {where!r}, where spotguard does not launch its controller by itself: no "
-            "cluster was there to try it on",
-            hint="host it there yourself, infra/controller has the manifest; or leave it here: "
-            f"--controller {LOCAL}",
-        )
     if where != LOCAL and where not in _INFRA:
-        raise SpecError("controller", f"given {where!r}; allowed: {LOCAL}, {VM}, {SLURM}")
+        raise SpecError("controller", f"given {where!r}; allowed: {', '.join((LOCAL, *_INFRA))}")
 
 
 def check_job(spec: JobSpec, where: str) -> None:
-    """Let pass a job whose controller can live on a node of its own, in a `VM` or on `SLURM`.
+    """Let pass a job whose controller can live on a node of its own of that kind.
 
     Raises:
         SpecError: its nodes, or its store, are out of that node's reach.
@@ -84,9 +75,9 @@ def check_job(spec: JobSpec, where: str) -> None:
             hint=f"leave it here: --controller {LOCAL}"
             + "".join(f"; or --controller {kind}" for kind in fits if kind != where),
         )
-    if where == SLURM:
-        _check_one_cluster(places)
-    elif "://" not in spec.store or spec.store.startswith("file://"):
+    if where != VM:
+        _check_one_cluster(places, where)
+    if where != SLURM and ("://" not in spec.store or spec.store.startswith("file://")):
         raise SpecError(
             "store", f"given {spec.store!r}, a folder of this machine, which no other one reaches"
         )
@@ -107,27 +98,33 @@ def check_phases(where: str) -> None:
         )
 
 
-def _check_one_cluster(places: Sequence[str]) -> None:
-    """Let pass places on one Slurm cluster, from within which the controller acts."""
-    if len({Place.parse(place).region for place in places}) > 1:
-        raise SpecError(
-            "controller",
-            f"given {SLURM!r}, which needs a job on one Slurm cluster: from a node of one, no "
-            "other is reached",
-            hint="name partitions of one: --infra slurm/CLUSTER/PARTITION",
-        )
+def _check_one_cluster(places: Sequence[str], where: str) -> None:
+    """Let pass places on one cluster, from within which the controller acts."""
+    clusters = {Place.parse(place).region for place in places}
+    if len(clusters) == 1 and (where == SLURM or None not in clusters):
+        return
+    what, name = (
+        ("one Slurm cluster", "partitions of one: --infra slurm/CLUSTER/PARTITION")
+        if where == SLURM
+        else ("one Kubernetes context that is named", "it: --infra kubernetes/CONTEXT")
+    )
+    raise SpecError(
+        "controller",
+        f"given {where!r}, which needs a job on {what}: from a node of one, no other is reached",
+        hint=f"name {name}",
+    )
 
 
 def where_for(spec: JobSpec) -> str:
     """Return on what kind of node a job's controller can live, by where the job is."""
     first = split_places(spec.infra, None)[0].partition("/")[0]
-    return SLURM if first == _INFRA[SLURM] else VM
+    return next((where for where, infra in _INFRA.items() if infra == first), VM)
 
 
 def cheapest(spec: JobSpec) -> Offer:
     """Return the cheapest place for it, among those of the job; takes some seconds.
 
-    On Slurm a partition of the on-demand market, if the job names one.
+    On Slurm and Kubernetes the place of the on-demand market, if the job names one.
 
     Raises:
         SpecError: there is none.
@@ -135,13 +132,13 @@ def cheapest(spec: JobSpec) -> Offer:
     """
     where = where_for(spec)
     check_job(spec, where)
-    named = (where == SLURM and spec.on_demand_infra) or spec.infra
+    named = (where != VM and spec.on_demand_infra) or spec.infra
     places = tuple(map(Place.parse, named.split(",")))
     found = survey(places, _MACHINE, market=Market.ON_DEMAND)
     bought = [offer for offer in found.offers if offer.market is Market.ON_DEMAND]
     if not bought:
         raise SpecError("controller", f"no small node is offered on demand in {spec.infra}")
-    if where == SLURM and bought[0].price_usd_per_h is None:  # SkyPilot's configuration has none
+    if where != VM and bought[0].price_usd_per_h is None:  # SkyPilot's configuration has none
         return replace(bought[0], price_usd_per_h=0.0, on_demand_usd_per_h=0.0)
     return bought[0]
 
@@ -157,21 +154,14 @@ def node_task(
     wheel = build_wheel(spotguard_home() / "wheels")
     task = load_controller_node()
     task["name"] = node.cluster
-    is_slurm = where_for(spec) == SLURM
-    bought = {
-        "infra": infra_of(offer),
-        "use_spot": False,
-        "instance_type": offer.instance_type,
-        "labels": {CLUSTER_TAG: node.cluster, RUN_TAG: run_id},
-    }
-    virtual = {"infra": infra_of(offer), "cpus": _MACHINE.cpus}
-    # A Slurm that does not know its nodes' memory refuses to give so much of it.
-    either = {"ordered": [{**virtual, "memory": _MACHINE.memory}, virtual]}
-    task["resources"] = {**task["resources"], **(either if is_slurm else bought)}
+    where = where_for(spec)
+    labels = {CLUSTER_TAG: node.cluster, RUN_TAG: run_id}
+    task["resources"] |= _resources(offer, where, labels)
     task["envs"] = {
         env.CONTROLLER_RUN: place,
         env.CONTROLLER_NUMBER: str(node.number),
-        "CONTROLLER_SLURM": (offer.region or "") if is_slurm else "",
+        "CONTROLLER_SLURM": (offer.region or "") if where == SLURM else "",
+        "CONTROLLER_KUBERNETES": (offer.region or "") if where == KUBERNETES else "",
         "CONTROLLER_WHEEL": wheel.parent.name,
         "CONTROLLER_REQUIREMENTS": base64.b64encode(_requirements(spec.store).encode()).decode(),
     }
@@ -186,16 +176,31 @@ def node_task(
     return task
 
 
+def _resources(offer: Offer, where: str, labels: dict[str, str]) -> dict[str, Any]:
+    """Return what SkyPilot is asked for: a machine, an allocation or a pod."""
+    infra = infra_of(offer)
+    if where == VM:
+        bought = {"use_spot": False, "instance_type": offer.instance_type}
+        return {"infra": infra, **bought, "labels": labels}
+    virtual = {"infra": infra, "cpus": _MACHINE.cpus}
+    whole = {**virtual, "memory": _MACHINE.memory}
+    if where == KUBERNETES:
+        return {**whole, "labels": labels}
+    # A Slurm that does not know its nodes' memory refuses to give so much of it.
+    return {"ordered": [whole, virtual]}
+
+
 def carried_folders(spec: JobSpec) -> dict[str, str]:
     """Return the job's folders of this machine, and where they lie on its controller's node.
 
-    In a VM by the same path. On Slurm nobody is root: there they are below the user's home.
+    In a VM and in a pod by the same path. On Slurm nobody is root: there they are below the
+    user's home.
     """
     mounted = [each for each in spec.node.file_mounts.values() if "://" not in each]
     folders = dict.fromkeys([spec.workdir, *mounted])
-    if where_for(spec) == VM:
-        return {folder: folder for folder in folders}
-    return {folder: f"{_FOLDERS}/{index}" for index, folder in enumerate(folders)}
+    if where_for(spec) == SLURM:
+        return {folder: f"{_FOLDERS}/{index}" for index, folder in enumerate(folders)}
+    return {folder: folder for folder in folders}
 
 
 def write_private(folder: RunFolder, spec: JobSpec) -> Path:
@@ -264,7 +269,7 @@ class Host(Protocol):
 
 
 class SkyHost:
-    """SkyPilot; and EC2, or Slurm, for the end of a node that another machine had asked for."""
+    """SkyPilot; and EC2, Slurm or Kubernetes, for the end of a node that another machine had."""
 
     def __init__(self, sdk: Sdk, strays: Callable[[str], Strays]) -> None:
         """`strays` looks for such nodes in one place."""
@@ -308,9 +313,12 @@ def sky_host() -> SkyHost:
 
 
 def _strays_at(place: str) -> Strays:
+    from spotguard.launch.skypilot.kubernetes_strays import KubernetesStrays
     from spotguard.launch.skypilot.slurm_strays import SlurmStrays
     from spotguard.launch.skypilot.strays import Ec2Strays
 
     at = Place.parse(place)
     known = [at.region] if at.region else []
+    if at.infra == _INFRA[KUBERNETES]:
+        return KubernetesStrays(lambda: known)
     return SlurmStrays(lambda: known) if at.infra == _INFRA[SLURM] else Ec2Strays(lambda: known)

@@ -32,11 +32,11 @@ from spotguard.events.untrusted import (
     seconds,
     text,
 )
+from spotguard.shared.typo_guess import nearest
 from spotguard.spec.home_folder import spotguard_home
 from spotguard.spec.model import JobSpec, TeamCap
 from spotguard.spec.model.sweep import arguments_of, in_words
 from spotguard.spec.model.team import SWEEP
-from spotguard.spec.typo_guess import nearest
 from spotguard.storage import open_store
 from spotguard.storage.small_objects import get_small
 from spotguard.storage.urls import below, split_last, whole_url

@@ -17,7 +17,9 @@ from spotguard.errors import JournalDamaged, SpotguardError, StoreError, UsageEr
 from spotguard.events.states import RunState
 from spotguard.events.untrusted import Refused
 from spotguard.shared.json_documents import INSTANT
+from spotguard.spec.model.sweep import in_words
 from spotguard.storage import PrefixedStore, open_store
+from spotguard.storage.urls import is_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,6 +59,11 @@ class SweepPoint:
     detail: str = ""
     """What goes on, or why it ended."""
 
+    @property
+    def words(self) -> str:
+        """What it adds to the script's arguments, in words."""
+        return in_words(self.arguments)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SweepDocument:
@@ -87,6 +94,11 @@ class SweepDocument:
     best: str | None
     """The run with the best value of those that finished, else of those that saved; None without
     one."""
+
+    @property
+    def in_folder(self) -> bool:
+        """Whether its store is a folder, at which looking costs nothing."""
+        return is_folder(self.store)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 SkyPilot knows a cluster only where it was launched. Who adopts a run from another machine has no
 such books, so it would take living nodes for gone. On AWS each of our instances has its cluster's
 name as a tag: that is enough to see the nodes and to end them. Slurm is asked in `slurm_strays`,
-other clouds are not.
+Kubernetes in `kubernetes_strays`, other clouds are not.
 """
 
 from __future__ import annotations

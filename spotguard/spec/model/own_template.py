@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from spotguard.errors import SpecError
+from spotguard.shared.typo_guess import did_you_mean
 from spotguard.spec.setting import text
-from spotguard.spec.typo_guess import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

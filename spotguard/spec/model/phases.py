@@ -10,12 +10,12 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from spotguard.events.states import Market  # noqa: TC001 - pydantic reads the annotation
+from spotguard.shared.typo_guess import did_you_mean
 from spotguard.spec.complaint import SaysItAll
 from spotguard.spec.infra import CLOUDS, PLACES, gpu_count, kind_of
 from spotguard.spec.model.tables import Frozen
 from spotguard.spec.nodes import NodeRange  # noqa: TC001 - pydantic reads the annotation
 from spotguard.spec.setting import Whole
-from spotguard.spec.typo_guess import did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib

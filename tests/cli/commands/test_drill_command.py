@@ -57,7 +57,7 @@ class FakeDrill:
 def drill(monkeypatch: pytest.MonkeyPatch) -> FakeDrill:
     """Put a fake in the drill's place."""
     fake = FakeDrill()
-    monkeypatch.setattr("spotguard.control.drill.run.run_drill", fake)
+    monkeypatch.setattr("spotguard.api.doctor.run_drill", fake)
     return fake
 
 
@@ -117,7 +117,7 @@ def test_who_ends_a_drill_ends_what_it_began(
             raise
 
     usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-    monkeypatch.setattr("spotguard.control.drill.run.run_drill", run)
+    monkeypatch.setattr("spotguard.api.doctor.run_drill", run)
     before = signal.signal(number, usual)  # of a suite in the background it may be ignored
     try:
         assert cli("drill", script).code == 130
@@ -136,7 +136,7 @@ def test_a_signal_that_is_ignored_ends_no_drill(
         signal.raise_signal(signal.SIGHUP)
         return drill(*told)
 
-    monkeypatch.setattr("spotguard.control.drill.run.run_drill", run)
+    monkeypatch.setattr("spotguard.api.doctor.run_drill", run)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         assert cli("drill", script).code == 0

@@ -10,7 +10,6 @@ import pytest
 
 from spotguard.control.doctor import checks as doctor
 from spotguard.control.doctor import clouds as doctor_clouds
-from spotguard.control.doctor import orphans
 from spotguard.control.doctor import store as doctor_store
 from spotguard.launch.skypilot.ask_in_subprocess import ask
 from tests.control.doctor.test_orphans import FakeBooks
@@ -113,7 +112,7 @@ def test_a_skypilot_that_is_absent_broken_or_silent_is_a_finding(
 
     books = FakeBooks()
     monkeypatch.setattr(books, "ours", hang)
-    monkeypatch.setattr(orphans, "skypilot_books", lambda: books)
+    monkeypatch.setattr("spotguard.api.doctor.skypilot_books", lambda: books)
     monkeypatch.setattr(doctor_clouds, "ask", impatient)
     said = cli("doctor", "--infra", "aws", "--json")
     assert said.code == code

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spotguard.control.doctor import orphans
 from tests.control.doctor.test_orphans import RUN, FakeBooks, beats, cluster
 from tests.control.run_folders import make_run
 
@@ -27,7 +26,7 @@ def books(home: Path, control: FakeControl, monkeypatch: pytest.MonkeyPatch) -> 
     """A SkyPilot with one orphan."""
     make_run(home, RUN)
     fake = FakeBooks(listed=[cluster(home)])
-    monkeypatch.setattr(orphans, "skypilot_books", lambda: fake)
+    monkeypatch.setattr("spotguard.api.doctor.skypilot_books", lambda: fake)
     return fake
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import threading
 from collections import Counter
@@ -137,6 +138,56 @@ def test_a_run_that_fails_takes_no_other_one_with_it(
     start.start(folder(home, RUNS[1]))
     assert controlled.now[RUNS[1]] == 1
     assert len(begun.begun) == 1
+
+
+def test_a_command_believes_no_controller_that_may_still_find_its_journal_damaged(
+    home: Path, begun: ThreadAsProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock alone says nothing: who looks between it and the journal waits, and hears why.
+
+    The second time, the process that has failed before stands in the same lock file.
+    """
+    looked, over = threading.Event(), threading.Event()
+
+    def damaged(held: RunFolder) -> Any:
+        assert held.is_controlled()
+        looked.clear()
+        while not (looked.wait(0.01) or over.is_set()):
+            pass
+        raise JournalDamaged("it is torn")
+
+    def saw_the_lock(roster: Roster, run_id: str, order: Any) -> bool:
+        if folder(home, run_id).is_controlled():
+            looked.set()
+        return stands(roster, run_id, order)
+
+    stands, leave = Roster.stands, Roster.leave
+    monkeypatch.setattr(Roster, "stands", saw_the_lock)
+    monkeypatch.setattr(Roster, "leave", lambda roster: over.is_set() and leave(roster))
+    monkeypatch.setattr(RunFolder, "journal", damaged)
+    try:
+        for _ in range(2):
+            with pytest.raises(EnvironmentFailure, match="it is torn"):
+                start.start(folder(home, RUNS[0]))
+    finally:
+        over.set()
+        for thread in begun.begun:
+            thread.join()
+    assert len(begun.begun) == 1
+
+
+def test_who_controlled_a_run_is_not_taken_for_who_does(home: Path) -> None:
+    """A lock that is held anew names nobody until its holder does."""
+    held = RunFolder(home / "runs" / RUNS[0])
+    held.path.mkdir(parents=True)
+    with held.control(patience_s=0.0):
+        assert held.controller_pid() == os.getpid()
+    with held.control(patience_s=0.0, says_who=False):
+        assert held.controller_pid() == 0
+        held.say_who_controls()
+        assert held.controller_pid() == os.getpid()
+    assert held.lock_path.read_bytes() == b""
+    assert held.controller_pid() is None
 
 
 def test_a_run_that_is_resumed_while_its_control_ends_is_controlled_again(

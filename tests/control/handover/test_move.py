@@ -95,6 +95,7 @@ def test_what_is_secret_is_in_a_private_file_and_not_in_the_task(homes: Homes) -
         "CONTROLLER_RUN",
         "CONTROLLER_NUMBER",
         "CONTROLLER_SLURM",
+        "CONTROLLER_KUBERNETES",
         "CONTROLLER_WHEEL",
         "CONTROLLER_REQUIREMENTS",
     }

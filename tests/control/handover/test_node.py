@@ -7,6 +7,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from spotguard.control.handover import node as node_module
 from spotguard.control.handover.node import (
+    KUBERNETES,
     SLURM,
     VM,
     cheapest,
@@ -28,6 +30,8 @@ from spotguard.control.run_folder import RunFolder
 from spotguard.errors import SpecError
 from spotguard.events.states import Market
 from spotguard.launch.base import Offer, Survey
+from spotguard.launch.skypilot.import_sky import check_task
+from spotguard.launch.taskyaml import CLUSTER_TAG
 from spotguard.spec.model import JobSpec
 from spotguard.spec.templates import load_controller_node
 from tests.control.handover.two_homes import NODE_OFFER
@@ -67,6 +71,9 @@ def task(spec: JobSpec, offer: Offer, private: Path) -> dict[str, Any]:
         ("slurm/lab/spot", {"on_demand_infra": "aws/us-east-1"}, SLURM, "--controller local"),
         ("slurm/lab/spot,slurm/other/spot", {}, SLURM, "--infra slurm/"),
         ("gcp", {}, VM, "--controller local"),
+        ("kubernetes/ctx", {}, VM, "--controller kubernetes"),
+        ("kubernetes", {}, KUBERNETES, "--infra kubernetes/CONTEXT"),
+        ("kubernetes/a,kubernetes/b", {}, KUBERNETES, "--infra kubernetes/CONTEXT"),
     ],
 )
 def test_a_job_out_of_its_reach_is_refused_with_the_way_out(
@@ -85,17 +92,14 @@ def test_a_folder_is_in_reach_on_slurm_where_the_jobs_nodes_have_it_too(tmp_path
         check_job(job(tmp_path, "aws", store=str(tmp_path)), VM)
 
 
-def test_a_job_in_phases_stays_and_so_does_one_for_kubernetes(tmp_path: Path) -> None:
+def test_a_job_in_phases_stays_where_its_folders_would_lie_elsewhere(tmp_path: Path) -> None:
     """What a phase begins with is written down for all machines, with that node's folders."""
     phases = [{"until_step": 5, "infra": "slurm/lab/spot"}, {"infra": "slurm/lab/ondemand"}]
     with pytest.raises(SpecError, match="phases"):
         check_job(job(tmp_path, "slurm/lab/spot", phases=phases), SLURM)
-    with pytest.raises(SpecError) as raised:
-        check_where("kubernetes")
-    assert "infra/controller" in raised.value.hint
-    with pytest.raises(SpecError):
+    with pytest.raises(SpecError, match="local, vm, slurm, kubernetes"):
         check_where("moon")
-    for where in ("local", VM, SLURM):
+    for where in ("local", VM, SLURM, KUBERNETES):
         check_where(where)
 
 
@@ -114,6 +118,56 @@ def test_on_slurm_it_asks_for_what_slurm_does_not_preempt(
     assert cheapest(spec).price_usd_per_h == 0.0
     cheapest(job(tmp_path, "slurm/lab/spot"))
     assert asked == [["slurm/lab/ondemand"], ["slurm/lab/spot"]]
+
+
+def test_in_a_pod_it_acts_by_that_pods_rights_on_the_context_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two CPUs by no instance type; labels by which others find it; folders by their own paths."""
+    offer = replace(SLURM_OFFER, infra="kubernetes", region="arn:aws:eks:x:1:cluster/me", zone=None)
+    monkeypatch.setattr(node_module, "survey", lambda *_, **__: Survey(offers=(offer,)))
+    spec = job(tmp_path, f"kubernetes/{offer.region}")
+    check_job(spec, KUBERNETES)
+    found = cheapest(spec)
+    assert found.price_usd_per_h == 0.0
+    made = task(spec, found, tmp_path / "private.json")
+    asked = made["resources"]
+    assert asked["infra"] == f"kubernetes/{offer.region}"
+    assert asked["autostop"] == {"idle_minutes": 1, "down": True}
+    assert asked["labels"][CLUSTER_TAG] == made["name"] == "job-1-c1"
+    assert not {"instance_type", "use_spot", "ordered"} & set(asked)
+    assert made["envs"]["CONTROLLER_KUBERNETES"] == offer.region
+    assert made["envs"]["CONTROLLER_SLURM"] == ""
+    assert made["file_mounts"][str(tmp_path)] == str(tmp_path)
+    check_task({**made, "file_mounts": {}})
+    with pytest.raises(SpecError, match="folder of this machine"):
+        check_job(job(tmp_path, f"kubernetes/{offer.region}", store=str(tmp_path)), KUBERNETES)
+
+
+def test_in_a_pod_the_task_begins_the_service_and_ends_with_it(tmp_path: Path) -> None:
+    """There is no systemd; once there is no more to do, SkyPilot's guard may take the pod."""
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("this machine has no bash")
+    place = tmp_path / ".spotguard" / "controller"
+    place.mkdir(parents=True)
+    seen = tmp_path / "seen"
+    twice = f'echo >> "{seen}"\n[ "$(wc -l < "{seen}")" -lt 2 ] || touch "{place}/over"\n'
+    (place / "supervise.sh").write_text(twice)
+    for name in ("sleep", "tail"):
+        write_program(tmp_path / "bin" / name, "exit 0")
+    subprocess.run(
+        [bash, "-c", load_controller_node()["run"] + "true\n"],
+        env={
+            "HOME": str(tmp_path),
+            "PATH": f"{tmp_path}/bin:/usr/bin:/bin",
+            "CONTROLLER_SLURM": "",
+            "CONTROLLER_KUBERNETES": "ctx",
+        },
+        check=True,
+        timeout=20.0,
+    )
+    assert len(seen.read_text().splitlines()) == 2
 
 
 def test_on_slurm_the_jobs_folders_lie_below_the_home_and_the_job_is_told_so(
