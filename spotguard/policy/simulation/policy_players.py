@@ -243,7 +243,7 @@ class Rollout(RuleOf):
         cheapest = (state.running < zones) & (here <= least * 1.01)
         due = (self.due <= state.tick) & ~cheapest & (state.work > 0)
         if zones == 1:  # rollouts only where there is no plan
-            due &= [self._plan(state, index) is None for index in range(len(due))]
+            due &= np.array([self._plan(state, index) is None for index in range(len(due))])
         which: NDArray[np.int64] = np.flatnonzero(due)
         if len(which):
             self._choose(which, state, up, price)
