@@ -13,6 +13,7 @@ from spotguard.policy import pacing
 from spotguard.policy.action import ON_DEMAND, SPOT, Action, Buy, HoldOff, Leave, Move, Stay
 from spotguard.policy.guard import guarded
 from spotguard.policy.market.hazard import Evidence, Hazard, pooled
+from spotguard.policy.one_place import plan_for
 from spotguard.policy.rollout import SAME_PRICE, Problem, Thresholds, choose, tier_setting
 from spotguard.policy.rule import GuardedJob, wanted
 from spotguard.shared.units import format_duration, format_usd
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from spotguard.policy.one_place import OnePlacePlan
     from spotguard.policy.view import MarketPlace, View
 
 ROLLOUT, CONSTANTS, GREEDY, NEVER, PACING = "rollout", "constants", "greedy", "never", "pacing"
@@ -111,10 +113,12 @@ def decide(
         return Decided(action=_paced(view, model), model=model)
     case = _Case(view)
     chosen: Thresholds | None = None
-    if rule == ROLLOUT and (rethink or model.cap_usd_per_h is None) and not case.settled():
+    plan = case.plan(model.hazard) if rule == ROLLOUT else None
+    thinks = rule == ROLLOUT and plan is None and not case.settled()
+    if thinks and (rethink or model.cap_usd_per_h is None):
         chosen = _rolled(case, model, seed)
         model = replace(model, cap_usd_per_h=float(chosen.cap[0]), theta=float(chosen.theta[0]))
-    target = case.target(model, rule)
+    target = case.target(model, rule) if plan is None else case.planned(plan)
     action = _affordable(view, case.action(target, model), model)
     return Decided(
         action=action,
@@ -239,6 +243,43 @@ class _Case:
             self.price[self.running] <= self.price.min() * 1.01
         )
 
+    def plan(self, hazard: Hazard) -> OnePlacePlan | None:
+        """Return the plan for one spot place alone; None where there are more, or none is known.
+
+        Nor is there one where it costs to bring the checkpoint, or where nobody asked the place.
+        """
+        job, problem = self.view.job, self.problem
+        known = self.running == 0 or not self.unknown[0]
+        cheaper = self.price[0] < problem.on_demand[0]
+        if self.zones > 1 or not (problem.buys_on_demand and known and cheaper):
+            return None
+        if problem.move_usd is not None or job.left_s is None:
+            return None
+        return plan_for(
+            hazard,
+            spot=float(self.price[0]),
+            on_demand=float(problem.on_demand[0]),
+            left_s=job.left_s,
+            work_s=job.work_left_s,
+            start_s=job.start_s,
+            tick_s=self.view.tick_s,
+        )
+
+    def planned(self, plan: OnePlacePlan) -> int:
+        """Return where the plan wants to be, after the guard."""
+        job, running = self.view.job, self.view.running
+        assert job.left_s is not None
+        # The plan ends where the guard does, or the guard would cut it short.
+        kept_s = job.reserve_s + max(0.0, (job.guard_start_s or 0.0) - job.start_s)
+        target = plan.wanted(
+            left_s=job.left_s - kept_s,
+            work_s=job.work_left_s + (0.0 if running is None else running.starting_s),
+            running=self.running,
+            up=self.running == 0 or bool(self.answers[0]),
+            age_s=self.spot[0].seen.age_s,
+        )
+        return self._guarded(int(target))
+
     def target(self, model: Model, rule: str) -> int:
         """Return the place where the rule wants to be, after the guard."""
         job, zones = self.view.job, self.zones
@@ -270,12 +311,16 @@ class _Case:
         target = int(order[wish]) if wish < zones else wish
         if rule == NEVER or not job.on_demand or self.on_demand is None:
             return target if target != zones else self.running
-        if job.left_s is None:
-            return target
+        return target if job.left_s is None else self._guarded(target)
+
+    def _guarded(self, target: int) -> int:
+        """Return the target after the guard's last word; the job has a deadline."""
+        job, zones = self.view.job, self.zones
+        assert job.left_s is not None
         sure = target >= zones or bool(self.answers[target])
         steps = GuardedJob(
             job.left_s / self.view.tick_s,
-            work,
+            float(self.problem.work[0]),
             max(job.start_s, job.guard_start_s or 0.0) / self.view.tick_s,
             self.problem.starting[0],
             job.reserve_s / self.view.tick_s,

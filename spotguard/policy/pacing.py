@@ -1,14 +1,16 @@
 """Priced pacing: as much work as a budget and a time buy, with a number of nodes that may change.
 
 A price `lambda` stands for what a dollar must earn: it follows from the pace at which the money
-that is left can be spent over the time that is left. Each place is worth the speed of the nodes
-that it gives, less its restarts, less what they cost at that price.
+that is left can be spent over the time that is left. Each node that a place gives is worth the
+speed that it adds, less what it costs at that price, for as long as it is likely to last; a change
+is worth a start less.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,10 +19,10 @@ from spotguard.policy.action import ON_DEMAND, SPOT
 from spotguard.policy.market.hazard import SHAPE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from spotguard.policy.market.hazard import Hazard
-    from spotguard.policy.view import JobState, MarketPlace, Running, View
+    from spotguard.policy.view import JobState, MarketPlace, View
 
 KAPPA = 0.8
 KAPPA_AT_END = 0.7
@@ -28,27 +30,25 @@ KAPPA_AT_END = 0.7
 END_H = 12.0
 """From so long before the deadline on, `KAPPA` falls."""
 FADED = 0.3
-AHEAD_H = 1.0
-"""A change must pay for itself within this."""
+AHEAD_STARTS = 18.0
+"""A change must pay for its start within so many times a start."""
 NO_DEADLINE_H = 168.0
 """Without a deadline the money is to last a week."""
 MOST = 1.2
 """No more nodes than this times what the pace pays for."""
 LIFE_STEP_H = 1 / 6
-LONGEST_H = 48.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Nodes of a place, and what they are worth per hour in units of one node's speed."""
+    """Nodes of a place, and what they are worth, in node-hours of one node's speed."""
 
     place: str
     market: str
     nodes: int
     price_usd_per_h: float
     worth: float
-    life_h: float
-    """For how long they last; infinite where it does not matter."""
+    """In the time within which a change must pay, less a start unless they run already."""
 
 
 def expected_life_h(
@@ -98,101 +98,99 @@ def best_choice(view: View, hazard_of: Callable[[int], Hazard]) -> Choice | None
         view: what is known.
         hazard_of: rates by the number of nodes: of many at once, some are lost sooner.
     """
-    job, running = view.job, view.running
+    job = view.job
     left_h = math.inf if job.left_s is None else job.left_s / 3600
     prices = [place.spot_usd_per_h for place in view.places if place.spot_usd_per_h]
     prices += [place.on_demand_usd_per_h for place in view.places if place.on_demand_usd_per_h]
     if not prices or left_h <= 0:
         return None
-    price = dollar_price(job, min(prices))
+    ahead_h = min(max(AHEAD_STARTS * job.start_s, view.tick_s) / 3600, left_h)
+    worth = _Worth(job, dollar_price(job, min(prices)), ahead_h, hazard_of)
     options = [
-        choice
+        option
         for place in view.places
-        for choice in _of_place(view, place, hazard_of, price, left_h)
+        for market, price, most in _offers(job, place, left_h)
+        for option in worth.bought(place, market, price, most)
     ]
     best = max(options, key=lambda each: each.worth, default=None)
-    current = _current(view, price)
-    if running is None or current is None:
-        return best if best is not None and best.worth > 0 else None
-    if best is None or _same(best, running):
-        return current
-    ahead_h = min(best.life_h, AHEAD_H, left_h)
-    if (best.worth - current.worth) * ahead_h > best.nodes**job.alpha * job.start_s / 3600:
+    if best is not None and best.worth <= 0:
+        best = None
+    current = _current(view, worth)
+    if current is None or (best is not None and best.worth > current.worth):
         return best
     return current
 
 
-def _of_place(
-    view: View,
-    place: MarketPlace,
-    hazard_of: Callable[[int], Hazard],
-    dollar: float,
-    left_h: float,
-) -> list[Choice]:
-    """Return the best number of nodes of each market of a place; none where it has too few."""
-    job = view.job
-    ahead_h = min(LONGEST_H, max(left_h, 1 / 60))
-    found: list[tuple[str, float, Iterable[tuple[int, float]]]] = []
+def _offers(job: JobState, place: MarketPlace, left_h: float) -> Iterator[tuple[str, float, int]]:
+    """Return market, price and the most nodes of what can be bought in a place."""
     if place.spot_usd_per_h and place.seen.answers:
-        most = job.nodes if place.seen.nodes is None else min(place.seen.nodes, job.nodes)
-        sizes = _sizes(job, place.spot_usd_per_h, most, left_h)
-        lives = _lives_h(job, place, hazard_of, sizes, ahead_h)
-        found.append((SPOT, place.spot_usd_per_h, zip(sizes, lives, strict=True)))
+        there = job.nodes if place.seen.nodes is None else min(place.seen.nodes, job.nodes)
+        yield SPOT, place.spot_usd_per_h, _most(job, place.spot_usd_per_h, there, left_h)
     if place.on_demand_usd_per_h and job.on_demand:
-        sizes = _sizes(job, place.on_demand_usd_per_h, job.nodes, left_h)
-        sure = ((nodes, ahead_h) for nodes in sizes)
-        found.append((ON_DEMAND, place.on_demand_usd_per_h, sure))
-    best = []
-    for market, price, options in found:
-        choices = (
-            Choice(
+        price = place.on_demand_usd_per_h
+        yield ON_DEMAND, price, _most(job, price, job.nodes, left_h)
+
+
+def _most(job: JobState, price: float, there: int, left_h: float) -> int:
+    """Return how many nodes are not far above the pace of the money."""
+    if job.budget_left_usd is None or math.isinf(left_h):
+        return there
+    pace = MOST * job.budget_left_usd / max(left_h, 1e-9) / price
+    return min(there, max(job.nodes_min or job.nodes, round(pace)))
+
+
+@dataclass(frozen=True)
+class _Worth:
+    """What nodes are worth in the time within which a change must pay."""
+
+    job: JobState
+    dollar: float
+    ahead_h: float
+    hazard_of: Callable[[int], Hazard]
+
+    def bought(self, place: MarketPlace, market: str, price: float, most: int) -> Iterator[Choice]:
+        """Return each number of nodes up to the most, less a start."""
+        start_h = self.job.start_s / 3600
+        for nodes, worth in self.kept(place, market, price, most):
+            yield Choice(
                 place=place.name,
                 market=market,
                 nodes=nodes,
                 price_usd_per_h=price,
-                life_h=life_h,
-                worth=nodes**job.alpha * max(life_h - job.start_s / 3600, 0.0) / life_h
-                - dollar * nodes * price,
+                worth=worth - nodes**self.job.alpha * start_h,
             )
-            for nodes, life_h in options
-        )
-        chosen = max(choices, key=lambda each: each.worth, default=None)
-        best += [] if chosen is None else [chosen]
-    return best
+
+    def kept(
+        self, place: MarketPlace, market: str, price: float, most: int
+    ) -> Iterator[tuple[int, float]]:
+        """Return each number of nodes up to the most, with its worth while it lasts.
+
+        A node is worth what it adds to the speed, less its price, for as long as it lasts: who has
+        many and loses some goes on with the others. The fewest that may run are lost together.
+        """
+        least = self.job.nodes_min or self.job.nodes
+        total, life_h = 0.0, self.ahead_h
+        lives_h: dict[tuple[int, float | None], float] = {}
+        for fewer, nodes in pairwise((0, *range(least, most + 1))):
+            if market == SPOT:
+                hazard, age_s = self.hazard_of(nodes), _age_s(place, nodes)
+                if (id(hazard), age_s) not in lives_h:
+                    lives_h[id(hazard), age_s] = expected_life_h(
+                        place, hazard, self.ahead_h, age_s=age_s
+                    )
+                life_h = min(life_h, lives_h[id(hazard), age_s])
+            speed = nodes**self.job.alpha - fewer**self.job.alpha
+            total += (speed - self.dollar * (nodes - fewer) * price) * life_h
+            yield nodes, total
 
 
-def _sizes(job: JobState, price: float, most: int, left_h: float) -> range:
-    """Return the numbers of nodes that are neither too few nor far above the pace of the money."""
-    least = job.nodes_min or job.nodes
-    if job.budget_left_usd is not None and math.isfinite(left_h):
-        pace = MOST * job.budget_left_usd / max(left_h, 1e-9) / price
-        most = min(most, max(least, round(pace)))
-    return range(least, most + 1)
+def _age_s(place: MarketPlace, nodes: int) -> float | None:
+    """Return for how long so many nodes have been there; None if only the fewest are known of."""
+    ages_s = place.seen.nodes_age_s
+    return ages_s[nodes - 1] if nodes <= len(ages_s) else None
 
 
-def _lives_h(
-    job: JobState,
-    place: MarketPlace,
-    hazard_of: Callable[[int], Hazard],
-    sizes: range,
-    most_h: float,
-) -> Iterator[float]:
-    """Return for how long so many spot nodes last.
-
-    It was seen how long the fewest have been there; all beyond them are taken to have just come.
-    """
-    least = job.nodes_min or job.nodes
-    before: tuple[Hazard, float] | None = None
-    for nodes in sizes:
-        hazard = hazard_of(nodes)
-        if before is None or before[0] is not hazard or nodes == least + 1:
-            age_s = None if nodes == least else 0.0
-            life_h = expected_life_h(place, hazard, most_h, age_s=age_s)
-            before = (hazard, max(life_h, 1e-9))
-        yield before[1]
-
-
-def _current(view: View, dollar: float) -> Choice | None:
+def _current(view: View, worth: _Worth) -> Choice | None:
     """Return what runs, as worth what it earns from now on; None if nothing does."""
     running = view.running
     place = next((each for each in view.places if running and each.name == running.place), None)
@@ -201,19 +199,11 @@ def _current(view: View, dollar: float) -> Choice | None:
     price = place.spot_usd_per_h if running.market == SPOT else place.on_demand_usd_per_h
     if price is None:
         return None
+    earned = dict(worth.kept(place, running.market, price, running.nodes))
     return Choice(
         place=place.name,
         market=running.market,
         nodes=running.nodes,
         price_usd_per_h=price,
-        worth=running.nodes**view.job.alpha - dollar * running.nodes * price,
-        life_h=math.inf,
-    )
-
-
-def _same(choice: Choice, running: Running) -> bool:
-    return (choice.place, choice.market, choice.nodes) == (
-        running.place,
-        running.market,
-        running.nodes,
+        worth=earned.get(running.nodes, 0.0),
     )

@@ -139,7 +139,9 @@ class Session:
                 up = True if place.name == running.place else None
             if up is None and place.name == gone:
                 up = False
-            places.append(replace(place, answer=replace(place.answer, up=up)))
+            nodes = place.answer.nodes
+            nodes = None if nodes is None else min(nodes, self.job.nodes)  # more are of no use
+            places.append(replace(place, answer=PlaceAnswer(up=up, nodes=nodes)))
         return tuple(places)
 
     def _learn(self, tick: Tick, running: Running | None, step_s: float) -> None:

@@ -18,6 +18,8 @@ class Seen:
     """How many answered then; None if only whether they did is known."""
     age_s: float = 0.0
     """How long that had lasted then."""
+    nodes_age_s: tuple[float, ...] = ()
+    """For how long so many nodes had answered then: the first is of one node; empty if unknown."""
     unseen_s: float = NEVER
     """How long ago that was: 0 is now, infinite is never."""
     came: float = 0.0

@@ -77,6 +77,23 @@ def test_what_was_seen_fades() -> None:
     assert later.answers is None
 
 
+def test_how_long_so_many_nodes_have_been_there() -> None:
+    """Nodes that went and came back are as new; what cannot be counted is unknown."""
+    hazard = pooled("H100", 1)
+    seen = Seen()
+    for nodes in (3, 1, 2):
+        seen = remembered(seen, PlaceAnswer(up=True, nodes=nodes), 600.0, hazard)
+    assert seen.nodes_age_s == (1200.0, 0.0)
+    unseen = remembered(seen, PlaceAnswer(up=None), 600.0, hazard)
+    again = remembered(unseen, PlaceAnswer(up=True, nodes=2), 600.0, hazard)
+    assert again.nodes_age_s == (2400.0, 1200.0)
+    gone = remembered(again, PlaceAnswer(up=False, nodes=0), 600.0, hazard)
+    assert gone.nodes_age_s == ()
+    uncounted = remembered(again, PlaceAnswer(up=True), 600.0, hazard)
+    assert uncounted.nodes_age_s == ()
+    assert uncounted.age_s == 3000.0
+
+
 def test_rollouts_beat_the_constants_where_prices_differ() -> None:
     """On recorded H100 gangs the chosen cap is cheaper than the fixed one."""
     windows = cut(

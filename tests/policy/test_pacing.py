@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from spotguard.policy.decide import Model
@@ -28,12 +30,12 @@ def _view(runs: int | None, free: int) -> View:
 
 
 def test_one_more_node_is_no_reason_for_a_start() -> None:
-    """Half a tick of nine nodes is more than the tenth earns before nodes are lost again."""
-    few = best_choice(_view(9, 10), lambda _: _rates(0.2))
+    """A start of twelve nodes is more than the thirteenth earns while such a change must pay."""
+    few = best_choice(_view(12, 13), lambda _: _rates(0.2))
     many = best_choice(_view(4, 16), lambda _: _rates(0.2))
     assert few is not None
     assert many is not None
-    assert few.nodes == 9
+    assert few.nodes == 12
     assert many.nodes > 12
 
 
@@ -45,6 +47,42 @@ def test_many_nodes_are_lost_sooner_than_few() -> None:
     assert quiet is not None
     assert restless.nodes == 8
     assert quiet.nodes > 8
+
+
+def test_nodes_that_have_long_been_there_are_preferred() -> None:
+    """Of two places alike, the one whose many nodes have been there for hours is taken."""
+    falling = Hazard(per_h=np.tile(np.geomspace(3.0, 0.05, len(AGE_EDGES_S)), (2, 1)), source="")
+    long, short = (10 * 3600.0,) * 16, (10 * 3600.0, *(0.0,) * 15)
+    places = tuple(
+        MarketPlace(
+            name=name,
+            spot_usd_per_h=1.0,
+            seen=Seen(up=True, unseen_s=0.0, nodes=16, age_s=10 * 3600.0, nodes_age_s=ages_s),
+        )
+        for name, ages_s in (("short", short), ("long", long))
+    )
+    best = best_choice(View(job=_job(), places=places), lambda _: falling)
+    assert best is not None
+    assert best.place == "long"
+
+
+def test_a_long_start_is_still_worth_it() -> None:
+    """Where a start takes an hour, its price is spread over a longer time, not never paid."""
+    view = _view(None, 16)
+    slow = View(job=replace(view.job, start_s=3600.0), places=view.places)
+    best = best_choice(slow, lambda _: _rates(0.1))
+    assert best is not None
+    assert best.nodes > 8
+
+
+def test_some_nodes_lost_are_not_all_lost() -> None:
+    """The fewest that may run are lost together, each beyond them alone."""
+    some = best_choice(_view(16, 16), lambda n: _rates(0.0 if n <= 15 else 1e6))
+    every = best_choice(_view(16, 16), lambda _: _rates(1e6))
+    assert some is not None
+    assert every is not None
+    assert some.worth > 5.0
+    assert every.worth < 0.1
 
 
 def test_rates_are_those_of_the_number_of_nodes() -> None:

@@ -37,7 +37,10 @@ def remembered(seen: Seen, answer: PlaceAnswer, elapsed_s: float, hazard: Hazard
     if answer.up is None:
         return faded
     if faded.unseen_s == float("inf"):
-        return replace(faded, up=answer.up, nodes=answer.nodes, age_s=0.0, unseen_s=0.0)
+        ages_s = _ages_s((), answer.nodes, 0.0)
+        return replace(
+            faded, up=answer.up, nodes=answer.nodes, nodes_age_s=ages_s, age_s=0.0, unseen_s=0.0
+        )
     gap_s = faded.unseen_s
     expected = hazard.cumulative(int(seen.up), seen.age_s + gap_s) - hazard.cumulative(
         int(seen.up), seen.age_s
@@ -54,4 +57,13 @@ def remembered(seen: Seen, answer: PlaceAnswer, elapsed_s: float, hazard: Hazard
         faded = replace(
             faded, came=faded.came + changed, came_expected=faded.came_expected + expected
         )
-    return replace(faded, up=answer.up, nodes=answer.nodes, age_s=age_s, unseen_s=0.0)
+    ages_s = _ages_s(seen.nodes_age_s, answer.nodes, gap_s)
+    return replace(
+        faded, up=answer.up, nodes=answer.nodes, nodes_age_s=ages_s, age_s=age_s, unseen_s=0.0
+    )
+
+
+def _ages_s(before: tuple[float, ...], nodes: int | None, gap_s: float) -> tuple[float, ...]:
+    """Return for how long so many nodes have answered: those that had not have just come."""
+    kept = tuple(age_s + gap_s for age_s in before[: nodes or 0])
+    return kept + (0.0,) * ((nodes or 0) - len(kept))

@@ -9,12 +9,14 @@ import numpy as np
 
 from spotguard.policy.guard import guarded
 from spotguard.policy.market.hazard import Evidence, Hazard, pooled
+from spotguard.policy.one_place import plan_for
 from spotguard.policy.rollout import Problem, Thresholds, choose, tier_setting
 from spotguard.policy.rule import GuardedJob, stepped, wanted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from spotguard.policy.one_place import OnePlacePlan
     from spotguard.policy.simulation.windows import Windows
 
 EVERY_TICKS = 6
@@ -184,8 +186,38 @@ class Rollout(RuleOf):
         self.before: NDArray[np.bool_] | None = None
         self.ran = np.full(count, zones + 1)
         self.due = np.zeros(count)
-        self.caps = np.zeros(count)
-        self.thetas = np.zeros(count)
+        tier = tier_setting(windows.price[:, 0])
+        self.caps, self.thetas = tier.cap, tier.theta
+
+    def want(self, state: State) -> NDArray[np.int64]:
+        """Return where the rule wants to be; with one place alone, where its plan wants to be."""
+        wish = super().want(state)
+        if self.windows.up.shape[2] > 1:
+            return wish
+        for index in np.flatnonzero(state.work > 0):
+            plan = self._plan(state, int(index))
+            if plan is not None:
+                wish[index] = plan.wanted(
+                    left_s=(self.windows.deadline - state.tick) * self.windows.tick_s,
+                    work_s=(state.work[index] + state.starting[index]) * self.windows.tick_s,
+                    running=state.running[index],
+                    up=self.before is not None and self.before[index, 0],
+                    age_s=self.age[index, 0] * self.windows.tick_s,
+                )
+        return wish
+
+    def _plan(self, state: State, index: int) -> OnePlacePlan | None:
+        windows = self.windows
+        seen = min(state.tick, windows.up.shape[1] - 1)
+        return plan_for(
+            self.rates,
+            spot=float(windows.price[index, seen, 0]),
+            on_demand=windows.on_demand,
+            left_s=max(0.0, windows.deadline - state.tick) * windows.tick_s,
+            work_s=float(state.work[index]) * windows.tick_s,
+            start_s=windows.start * windows.tick_s,
+            tick_s=windows.tick_s,
+        )
 
     def settle(self, state: State) -> Thresholds:
         """Return cap and slack for this tick."""
@@ -210,6 +242,8 @@ class Rollout(RuleOf):
         here = np.take_along_axis(price, np.minimum(state.running, zones - 1)[:, None], 1)[:, 0]
         cheapest = (state.running < zones) & (here <= least * 1.01)
         due = (self.due <= state.tick) & ~cheapest & (state.work > 0)
+        if zones == 1:  # rollouts only where there is no plan
+            due &= np.array([self._plan(state, index) is None for index in range(len(due))])
         which: NDArray[np.int64] = np.flatnonzero(due)
         if len(which):
             self._choose(which, state, up, price)
