@@ -32,10 +32,12 @@ class Machine:
         self._looks_s = looks_s
 
     def lacking(self, spec: JobSpec) -> str:
+        """Take the time of a look at what is installed."""
         self.clock.advance(self._looks_s)
         return ""
 
     def run_stint(self, spec: JobSpec, folder: Path, stint: Stint) -> Facts:
+        """Take the time of a process that does what it is to do."""
         self.began.append(stint)
         self.clock.advance(min(self._each_s, stint.limit_s))
         steps = stint.stop_after
