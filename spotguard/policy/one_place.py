@@ -63,7 +63,7 @@ class OnePlacePlan:
         work = np.ceil(np.asarray(work_s) / self.step_s * _FINE - 1e-6)
         age = np.searchsorted(AGE_EDGES_S, np.asarray(age_s), side="right") - 1
         index = (left.astype(int), np.clip(work, 0, units - 1).astype(int), running, up, age)
-        chosen: NDArray[np.int64] = self.best[tuple(np.asarray(each, dtype=int) for each in index)]
+        chosen: NDArray[np.int8] = self.best[tuple(np.asarray(each, dtype=int) for each in index)]
         return chosen.astype(np.int64)
 
 

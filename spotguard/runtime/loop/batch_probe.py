@@ -1,9 +1,10 @@
 """`micro_batch_size="auto"`: how many samples fit into the memory of the smallest device.
 
 It is tried once, before the first step: forward, backward, the optimizers' step, and once more
-forward and backward, with the moments there. All ranks try the same size at the same time, and it
-fits if it fits for all of them. Afterwards weights, moments, gradients and random states are what
-they were. A resume keeps the size, unless its smallest device is another.
+forward and backward, with the moments there; then what a step is cut into beside it, since other
+shapes take memory of their own. All ranks try the same size at the same time, and it fits if it
+fits for all of them. Afterwards weights, moments, gradients and random states are what they were.
+A resume keeps the size, unless its smallest device is another.
 """
 
 from __future__ import annotations
@@ -21,6 +22,12 @@ from spotguard.errors import EnvironmentFailure, UsageError
 from spotguard.runtime.data.batch_search import Found, largest_that_fits
 from spotguard.runtime.distributed.gradients import run_backward
 from spotguard.runtime.distributed.wrappers import parameters_of
+from spotguard.runtime.process.memory import (
+    give_back_what_is_freed,
+    in_its_own_thread,
+    is_lack_of_memory,
+    memory_of,
+)
 from spotguard.runtime.process.outside_loop import outside_loop
 from spotguard.runtime.state.expanded_tensors import fill
 from spotguard.runtime.state.rng import capture_random_states, restore_random_states
@@ -30,7 +37,7 @@ from spotguard.runtime.state.tracked import random_accessors
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from spotguard.runtime.data.loader import ElasticLoader
+    from spotguard.runtime.data.loader import ElasticLoader, Share
     from spotguard.runtime.distributed.collectives import ProcessGroup
     from spotguard.runtime.distributed.gradients import GradientSync
 
@@ -39,13 +46,6 @@ log = logging.getLogger("spotguard")
 _OF_THREADS_BYTES = 128 << 20
 _MOST_FROZEN_BYTES = 1 << 30
 """So much of what has no gradient is kept and put back; a larger base is only looked at."""
-_NO_MEMORY = (
-    *("not enough memory", "can't allocate memory", "out of memory", "cannot allocate"),
-    "alloc_failed",  # cuBLAS and cuDNN at their first use
-    "bad_alloc",  # of C++, which torch hands on as an error of its own
-    # oneDNN, which computes convolutions on CPUs, has no other words for it.
-    *("could not create a primitive", "could not execute a primitive"),
-)
 
 
 class BatchProbe:
@@ -83,6 +83,8 @@ class BatchProbe:
         """
         limit = self._smallest_memory()
         device = {"kind": self._device.type, "memory_bytes": limit}
+        if limit is not None and self._device.type == "cpu":
+            give_back_what_is_freed()  # the steps of a resume, too, are to take what was tried
         if _is_of(remembered, device):
             self._loader.settle(remembered["size"], device)
             return None
@@ -97,9 +99,10 @@ class BatchProbe:
                 'run.loader: micro_batch_size="auto": not even one sample fits into the memory',
                 hint="shard the model (FSDP2), recompute activations, or take a larger GPU",
             )
-        self._loader.settle(found.size, device)
-        told = ", ".join(f"{size} {'fits' if fits else 'does not'}" for size, fits in found.tried)
-        return f"micro-batches of {found.size} samples (tried: {told})"
+        size = self._without_single(found.size)
+        self._loader.settle(size, device)
+        told = ", ".join(f"{each} {'fits' if fits else 'does not'}" for each, fits in found.tried)
+        return f"micro-batches of {size} samples (tried: {told})"
 
     def settle_untried(self) -> None:
         """Give the loader the most samples that a rank has of a step, whether they fit or not."""
@@ -109,11 +112,17 @@ class BatchProbe:
         """Return the samples of a step that a rank has at most, if they are shared out evenly."""
         return -(-self._loader.global_batch_size // self._ranks.world_size)
 
+    def _without_single(self, size: int) -> int:
+        """Return a size that leaves no single sample: batch normalisation has no variance of it."""
+        while size > 2 and self._loader.global_batch_size % size == 1:
+            size -= 1
+        return size
+
     def _smallest_memory(self) -> int | None:
         """Return the bytes of the rank that has least; None if no limit is known anywhere."""
         ranks = self._ranks
         every = torch.zeros(ranks.world_size, dtype=torch.int64, device=self._device)
-        every[ranks.rank] = _memory_of(self._device) or 0
+        every[ranks.rank] = memory_of(self._device) or 0
         if ranks.world_size > 1:
             ranks.add_up(every)()
         return min((size for size in every.tolist() if size), default=None)
@@ -140,7 +149,7 @@ class BatchProbe:
             self._train(size, first)
             del kept_free
         except (RuntimeError, MemoryError) as problem:  # torch's own for a GPU is one, too
-            if not _is_lack_of_memory(problem):
+            if not is_lack_of_memory(problem):
                 raise
         else:
             return True
@@ -162,21 +171,33 @@ class BatchProbe:
 
     def _train(self, size: int, first: int) -> None:
         share = self._loader.share_to_try(first, size)
-        for is_second in (False, True):
-            self._gradients.begin(share)
-            self._loader.seed_training(share)
-            self._pass(self._loader.batch_of(share))
-            if not is_second:
-                for optimizer in self._optimizers:
-                    optimizer.step()
+        self._pass(self._begun(share))
+        for optimizer in self._optimizers:
+            optimizer.step()
+        self._pass(self._begun(share))
+        rest = self._loader.global_batch_size % size
+        if rest > 1:
+            self._forward_backward(self._begun(self._loader.share_to_try(first, rest)))
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
+    def _begun(self, share: Share) -> Any:
+        """Return the samples of a micro-batch, whose forward pass is to come."""
+        self._gradients.begin(share)
+        self._loader.seed_training(share)
+        return self._loader.batch_of(share)
+
     def _pass(self, batch: Any) -> None:
-        """Run forward and backward of one micro-batch."""
+        """Run forward and backward of as many samples as are tried."""
+        self._forward_backward(batch)
+
+    def _forward_backward(self, batch: Any) -> None:
         probe = self._loader.probe
         assert probe is not None
-        run_backward(probe(batch), 1.0)
+        if self._device.type == "cpu":
+            in_its_own_thread(lambda: run_backward(probe(batch), 1.0))
+        else:
+            run_backward(probe(batch), 1.0)
 
     def _let_go(self) -> None:
         for parameter in parameters_of(self._optimizers):
@@ -305,21 +326,3 @@ def _is_of(remembered: Any, device: dict[str, Any]) -> bool:
         and remembered["size"] > 0
         and {key: remembered.get(key) for key in device} == device
     )
-
-
-def _memory_of(device: torch.device) -> int | None:
-    """Return the bytes that the process may have on its device, None if there is no limit."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    try:
-        import resource
-    except ImportError:  # on Windows
-        return None
-    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
-    return min((limit for limit in limits if limit != resource.RLIM_INFINITY), default=None)
-
-
-def _is_lack_of_memory(problem: Exception) -> bool:
-    if isinstance(problem, (MemoryError, torch.cuda.OutOfMemoryError)):
-        return True
-    return any(words in str(problem).lower() for words in _NO_MEMORY)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from spotguard.runtime.loop.batch_probe import BatchProbe
+from spotguard.runtime.process.memory import give_back_what_is_freed
 from spotguard.runtime.process.surroundings import exit_now
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class BatchTrial(BatchProbe):
 
     def run(self, first: int) -> NoReturn:
         """Try sizes on the samples from step `first` on, write what they took, and leave."""
+        give_back_what_is_freed()
         memory = _limit_memory(self._memory_bytes)
         if memory is None:
             self._curve.write(problem="the memory of a process can be limited on Linux only")
@@ -94,7 +96,7 @@ class BatchTrial(BatchProbe):
                 size = min(_FIRST, most)
                 while self._fits(size, first) and size < most:
                     size = min(2 * size, most)
-                self._curve.write(chosen=self._search(most, first).size)
+                self._curve.write(chosen=self._without_single(self._search(most, first).size))
             kept_free = self._kept_free_bytes()  # with the moments, which are put back afterwards
         self._curve.write(is_whole=True, kept_free_bytes=kept_free)
         exit_now(0)

@@ -82,7 +82,7 @@ class Code:
     def _is_in(self, thread: str, libraries: frozenset[str]) -> bool:
         files = [Path(file) for file, _ in _LINE.findall(thread)]
         inside = [not libraries.isdisjoint(self._in_library(file)) for file in files]
-        callers = zip([*files[1:], Path()], [*inside[1:], False], strict=True)
+        callers = zip([*files, Path()][1:], [*inside, False][1:], strict=True)
         return any(
             is_in and not caller_is_in and not caller.is_relative_to(_OURS)
             for is_in, (caller, caller_is_in) in zip(inside, callers, strict=True)

@@ -172,6 +172,7 @@ class _Process:
         self._steps = 0
         self._total = 0
         self._began_at = 0.0
+        self._seconds = 0.0
         self._cpu: collections.deque[tuple[float, float, float]] = collections.deque(maxlen=16)
         self._awake: collections.deque[bool | None] = collections.deque(maxlen=16)
 
@@ -218,6 +219,7 @@ class _Process:
 
     def end(self) -> None:
         """Kill what is left of it, whatever group or session that is in."""
+        self._seconds = time.monotonic() - self._began_at  # the killing is no time of its own
         child = getattr(self, "_child", None)
         if child is None:
             return
@@ -240,7 +242,7 @@ class _Process:
             busy=busy,
             idle=idle,
             rests=self._rests(),
-            seconds=time.monotonic() - self._began_at,
+            seconds=self._seconds,
             told=self._read_told(),
             stacks=_text_of(self._stacks),
             printed=b"".join(self._tail).decode(errors="replace")[-_TAIL_BYTES:],

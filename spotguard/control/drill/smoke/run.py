@@ -83,13 +83,14 @@ def known_smoke(spec: JobSpec) -> Smoke | None:
 def run_smoke(spec: JobSpec, tell: Callable[[str], None]) -> SmokeOutcome:
     """Try the script, unless it passed before; return what that measured.
 
-    Blocks for `smoke.limit` at most, beside the moments in which processes are ended. `tell` hears
-    what is done.
+    Blocks for `smoke.limit` at most, with the look at what is installed and what passed before, and
+    beside the moments in which processes are ended. `tell` hears what is done.
 
     Raises:
         SmokeFailed: the script does not work, or a save of it is too large; names file and line.
         EnvironmentFailure: there is no room for the smoke's own files.
     """
+    over_at = time.monotonic() + spec.smoke.limit_s
     if lack := lacking(spec):
         return SmokeOutcome(smoke=None, skipped=lack)
     key = key_of(spec)
@@ -98,7 +99,7 @@ def run_smoke(spec: JobSpec, tell: Callable[[str], None]) -> SmokeOutcome:
         return SmokeOutcome(smoke=_checked(found, spec), is_old=True)
     folder = room_for_smoke()
     try:
-        trial = _Trial(spec, folder, tell)
+        trial = _Trial(spec, folder, tell, over_at)
         verdict = trial.run()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -115,12 +116,14 @@ def run_smoke(spec: JobSpec, tell: Callable[[str], None]) -> SmokeOutcome:
 class _Trial:
     """The processes of one smoke."""
 
-    def __init__(self, spec: JobSpec, folder: Path, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, spec: JobSpec, folder: Path, tell: Callable[[str], None], over_at: float
+    ) -> None:
         self._spec = spec
         self._folder = folder
         self._tell = tell
         self._code = Code(spec.script, spec.workdir)
-        self._over_at = time.monotonic() + spec.smoke.limit_s
+        self._over_at = over_at
         self._facts: Facts
         self._whole_batches = False
         self.warning = ""
@@ -147,7 +150,6 @@ class _Trial:
         if isinstance(learned, Stopped):
             return learned
         self.warning = learned
-        self._tell("smoke: restoring in another process ...")
         return self._restored(facts)
 
     def measured(self) -> Smoke:
@@ -211,13 +213,17 @@ class _Trial:
     def _restored(self, before: Facts) -> Verdict:
         """Have another process go on from the save; the facts that count stay the first one's."""
         left_s = self._over_at - time.monotonic()
+        too_late = Unproven(
+            f"it trained and saved, which took {format_duration(before.seconds)}; to restore as "
+            "well, there was too little time (--smoke-limit)"
+        )
+        if left_s < _LEAST_S:
+            return too_late
+        self._tell("smoke: restoring in another process ...")
         verdict = self._stint(attempt=2, stop_after=before.steps + 1)
         after, self._facts = self._facts, before
         if after.ended_for == "time" and left_s < _AS_LONG * before.seconds:
-            return Unproven(
-                f"it trained and saved, which took {format_duration(before.seconds)}; to restore "
-                f"as well, there was too little time (--smoke-limit)"
-            )
+            return too_late
         if isinstance(verdict, Stopped):
             return replace(verdict, what=f"after a resume, {verdict.what}")
         if verdict is not None:

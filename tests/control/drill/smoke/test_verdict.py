@@ -398,3 +398,11 @@ def waiting(code: Code, others: str, waits_in: str, in_loop: bool) -> Facts:
     """Return a process whose main thread waits in a file, with its other threads."""
     main = thread(waits_in, str(code.last.file), "/x/spotguard/launch/local/smoke_driver.py")
     return Facts(exit_code=None, ended_for="time", in_loop=in_loop, busy=0.01, stacks=others + main)
+
+
+@pytest.mark.parametrize("stacks", ["", "Thread 0x00007f00 (most recent call first):\n"])
+def test_a_process_that_has_run_no_line_yet_is_judged(code: Code, stacks: str) -> None:
+    """On a crowded machine Python itself is not up when time is over: no frame is written."""
+    verdict = judged(Facts(exit_code=None, ended_for="time", stacks=stacks), code)
+    assert isinstance(verdict, (Stopped, Unproven))
+    assert not code.is_main_thread_in(stacks, frozenset({"subprocess.py"}))
