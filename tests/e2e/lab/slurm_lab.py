@@ -37,11 +37,11 @@ slurm:
         spot: {pricing: {cpu: 1.0, memory: 0.0}}
         ondemand: {pricing: {cpu: 3.0, memory: 0.0}}
         spot1: {pricing: {cpu: 1.8567, memory: 0.0}}
-        spot2: {pricing: {cpu: 2.3724, memory: 0.0}}
+        spot2: {pricing: {cpu: 2.407, memory: 0.0}}
         spot3: {pricing: {cpu: 10.3157, memory: 0.0}}
 """
 """As the lab's own, but a launch that finds too few nodes gives up sooner. Partitions of one node
-cost what an H100 did in us-east4-b and in us-west1-a on spot, and on demand."""
+cost what an H100 did in us-east4-b and in asia-southeast1-b on spot, and on demand."""
 
 
 wait_until = partial(lab_jobs.wait_until, every_s=1.0)

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from dataclasses import asdict, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,31 +21,35 @@ if TYPE_CHECKING:
     from spotguard.policy.market.hazard import Hazard
     from spotguard.policy.view import Seen, View
 
-_START_S = 60.0
-_ASK_S = 40.0
+_START_S = 45.0
+_ASK_S = 30.0
 """What a start, and asking in vain, take in the lab. They are not the market's: nobody hastens
 them."""
 
 
 def _main(speed_up: float, decisions: Path) -> None:
-    from spotguard.control.supervisor import placement, policy
-    from spotguard.policy import decide as deciding
-
+    placement: Any = import_module("spotguard.control.supervisor.placement")
+    policy: Any = import_module("spotguard.control.supervisor.policy")
+    deciding: Any = import_module("spotguard.policy.decide")
     policy.SKY_POLICY = replace(
         policy.SKY_POLICY,
         start_s=_START_S,
         ask_s=_ASK_S,
+        save_s=policy.SKY_POLICY.save_s / speed_up,  # slower ones count once they were seen
+        teardown_s=policy.SKY_POLICY.teardown_s / speed_up,
         capacity_backoff_max_s=policy.SKY_POLICY.capacity_backoff_max_s / speed_up,
+        think_of_moves_s=policy.SKY_POLICY.think_of_moves_s / speed_up,
         back_to_spot_after_s=policy.SKY_POLICY.back_to_spot_after_s / speed_up,
     )
     really_seen, really_decide = placement.seen_by, deciding.decide
 
     def seen_by(told: list[tuple[float, bool]], now: float, hazard: Hazard) -> Seen:
-        return really_seen([(at * speed_up, up) for at, up in told], now * speed_up, hazard)
+        seen: Seen = really_seen([(at * speed_up, up) for at, up in told], now * speed_up, hazard)
+        return seen
 
     def decide(view: View, model: Model, seed: int, **more: Any) -> Decided:
         told = in_market_time(view, speed_up)
-        decided = really_decide(told, model, seed, **more)
+        decided: Decided = really_decide(told, model, seed, **more)
         line = {
             "at": time.time(),
             "view": asdict(told),
@@ -56,7 +61,7 @@ def _main(speed_up: float, decisions: Path) -> None:
             file.write(json.dumps(line) + "\n")
         return decided
 
-    placement.seen_by = seen_by  # type: ignore[assignment]
+    placement.seen_by = seen_by
     deciding.decide = decide
 
 
