@@ -338,13 +338,17 @@ def _pressing_s(record: RunRecord, nodes: int) -> float:
 
 
 def _work_s(record: RunRecord, nodes: int) -> float:
-    """Return the work that is left; of a job that has shown no pace, the most that it may have.
+    """Return the work that is left; of a job that has shown no pace, what the user says.
 
-    That is all of the time that the user gave it, less the slack that belongs to so much work.
+    Who does not say it may have the most: all of the time that the user gave it, less the slack
+    that belongs to so much work.
     """
     left_s = work_left_s(record, nodes)
     if left_s is not None:
         return left_s
+    said_s = record.spec.get("work_s")
+    if isinstance(said_s, (int, float)):
+        return float(said_s) * record.limits.nodes_max / nodes
     assert record.limits.deadline_at is not None
     begins_at = max(record.created_at, record.start_at or record.created_at)
     return (record.limits.deadline_at - begins_at) / (1 + _SLACK)

@@ -242,6 +242,22 @@ def test_a_job_that_never_ran_waits_for_less_than_its_slack() -> None:
     assert advice(*lines, now=130 * 60.0, deadline_h=26.4)[0] == [PAID]
 
 
+def test_until_a_pace_is_known_the_work_is_what_the_user_says() -> None:
+    """With 4 of 5 hours of work to do, unsaid, there is no time for a spot node that may not come.
+
+    Said of all nodes, it takes twice as long on half of them. What the run shows counts more.
+    """
+    limits = Limits(nodes_min=1, nodes_max=2, deadline_at=5 * HOURS)
+    unsaid = made(limits=limits)
+    said = replace(unsaid, spec={**unsaid.spec, "work_s": 4 * HOURS})
+    assert advised(unsaid, PLACES, 2, 0.0, SLOW).offers == (PAID,)
+    assert advised(said, PLACES, 2, 0.0, SLOW).offers[0] == CHEAP
+    assert advised(said, PLACES, 1, 0.0, SLOW).offers == (PAID,)
+    shown = made(*paced(left_h=4.5, at=600.0), limits=limits)
+    shown = replace(shown, spec={**shown.spec, "work_s": 1 * HOURS})
+    assert advised(shown, PLACES, 2, 600.0, SLOW).offers == (PAID,)
+
+
 def test_spot_that_is_there_is_bought_although_the_deadline_presses() -> None:
     """Little slack forbids to wait, not to buy spot, as long as its loss could be borne."""
     lines = paced(left_h=20.0, at=1 * HOURS)

@@ -96,7 +96,7 @@ class Weather(threading.Thread):
         self._changes = changes(market, nodes)
         self._dead: set[str] = set()
         self._over = threading.Event()
-        self._begun_at = time.monotonic()
+        self._begins_at = time.time()
 
     def __enter__(self) -> Weather:
         """Take what is not there in the beginning; the rest follows from `begin` on."""
@@ -105,9 +105,9 @@ class Weather(threading.Thread):
                 self._play(change)
         return self
 
-    def begin(self) -> None:
-        """Let the market's time go on from now."""
-        self._begun_at = time.monotonic()
+    def begin(self, begins_at: float) -> None:
+        """Let the market's time go on from then (epoch seconds)."""
+        self._begins_at = begins_at
         self.start()
 
     def __exit__(self, *_: object) -> None:
@@ -124,7 +124,7 @@ class Weather(threading.Thread):
 
     def _waited(self, until_s: float) -> bool:
         """Wait; return whether it is over meanwhile."""
-        return self._over.wait(max(0.0, self._begun_at + until_s - time.monotonic()))
+        return self._over.wait(max(0.0, self._begins_at + until_s - time.time()))
 
     def _play(self, change: Change) -> None:
         node = change.node
