@@ -289,15 +289,18 @@ def _instant(text: str) -> float | None:
 
 
 def _output(command: Sequence[str | Path], environ: dict[str, str], limit_s: float) -> str:
-    done = subprocess.run(
-        [str(word) for word in command],
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=limit_s,
-        check=False,
-    )
     words = " ".join(str(word) for word in command)
+    try:
+        done = subprocess.run(
+            [str(word) for word in command],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        raise AssertionError(f"{words}: not in {limit_s} s\n{late.stdout!r}") from late
     assert done.returncode == 0, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
