@@ -16,6 +16,7 @@ from spotguard.control.supervisor.next_nodes import may_ask_ahead
 from spotguard.control.supervisor.placement import (
     cheaper_places,
     may_go_back_to_spot,
+    may_move,
     may_regrow,
     place_name,
 )
@@ -201,12 +202,10 @@ class Lookout:
     def _cheaper_and_free(self, attempt: AttemptRecord) -> list[Sighting]:
         """Ask cheaper places whether they have nodes, where it is time to think of a move."""
         watched, now = self._watched, self._clock.monotonic()
-        if attempt.stop is not None or attempt.job_end is not None:
+        thought_lately = now - watched.thought_at < self._policy.think_of_moves_s
+        if thought_lately or not may_move(self._ledger.record, attempt, self._policy):
             return []
-        if now - watched.thought_at < self._policy.think_of_moves_s:
-            return []
-        cheaper = cheaper_places(self._ledger.record, attempt, self._offers(), self._policy)
-        free = self._say_free(cheaper)
+        free = self._say_free(cheaper_places(attempt, self._offers()))
         if free:
             watched.thought_at = now
         return free

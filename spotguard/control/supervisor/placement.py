@@ -195,26 +195,26 @@ def _back_to_spot_after_s(record: RunRecord, policy: Policy) -> float:
     return policy.back_to_spot_after_s * float(2 ** min(in_vain, _MOST_DOUBLINGS))
 
 
-def cheaper_places(
-    record: RunRecord, attempt: AttemptRecord, offers: Iterable[Offer], policy: Policy
-) -> list[Offer]:
-    """Return the spot places that a spot attempt may be moved to: under a deadline, the cheaper.
+def may_move(record: RunRecord, attempt: AttemptRecord, policy: Policy) -> bool:
+    """Tell whether the policy may give an attempt's spot nodes up for cheaper ones.
 
-    None on clouds, which do not tell what is free.
+    Not on clouds, which do not tell what is free.
     """
-    if record.limits.deadline_at is None or not policy.on_demand_for_deadline:
-        return []
-    if attempt.offer.infra in BUYS_SPOT:
-        return []
-    price = attempt.offer.price_usd_per_h
+    by_policy = policy.on_demand_for_deadline and record.limits.deadline_at is not None
     on_spot = policy.market is Market.SPOT and attempt.offer.market is Market.SPOT
-    if price is None or not on_spot or attempt.started_at is None:
-        return []
+    trains = attempt.started_at is not None and attempt.stop is None and attempt.job_end is None
+    return by_policy and on_spot and trains and attempt.offer.infra not in BUYS_SPOT
+
+
+def cheaper_places(attempt: AttemptRecord, offers: Iterable[Offer]) -> list[Offer]:
+    """Return the spot places that cost less than the attempt's; none if its price is unknown."""
+    price = attempt.offer.price_usd_per_h
     return [
         offer
         for offer in offers
         if offer.market is Market.SPOT
         and offer.price_usd_per_h is not None
+        and price is not None
         and offer.price_usd_per_h * _CHEAPER < price
     ]
 
@@ -232,12 +232,11 @@ def move_due(
 
     `market` has what the places say; where none says so, nothing is thought over.
     """
-    free = [
-        offer
-        for offer in cheaper_places(record, attempt, offers, policy)
-        if says_free(market, place=place_name(offer), nodes=attempt.nodes)
-    ]
-    if not free:
+    free = any(
+        says_free(market, place=place_name(offer), nodes=attempt.nodes)
+        for offer in cheaper_places(attempt, offers)
+    )
+    if not free or not may_move(record, attempt, policy):
         return False
     running = Running(place=place_name(attempt.offer), market=SPOT, nodes=attempt.nodes)
     action, _ = _by_policy(record, offers, attempt.nodes, now, policy, market, running)
