@@ -75,7 +75,7 @@ def changes(market: Market, nodes: tuple[str, str]) -> list[Change]:
     """Return what happens to the nodes, in the order of time; every other loss is announced."""
     told = market.windows(work_s=3600.0, start_s=0.0)
     tick_s = told.tick_s / market.speed_up
-    found = []
+    found: list[Change] = []
     for zone, node in enumerate(nodes):
         up = told.up[0, :, zone]
         found += [
