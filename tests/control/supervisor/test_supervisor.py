@@ -335,7 +335,7 @@ def test_dear_spot_nodes_are_given_up_once_a_cheaper_place_says_that_it_has_some
     hour_s = 3600.0
     world = World(
         tmp_path,
-        total_steps=400,
+        total_steps=240,
         step_s=60.0,
         limits=Limits(deadline_at=FakeClock().now() + 40 * hour_s),
         policy=Policy(

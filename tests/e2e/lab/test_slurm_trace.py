@@ -52,7 +52,7 @@ EPOCHS, PAUSE_S, WORK = 44, 0.5, "360s"
 """Three hours of the market: 16 steps an epoch."""
 _LATEST_S = 300.0
 """Until it is told that the deadline was missed."""
-_BEGINS_AFTER_S = 150.0
+_BEGINS_AFTER_S = 75.0
 """By then a controller looks, also on a busy machine: its first minute is none of the market's."""
 
 
