@@ -87,6 +87,7 @@ class EndReason(_Worded):
         "yellow",
     )
     RESIZED = ("resized", "resized", "saved to go on with another node count", "cyan")
+    MOVED = ("moved", "moved", "saved to go on in another place", "cyan")
     PHASE_DONE = (
         "phase_done",
         "phase done, state saved",
@@ -145,6 +146,7 @@ class EndReason(_Worded):
             EndReason.NODE_LOST,
             EndReason.VANISHED,
             EndReason.RESIZED,
+            EndReason.MOVED,
             EndReason.FENCED,
         )
 

@@ -42,6 +42,7 @@ _WEIGHT_OF_ENDS = (
     EndReason.PREEMPTED,
     EndReason.TERMINATED,
     EndReason.RESIZED,
+    EndReason.MOVED,
     EndReason.PHASE_DONE,
     EndReason.BUDGET,
     EndReason.DEADLINE,

@@ -42,6 +42,7 @@ _TOLD_TO_LEAVE = (
     EndReason.PREEMPTED,
     EndReason.TERMINATED,
     EndReason.RESIZED,
+    EndReason.MOVED,
     EndReason.PHASE_DONE,
     EndReason.BUDGET,
     EndReason.DEADLINE,

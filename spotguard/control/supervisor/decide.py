@@ -50,6 +50,7 @@ from spotguard.control.supervisor.next_nodes import (
 )
 from spotguard.control.supervisor.placement import (
     back_to_spot_due,
+    move_due,
     regrow_due,
 )
 from spotguard.control.supervisor.request import may_go_on_in_place
@@ -97,7 +98,8 @@ class Observation:
     offers: tuple[Offer, ...] = ()
     """The places that could be asked, best first; only needed where nodes are to be asked for."""
     market: tuple[Sighting, ...] = ()
-    """What runs of this machine saw of places; needed where offers are."""
+    """What runs of this machine saw of places, and what these say themselves now; needed where
+    offers are."""
 
 
 def decide(record: RunRecord, seen: Observation, now: float, policy: Policy) -> Action:
@@ -446,7 +448,9 @@ def _stop_due(
     if regrow_due(record, attempt, now, policy, free_nodes=seen.free_nodes):
         return AskToStop(EndReason.RESIZED)
     if back_to_spot_due(record, attempt, now, policy, free_spot=seen.free_spot):
-        return AskToStop(EndReason.RESIZED)
+        return AskToStop(EndReason.MOVED)
+    if move_due(record, attempt, seen.offers, now, policy, market=seen.market):
+        return AskToStop(EndReason.MOVED)
     return None
 
 

@@ -13,16 +13,23 @@ from spotguard.control.journal.nodes.made_of import machine_of
 from spotguard.control.journal.record import Kind
 from spotguard.control.supervisor.decide import Observation
 from spotguard.control.supervisor.next_nodes import may_ask_ahead
-from spotguard.control.supervisor.placement import may_go_back_to_spot, may_regrow
+from spotguard.control.supervisor.placement import (
+    cheaper_places,
+    may_go_back_to_spot,
+    may_move,
+    may_regrow,
+    place_name,
+)
 from spotguard.errors import SpotguardError, StoreError
 from spotguard.events.states import Market
 from spotguard.launch.base import ClusterState, ClusterView, KnowsFreeNodes, NodeEnd
 from spotguard.launch.membership import read_group
+from spotguard.policy.market.sightings import FREE, Sighting
 from spotguard.policy.plan.carbon.estimate import GREEN, greener_first
 from spotguard.storage.urls import is_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from spotguard.control.journal.ledger import Ledger
@@ -31,7 +38,6 @@ if TYPE_CHECKING:
     from spotguard.events.event import Heartbeat
     from spotguard.events.regrouping import Group
     from spotguard.launch.base import Launcher, Offer
-    from spotguard.policy.market.sightings import Sighting
     from spotguard.shared.units import Clock
     from spotguard.storage.base import ObjectStore
 
@@ -94,11 +100,12 @@ class Lookout:
         )
         attempt, ahead = self._ledger.record.current, self._look_ahead(unasked)
         if attempt is None:
+            offers = tuple(self._offers())
             return Observation(
-                offers=tuple(self._offers()),
+                offers=offers,
                 ahead=ahead,
                 leaving=leaving,
-                market=self._sightings(),
+                market=(*self._sightings(), *self._say_free(offers)),
             )
         if attempt.number != self._watched.attempt:
             self._watched = _Watched(attempt.number, self._clock.monotonic())
@@ -117,12 +124,15 @@ class Lookout:
         self._note_node_ends(attempt, cluster)
         beat_at = watched.beat_seen_at
         offers = self._offers_ahead()
+        free = self._cheaper_and_free(attempt)
+        if free and not offers:
+            offers = tuple(self._offers())
         return Observation(
             cluster=cluster,
             ahead=ahead,
             leaving=leaving,
             offers=offers,
-            market=self._sightings() if offers else (),
+            market=(*self._sightings(), *free) if offers else (),
             free_nodes=self._free_nodes(attempt),
             free_spot=self._free_spot(attempt),
             group=self._group(attempt),
@@ -188,6 +198,32 @@ class Lookout:
         told = [launcher.free_nodes(offer) for offer in spot]
         most = max((count for count in told if count is not None), default=0)
         return None if None in told and most < record.limits.nodes_min else most
+
+    def _cheaper_and_free(self, attempt: AttemptRecord) -> list[Sighting]:
+        """Ask cheaper places whether they have nodes, where it is time to think of a move."""
+        watched, now = self._watched, self._clock.monotonic()
+        thought_lately = now - watched.thought_at < self._policy.think_of_moves_s
+        if thought_lately or not may_move(self._ledger.record, attempt, self._policy):
+            return []
+        free = self._say_free(cheaper_places(attempt, self._offers()))
+        if free:
+            watched.thought_at = now
+        return free
+
+    def _say_free(self, offers: Iterable[Offer]) -> list[Sighting]:
+        """Return which spot places say that they have nodes; only where the policy chooses."""
+        launcher = self._launcher
+        if not (self._policy.on_demand_for_deadline and isinstance(launcher, KnowsFreeNodes)):
+            return []
+        told = [
+            (offer, launcher.free_nodes(offer)) for offer in offers if offer.market is Market.SPOT
+        ]
+        now = self._clock.now()
+        return [
+            Sighting(at=now, kind=FREE, place=place_name(offer), nodes=count)
+            for offer, count in told
+            if count
+        ]
 
     def note_progress(self, attempt: AttemptRecord) -> None:
         """Write the newest progress down, unless the record has it."""
@@ -325,6 +361,8 @@ class _Watched:
         self.store_lost_at: float | None = None
         self.some_lost: tuple[float, int] | None = None
         """Since when some node is said to be lost, and at which step the job was then."""
+        self.thought_at = float("-inf")
+        """When it was last thought about moving it to a cheaper place."""
         self.step = 0
         self.progress: StepProgress | None = None
 

@@ -16,9 +16,10 @@ from spotguard.control.journal import cost
 from spotguard.control.journal.nodes.offer import place_key
 from spotguard.control.supervisor.attempt_limits import end_margin_s
 from spotguard.events.states import EndReason, Market
-from spotguard.policy.action import ON_DEMAND, SPOT, Buy
-from spotguard.policy.market.sightings import answers_of, seen_by
-from spotguard.policy.view import JobState, MarketPlace, Seen, View
+from spotguard.launch.taskyaml import BUYS_SPOT
+from spotguard.policy.action import ON_DEMAND, SPOT, Buy, Move
+from spotguard.policy.market.sightings import answers_of, says_free, seen_by
+from spotguard.policy.view import JobState, MarketPlace, Running, Seen, View
 from spotguard.shared.hazard import HazardByAge
 from spotguard.shared.units import format_duration, format_usd
 from spotguard.spec.infra import LOCAL
@@ -38,6 +39,8 @@ _SLACK = 0.1
 _MOST_DOUBLINGS = 5
 _FAILING = HazardByAge(((0.0, 0.01),))
 """Machines that nobody takes: one in four days fails, a guess from above."""
+_CHEAPER = 1.01
+"""Places whose prices differ by less than this are as dear as each other."""
 _ASK_AHEAD_S = 300.0
 """So long before on-demand nodes may be given up it is asked whether spot ones are free: the
 answer takes a while, and is not waited for."""
@@ -73,7 +76,9 @@ def advised(
     priced = all(offer.price_usd_per_h is not None for offer in offers)
     bought = any(offer.market is Market.ON_DEMAND for offer in offers)
     if deadline and policy.market is Market.SPOT and priced and bought:
-        return _by_policy(record, offers, nodes, now, policy, market)
+        action, named = _by_policy(record, offers, nodes, now, policy, market)
+        wanted = [named[key] for key in _asked(action) if key in named]
+        return Advice(offers=tuple(wanted), why=action.why)
     ranked = offers_now(record, offers, now, policy)
     return Advice(offers=tuple(ranked), why=_why(record, ranked, now, policy))
 
@@ -184,10 +189,58 @@ def _made_do(attempt: AttemptRecord, policy: Policy) -> bool:
 def _back_to_spot_after_s(record: RunRecord, policy: Policy) -> float:
     in_vain = 0
     for before, after in reversed(tuple(pairwise(record.attempts))):
-        if not (_was_resized(before) and _made_do(before, policy) and _made_do(after, policy)):
+        if not (_was_moved(before) and _made_do(before, policy) and _made_do(after, policy)):
             break
         in_vain += 1
     return policy.back_to_spot_after_s * float(2 ** min(in_vain, _MOST_DOUBLINGS))
+
+
+def may_move(record: RunRecord, attempt: AttemptRecord, policy: Policy) -> bool:
+    """Tell whether the policy may give an attempt's spot nodes up for cheaper ones.
+
+    Not on clouds, which do not tell what is free.
+    """
+    by_policy = policy.on_demand_for_deadline and record.limits.deadline_at is not None
+    on_spot = policy.market is Market.SPOT and attempt.offer.market is Market.SPOT
+    trains = attempt.started_at is not None and attempt.stop is None and attempt.job_end is None
+    return by_policy and on_spot and trains and attempt.offer.infra not in BUYS_SPOT
+
+
+def cheaper_places(attempt: AttemptRecord, offers: Iterable[Offer]) -> list[Offer]:
+    """Return the spot places that cost less than the attempt's; none if its price is unknown."""
+    price = attempt.offer.price_usd_per_h
+    return [
+        offer
+        for offer in offers
+        if offer.market is Market.SPOT
+        and offer.price_usd_per_h is not None
+        and price is not None
+        and offer.price_usd_per_h * _CHEAPER < price
+    ]
+
+
+def move_due(
+    record: RunRecord,
+    attempt: AttemptRecord,
+    offers: Sequence[Offer],
+    now: float,
+    policy: Policy,
+    *,
+    market: Sequence[Sighting] = (),
+) -> bool:
+    """Tell whether the policy gives spot nodes up for cheaper ones, whose place says it has them.
+
+    `market` has what the places say; where none says so, nothing is thought over.
+    """
+    free = any(
+        says_free(market, place=place_name(offer), nodes=attempt.nodes)
+        for offer in cheaper_places(attempt, offers)
+    )
+    if not free or not may_move(record, attempt, policy):
+        return False
+    running = Running(place=place_name(attempt.offer), market=SPOT, nodes=attempt.nodes)
+    action, _ = _by_policy(record, offers, attempt.nodes, now, policy, market, running)
+    return isinstance(action, Move) and action.market == SPOT
 
 
 def may_regrow(record: RunRecord, attempt: AttemptRecord) -> bool:
@@ -242,6 +295,11 @@ def _tries_in_vain(record: RunRecord) -> int:
     return count
 
 
+def _was_moved(attempt: AttemptRecord) -> bool:
+    """Tell whether it was saved to go on elsewhere, which earlier versions called a resize."""
+    return attempt.end is not None and attempt.end.reason in (EndReason.MOVED, EndReason.RESIZED)
+
+
 def _was_resized(attempt: AttemptRecord) -> bool:
     return attempt.end is not None and attempt.end.reason is EndReason.RESIZED
 
@@ -279,13 +337,17 @@ def _pressing_s(record: RunRecord, nodes: int) -> float:
 
 
 def _work_s(record: RunRecord, nodes: int) -> float:
-    """Return the work that is left; of a job that has shown no pace, the most that it may have.
+    """Return the work that is left; of a job that has shown no pace, what the user says.
 
-    That is all of the time that the user gave it, less the slack that belongs to so much work.
+    Who does not say it may have the most: all of the time that the user gave it, less the slack
+    that belongs to so much work.
     """
     left_s = work_left_s(record, nodes)
     if left_s is not None:
         return left_s
+    said_s = record.spec.get("work_s")
+    if isinstance(said_s, (int, float)):
+        return float(said_s) * record.limits.nodes_max / nodes
     assert record.limits.deadline_at is not None
     begins_at = max(record.created_at, record.start_at or record.created_at)
     return (record.limits.deadline_at - begins_at) / (1 + _SLACK)
@@ -327,8 +389,9 @@ def _by_policy(
     now: float,
     policy: Policy,
     market: Sequence[Sighting],
-) -> Advice:
-    """Ask the policy, with all that the journal tells of each place."""
+    running: Running | None = None,
+) -> tuple[Action, dict[tuple[str, str], Offer]]:
+    """Ask the policy, with all that the journal tells of each place; return the offers by name."""
     from spotguard.policy.decide import Model, decide  # NumPy: not for a plain look
 
     accelerator, gpus = accelerator_of(record, offers[0] if offers else None)
@@ -338,11 +401,9 @@ def _by_policy(
         sort = SPOT if offer.market is Market.SPOT else ON_DEMAND
         if (nodes, place_key(offer)) not in record.tried or sort == SPOT:
             named.setdefault((place_name(offer), sort), offer)
-    view = _view(record, named, nodes, now, policy, model.hazard, market)
+    view = _view(record, named, nodes, now, policy, model.hazard, market, running)
     seed = zlib.crc32(f"{record.run_id} {record.next_number} {record.rounds}".encode())
-    action = decide(view, model, seed).action
-    wanted = [named[key] for key in _asked(action) if key in named]
-    return Advice(offers=tuple(wanted), why=action.why)
+    return decide(view, model, seed).action, named
 
 
 def _asked(action: Action) -> list[tuple[str, str]]:
@@ -359,8 +420,9 @@ def _view(
     policy: Policy,
     hazard: Hazard,
     market: Sequence[Sighting],
+    running: Running | None,
 ) -> View:
-    """Return what the policy is told between two attempts."""
+    """Return what the policy is told."""
     limits = record.limits
     assert limits.deadline_at is not None
     return View(
@@ -382,6 +444,7 @@ def _view(
             )
             for name in dict.fromkeys(name for name, _ in named)
         ),
+        running=running,
         tick_s=policy.ask_s,
     )
 
@@ -482,6 +545,8 @@ def seen_of(
             told.append((attempt.end.gone_at, False))
     if (nodes, key) in record.tried:
         told.append((now, False))
+    elif says_free(market, place=place_name(offer), nodes=nodes):
+        told.append((now, True))
     return seen_by(sorted(told), now, hazard)
 
 

@@ -48,6 +48,8 @@ class Policy:
     """Nodes are bought on demand where the deadline could not be kept otherwise."""
     back_to_spot_after_s: float = 3600.0
     """An attempt that had to buy on demand is saved and launched anew after this."""
+    think_of_moves_s: float = 3600.0
+    """A spot attempt thinks so often about cheaper places that say that they have nodes."""
     start_s: float = 30.0
     """What a start takes, as long as none has been seen."""
     ask_s: float = 60.0

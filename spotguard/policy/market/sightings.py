@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 ASKED, GRANTED, REFUSED, LOST, LEFT, PRICE = "asked", "granted", "refused", "lost", "left", "price"
 KINDS: Final = (ASKED, GRANTED, REFUSED, LOST, LEFT, PRICE)
+FREE: Final = "free"
+"""The place itself says now that it has so many nodes. That is not kept: it will change."""
 _HAD, _NOT_HAD = (GRANTED, LEFT), (REFUSED, LOST)
 ENOUGH: Final = 10
 """With fewer grants, refusals and losses than this, there is nothing to forecast from."""
@@ -31,7 +33,7 @@ class Sighting:
     at: float
     """Epoch seconds."""
     kind: str
-    """One of `KINDS`: nodes were asked for, had, not to be had, taken, or given back."""
+    """One of `KINDS`: nodes were asked for, had, not to be had, taken, or given back; or `FREE`."""
     place: str
     """`aws/us-east-1/us-east-1a/p3.2xlarge`."""
     accelerator: str = ""
@@ -66,6 +68,13 @@ def answers_of(
         elif each.kind in _NOT_HAD and each.nodes <= nodes:
             told.append((each.at, False))
     return sorted(told)
+
+
+def says_free(sightings: Iterable[Sighting], *, place: str, nodes: int) -> bool:
+    """Tell whether a place says now that it has spot for so many nodes."""
+    return any(
+        each.kind == FREE and each.place == place and each.nodes >= nodes for each in sightings
+    )
 
 
 def seen_by(told: Iterable[tuple[float, bool]], now: float, hazard: Hazard) -> Seen:

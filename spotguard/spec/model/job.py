@@ -228,8 +228,9 @@ class JobSpec(Frozen):
             is_duration=True,
         ),
     ] = None
-    """How long it trains on all nodes, undisturbed, if you know it. Forecasts rest on it until the
-    run has shown its own pace. Default: what an earlier run of the same script has shown."""
+    """How long it trains on all nodes, undisturbed, if you know it. Forecasts, and what is bought
+    for a deadline, rest on it until the run has shown its own pace. Default: for forecasts, what an
+    earlier run of the same script has shown."""
 
     market: Annotated[
         Market,

@@ -12,14 +12,19 @@ from spotguard.control.supervisor.placement import (
     back_to_spot_due,
     markets_now,
     may_go_back_to_spot,
+    move_due,
     offers_now,
     paced_nodes,
+    place_name,
     regrow_due,
+    seen_of,
     will_buy_later,
     work_left_s,
 )
 from spotguard.control.supervisor.policy import Policy
 from spotguard.events.states import EndReason, Market
+from spotguard.policy.market.hazard import pooled
+from spotguard.policy.market.sightings import FREE, Sighting
 from spotguard.testing.launcher import FAKE_OFFER
 from tests.control.made import Line, ended, intended, launched, made, training
 
@@ -237,6 +242,22 @@ def test_a_job_that_never_ran_waits_for_less_than_its_slack() -> None:
     assert advice(*lines, now=130 * 60.0, deadline_h=26.4)[0] == [PAID]
 
 
+def test_until_a_pace_is_known_the_work_is_what_the_user_says() -> None:
+    """With 4 of 5 hours of work to do, unsaid, there is no time for a spot node that may not come.
+
+    Said of all nodes, it takes twice as long on half of them. What the run shows counts more.
+    """
+    limits = Limits(nodes_min=1, nodes_max=2, deadline_at=5 * HOURS)
+    unsaid = made(limits=limits)
+    said = replace(unsaid, spec={**unsaid.spec, "work_s": 4 * HOURS})
+    assert advised(unsaid, PLACES, 2, 0.0, SLOW).offers == (PAID,)
+    assert advised(said, PLACES, 2, 0.0, SLOW).offers[0] == CHEAP
+    assert advised(said, PLACES, 1, 0.0, SLOW).offers == (PAID,)
+    shown = made(*paced(left_h=4.5, at=600.0), limits=limits)
+    shown = replace(shown, spec={**shown.spec, "work_s": 1 * HOURS})
+    assert advised(shown, PLACES, 2, 600.0, SLOW).offers == (PAID,)
+
+
 def test_spot_that_is_there_is_bought_although_the_deadline_presses() -> None:
     """Little slack forbids to wait, not to buy spot, as long as its loss could be borne."""
     lines = paced(left_h=20.0, at=1 * HOURS)
@@ -281,6 +302,51 @@ def test_the_reason_to_wait_is_told() -> None:
     assert offers == []
     assert why.startswith("waits: spot in ")
     assert "the deadline leaves" in why
+
+
+def test_a_place_that_says_that_it_has_nodes_answers() -> None:
+    """It is known to have them, unless it has just refused them; of too few nothing follows."""
+    record, hazard = made(limits=Limits(nodes_min=2, nodes_max=2)), pooled("", 2)
+    free = (free_nodes(THERE, 2),)
+    assert seen_of(record, THERE, 2, 60.0, hazard, free).answers is True
+    assert seen_of(record, THERE, 3, 60.0, hazard, free).answers is None
+    assert seen_of(record, CHEAP, 2, 60.0, hazard, free).answers is None
+    record = made(*refused(50.0, offer=THERE))
+    assert seen_of(record, THERE, 2, 60.0, hazard, free).answers is False
+
+
+@pytest.mark.parametrize(
+    ("free", "change", "due"),
+    [
+        ((CHEAP, 2), {}, True),
+        ((CHEAP, 1), {}, False),
+        (None, {}, False),
+        ((CHEAP, 2), {"infra": "aws"}, False),
+        ((CHEAP, 2), {"price_usd_per_h": None}, False),
+        ((CHEAP, 2), {"price_usd_per_h": 1.005}, False),
+        ((CHEAP, 2), {"market": ON_DEMAND}, False),
+    ],
+)
+def test_spot_nodes_are_given_up_only_for_cheaper_ones_that_are_known_to_be_free(
+    free: tuple[Offer, int] | None, change: dict[str, Any], due: bool
+) -> None:
+    """Clouds tell nobody; on-demand nodes have a rule of their own."""
+    progress = {"step": 100, "total_steps": 2500, "step_s": 60.0}
+    lines = (*launched(0.0, nodes=2), training(600.0), ("progress", 6000.0, 1, progress))
+    limits = Limits(nodes_min=2, nodes_max=2, deadline_at=100 * HOURS)
+    record = made(*lines, limits=limits)
+    here = replace(record.attempts[0].offer, zone="here-c", price_usd_per_h=2.5)
+    attempt = replace(record.attempts[0], offer=replace(here, **change))
+    market = () if free is None else (free_nodes(*free),)
+    offers = (*PLACES, here)
+    assert move_due(record, attempt, offers, 6000.0, SLOW, market=market) is due
+    never = replace(SLOW, on_demand_for_deadline=False)
+    assert not move_due(record, attempt, offers, 6000.0, never, market=market)
+
+
+def free_nodes(offer: Offer, nodes: int) -> Sighting:
+    """A place says that it has so many nodes now."""
+    return Sighting(at=0.0, kind=FREE, place=place_name(offer), nodes=nodes)
 
 
 @pytest.mark.parametrize("deadline", [True, False])

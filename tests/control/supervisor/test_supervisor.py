@@ -20,6 +20,7 @@ from spotguard.events.event import Event, JobEvent
 from spotguard.events.regrouping import Group
 from spotguard.events.states import EndReason, Market, RunState
 from spotguard.launch.base import ClusterState, ClusterView, NodeEnd
+from spotguard.testing.clock import FakeClock
 from spotguard.testing.job import JobFate
 from spotguard.testing.launcher import FAKE_OFFER, FakeLauncher
 from spotguard.testing.stores import FaultyStore, SimulatedCrash
@@ -319,8 +320,38 @@ def test_on_demand_nodes_are_given_up_once_spot_ones_are_free_and_not_before(
     world.launcher.spot_from = world.clock.now() + 50.0
     record = world.run()
     assert [(a.offer.market, a.end.reason) for a in record.attempts if a.end] == [
-        (Market.ON_DEMAND, EndReason.RESIZED),
+        (Market.ON_DEMAND, EndReason.MOVED),
         (Market.SPOT, EndReason.FINISHED),
+    ]
+    assert record.attempts[1].intended_at >= world.launcher.spot_from
+
+
+def test_dear_spot_nodes_are_given_up_once_a_cheaper_place_says_that_it_has_some(
+    tmp_path: Path,
+) -> None:
+    """Under a deadline it moves by the policy: once, not before, and to what is free."""
+    dear = replace(FAKE_OFFER, zone="here-b", price_usd_per_h=2.5)
+    paid = replace(FAKE_OFFER, market=Market.ON_DEMAND, price_usd_per_h=30.0)
+    hour_s = 3600.0
+    world = World(
+        tmp_path,
+        total_steps=240,
+        step_s=60.0,
+        limits=Limits(deadline_at=FakeClock().now() + 40 * hour_s),
+        policy=Policy(
+            market=Market.SPOT,
+            on_demand_for_deadline=True,
+            capacity_patience_s=600.0,
+        ),
+        spec={"infra": "aws", "on_demand": "deadline"},
+        tick_s=5.0,
+    )
+    world.launcher = CheapLater(world.clock, world.job, offers=[FAKE_OFFER, dear, paid])
+    world.launcher.spot_from = world.clock.now() + hour_s
+    record = world.run()
+    assert [(a.offer.zone, a.end.reason) for a in record.attempts if a.end] == [
+        ("here-b", EndReason.MOVED),
+        ("here-a", EndReason.FINISHED),
     ]
     assert record.attempts[1].intended_at >= world.launcher.spot_from
 
@@ -339,6 +370,14 @@ class SpotLater(FakeLauncher):
         if not self.free_nodes(request.offer):
             raise NoCapacity("no spot node is to be had")
         super().launch(request)
+
+
+class CheapLater(SpotLater):
+    """The same of its cheapest spot place; the others have nodes at once."""
+
+    def free_nodes(self, offer: Offer) -> int | None:
+        """Return whether it has come to cheap nodes yet."""
+        return 4 if offer.price_usd_per_h != 1.0 else super().free_nodes(offer)
 
 
 class NoSpot(FakeLauncher):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SCRIPT = Path(__file__).parents[3] / "infra" / "lab" / "slurm_lab.sh"
 _MORTAL = Path(__file__).with_name("mortal")
+_HASTENED = Path(__file__).with_name("hastened")
 NODES = 3
 _BOOKS_EVERY_S = 3.0
 _NO_CLUSTERS = ("spotlab-hold", "bash")
@@ -35,8 +36,12 @@ slurm:
       partition_configs:
         spot: {pricing: {cpu: 1.0, memory: 0.0}}
         ondemand: {pricing: {cpu: 3.0, memory: 0.0}}
+        spot1: {pricing: {cpu: 1.8567, memory: 0.0}}
+        spot2: {pricing: {cpu: 2.407, memory: 0.0}}
+        spot3: {pricing: {cpu: 10.3157, memory: 0.0}}
 """
-"""As the lab's own, but a launch that finds too few nodes gives up sooner."""
+"""As the lab's own, but a launch that finds too few nodes gives up sooner. Partitions of one node
+cost what an H100 did in us-east4-b and in asia-southeast1-b on spot, and on demand."""
 
 
 wait_until = partial(lab_jobs.wait_until, every_s=1.0)
@@ -199,15 +204,20 @@ class Beside(Lab):
         self.slurm = slurm
         self.mortal: Path | None = None
         """Where controllers that die at each of their outside acts leave their marks."""
+        self.hastened: tuple[float, Path] | None = None
+        """By how much the market of controllers is faster, and where they keep what was decided."""
         self.store = slurm.folder / "shared" / f"{folder.name}-{time.time():.0f}"
 
     def environ(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the environment of a shell that uses the lab."""
         given = {**self.slurm.environ, "SPOTGUARD_STORE": str(self.store), **NO_SMOKE}
         if self.mortal is not None:
-            path = given["PYTHONPATH"]
-            given["PYTHONPATH"] = f"{_MORTAL}{os.pathsep}{path}"
+            given["PYTHONPATH"] = f"{_MORTAL}{os.pathsep}{given['PYTHONPATH']}"
             given["CONTROLLERS_DEATHS"] = str(self.mortal)
+        if self.hastened is not None:
+            speed_up, decisions = self.hastened
+            given["PYTHONPATH"] = f"{_HASTENED}{os.pathsep}{given['PYTHONPATH']}"
+            given |= {"MARKET_SPEED_UP": f"{speed_up:g}", "MARKET_DECISIONS": str(decisions)}
         return {**given, "SPOTGUARD_HOME": str(self.home), **(more or {})}
 
     def mark(self, name: str) -> Path:
@@ -279,15 +289,18 @@ def _instant(text: str) -> float | None:
 
 
 def _output(command: Sequence[str | Path], environ: dict[str, str], limit_s: float) -> str:
-    done = subprocess.run(
-        [str(word) for word in command],
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=limit_s,
-        check=False,
-    )
     words = " ".join(str(word) for word in command)
+    try:
+        done = subprocess.run(
+            [str(word) for word in command],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        raise AssertionError(f"{words}: not in {limit_s} s\n{late.stdout!r}") from late
     assert done.returncode == 0, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
