@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spotguard.errors import UsageError
-from spotguard.spec.home_folder import spotguard_home
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from spotguard.spec.model import JobSpec
     from spotguard.spec.nodes import NodeRange
 
-__all__ = ["home_news", "Run", "runs", "runs_of", "spotguard_home"]
+__all__ = ["home_news", "Run", "runs", "runs_of"]
 
 _PROFILED_STEPS = 5
 

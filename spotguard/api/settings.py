@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from spotguard.spec.file_schema import file_schema
+from spotguard.spec.home_folder import spotguard_home
 from spotguard.spec.infra import LOCAL
 from spotguard.spec.model import JobSpec
 from spotguard.spec.model.sweep import points_of
@@ -27,5 +28,6 @@ __all__ = [
     "resolve",
     "Resolved",
     "SettingsDocument",
+    "spotguard_home",
     "starter_files",
 ]

@@ -243,7 +243,7 @@ def _say_unexpected(problem: Exception) -> int:
 
 def _keep(told: str) -> str:
     """Write a traceback where only the user can read it; return the path."""
-    from spotguard.api.run import spotguard_home
+    from spotguard.api.settings import spotguard_home
 
     name = time.strftime("crash-%Y%m%d-%H%M%S-")
     for folder in (spotguard_home(), Path(tempfile.gettempdir())):

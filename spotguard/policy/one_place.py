@@ -34,7 +34,6 @@ _FINE = 3
 """Units of work in a step."""
 _RATIO = 1.05
 """Prices that differ by less share a plan."""
-_BINS = len(AGE_EDGES_S)
 _LATE_USD = 1e4
 """Of each unit of work that the deadline leaves undone, where spot costs a dollar a unit."""
 
@@ -110,13 +109,13 @@ def _planned(
     rates: bytes, ratio: float, start: int, step_s: float, steps: int, units: int
 ) -> OnePlacePlan:
     """Return the plan; a price of one is spot's, of `ratio` that on demand."""
-    per_h = np.frombuffer(rates).reshape(2, _BINS)
+    per_h = np.frombuffer(rates).reshape(2, -1)
     flip = -np.expm1(-per_h * step_s / 3600)
     grows = np.append(np.minimum(1.0, step_s / np.diff(AGE_EDGES_S)), 0.0)
     amount = np.arange(units + start + 1)
     fresh = np.minimum(amount + start, amount[-1])
     fresh[0] = 0
-    value = np.empty((len(amount), 3, 2, _BINS))
+    value = np.empty((len(amount), 3, 2, len(AGE_EDGES_S)))
     value[:] = (_LATE_USD * amount)[:, None, None, None]
     best = np.full((steps + 1, *value.shape), NOTHING, dtype=np.int8)
     best[0] = OVER

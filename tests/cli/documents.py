@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from spotguard.api import checkpoints as api_checkpoints
 from spotguard.api import doctor, launching
 from spotguard.checkpoint.shard import shard_file, write_shard
 from spotguard.cli.main import main
@@ -431,6 +432,6 @@ def _archived(patch: pytest.MonkeyPatch) -> list[Any]:
         kind = CheckpointKind.BEST if step == 20 else CheckpointKind.PERIODIC
         save(store, step, kind=kind, created_at=1_600_000_000.0 + step)
     opened = OpenedRun(run_id="a-run", store=store, at_rest=True)
-    patch.setattr(find, "open_run", lambda run: opened)
+    patch.setattr(api_checkpoints, "open_run", lambda run: opened)
     how = ("checkpoints", "archive", "a-run", "--older-than", "90d")
     return [*_printed(*how, "--dry-run"), *_printed(*how, "--yes")]

@@ -24,7 +24,7 @@ from spotguard.launch.base import (
     NodeView,
     Unreachable,
 )
-from spotguard.launch.skypilot.ec2_bill import charged_node_s
+from spotguard.launch.skypilot.ec2.bill import charged_node_s
 from spotguard.launch.skypilot.sdk import ClusterPhase, JobPhase
 from spotguard.launch.taskyaml import Machine
 from spotguard.shared.units import SystemClock, format_duration

@@ -19,7 +19,7 @@ from spotguard.errors import LauncherFailure, NoCapacity, SpotguardError
 from spotguard.launch.base import LogGone, Unreachable
 from spotguard.launch.skypilot.cloud_check import reason_in
 from spotguard.launch.skypilot.cluster_list import our_clusters
-from spotguard.launch.skypilot.ec2_ends import Ec2Ends
+from spotguard.launch.skypilot.ec2.ends import Ec2Ends
 from spotguard.launch.skypilot.import_sky import load_sky, off_stdout
 from spotguard.launch.skypilot.pods import free_pods
 from spotguard.launch.skypilot.refusals import read_refusal

@@ -139,6 +139,7 @@ def test_in_a_pod_it_acts_by_that_pods_rights_on_the_context_of_the_job(
     assert made["envs"]["CONTROLLER_KUBERNETES"] == offer.region
     assert made["envs"]["CONTROLLER_SLURM"] == ""
     assert made["file_mounts"][str(tmp_path)] == str(tmp_path)
+    pytest.importorskip("sky")
     check_task({**made, "file_mounts": {}})
     with pytest.raises(SpecError, match="folder of this machine"):
         check_job(job(tmp_path, f"kubernetes/{offer.region}", store=str(tmp_path)), KUBERNETES)

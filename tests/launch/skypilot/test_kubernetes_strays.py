@@ -122,6 +122,7 @@ def test_contexts_are_those_that_are_named() -> None:
 def test_skypilot_has_the_calls_by_which_it_is_asked() -> None:
     """Its client is not ours: what is used of it is there, and takes what it is given."""
     client = pytest.importorskip("kubernetes.client")
+    pytest.importorskip("sky")  # whose first import warns of what it uses
     from sky.adaptors import kubernetes
     from sky.provision import constants
     from sky.provision.kubernetes import utils

@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 
 import pytest
 
-from spotguard.launch.skypilot.ec2_bill import charged_node_s
+from spotguard.launch.skypilot.ec2.bill import charged_node_s
 from spotguard.launch.taskyaml import CLUSTER_TAG
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import moto
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
-from spotguard.launch.skypilot.ec2_ends import ASK_EVERY_S, Ec2Ends
+from spotguard.launch.skypilot.ec2.ends import ASK_EVERY_S, Ec2Ends
 from spotguard.launch.taskyaml import CLUSTER_TAG
 from spotguard.testing.clock import FakeClock
 
