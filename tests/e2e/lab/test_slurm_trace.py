@@ -94,8 +94,9 @@ def test_it_goes_where_the_policy_says_in_time_and_costs_what_the_simulator_says
         status = beside.settled(run, within_s=_BEGINS_AFTER_S + deadline_s + _LATEST_S)
 
     assert status["state"] == "finished", status["state_detail"]
-    assert status["finished_at"] - begins_at <= deadline_s
     record = record_of(beside, run)
+    assert record.settled is not None
+    assert record.settled.at - begins_at <= deadline_s
     places = [place_of(attempt) for attempt in status["attempts"]]
     prices = {place_of(each): each["price_usd_per_h"] for each in status["attempts"]}
     for zone, place in zip(MARKET.recorded(), PLACES, strict=True):
