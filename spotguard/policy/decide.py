@@ -350,6 +350,8 @@ class _Case:
         job, running = self.view.job, self.view.running
         probe = self._probe(model)
         words = _Words(self, model)
+        if running is not None and self.running > self.zones and target != self.zones:
+            return Stay(why="it runs in a place whose price nobody knows", probe=probe)
         if target == self.running:
             if running is None:
                 return HoldOff(why=words.waits(), probe=probe)

@@ -104,7 +104,7 @@ def plan_for(
     )
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=32)
 def _planned(
     rates: bytes, ratio: float, start: int, step_s: float, steps: int, units: int
 ) -> OnePlacePlan:
@@ -119,6 +119,7 @@ def _planned(
     value[:] = (_LATE_USD * amount)[:, None, None, None]
     best = np.full((steps + 1, *value.shape), NOTHING, dtype=np.int8)
     best[0] = OVER
+    best[0, :, SPOT, 1] = SPOT  # nodes that run are kept as long as the guard lets them
     options = np.empty((3, *value.shape))
     for step in range(1, steps + 1):
         later = _expected(value, flip, grows)

@@ -82,6 +82,21 @@ def test_a_plan_is_never_late_and_cheaper_than_the_constants() -> None:
     assert (planned.usd / least).mean() < (fixed.usd / least).mean() - 0.02
 
 
+def test_nodes_that_run_are_kept_to_the_end() -> None:
+    """In the last step there is no plan any more; the guard alone may give them up."""
+    kept = _plan().wanted(left_s=60.0, work_s=60.0, running=SPOT, up=True, age_s=HOUR)
+    assert int(kept) == SPOT
+    assert int(_plan().wanted(left_s=60.0, work_s=60.0, running=OVER, up=True, age_s=HOUR)) == OVER
+
+
+def test_who_runs_where_nobody_knows_the_price_stays() -> None:
+    """There is nothing to compare with; only the guard's word takes it from there."""
+    unknown = Running(place="b", market="spot", nodes=8)
+    for seen in (Seen(up=True, unseen_s=0.0), Seen(up=False, unseen_s=0.0)):
+        view = _view(40.0, seen=seen, running=unknown)
+        assert isinstance(decide(view, Model.of("H100", 8), 0).action, Stay)
+
+
 def _view(left_h: float, *, seen: Seen, running: Running | None = None) -> View:
     job = JobState(
         work_left_s=24 * HOUR, left_s=left_h * HOUR, start_s=200.0, guard_start_s=600.0, nodes=8

@@ -249,7 +249,10 @@ def _settled_by(last: AttemptRecord) -> Settle | None:
 
 
 def _barren(record: RunRecord) -> int:
-    """Return how many attempts in a row, up to the newest, finished no new step."""
+    """Return how many attempts in a row, up to the newest, finished no new step.
+
+    One that was told to go on elsewhere, before its first step, says nothing of the job.
+    """
     count = 0
     for attempt in reversed(record.attempts):
         first, last = attempt.resumed_step or 0, attempt.last_step
@@ -257,7 +260,8 @@ def _barren(record: RunRecord) -> int:
             break
         if attempt.end is not None and attempt.end.reason is EndReason.PHASE_DONE:
             break  # it found all that it was for done already
-        count += 1
+        if attempt.end is None or attempt.end.reason is not EndReason.MOVED:
+            count += 1
     return count
 
 

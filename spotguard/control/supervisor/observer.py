@@ -203,10 +203,11 @@ class Lookout:
         """Ask cheaper places whether they have nodes, where it is time to think of a move."""
         watched, now = self._watched, self._clock.monotonic()
         thought_lately = now - watched.thought_at < self._policy.think_of_moves_s
-        if thought_lately or not may_move(self._ledger.record, attempt, self._policy):
+        record = self._ledger.record
+        if thought_lately or not may_move(record, attempt, self._clock.now(), self._policy):
             return []
         free = self._say_free(cheaper_places(attempt, self._offers()))
-        if free:
+        if any(each.nodes >= attempt.nodes for each in free):
             watched.thought_at = now
         return free
 

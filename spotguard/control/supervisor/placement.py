@@ -18,7 +18,7 @@ from spotguard.control.supervisor.attempt_limits import end_margin_s
 from spotguard.events.states import EndReason, Market
 from spotguard.launch.taskyaml import BUYS_SPOT
 from spotguard.policy.action import ON_DEMAND, SPOT, Buy, Move
-from spotguard.policy.market.sightings import answers_of, says_free, seen_by
+from spotguard.policy.market.sightings import FREE, answers_of, says_free, seen_by
 from spotguard.policy.view import JobState, MarketPlace, Running, Seen, View
 from spotguard.shared.hazard import HazardByAge
 from spotguard.shared.units import format_duration, format_usd
@@ -195,15 +195,28 @@ def _back_to_spot_after_s(record: RunRecord, policy: Policy) -> float:
     return policy.back_to_spot_after_s * float(2 ** min(in_vain, _MOST_DOUBLINGS))
 
 
-def may_move(record: RunRecord, attempt: AttemptRecord, policy: Policy) -> bool:
+def may_move(record: RunRecord, attempt: AttemptRecord, now: float, policy: Policy) -> bool:
     """Tell whether the policy may give an attempt's spot nodes up for cheaper ones.
 
-    Not on clouds, which do not tell what is free.
+    Not on clouds, which do not tell what is free. Each move in a row that led to no cheaper nodes
+    doubles the time until the next one: who says that nodes are free may not give them.
     """
+    if now - attempt.intended_at < _move_after_s(record, policy):
+        return False
     by_policy = policy.on_demand_for_deadline and record.limits.deadline_at is not None
     on_spot = policy.market is Market.SPOT and attempt.offer.market is Market.SPOT
     trains = attempt.started_at is not None and attempt.stop is None and attempt.job_end is None
     return by_policy and on_spot and trains and attempt.offer.infra not in BUYS_SPOT
+
+
+def _move_after_s(record: RunRecord, policy: Policy) -> float:
+    in_vain = 0
+    for before, after in reversed(tuple(pairwise(record.attempts))):
+        moved = before.end is not None and before.end.reason is EndReason.MOVED
+        if not moved or cheaper_places(before, [after.offer]):
+            break
+        in_vain += 1
+    return policy.think_of_moves_s * 2.0 ** min(in_vain, _MOST_DOUBLINGS) if in_vain else 0.0
 
 
 def cheaper_places(attempt: AttemptRecord, offers: Iterable[Offer]) -> list[Offer]:
@@ -230,13 +243,19 @@ def move_due(
 ) -> bool:
     """Tell whether the policy gives spot nodes up for cheaper ones, whose place says it has them.
 
-    `market` has what the places say; where none says so, nothing is thought over.
+    `market` has what the places say; where none says so, nothing is thought over, nor where the
+    place that it has gives no price: there is nothing to compare with.
     """
-    free = any(
+    here = any(
+        place_name(offer) == place_name(attempt.offer) and offer.price_usd_per_h is not None
+        for offer in offers
+        if offer.market is Market.SPOT
+    )
+    free = here and any(
         says_free(market, place=place_name(offer), nodes=attempt.nodes)
         for offer in cheaper_places(attempt, offers)
     )
-    if not free or not may_move(record, attempt, policy):
+    if not free or not may_move(record, attempt, now, policy):
         return False
     running = Running(place=place_name(attempt.offer), market=SPOT, nodes=attempt.nodes)
     action, _ = _by_policy(record, offers, attempt.nodes, now, policy, market, running)
@@ -425,14 +444,16 @@ def _view(
     """Return what the policy is told."""
     limits = record.limits
     assert limits.deadline_at is not None
+    start_s = expected_start_s(record, now, policy)
+    # A place that says that it has nodes may still refuse them, which takes as long to learn.
+    refused_s = policy.ask_s if any(each.kind == FREE for each in market) else 0.0
+    lost_s = max(start_s, refused_s)  # or they are taken as they start
     return View(
         job=JobState(
             work_left_s=max(1.0, _work_s(record, nodes)),
             left_s=limits.deadline_at - now - end_margin_s(record, policy),
-            start_s=expected_start_s(record, now, policy),
-            reserve_s=expected_start_s(
-                record, now, policy
-            ),  # of nodes that are taken as they start
+            start_s=start_s,
+            reserve_s=lost_s,
             nodes=nodes,
         ),
         places=tuple(

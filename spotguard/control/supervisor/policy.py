@@ -86,6 +86,7 @@ class Policy:
 
 
 SKY_POLICY = Policy(
+    survivor_patience_s=30.0,  # EC2 tells of a lost node seconds after it is gone
     down_patience_s=180.0,
     down_retry_s=15.0,
     intent_valid_s=180.0,

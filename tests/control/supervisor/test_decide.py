@@ -555,6 +555,11 @@ def test_three_attempts_without_a_new_step_pause_the_run() -> None:
     assert isinstance(action, Settle)
     assert (action.state, action.exit_code) == (RunState.PAUSED, 11)
     assert "no progress" in action.detail
+    moved = tuple(
+        line if line[0] != "attempt_ended" else (*line[:3], {**line[3], "reason": "moved"})
+        for line in lines
+    )
+    assert isinstance(answer(moved, None, 50.0), Intend), "it was told to go elsewhere"
 
 
 def no_capacity(at: float, nodes: int) -> tuple[Line, Line]:

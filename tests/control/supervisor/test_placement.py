@@ -12,6 +12,7 @@ from spotguard.control.supervisor.placement import (
     back_to_spot_due,
     markets_now,
     may_go_back_to_spot,
+    may_move,
     move_due,
     offers_now,
     paced_nodes,
@@ -342,6 +343,63 @@ def test_spot_nodes_are_given_up_only_for_cheaper_ones_that_are_known_to_be_free
     assert move_due(record, attempt, offers, 6000.0, SLOW, market=market) is due
     never = replace(SLOW, on_demand_for_deadline=False)
     assert not move_due(record, attempt, offers, 6000.0, never, market=market)
+
+
+def may_be_moved(*prices: float, reason: EndReason = EndReason.MOVED, age_s: float) -> bool:
+    """Tell whether the last of attempts with these prices may be moved at that age."""
+    limits = Limits(nodes_min=2, nodes_max=2, deadline_at=100 * HOURS)
+    now_on = made(*launched(0.0, nodes=2), training(600.0), limits=limits).attempts[0]
+    gone = made(*launched(0.0, nodes=2), training(600.0), ended(700.0, reason.value)).attempts[0]
+    before = [
+        replace(gone, offer=replace(gone.offer, price_usd_per_h=each)) for each in prices[:-1]
+    ]
+    last = replace(now_on, offer=replace(now_on.offer, price_usd_per_h=prices[-1]))
+    record = replace(made(limits=limits), attempts=(*before, last))
+    return may_move(record, last, last.intended_at + age_s, SLOW)
+
+
+def test_moves_that_led_nowhere_make_the_next_one_later() -> None:
+    """A place may say that it has nodes and never give them: each try costs a save and a start."""
+    assert may_be_moved(2.0, age_s=700.0)
+    assert may_be_moved(2.0, 1.0, age_s=700.0), "that move was worth it"
+    assert may_be_moved(2.0, 2.0, reason=EndReason.PREEMPTED, age_s=700.0)
+    for vain, hours in ((1, 2), (2, 4), (5, 32), (50, 32)):
+        prices = (2.0,) * (vain + 1)
+        assert not may_be_moved(*prices, age_s=hours * HOURS - 1), vain
+        assert may_be_moved(*prices, age_s=hours * HOURS), vain
+    assert may_be_moved(*(2.0,) * 5, 1.0, age_s=700.0), "the last one was worth it"
+
+
+def test_nodes_are_not_moved_from_a_place_without_a_price() -> None:
+    """Nothing is cheaper than what nobody knows; its controller must not end for it either."""
+    progress = {"step": 100, "total_steps": 2500, "step_s": 60.0}
+    lines = (*launched(0.0, nodes=2), training(600.0), ("progress", 6000.0, 1, progress))
+    limits = Limits(nodes_min=2, nodes_max=2, deadline_at=100 * HOURS)
+    record = made(*lines, limits=limits)
+    here = replace(record.attempts[0].offer, zone="here-c", price_usd_per_h=2.5)
+    attempt = replace(record.attempts[0], offer=here)
+    market = (free_nodes(CHEAP, 2),)
+    unpriced = replace(here, price_usd_per_h=None)
+    assert move_due(record, attempt, (*PLACES, here), 6000.0, SLOW, market=market)
+    assert not move_due(record, attempt, PLACES, 6000.0, SLOW, market=market)
+    assert not move_due(record, attempt, (*PLACES, unpriced), 6000.0, SLOW, market=market)
+
+
+@pytest.mark.parametrize(
+    ("slack_s", "market"), [(500.0, ON_DEMAND), (790.0, ON_DEMAND), (1600.0, SPOT)]
+)
+@pytest.mark.parametrize("free", [False, True])
+def test_a_place_that_says_it_has_nodes_may_still_refuse_them(
+    slack_s: float, market: Market, free: bool
+) -> None:
+    """A start takes 100 s, a refusal 600: after it there must be time for two starts."""
+    progress = {"step": 100, "total_steps": 220, "step_s": 60.0}
+    lines = (*launched(0.0, nodes=2), training(100.0), ("progress", 6999.0, 1, progress))
+    limits = Limits(nodes_min=2, nodes_max=2, deadline_at=7200.0 + 2 * HOURS + 235.0 + slack_s)
+    record = made(*lines, ended(7000.0, "preempted", last_step=100), limits=limits)
+    said = (free_nodes(CHEAP, 2), free_nodes(THERE, 2)) if free else ()
+    told = advised(record, PLACES, 2, 7200.0, SLOW, market=said)
+    assert {offer.market for offer in told.offers} == {market}
 
 
 def free_nodes(offer: Offer, nodes: int) -> Sighting:
