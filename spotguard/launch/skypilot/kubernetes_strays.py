@@ -80,11 +80,14 @@ class KubernetesStrays:
         self._pods: Pods = pods or _SkyPods()
 
     def look(self, cluster: str) -> ClusterView:
-        """Ask each context; a cluster is in one of them."""
-        pods = [pod for _, pod in self._find(cluster)]
+        """Ask each context: one that does not answer hides no cluster that lives in another."""
+        found, failures = self._find(cluster)
+        pods = [pod for _, pod in found]
+        living = [pod for pod in pods if pod.phase not in _OVER]
+        if failures and not living:
+            raise failures[0]
         if not pods:
             return ClusterView(state=ClusterState.ABSENT)
-        living = [pod for pod in pods if pod.phase not in _OVER]
         if not living:
             return ClusterView(state=ClusterState.GONE)
         if all(pod.phase == "Pending" and not pod.is_going for pod in living):
@@ -98,25 +101,35 @@ class KubernetesStrays:
         )
 
     def down(self, cluster: str) -> None:
-        """Delete its pods, and what SkyPilot made for them."""
-        found = self._find(cluster)
+        """Delete its pods, and what SkyPilot made for them, also where another context refuses."""
+        found, failures = self._find(cluster)
         for context in dict.fromkeys(context for context, _ in found):
-            self._pods.delete(context, _label(cluster))
-        for context, name in dict.fromkeys((context, pod.sky_name) for context, pod in found):
-            if name:
-                self._pods.delete_services(context, f"{_SKY_TAG}={name}")
+            names = {pod.sky_name: None for where, pod in found if where == context}
+            try:
+                self._pods.delete(context, _label(cluster))
+                for name in filter(None, names):
+                    self._pods.delete_services(context, f"{_SKY_TAG}={name}")
+            except LauncherFailure as problem:
+                failures.append(problem)
+        if failures:
+            raise failures[0]
 
-    def _find(self, cluster: str) -> list[tuple[str, Pod]]:
-        """Return its pods and their contexts, the first node first."""
+    def _find(self, cluster: str) -> tuple[list[tuple[str, Pod]], list[LauncherFailure]]:
+        """Return its pods and their contexts, the first node first; and who does not say it."""
         contexts = list(self._contexts())
         if not contexts:  # not absent: nobody was asked
             raise Unreachable(f"Nobody knows in which context of Kubernetes {cluster} would be.")
-        found = [
-            (context, pod)
-            for context in contexts
-            for pod in self._pods.labelled(context, _label(cluster))
-        ]
-        return sorted(found, key=lambda each: (not each[1].name.endswith(_HEAD), each[1].name))
+        found: list[tuple[str, Pod]] = []
+        failures: list[LauncherFailure] = []
+        for context in contexts:
+            try:
+                pods = self._pods.labelled(context, _label(cluster))
+            except LauncherFailure as problem:
+                failures.append(problem)
+            else:
+                found += [(context, pod) for pod in pods]
+        found.sort(key=lambda each: (not each[1].name.endswith(_HEAD), each[1].name))
+        return found, failures
 
 
 def _label(cluster: str) -> str:
