@@ -6,6 +6,7 @@ which finds its way by the kubeconfig, and inside of a pod by that pod's service
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 _KUBERNETES = "kubernetes"
 _ASK_WITHIN_S = 10.0
-_HEAD = "-head"
-"""How SkyPilot's name of a cluster's first pod ends."""
+_NUMBER = re.compile(r"-(?:head|worker(\d+))$")
+"""How SkyPilot's name of a pod ends: the head is node 0, worker N is node N."""
 _SKY_TAG = "skypilot-cluster-name"
 """SkyPilot's label of all that belongs to a cluster: its services, too."""
 _OVER = ("Succeeded", "Failed")
@@ -95,7 +96,7 @@ class KubernetesStrays:
         begun = [pod.since for pod in pods if pod.since is not None]
         return ClusterView(
             state=ClusterState.UP,
-            nodes=tuple(_node(index, pod) for index, pod in enumerate(pods)),
+            nodes=_nodes(pods),
             up_at=min(begun, default=None),
             detail="launched by another machine",
         )
@@ -115,7 +116,7 @@ class KubernetesStrays:
             raise failures[0]
 
     def _find(self, cluster: str) -> tuple[list[tuple[str, Pod]], list[LauncherFailure]]:
-        """Return its pods and their contexts, the first node first; and who does not say it."""
+        """Return its pods and their contexts; and who does not say it."""
         contexts = list(self._contexts())
         if not contexts:  # not absent: nobody was asked
             raise Unreachable(f"Nobody knows in which context of Kubernetes {cluster} would be.")
@@ -128,12 +129,29 @@ class KubernetesStrays:
                 failures.append(problem)
             else:
                 found += [(context, pod) for pod in pods]
-        found.sort(key=lambda each: (not each[1].name.endswith(_HEAD), each[1].name))
         return found, failures
 
 
 def _label(cluster: str) -> str:
     return f"{CLUSTER_TAG}={cluster}"
+
+
+def _nodes(pods: Iterable[Pod]) -> tuple[NodeView, ...]:
+    """Return the nodes by the numbers in their pods' names; a number without a pod is lost."""
+    by_number: dict[int, Pod] = {}
+    for pod in sorted(pods, key=lambda pod: pod.phase not in _OVER):  # a living one comes last
+        ending = _NUMBER.search(pod.name)
+        if ending is None:
+            raise Unreachable(f"Nobody knows which node the pod {pod.name!r} is.")
+        by_number[int(ending[1] or 0)] = pod
+    return tuple(
+        _node(index, by_number[index]) if index in by_number else _gone(index)
+        for index in range(max(by_number) + 1)
+    )
+
+
+def _gone(index: int) -> NodeView:
+    return NodeView(index=index, end=NodeEnd.LOST, detail="Kubernetes has its pod no more")
 
 
 def _node(index: int, pod: Pod) -> NodeView:

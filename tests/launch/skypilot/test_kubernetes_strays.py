@@ -78,6 +78,30 @@ def test_a_cluster_is_what_its_pods_are(
         assert seen.up_at == min(pod.since for pod in pods if pod.since is not None)
 
 
+def test_a_node_keeps_its_number_when_others_are_gone() -> None:
+    """It is in the pod's name: the node that lives is never taken for the one that is lost."""
+    last = replace(WORKER, name=f"{NAME}-worker10")
+    pods = FakePods({"ctx": [last, replace(WORKER, name=f"{NAME}-worker2")]})
+    nodes = pods.strays().look(NAME).nodes
+    assert [node.index for node in nodes] == list(range(11))
+    assert [node.index for node in nodes if node.end is NodeEnd.RUNNING] == [2, 10]
+    assert {node.end for node in nodes} == {NodeEnd.RUNNING, NodeEnd.LOST}
+
+
+def test_a_living_pod_counts_before_one_of_its_name_that_is_over() -> None:
+    """SkyPilot may have begun the cluster in one context, and had it in the next."""
+    over = replace(HEAD, phase="Failed")
+    for there in ({"a": [over], "b": [HEAD]}, {"a": [HEAD], "b": [over]}):
+        [node] = FakePods(there).strays("a", "b").look(NAME).nodes
+        assert node.end is NodeEnd.RUNNING
+
+
+def test_a_pod_without_a_number_says_nothing_of_the_nodes() -> None:
+    """A guess might take a living node for lost."""
+    with pytest.raises(Unreachable, match="which node"):
+        FakePods({"ctx": [replace(HEAD, name="odd")]}).strays().look(NAME)
+
+
 def test_its_end_takes_what_skypilot_made_for_it_too() -> None:
     """In the context where it is, and in no other; none is no problem."""
     pods = FakePods({"ctx": [HEAD, WORKER]})
