@@ -6,6 +6,7 @@ which finds its way by the kubeconfig, and inside of a pod by that pod's service
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 _KUBERNETES = "kubernetes"
 _ASK_WITHIN_S = 10.0
-_HEAD = "-head"
-"""How SkyPilot's name of a cluster's first pod ends."""
+_NUMBER = re.compile(r"-(?:head|worker(\d+))$")
+"""How SkyPilot's name of a pod ends: the head is node 0, worker N is node N."""
 _SKY_TAG = "skypilot-cluster-name"
 """SkyPilot's label of all that belongs to a cluster: its services, too."""
 _OVER = ("Succeeded", "Failed")
@@ -80,11 +81,14 @@ class KubernetesStrays:
         self._pods: Pods = pods or _SkyPods()
 
     def look(self, cluster: str) -> ClusterView:
-        """Ask each context; a cluster is in one of them."""
-        pods = [pod for _, pod in self._find(cluster)]
+        """Ask each context: one that does not answer hides no cluster that lives in another."""
+        found, failures = self._find(cluster)
+        pods = [pod for _, pod in found]
+        living = [pod for pod in pods if pod.phase not in _OVER]
+        if failures and not living:
+            raise failures[0]
         if not pods:
             return ClusterView(state=ClusterState.ABSENT)
-        living = [pod for pod in pods if pod.phase not in _OVER]
         if not living:
             return ClusterView(state=ClusterState.GONE)
         if all(pod.phase == "Pending" and not pod.is_going for pod in living):
@@ -92,35 +96,62 @@ class KubernetesStrays:
         begun = [pod.since for pod in pods if pod.since is not None]
         return ClusterView(
             state=ClusterState.UP,
-            nodes=tuple(_node(index, pod) for index, pod in enumerate(pods)),
+            nodes=_nodes(pods),
             up_at=min(begun, default=None),
             detail="launched by another machine",
         )
 
     def down(self, cluster: str) -> None:
-        """Delete its pods, and what SkyPilot made for them."""
-        found = self._find(cluster)
+        """Delete its pods, and what SkyPilot made for them, also where another context refuses."""
+        found, failures = self._find(cluster)
         for context in dict.fromkeys(context for context, _ in found):
-            self._pods.delete(context, _label(cluster))
-        for context, name in dict.fromkeys((context, pod.sky_name) for context, pod in found):
-            if name:
-                self._pods.delete_services(context, f"{_SKY_TAG}={name}")
+            names = {pod.sky_name: None for where, pod in found if where == context}
+            try:
+                self._pods.delete(context, _label(cluster))
+                for name in filter(None, names):
+                    self._pods.delete_services(context, f"{_SKY_TAG}={name}")
+            except LauncherFailure as problem:
+                failures.append(problem)
+        if failures:
+            raise failures[0]
 
-    def _find(self, cluster: str) -> list[tuple[str, Pod]]:
-        """Return its pods and their contexts, the first node first."""
+    def _find(self, cluster: str) -> tuple[list[tuple[str, Pod]], list[LauncherFailure]]:
+        """Return its pods and their contexts; and who does not say it."""
         contexts = list(self._contexts())
         if not contexts:  # not absent: nobody was asked
             raise Unreachable(f"Nobody knows in which context of Kubernetes {cluster} would be.")
-        found = [
-            (context, pod)
-            for context in contexts
-            for pod in self._pods.labelled(context, _label(cluster))
-        ]
-        return sorted(found, key=lambda each: (not each[1].name.endswith(_HEAD), each[1].name))
+        found: list[tuple[str, Pod]] = []
+        failures: list[LauncherFailure] = []
+        for context in contexts:
+            try:
+                pods = self._pods.labelled(context, _label(cluster))
+            except LauncherFailure as problem:
+                failures.append(problem)
+            else:
+                found += [(context, pod) for pod in pods]
+        return found, failures
 
 
 def _label(cluster: str) -> str:
     return f"{CLUSTER_TAG}={cluster}"
+
+
+def _nodes(pods: Iterable[Pod]) -> tuple[NodeView, ...]:
+    """Return the nodes by the numbers in their pods' names; a number without a pod is lost."""
+    by_number: dict[int, Pod] = {}
+    for pod in sorted(pods, key=lambda pod: pod.phase not in _OVER):  # a living one comes last
+        ending = _NUMBER.search(pod.name)
+        if ending is None:
+            raise Unreachable(f"Nobody knows which node the pod {pod.name!r} is.")
+        by_number[int(ending[1] or 0)] = pod
+    return tuple(
+        _node(index, by_number[index]) if index in by_number else _gone(index)
+        for index in range(max(by_number) + 1)
+    )
+
+
+def _gone(index: int) -> NodeView:
+    return NodeView(index=index, end=NodeEnd.LOST, detail="Kubernetes has its pod no more")
 
 
 def _node(index: int, pod: Pod) -> NodeView:

@@ -29,17 +29,21 @@ class FakePods:
     there: dict[str, list[Pod]] = field(default_factory=dict)
     deleted: list[tuple[str, str]] = field(default_factory=list)
     problem: Exception | None = None
+    only: str = ""
+    """The context that has the problem; empty: each of them."""
+
+    def _ask(self, context: str) -> None:
+        if self.problem and self.only in ("", context):
+            raise self.problem
 
     def labelled(self, context: str, label: str) -> list[Pod]:
         """Return those of the one cluster that there is."""
-        if self.problem:
-            raise self.problem
+        self._ask(context)
         return self.there.get(context, []) if label == f"spotguard-cluster={NAME}" else []
 
     def delete(self, context: str, label: str) -> None:
         """Note it."""
-        if self.problem:
-            raise self.problem
+        self._ask(context)
         self.deleted.append((context, label))
 
     def delete_services(self, context: str, label: str) -> None:
@@ -74,6 +78,30 @@ def test_a_cluster_is_what_its_pods_are(
         assert seen.up_at == min(pod.since for pod in pods if pod.since is not None)
 
 
+def test_a_node_keeps_its_number_when_others_are_gone() -> None:
+    """It is in the pod's name: the node that lives is never taken for the one that is lost."""
+    last = replace(WORKER, name=f"{NAME}-worker10")
+    pods = FakePods({"ctx": [last, replace(WORKER, name=f"{NAME}-worker2")]})
+    nodes = pods.strays().look(NAME).nodes
+    assert [node.index for node in nodes] == list(range(11))
+    assert [node.index for node in nodes if node.end is NodeEnd.RUNNING] == [2, 10]
+    assert {node.end for node in nodes} == {NodeEnd.RUNNING, NodeEnd.LOST}
+
+
+def test_a_living_pod_counts_before_one_of_its_name_that_is_over() -> None:
+    """SkyPilot may have begun the cluster in one context, and had it in the next."""
+    over = replace(HEAD, phase="Failed")
+    for there in ({"a": [over], "b": [HEAD]}, {"a": [HEAD], "b": [over]}):
+        [node] = FakePods(there).strays("a", "b").look(NAME).nodes
+        assert node.end is NodeEnd.RUNNING
+
+
+def test_a_pod_without_a_number_says_nothing_of_the_nodes() -> None:
+    """A guess might take a living node for lost."""
+    with pytest.raises(Unreachable, match="which node"):
+        FakePods({"ctx": [replace(HEAD, name="odd")]}).strays().look(NAME)
+
+
 def test_its_end_takes_what_skypilot_made_for_it_too() -> None:
     """In the context where it is, and in no other; none is no problem."""
     pods = FakePods({"ctx": [HEAD, WORKER]})
@@ -96,6 +124,39 @@ def test_who_does_not_answer_says_nothing_of_the_cluster(problem: Exception) -> 
             act(NAME)
     with pytest.raises(Unreachable, match="which context"):
         KubernetesStrays(list, pods).look(NAME)
+
+
+@pytest.mark.parametrize("problem", [Unreachable("no route"), LauncherFailure("403")])
+@pytest.mark.parametrize("order", [("away", "ctx"), ("ctx", "away")])
+def test_one_context_without_an_answer_hides_no_pods_of_another(
+    problem: Exception, order: tuple[str, str]
+) -> None:
+    """They are seen, and ended; that one may have more of them is said all the same."""
+    pods = FakePods({"ctx": [HEAD, WORKER]}, problem=problem, only="away")
+    assert pods.strays(*order).look(NAME).state is ClusterState.UP
+    with pytest.raises(type(problem)):
+        pods.strays(*order).down(NAME)
+    assert ("ctx", f"spotguard-cluster={NAME}") in pods.deleted
+    pods.there["ctx"] = [replace(HEAD, phase="Succeeded")]
+    with pytest.raises(type(problem)):  # it may live there
+        pods.strays(*order).look(NAME)
+
+
+class RefusesItsEnd(FakePods):
+    """Lets pods be listed, and deletes none of the context that it names."""
+
+    def labelled(self, context: str, label: str) -> list[Pod]:
+        """Return them from each context."""
+        return self.there.get(context, [])
+
+
+def test_one_context_that_refuses_the_end_keeps_no_pods_of_another() -> None:
+    """Each is asked, and the refusal is told."""
+    refused = LauncherFailure("403")
+    pods = RefusesItsEnd({"a": [HEAD], "b": [WORKER]}, problem=refused, only="a")
+    with pytest.raises(LauncherFailure, match="403"):
+        pods.strays("a", "b").down(NAME)
+    assert ("b", f"spotguard-cluster={NAME}") in pods.deleted
 
 
 def test_an_adopted_run_keeps_its_pods() -> None:
