@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 from spotguard.api.run import Run
 from spotguard.control.handover.move import Mover, Standing, bring_back, end_node, standing
-from spotguard.control.handover.node import LOCAL, cheapest, check_job, check_where, sky_host
+from spotguard.control.handover.node import (
+    LOCAL,
+    cheapest,
+    check_job,
+    check_price,
+    check_where,
+    sky_host,
+)
 from spotguard.control.handover.not_in_store import read_private
 from spotguard.control.handover.serve import Service
 from spotguard.control.journal.cost import node_usd
@@ -60,13 +67,16 @@ def node_for_job(job: JobSpec, where: str) -> Offer:
     """Return the node that a job's controller gets; takes some seconds.
 
     Raises:
-        SpecError: its nodes, or its store, are out of that node's reach; or there is none.
+        SpecError: its nodes, or its store, are out of that node's reach; or there is none; or its
+            price is unknown, and there is a budget to be kept.
         EnvironmentFailure: SkyPilot's prices can be neither read nor fetched.
     """
     check_where(where)
     for part in (job, *map(job.in_phase, range(len(job.phases)))):
         check_job(part, where)
-    return cheapest(job.in_phase(0))
+    offer = cheapest(job.in_phase(0))
+    check_price(offer, job)
+    return offer
 
 
 def move_away(run: Run, tell: Callable[[str], None]) -> Run:

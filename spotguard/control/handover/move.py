@@ -24,6 +24,7 @@ from spotguard.control.handover.node import (
     Host,
     cheapest,
     check_phases,
+    check_price,
     node_task,
     remove_private,
     where_for,
@@ -208,6 +209,7 @@ class Mover:
         stored, offer = serving(nodes), None
         if stored is None:
             offer, number = self._find(spec), len(nodes) + 1
+            check_price(offer, self._record.limits)
             node = ControllerNode(
                 number=number,
                 cluster=controller_cluster(self._record.run_id, number),

@@ -19,6 +19,7 @@ from spotguard.launch.skypilot.prices import Place, survey
 from spotguard.launch.skypilot.sdk import ClusterPhase, JobPhase
 from spotguard.launch.taskyaml import CLUSTER_TAG, RUN_TAG, Machine, infra_of
 from spotguard.launch.wheel import build_wheel
+from spotguard.shared.units import format_usd
 from spotguard.spec.home_folder import spotguard_home
 from spotguard.spec.infra import split_places
 from spotguard.spec.templates import load_controller_node
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from spotguard.control.journal.nodes.controller_node import ControllerNode
+    from spotguard.control.journal.record import Limits
     from spotguard.control.run_folder import RunFolder
     from spotguard.launch.base import Offer
     from spotguard.launch.skypilot.sdk import Sdk
@@ -138,9 +140,27 @@ def cheapest(spec: JobSpec) -> Offer:
     bought = [offer for offer in found.offers if offer.market is Market.ON_DEMAND]
     if not bought:
         raise SpecError("controller", f"no small node is offered on demand in {spec.infra}")
-    if where != VM and bought[0].price_usd_per_h is None:  # SkyPilot's configuration has none
+    if where == SLURM and bought[0].price_usd_per_h is None:  # SkyPilot's configuration has none
         return replace(bought[0], price_usd_per_h=0.0, on_demand_usd_per_h=0.0)
     return bought[0]
+
+
+def check_price(offer: Offer, limits: Limits | JobSpec) -> None:
+    """Let pass a node whose price is known, or one for a run that needs to know none.
+
+    Raises:
+        SpecError: the run's budget could not be kept.
+    """
+    known = offer.price_usd_per_h is not None
+    if known or limits.budget_usd is None or limits.allow_unknown_price:
+        return
+    raise SpecError(
+        "controller",
+        f"the price of its node in {infra_of(offer)} is unknown, so the budget of "
+        f"{format_usd(limits.budget_usd)} could not be kept",
+        hint=f"leave it here with --controller {LOCAL}, give SkyPilot the price in its "
+        "configuration, or start anyway with --allow-unknown-price",
+    )
 
 
 def node_task(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import stat
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
@@ -16,10 +17,16 @@ from spotguard.control.journal.fold import limits_to_json
 from spotguard.control.journal.record import Kind, Limits
 from spotguard.control.journal.stored.controller_nodes import GONE_WITHIN_S, read_nodes
 from spotguard.control.supervisor.lease import Lease, read_holder
-from spotguard.errors import EnvironmentFailure, LauncherFailure, StoreUnavailable, UsageError
+from spotguard.errors import (
+    EnvironmentFailure,
+    LauncherFailure,
+    SpecError,
+    StoreUnavailable,
+    UsageError,
+)
 from spotguard.shared.units import SystemClock
 from spotguard.spec.home_folder import spotguard_home
-from tests.control.handover.two_homes import PRICE_USD_PER_H, RUN, Homes
+from tests.control.handover.two_homes import NODE_OFFER, PRICE_USD_PER_H, RUN, Homes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,6 +70,20 @@ def test_a_moved_controller_is_the_nodes_alone_and_is_paid_for(homes: Homes) -> 
     rest = homes.record("laptop").settled
     assert rest is not None
     assert "moved to its own node" in rest.detail
+
+
+def test_a_node_of_unknown_price_is_not_asked_for_under_a_budget(
+    homes: Homes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller stays where it is, and nothing of a node is written down."""
+    unknown = replace(NODE_OFFER, price_usd_per_h=None)
+    with homes.at("laptop"):
+        mover = homes.mover()
+        monkeypatch.setattr(mover, "_find", lambda _: unknown)
+        with pytest.raises(SpecError, match="unknown"):
+            mover.move()
+    assert homes.controls("laptop")
+    assert not homes.record("laptop").controller_nodes
 
 
 def test_a_list_of_runs_says_that_one_is_controlled_elsewhere(homes: Homes) -> None:

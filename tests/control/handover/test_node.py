@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from spotguard.api.controllers import node_for_job
 from spotguard.control.handover import node as node_module
 from spotguard.control.handover.node import (
     KUBERNETES,
@@ -129,7 +130,7 @@ def test_in_a_pod_it_acts_by_that_pods_rights_on_the_context_of_the_job(
     spec = job(tmp_path, f"kubernetes/{offer.region}")
     check_job(spec, KUBERNETES)
     found = cheapest(spec)
-    assert found.price_usd_per_h == 0.0
+    assert found.price_usd_per_h is None, "a missing price is not free"
     made = task(spec, found, tmp_path / "private.json")
     asked = made["resources"]
     assert asked["infra"] == f"kubernetes/{offer.region}"
@@ -143,6 +144,28 @@ def test_in_a_pod_it_acts_by_that_pods_rights_on_the_context_of_the_job(
     check_task({**made, "file_mounts": {}})
     with pytest.raises(SpecError, match="folder of this machine"):
         check_job(job(tmp_path, f"kubernetes/{offer.region}", store=str(tmp_path)), KUBERNETES)
+
+
+@pytest.mark.parametrize("price", [None, 0.0, 0.1])
+@pytest.mark.parametrize("given", [{}, {"budget_usd": 5.0}])
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_pod_of_unknown_price_is_refused_under_a_budget(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    price: float | None,
+    given: dict[str, Any],
+    allowed: bool,
+) -> None:
+    """As nodes of the run are: the budget could not be kept. Who allows it, has it."""
+    offer = replace(SLURM_OFFER, infra="kubernetes", region="ctx", zone=None, price_usd_per_h=price)
+    monkeypatch.setattr(node_module, "survey", lambda *_, **__: Survey(offers=(offer,)))
+    spec = job(tmp_path, "kubernetes/ctx", allow_unknown_price=allowed, **given)
+    if price is not None or not given or allowed:
+        assert node_for_job(spec, KUBERNETES).price_usd_per_h == price
+        return
+    with pytest.raises(SpecError, match=r"kubernetes/ctx is unknown.*\$5.00") as refused:
+        node_for_job(spec, KUBERNETES)
+    assert "--allow-unknown-price" in refused.value.hint
 
 
 def test_in_a_pod_the_task_begins_the_service_and_ends_with_it(tmp_path: Path) -> None:
