@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spotguard.api.run import Run, silent
+from spotguard.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -208,6 +209,8 @@ def plan_job(
     """
     from spotguard.policy.plan.job import with_phases
 
+    if not found:
+        raise UsageError("found: a plan needs what `survey_phases` returned")
     plans = [
         plan_phase(job.in_phase(index), each, batches, lack, smoke if index == 0 else None)
         for index, each in enumerate(found)

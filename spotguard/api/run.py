@@ -114,8 +114,14 @@ class Run:
 
         Args:
             newest: how many lines at most; None is all, read as they are asked for.
+
+        Raises:
+            UsageError: `newest` is below 0.
         """
         from spotguard.control import api
+
+        if newest is not None and newest < 0:
+            raise UsageError(f"newest must be 0 or more, not {newest}")
 
         return api.history(self.name, newest=newest)
 
@@ -186,17 +192,17 @@ class Run:
         """
         from spotguard.control.checkpoints.find import open_run
         from spotguard.control.report.profile.profile_request import Asking, read_profile
+        from spotguard.events.profile import MOST_STEPS
 
         if steps is not None and attempt is not None:
-            raise UsageError(
-                "--steps and --attempt exclude each other",
-                hint="--attempt tells what is kept; without it the living job is asked",
-            )
+            raise UsageError("steps of the living job, or an attempt that kept some: not both")
+        if steps is not None and not 1 <= steps <= MOST_STEPS:
+            raise UsageError(f"steps must be from 1 to {MOST_STEPS}, not {steps}")
         opened = open_run(self.name)
         number = None
         if attempt is None:
             ask = Asking(opened.store, self.status, patience_s=patience_s, tell=tell or silent)
-            attempt, number = ask.ask(steps or _PROFILED_STEPS)
+            attempt, number = ask.ask(_PROFILED_STEPS if steps is None else steps)
         return read_profile(opened.run_id, opened.store, attempt, number=number, rank=rank, raw=raw)
 
     def ssh(self, node: int = 0) -> NodeCommand:

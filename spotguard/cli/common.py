@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from spotguard.api.documents import RunView
     from spotguard.api.run import Run
 
+
+def aside(words: str) -> None:
+    """Say on stderr what the user need not act on."""
+    note(f"note: {words}")
+
+
 RunArgument = Annotated[
     str | None,
     typer.Argument(

@@ -243,10 +243,8 @@ def _say_unexpected(problem: Exception) -> int:
 
 def _keep(told: str) -> str:
     """Write a traceback where only the user can read it; return the path."""
-    from spotguard.api.settings import spotguard_home
-
     name = time.strftime("crash-%Y%m%d-%H%M%S-")
-    for folder in (spotguard_home(), Path(tempfile.gettempdir())):
+    for folder in (*_home(), Path(tempfile.gettempdir())):
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             handle, path = tempfile.mkstemp(prefix=name, suffix=".txt", dir=folder)
@@ -256,6 +254,14 @@ def _keep(told: str) -> str:
             file.write(told)
         return path
     return "no file (neither spotguard's home nor the temporary folder can be written)"
+
+
+def _home() -> tuple[Path, ...]:
+    try:
+        from spotguard.api.settings import spotguard_home
+    except Exception:  # noqa: BLE001 - what is broken may be what this needs, too
+        return ()
+    return (spotguard_home(),)
 
 
 if __name__ == "__main__":

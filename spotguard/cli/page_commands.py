@@ -170,6 +170,11 @@ def profile(
     """
     from spotguard.cli.views.profile import profile_screen
 
+    if steps is not None and attempt is not None:
+        raise UsageError(
+            "--steps and --attempt exclude each other",
+            hint="--attempt tells what is kept; without it the living job is asked",
+        )
     told, trace = looked_at_run(run).profile(
         steps, attempt=attempt, rank=rank, patience_s=patience, tell=note, raw=out is not None
     )

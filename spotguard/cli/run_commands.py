@@ -19,6 +19,7 @@ from spotguard.cli.common import (
     PatienceOption,
     RunArgument,
     YesOption,
+    aside,
     follow_to_end,
     outcome,
     say_detached,
@@ -159,7 +160,7 @@ class _Move:
         spec = run.move_plan(settings)
         if budget_usd is not None:
             spec = spec.replace(budget_usd=budget_usd)
-        return cls(view=run.status(), spec=spec, settings=settings, found=survey(spec, note))
+        return cls(view=run.status(), spec=spec, settings=settings, found=survey(spec, aside))
 
     def confirm(self, *, stop_first: bool, yes: bool, as_json: bool) -> None:
         """Show what it costs there, and ask; refuse what is not to be moved.

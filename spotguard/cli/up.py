@@ -13,6 +13,7 @@ from spotguard.cli.common import (
     JsonOption,
     PatienceOption,
     YesOption,
+    aside,
     follow_to_end,
     heard_as_ctrl_c,
     say_detached,
@@ -154,7 +155,7 @@ def up(
         tell_lack(resolved.spec)
         _smoke(resolved.spec)
     else:
-        found = launching.survey_phases(resolved.spec, _note)
+        found = launching.survey_phases(resolved.spec, aside)
         show_plan(_plan(resolved, found, _smoke(resolved.spec)))
         if told := launching.team_outlook(resolved.spec):
             note(told)
@@ -227,7 +228,7 @@ def plan(
         raise UsageError("--probe-memory says nothing without --probe", hint="pass both")
     resolved = resolve_job(script, args or [], with_smoke(flags, smoke))
     batches = _batches(resolved.batches, global_batch, micro_batch)
-    found = launching.survey_phases(resolved.spec, _note)
+    found = launching.survey_phases(resolved.spec, aside)
     if as_yaml:
         _print_tasks(resolved.spec, found)
         return
@@ -255,10 +256,6 @@ def _batches(
             hint="give both --global-batch and --micro-batch",
         )
     return None
-
-
-def _note(words: str) -> None:
-    note(f"note: {words}")
 
 
 def _smoke(spec: JobSpec) -> Smoke | None:

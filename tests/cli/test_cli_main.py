@@ -406,7 +406,25 @@ def test_a_plain_look_is_quick() -> None:
     look = "import sys; from spotguard.cli.main import main; main(['runs']); print(*sys.modules)"
     said = python("-c", look)
     assert "no runs yet" in said.stdout
-    assert not {"torch", "numpy", "sky", "boto3", "google", "azure"} & set(said.stdout.split())
+    loaded = set(said.stdout.split())
+    assert not {"torch", "numpy", "sky", "boto3", "google", "azure"} & loaded
+    assert not {"spotguard.policy.plan.job", "spotguard.control.sweep"} & loaded, (
+        "of others' answers"
+    )
+
+
+def test_an_error_that_nobody_expected_is_told_though_a_dependency_is_broken(
+    tmp_path: Path,
+) -> None:
+    """What tells of it needs nothing that may be broken itself."""
+    (tmp_path / "yaml.py").write_text("raise ImportError('broken')")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
+        "from spotguard.cli.main import main; sys.exit(main(['config', 'show']))"
+    )
+    said = python("-c", code)
+    assert said.returncode == 1
+    assert "this is a bug of spotguard: ImportError: broken" in said.stderr
 
 
 @pytest.mark.parametrize(("left", "code"), [(None, 0), (0, 0), (7, 7), ("it is full", 1)])

@@ -113,9 +113,13 @@ def simulate(
     """Return how the policies fare on so many windows of the record, begun at drawn instants.
 
     Raises:
-        UsageError: a policy has no such name, the record is too short, the gang was never
-            recorded, or the deadline leaves no time for the work and a start.
+        UsageError: a policy has no such name, there is no zone, gang or run, the record is too
+            short, the gang was never recorded, or the deadline leaves no time for the work and a
+            start.
     """
+    for name, count in (("zones", len(zones)), ("gang", gang), ("runs", runs)):
+        if count < 1:
+            raise UsageError(f"{name}: there must be one at least")
     _check(
         zones, gang=gang, work_s=work_s, deadline_s=deadline_s, start_s=start_s, policies=policies
     )
