@@ -22,7 +22,7 @@ from spotguard.control.supervisor.placement import (
 )
 from spotguard.errors import SpotguardError, StoreError
 from spotguard.events.states import Market
-from spotguard.launch.base import ClusterState, ClusterView, KnowsFreeNodes, NodeEnd, NodeView
+from spotguard.launch.base import ClusterState, ClusterView, KnowsFreeNodes, NodeEnd
 from spotguard.launch.membership import read_group
 from spotguard.policy.market.sightings import FREE, Sighting
 from spotguard.policy.plan.carbon.estimate import GREEN, greener_first
@@ -116,7 +116,7 @@ class Lookout:
             cluster = self._launcher.observe(attempt.cluster, heard=self._is_heard(attempt))
         if cluster.state is not ClusterState.UNREACHABLE:
             watched.reached_at = now
-        cluster = self._with_survivors(attempt, _with_missing(attempt, cluster))
+        cluster = self._with_survivors(attempt, cluster)
         watched.step = max(watched.step, cluster.last_step or 0)
         # The cluster was looked at first: what its job wrote before its end is now in the store.
         over = cluster.job_over or cluster.state is ClusterState.ABSENT
@@ -366,22 +366,6 @@ class _Watched:
         """When it was last thought about moving it to a cheaper place."""
         self.step = 0
         self.progress: StepProgress | None = None
-
-
-def _with_missing(attempt: AttemptRecord, cluster: ClusterView) -> ClusterView:
-    """Take for lost what a list of the attempt's nodes leaves out: a list forgets what is gone.
-
-    Who launched them elsewhere is not asked how many there were.
-    """
-    if cluster.state is not ClusterState.UP or not cluster.nodes:
-        return cluster
-    seen = {node.index for node in cluster.nodes}
-    missing = tuple(
-        NodeView(index=index, end=NodeEnd.LOST, detail="it is not there any more")
-        for index in attempt.cluster_nodes
-        if index not in seen
-    )
-    return replace(cluster, nodes=(*cluster.nodes, *missing)) if missing else cluster
 
 
 def _told(progress: StepProgress) -> dict[str, Any]:

@@ -871,32 +871,6 @@ def test_a_cluster_of_which_some_node_is_said_to_be_lost(
     check_books(world)
 
 
-@pytest.mark.parametrize("gone", [0, 1])
-def test_a_node_that_the_list_of_nodes_leaves_out_is_lost(tmp_path: Path, gone: int) -> None:
-    """Whose nodes another machine launched is not told how many there were: the last one, too."""
-    world = World(
-        tmp_path,
-        limits=Limits(nodes_min=2, nodes_max=2),
-        fates={1: JobFate(how="stuck", at_s=8)},
-        policy=Policy(),
-        total_steps=20,
-    )
-    inner = world.launcher.observe
-
-    def observe(name: str, *, heard: bool = False) -> ClusterView:
-        seen = inner(name, heard=heard)
-        if seen.state is not ClusterState.UP or name != "job-1-1":
-            return seen
-        return replace(seen, nodes=tuple(node for node in seen.nodes if node.index != gone))
-
-    world.launcher.observe = observe  # type: ignore[assignment,method-assign]
-    record = world.run()
-    assert record.settled is not None
-    assert record.settled.state is RunState.FINISHED
-    [first, _] = record.attempts
-    assert (gone, NodeEnd.LOST) in {(node.node, node.end) for node in first.node_ends}
-
-
 @pytest.mark.parametrize("hours", [1, -1, 100])
 def test_a_job_with_a_wrong_clock_costs_no_hour(tmp_path: Path, hours: int) -> None:
     """Where it could not set its clock right, what it reports is of now at the latest."""
