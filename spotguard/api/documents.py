@@ -109,6 +109,7 @@ _HOMES: Final = {
 
 
 def __getattr__(name: str) -> Any:
+    """Return one of the names above."""
     for module, names in _HOMES.items():
         if name in names:
             return getattr(import_module(module), name)

@@ -259,7 +259,7 @@ def _keep(told: str) -> str:
 def _home() -> tuple[Path, ...]:
     try:
         from spotguard.api.settings import spotguard_home
-    except Exception:  # noqa: BLE001 - what is broken may be what this needs, too
+    except ImportError:  # what is broken may be what this needs, too
         return ()
     return (spotguard_home(),)
 

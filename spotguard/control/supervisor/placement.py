@@ -246,12 +246,9 @@ def move_due(
     `market` has what the places say; where none says so, nothing is thought over, nor where the
     place that it has gives no price: there is nothing to compare with.
     """
-    here = any(
-        place_name(offer) == place_name(attempt.offer) and offer.price_usd_per_h is not None
-        for offer in offers
-        if offer.market is Market.SPOT
-    )
-    free = here and any(
+    spot = [each for each in offers if each.market is Market.SPOT]
+    priced = {place_name(each) for each in spot if each.price_usd_per_h is not None}
+    free = place_name(attempt.offer) in priced and any(
         says_free(market, place=place_name(offer), nodes=attempt.nodes)
         for offer in cheaper_places(attempt, offers)
     )
@@ -445,9 +442,8 @@ def _view(
     limits = record.limits
     assert limits.deadline_at is not None
     start_s = expected_start_s(record, now, policy)
-    # A place that says that it has nodes may still refuse them, which takes as long to learn.
-    refused_s = policy.ask_s if any(each.kind == FREE for each in market) else 0.0
-    lost_s = max(start_s, refused_s)  # or they are taken as they start
+    # Nodes may be taken as they start, and who says that they are free may still refuse them.
+    lost_s = max(start_s, policy.ask_s if any(each.kind == FREE for each in market) else 0.0)
     return View(
         job=JobState(
             work_left_s=max(1.0, _work_s(record, nodes)),
