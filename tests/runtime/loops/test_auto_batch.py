@@ -311,7 +311,7 @@ def test_a_curve_keeps_memory_free_for_the_moments_too(
 @pytest.mark.parametrize(
     ("net", "room_mb", "other_mb"),
     [
-        ("wide", 450, 100),
+        ("wide", 300, 100),
         ("convolutional", 300, 30),
         ("recurrent", 300, 30),
         ("attention", 300, 30),
