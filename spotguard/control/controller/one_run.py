@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from spotguard.control.home_name import machine_id
@@ -222,11 +223,11 @@ def launcher_for(spec: JobSpec, run_dir: Path, *, regions: Sequence[str] = ()) -
 
 def _sky_launcher(spec: JobSpec, run_dir: Path, regions: Sequence[str]) -> Launcher:
     from spotguard.control.supervisor.skypilot_request import find_offers, machine_for, task_for
-    from spotguard.launch.skypilot.kubernetes_strays import KubernetesStrays, contexts_of
+    from spotguard.launch.skypilot.kubernetes_strays import KubernetesStrays
     from spotguard.launch.skypilot.launcher import SkyPilotLauncher
     from spotguard.launch.skypilot.prices import Place
     from spotguard.launch.skypilot.sdk import SkySdk
-    from spotguard.launch.skypilot.slurm_strays import SlurmStrays, slurm_clusters_of
+    from spotguard.launch.skypilot.slurm_strays import SlurmStrays
     from spotguard.launch.skypilot.strays import Ec2Strays, Everywhere, regions_of
 
     def offers() -> list[Offer]:
@@ -236,21 +237,19 @@ def _sky_launcher(spec: JobSpec, run_dir: Path, regions: Sequence[str]) -> Launc
 
     def where_nodes_may_be() -> list[str]:
         """Return also regions that offer nothing now: nodes may live there all the same."""
-        living = regions_of(_offers_that_live(run_dir))
-        return list(dict.fromkeys([*regions, *living, *regions_of(named), *regions_of(offers())]))
+        places: list[Offer | Place] = [*_offers_that_live(run_dir), *named, *offers()]
+        return list(dict.fromkeys([*regions, *regions_of("aws", places)]))
 
-    def slurm_clusters() -> list[str]:
-        return slurm_clusters_of([*named, *_offers_that_live(run_dir)])
-
-    def contexts() -> list[str]:
-        return contexts_of([*named, *_offers_that_live(run_dir)])
+    def clusters_of(infra: str) -> list[str]:
+        return regions_of(infra, [*named, *_offers_that_live(run_dir)])
 
     infras = {place.infra for place in named}
     # Without a context SkyPilot tries all that it is allowed, and nobody could ask all of them.
     is_named = all(place.region for place in named if place.infra == "kubernetes")
     lists: list[Strays] = [Ec2Strays(where_nodes_may_be)] if "aws" in infras else []
-    lists += [SlurmStrays(slurm_clusters)] if "slurm" in infras else []
-    lists += [KubernetesStrays(contexts)] if "kubernetes" in infras and is_named else []
+    lists += [SlurmStrays(partial(clusters_of, "slurm"))] if "slurm" in infras else []
+    if "kubernetes" in infras and is_named:
+        lists.append(KubernetesStrays(partial(clusters_of, "kubernetes")))
     return SkyPilotLauncher(
         SkySdk(),
         offers=offers,

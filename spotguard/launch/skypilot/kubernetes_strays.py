@@ -18,8 +18,6 @@ from spotguard.launch.taskyaml import CLUSTER_TAG
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from spotguard.launch.base import Offer
-    from spotguard.launch.skypilot.prices import Place
 
 _KUBERNETES = "kubernetes"
 _ASK_WITHIN_S = 10.0
@@ -30,12 +28,6 @@ _SKY_TAG = "skypilot-cluster-name"
 _OVER = ("Succeeded", "Failed")
 """Phases of a pod that has no room on a node any more; what is none of these may cost."""
 _REFUSED = (401, 403)
-
-
-def contexts_of(places: Iterable[Offer | Place]) -> list[str]:
-    """Return the contexts of Kubernetes in which these are."""
-    found = (place.region for place in places if place.infra == _KUBERNETES and place.region)
-    return list(dict.fromkeys(found))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,6 @@ from spotguard.launch.base import ClusterState, ClusterView, NodeEnd, NodeView, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from spotguard.launch.base import Offer
-    from spotguard.launch.skypilot.prices import Place
 
 CONFIG = "~/.slurm/config"
 """An SSH configuration, in which each host is a login node of the cluster of that name."""
@@ -46,12 +44,6 @@ _OVER = (
     "TIMEOUT",
 )
 """Slurm's words for a job that has no nodes any more; what is none of these may cost."""
-
-
-def slurm_clusters_of(places: Iterable[Offer | Place]) -> list[str]:
-    """Return the clusters of Slurm in which these are."""
-    found = (place.region for place in places if place.infra == _SLURM and place.region)
-    return list(dict.fromkeys(found))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from spotguard.errors import LauncherFailure
 from spotguard.launch.base import ClusterState, ClusterView, NodeEnd, NodeView, Unreachable
-from spotguard.launch.taskyaml import CLUSTER_TAG
+from spotguard.launch.skypilot.ec2.calls import client_of, instances_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -31,9 +31,9 @@ _UP = ("pending", "running")
 _GONE = ("terminated",)
 
 
-def regions_of(places: Iterable[Offer | Place]) -> list[str]:
-    """Return the regions of AWS in which these are."""
-    found = (place.region for place in places if place.infra == "aws" and place.region)
+def regions_of(infra: str, places: Iterable[Offer | Place]) -> list[str]:
+    """Return the regions in which these are: of AWS, clusters of Slurm, contexts of Kubernetes."""
+    found = (place.region for place in places if place.infra == infra and place.region)
     return list(dict.fromkeys(found))
 
 
@@ -157,17 +157,7 @@ class Ec2Strays:
             if not regions:  # not absent: nobody was asked
                 raise Unreachable(f"Nobody knows in which region of AWS {cluster} would be.")
             for region in regions:
-                pages = (
-                    self._client(region)
-                    .get_paginator("describe_instances")
-                    .paginate(Filters=[{"Name": f"tag:{CLUSTER_TAG}", "Values": [cluster]}])
-                )
-                listed = [
-                    each
-                    for page in pages
-                    for reservation in page["Reservations"]
-                    for each in reservation["Instances"]
-                ]
+                listed = instances_of(self._client(region), [cluster])
                 listed.sort(key=lambda each: (each["LaunchTime"], each["InstanceId"]))
                 found = _Found(region=region, instances=tuple(listed))
                 if found.living:
@@ -184,18 +174,7 @@ class Ec2Strays:
             return tuple(self._clients)
 
     def _client(self, region: str) -> Any:
-        from boto3.session import Session
-        from botocore.config import Config
-
         with self._making:
             if self._clients.get(region) is None:
-                self._clients[region] = Session().client(
-                    "ec2",
-                    region_name=region,
-                    config=Config(
-                        connect_timeout=_ASK_WITHIN_S,
-                        read_timeout=_ASK_WITHIN_S,
-                        retries={"total_max_attempts": _TRIES, "mode": "standard"},
-                    ),
-                )
+                self._clients[region] = client_of(region, within_s=_ASK_WITHIN_S, tries=_TRIES)
             return self._clients[region]

@@ -188,15 +188,13 @@ class Rollout(RuleOf):
         self.due = np.zeros(count)
         tier = tier_setting(windows.price[:, 0])
         self.caps, self.thetas = tier.cap, tier.theta
+        self.plans: list[OnePlacePlan | None] = []
 
     def want(self, state: State) -> NDArray[np.int64]:
         """Return where the rule wants to be; with one place alone, where its plan wants to be."""
         wish = super().want(state)
-        if self.windows.up.shape[2] > 1:
-            return wish
-        for index in np.flatnonzero(state.work > 0):
-            plan = self._plan(state, int(index))
-            if plan is not None:
+        for index, plan in enumerate(self.plans):
+            if plan is not None and state.work[index] > 0:
                 wish[index] = plan.wanted(
                     left_s=(self.windows.deadline - state.tick) * self.windows.tick_s,
                     work_s=(state.work[index] + state.starting[index]) * self.windows.tick_s,
@@ -243,7 +241,8 @@ class Rollout(RuleOf):
         cheapest = (state.running < zones) & (here <= least * 1.01)
         due = (self.due <= state.tick) & ~cheapest & (state.work > 0)
         if zones == 1:  # rollouts only where there is no plan
-            due &= np.array([self._plan(state, index) is None for index in range(len(due))])
+            self.plans = [self._plan(state, index) for index in range(len(due))]
+            due &= np.array([plan is None for plan in self.plans])
         which: NDArray[np.int64] = np.flatnonzero(due)
         if len(which):
             self._choose(which, state, up, price)

@@ -10,9 +10,10 @@ import pytest
 from spotguard.errors import LauncherFailure
 from spotguard.launch.base import ClusterState, NodeEnd, Unreachable
 from spotguard.launch.skypilot import kubernetes_strays
-from spotguard.launch.skypilot.kubernetes_strays import KubernetesStrays, Pod, contexts_of
+from spotguard.launch.skypilot.kubernetes_strays import KubernetesStrays, Pod
 from spotguard.launch.skypilot.launcher import SkyPilotLauncher
 from spotguard.launch.skypilot.prices import Place
+from spotguard.launch.skypilot.strays import regions_of
 from spotguard.testing.clock import FakeClock
 from spotguard.testing.launcher import FAKE_OFFER
 from tests.launch.skypilot.fake_sdk import FakeSdk
@@ -177,7 +178,7 @@ def test_an_adopted_run_keeps_its_pods() -> None:
 def test_contexts_are_those_that_are_named() -> None:
     """A place without one may be anywhere."""
     places = [Place.parse(each) for each in ("kubernetes/a/b", "kubernetes", "aws/us-east-1")]
-    assert contexts_of(places) == ["a/b"]
+    assert regions_of("kubernetes", places) == ["a/b"]
 
 
 def test_skypilot_has_the_calls_by_which_it_is_asked() -> None:

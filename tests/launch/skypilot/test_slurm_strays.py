@@ -8,8 +8,8 @@ import pytest
 from spotguard.errors import LauncherFailure
 from spotguard.launch.base import ClusterState, ClusterView, NodeEnd, Unreachable
 from spotguard.launch.skypilot.launcher import SkyPilotLauncher
-from spotguard.launch.skypilot.slurm_strays import SlurmStrays, ask_login_node, slurm_clusters_of
-from spotguard.launch.skypilot.strays import Everywhere
+from spotguard.launch.skypilot.slurm_strays import SlurmStrays, ask_login_node
+from spotguard.launch.skypilot.strays import Everywhere, regions_of
 from spotguard.testing.clock import FakeClock
 from spotguard.testing.launcher import FAKE_OFFER
 from tests.launch.skypilot.fake_sdk import FakeSdk
@@ -153,7 +153,7 @@ def test_only_clusters_of_slurm_are_asked() -> None:
         FAKE_OFFER.__class__(**{**FAKE_OFFER.__dict__, "infra": infra, "region": region})
         for infra, region in (("slurm", "a"), ("aws", "b"), ("slurm", "a"), ("slurm", None))
     ]
-    assert slurm_clusters_of(offers) == ["a"]
+    assert regions_of("slurm", offers) == ["a"]
 
 
 @pytest.mark.parametrize(("code", "error"), [(255, Unreachable), (1, LauncherFailure)], ids=str)

@@ -133,4 +133,4 @@ def test_only_regions_of_aws_are_asked() -> None:
         FAKE_OFFER.__class__(**{**FAKE_OFFER.__dict__, "infra": infra, "region": region})
         for infra, region in (("aws", "a"), ("gcp", "b"), ("aws", "a"), ("aws", None))
     ]
-    assert regions_of(offers) == ["a"]
+    assert regions_of("aws", offers) == ["a"]

@@ -12,7 +12,7 @@ import re
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from spotguard.launch.taskyaml import CLUSTER_TAG
+from spotguard.launch.skypilot.ec2.calls import can_ask, client_of, instances_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,28 +36,13 @@ def charged_node_s(region: str, cluster: str, nodes: int) -> float | None:
     Blocks for some seconds at most. None is unknown: EC2 cannot be asked or refuses, an instance
     still lives, EC2 does not say when one ended, or it lists fewer than the cluster had `nodes`.
     """
-    try:
-        from boto3.session import Session
-        from botocore.config import Config
-        from botocore.exceptions import BotoCoreError, ClientError
-    except ImportError:
+    if not can_ask():
         return None
-    config = Config(
-        connect_timeout=_ASK_WITHIN_S,
-        read_timeout=_ASK_WITHIN_S,
-        retries={"total_max_attempts": _TRIES, "mode": "standard"},
-    )
+    from botocore.exceptions import BotoCoreError, ClientError
+
     try:
-        client: Any = Session().client("ec2", region_name=region, config=config)
-        pages = client.get_paginator("describe_instances").paginate(
-            Filters=[{"Name": f"tag:{CLUSTER_TAG}", "Values": [cluster]}]
-        )
-        instances = [
-            each
-            for page in pages
-            for reservation in page["Reservations"]
-            for each in reservation["Instances"]
-        ]
+        client = client_of(region, within_s=_ASK_WITHIN_S, tries=_TRIES)
+        instances = instances_of(client, [cluster])
         ends = _ends(client, instances)
         # Of nodes that ended hours apart EC2 has forgotten the first ones, which were paid as well.
         return None if len(instances) < nodes else _added_up(instances, ends)

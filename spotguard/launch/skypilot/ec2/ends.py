@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from spotguard.launch.skypilot.ec2.calls import can_ask, client_of, instances_of
 from spotguard.launch.taskyaml import CLUSTER_TAG
 from spotguard.shared.units import Clock, SystemClock
 
@@ -47,7 +49,7 @@ class Ec2Ends:
     ) -> None:
         """`client` makes boto3's client for a region."""
         self._clock = clock or SystemClock()
-        self._client = client or _client
+        self._client = client or partial(client_of, within_s=_ASK_WITHIN_S, tries=1)
         self._regions: dict[str, _Region] = {}
 
     def why(self, region: str, cluster: str) -> str:
@@ -66,11 +68,11 @@ class Ec2Ends:
 
     def _ask(self, region: str, mine: _Region, now: float) -> None:
         mine.wanted = {each: at for each, at in mine.wanted.items() if now - at < _WANTED_S}
-        try:
-            from botocore.exceptions import BotoCoreError, ClientError
-        except ImportError:
+        if not can_ask():
             mine.ask_at = float("inf")
             return
+        from botocore.exceptions import BotoCoreError, ClientError
+
         try:
             mine.client = mine.client or self._client(region)
             mine.lost = _lost(mine.client, list(mine.wanted))
@@ -82,30 +84,14 @@ class Ec2Ends:
             mine.ask_at = now + _AFTER_PROBLEM_S
 
 
-def _client(region: str) -> Any:
-    from boto3.session import Session
-    from botocore.config import Config
-
-    config = Config(
-        connect_timeout=_ASK_WITHIN_S, read_timeout=_ASK_WITHIN_S, retries={"total_max_attempts": 1}
-    )
-    return Session().client("ec2", region_name=region, config=config)
-
-
 def _lost(client: Any, clusters: Sequence[str]) -> dict[str, str]:
     """Return, for each cluster of which an instance has ended, the first such instance's story."""
     found: dict[str, str] = {}
-    pages = client.get_paginator("describe_instances")
     for begin in range(0, len(clusters), _AT_ONCE):
-        filters = [
-            {"Name": f"tag:{CLUSTER_TAG}", "Values": list(clusters[begin : begin + _AT_ONCE])},
-            {"Name": "instance-state-name", "Values": list(_ENDING)},
-        ]
-        for page in pages.paginate(Filters=filters):
-            for reservation in page["Reservations"]:
-                for each in reservation["Instances"]:
-                    tags = {tag["Key"]: tag["Value"] for tag in each["Tags"]}
-                    found.setdefault(tags[CLUSTER_TAG], _story(each))
+        asked = clusters[begin : begin + _AT_ONCE]
+        for each in instances_of(client, asked, states=_ENDING):
+            tags = {tag["Key"]: tag["Value"] for tag in each["Tags"]}
+            found.setdefault(tags[CLUSTER_TAG], _story(each))
     return found
 
 

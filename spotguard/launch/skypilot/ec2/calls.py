@@ -1,0 +1,45 @@
+"""EC2 as all of this package ask it: a client, and the instances that it lists."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from spotguard.launch.taskyaml import CLUSTER_TAG
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def can_ask() -> bool:
+    """Return whether boto3 is installed."""
+    return find_spec("boto3") is not None
+
+
+def client_of(region: str, *, within_s: float, tries: int) -> Any:
+    """Return boto3's client for a region, whose calls are tried so often, each so long."""
+    from boto3.session import Session
+    from botocore.config import Config
+
+    config = Config(
+        connect_timeout=within_s,
+        read_timeout=within_s,
+        retries={"total_max_attempts": tries, "mode": "standard"},
+    )
+    return Session().client("ec2", region_name=region, config=config)
+
+
+def instances_of(client: Any, clusters: Sequence[str], *, states: Sequence[str] = ()) -> list[Any]:
+    """Return EC2's words on the instances of clusters, by our tag; only those in some states.
+
+    Blocks for some seconds at most. Raises what boto3 raises.
+    """
+    filters = [{"Name": f"tag:{CLUSTER_TAG}", "Values": list(clusters)}]
+    if states:
+        filters.append({"Name": "instance-state-name", "Values": list(states)})
+    return [
+        each
+        for page in client.get_paginator("describe_instances").paginate(Filters=filters)
+        for reservation in page["Reservations"]
+        for each in reservation["Instances"]
+    ]
