@@ -76,7 +76,7 @@ class Ec2Ends:
         try:
             mine.client = mine.client or self._client(region)
             mine.lost = _lost(mine.client, list(mine.wanted))
-        except (BotoCoreError, ClientError) as problem:
+        except (BotoCoreError, ClientError, OSError) as problem:
             log.info("EC2 does not say which instances of %s ended: %s", region, problem)
             mine.ask_at = now + _AFTER_PROBLEM_S
         except (AttributeError, KeyError, TypeError, ValueError) as problem:

@@ -89,7 +89,11 @@ def test_who_asks_no_more_is_not_asked_for() -> None:
 @moto.mock_aws
 @pytest.mark.parametrize(
     "problem",
-    [EndpointConnectionError(endpoint_url="https://ec2"), KeyError("Tags")],
+    [
+        EndpointConnectionError(endpoint_url="https://ec2"),
+        KeyError("Tags"),
+        OSError("no such file"),
+    ],
     ids=repr,
 )
 def test_a_cloud_that_does_not_answer_says_nothing_and_is_left_alone(problem: Exception) -> None:
