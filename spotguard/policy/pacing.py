@@ -170,15 +170,13 @@ class _Worth:
         """
         least = self.job.nodes_min or self.job.nodes
         total, life_h = 0.0, self.ahead_h
-        lives_h: dict[tuple[int, float | None], float] = {}
+        known: tuple[Hazard, float | None, float] | None = None
         for fewer, nodes in pairwise((0, *range(least, most + 1))):
             if market == SPOT:
                 hazard, age_s = self.hazard_of(nodes), _age_s(place, nodes)
-                if (id(hazard), age_s) not in lives_h:
-                    lives_h[id(hazard), age_s] = expected_life_h(
-                        place, hazard, self.ahead_h, age_s=age_s
-                    )
-                life_h = min(life_h, lives_h[id(hazard), age_s])
+                if known is None or known[0] is not hazard or known[1] != age_s:
+                    known = hazard, age_s, expected_life_h(place, hazard, self.ahead_h, age_s=age_s)
+                life_h = min(life_h, known[2])
             speed = nodes**self.job.alpha - fewer**self.job.alpha
             total += (speed - self.dollar * (nodes - fewer) * price) * life_h
             yield nodes, total
