@@ -10,6 +10,7 @@ has no indices, or no length, is read by `streaming`; global batches follow the 
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import multiprocessing
 import os
@@ -24,6 +25,7 @@ from spotguard.errors import UsageError
 from spotguard.runtime.data.sampling import FromSampler, InOrder, Sampling, Shuffled, Weighted
 from spotguard.runtime.state.rng import mix, seed_everything
 from spotguard.shared.batching import EpochPlan, rank_range, split_micro_batches
+from spotguard.shared.typo_guess import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
@@ -235,7 +237,7 @@ class ElasticLoader(Loader):
         self.dataset = dataset
         self.drop_last = drop_last
         self._num_workers = num_workers
-        self._options = options
+        self._options = _checked_options(options)
         self._size = len(dataset)
         self._sampling = _sampling(
             self._size, self.seed, shuffle=shuffle, weights=weights, sampler=sampler
@@ -475,6 +477,35 @@ def _checked_probe(
             hint="probe=lambda batch: loss_fn(model(batch[0]), batch[1]) returns its loss",
         )
     return probe
+
+
+_OURS = {
+    "batch_size": "global_batch_size and micro_batch_size say how many samples",
+    "batch_sampler": "give the order of samples as `sampler`",
+    "in_order": "batches come in order, so that a resume finds its place",
+}
+"""Options of `torch.utils.data.DataLoader` that would cut or order the samples anew."""
+
+
+def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options for `torch.utils.data.DataLoader`, whether workers will need them or not.
+
+    Raises:
+        UsageError: one is unknown there, or decides what `run.loader` decides.
+    """
+    from torch.utils.data import DataLoader
+
+    for name in options:
+        if name in _OURS:
+            raise UsageError(f"run.loader does not take {name}", hint=_OURS[name])
+    known = set(inspect.signature(DataLoader).parameters) - {"dataset", *_OURS}
+    for name in options:
+        if name not in known:
+            raise UsageError(
+                f"run.loader has no option {name!r}, nor has torch.utils.data.DataLoader",
+                hint=did_you_mean(name, known),
+            )
+    return options
 
 
 def _check_dataset(dataset: Any) -> None:

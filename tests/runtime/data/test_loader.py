@@ -411,6 +411,9 @@ class Stream(IterableDataset[int]):
         (Numbers(3), {"drop_last": True}, "an epoch has 3 samples, too few"),
         (Stream(), {}, "Stream has no length"),
         (iter([1]), {}, "list_iterator has no length"),
+        (Numbers(8), {"options": {"collate": list}}, "no option 'collate'"),
+        (Numbers(8), {"options": {"batch_size": 2}}, "does not take batch_size"),
+        (Numbers(8), {"options": {"in_order": False}}, "does not take in_order"),
     ],
 )
 def test_nonsense_is_refused_by_name(dataset: Any, over: dict[str, Any], message: str) -> None:
