@@ -1,9 +1,11 @@
 """Runs a script as Python would, and writes down by what it was left, and where it hangs.
 
-    python -m spotguard.launch.local.smoke_driver FOLDER INSTANT SCRIPT ARGUMENT...
+    python -m spotguard.launch.local.smoke_driver FOLDER INSTANT LIFELINE SCRIPT ARGUMENT...
 
 The parent reads FOLDER afterwards, also of a process that it had to kill: the stacks of all threads
 are written by a thread of C at that instant (epoch seconds), whatever the script does to signals.
+The lifeline is a descriptor that reads as ended once the parent is gone: the script ends then, too,
+as nobody is left who would stop it after its last step.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from spotguard.launch.local import lifeline
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -28,12 +32,13 @@ _MOST_FRAMES = 200
 
 def main(arguments: Sequence[str]) -> None:
     """Run the script; leaves by whatever it leaves by."""
-    folder, at, script = Path(arguments[0]), float(arguments[1]), arguments[2]
+    folder, at, script = Path(arguments[0]), float(arguments[1]), arguments[3]
+    lifeline.hold(int(arguments[2]))
     stacks = (folder / STACKS_FILE).open("w")  # open until the end: C writes into it
     faulthandler.enable(stacks)
     # Counted from the parent's start: on a busy machine Python needs seconds to come here.
     faulthandler.dump_traceback_later(max(0.1, at - time.time()), file=stacks)
-    sys.argv = [script, *arguments[3:]]
+    sys.argv = [script, *arguments[4:]]
     sys.path[0] = str(Path(script).parent)
     try:
         runpy.run_path(script, run_name="__main__")

@@ -165,6 +165,8 @@ class _Process:
         self._notice = room / "notice"
         self._stacks = room / smoke_driver.STACKS_FILE
         self._child: subprocess.Popen[bytes]
+        self._lifeline: int | None = None
+        """Kept open: the child ends as soon as nobody has it."""
         self._reader: threading.Thread
         self._tail: collections.deque[bytes] = collections.deque()
         self._ended_for = ""
@@ -180,22 +182,28 @@ class _Process:
         self._progress.write_bytes(bytes(16))
         self._stacks.touch()
         self._began_at = time.monotonic()
-        self._child = subprocess.Popen(
-            [
-                sys.executable,
-                *("-c", _DRIVER),  # by `-m` the workdir's modules would come before Python's
-                str(self._room),
-                str(time.time() + self._stint.limit_s - _STACKS_BEFORE_S),
-                self._spec.script,
-                *self._spec.args,
-            ],
-            cwd=self._spec.workdir,
-            env=self._environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        lifeline, self._lifeline = os.pipe()
+        try:
+            self._child = subprocess.Popen(
+                [
+                    sys.executable,
+                    *("-c", _DRIVER),  # by `-m` the workdir's modules would come before Python's
+                    str(self._room),
+                    str(time.time() + self._stint.limit_s - _STACKS_BEFORE_S),
+                    str(lifeline),
+                    self._spec.script,
+                    *self._spec.args,
+                ],
+                cwd=self._spec.workdir,
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=(lifeline,),
+            )
+        finally:
+            os.close(lifeline)
         self._reader = threading.Thread(target=self._keep_tail, name="smoke-output", daemon=True)
         self._reader.start()
 
@@ -221,12 +229,16 @@ class _Process:
         """Kill what is left of it, whatever group or session that is in."""
         self._seconds = time.monotonic() - self._began_at  # the killing is no time of its own
         child = getattr(self, "_child", None)
+        if child is not None:
+            if child.poll() is None:
+                child.kill()
+            child.wait()
+            kill_all(self._room)
+        if self._lifeline is not None:  # not before: the group of a leader that is gone is nobody's
+            os.close(self._lifeline)
+            self._lifeline = None
         if child is None:
             return
-        if child.poll() is None:
-            child.kill()
-        child.wait()
-        kill_all(self._room)
         self._reader.join(_OUTPUT_S)  # all that could print is gone
         self._read_progress(time.monotonic())
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +27,7 @@ from tests.control.drill.smoke.broken_scripts import (
     Broken,
     loop,
 )
+from tests.runtime.harness.processes import wait_until
 
 if TYPE_CHECKING:
     from spotguard.spec.model import JobSpec
@@ -193,3 +197,24 @@ def test_a_script_that_gathers_gradients_passes_and_is_told_of() -> None:
     assert outcome.smoke is not None
     assert "train.py line 16 (`optimizer.step()`)" in outcome.warning
     assert known_smoke(spec) is None
+
+
+_SMOKE = """
+from spotguard.control.drill.smoke.run import run_smoke
+from spotguard.spec.sources import resolve
+flags = {"infra": "aws", "store": "s3://nowhere/runs", "smoke.limit": "600s"}
+run_smoke(resolve("train.py", flags=flags, args=()).spec, lambda _: None)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_smoke_ends_with_the_command_that_made_it(folder: Path, number: signal.Signals) -> None:
+    """Nobody else would stop its script, which would train here to the end."""
+    Path("train.py").write_text(HEAD + "import time\nopen('begun', 'w')\ntime.sleep(3600)\n")
+    smoke = subprocess.Popen([sys.executable, "-c", _SMOKE], stderr=subprocess.DEVNULL)
+    wait_until((folder / "begun").exists, lambda: "the script is run")
+    smoked = psutil.Process(smoke.pid).children(recursive=True)
+    smoke.send_signal(number)
+    smoke.wait()
+    assert smoked
+    wait_until(lambda: not any(each.is_running() for each in smoked), lambda: "it is ended")
