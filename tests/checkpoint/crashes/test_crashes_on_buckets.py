@@ -125,9 +125,17 @@ def assert_nothing_is_left_over(lane: Lane, bucket: Bucket) -> None:
     assert list(bucket.uploads("")) == []
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    ("lane", "after"),
+    [("s3", True), ("azure", True), ("gcs", True), ("gcs", False)],
+    indirect=["lane"],
+)
 def test_death_at_any_request_loses_nothing(begun: Callable[[int], Lane], after: bool) -> None:
-    """Before or after each: the newest committed checkpoint comes back, and the run goes on."""
+    """The newest committed checkpoint comes back, and the run goes on.
+
+    Before a request is after the one before it, but for parts that go up side by side; these are
+    the same code for all vendors, so one of them shows it.
+    """
     ends = set()
     for n in count(1):
         here = begun(n)
