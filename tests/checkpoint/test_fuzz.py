@@ -50,6 +50,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.same_everywhere
 @QUICK
 @given(JSON)
 def test_any_json_value_survives(value: Any) -> None:
@@ -108,6 +109,7 @@ def headers() -> list[bytes]:
     return [head[8:] for head in ours] + [plain, overlapping, outside]
 
 
+@pytest.mark.same_everywhere
 def test_a_mutated_header_is_refused_or_stays_inside_the_file() -> None:
     """60 000 headers: each is refused, or all its tensors lie in the file, side by side."""
 
@@ -143,6 +145,7 @@ def test_a_header_mutated_with_its_length_is_refused_or_sound() -> None:
     survive(parse, mutants([small], 10_000, seed=8), REFUSED, check)
 
 
+@pytest.mark.same_everywhere
 def test_a_mutated_manifest_with_a_right_checksum_is_refused_or_sound() -> None:
     """60 000 forged manifests: each is refused by name, or is a sound manifest."""
     store = MemoryStore()

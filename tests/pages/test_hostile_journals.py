@@ -72,6 +72,7 @@ def test_what_makes_no_sense_raises_nothing_else(first: int) -> None:
     assert 0 < refused < 50
 
 
+@pytest.mark.same_everywhere
 @pytest.mark.parametrize("kind", ["moved", "phase_begun"])
 def test_a_place_that_makes_no_sense_raises_nothing_else(kind: str) -> None:
     """Where a run goes on: each field of it, and of its phases, is each odd thing once."""

@@ -41,6 +41,7 @@ def shallow(inputs: Iterator[bytes]) -> Iterator[bytes]:
     return (raw for raw in inputs if raw.count(b"[") + raw.count(b"{") < 500)
 
 
+@pytest.mark.same_everywhere
 def test_a_mutatedread_run_json_is_refused_or_read() -> None:
     """30 000 of them: one sentence for the user, or the seven fields."""
     original = json.dumps(ORIGINAL, sort_keys=True, indent=1).encode()
@@ -58,12 +59,14 @@ def test_a_mutatedread_run_json_is_refused_or_read() -> None:
     assert accepted > 1000
 
 
+@pytest.mark.same_everywhere
 def test_a_deeply_nestedread_run_json_is_refused() -> None:
     """One sentence, no traceback."""
     with pytest.raises(UsageError, match="makes no sense"):
         read(b"[" * 100_000)
 
 
+@pytest.mark.same_everywhere
 @pytest.mark.parametrize("created_at", [5, "yesterday", "2025-01-01T00:00:00"])
 def test_an_odd_instant_inread_run_json_is_refused(
     created_at: object, home: Path, tmp_path: Path

@@ -87,6 +87,7 @@ def test_lines_that_make_no_sense_are_passed_over(tmp_path: Path, line: str) -> 
     assert read_market(path) == (SEEN, SEEN)
 
 
+@pytest.mark.same_everywhere
 @given(
     body=st.dictionaries(
         st.sampled_from(["at", "nodes", "gpus", "market", "usd_per_h", "age_s", "attempt", "run"]),

@@ -10,6 +10,7 @@ from tests.control.team.racing import ROUNDING_USD, Race
 RACES = 2700
 
 
+@pytest.mark.same_everywhere
 def test_two_controllers_never_spend_one_sum_twice() -> None:
     """Two that each want more than half: never both, though they act between each other's writes.
 
@@ -42,6 +43,7 @@ def test_two_controllers_never_spend_one_sum_twice() -> None:
     assert between > 10_000
 
 
+@pytest.mark.same_everywhere
 @pytest.mark.parametrize("per", ["day", "week", "month"])
 def test_a_team_of_five_keeps_its_budget_over_many_periods(per: str) -> None:
     """Whatever is interrupted, resumed, killed, restarted or put to sleep: never above the cap.
@@ -66,6 +68,7 @@ def test_a_team_of_five_keeps_its_budget_over_many_periods(per: str) -> None:
     assert spent > 20 * race.cap.usd
 
 
+@pytest.mark.same_everywhere
 def test_the_store_without_stamps_keeps_the_budget_by_the_clocks_that_there_are() -> None:
     """Where a store does not say when it wrote, the first clock that turns counts for all."""
     for seed in range(200):

@@ -40,6 +40,7 @@ def test_death_at_any_write_to_the_store_loses_nothing(
     assert n > 10, "the crashes hit nothing"
 
 
+@pytest.mark.same_everywhere
 @pytest.mark.parametrize(
     ("large_bytes", "stride"), [(8 << 20, 1), (1, 4)], ids=["cached", "direct"]
 )

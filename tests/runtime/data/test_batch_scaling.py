@@ -157,6 +157,7 @@ LIVES = st.lists(
 """Ranks, steps until it ends, and how many of these are lost."""
 
 
+@pytest.mark.same_everywhere
 @settings(max_examples=300)
 @given(
     size=st.integers(min_value=1, max_value=150),

@@ -85,6 +85,7 @@ def trained(loaders: list[ElasticLoader], step: int) -> list[int]:
     return [i for loader in loaders for s in loader.shares(step) if s.weight for i in s.indices]
 
 
+@pytest.mark.same_everywhere
 @settings(max_examples=300)
 @given(
     size=st.integers(min_value=1, max_value=90),

@@ -48,6 +48,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.same_everywhere
 @settings(max_examples=300)
 @given(VALUES)
 def test_plain_values_come_back_as_they_were(value: Any) -> None:

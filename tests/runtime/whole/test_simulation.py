@@ -222,6 +222,7 @@ def check_end(seed: int, last: Life, *, bitwise: bool) -> None:
         torch.testing.assert_close(found["weights"][name], weight, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.same_everywhere
 @pytest.mark.parametrize("block", range(8))
 def test_random_interruptions_never_end_wrong(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """200 seeds: killed anywhere, in saves too, told to stop, on a failing store, fenced, resized.

@@ -60,6 +60,7 @@ def test_a_full_piece_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) ->
     assert len(list(store.list(FOLDER))) <= 3 * 6
 
 
+@pytest.mark.same_everywhere
 @pytest.mark.parametrize("after", [False, True])
 def test_a_crash_at_any_write_loses_no_stored_line_and_repeats_none(
     after: bool, monkeypatch: pytest.MonkeyPatch
