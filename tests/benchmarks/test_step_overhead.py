@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     ("only", "units"),
     [
         ("everything", ["µs", "µs", "%"]),
-        ("laid out by us, 2 ranks", ["%"]),
         ("kept and shared, 3 ranks", ["µs"]),
     ],
 )
