@@ -7,12 +7,12 @@ SPOTGUARD := $(BIN)/spotguard
 # Tests start hundreds of Pythons: where nothing compiled may be kept, each compiles all anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help browser integrations demo test check-all check lint types unit test-pythons oldest-python fuzz first-half second-half emulators e2e e2e-commands e2e-jobs aside lab lab-tests lab-story lab-down ec2-lab ec2-lab-down ec2-tests ec2-faults cloud-tests docs clean
+.PHONY: help browser integrations demo test check-all check lint types unit test-pythons fuzz first-half second-half emulators e2e e2e-commands e2e-jobs aside lab lab-tests lab-story lab-down ec2-lab ec2-lab-down ec2-tests ec2-faults cloud-tests docs clean
 
 help:
 	@echo "make demo    train a small GPT on two local nodes through three interruptions"
 	@echo "make test    lint, types and the quick tests: minutes, and neither root, npm nor Slurm"
-	@echo "make check-all  all other tests, in two halves beside each other: emulators, whole jobs, the lab, the oldest Python"
+	@echo "make check-all  all other tests, in two halves beside each other: emulators, whole jobs, browser, the lab"
 	@echo "make check   both: what CI runs"
 	@echo "make unit    the quick tests only"
 	@echo "make test-pythons  quick tests and the demo on every other Python that this machine has"
@@ -81,19 +81,13 @@ TESTED = $(PYTEST) $(1) || $(PYTEST) $(1) -n 0 --last-failed --last-failed-no-fa
 # lends 4 GB of memory as a folder in which programs may run, what they write stays there until its test is over.
 MEMORY := $(shell df -k --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 > 4000000' | grep -q . \
   && ! grep -q ' /dev/shm .*noexec' /proc/mounts && echo /dev/shm)
-unit test-pythons oldest-python: export PYTEST_DEBUG_TEMPROOT = $(MEMORY)
+unit test-pythons: export PYTEST_DEBUG_TEMPROOT = $(MEMORY)
 
 unit: $(VENV)/.installed-dev
 	$(call TESTED,-n 2 --dist worksteal -o tmp_path_retention_policy=failed -m "not e2e and not cloud")
 
 test-pythons: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.programs.pythons
-
-# The corner that our own changes break: the oldest Python with the lowest versions of all packages. What newer
-# Pythons and packages break comes from outside, whether we change anything or not: `make test-pythons` finds it
-# before a release.
-oldest-python: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.programs.pythons --only 3.10-lowest
 
 # What would be uploaded, tried as a user gets it. The upload itself is nobody's but a person's.
 .PHONY: release
@@ -189,10 +183,10 @@ check-all: $(VENV)/.installed-dev
 	$(MAKE) -j 2 --output-sync=target first-half second-half
 
 first-half:
-	$(MAKE) -j 1 lab-tests e2e-commands
+	$(MAKE) -j 1 lab-tests e2e-jobs
 
 second-half:
-	$(MAKE) -j 1 emulators e2e-jobs aside browser oldest-python
+	$(MAKE) -j 1 emulators e2e-commands aside browser
 
 check:
 	@$(MAKE) --no-print-directory test

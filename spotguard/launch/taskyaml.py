@@ -29,7 +29,7 @@ BUYS_SPOT = frozenset({"aws", "gcp", "azure"})
 """Where SkyPilot takes `use_spot`; elsewhere the place itself is the market."""
 SHARED_DISK = frozenset({"slurm"})
 """Where a folder of this machine may be one of the nodes' too."""
-_TAGGED = frozenset({"aws"})
+_TAGGED = frozenset({"aws", "kubernetes"})
 """Where nodes are asked for by their tags later. Other clouds have other rules for tags."""
 CLUSTER_TAG, RUN_TAG = "spotguard-cluster", "spotguard-run"
 """What each instance is tagged with: by the first EC2 is asked for what a cluster cost, by the

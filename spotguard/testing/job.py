@@ -246,7 +246,7 @@ class FakeJob:
         if self.store.head(keys.stop(play.attempt)) is None:
             return False
         body = json.loads(self.store.get(keys.stop(play.attempt)))
-        self._leave(cluster, play, EndReason(body["reason"]))
+        self._leave(cluster, play, EndReason(body["exact_reason"]))
         return True
 
     def _leave(self, cluster: FakeCluster, play: _Play, reason: EndReason) -> None:

@@ -73,14 +73,18 @@ def advised(
     """
     offers = [offer for offer in offers if not _too_dear(offer, policy.max_usd_per_h)]
     deadline = policy.on_demand_for_deadline and record.limits.deadline_at is not None
-    priced = all(offer.price_usd_per_h is not None for offer in offers)
-    bought = any(offer.market is Market.ON_DEMAND for offer in offers)
-    if deadline and policy.market is Market.SPOT and priced and bought:
+    if deadline and policy.market is Market.SPOT and _policy_can_choose(offers):
         action, named = _by_policy(record, offers, nodes, now, policy, market)
         wanted = [named[key] for key in _asked(action) if key in named]
         return Advice(offers=tuple(wanted), why=action.why)
     ranked = offers_now(record, offers, now, policy)
     return Advice(offers=tuple(ranked), why=_why(record, ranked, now, policy))
+
+
+def _policy_can_choose(offers: Sequence[Offer]) -> bool:
+    """Tell whether all prices are known, and the deadline can be kept by buying on demand."""
+    on_demand = any(offer.market is Market.ON_DEMAND for offer in offers)
+    return on_demand and all(offer.price_usd_per_h is not None for offer in offers)
 
 
 def _too_dear(offer: Offer, max_usd_per_h: float | None) -> bool:
@@ -90,20 +94,20 @@ def _too_dear(offer: Offer, max_usd_per_h: float | None) -> bool:
 
 
 def offers_now(
-    record: RunRecord, offers: Iterable[Offer], now: float, policy: Policy
+    record: RunRecord, offers: Sequence[Offer], now: float, policy: Policy
 ) -> list[Offer]:
     """Return the offers that may be asked, those that took nodes a short while ago last."""
     markets = markets_now(record, now, policy)
     allowed = [offer for offer in offers if offer.market in markets]
+    if not allowed:  # where nothing is sold on demand, there is no time to keep for it
+        allowed = [offer for offer in offers if offer.market is policy.market]
     lost = {
         place_key(attempt.offer)
         for attempt in record.attempts
         if _is_taken(attempt)
         and (attempt.end is None or now - attempt.end.at < policy.avoid_lost_place_s)
     }
-    return sorted(
-        allowed, key=lambda offer: (offer.market is not Market.SPOT, place_key(offer) in lost)
-    )
+    return sorted(allowed, key=lambda it: (it.market is not Market.SPOT, place_key(it) in lost))
 
 
 def _is_taken(attempt: AttemptRecord) -> bool:
@@ -243,16 +247,14 @@ def move_due(
 ) -> bool:
     """Tell whether the policy gives spot nodes up for cheaper ones, whose place says it has them.
 
-    `market` has what the places say; where none says so, nothing is thought over, nor where the
-    place that it has gives no price: there is nothing to compare with.
+    `market` has their word. Where no node can be bought on demand, or a price is unknown, it stays.
     """
-    spot = [each for each in offers if each.market is Market.SPOT]
-    priced = {place_name(each) for each in spot if each.price_usd_per_h is not None}
-    free = place_name(attempt.offer) in priced and any(
+    spot = [place_name(each) for each in offers if each.market is Market.SPOT]
+    free = place_name(attempt.offer) in spot and any(
         says_free(market, place=place_name(offer), nodes=attempt.nodes)
         for offer in cheaper_places(attempt, offers)
     )
-    if not free or not may_move(record, attempt, now, policy):
+    if not (free and _policy_can_choose(offers) and may_move(record, attempt, now, policy)):
         return False
     running = Running(place=place_name(attempt.offer), market=SPOT, nodes=attempt.nodes)
     action, _ = _by_policy(record, offers, attempt.nodes, now, policy, market, running)
@@ -582,9 +584,9 @@ def hazard_of(
     from spotguard.policy.market.hazard import pooled, recorded_level, taken_by_age
 
     accelerator, gpus = accelerator_of(record, attempt.offer)
-    gang = attempt.nodes * gpus
-    seen = seen_of(record, attempt.offer, attempt.nodes, now, pooled(accelerator, gang), market)
-    level = recorded_level(accelerator, gang)
+    kind = accelerator, attempt.nodes * gpus
+    seen = seen_of(record, attempt.offer, attempt.nodes, now, pooled(*kind), market)
+    level = recorded_level(*kind)
     return taken_by_age(level, taken=seen.taken, expected=seen.taken_expected)
 
 
@@ -593,7 +595,6 @@ def accelerator_of(record: RunRecord, offer: Offer | None = None) -> tuple[str, 
 
     Of several alternatives it is the offer's; without one, the first.
     """
-    gpus = record.spec.get("gpus")
-    asked = gpus.partition(",")[0] if isinstance(gpus, str) else ""
+    asked = str(record.spec.get("gpus") or "").partition(",")[0]
     name, _, count = (offer.gpus if offer is not None and offer.gpus else asked).partition(":")
     return name.upper(), int(count) if count.isdigit() else 1

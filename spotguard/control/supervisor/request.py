@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from spotguard.control.journal.nodes.offer import offer_to_json
 from spotguard.errors import AlreadyExists
 from spotguard.events import env, keys
+from spotguard.events.states import EndReason
 from spotguard.launch.base import LaunchRequest
 from spotguard.shared.cache_folders import COMPILED
 from spotguard.spec.infra import LOCAL, gpu_count
@@ -17,7 +18,6 @@ from spotguard.storage.urls import is_folder
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import AttemptRecord, RunRecord
-    from spotguard.events.states import EndReason
     from spotguard.launch.base import Offer
     from spotguard.shared.hazard import HazardByAge
     from spotguard.spec.model import JobSpec
@@ -91,13 +91,23 @@ def claim_data(attempt: AttemptRecord) -> dict[str, object]:
     }
 
 
+_KNOWN_TO_ALL = {EndReason.MOVED: EndReason.RESIZED}
+"""For nodes whose spotguard is older than the controller's: a word that they do not know would be
+the user's stop to them, after which nobody goes on."""
+
+
 def ask_to_stop(store: ObjectStore, attempt: int, reason: EndReason) -> None:
     """Have an attempt save and stop; the first one who asks says why.
 
     Raises:
         StoreError: it cannot be asked.
     """
-    body = {"reason": reason.value, "message": f"asked to stop: {reason.told(None)}"}
+    known = _KNOWN_TO_ALL.get(reason, reason)
+    body = {
+        "reason": known.value,
+        "exact_reason": reason.value,
+        "message": f"asked to stop: {reason.told(None)}",
+    }
     try:
         store.put(keys.stop(attempt), json.dumps(body).encode(), if_absent=True)
     except AlreadyExists:

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import os
 import runpy
+import signal
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-
-from spotguard.launch.local import lifeline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +34,8 @@ _MOST_FRAMES = 200
 def main(arguments: Sequence[str]) -> None:
     """Run the script; leaves by whatever it leaves by."""
     folder, at, script = Path(arguments[0]), float(arguments[1]), arguments[3]
-    lifeline.hold(int(arguments[2]))
+    lifeline = int(arguments[2])
+    threading.Thread(target=end_with_parent, args=(lifeline,), daemon=True).start()
     stacks = (folder / STACKS_FILE).open("w")  # open until the end: C writes into it
     faulthandler.enable(stacks)
     # Counted from the parent's start: on a busy machine Python needs seconds to come here.
@@ -45,6 +47,15 @@ def main(arguments: Sequence[str]) -> None:
     except BaseException as problem:
         (folder / PROBLEM_FILE).write_text(json.dumps(_told(problem)))
         raise
+
+
+def end_with_parent(lifeline: int) -> None:
+    """Wait until nobody has the pipe's other end, also after `kill -9`; end this process's group.
+
+    The parent made it the leader of one.
+    """
+    os.read(lifeline, 1)
+    os.killpg(0, signal.SIGKILL)
 
 
 def _told(problem: BaseException) -> dict[str, Any]:

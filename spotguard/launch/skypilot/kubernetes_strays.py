@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 _KUBERNETES = "kubernetes"
-_ASK_WITHIN_S = 10.0
+_WITHIN = (10.0, 10.0)
+"""Seconds to connect and to be answered; its client ignores a float alone."""
 _NUMBER = re.compile(r"-(?:head|worker(\d+))$")
 """How SkyPilot's name of a pod ends: the head is node 0, worker N is node N."""
 _SKY_TAG = "skypilot-cluster-name"
@@ -164,16 +165,21 @@ class _SkyPods:
     def labelled(self, context: str, label: str) -> list[Pod]:
         """Return the pods with a label."""
         found = self._ask(context, "list_namespaced_pod", label)
-        return [
-            Pod(
-                name=each.metadata.name,
-                phase=each.status.phase or "Unknown",
-                is_going=each.metadata.deletion_timestamp is not None,
-                since=each.metadata.creation_timestamp.timestamp(),
-                sky_name=(each.metadata.labels or {}).get(_SKY_TAG, ""),
-            )
-            for each in found.items
-        ]
+        try:
+            return [
+                Pod(
+                    name=each.metadata.name,
+                    phase=each.status.phase or "Unknown",
+                    is_going=each.metadata.deletion_timestamp is not None,
+                    since=each.metadata.creation_timestamp.timestamp(),
+                    sky_name=(each.metadata.labels or {}).get(_SKY_TAG, ""),
+                )
+                for each in found.items
+            ]
+        except (AttributeError, TypeError) as problem:
+            raise Unreachable(
+                f"Kubernetes in {context} describes pods in another form than expected: {problem!r}"
+            ) from problem
 
     def delete(self, context: str, label: str) -> None:
         """Ask for the end of all pods with a label."""
@@ -193,15 +199,19 @@ class _SkyPods:
                 from sky.adaptors import kubernetes
                 from sky.provision.kubernetes.utils import get_kube_config_context_namespace
                 from urllib3.exceptions import HTTPError
+                from yaml import YAMLError
         except ImportError as problem:
             raise Unreachable("SkyPilot is installed without its extra kubernetes.") from problem
-        away = (ConfigException, HTTPError, OSError, ValueError, exceptions.KubeAPIUnreachableError)
+        away = (
+            *(ConfigException, HTTPError, OSError, ValueError, exceptions.KubeAPIUnreachableError),
+            *(YAMLError, AttributeError, TypeError),  # of a kubeconfig that is just being written
+        )
         try:
             asked = getattr(kubernetes.core_api(context), what)
             return asked(
                 get_kube_config_context_namespace(context),
                 label_selector=label,
-                _request_timeout=_ASK_WITHIN_S,
+                _request_timeout=_WITHIN,
             )
         except ApiException as problem:
             kind = LauncherFailure if problem.status in _REFUSED else Unreachable

@@ -100,7 +100,7 @@ class SkyPilotLauncher:
         self._clock = clock or SystemClock()
         self._in_background = in_background
         self._watches: dict[str, _Watch] = {}
-        self._free: dict[tuple[str, str | None, str | None], _FreeNodes] = {}
+        self._free: dict[tuple[str | None, ...], _FreeNodes] = {}
         self._known: tuple[float, list[Offer]] | None = None
         self._log: tuple[str, float, dict[int, bytes] | LauncherFailure] | None = None
 
@@ -129,7 +129,7 @@ class SkyPilotLauncher:
         """
         if not self._in_background:
             return self._look(cluster)
-        if cluster not in self._watches:
+        if cluster not in self._watches or self._watches[cluster].has_died:
             self._refresh(cluster, self._look(cluster))
         watch = self._watches[cluster]
         watch.wanted_at = self._clock.monotonic()
@@ -141,8 +141,8 @@ class SkyPilotLauncher:
 
         Clouds do not say. 0 until there is an answer, and while there is none.
         """
-        place = (offer.infra, offer.region, offer.zone)
-        question = self._question_for(*place)
+        place = (offer.infra, offer.region, offer.zone, offer.gpus)
+        question = self._question_for(offer)
         if question is None:
             return None
         if place not in self._free:
@@ -155,13 +155,16 @@ class SkyPilotLauncher:
             return None
         return charged_node_s(offer.region, cluster, nodes)
 
-    def _question_for(
-        self, infra: str, region: str | None, zone: str | None
-    ) -> Callable[[], int | None] | None:
-        if infra == _SLURM and region is not None and zone is not None:
-            return partial(self._sdk.free_slurm_nodes, region, zone)
-        if infra == _KUBERNETES:
-            return lambda: self._sdk.free_kubernetes_nodes(region, self._machine())
+    def _question_for(self, offer: Offer) -> Callable[[], int | None] | None:
+        """Return what to ask about an offer; of a choice of GPUs, nodes with the offer's own."""
+        if offer.infra == _SLURM and offer.region is not None and offer.zone is not None:
+            if offer.gpus:  # Slurm counts the nodes of a partition, whatever GPU is in them
+                return None
+            return partial(self._sdk.free_slurm_nodes, offer.region, offer.zone)
+        if offer.infra == _KUBERNETES:
+            return lambda: self._sdk.free_kubernetes_nodes(
+                offer.region, replace(self._machine(), gpus=offer.gpus or self._machine().gpus)
+            )
         return None
 
     def down(self, cluster: str) -> None:
@@ -318,6 +321,12 @@ class _Watch(threading.Thread):
     def is_going_down(self) -> bool:
         """True once somebody has asked for the end of the cluster, until it is seen gone."""
         return self._down_at is not None and self.view.state is not ClusterState.GONE
+
+    @property
+    def has_died(self) -> bool:
+        """True if it looks no more, though the cluster was not seen gone: an error ended it."""
+        over = self._stopped.is_set() or self.view.state is ClusterState.GONE
+        return self.ident is not None and not self.is_alive() and not over
 
     def stop(self) -> None:
         """Look no more."""

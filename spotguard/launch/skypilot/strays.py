@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from spotguard.errors import LauncherFailure
 from spotguard.launch.base import ClusterState, ClusterView, NodeEnd, NodeView, Unreachable
-from spotguard.launch.skypilot.ec2.calls import client_of, instances_of
+from spotguard.launch.skypilot.ec2.calls import client_of, instances_of, unanswered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -136,21 +136,17 @@ class Ec2Strays:
 
     def down(self, cluster: str) -> None:
         """Terminate its instances."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
         found = self._find(cluster)
         if found is None or not found.living:
             return
         try:
             self._client(found.region).terminate_instances(InstanceIds=found.living)
-        except (BotoCoreError, ClientError) as problem:
+        except unanswered() as problem:
             raise LauncherFailure(
                 f"EC2 does not end {cluster}, which another machine launched: {problem}"
             ) from problem
 
     def _find(self, cluster: str) -> _Found | None:
-        from botocore.exceptions import BotoCoreError, ClientError
-
         gone = None
         try:
             regions = self._known_regions()
@@ -163,7 +159,7 @@ class Ec2Strays:
                 if found.living:
                     return found
                 gone = found if listed else gone
-        except (BotoCoreError, ClientError) as problem:
+        except unanswered() as problem:
             raise Unreachable(f"EC2 does not say whether {cluster} lives: {problem}") from problem
         return gone
 

@@ -216,7 +216,10 @@ def parse_stop(raw: bytes) -> StopRequest:
     """Return the controller's request; one that cannot be read still means: stop."""
     try:
         body = parse_object(raw, "the request")
-        reason = EndReason(needed(text(body, "reason"), "reason"))
+        told = needed(text(body, "reason"), "reason")
+        exact = text(body, "exact_reason")
+        known = {each.value for each in EndReason}
+        reason = EndReason(exact if exact is not None and exact in known else told)
         return StopRequest(reason=reason, message=text(body, "message") or "")
     except ValueError:
         return StopRequest(reason=EndReason.STOPPED, message="asked to stop")

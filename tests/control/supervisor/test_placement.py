@@ -383,6 +383,8 @@ def test_nodes_are_not_moved_from_a_place_without_a_price() -> None:
     assert move_due(record, attempt, (*PLACES, here), 6000.0, SLOW, market=market)
     assert not move_due(record, attempt, PLACES, 6000.0, SLOW, market=market)
     assert not move_due(record, attempt, (*PLACES, unpriced), 6000.0, SLOW, market=market)
+    spot = [each for each in (*PLACES, here) if each.market is SPOT]
+    assert not move_due(record, attempt, spot, 6000.0, SLOW, market=market), "nothing to fall on"
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from spotguard.errors import LauncherFailure
+from spotguard.launch import taskyaml
 from spotguard.launch.base import ClusterState, NodeEnd, Unreachable
 from spotguard.launch.skypilot import kubernetes_strays
 from spotguard.launch.skypilot.kubernetes_strays import KubernetesStrays, Pod
 from spotguard.launch.skypilot.launcher import SkyPilotLauncher
 from spotguard.launch.skypilot.prices import Place
 from spotguard.launch.skypilot.strays import regions_of
+from spotguard.launch.taskyaml import Machine
 from spotguard.testing.clock import FakeClock
 from spotguard.testing.launcher import FAKE_OFFER
 from tests.launch.skypilot.fake_sdk import FakeSdk
@@ -179,6 +183,31 @@ def test_contexts_are_those_that_are_named() -> None:
     """A place without one may be anywhere."""
     places = [Place.parse(each) for each in ("kubernetes/a/b", "kubernetes", "aws/us-east-1")]
     assert regions_of("kubernetes", places) == ["a/b"]
+
+
+def test_its_client_waits_so_long_and_no_longer() -> None:
+    """It takes a pair or a whole number of seconds, and ignores one float without a word."""
+    rest = pytest.importorskip("kubernetes.client.rest")
+    asked: list[Any] = []
+
+    class Pool:
+        def request(self, *_: Any, timeout: Any, **more: Any) -> Any:
+            asked.append(timeout)
+            return SimpleNamespace(status=200, reason="OK", data=b"{}")
+
+    client = rest.RESTClientObject.__new__(rest.RESTClientObject)
+    client.pool_manager = Pool()
+    client.request("GET", "https://here", _request_timeout=kubernetes_strays._WITHIN)
+    (timeout,) = asked
+    assert (timeout.connect_timeout, timeout.read_timeout) == kubernetes_strays._WITHIN
+
+
+def test_jobs_pods_have_the_label_by_which_they_are_looked_for() -> None:
+    """SkyPilot gives `labels` of a task's resources to its pods."""
+    offer = replace(FAKE_OFFER, infra="kubernetes", region="ctx", zone=None)
+    candidate = taskyaml._candidate(offer, Machine(), {taskyaml.CLUSTER_TAG: NAME})
+    ((name, value),) = candidate["labels"].items()
+    assert kubernetes_strays._label(NAME) == f"{name}={value}"
 
 
 def test_skypilot_has_the_calls_by_which_it_is_asked() -> None:

@@ -566,6 +566,36 @@ def test_kubernetes_says_how_many_pods_of_the_jobs_kind_find_room() -> None:
     assert sdk.asked == ["free ctx L4:1", "free None L4:1"]
 
 
+def test_a_choice_of_gpus_is_asked_for_each() -> None:
+    """Idle nodes of one kind say nothing of the other, whose nodes would be asked for."""
+    sdk = FakeSdk(free=2)
+    subject = launcher(sdk, FakeClock(), machine=lambda: Machine(gpus="A100:8"))
+    here = replace(FAKE_OFFER, infra="kubernetes", region="ctx", zone=None, gpus="A100:8")
+    for offer in (here, replace(here, gpus="L4:8")):
+        assert subject.free_nodes(offer) == 2
+    assert sdk.asked == ["free ctx A100:8", "free ctx L4:8"]
+    slurm = replace(FAKE_OFFER, infra="slurm", region="lab", zone="spot", gpus="L4:8")
+    assert subject.free_nodes(slurm) is None, "a partition's nodes are counted whatever is in them"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_watch_that_an_error_ended_is_begun_anew() -> None:
+    """Else nobody would see the cluster's end, and its meter would go on."""
+    sdk = FakeSdk()
+    subject = launcher(sdk, in_background=True)
+    try:
+        subject.launch(REQUEST)
+        dead = subject._watches[NAME]
+        dead._sdk = None  # type: ignore[assignment]
+        dead._wake.set()
+        dead.join(60.0)
+        subject.observe(NAME)
+        assert subject._watches[NAME] is not dead
+        assert subject._watches[NAME].is_alive()
+    finally:
+        subject.close()
+
+
 def test_free_nodes_are_asked_for_beside() -> None:
     """SkyPilot takes seconds, in which the controller has other things to do."""
     asked = threading.Event()

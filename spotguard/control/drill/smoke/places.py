@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import spotguard
+from spotguard.launch.local.smoke_driver import end_with_parent
 from spotguard.spec.script import local_files, read_script
 
 if TYPE_CHECKING:
@@ -175,7 +176,8 @@ def _threads(stacks: str) -> list[str]:
 
 def _main_thread(stacks: str) -> str:
     threads = _threads(stacks)
-    mine = [thread for thread in threads if "smoke_driver.py" in thread]
+    waits = f" in {end_with_parent.__name__}"  # a thread of the driver's own
+    mine = [thread for thread in threads if "smoke_driver.py" in thread and waits not in thread]
     return mine[-1] if mine else threads[-1] if threads else ""  # of a crash, the last word
 
 

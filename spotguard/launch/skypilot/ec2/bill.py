@@ -12,7 +12,7 @@ import re
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from spotguard.launch.skypilot.ec2.calls import can_ask, client_of, instances_of
+from spotguard.launch.skypilot.ec2.calls import can_ask, client_of, instances_of, unanswered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,15 +38,13 @@ def charged_node_s(region: str, cluster: str, nodes: int) -> float | None:
     """
     if not can_ask():
         return None
-    from botocore.exceptions import BotoCoreError, ClientError
-
     try:
         client = client_of(region, within_s=_ASK_WITHIN_S, tries=_TRIES)
         instances = instances_of(client, [cluster])
         ends = _ends(client, instances)
         # Of nodes that ended hours apart EC2 has forgotten the first ones, which were paid as well.
         return None if len(instances) < nodes else _added_up(instances, ends)
-    except (BotoCoreError, ClientError) as problem:
+    except unanswered() as problem:
         log.info("EC2 does not say what it charges for %s: %s", cluster, problem)
     except (AttributeError, KeyError, TypeError, ValueError) as problem:
         log.warning("EC2 describes %s in another form than expected: %r", cluster, problem)

@@ -16,6 +16,17 @@ def can_ask() -> bool:
     return find_spec("boto3") is not None
 
 
+def unanswered() -> tuple[type[Exception], ...]:
+    """Return what boto3 raises where EC2 refuses, does not answer, or a proxy answers in its place.
+
+    An answer that is not EC2's XML is a `ResponseParserError`, which is no `BotoCoreError`.
+    """
+    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
+
+    return BotoCoreError, ClientError, ResponseParserError, OSError
+
+
 def client_of(region: str, *, within_s: float, tries: int) -> Any:
     """Return boto3's client for a region, whose calls are tried so often, each so long."""
     from boto3.session import Session

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from spotguard.launch.skypilot.ec2.calls import can_ask, client_of, instances_of
+from spotguard.launch.skypilot.ec2.calls import can_ask, client_of, instances_of, unanswered
 from spotguard.launch.taskyaml import CLUSTER_TAG
 from spotguard.shared.units import Clock, SystemClock
 
@@ -71,12 +71,10 @@ class Ec2Ends:
         if not can_ask():
             mine.ask_at = float("inf")
             return
-        from botocore.exceptions import BotoCoreError, ClientError
-
         try:
             mine.client = mine.client or self._client(region)
             mine.lost = _lost(mine.client, list(mine.wanted))
-        except (BotoCoreError, ClientError, OSError) as problem:
+        except unanswered() as problem:
             log.info("EC2 does not say which instances of %s ended: %s", region, problem)
             mine.ask_at = now + _AFTER_PROBLEM_S
         except (AttributeError, KeyError, TypeError, ValueError) as problem:

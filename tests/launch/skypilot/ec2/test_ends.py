@@ -8,6 +8,7 @@ import boto3
 import moto
 import pytest
 from botocore.exceptions import EndpointConnectionError
+from botocore.parsers import ResponseParserError
 
 from spotguard.launch.skypilot.ec2.ends import ASK_EVERY_S, Ec2Ends
 from spotguard.launch.taskyaml import CLUSTER_TAG
@@ -90,6 +91,7 @@ def test_who_asks_no_more_is_not_asked_for() -> None:
 @pytest.mark.parametrize(
     "problem",
     [
+        ResponseParserError("a proxy's page is no XML"),
         EndpointConnectionError(endpoint_url="https://ec2"),
         KeyError("Tags"),
         OSError("no such file"),
