@@ -28,7 +28,7 @@ help:
 	@echo "make ec2-lab  an EC2 of virtual nodes under a real SkyPilot (root, Debian 12); ec2-lab-down ends it"
 	@echo "make ec2-tests  whole runs there (brings up its own); ec2-faults: each AWS call fails once, an hour or more"
 	@echo "make docs    the site of the pages and of the public names, in site/; needs no network"
-	@echo "make lab-story  a long one there: the example shrinks, and grows by its own rule"
+	@echo "make lab-story  the long ones there, by hand: a controller dies at each act, the example shrinks and grows by its own rule"
 
 $(BIN)/python:
 	@echo "setting up $(VENV) (first time only, some 30 s)"

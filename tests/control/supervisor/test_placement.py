@@ -637,3 +637,11 @@ def test_what_is_paced_is_not_launched_anew_to_grow() -> None:
     attempts = poor.attempts[0], rich.attempts[0]
     assert not regrow_due(poor, attempts[0], 5000.0, policy, free_nodes=9)
     assert regrow_due(rich, attempts[1], 5000.0, policy, free_nodes=9)
+
+
+def test_spot_is_asked_for_however_late_where_nothing_is_sold_on_demand() -> None:
+    """There is nothing for which time could be kept: to wait would be to wait until the end."""
+    late = made(*launched(0.0, nodes=2), limits=Limits(deadline_at=7200.0))
+    assert markets_now(late, 7100.0, SLOW) == {ON_DEMAND}
+    assert offers_now(late, [CHEAP, THERE], 7100.0, SLOW) == [CHEAP, THERE]
+    assert offers_now(late, [CHEAP, DEAR], 7100.0, SLOW) == [DEAR]

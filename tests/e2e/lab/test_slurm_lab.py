@@ -134,6 +134,7 @@ def test_the_example_is_preempted_shrinks_and_grows_by_its_own_rule(
     check_money(status, books, slurm)
 
 
+@pytest.mark.long
 def test_killed_at_each_outside_act_nothing_is_done_twice(
     beside: Beside, slurm: SlurmLab, tmp_path: Path, undisturbed: Callable[..., Weights]
 ) -> None:
