@@ -96,11 +96,10 @@ def _too_dear(offer: Offer, max_usd_per_h: float | None) -> bool:
 def offers_now(
     record: RunRecord, offers: Sequence[Offer], now: float, policy: Policy
 ) -> list[Offer]:
-    """Return the offers that may be asked, those that took nodes a short while ago last."""
+    """Return who may be asked, who took nodes lately last; spot where nothing else is ever sold."""
     markets = markets_now(record, now, policy)
     allowed = [offer for offer in offers if offer.market in markets]
-    if not allowed:  # where nothing is sold on demand, there is no time to keep for it
-        allowed = [offer for offer in offers if offer.market is policy.market]
+    allowed = allowed or [offer for offer in offers if offer.market is policy.market]
     lost = {
         place_key(attempt.offer)
         for attempt in record.attempts
@@ -595,6 +594,7 @@ def accelerator_of(record: RunRecord, offer: Offer | None = None) -> tuple[str, 
 
     Of several alternatives it is the offer's; without one, the first.
     """
-    asked = str(record.spec.get("gpus") or "").partition(",")[0]
+    gpus = record.spec.get("gpus")
+    asked = gpus.partition(",")[0] if isinstance(gpus, str) else ""
     name, _, count = (offer.gpus if offer is not None and offer.gpus else asked).partition(":")
     return name.upper(), int(count) if count.isdigit() else 1
