@@ -206,6 +206,8 @@ class NodeEnded:
     end: NodeEnd
     exit_code: int | None
     detail: str
+    in_doubt: bool = False
+    """It is called lost because one of the cluster's nodes is, and nobody says which."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -252,6 +252,9 @@ def _waiting(entry: Entry) -> tuple[str, str]:
 
 def _node_ended(entry: Entry) -> tuple[str, str]:
     data = entry.data
+    if data["end"] == "lost" and data.get("in_doubt") is True:
+        told = f"a node was lost, maybe node {data['node']}: {data['detail'] or 'taken'}"
+        return _plain(told, "yellow")
     if data["end"] == "lost":
         return _plain(f"node {data['node']} was lost: {data['detail'] or 'taken'}", "yellow")
     return _plain(f"node {data['node']} ended its part with exit code {data['exit_code']}")

@@ -73,7 +73,7 @@ def judge_nodes(attempt: AttemptRecord) -> Verdict:
             detail=_with_save(attempt, "the launcher's own guard took the nodes"),
         )
     if lost or not attempt.node_ends:
-        whole = not lost or len(lost) == attempt.nodes
+        whole = not lost or (len(lost) == attempt.nodes and not any(node.in_doubt for node in lost))
         reason = EndReason.VANISHED if whole else EndReason.NODE_LOST
         return Verdict(reason=reason, detail=_words_of_loss(attempt))
     if failed:
@@ -156,11 +156,17 @@ def _words_of_loss(attempt: AttemptRecord) -> str:
     lost = attempt.lost_nodes
     if not lost:
         return "nothing is left of the cluster"
-    names = ", ".join(str(node.node) for node in sorted(lost, key=lambda node: node.node))
-    words = f"node{'s' if len(lost) > 1 else ''} {names}: {lost[0].detail or 'taken'}"
+    words = f"{_names(lost)}: {lost[0].detail or 'taken'}"
     if attempt.notice is None:
         return words
     return f"{words}; the notice left too little time to report a save"
+
+
+def _names(lost: tuple[NodeEnded, ...]) -> str:
+    if any(node.in_doubt for node in lost):
+        return "a node"
+    names = ", ".join(str(each) for each in sorted(node.node for node in lost))
+    return f"node{'s' if len(lost) > 1 else ''} {names}"
 
 
 def _with_save(attempt: AttemptRecord, detail: str) -> str:

@@ -266,6 +266,7 @@ class Lookout:
                         "end": node.end.value,
                         "exit_code": node.exit_code,
                         "detail": node.detail,
+                        "in_doubt": cluster.some_lost and node.end is NodeEnd.LOST,
                     },
                     attempt=attempt.number,
                 )

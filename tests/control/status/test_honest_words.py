@@ -135,6 +135,24 @@ def test_who_was_told_by_a_signal_has_not_failed(detail: str, *, failed: bool, l
     assert (verdict.reason is EndReason.FAILED) is failed
 
 
+def test_which_node_was_lost_is_not_said_where_nobody_knows_it() -> None:
+    """SkyPilot calls a cluster unhealthy as a whole; older journals say no more."""
+    of_two = [{"node": node, "end": "lost", "exit_code": None, "detail": "gone"} for node in (0, 1)]
+    doubted = [{**node, "in_doubt": True} for node in of_two]
+
+    def told(nodes: list[dict[str, object]]) -> tuple[EndReason, str, list[str]]:
+        ends = [(Kind.NODE_ENDED.value, 8.0, 1, node) for node in nodes]
+        lines = [*launched(2), training(), *ends]
+        verdict = judge(fold(_entries(*lines)).attempts[-1])
+        texts = [line.text for line in history_lines(_entries(*lines)) if "lost" in line.text]
+        return verdict.reason, verdict.detail, texts
+
+    assert told(of_two)[0] is EndReason.VANISHED
+    reason, detail, texts = told(doubted)
+    assert (reason, detail) == (EndReason.NODE_LOST, "a node: gone")
+    assert texts == [f"a node was lost, maybe node {node}: gone" for node in (0, 1)]
+
+
 def _entries(*lines: Line) -> Iterator[Entry]:
     from tests.control import made as hand
 

@@ -867,6 +867,10 @@ def test_a_cluster_of_which_some_node_is_said_to_be_lost(
     assert record.settled is not None
     assert record.settled.state is RunState.FINISHED
     assert len(record.attempts) == attempts
+    if not trains_on:
+        end = record.attempts[0].end
+        assert end is not None
+        assert end.reason is EndReason.NODE_LOST, "of the whole cluster nobody says so"
     assert doubted[-1] - doubted[0] > Policy().survivor_patience_s - 1.0
     check_books(world)
 

@@ -242,7 +242,7 @@ class Beside(Lab):
         return self.start(self.copy(job), *place, *flags, args=args)
 
     def trains(
-        self, run: str, *, attempt: int, more_steps: int = 10, within_s: float = 300.0
+        self, run: str, *, attempt: int, more_steps: int = 10, within_s: float = 900.0
     ) -> Status:
         """Return the status once `attempt`, or a later one, has done some steps."""
         status: Status = {}
@@ -261,7 +261,7 @@ class Beside(Lab):
         wait_until(reached, f"attempt {attempt} trains", timeout_s=within_s)
         return status
 
-    def ended(self, run: str, *, attempt: int, within_s: float = 180.0) -> Status:
+    def ended(self, run: str, *, attempt: int, within_s: float = 600.0) -> Status:
         """Return the status once `attempt` has ended."""
         status: Status = {}
 
@@ -274,7 +274,7 @@ class Beside(Lab):
         wait_until(over, f"attempt {attempt} has ended", timeout_s=within_s)
         return status
 
-    def settled(self, run: str, *, within_s: float = 420.0) -> Status:
+    def settled(self, run: str, *, within_s: float = 1200.0) -> Status:
         """Wait until the run settles and return its status."""
         said = self.spotguard("status", run, "--watch", timeout_s=within_s)
         assert said.code == 0, said.err
