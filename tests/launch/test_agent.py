@@ -79,7 +79,7 @@ def _started(
     (distributed / "run.py").write_text(script)
     command = [sys.executable, *program, "--nodes=1", "--node=0"]
     process = subprocess.Popen(
-        [*command, "--nproc=1", "--master=127.0.0.1:1", *flags, "--", "job.py"],
+        [*command, "--nproc=2", "--master=127.0.0.1:1", *flags, "--", "job.py"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

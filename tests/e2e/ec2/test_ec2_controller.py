@@ -33,7 +33,7 @@ def test_moved_away_mid_run_the_laptop_deleted_killed_and_rebooted_it_finishes(
     bill has the node, which ends itself after the run's rest.
     """
     laptop = machine("laptop")
-    args = ("--epochs", "60", "--pause", "1.0", "--until-attempt", "3")
+    args = ("--epochs", "60", "--pause", "3.0", "--until-attempt", "3")
     run = laptop.begin(EXACT, "--nodes", "1", "--budget", "5", args=args, region=OHIO)
     laptop.trains(run, attempt=1)
     said = laptop.spotguard("controller", "move", run, "vm", "--yes", timeout_s=2400.0)

@@ -37,7 +37,7 @@ def test_moved_into_an_allocation_the_laptop_deleted_killed_it_goes_on_and_finis
     Its service and its controller are killed there, and it goes on. The bill has the allocation,
     which cancels itself after the run's rest.
     """
-    args = ("--epochs", "60", "--pause", "0.5", "--until-attempt", "3")
+    args = ("--epochs", "60", "--pause", "1.5", "--until-attempt", "3")
     with Books(slurm) as books:
         on_demand = ("--on-demand-infra", "slurm/spotlab/ondemand")
         run = beside.begin(EXACT, "--nodes", "1", "--budget", "50", *on_demand, args=args)
