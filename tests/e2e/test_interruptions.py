@@ -163,10 +163,10 @@ def test_random_interruptions(lab: Lab, calm: Callable[[int], Calm]) -> None:
     """With a mean time between failures shorter than the run, it still ends, and ends right."""
     status = lab.up(
         STEADY,
-        *("--nodes", "1", "--mtbf", "20s", "--interrupt-seed", "7"),
+        *("--nodes", "1", "--mtbf", "45s", "--interrupt-seed", "7"),
         *FAST_CLOUD,
         *OFTEN,
-        args=("--pause", "0.4"),  # a busy machine may need ten seconds for a start
+        args=("--pause", "0.9"),  # a busy machine may need twenty seconds for a start
     )
 
     assert len(status["attempts"]) > 1

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.lab.lab_jobs import OFTEN, SPOTGUARD, STEADY, Lab, final_weights, reasons
+from tests.e2e.lab.lab_jobs import (
+    OFTEN,
+    SPOTGUARD,
+    STEADY,
+    Lab,
+    final_weights,
+    reasons,
+    wait_until,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +51,7 @@ def test_stop_resume_down_resume(lab: Lab, calm: Callable[[int], Calm]) -> None:
     lab.wait_for_step(run, status["step"] + 8, attempt=2)
     down = lab.spotguard("down", run, "--yes")
     assert down.code == 0, down.err
-    assert not lab.on_nodes()
+    wait_until(lambda: not lab.on_nodes(), "what was killed is gone", timeout_s=5.0)
     status = lab.status(run)
     assert status["state"] == "stopped"
     assert status["attempts"][1]["steps_lost"] <= 6
