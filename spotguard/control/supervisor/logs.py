@@ -23,6 +23,8 @@ _KEPT_BACK = 200
 _TAIL_LINES = 40
 _TORCHRUN = re.compile(r"[EWI]\d{4} .*torch/distributed/")
 """torchrun's own report of a failed script, which follows it and says nothing of its cause."""
+_EXIT_CODE = "spotguard: the script failed (exitcode: "
+"""Our own, of an only rank."""
 
 
 class ReadsLog(Protocol):
@@ -231,7 +233,7 @@ def _tail_of(launcher: Launcher, cluster: str, node: int) -> str | None:
     printed: deque[str] = deque(maxlen=_TAIL_LINES)
     try:
         for line in reader.lines(final=True):
-            if printed and _TORCHRUN.match(line.text):
+            if printed and (_TORCHRUN.match(line.text) or line.text.startswith(_EXIT_CODE)):
                 break
             printed.append(line.text)
     except SpotguardError:

@@ -216,7 +216,7 @@ def test_closing_puts_the_handler_back(watch: Any) -> None:
     assert wait_for(lambda: one._read.fileno() == one._write.fileno() == -1)
 
 
-def run(script: str, seconds: float = 20.0) -> tuple[int, str]:
+def run(script: str, seconds: float = 90.0) -> tuple[int, str]:
     """Run a script in a process of its own; return its exit code and output."""
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=seconds, check=False
