@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks import node_start
+from benchmarks.recovery import node_start
 
 if TYPE_CHECKING:
     from pathlib import Path

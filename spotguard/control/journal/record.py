@@ -199,7 +199,7 @@ class JobEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeEnded:
-    """A node's part of the job ended, as the launcher told."""
+    """A node's part of the job ended, as the launcher told; `in_doubt` if maybe another one did."""
 
     node: int
     at: float
@@ -207,7 +207,6 @@ class NodeEnded:
     exit_code: int | None
     detail: str
     in_doubt: bool = False
-    """It is called lost because one of the cluster's nodes is, and nobody says which."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -137,7 +137,9 @@ def test_who_was_told_by_a_signal_has_not_failed(detail: str, *, failed: bool, l
 
 def test_which_node_was_lost_is_not_said_where_nobody_knows_it() -> None:
     """SkyPilot calls a cluster unhealthy as a whole; older journals say no more."""
-    of_two = [{"node": node, "end": "lost", "exit_code": None, "detail": "gone"} for node in (0, 1)]
+    of_two: list[dict[str, object]] = [
+        {"node": node, "end": "lost", "exit_code": None, "detail": "gone"} for node in (0, 1)
+    ]
     doubted = [{**node, "in_doubt": True} for node in of_two]
 
     def told(nodes: list[dict[str, object]]) -> tuple[EndReason, str, list[str]]:

@@ -1,6 +1,6 @@
 """What starts a job of one process: spotguard's own way beside torchrun, in turns.
 
-    python -m benchmarks.node_start --rounds 7
+    python -m benchmarks.recovery.node_start --rounds 7
 
 Each round starts a script that does nothing once by each, and waits for its end. What the script
 itself imports comes on top of both. Told are seconds of the clock and of a processor, and for each
