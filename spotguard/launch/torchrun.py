@@ -44,6 +44,9 @@ _OF_LEAVING: Final = re.compile(
 )
 
 
+FAILED: Final = "spotguard: the script failed (exitcode: "
+"""Begins what is said of an only rank that failed; the script has said why before."""
+_DIED: Final = "spotguard: the script died of "
 _STOPS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """What torchrun passes on to its workers."""
 _LAST_SAVE_S: Final = 30.0
@@ -106,7 +109,7 @@ class OnlyRank:
             signal.signal(each, self._on_stop)
         with contextlib.ExitStack() as files:
             out, err = self._outputs(files)
-            # A session of its own, as torchrun's: what is sent to a group comes once, from here.
+            # A session of its own, as torchrun's: a signal to this process's group comes from here.
             self._child = child = subprocess.Popen(
                 self._command,
                 env={**os.environ, **self._told},
@@ -115,12 +118,12 @@ class OnlyRank:
                 start_new_session=True,
             )
         if self._signal is not None:  # it came before there was a child
-            self._pass_on(self._signal)
+            self._pass_on(child, self._signal)
         code = child.wait()
         if self._signal is not None or code in _LEFT:
             _leave()
         if code != 0:
-            sys.stderr.write(f"spotguard: {_words_of(code)}\n")
+            sys.stderr.write(f"{_words_of(code)}\n")
             sys.exit(1)
 
     def _outputs(self, files: contextlib.ExitStack) -> tuple[Any, Any]:
@@ -133,16 +136,23 @@ class OnlyRank:
         return files.enter_context(out.open("wb")), files.enter_context(err.open("wb"))
 
     def _on_stop(self, number: int, _: object) -> None:
-        self._signal = self._signal or number
-        if self._child is not None:
-            self._pass_on(number)
+        is_first, self._signal = self._signal is None, number
+        if self._child is not None and is_first:
+            self._pass_on(self._child, number)
 
-    def _pass_on(self, number: int) -> None:
-        assert self._child is not None
-        self._child.send_signal(number)
-        late = threading.Timer(_LAST_SAVE_S, os.killpg, (self._child.pid, signal.SIGKILL))
-        late.daemon = True  # it is gone with this process, and never comes once the child has ended
+    def _pass_on(self, child: subprocess.Popen[bytes], number: int) -> None:
+        """Tell the script and what it started, as torchrun does, and kill them if they stay."""
+        _tell(child, number)
+        late = threading.Timer(_LAST_SAVE_S, _tell, (child, signal.SIGKILL))
+        late.daemon = True  # this process ends with the script, and does not wait for it
         late.start()
+
+
+def _tell(child: subprocess.Popen[bytes], number: int) -> None:
+    """Send a signal to the whole session of a process, unless it has ended."""
+    if child.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, number)
 
 
 def only_rank(host: str, port: int) -> dict[str, str]:
@@ -161,10 +171,10 @@ def only_rank(host: str, port: int) -> dict[str, str]:
 
 def _words_of(code: int) -> str:
     if code > 0:
-        return f"the script failed (exitcode: {code})"
+        return f"{FAILED}{code})"
     with contextlib.suppress(ValueError):
-        return f"the script died of {signal.Signals(-code).name} (exitcode: {code})"
-    return f"the script died of signal {-code} (exitcode: {code})"
+        return f"{_DIED}{signal.Signals(-code).name} (exitcode: {code})"
+    return f"{_DIED}signal {-code} (exitcode: {code})"
 
 
 def _leave() -> None:

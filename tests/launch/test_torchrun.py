@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -118,3 +119,34 @@ def test_torchrun_that_is_told_to_leave_shows_no_traceback(
         printed, _ = job.communicate()
     assert job.returncode == 1
     assert printed == ""
+
+
+def test_what_ignores_the_signal_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+    """The script's own children hear SIGTERM, too, as torchrun has it; who stays is killed."""
+    child = (
+        "import signal, sys; signal.signal(15, lambda *_: sys.exit('heard'))\n"
+        "print('up'); signal.pause()"
+    )
+    script = (
+        "import signal, subprocess, sys\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"child = subprocess.Popen([sys.executable, '-u', '-c', {child!r}])\n"
+        "while True: signal.pause()\n"
+    )
+    path = tmp_path / "train.py"
+    path.write_text(script)
+    part = Part(attempt=1, node=0, nodes=(0,), host="127.0.0.1", port=free_port())
+    flags = command_line(part, 1, [str(path)])[3:]
+    code = "from spotguard.launch import torchrun; torchrun._LAST_SAVE_S = 2.0; torchrun.main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "up\n"
+        job.send_signal(signal.SIGTERM)
+        printed, _ = job.communicate(timeout=60)
+    assert job.returncode == 1
+    assert printed == "heard\n"

@@ -11,6 +11,7 @@ from spotguard.control.journal.stored.logs import LogLine, LogQuery, StoredLog, 
 from spotguard.errors import LauncherFailure, SpotguardError, StoreError
 from spotguard.events.states import EndReason
 from spotguard.launch.base import LogGone
+from spotguard.launch.torchrun import FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,8 +24,6 @@ _KEPT_BACK = 200
 _TAIL_LINES = 40
 _TORCHRUN = re.compile(r"[EWI]\d{4} .*torch/distributed/")
 """torchrun's own report of a failed script, which follows it and says nothing of its cause."""
-_EXIT_CODE = "spotguard: the script failed (exitcode: "
-"""Our own, of an only rank."""
 
 
 class ReadsLog(Protocol):
@@ -233,7 +232,7 @@ def _tail_of(launcher: Launcher, cluster: str, node: int) -> str | None:
     printed: deque[str] = deque(maxlen=_TAIL_LINES)
     try:
         for line in reader.lines(final=True):
-            if printed and (_TORCHRUN.match(line.text) or line.text.startswith(_EXIT_CODE)):
+            if printed and (_TORCHRUN.match(line.text) or line.text.startswith(FAILED)):
                 break
             printed.append(line.text)
     except SpotguardError:
