@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.lab.lab_jobs import FAST_CLOUD, OFTEN, Lab
+from tests.e2e.lab.lab_jobs import OFTEN, Lab
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
-STEPS = 120
-TAKEN = ((1, 1), (2, 0))
+STEPS = 220
+KILLED = (1, 1)
+A_NOTICE_OF_12_S = ("--speed-up", "10")
+"""As real ones it leaves time for the save and for the last lines, on a busy machine, too."""
 TRUTH_LATE_S = 8.0
-"""A killed node loses five seconds of its log, and more while the machine is late with all; so does
-one that has a second and a half from its notice."""
+"""A killed node loses five seconds of its log, and more while the machine is late with all."""
 JOB = """
 import os, sys, time
 import torch
@@ -53,7 +54,7 @@ def test_logs_outlive_their_nodes_and_their_machine(lab: Lab) -> None:
     truth.mkdir()
     status = lab.up(
         script,
-        *("--nodes", "2", "--store", str(store), *OFTEN, *FAST_CLOUD),
+        *("--nodes", "2", "--store", str(store), *OFTEN, *A_NOTICE_OF_12_S),
         *("--interrupt", "node=1@step=80:kill", "--interrupt", "node=0@step=100:notice"),
         args=(str(truth), str(STEPS)),
         timeout_s=1000.0,
@@ -67,7 +68,7 @@ def test_logs_outlive_their_nodes_and_their_machine(lab: Lab) -> None:
         printed, at = _printed(truth, attempt, rank), _at(truth, attempt, rank)
         last = printed.index(told[attempt, rank][-1])
         assert told[attempt, rank] == printed[max(0, last - 19) : last + 1]
-        if (attempt, rank) in TAKEN:
+        if (attempt, rank) == KILLED:
             assert at[-1] - at[last] <= TRUTH_LATE_S
         else:
             assert last == len(printed) - 1
