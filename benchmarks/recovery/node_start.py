@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.machine import describe_machine
+from benchmarks.recovery.table import spread
 from spotguard.launch.agent import command_line
 from spotguard.launch.membership import Part
 from spotguard.launch.torchrun import MODULE
@@ -64,17 +64,14 @@ def measure(rounds: int) -> dict[str, list[tuple[float, float]]]:
     return took
 
 
-def spread(values: Sequence[float]) -> str:
-    """Return the median and the range."""
-    return f"{statistics.median(values):.2f} [{min(values):.2f}..{max(values):.2f}]"
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and tell."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
+    if given.rounds < 1:
+        parser.error(f"--rounds: at least 1, not {given.rounds}")
     facts = describe_machine("cpu")
     took = measure(given.rounds)
     ratios = [theirs[0] / ours[0] for ours, theirs in zip(took[OURS], took[TORCHRUN], strict=True)]
@@ -84,9 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, told in facts.items():
         sys.stdout.write(f"{name}: {told}\n")
     for way, pairs in took.items():
-        wall, cpu = (spread(column) for column in zip(*pairs, strict=True))
+        wall, cpu = (spread(column, digits=2) for column in zip(*pairs, strict=True))
         sys.stdout.write(f"{way:10} {wall} s, {cpu} s of a processor\n")
-    sys.stdout.write(f"torchrun takes {spread(ratios)} times as long\n")
+    sys.stdout.write(f"torchrun takes {spread(ratios, digits=0)} times as long\n")
 
 
 if __name__ == "__main__":

@@ -204,11 +204,11 @@ def _cells(blow: str, name: str, samples: Sequence[Sample]) -> list[str]:
         blow,
         name,
         f"{len(good)}/{len(samples)}",
-        _spread([sample.gap_s for sample in good]),
-        _spread([sample.ahead_s for sample in good]),
-        _spread([sample.repeated for sample in good], digits=0),
-        *(_spread([sample.parts.get(part) for sample in good]) for part in _PARTS),
-        _spread([sample.load for sample in samples]),
+        spread([sample.gap_s for sample in good]),
+        spread([sample.ahead_s for sample in good]),
+        spread([sample.repeated for sample in good], digits=0),
+        *(spread([sample.parts.get(part) for sample in good]) for part in _PARTS),
+        spread([sample.load for sample in samples]),
     ]
 
 
@@ -231,7 +231,8 @@ def _median(values: Iterable[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def _spread(values: Iterable[float | None], digits: int = 1) -> str:
+def spread(values: Iterable[float | None], digits: int = 1) -> str:
+    """Return the median and the range of what is known."""
     known = _known(values)
     if not known:
         return "-"

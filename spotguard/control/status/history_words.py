@@ -252,11 +252,11 @@ def _waiting(entry: Entry) -> tuple[str, str]:
 
 def _node_ended(entry: Entry) -> tuple[str, str]:
     data = entry.data
-    if data["end"] == "lost" and data.get("in_doubt") is True:
-        told = f"a node was lost, maybe node {data['node']}: {data['detail'] or 'taken'}"
-        return _plain(told, "yellow")
     if data["end"] == "lost":
-        return _plain(f"node {data['node']} was lost: {data['detail'] or 'taken'}", "yellow")
+        name = f"node {data['node']}"
+        in_doubt = data.get("in_doubt") is True
+        lost = f"a node was lost, maybe {name}" if in_doubt else f"{name} was lost"
+        return _plain(f"{lost}: {data['detail'] or 'taken'}", "yellow")
     return _plain(f"node {data['node']} ended its part with exit code {data['exit_code']}")
 
 
