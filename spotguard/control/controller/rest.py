@@ -24,14 +24,15 @@ if TYPE_CHECKING:
 
 _QUIET_SHARE = 0.05
 """Of the time for which nothing has happened, so much is rested until the next look."""
-_MOST_S = 2.5
+_MOST_S = 3.5
 """A job gives a sign of life every five seconds: who rests longer takes it for silent."""
 _MOST_BUCKET_S = 5.0
 """Each look at a bucket is a request or two, and a job is taken for silent later there."""
 _MOST_WAITING_S = 10.0
 """While there are no nodes, there is nothing to see that does not end the rest."""
 _PEEK_S = 0.1
-_LEAVE_WITHIN_S = 1.0
+_PEEKS_SHARE = 0.01
+"""Of a core, for the looks at the files of all runs: with many runs they come less often."""
 
 
 Signs: TypeAlias = "tuple[tuple[int, int, int] | None, ...]"
@@ -49,9 +50,13 @@ class Bell:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def wait(self, paths: tuple[str, ...], signs: Signs, seconds: float) -> bool:
-        """Block until a file differs from its `signs`, and return True; or for `seconds`."""
-        rung = threading.Event()
+    def wait(
+        self, rung: threading.Event, paths: tuple[str, ...], signs: Signs, seconds: float
+    ) -> bool:
+        """Block until a file differs from its `signs`, or `rung` is set; or for `seconds`.
+
+        Returns whether it was set, here or by somebody else.
+        """
         with self._lock:
             self._waiting[rung] = paths, signs
             if self._thread is None:
@@ -68,10 +73,11 @@ class Bell:
         while True:
             with self._lock:
                 waiting = list(self._waiting.items())
+            began_at = time.perf_counter()
             for rung, (paths, signs) in waiting:
                 if signs_of(paths) != signs:
                     rung.set()
-            time.sleep(_PEEK_S)
+            time.sleep(max(_PEEK_S, (time.perf_counter() - began_at) / _PEEKS_SHARE))
 
 
 def signs_of(paths: tuple[str, ...]) -> Signs:
@@ -96,6 +102,7 @@ class Rest:
         self._clock = clock or folder.clock()
         self._bell = bell
         self._leaves = False
+        self._rung = threading.Event()
         self._quiet_since = self._clock.monotonic()
         self._before: tuple[tuple[str, ...], Signs] = (), ()
         """What stood there when the last rest was over, and what has been looked at since began."""
@@ -103,6 +110,7 @@ class Rest:
     def let_go(self) -> None:
         """Have the next rest, or what is left of this one, raise `LetGo`."""
         self._leaves = True
+        self._rung.set()
 
     def until_next(
         self, record: RunRecord, news: tuple[str, ...], *, acted: bool, bucket: bool = False
@@ -132,11 +140,9 @@ class Rest:
         self._sleep(self._journal, signs_of(self._journal), seconds)
 
     def _sleep(self, paths: tuple[str, ...], signs: Signs, seconds: float) -> None:
-        give_up_at = self._clock.monotonic() + seconds
-        while not self._leaves and (left_s := give_up_at - self._clock.monotonic()) > 0:
-            if self._bell.wait(paths, signs, min(left_s, _LEAVE_WITHIN_S)):
-                self._quiet_since = self._clock.monotonic()
-                break
+        self._rung.clear()
+        if not self._leaves and self._bell.wait(self._rung, paths, signs, seconds):
+            self._quiet_since = self._clock.monotonic()
         if self._leaves:
             raise LetGo
 

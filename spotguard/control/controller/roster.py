@@ -95,12 +95,8 @@ class Roster:
             names = os.listdir(self._runs)  # noqa: PTH208 - the names alone
         except _GONE:
             return {}
-        found = {name: self._order(name) for name in names}
-        return {
-            name: order
-            for name, order in found.items()
-            if order is not None and keys.RUN_ID_PATTERN.fullmatch(name)
-        }
+        found = {name: self._order(name) for name in names if keys.RUN_ID_PATTERN.fullmatch(name)}
+        return {name: order for name, order in found.items() if order is not None}
 
     def changed_at(self) -> int:
         """Return what changes with the orders, in most cases; 0 where their folder is gone."""
@@ -152,7 +148,7 @@ class Roster:
 
     def _order(self, run_id: str) -> Order | None:
         try:
-            found = os.stat(self._runs / run_id)  # noqa: PTH116 - for each run, again and again
+            found = os.stat(f"{self._runs}/{run_id}")  # noqa: PTH116 - for each run, again and again
         except _GONE:
             return None
         return found.st_ino, found.st_mtime_ns

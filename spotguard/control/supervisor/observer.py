@@ -330,7 +330,9 @@ class Lookout:
         watched.progress = progress_of(told, newest_at)
         if watched.progress is None:
             return
-        self._write_live(attempt, watched.progress)
+        if watched.progress != watched.live:
+            watched.live = watched.progress
+            self._write_live(attempt, watched.progress)
         known = attempt.progress
         if known is None or self._clock.now() - known.at >= _PROGRESS_EVERY_S:
             self.note_progress(attempt)
@@ -367,6 +369,8 @@ class _Watched:
         """When it was last thought about moving it to a cheaper place."""
         self.step = 0
         self.progress: StepProgress | None = None
+        self.live: StepProgress | None = None
+        """What the live file has."""
 
 
 def _told(progress: StepProgress) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from tests.control.made import intended
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+    from threading import Event
 
     from spotguard.control.journal.record import RunRecord
 
@@ -28,10 +29,10 @@ class FakeBell(Bell):
         self._clock = clock
         self.meanwhile: Callable[[], object] = bool
 
-    def wait(self, paths: tuple[str, ...], signs: Signs, seconds: float) -> bool:
+    def wait(self, rung: Event, paths: tuple[str, ...], signs: Signs, seconds: float) -> bool:
         """Rest for the whole time, unless something is written in it."""
         self.meanwhile()
-        if signs_of(paths) != signs:
+        if rung.is_set() or signs_of(paths) != signs:
             return True
         self._clock.advance(seconds)
         return False
@@ -82,9 +83,9 @@ def run(tmp_path: Path) -> Resting:
 
 
 def test_a_quiet_run_is_looked_at_less_and_less_until_something_is_done(run: Resting) -> None:
-    """Ten times a second at first, each 2.5 s in the end: the job's signs of life are all seen."""
+    """Ten times a second at first, each 3.5 s in the end: the job's signs of life are all seen."""
     assert run.next() == pytest.approx(0.1)
-    assert run.fall_quiet() == pytest.approx(2.5)
+    assert run.fall_quiet() == pytest.approx(3.5)
     assert run.next(bucket=True) == pytest.approx(5.0), "each look there is a request"
     assert run.next(acted=True) == pytest.approx(0.1)
 
@@ -111,7 +112,7 @@ def test_what_comes_while_the_run_is_looked_at_is_seen_at_the_next_look(run: Res
     run.fall_quiet()
     run.write(Kind.USER_STOP)
     assert run.next() == pytest.approx(0.1)
-    assert run.next() == pytest.approx(2.5)
+    assert run.next() == pytest.approx(3.5)
 
 
 def test_a_rest_ends_when_there_is_something_to_do(run: Resting) -> None:

@@ -21,7 +21,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.ec2, pytest.mark.long, pytest.mark.ti
 
 EXACT = JOBS / "exact.py"
 SERVES = "cli controller serve|-m spotguard.control "
-NODE_USD_PER_H = 0.096
+NODE_USD_PER_H = 0.192
+"""Of the one kind of machine that the lab has there, on demand."""
 
 
 def test_moved_away_mid_run_the_laptop_deleted_killed_and_rebooted_it_finishes(
