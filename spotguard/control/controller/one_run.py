@@ -119,7 +119,7 @@ def _control_here(
             record,
             tuple(_news(record, store, launcher)),
             acted=acted,
-            bucket=folder_at(store.url) is None,
+            unhurried=folder_at(store.url) is None or isinstance(launcher, ChangesFiles),
         ),
     )
     lease.tell = lambda: document(summary(folder, supervisor.record))

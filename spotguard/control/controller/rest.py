@@ -26,8 +26,8 @@ _QUIET_SHARE = 0.05
 """Of the time for which nothing has happened, so much is rested until the next look."""
 _MOST_S = 3.5
 """A job gives a sign of life every five seconds: who rests longer takes it for silent."""
-_MOST_BUCKET_S = 5.0
-"""Each look at a bucket is a request or two, and a job is taken for silent later there."""
+_MOST_UNHURRIED_S = 5.0
+"""Where a look costs a request or two, and where all that matters ends the rest by itself."""
 _MOST_WAITING_S = 10.0
 """While there are no nodes, there is nothing to see that does not end the rest."""
 _PEEK_S = 0.1
@@ -113,7 +113,7 @@ class Rest:
         self._rung.set()
 
     def until_next(
-        self, record: RunRecord, news: tuple[str, ...], *, acted: bool, bucket: bool = False
+        self, record: RunRecord, news: tuple[str, ...], *, acted: bool, unhurried: bool = False
     ) -> None:
         """Block until it is time for the next look.
 
@@ -121,7 +121,8 @@ class Rest:
             record: what the journal says.
             news: the files and folders that change with what is to be seen next.
             acted: something was done in the last look.
-            bucket: what the job writes is in no folder, so it has to be asked for.
+            unhurried: the run may be looked at seldom: what the job writes has to be asked for
+                from a bucket, or what becomes of its nodes is written into files, too.
 
         Raises:
             LetGo: somebody else is to look after the run.
@@ -132,7 +133,7 @@ class Rest:
             self._quiet_since = self._clock.monotonic()
         is_new = self._before != (paths, signs)  # since the look began: it may have missed it
         quiet_s = self._clock.monotonic() - self._quiet_since
-        self._sleep(paths, signs, TICK_S if is_new else self._pause_s(record, quiet_s, bucket))
+        self._sleep(paths, signs, TICK_S if is_new else self._pause_s(record, quiet_s, unhurried))
         self._before = paths, signs_of(paths)
 
     def sleep(self, seconds: float) -> None:
@@ -146,10 +147,10 @@ class Rest:
         if self._leaves:
             raise LetGo
 
-    def _pause_s(self, record: RunRecord, quiet_s: float, bucket: bool) -> float:
+    def _pause_s(self, record: RunRecord, quiet_s: float, unhurried: bool) -> float:
         now = self._clock.now()
         due_s = [at - now for at in _due(record) if at is not None and at > now]
-        most_s = _MOST_BUCKET_S if bucket else _MOST_S
+        most_s = _MOST_UNHURRIED_S if unhurried else _MOST_S
         if not record.may_cost and not record.queued:
             most_s = _MOST_WAITING_S
         return max(TICK_S, min([quiet_s * _QUIET_SHARE, most_s, *due_s]))

@@ -198,7 +198,7 @@ class Lease:
         over = threading.Event()
 
         def renew() -> None:
-            while not over.wait(max(_LOOK_S, RENEW_S - self._age_s())):
+            while not over.wait(_LOOK_S):
                 self.keep()
 
         thread = threading.Thread(

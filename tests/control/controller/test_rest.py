@@ -62,10 +62,10 @@ class Resting:
         with self.folder.journal() as journal:
             journal.append(kind.value, at=self.clock.now(), data=data)
 
-    def next(self, *, acted: bool = False, bucket: bool = False) -> float:
+    def next(self, *, acted: bool = False, unhurried: bool = False) -> float:
         """Rest until the next look; return for how long."""
         began_at = self.clock.monotonic()
-        self.rest.until_next(self.record, (str(self.news),), acted=acted, bucket=bucket)
+        self.rest.until_next(self.record, (str(self.news),), acted=acted, unhurried=unhurried)
         return self.clock.monotonic() - began_at
 
     def fall_quiet(self) -> float:
@@ -86,7 +86,7 @@ def test_a_quiet_run_is_looked_at_less_and_less_until_something_is_done(run: Res
     """Ten times a second at first, each 3.5 s in the end: the job's signs of life are all seen."""
     assert run.next() == pytest.approx(0.1)
     assert run.fall_quiet() == pytest.approx(3.5)
-    assert run.next(bucket=True) == pytest.approx(5.0), "each look there is a request"
+    assert run.next(unhurried=True) == pytest.approx(5.0), "each look there is a request"
     assert run.next(acted=True) == pytest.approx(0.1)
 
 
