@@ -10,7 +10,6 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -67,18 +66,16 @@ class _Process:
         self._settled = settled
         self._bell = Bell()
         self._hands: dict[str, _Hand] = {}
-        self._ended: deque[str] = deque()
-        """Runs whose threads are at their ends."""
 
     def run(self) -> None:
         changed_at, listed_at, ended_at = -1, float("-inf"), float("-inf")
         while True:
             found, now = self._roster.changed_at(), time.monotonic()
-            has_ended = bool(self._ended)
-            while self._ended:
-                del self._hands[self._ended.popleft()]
+            ended = [run for run, hand in self._hands.items() if not hand.thread.is_alive()]
+            for run_id in ended:
+                del self._hands[run_id]
                 ended_at = now
-            if has_ended or found != changed_at or now - listed_at >= _LIST_S:
+            if ended or found != changed_at or now - listed_at >= _LIST_S:
                 changed_at, listed_at = found, now
                 self._look(now)
             if not self._hands and now - ended_at >= _LINGER_S and self._roster.leave():
@@ -136,7 +133,6 @@ class _Process:
             problem = f"{folder.log_path} cannot be written: {failure.strerror}"
         finally:
             self._roster.finish(folder.run_id, hand.order, problem)
-            self._ended.append(folder.run_id)
 
 
 def _controlled(folder: RunFolder, rest: Rest, told: TextIO) -> str | None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _QUIET_SHARE = 0.05
 """Of the time for which nothing has happened, so much is rested until the next look."""
-_MOST_S = 3.5
+_MOST_S = 2.5
 """A job gives a sign of life every five seconds: who rests longer takes it for silent."""
 _MOST_UNHURRIED_S = 5.0
 """Where a look costs a request or two, and where all that matters ends the rest by itself."""
@@ -73,11 +73,11 @@ class Bell:
         while True:
             with self._lock:
                 waiting = list(self._waiting.items())
-            began_at = time.perf_counter()
+            began_s = time.thread_time()  # on a busy machine a look takes longer, and no more
             for rung, (paths, signs) in waiting:
                 if signs_of(paths) != signs:
                     rung.set()
-            time.sleep(max(_PEEK_S, (time.perf_counter() - began_at) / _PEEKS_SHARE))
+            time.sleep(max(_PEEK_S, (time.thread_time() - began_s) / _PEEKS_SHARE))
 
 
 def signs_of(paths: tuple[str, ...]) -> Signs:
@@ -141,8 +141,8 @@ class Rest:
         self._sleep(self._journal, signs_of(self._journal), seconds)
 
     def _sleep(self, paths: tuple[str, ...], signs: Signs, seconds: float) -> None:
-        self._rung.clear()
-        if not self._leaves and self._bell.wait(self._rung, paths, signs, seconds):
+        self._rung = rung = threading.Event()  # what ends the rest before must not end this one
+        if not self._leaves and self._bell.wait(rung, paths, signs, seconds):
             self._quiet_since = self._clock.monotonic()
         if self._leaves:
             raise LetGo

@@ -327,11 +327,10 @@ class Lookout:
         watched.step = max(watched.step, furthest.step)
         metrics = {name: value for beat in beats for name, value in beat.metrics.items()}
         told = {**furthest.__dict__, "step": watched.step, "metrics": metrics}
-        watched.progress = progress_of(told, newest_at)
+        before, watched.progress = watched.progress, progress_of(told, newest_at)
         if watched.progress is None:
             return
-        if watched.progress != watched.live:
-            watched.live = watched.progress
+        if watched.progress != before:
             self._write_live(attempt, watched.progress)
         known = attempt.progress
         if known is None or self._clock.now() - known.at >= _PROGRESS_EVERY_S:
@@ -369,8 +368,6 @@ class _Watched:
         """When it was last thought about moving it to a cheaper place."""
         self.step = 0
         self.progress: StepProgress | None = None
-        self.live: StepProgress | None = None
-        """What the live file has."""
 
 
 def _told(progress: StepProgress) -> dict[str, Any]:

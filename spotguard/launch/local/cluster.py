@@ -211,7 +211,7 @@ class ClusterFolder:
         """Return the most steps that any node has told; None before any has."""
         try:
             names = os.listdir(self.path)  # noqa: PTH208 - at each look, and a glob takes its time
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
             return None
         return latest(NodeFolder(self.path / name) for name in names if name.startswith("node-"))
 

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from spotguard.control.controller import rest as rest_module
 from spotguard.control.controller.rest import Bell, LetGo, Rest, Signs, signs_of
 from spotguard.control.journal.fold import limits_to_json, read_record
 from spotguard.control.journal.journal import Journal
@@ -83,9 +87,9 @@ def run(tmp_path: Path) -> Resting:
 
 
 def test_a_quiet_run_is_looked_at_less_and_less_until_something_is_done(run: Resting) -> None:
-    """Ten times a second at first, each 3.5 s in the end: the job's signs of life are all seen."""
+    """Ten times a second at first, each 2.5 s in the end: the job's signs of life are all seen."""
     assert run.next() == pytest.approx(0.1)
-    assert run.fall_quiet() == pytest.approx(3.5)
+    assert run.fall_quiet() == pytest.approx(2.5)
     assert run.next(unhurried=True) == pytest.approx(5.0), "each look there is a request"
     assert run.next(acted=True) == pytest.approx(0.1)
 
@@ -112,7 +116,7 @@ def test_what_comes_while_the_run_is_looked_at_is_seen_at_the_next_look(run: Res
     run.fall_quiet()
     run.write(Kind.USER_STOP)
     assert run.next() == pytest.approx(0.1)
-    assert run.next() == pytest.approx(3.5)
+    assert run.next() == pytest.approx(2.5)
 
 
 def test_a_rest_ends_when_there_is_something_to_do(run: Resting) -> None:
@@ -131,3 +135,42 @@ def test_a_run_is_let_go_of_in_its_rest(run: Resting) -> None:
         run.next()
     with pytest.raises(LetGo):
         run.rest.sleep(5.0)
+
+
+def test_letting_go_wakes_the_thread_that_rests(run: Resting) -> None:
+    """Else a stop would wait for the end of a rest, or for a file that nobody writes."""
+    bell = Bell()
+    rest, ended = Rest(run.folder, bell), threading.Event()
+
+    def look_after() -> None:
+        with pytest.raises(LetGo):
+            rest.sleep(3600.0)
+        ended.set()
+
+    threading.Thread(target=look_after, daemon=True).start()
+    assert not ended.wait(0.2), "it rests"
+    rest.let_go()
+    assert ended.wait(60.0)
+
+
+def test_a_slow_disk_makes_no_long_pause_between_looks_at_the_files(
+    run: Resting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes time, and no core: who has a wish waits for the disk alone."""
+    pauses: list[float] = []
+
+    def slow_signs(paths: tuple[str, ...]) -> Signs:
+        threading.Event().wait(0.02)
+        return signs_of(paths)
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        threading.Event().wait(0.005)
+
+    clocks = {"perf_counter": time.perf_counter, "thread_time": time.thread_time}
+    monkeypatch.setattr(rest_module, "time", SimpleNamespace(**clocks, sleep=sleep))
+    monkeypatch.setattr(rest_module, "signs_of", slow_signs)
+    paths = (str(run.news),)
+    Bell().wait(threading.Event(), paths, signs_of(paths), 0.3)
+    assert pauses
+    assert max(pauses) == pytest.approx(0.1)
