@@ -16,7 +16,7 @@ from spotguard.control.supervisor.lease import Lease
 from spotguard.control.supervisor.policy import Policy
 from spotguard.errors import NoCapacity
 from spotguard.events import keys
-from spotguard.events.event import Event, JobEvent
+from spotguard.events.event import Event, Heartbeat, JobEvent
 from spotguard.events.regrouping import Group
 from spotguard.events.states import EndReason, Market, RunState
 from spotguard.launch.base import ClusterState, ClusterView, NodeEnd
@@ -751,6 +751,31 @@ def test_rubbish_in_the_store_is_passed_over(tmp_path: Path, raw: bytes) -> None
     world.store.put(keys.event(1, at=world.clock.now(), node=3, rank=3, count=1), raw)
     world.store.put(keys.heartbeat(1, 3), raw)
     assert reasons(world.run()) == [EndReason.FINISHED]
+
+
+def test_the_live_file_has_each_new_sign_of_life_and_is_left_alone_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`status` shows the step from it; a hundred quiet runs rewrite no file for nothing."""
+    world = World(tmp_path, total_steps=200)
+    world.run_until(10.0)
+    live = tmp_path / "live.json"
+    steps = []
+    with world.journal() as journal:
+        supervisor = world.supervisor(journal)
+        for _ in range(3):
+            world.clock.sleep(20.0)
+            supervisor.tick()
+            newest = Heartbeat.from_json(world.store.get(keys.heartbeat(1, 0)))
+            assert json.loads(live.read_text())["step"] == newest.step
+            steps.append(newest.step)
+            live.write_text("{}")
+            with monkeypatch.context() as quiet:
+                quiet.setattr(world.job, "_beat", lambda *_: None)
+                world.clock.sleep(0.6)  # it is time to ask for a sign again
+                supervisor.tick()
+            assert live.read_text() == "{}"
+    assert len(set(steps)) == 3
 
 
 def test_every_job_event_is_told_once(tmp_path: Path) -> None:
