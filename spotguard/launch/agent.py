@@ -316,7 +316,7 @@ def command_line(
     to_files = [] if log_dir is None else ["--redirects=3", f"--log-dir={log_dir}"]
     return [
         sys.executable,
-        *("-m", "spotguard.launch.torchrun"),
+        *("-m", "spotguard.launch.ranks"),
         f"--nnodes={len(part.nodes)}",
         f"--node-rank={part.nodes.index(part.node)}",
         f"--nproc-per-node={nproc}",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from spotguard.errors import SpotguardError, UsageError
-from spotguard.runtime.distributed.message_seal import Lives
+from spotguard.events.message_seal import Lives
 from spotguard.runtime.ending.leaving import Phase
 from spotguard.runtime.job import Job
 from spotguard.runtime.process.outside_loop import outside_loop

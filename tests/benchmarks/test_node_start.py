@@ -26,7 +26,7 @@ def test_both_ways_start_the_script_and_are_told_apart(capsys: pytest.CaptureFix
 
 def test_the_ways_differ_in_what_starts_the_script_alone(tmp_path: Path) -> None:
     """The rival is torch's own module, with the very same flags."""
-    ways = node_start.commands(tmp_path / "job.py")
+    ways = node_start.commands(tmp_path / "job.py", 2)
     ours, theirs = ways[node_start.OURS], ways[node_start.TORCHRUN]
     differ = [(mine, other) for mine, other in zip(ours, theirs, strict=True) if mine != other]
-    assert differ == [("spotguard.launch.torchrun", "torch.distributed.run")]
+    assert differ == [("spotguard.launch.ranks", "torch.distributed.run")]

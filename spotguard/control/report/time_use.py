@@ -29,7 +29,7 @@ class Use(str, Enum):
     REPEATED = ("repeated", "steps repeated", "finished steps that were lost and are done again")
     SAVING = ("saving", "saving", "steps waited for a save")
     RESTORING = ("restoring", "restoring", "state was read back, up to the first step")
-    SETUP = ("setup", "set-up", "packages, torchrun, imports")
+    SETUP = ("setup", "set-up", "packages, imports")
     PROVISIONING = ("provisioning", "provisioning", "nodes were billed before ours ran on them")
     RELEASING = ("releasing", "releasing", "nodes were billed after training had ended")
     LOST_LAUNCHES = (

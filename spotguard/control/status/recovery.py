@@ -39,7 +39,7 @@ class Recovery:
     provision_s: float | None
     """From there to the first command of ours on the new node, but for the waiting."""
     setup_s: float | None
-    """Until the script called `spotguard.init`: packages, torchrun, imports."""
+    """Until the script called `spotguard.init`: packages, imports."""
     restore_s: float | None
     """Until the state was restored; with what the script does before its loop."""
     first_step_s: float | None

@@ -11,7 +11,7 @@ from spotguard.control.journal.stored.logs import LogLine, LogQuery, StoredLog, 
 from spotguard.errors import LauncherFailure, SpotguardError, StoreError
 from spotguard.events.states import EndReason
 from spotguard.launch.base import LogGone
-from spotguard.launch.torchrun import FAILED
+from spotguard.launch.ranks.node_ranks import SAYS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -232,7 +232,7 @@ def _tail_of(launcher: Launcher, cluster: str, node: int) -> str | None:
     printed: deque[str] = deque(maxlen=_TAIL_LINES)
     try:
         for line in reader.lines(final=True):
-            if printed and (_TORCHRUN.match(line.text) or line.text.startswith(FAILED)):
+            if printed and (_TORCHRUN.match(line.text) or line.text.startswith(SAYS)):
                 break
             printed.append(line.text)
     except SpotguardError:

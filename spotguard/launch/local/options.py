@@ -44,7 +44,7 @@ class LocalOptions:
     on_demand_usd_per_h: float | None = None
     """Of one on-demand node; None takes the trace's, else `DEFAULT_ON_DEMAND_USD_PER_H`."""
     runner: str = "torchrun"
-    """What starts the script on a node: `torchrun`, or plain `python` without a process group."""
+    """What starts the script on a node: ranks as `torchrun` starts them, or plain `python`."""
 
     def check(self) -> None:
         """Return if such a cloud can exist.

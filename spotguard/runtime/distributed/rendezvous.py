@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from spotguard.runtime.distributed.message_seal import Lives, Seal
+from spotguard.events.message_seal import Lives, Seal
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from spotguard.runtime.distributed.message_seal import Seal
+from spotguard.events.message_seal import Seal
 from spotguard.shared.net import address_towards
 
 if TYPE_CHECKING:

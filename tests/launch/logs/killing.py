@@ -1,7 +1,7 @@
 """Kills a node, its agent or a rank that prints, at a random moment, and looks at what is stored.
 
-The agent is the real one, in a process group of its own; torchrun is small here, so that a node is
-up in a second. Everything that is drawn comes from the seed.
+The agent and what starts the ranks are the real ones, in a process group of their own. Everything
+that is drawn comes from the seed.
 """
 
 from __future__ import annotations
@@ -41,19 +41,6 @@ while True:
     print(number, time.time(), "x" * chance.randrange(longest))
     number += 1
     time.sleep(pause_s)
-"""
-_TORCHRUN = """
-import os, pathlib, subprocess, sys
-given = dict(a.split("=", 1) for a in sys.argv[1:] if "=" in a)
-ranks = []
-for rank in range(int(given["--nproc-per-node"])):
-    folder = pathlib.Path(given["--log-dir"], "none_x", "attempt_0", str(rank))
-    folder.mkdir(parents=True)
-    out, err = (folder / f"{name}.log" for name in ("stdout", "stderr"))
-    words = sys.argv[sys.argv.index("job.py"):]
-    ranks.append(subprocess.Popen(
-        [sys.executable, *words], stdout=out.open("wb"), stderr=err.open("wb")))
-sys.exit(max(abs(rank.wait()) for rank in ranks))
 """
 
 
@@ -118,15 +105,7 @@ def play(kill: Kill, folder: Path) -> Loss:
 
 
 def _start(folder: Path, kill: Kill) -> subprocess.Popen[bytes]:
-    """Start an agent with a torchrun that is small, of ranks that print for ever."""
-    distributed = folder / "torch" / "distributed"
-    reports = distributed / "elastic" / "multiprocessing"
-    reports.mkdir(parents=True)
-    for inner in (reports, *reports.relative_to(folder).parents[:-1]):
-        (folder / inner / "__init__.py").touch()
-    (reports / "api.py").write_text("class SignalException(Exception): pass")
-    (reports / "errors.py").write_text("class ChildFailedError(Exception): pass")
-    (distributed / "run.py").write_text(_TORCHRUN)
+    """Start an agent of ranks that print for ever."""
     (folder / "job.py").write_text(_SCRIPT)
     others = ("SPOTGUARD_", "SKYPILOT_")
     told = {env.RUN_ID: "job-1", env.STORE: str(folder / "store"), env.ATTEMPT: "1"}
@@ -155,7 +134,7 @@ def _strike(victim: str, agent: subprocess.Popen[bytes], family: list[psutil.Pro
     elif victim == "agent":
         agent.kill()
     else:
-        ranks = [each for each in family if "job.py" in each.cmdline()[1:2]]
+        ranks = [each for each in family if "job.py" in each.cmdline()[1:3]]
         ranks[0].kill()
         for other in ranks[1:]:
             other.send_signal(signal.SIGTERM)

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
-from spotguard.events import env
-from spotguard.runtime.distributed import message_seal
-from spotguard.runtime.distributed.message_seal import Lives, Seal
+from spotguard.events import env, message_seal
+from spotguard.events.message_seal import Lives, Seal
 from spotguard.runtime.distributed.rendezvous import Alone, LostContact, Rendezvous
 from spotguard.runtime.process.surroundings import speaks_of_peers
 from spotguard.testing import FakeRendezvous

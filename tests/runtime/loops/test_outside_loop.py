@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spotguard.errors import JobFailed, SpotguardError
-from spotguard.launch.torchrun import look_after_workers
+from spotguard.launch.ranks.worker_environment import look_after_workers
 from spotguard.runtime.process.outside_loop import WITH_RUN, WITHOUT_RUN, OutsideLoop
 from spotguard.testing import FakeClock
 

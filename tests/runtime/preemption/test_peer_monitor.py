@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from spotguard.runtime.distributed.message_seal import Seal
+from spotguard.events.message_seal import Seal
 from spotguard.runtime.preemption import peer_monitor as module
 from spotguard.runtime.preemption.peer_monitor import Peers
 from spotguard.shared import net

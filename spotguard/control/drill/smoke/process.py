@@ -30,7 +30,7 @@ from spotguard.events.sample_log_reader import read_sample_trace
 from spotguard.events.untrusted import Refused, parse_object
 from spotguard.launch.local import smoke_driver
 from spotguard.launch.local.processes import kill_all
-from spotguard.launch.torchrun import look_after_workers, only_rank
+from spotguard.launch.ranks.worker_environment import look_after_workers, of_only_rank
 from spotguard.shared.net import free_port
 from spotguard.storage import PrefixedStore, open_store
 
@@ -272,7 +272,7 @@ class _Process:
             **_NO_GPU,
             **{name: v.replace("{room}", str(self._room)) for name, v in stint.variables.items()},
             "PYTHONUNBUFFERED": "1",
-            **only_rank("127.0.0.1", free_port()),
+            **of_only_rank(free_port()),
             env.RUN_ID: RUN_ID,
             env.ATTEMPT: str(stint.attempt),
             env.STORE: str(self._store),

@@ -1,0 +1,48 @@
+"""What a rank finds in its environment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from spotguard.launch.ranks.plan import RankPlan
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+_SITE: Final = Path(__file__).with_name("worker_site")
+
+
+def of_rank(plan: RankPlan, local_rank: int, meeting_port: int) -> dict[str, str]:
+    """Return what torchrun tells a rank; all meet at this port of the first node.
+
+    A rank that is alone keeps the store itself, at nobody's service.
+    """
+    rank = plan.node * plan.ranks + local_rank
+    threads = {} if plan.ranks == 1 or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
+    return {
+        **threads,
+        **{"RANK": str(rank), "LOCAL_RANK": str(local_rank), "ROLE_RANK": str(rank)},
+        **{"WORLD_SIZE": str(plan.world), "ROLE_WORLD_SIZE": str(plan.world)},
+        **{"LOCAL_WORLD_SIZE": str(plan.ranks), "GROUP_WORLD_SIZE": str(plan.nodes)},
+        **{"GROUP_RANK": str(plan.node), "ROLE_NAME": "default"},
+        **{"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0"},
+        "TORCHELASTIC_RUN_ID": "none",
+        "TORCHELASTIC_USE_AGENT_STORE": str(plan.world > 1),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        "MASTER_ADDR": plan.host,
+        "MASTER_PORT": str(meeting_port),
+    }
+
+
+def of_only_rank(port: int) -> dict[str, str]:
+    """Return what the rank of a job of one process is told, on this machine alone."""
+    plan = RankPlan(nodes=1, node=0, ranks=1, host="127.0.0.1", port=port, script=())
+    return of_rank(plan, 0, port)
+
+
+def look_after_workers(given: MutableMapping[str, str]) -> None:
+    """Have each worker's Python look whether its script trains in a loop of spotguard."""
+    before = given.get("PYTHONPATH")
+    given["PYTHONPATH"] = os.pathsep.join([str(_SITE), *([before] if before else [])])
