@@ -137,7 +137,7 @@ def logs(
         typer.Option(metavar="REGEX", help="Only lines in which this is found."),
     ] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Also what torchrun says when ranks leave.")
+        bool, typer.Option("--all", help="Also what launchers say where it explains nothing.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON Lines to stdout.")] = False,
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 _KEPT_BACK = 200
 _TAIL_LINES = 40
-_TORCHRUN = re.compile(r"[EWI]\d{4} .*torch/distributed/")
-"""torchrun's own report of a failed script, which follows it and says nothing of its cause."""
 
 
 class ReadsLog(Protocol):
@@ -138,7 +135,7 @@ class RunLog:
             elif not final and self._tells_apart:
                 return  # seconds later the store has it, and knows whose it is
             elif not attempt.in_place:  # else its nodes print on into the log of the one before
-                yield from self._from_launcher(attempt, failed=failed, final=final)
+                yield from self._from_launcher(attempt, final=final)
         except StoreError as problem:
             if last:
                 yield _told(attempt, f"its log cannot be read now: {problem.message}")
@@ -180,9 +177,7 @@ class RunLog:
             else:
                 yield line
 
-    def _from_launcher(
-        self, attempt: AttemptRecord, *, failed: bool, final: bool
-    ) -> Iterator[LogLine]:
+    def _from_launcher(self, attempt: AttemptRecord, *, final: bool) -> Iterator[LogLine]:
         if attempt.number not in self._shown and self._tells_apart:
             words = "is not in the run store, so that nobody can tell its ranks and times apart"
             yield _told(attempt, f"what it printed {words}")
@@ -197,8 +192,7 @@ class RunLog:
             for line in reader.lines(final=final):
                 shown[node, line.text] += 1
                 pattern = self._query.pattern
-                is_noise = bool(_TORCHRUN.match(line.text)) and not self._query.everything
-                if (pattern is None or pattern.search(line.text)) and (failed or not is_noise):
+                if pattern is None or pattern.search(line.text):
                     yield line
 
 
@@ -217,7 +211,7 @@ def log_tail(
     """Return the last lines that the script printed on a node, or None if there are none.
 
     The launcher is asked first: it knows what the node printed before its ranks began. What
-    torchrun adds is left out, unless there is nothing else.
+    spotguard adds is left out, unless there is nothing else.
     """
     try:
         return _tail_of(launcher, attempt.cluster, node) or stored_tail(
@@ -232,7 +226,7 @@ def _tail_of(launcher: Launcher, cluster: str, node: int) -> str | None:
     printed: deque[str] = deque(maxlen=_TAIL_LINES)
     try:
         for line in reader.lines(final=True):
-            if printed and (_TORCHRUN.match(line.text) or line.text.startswith(SAYS)):
+            if printed and line.text.startswith(SAYS):
                 break
             printed.append(line.text)
     except SpotguardError:

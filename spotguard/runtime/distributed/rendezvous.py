@@ -28,6 +28,8 @@ _Answer = TypeVar("_Answer")
 _Calls = queue.SimpleQueue["Callable[[], None] | None"]
 
 _CONNECT_S = 30.0
+_FIRST_CONNECT_S = 300.0
+"""The store's process imports torch while the ranks do, on a cold disk perhaps for minutes."""
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.0005, 0.01
 """How long after each other a word is looked for that is not there yet."""
 _PATIENCE_S = 30.0
@@ -126,8 +128,9 @@ class Rendezvous:
         seal: Seal | None = None,
         *,
         beside: Rendezvous | None = None,
+        connect_s: float = _CONNECT_S,
     ) -> None:
-        """Connect; `beside` is the connection with which this one is closed."""
+        """Connect, within `connect_s`; `beside` is the connection with which this one is closed."""
         self._address = (host, port, prefix, seal)
         self._seal = seal or Seal()
         self._patience_s = _PATIENCE_S
@@ -142,9 +145,10 @@ class Rendezvous:
         self._threads: list[tuple[threading.Thread, _Calls]] = beside._threads if beside else []
         """Of all connections that are closed together."""
         self._threads.append((thread, self._calls))
-        timeout = timedelta(seconds=_CONNECT_S)
+        timeout = timedelta(seconds=connect_s)
         client = self._call(
-            lambda: TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+            lambda: TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout),
+            connect_s,
         )
         self._store = PrefixStore(prefix, client)
 
@@ -157,6 +161,7 @@ class Rendezvous:
             int(os.environ["MASTER_PORT"]),
             f"spotguard/{Lives.round()}",
             Seal.from_environment(),
+            connect_s=_FIRST_CONNECT_S,
         )
 
     def connect(self) -> Rendezvous:
@@ -211,8 +216,9 @@ class Rendezvous:
         for thread, _ in self._threads:  # one may hang in a call to a store that is frozen
             thread.join(max(end - time.monotonic(), 0.0))
 
-    def _call(self, call: Callable[[], _Answer]) -> _Answer:
+    def _call(self, call: Callable[[], _Answer], patience_s: float | None = None) -> _Answer:
         """Return the answer of the store, or its error; give it up when it is silent."""
+        patience_s = self._patience_s if patience_s is None else patience_s
         answers: list[_Answer] = []
         problems: list[RuntimeError] = []
         done = threading.Event()
@@ -227,7 +233,7 @@ class Rendezvous:
 
         if self._unanswered is None or self._unanswered.is_set():
             self._calls.put(make)
-            self._unanswered = None if _waited(done, self._patience_s) else done
+            self._unanswered = None if _waited(done, patience_s) else done
         if self._unanswered is not None:
             raise LostContact("the rendezvous store does not answer")
         for problem in problems:

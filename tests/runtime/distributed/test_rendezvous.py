@@ -13,6 +13,8 @@ from torch._C._distributed_c10d import TCPStore
 
 from spotguard.events import env, message_seal
 from spotguard.events.message_seal import Lives, Seal
+from spotguard.launch.ranks.store import listening
+from spotguard.runtime.distributed import rendezvous
 from spotguard.runtime.distributed.rendezvous import Alone, LostContact, Rendezvous
 from spotguard.runtime.process.surroundings import speaks_of_peers
 from spotguard.testing import FakeRendezvous
@@ -45,6 +47,31 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Callable[[int], Coordina
     else:
         store = server()
         yield lambda _: Rendezvous("127.0.0.1", store.port, "test")
+
+
+def test_the_first_connection_waits_for_a_store_that_is_being_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its process may need longer than any answer may take: torch is imported there, too."""
+    monkeypatch.setattr(rendezvous, "_PATIENCE_S", 0.0)
+    made: list[Rendezvous] = []
+    with listening("127.0.0.1") as server:
+        port = server.getsockname()[1]
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        rank = threading.Thread(target=lambda: made.append(Rendezvous.from_environment()))
+        rank.start()
+        store = TCPStore(
+            "127.0.0.1",
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=server.detach(),
+        )
+        rank.join(30.0)
+    assert made
+    made[0].close(5.0)
+    del store
 
 
 def test_what_one_rank_says_the_others_hear(connect: Any) -> None:
