@@ -4,9 +4,10 @@
     python -m benchmarks.recovery --on ec2 --warm --rounds 5 --markdown recovery.md
 
 Both train the same small model, on the Slurm lab that is up (`infra/lab`) or on an EC2 lab that
-comes up for it (`infra/ec2-lab`), each on a node of its own, both all the time. In each round each
-of them meets each blow once, in random order; the other one trains on meanwhile. Nothing is
-measured by what the contestants say: each step leaves a line with its time.
+comes up for it (`infra/ec2-lab`), each on a node of its own, both all the time; or, with `--alone`,
+one after the other. In each round each of them meets each blow once, in random order; the other one
+trains on meanwhile. Nothing is measured by what the contestants say: each step leaves a line with
+its time.
 """
 
 from __future__ import annotations
@@ -141,29 +142,46 @@ class Round:
         return lines
 
 
-def measure(place: Place, rounds: int, until: float, chance: random.Random) -> list[Sample]:
+def measure(
+    place: Place, rounds: int, until: float, chance: random.Random, *, alone: bool = False
+) -> list[Sample]:
     """Return the samples of so many rounds, or of those begun before `until` (monotonic)."""
     samples: list[Sample] = []
     with tempfile.TemporaryDirectory(prefix="recovery-") as name, managed_jobs(place):
         folder = Path(name)
         contestants: tuple[Contestant, ...] = (Ours(place, folder), Managed(place, folder))
-        lab = Round(place, contestants)
-        try:
-            lab.start()
-            for _ in range(rounds):
-                turns = [(one, blow) for one in contestants for blow in place.blows]
-                chance.shuffle(turns)
-                for contestant, blow in turns:
-                    if time.monotonic() > until:
-                        return samples
-                    samples.append(lab.blow(contestant, blow))
-                    print(json.dumps(asdict(samples[-1])), flush=True)
-                    if samples[-1].problem:
-                        return samples
-        finally:
-            for contestant in contestants:
-                contestant.end()
+        for together in [[one] for one in contestants] if alone else [contestants]:
+            try:
+                for sample in _rounds(place, together, rounds, until, chance):
+                    samples.append(sample)
+                    print(json.dumps(asdict(sample)), flush=True)
+            finally:
+                for contestant in together:
+                    contestant.end()
+            if samples and samples[-1].problem:
+                break
     return samples
+
+
+def _rounds(
+    place: Place,
+    contestants: Sequence[Contestant],
+    rounds: int,
+    until: float,
+    chance: random.Random,
+) -> Iterator[Sample]:
+    """Yield the samples of contestants that train at the same time; the first problem ends it."""
+    lab = Round(place, contestants)
+    lab.start()
+    for _ in range(rounds):
+        turns = [(one, blow) for one in contestants for blow in place.blows]
+        chance.shuffle(turns)
+        for contestant, blow in turns:
+            if time.monotonic() > until:
+                return
+            yield (sample := lab.blow(contestant, blow))
+            if sample.problem:
+                return
 
 
 # ---------------------------------------------------------------- the table
@@ -265,6 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--on", choices=("slurm", "ec2"), default="slurm")
     parser.add_argument("--warm", action="store_true", help="an image of infra/warm-image, on EC2")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--alone", action="store_true", help="one contestant after the other")
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="begin no blow later")
     parser.add_argument("--earlier", type=Path, nargs="*", default=[], help="JSON files to add")
     parser.add_argument("--seed", type=int, help="of the order of blows")
@@ -277,7 +296,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     until = time.monotonic() + given.limit_s
     if given.rounds:
         with _lab(given.on, warm=given.warm) as place:
-            samples += measure(place, given.rounds, until, random.Random(given.seed))
+            chance = random.Random(given.seed)
+            samples += measure(place, given.rounds, until, chance, alone=given.alone)
     notes = [
         f"one node each, a save every {SAVE_EVERY} steps, SkyPilot {version('skypilot')}",
         *(f"{key}: {value}" for key, value in describe_machine("cpu").items()),
