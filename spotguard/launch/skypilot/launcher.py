@@ -54,6 +54,8 @@ of a core, here and on the first node."""
 _ASK_CLOUD_EVERY_S = 4.0
 _ANSWER_VALID_S = 60.0
 """SkyPilot needs up to 20 s for a look where it is busy; one that hangs must not look calm."""
+_FIRST_ANSWER_S = 20.0
+_NO_ANSWER_YET = "SkyPilot has not answered yet"
 _LOG_FRESH_S = 5.0
 _AWS, _SLURM, _KUBERNETES = "aws", "slurm", "kubernetes"
 _FREE_FRESH_S = 30.0
@@ -125,12 +127,14 @@ class SkyPilotLauncher:
     def observe(self, cluster: str, *, heard: bool = False) -> ClusterView:
         """Return what SkyPilot last said; the first time it is asked, which takes seconds.
 
-        It is asked at once when a job that was `heard` falls silent.
+        If it takes longer than 20 s, it counts as unreachable until it answers: the job's own word
+        must not wait for it. It is asked at once when a job that was `heard` falls silent.
         """
         if not self._in_background:
             return self._look(cluster)
         if cluster not in self._watches or self._watches[cluster].has_died:
-            self._refresh(cluster, self._look(cluster))
+            self._refresh(cluster, None)
+            self._watches[cluster].answered.wait(_FIRST_ANSWER_S)
         watch = self._watches[cluster]
         watch.wanted_at = self._clock.monotonic()
         watch.hear(heard)
@@ -198,7 +202,7 @@ class SkyPilotLauncher:
     def _look(self, cluster: str) -> ClusterView:
         return look(self._sdk, cluster, self._clock, strays=self._strays)
 
-    def _refresh(self, cluster: str, view: ClusterView) -> None:
+    def _refresh(self, cluster: str, view: ClusterView | None) -> None:
         now = self._clock.monotonic()
         for known, watch in list(self._watches.items()):
             # One that is being taken down is looked at until it is gone, others as long as wanted.
@@ -273,16 +277,20 @@ class _Watch(threading.Thread):
         self,
         sdk: Sdk,
         cluster: str,
-        view: ClusterView,
+        view: ClusterView | None,
         clock: Clock,
         strays: Strays | None = None,
     ) -> None:
+        """Without a view, nothing is known yet: it looks at once."""
         context = copy_context()  # which has the run's log
         super().__init__(
             target=context.run, args=(self._look_on,), name="spotguard-sky", daemon=True
         )
         self.cluster = cluster
-        self.view = view
+        self.view = view or ClusterView(state=ClusterState.UNREACHABLE, detail=_NO_ANSWER_YET)
+        self.answered = threading.Event()
+        if view is not None:
+            self.answered.set()
         self.wanted_at = clock.monotonic()
         """When somebody last asked for what it sees."""
         self._looked_at = clock.monotonic()
@@ -336,7 +344,8 @@ class _Watch(threading.Thread):
     def _look_on(self) -> None:
         missing = 0
         while not self._stopped.is_set() and self.view.state is not ClusterState.GONE:
-            self._rest()
+            if self.answered.is_set() or self._down_under_way:
+                self._rest()
             self._wake.clear()
             self._down_under_way = self._is_being_taken_down()
             if self._down_under_way:
@@ -353,9 +362,10 @@ class _Watch(threading.Thread):
             )
             self._looked_at = self._clock.monotonic()
             missing = missing + 1 if view.state is ClusterState.ABSENT else 0
-            if missing < _GONE_TWICE and view.state is ClusterState.ABSENT:
-                continue  # a request that was taken a moment ago may not be in the books yet
-            self.view = view
+            is_first = not self.answered.is_set()
+            if is_first or missing >= _GONE_TWICE or view.state is not ClusterState.ABSENT:
+                self.view = view  # a request that was taken a moment ago may not be in the books
+            self.answered.set()
 
     def _rest(self) -> None:
         """Rest until it is time to look, somebody asks for it, or the cloud tells of an end."""

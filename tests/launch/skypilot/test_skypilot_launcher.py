@@ -505,6 +505,35 @@ def test_an_observer_never_waits_for_skypilot() -> None:
         following.close()
 
 
+def test_a_first_answer_that_does_not_come_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A controller that starts while SkyPilot hangs reads on what the job writes."""
+    monkeypatch.setattr(launcher_module, "_FIRST_ANSWER_S", 0.01)
+    may_answer = threading.Event()
+
+    class Slow(FakeSdk):
+        def cluster(self, *given: Any, **named: Any) -> Any:
+            assert may_answer.wait(60.0)
+            return super().cluster(*given, **named)
+
+    sdk = Slow()
+    sdk.comes_up(NAME)
+    subject = launcher(sdk, in_background=True)
+    try:
+        view = subject.observe(NAME)
+        assert (view.state, view.detail) == (
+            ClusterState.UNREACHABLE,
+            "SkyPilot has not answered yet",
+        )
+        may_answer.set()
+        assert subject._watches[NAME].answered.wait(60.0)
+        assert subject.observe(NAME).state is ClusterState.UP
+    finally:
+        may_answer.set()
+        subject.close()
+
+
 def test_an_old_answer_is_no_answer() -> None:
     """A SkyPilot that hangs for minutes, or a watch that died, is not taken for a calm cluster."""
     sdk, clock = FakeSdk(), FakeClock()
