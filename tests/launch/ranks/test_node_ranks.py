@@ -73,20 +73,23 @@ TELLS = (
     "import json, os, sys\n"
     "told = {n: v for n, v in os.environ.items()\n"
     "        if n.startswith(('TORCH', 'MASTER', 'ROLE')) or 'RANK' in n or 'WORLD' in n}\n"
-    "os.environ['RANK'] == '1' and print(json.dumps([told, sys.argv[1:]]))\n"
+    "last = int(os.environ['WORLD_SIZE']) - 1\n"
+    "os.environ['RANK'] == str(last) and print(json.dumps([told, sys.argv[1:]]))\n"
 )
 
 
-def test_ranks_are_told_what_torchrun_tells(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_are_told_what_torchrun_tells(tmp_path: Path, ranks: int) -> None:
     """The same names and values, but for where they meet and what is torchrun's own affair."""
     said = {}
     for by in (TORCHRUN, "spotguard.launch.ranks"):
-        with start(tmp_path, TELLS, ranks=2, by=by) as job:
+        with start(tmp_path, TELLS, ranks=ranks, by=by) as job:
             printed, _ = job.communicate()
         assert job.returncode == 0, printed
         told, args = json.loads(printed)
         assert args == []
         assert told.pop("MASTER_PORT")
+        assert told.pop("TORCHELASTIC_USE_AGENT_STORE") == str(ranks > 1 or by == TORCHRUN)
         said[by] = told
     for its_own in ("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"):
         said[TORCHRUN].pop(its_own)
@@ -148,7 +151,7 @@ assert total.item() == 0 + 1 + 2, total
 
 def test_three_nodes_meet_though_one_comes_late(tmp_path: Path) -> None:
     """No rank starts before all nodes are there; all meet, and the first one ends last."""
-    script = MEETS + "time.sleep(rank); store.set(f'done{rank}', 'yes')\n"
+    script = MEETS + "time.sleep(rank); store.set('done', 'yes'); store.get('done')\n"
     port = free_port()
     jobs = [start(tmp_path, script, ranks=1, node=n, nodes=3, port=port) for n in (0, 1)]
     time.sleep(1.0)
