@@ -15,7 +15,7 @@ from typing import Any
 from spotguard.events.untrusted import Refused, integer, needed, parse_object, seconds, text
 
 STDOUT, STDERR, LAUNCHER = "stdout", "stderr", "launcher"
-"""Where a line was printed; the launcher's are torchrun's, and those of the node's agent."""
+"""Where a line was printed; the launcher's are those of what starts the ranks, and of the agent."""
 _STREAMS = frozenset({STDOUT, STDERR, LAUNCHER})
 
 

@@ -1,4 +1,4 @@
-"""A node's part of an attempt, and of the next one in place: torchrun, and torchrun again.
+"""A node's part of an attempt, and of the next one in place: its ranks, and its ranks again.
 
     python -m spotguard.launch.agent --nodes 3 --node 1 --nproc 8 --master HOST:PORT -- job.py ...
 
@@ -59,7 +59,7 @@ _SKYPILOTS = "SKYPILOT_TASK_ID"
 
 
 class Agent:
-    """Runs torchrun for as many attempts as this node has a part in. Blocks; main thread only."""
+    """Runs ranks for as many attempts as this node has a part in. Blocks; main thread only."""
 
     def __init__(
         self, part: Part, *, nproc: int, script: Sequence[str], lifetime_s: float | None = None
@@ -80,7 +80,7 @@ class Agent:
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def run(self) -> int:
-        """Return the exit code of the last attempt's torchrun; negative for a signal."""
+        """Return the exit code of what ran the last attempt's ranks; negative for a signal."""
         given = dict(os.environ)
         if env.DOWN_AT in given and _SKYPILOTS in given:
             down_at = float(given[env.DOWN_AT])
@@ -359,7 +359,7 @@ def _say(words: str) -> None:
 
 
 def _end_like(code: int) -> None:
-    """End as torchrun did, also by a signal: whoever looks at this process must see the same."""
+    """End in the same way, also by a signal: whoever looks at this process must see the same."""
     if code >= 0:
         sys.exit(code)
     with contextlib.suppress(OSError):  # SIGKILL has no handler
@@ -368,7 +368,7 @@ def _end_like(code: int) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a node's part; exits as the last torchrun did."""
+    """Run a node's part; exits as what ran its last ranks did."""
     parser = argparse.ArgumentParser(prog="python -m spotguard.launch.agent")
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument("--node", type=int, required=True)

@@ -45,7 +45,7 @@ class Part:
     """All that take part, ascending."""
     host: str
     port: int
-    """Where torchrun's processes meet."""
+    """Where the nodes gather."""
 
 
 def next_part(

@@ -140,7 +140,7 @@ def _trains_again(record: RunRecord, entry: Entry) -> tuple[str, str] | None:
 
 
 def _left_as_told(record: RunRecord, entry: Entry) -> tuple[str, str] | None:
-    """Return how a node left whose job had saved as it was told; torchrun returns 1 after that."""
+    """Return how a node left whose job had saved as it was told; a node returns 1 after that."""
     if entry.kind not in _NODE_LEFT or entry.data.get("exit_code") != 1:
         return None
     ends = [attempt.job_end for attempt in record.attempts if attempt.number == entry.attempt]

@@ -391,7 +391,7 @@ def _all_left(attempt: AttemptRecord) -> bool:
 def _waits_for_lost(attempt: AttemptRecord, job: JobEnd, seen: Observation, policy: Policy) -> bool:
     """Tell whether a job is done, no process of it lives, and a node was lost at its very end.
 
-    Then torchrun waits on the others for that node to say goodbye, for five minutes.
+    Then the first node waits for that one's ranks to end, for five minutes at most.
     """
     silent = seen.silence_s is not None and seen.silence_s > policy.contact_patience_s
     return job.reason is EndReason.FINISHED and silent and bool(attempt.lost_nodes)

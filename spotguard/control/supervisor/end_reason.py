@@ -94,7 +94,7 @@ def _finished(attempt: AttemptRecord, job: JobEnd) -> Verdict:
         for node in attempt.failed_nodes
         if node.exit_code != EXIT_CODE_OF_JOB_TOLD_TO_STOP and not _was_told(node)
     ]
-    if bad and not job.warned:  # else it may be torchrun's, which was told to stop, too
+    if bad and not job.warned:  # else it may be that of a node which was told to stop, too
         return Verdict(
             reason=EndReason.FAILED,
             detail=f"the script failed after its last step, with exit code {bad[0].exit_code}",
@@ -148,7 +148,7 @@ def _exited_badly(attempt: AttemptRecord) -> Verdict:
 
 
 def _was_told(node: NodeEnded) -> bool:
-    """Tell whether a signal told torchrun to leave: it then says 1, whatever its ranks say."""
+    """Tell whether a signal told the node to leave: it then says 1, whatever its ranks say."""
     return node.exit_code == 1 and node.detail.startswith("left after")
 
 

@@ -1,6 +1,6 @@
 """Finds and signals the processes of a node, whatever session or group they moved into.
 
-torchrun gives each worker its own session, and helpers call setsid. What they keep is the
+Each rank has a session of its own, and helpers call setsid. What they keep is the
 environment that they were started with, or a parent that has it; so that is how they are found.
 """
 

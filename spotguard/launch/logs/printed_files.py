@@ -1,6 +1,6 @@
 """Reads the files into which ranks print, line by line, while they are written.
 
-torchrun gives each rank a file for each of its streams. A file takes what is printed whatever
+Each rank has a file for each of its streams. A file takes what is printed whatever
 happens to who reads it: a rank never waits for a reader, and what a killed rank printed is there.
 """
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from spotguard.launch.logs.masking import MaskedStream, Masker
 
 LAUNCHER_FILES = {"launcher.out": STDOUT, "launcher.err": STDERR}
-"""What torchrun itself prints, and where that is shown."""
+"""Into which what starts the ranks prints, and where that is shown."""
 LONGEST = 64 << 10
 """Of a line without an end, so many bytes make a line of their own."""
 _AT_ONCE = 256 << 10
 _LOOK_S = 0.5
-"""Between looks for files that are not there yet: torchrun takes seconds to make them."""
+"""Between looks for files that are not there yet: ranks start once all nodes are there."""
 
 
 @dataclass(frozen=True)

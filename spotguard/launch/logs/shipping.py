@@ -72,7 +72,7 @@ class Shipping:
         self._node = node
         self._clock = clock
         self.folder = Path(tempfile.mkdtemp(prefix="spotguard-logs-"))
-        """Where ranks print: torchrun's `--log-dir`."""
+        """Where ranks print: `--log-dir` of `launch.ranks`."""
         masker = Masker(secrets)
         self._read, self._shown = (
             PrintedFiles(

@@ -17,7 +17,7 @@ _SITE: Final = Path(__file__).with_name("worker_site")
 def of_rank(plan: RankPlan, local_rank: int, meeting_port: int) -> dict[str, str]:
     """Return what torchrun tells a rank; all meet at this port of the first node.
 
-    A rank that is alone keeps the store itself, at nobody's service.
+    One that is alone is told that it may keep a store there itself, if its script wants any.
     """
     rank = plan.node * plan.ranks + local_rank
     threads = {} if plan.ranks == 1 or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}

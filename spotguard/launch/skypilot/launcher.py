@@ -362,9 +362,9 @@ class _Watch(threading.Thread):
             )
             self._looked_at = self._clock.monotonic()
             missing = missing + 1 if view.state is ClusterState.ABSENT else 0
-            is_first = not self.answered.is_set()
-            if is_first or missing >= _GONE_TWICE or view.state is not ClusterState.ABSENT:
-                self.view = view  # a request that was taken a moment ago may not be in the books
+            if self.answered.is_set() and 0 < missing < _GONE_TWICE:
+                continue  # a request that was taken a moment ago may not be in the books yet
+            self.view = view
             self.answered.set()
 
     def _rest(self) -> None:

@@ -523,8 +523,8 @@ class Saver:
         try:
             done = self._hear(connection, f"{word}/done", end)
         except ConnectionError:
-            # Without torchrun the rendezvous lives in the first rank, and ends with it: perhaps
-            # it committed and left before its word was heard. Then the commit itself is the word.
+            # Where no launcher keeps it, the rendezvous lives in the first rank, and ends with it:
+            # perhaps it committed and left before its word was heard. Then the commit is the word.
             if self._store.head(keys.manifest(prefix)) is None:
                 raise
             done = _COMMITTED

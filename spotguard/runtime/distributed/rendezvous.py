@@ -1,6 +1,6 @@
 """A few words between the ranks, outside of the collectives: a small key-value rendezvous.
 
-Under torchrun it is the TCP store that torchrun already runs; alone it is a dict. Each thread
+It is the TCP store that whatever started the ranks keeps; alone it is a dict. Each thread
 that talks has a connection of its own, because a TCPStore client serves one caller at a time.
 
 A call to a store whose machine is frozen or cut off never returns, whatever timeout it was given
@@ -154,7 +154,7 @@ class Rendezvous:
 
     @classmethod
     def from_environment(cls) -> Rendezvous:
-        """Return a client of the store that torchrun named in MASTER_ADDR and MASTER_PORT."""
+        """Return a client of the store that is named in MASTER_ADDR and MASTER_PORT."""
         # A restart inside one torchrun must not hear the words of the round before.
         return cls(
             os.environ["MASTER_ADDR"],

@@ -1,7 +1,7 @@
 """Every way out of a job, as one table: what is saved, with whom, and how the process ends.
 
 `leaving.py` notices the cause and does what the cause's row says. The exit code alone never says
-how an attempt ended (torchrun returns 1 even after a clean save), so each way out also writes one
+how an attempt ended (a node returns 1 even after a clean save), so each way out also writes one
 `ended` event, whose reason is the row's.
 """
 
