@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
+import sys
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 _PATIENCE_S: Final = 900.0
 """How long nodes wait for each other, at the beginning; torchrun's default, too."""
+_SAYS_AFTER_S: Final = 30.0
+_SAYS_EVERY_S: Final = 60.0
 _END_PATIENCE_S: Final = 300.0
 """How long the first node waits for the others at the end; torchrun's default, too."""
 _LOOK_S: Final = 0.5
@@ -37,6 +40,28 @@ NODE, PORT = "node", "port"
 
 class NotGathered(Exception):
     """The nodes did not come together; says which are missing, or who left."""
+
+
+class _Wait:
+    """A wait for other nodes, of which the log hears when it takes long."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._says_at = self._began + _SAYS_AFTER_S
+
+    def is_over(self) -> bool:
+        return time.monotonic() > self._began + _PATIENCE_S
+
+    def say(self, for_what: str) -> None:
+        """Tell for what, once it has taken half a minute, and each minute from then on."""
+        now = time.monotonic()
+        if now >= self._says_at:
+            self._says_at = now + _SAYS_EVERY_S
+            sys.stderr.write(
+                f"spotguard: has waited {now - self._began:.0f} s for {for_what}; "
+                f"gives up after {_PATIENCE_S / 60:g} min\n"
+            )
+            sys.stderr.flush()
 
 
 class FirstNode:
@@ -59,11 +84,12 @@ class FirstNode:
         Raises:
             NotGathered: not all came within a quarter of an hour.
         """
-        give_up_at = time.monotonic() + _PATIENCE_S
+        wait = _Wait()
         while len(self._there) < self._nodes - 1:
             if leaves():
                 return False
-            if time.monotonic() > give_up_at:
+            wait.say(self._missing())
+            if wait.is_over():
                 raise NotGathered(f"{self._missing()} did not come within {_PATIENCE_S / 60:g} min")
             for ready in self._ready():
                 self._hear(ready)
@@ -147,8 +173,7 @@ def join(
     Raises:
         NotGathered: the first node does not answer, or has left.
     """
-    give_up_at = time.monotonic() + _PATIENCE_S
-    first = _connected(host, port, leaves, give_up_at)
+    first = _connected(host, port, leaves)
     if first is None:
         return None
     try:
@@ -170,9 +195,11 @@ def _heard(first: socket.socket, leaves: Callable[[], bool]) -> str | None:
     """Return the line that the first node says; None if this one leaves before."""
     first.settimeout(_LOOK_S)
     heard = b""
+    wait = _Wait()
     while b"\n" not in heard:
         if leaves():
             return None
+        wait.say("other nodes, which the log of the first one names")
         try:
             more = first.recv(_LONGEST)
         except TimeoutError:
@@ -185,16 +212,16 @@ def _heard(first: socket.socket, leaves: Callable[[], bool]) -> str | None:
     return heard.partition(b"\n")[0].decode(errors="replace")
 
 
-def _connected(
-    host: str, port: int, leaves: Callable[[], bool], give_up_at: float
-) -> socket.socket | None:
+def _connected(host: str, port: int, leaves: Callable[[], bool]) -> socket.socket | None:
+    wait = _Wait()
     while not leaves():
         try:
             first = socket.create_connection((host, port), timeout=_CONNECT_S)
         except OSError as problem:
-            if time.monotonic() > give_up_at:
-                words = f"the first node does not answer at {host}:{port}: {problem}"
-                raise NotGathered(words) from problem
+            words = f"{host}:{port}: {problem}"
+            if wait.is_over():
+                raise NotGathered(f"the first node does not answer at {words}") from problem
+            wait.say(f"the first node, which does not answer at {words}")
             time.sleep(_AGAIN_S)
         else:
             keep_alive(first)

@@ -92,9 +92,10 @@ def test_three_nodes_come_together_and_the_first_one_leaves_last(server: socket.
 
 
 def test_nobody_starts_before_the_last_one_is_there(
-    server: socket.socket, monkeypatch: pytest.MonkeyPatch
+    server: socket.socket, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Of three nodes, two wait, and say who is missing when their time is up."""
+    """Of three nodes, two wait, and say who is missing: before long, and when their time is up."""
+    monkeypatch.setattr(gathering, "_SAYS_AFTER_S", 0.1)
     monkeypatch.setattr(gathering, "_PATIENCE_S", 0.3)
     monkeypatch.setattr(gathering, "_LOOK_S", 0.05)
     first = FirstNode(server, 3, KEY)
@@ -104,6 +105,9 @@ def test_nobody_starts_before_the_last_one_is_there(
     other.join(30.0)
     assert other.answer is None
     assert str(other.problem) == "the first node left before all had come"
+    said = [line for line in capfd.readouterr().err.splitlines() if "has waited 0 s for" in line]
+    assert len(said) == 2
+    assert sum("for node 1;" in line for line in said) == 1
 
 
 @pytest.mark.parametrize(
@@ -195,14 +199,21 @@ def test_who_leaves_waits_for_nobody(server: socket.socket) -> None:
     assert join(*nobody, 1, KEY, leaves=lambda: True) is None
 
 
-def test_a_first_node_that_never_answers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With its address, once the patience is over."""
-    monkeypatch.setattr(gathering, "_PATIENCE_S", 0.0)
+def test_a_first_node_that_never_answers_is_told(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With its address, once half a minute is over, and when the patience is."""
+    monkeypatch.setattr(gathering, "_SAYS_AFTER_S", 0.0)
+    monkeypatch.setattr(gathering, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(gathering, "_PATIENCE_S", 0.05)
     with socket.socket() as silent:  # bound, and not listening: a connection is refused
         silent.bind(("127.0.0.1", 0))
         port = silent.getsockname()[1]
         with pytest.raises(NotGathered, match=f"does not answer at 127.0.0.1:{port}"):
             join("127.0.0.1", port, 1, KEY, leaves=stays)
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 1, "once a minute"
+    assert f"the first node, which does not answer at 127.0.0.1:{port}" in said[0]
 
 
 def test_a_machine_that_is_gone_without_a_word_is_missed(server: socket.socket) -> None:
