@@ -90,6 +90,7 @@ def hooks() -> Any:
     return module
 
 
+@pytest.mark.e2e
 def test_every_link_leads_somewhere(pages: dict[Path, Html]) -> None:
     """Pages, anchors and, at the repository's address, files: all are there."""
     broken = [

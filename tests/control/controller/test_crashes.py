@@ -138,6 +138,7 @@ def test_all_acts_are_covered(tmp_path: Path) -> None:
     assert count_acts(tmp_path) == ACTS[-1]
 
 
+@pytest.mark.e2e
 @pytest.mark.same_everywhere
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("start", range(8))
@@ -202,6 +203,7 @@ def test_two_journals_open_at_once_agree(tmp_path: Path) -> None:
         assert supervisor.record.wish is Kind.USER_STOP
 
 
+@pytest.mark.e2e
 @pytest.mark.same_everywhere
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_controller_killed_anywhere_sees_who_went_on(tmp_path: Path, after: bool) -> None:
@@ -235,6 +237,7 @@ def phased(folder: Path) -> World:
     )
 
 
+@pytest.mark.e2e
 @pytest.mark.same_everywhere
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("start", range(4))

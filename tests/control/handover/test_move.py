@@ -134,6 +134,7 @@ STEPS = (
 )
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(("owner", "step"), STEPS)
 def test_killed_at_any_step_there_is_one_controller_or_a_way_back(

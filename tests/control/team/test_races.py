@@ -10,6 +10,7 @@ from tests.control.team.racing import ROUNDING_USD, Race
 RACES = 2700
 
 
+@pytest.mark.e2e
 @pytest.mark.same_everywhere
 def test_two_controllers_never_spend_one_sum_twice() -> None:
     """Two that each want more than half: never both, though they act between each other's writes.
@@ -43,6 +44,7 @@ def test_two_controllers_never_spend_one_sum_twice() -> None:
     assert between > 10_000
 
 
+@pytest.mark.e2e
 @pytest.mark.same_everywhere
 @pytest.mark.parametrize("per", ["day", "week", "month"])
 def test_a_team_of_five_keeps_its_budget_over_many_periods(per: str) -> None:

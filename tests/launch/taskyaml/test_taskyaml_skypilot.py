@@ -238,6 +238,7 @@ def test_skypilot_takes_the_task(answers: dict[str, Any], case: Case) -> None:
     assert set(spot) == {wanted}
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("case", BY_CLOUD.values(), ids=BY_CLOUD)
 def test_the_optimizer_tries_our_first_place_first(answers: dict[str, Any], case: Case) -> None:
     """`ordered` is obeyed: the place whose price the attempt is reckoned with."""

@@ -330,6 +330,7 @@ def needed(manifest: Manifest, stored: list[Box], box: Box) -> set[tuple[str, in
     return found
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("shape", "before", "after"),
     [

@@ -16,6 +16,7 @@ from spotguard.testing.stores import SimulatedCrash
 from tests.runtime.harness.deaths import KINDS, begin, check, go_on, live
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("kind", ["memory", "file"])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -40,6 +41,7 @@ def test_death_at_any_write_to_the_store_loses_nothing(
     assert n > 10, "the crashes hit nothing"
 
 
+@pytest.mark.e2e
 @pytest.mark.same_everywhere
 @pytest.mark.parametrize(
     ("large_bytes", "stride"), [(8 << 20, 1), (1, 4)], ids=["cached", "direct"]

@@ -167,6 +167,7 @@ def test_the_gradient_is_the_mean(sizes: str, number: int, reduction: str) -> No
         check_gradients(world_size, sizes, number, reduction)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("worlds", [range(1, 33), range(33, 49), range(49, 65)], ids=str)
 def test_the_gradient_is_the_mean_on_1_to_64_ranks(worlds: range) -> None:
     """Each number of ranks, up to many more than there are micro-batches, in one of the cases."""

@@ -51,6 +51,7 @@ except KeyboardInterrupt:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=150)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_a_ctrl_c_in_a_hook_is_heard_after_the_fork(where: str) -> None:
     """Raised inside it would be lost, and the hook's lock never given back."""

@@ -222,6 +222,7 @@ def check_end(seed: int, last: Life, *, bitwise: bool) -> None:
         torch.testing.assert_close(found["weights"][name], weight, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.e2e
 @pytest.mark.same_everywhere
 @pytest.mark.parametrize("block", range(8))
 def test_random_interruptions_never_end_wrong(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
