@@ -7,7 +7,7 @@ SPOTGUARD := $(BIN)/spotguard
 # Tests start hundreds of Pythons: where nothing compiled may be kept, each compiles all anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help browser integrations demo test check-all check lint types unit test-pythons fuzz first-half second-half emulators e2e e2e-commands e2e-jobs aside lab lab-tests lab-story lab-down ec2-lab ec2-lab-down ec2-tests ec2-faults cloud-tests docs clean
+.PHONY: help browser integrations demo test check-all check lint types unit test-pythons fuzz first-half second-half emulators e2e e2e-commands e2e-jobs aside lab lab-tests lab-story lab-down ec2-lab ec2-lab-down ec2-tests ec2-faults k8s-lab k8s-lab-down k8s-tests cloud-tests docs clean
 
 help:
 	@echo "make demo    train a small GPT on two local nodes through three interruptions"
@@ -28,6 +28,8 @@ help:
 	@echo "make lab-tests  whole runs through SkyPilot on such a cluster (brings up its own)"
 	@echo "make ec2-lab  an EC2 of virtual nodes under a real SkyPilot (root, Debian 12); ec2-lab-down ends it"
 	@echo "make ec2-tests  whole runs there (brings up its own); ec2-faults: each AWS call fails once, an hour or more"
+	@echo "make k8s-lab  a Kubernetes of virtual nodes, built from Debian's source: a quarter of an hour, once; k8s-lab-down ends it"
+	@echo "make k8s-tests  a whole run through SkyPilot on its pods (brings up its own)"
 	@echo "make docs    the site of the pages and of the public names, in site/; needs no network"
 	@echo "make lab-story  the long ones there, by hand: a controller dies at each act, the example shrinks and grows by its own rule"
 
@@ -110,7 +112,7 @@ ELSEWHERE := tests/storage tests/checkpoint tests/e2e tests/integrations tests/p
 e2e: e2e-commands e2e-jobs
 
 e2e-commands: $(VENV)/.installed-dev
-	$(call TESTED,-n 2 --dist worksteal -m "e2e and not lab and not ec2 and not cloud" tests/e2e)
+	$(call TESTED,-n 2 --dist worksteal -m "e2e and not lab and not ec2 and not kubernetes and not cloud" tests/e2e)
 
 e2e-jobs: $(VENV)/.installed-dev
 	$(call TESTED,-n 2 --dist worksteal -m "e2e and not cloud" $(ELSEWHERE:%=--ignore=%))
@@ -164,6 +166,18 @@ ec2-tests: $(VENV)/.installed-dev
 
 ec2-faults: $(VENV)/.installed-dev
 	$(PYTEST) -rs -m "ec2 and long" tests/e2e/ec2
+
+K8S_LAB := K8SLAB_VENV=$(abspath $(VENV)) infra/k8s-lab/k8s_lab.sh
+
+k8s-lab: $(VENV)/.installed-dev
+	$(K8S_LAB) up
+	@echo 'now: eval "$$(infra/k8s-lab/k8s_lab.sh env)"; see infra/k8s-lab/README.md'
+
+k8s-lab-down:
+	$(K8S_LAB) down
+
+k8s-tests: $(VENV)/.installed-dev
+	$(PYTEST) -rs -m kubernetes tests/e2e/kubernetes
 
 cloud-tests: $(VENV)/.installed-dev
 	$(PYTEST) -rs -m cloud tests/e2e/cloud

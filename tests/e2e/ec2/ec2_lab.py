@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.e2e.lab import lab_jobs
-from tests.e2e.lab.lab_jobs import NO_SMOKE, Lab, Status, Weights, weights_at
+from tests.e2e.lab.far_machine import FarMachine
+from tests.e2e.lab.lab_jobs import NO_SMOKE, Status, Weights, weights_at
 from tests.e2e.lab.sky_api import start_api
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ EAST, WEST, OHIO, IRELAND = ("us-east-1", "us-west-2", "us-east-2", "eu-west-1")
 """Regions; each but the last has two zones."""
 _ADMIN_KEY = "AKIAEC2LABADMINADMIN"
 _LIVE = ("pending", "running", "shutting-down", "stopping", "stopped")
-_LAUNCH_S = 900.0
-"""Two nodes take 90 s on a quiet machine, and so much on one that has ten times as much to do."""
 
 wait_until = partial(lab_jobs.wait_until, every_s=4.0)
 """Each look is a command: more of them would take the cores from what they wait for."""
@@ -175,7 +174,7 @@ class Ec2Lab:
         return done.stdout
 
 
-class Beside(Lab):
+class Beside(FarMachine):
     """A user's machine that can reach the lab; its runs are kept in S3."""
 
     def __init__(self, folder: Path, ec2: Ec2Lab) -> None:
@@ -206,59 +205,6 @@ class Beside(Lab):
         run = self.start(copy, "--infra", infra, "--save-every", "5 steps", *flags, args=args)
         self.runs.append(run)
         return run
-
-    def trains(self, run: str, *, attempt: int, more_steps: int = 3) -> Status:
-        """Return the status once `attempt`, or a later one, has done some steps."""
-        status: Status = {}
-        base: list[int] = []
-
-        def reached() -> bool:
-            nonlocal status
-            status = self.status(run)
-            assert status["state"] not in ("finished", "failed", "paused", "stopped"), status
-            attempts = status["attempts"]
-            if status["state"] != "running" or attempts[-1]["attempt"] < attempt:
-                return False
-            base.append(status["step"])
-            return bool(status["step"] >= base[0] + more_steps)
-
-        wait_until(reached, f"attempt {attempt} trains", timeout_s=_LAUNCH_S)
-        return status
-
-    def ended(self, run: str, *, attempt: int, within_s: float = 400.0) -> Status:
-        """Return the status once `attempt` has ended."""
-        status: Status = {}
-
-        def over() -> bool:
-            nonlocal status
-            status = self.status(run)
-            ends = {each["attempt"]: each["end_reason"] for each in status["attempts"]}
-            return ends.get(attempt) is not None
-
-        wait_until(over, f"attempt {attempt} has ended", timeout_s=within_s)
-        return status
-
-    def is_in(self, run: str, *states: str, within_s: float = _LAUNCH_S) -> Status:
-        """Return the status once the run is in one of these states."""
-        status: Status = {}
-
-        def there() -> bool:
-            nonlocal status
-            status = self.status(run)
-            return status["state"] in states
-
-        wait_until(there, f"{run} is {' or '.join(states)}", timeout_s=within_s)
-        return status
-
-    def settled(self, run: str, *, within_s: float = 2 * _LAUNCH_S) -> Status:
-        """Wait until the run settles and return its status."""
-        said = self.spotguard("status", run, "--watch", timeout_s=within_s)
-        assert said.code == 0, said.err
-        return self.status(run)
-
-    def kinds(self, run: str) -> list[str]:
-        """Return what kinds of things happened to a run."""
-        return [entry["kind"] for entry in self.history(run)]
 
     def final_weights(self, status: Status) -> Weights:
         """Return every tensor of a finished run's last checkpoint, to the last bit."""

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.e2e.lab import lab_jobs
-from tests.e2e.lab.lab_jobs import NO_SMOKE, Lab, Status
+from tests.e2e.lab.far_machine import FarMachine
+from tests.e2e.lab.lab_jobs import NO_SMOKE
 from tests.e2e.lab.sky_api import start_api
 
 if TYPE_CHECKING:
@@ -196,8 +197,11 @@ class Books(threading.Thread):
             )
 
 
-class Beside(Lab):
+class Beside(FarMachine):
     """A user's machine that can reach the lab; its runs keep their state on the lab's disk."""
+
+    look_every_s = 1.0
+    more_steps = 10
 
     def __init__(self, folder: Path, slurm: SlurmLab) -> None:
         super().__init__(folder)
@@ -240,45 +244,6 @@ class Beside(Lab):
         """Start a run on Slurm's spot nodes and return its id."""
         place = ("--infra", "slurm/spotlab/spot", "--save-every", "5 steps")
         return self.start(self.copy(job), *place, *flags, args=args)
-
-    def trains(
-        self, run: str, *, attempt: int, more_steps: int = 10, within_s: float = 900.0
-    ) -> Status:
-        """Return the status once `attempt`, or a later one, has done some steps."""
-        status: Status = {}
-        base: list[int] = []
-
-        def reached() -> bool:
-            nonlocal status
-            status = self.status(run)
-            assert status["state"] not in ("failed", "paused", "stopped"), status
-            attempts = status["attempts"]
-            if status["state"] != "running" or attempts[-1]["attempt"] < attempt:
-                return False
-            base.append(status["step"])
-            return bool(status["step"] >= base[0] + more_steps)
-
-        wait_until(reached, f"attempt {attempt} trains", timeout_s=within_s)
-        return status
-
-    def ended(self, run: str, *, attempt: int, within_s: float = 600.0) -> Status:
-        """Return the status once `attempt` has ended."""
-        status: Status = {}
-
-        def over() -> bool:
-            nonlocal status
-            status = self.status(run)
-            ends = {each["attempt"]: each["end_reason"] for each in status["attempts"]}
-            return ends.get(attempt) is not None
-
-        wait_until(over, f"attempt {attempt} has ended", timeout_s=within_s)
-        return status
-
-    def settled(self, run: str, *, within_s: float = 1200.0) -> Status:
-        """Wait until the run settles and return its status."""
-        said = self.spotguard("status", run, "--watch", timeout_s=within_s)
-        assert said.code == 0, said.err
-        return self.status(run)
 
 
 def _instant(text: str) -> float | None:

@@ -23,8 +23,6 @@ EXACT = JOBS / "exact.py"
 SERVES = "cli controller serve|-m spotguard.control "
 JOBS_USD_PER_H, NODES_USD_PER_H = 1.0, 6.0
 """Of one CPU in the partition that is preempted, and of two in the other one."""
-_LAUNCH_S = 900.0
-"""A controller's node makes a package of its SkyPilot before its first launch."""
 _LATE_S = 60.0
 """Both are paid from their request on, before Slurm begins them, and until their end is seen."""
 
@@ -41,7 +39,7 @@ def test_moved_into_an_allocation_the_laptop_deleted_killed_it_goes_on_and_finis
     with Books(slurm) as books:
         on_demand = ("--on-demand-infra", "slurm/spotlab/ondemand")
         run = beside.begin(EXACT, "--nodes", "1", "--budget", "50", *on_demand, args=args)
-        beside.trains(run, attempt=1, within_s=_LAUNCH_S)
+        beside.trains(run, attempt=1)
         said = beside.spotguard("controller", "move", run, "slurm", "--yes", timeout_s=1200.0)
         assert said.code == 0, said.err
         shutil.rmtree(beside.home)
@@ -50,7 +48,7 @@ def test_moved_into_an_allocation_the_laptop_deleted_killed_it_goes_on_and_finis
         wait_until(lambda: serving(slurm, node) == 2, "a controller acts there", timeout_s=300.0)
 
         slurm.verb("preempt", node_of(slurm, f"{run}-1"), grace_s=15.0)
-        beside.trains(place, attempt=2, within_s=_LAUNCH_S)
+        beside.trains(place, attempt=2)
         slurm.verb("release")
         slurm.verb("exec", node, "pkill", "-9", "-f", SERVES)
         wait_until(lambda: serving(slurm, node) == 2, "both are begun anew", timeout_s=300.0)
