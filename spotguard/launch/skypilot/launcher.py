@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from concurrent.futures import Future, wait
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
@@ -351,21 +352,48 @@ class _Watch(threading.Thread):
             if self._down_under_way:
                 self._looked_at = self._clock.monotonic()
                 continue
-            was_starting = self.view.state is ClusterState.STARTING
-            view = look(
-                self._sdk,
-                self.cluster,
-                self._clock,
-                was_starting=was_starting,
-                strays=self._strays,
-                lost=self._lost,
-            )
+            view = self._look()
             self._looked_at = self._clock.monotonic()
             missing = missing + 1 if view.state is ClusterState.ABSENT else 0
             if self.answered.is_set() and 0 < missing < _GONE_TWICE:
                 continue  # a request that was taken a moment ago may not be in the books yet
             self.view = view
             self.answered.set()
+
+    def _look(self) -> ClusterView:
+        """Look; unless the cloud tells of an end meanwhile, which then is what is seen.
+
+        SkyPilot asks a node that has just died, too, and waits for it for half a minute.
+        """
+        if self._lost or self.view.state is not ClusterState.UP:
+            return self._look_once(self._lost)
+        looking = Future[ClusterView]()
+        threading.Thread(
+            target=copy_context().run,
+            args=(self._answer, looking),
+            name="spotguard-look",
+            daemon=True,
+        ).start()
+        while not wait([looking], timeout=_ASK_CLOUD_EVERY_S).done:
+            if lost := self._said_lost():
+                return self._look_once(lost)
+        return looking.result()
+
+    def _answer(self, looking: Future[ClusterView]) -> None:
+        try:
+            looking.set_result(self._look_once(""))
+        except Exception as problem:  # noqa: BLE001 - raised where the answer is waited for
+            looking.set_exception(problem)
+
+    def _look_once(self, lost: str) -> ClusterView:
+        return look(
+            self._sdk,
+            self.cluster,
+            self._clock,
+            was_starting=self.view.state is ClusterState.STARTING,
+            strays=self._strays,
+            lost=lost,
+        )
 
     def _rest(self) -> None:
         """Rest until it is time to look, somebody asks for it, or the cloud tells of an end."""

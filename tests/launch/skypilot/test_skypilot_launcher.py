@@ -374,6 +374,47 @@ def test_a_node_that_the_cloud_says_is_gone_counts_as_lost_though_its_job_was_he
     assert {(node.end, node.detail) for node in watch.view.nodes} == {(NodeEnd.LOST, said)}
 
 
+def test_a_look_that_hangs_on_a_dead_node_does_not_hide_what_the_cloud_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SkyPilot asks the node itself, and waits for it for half a minute; EC2 knows better."""
+    monkeypatch.setattr(launcher_module, "_ASK_CLOUD_EVERY_S", 0.01)
+    hangs = threading.Event()
+
+    class Hanging(FakeSdk):
+        def job(self, cluster: str) -> JobPhase | None:
+            self.said_lost[NAME] = "EC2 says that i-1 is terminated: Server.InternalError"
+            watch.stop()
+            hangs.wait(30.0)
+            return super().job(cluster)
+
+    sdk = Hanging()
+    sdk.comes_up(NAME)
+    watch = launcher_module._Watch(sdk, NAME, UP, FakeClock(now=500.0))
+    watch._wake = Unhurried()
+    try:
+        watch.run()
+        assert watch.view.some_lost
+        assert {node.end for node in watch.view.nodes} == {NodeEnd.LOST}
+    finally:
+        hangs.set()
+
+
+def test_what_breaks_a_look_ends_the_watch_and_is_told() -> None:
+    """A watch that has died is begun anew; one that says nothing for ever would not be."""
+    sdk = FakeSdk()
+    sdk.comes_up(NAME)
+
+    def breaks() -> None:
+        raise TimeoutError("not one of SkyPilot's")
+
+    sdk.before_look = breaks
+    watch = launcher_module._Watch(sdk, NAME, UP, FakeClock(now=500.0))
+    watch._wake = Unhurried()
+    with pytest.raises(TimeoutError, match="not one of"):
+        watch.run()
+
+
 @pytest.mark.parametrize("over", ["by our own order", "its job has ended"])
 def test_nodes_that_end_as_they_should_are_not_lost(over: str) -> None:
     """Only an end that nobody asked for is news."""
