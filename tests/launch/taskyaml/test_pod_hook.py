@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 AGENT = "/tmp/spotguard-1000/run-1/venv/bin/python -m spotguard.launch.agent --nodes 2 --node 0"
+RANKS = "/tmp/spotguard-1000/run-1/venv/bin/python -m spotguard.launch.ranks --nnodes=2"
 OTHERS = (
     "bash -c /venv/bin/python -m spotguard.launch.agent --nodes 2",
-    "/venv/bin/python -m spotguard.launch.ranks --nodes 2",
+    "/venv/bin/python -m spotguard.launch.ranks.store 7 29500",
+    "/venv/bin/python -u train.py -m spotguard.launch.agents",
 )
 SAVES = "trap 'sleep 0.3; touch saved; exit 75' TERM; touch ready; while :; do sleep 0.05; done"
 
@@ -66,9 +68,9 @@ def pod(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
 def test_a_pod_that_is_deleted_tells_its_job_and_goes_when_it_has_saved(
     pod: Callable[[str], subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
-    """The agent alone is told; who only speaks of it is left alone, and so are its ranks."""
-    agent, *others = [pod(each) for each in (AGENT, *OTHERS)]
-    sessions = ",".join(str(process.pid) for process in (agent, *others))
+    """The agent and its launcher are told; ranks hear it from the launcher, and others never."""
+    agent, launcher, *others = [pod(each) for each in (AGENT, RANKS, *OTHERS)]
+    sessions = ",".join(str(process.pid) for process in (agent, launcher, *others))
     for name in ("pkill", "pgrep"):  # a pod sees no processes but its own
         program = tmp_path / "bin" / name
         program.write_text(f'#!/bin/sh\nexec {shutil.which(name)} -s {sessions} "$@"\n')
@@ -76,6 +78,7 @@ def test_a_pod_that_is_deleted_tells_its_job_and_goes_when_it_has_saved(
     environ = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
     before = subprocess.Popen(hook(), env=environ)
     assert before.wait(30.0) == 0
-    assert (tmp_path / "0" / "saved").exists()
-    assert agent.wait(30.0) == 75
+    for place, told in (("0", agent), ("1", launcher)):
+        assert (tmp_path / place / "saved").exists()
+        assert told.wait(30.0) == 75
     assert all(each.poll() is None for each in others)
