@@ -111,6 +111,8 @@ def train_and_kill(name: str, folder: Path) -> None:
         from mlflow.tracking import MlflowClient
 
         MlflowClient(tracking_uri=_mlflow_uri(folder)).search_experiments()
+    # W&B tells children of which process it is a service, here of one that another test began.
+    environ = {key: value for key, value in os.environ.items() if key != "WANDB_SERVICE"}
     for number, (first, last) in enumerate(ATTEMPTS, start=1):
         saved = ATTEMPTS[number][0] if number < len(ATTEMPTS) else last
         given = [name, str(folder), *map(str, (number, first, last, saved))]
@@ -119,7 +121,7 @@ def train_and_kill(name: str, folder: Path) -> None:
             stdout=subprocess.PIPE,
             text=True,
             env={
-                **os.environ,
+                **environ,
                 "WANDB_SILENT": "true",
                 "WANDB_INIT_TIMEOUT": f"{PATIENCE_S:.0f}",
                 "PYTHONPATH": str(ROOT),
