@@ -41,7 +41,7 @@ def test_pods_are_deleted_and_die_and_the_weights_are_the_undisturbed_ones(
     told_at = time.monotonic()
     first = beside.ended(run, attempt=1)["attempts"][0]
     assert time.monotonic() - told_at < 60.0, "it did not wait for the end of its grace"
-    assert first["end_reason"] == "preempted"
+    assert first["end_reason"] == "terminated", "told to end, by SIGTERM"
     assert first["steps_lost"] == 0
 
     beside.trains(run, attempt=2)
