@@ -21,7 +21,7 @@ RANKS = "/tmp/spotguard-1000/run-1/venv/bin/python -m spotguard.launch.ranks --n
 OTHERS = (
     "bash -c /venv/bin/python -m spotguard.launch.agent --nodes 2",
     "/venv/bin/python -m spotguard.launch.ranks.store 7 29500",
-    "/venv/bin/python -u train.py -m spotguard.launch.agents",
+    "/venv/bin/python -u train.py -m spotguard.launch.agent",
 )
 SAVES = "trap 'sleep 0.3; touch saved; exit 75' TERM; touch ready; while :; do sleep 0.05; done"
 
