@@ -58,9 +58,9 @@ def test_what_the_contract_says_of_infra_is_there() -> None:
     """One folder for each thing that it names."""
     line = next(line for line in OVERVIEW.splitlines() if line.startswith("| `infra/`"))
     said = (
-        "the Slurm lab, the EC2 lab, controllers that you host yourself, warm images, "
+        "the Slurm, EC2 and Kubernetes labs, controllers that you host yourself, warm images, "
         "least-privilege bucket policies, dashboards"
     )
     assert line == f"| `infra/` | {said} |"
     folders = {path.name for path in (REPOSITORY / "infra").iterdir() if path.is_dir()}
-    assert folders == {"lab", "ec2-lab", "controller", "warm-image", "iam", "dashboards"}
+    assert folders == {"lab", "ec2-lab", "k8s-lab", "controller", "warm-image", "iam", "dashboards"}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from concurrent.futures import Future, wait
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
@@ -367,23 +366,22 @@ class _Watch(threading.Thread):
         """
         if self._lost or self.view.state is not ClusterState.UP:
             return self._look_once(self._lost)
-        looking = Future[ClusterView]()
-        threading.Thread(
+        seen: list[ClusterView] = []
+        looking = threading.Thread(
             target=copy_context().run,
-            args=(self._answer, looking),
+            args=(lambda: seen.append(self._look_once("")),),
             name="spotguard-look",
             daemon=True,
-        ).start()
-        while not wait([looking], timeout=_ASK_CLOUD_EVERY_S).done:
+        )
+        looking.start()
+        looking.join(_ASK_CLOUD_EVERY_S)
+        while looking.is_alive():
             if lost := self._said_lost():
                 return self._look_once(lost)
-        return looking.result()
-
-    def _answer(self, looking: Future[ClusterView]) -> None:
-        try:
-            looking.set_result(self._look_once(""))
-        except Exception as problem:  # noqa: BLE001 - raised where the answer is waited for
-            looking.set_exception(problem)
+            looking.join(_ASK_CLOUD_EVERY_S)
+        if not seen:
+            raise RuntimeError(f"a look at {self.cluster} ended by an error, told by its thread")
+        return seen[0]
 
     def _look_once(self, lost: str) -> ClusterView:
         return look(
