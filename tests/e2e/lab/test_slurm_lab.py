@@ -40,6 +40,8 @@ _REFUSED_S = 10.0
 """How much longer than Slurm SkyPilot bills a cluster, on a machine that has much else to do."""
 _STOPS_BEFORE_S = 240.0
 """With so much money left a run may be stopped already; it is to train a little before."""
+_TRAINS_S = 60.0
+"""For less than that no nodes are asked for, however fast they come up."""
 _LOST_S = 8.0
 """Of the log of a node that is killed: five seconds, and more while the machine is late."""
 
@@ -184,7 +186,8 @@ def test_out_of_reach_a_run_goes_on_and_a_budget_is_kept(
         args = ("--epochs", str(epochs), "--pause", "0.25", "--while", str(slow))
         run = beside.begin(EXACT, "--nodes", "1", args=args)
         beside.trains(run, attempt=1)
-        budget_usd = _worth_usd(_STOPS_BEFORE_S + 1.5 * (time.monotonic() - begun_at))
+        start_s = time.monotonic() - begun_at
+        budget_usd = _worth_usd(_STOPS_BEFORE_S + _TRAINS_S + 1.5 * start_s)
         alone = beside.begin(
             EXACT,
             *("--nodes", "1", "--budget", str(budget_usd)),
