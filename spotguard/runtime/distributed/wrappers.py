@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from spotguard.errors import UsageError
-from spotguard.runtime.state.sharding import is_fsdp_module, uses_fsdp
+from spotguard.runtime.state.sharding import fsdp_classes, is_fsdp_module, uses_fsdp
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -140,10 +140,19 @@ def _candidates(modules: list[torch.nn.Module]) -> Iterator[torch.nn.Module]:
 
 
 def _living() -> list[torch.nn.Module]:
-    things = gc.get_objects()
-    kinds = {id(kind): kind for kind in map(type, things)}  # hundreds, of half a million things
-    modules_of = {key for key, kind in kinds.items() if issubclass(kind, torch.nn.Module)}
-    return [t for t in things if id(type(t)) in modules_of and _synchronises(t)]
+    """Ask for what refers to their classes: all instances do, and little else.
+
+    A list of all objects would hold the tuple that another thread is filling just then, which
+    CPython refuses to go on with: `SystemError: bad argument to internal function`.
+    """
+    return [thing for thing in gc.get_referrers(*_kinds()) if _synchronises(thing)]
+
+
+def _kinds() -> list[type]:
+    kinds: list[type] = [DistributedDataParallel, *fsdp_classes()]
+    for kind in kinds:  # which grows meanwhile
+        kinds += kind.__subclasses__()
+    return kinds
 
 
 def _parameters_of(

@@ -24,8 +24,13 @@ def is_dtensor(value: object) -> TypeIs[DTensor]:
 
 def uses_fsdp() -> bool:
     """Return True if `fully_shard` was applied to anything: it makes a class of each one's."""
+    return bool(fsdp_classes())
+
+
+def fsdp_classes() -> list[type]:
+    """Return the classes that `fully_shard` has made so far."""
     module: Any = sys.modules.get("torch.distributed.fsdp")
-    return module is not None and bool(module.FSDPModule.__subclasses__())
+    return [] if module is None else module.FSDPModule.__subclasses__()
 
 
 def is_fsdp_module(value: object) -> TypeIs[FSDPModule]:

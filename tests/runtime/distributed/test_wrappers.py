@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -147,3 +148,30 @@ def test_a_late_fsdp_is_found(where: str, monkeypatch: pytest.MonkeyPatch) -> No
     inner.weight, inner.bias = nn.Parameter(inner.weight + 0), nn.Parameter(inner.bias + 0)
     with pytest.raises(UsageError):
         looks.refuse()
+
+
+def test_a_thread_that_fills_a_tuple_meanwhile_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPython ends it with a SystemError if anybody else holds the tuple, as a list of all does."""
+    there = DistributedDataParallel(nn.Linear(1, 1))
+    begun, goes_on = threading.Event(), threading.Event()
+    filled: list[tuple[int, ...]] = []
+
+    def numbers() -> Iterator[int]:
+        yield 0
+        begun.set()
+        goes_on.wait(30.0)
+        yield from range(1, 100)
+
+    thread = threading.Thread(target=lambda: filled.append(tuple(numbers())))
+    thread.start()
+    assert begun.wait(30.0)
+
+    def judge(_: object) -> bool:
+        goes_on.set()
+        thread.join(30.0)
+        return False
+
+    monkeypatch.setattr(wrappers, "_synchronises", judge)
+    wrappers._living()
+    assert there is not None
+    assert filled == [tuple(range(100))]
