@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import yaml
 
 from tests.e2e.ec2 import ec2_lab
-from tests.e2e.ec2.ec2_lab import BUCKET, EAST, INFRA, Ec2Lab
+from tests.e2e.ec2.ec2_lab import BUCKET, EAST, Ec2Lab
 from tests.e2e.lab import slurm_lab
+from tests.e2e.lab.scripted_lab import INFRA
 from tests.e2e.lab.slurm_lab import SlurmLab
 
 if TYPE_CHECKING:

@@ -35,21 +35,15 @@ SELF=$(realpath "${BASH_SOURCE[0]}") HERE=$(dirname "$(realpath "${BASH_SOURCE[0
 DATA=$(realpath -m "${EC2LAB_DATA:-/tmp/ec2-lab/data}") CLIENT=$(realpath -m "${EC2LAB_HOME:-/tmp/ec2-lab/home}")
 VENV=${EC2LAB_VENV:-$(realpath -m "$HERE/../../.venv")}
 API_PORT=${EC2LAB_API_PORT:-46777}
-QUEUE_PORT=$((50000 + (11 + API_PORT - 46580) % 10000))  # of SkyPilot's server/requests/queues/mp_queue.py
-RESERVED=/proc/sys/net/ipv4/ip_local_reserved_ports
 BRIDGE=ec2lab0 ADDRESS=172.31.0.1 PORT=5566 PUBLIC=198.51.100
 export EC2LAB_DATA=$DATA EC2LAB_HOME=$CLIENT EC2LAB_VENV=$VENV EC2LAB_API_PORT=$API_PORT EC2LAB_BRIDGE=$BRIDGE
 
-say() { printf '%s\n' "$*" >&2; }
+# shellcheck source=infra/lab/common.sh
+. "$HERE/../lab/common.sh"
 lab() {
   local verb=$1 word words=(); shift
   for word in "$@"; do words+=(--data-urlencode "$word"); done
   curl --noproxy '*' -sS --fail-with-body -G "http://$ADDRESS:$PORT/_lab/$verb" "${words[@]}"
-}
-only_one() {  # nobody brings a lab up while another is being taken down
-  mkdir -p "$DATA"
-  exec 9>"$DATA.lock"
-  flock 9
 }
 alive() { [ -e "$DATA/server.pid" ] && grep -qs ec2-lab/server "/proc/$(cat "$DATA/server.pid")/cmdline"; }
 
@@ -64,39 +58,11 @@ sys.exit(any(u.find_spec(name) is None for name in ("moto", "werkzeug", "sky", "
   fi
 }
 
-install_packages() {
-  local missing='' pair policy=/usr/sbin/policy-rc.d made=
-  for pair in sshd:openssh-server ssh:openssh-client rsync:rsync ip:iproute2 curl:curl; do
-    command -v "${pair%:*}" >/dev/null || [ -x "/usr/sbin/${pair%:*}" ] || missing+=" ${pair#*:}"
-  done
-  [ -n "$missing" ] || return 0
-  say "installing$missing"
-  [ -e "$policy" ] || { printf '#!/bin/sh\nexit 101\n' > "$policy"; chmod +x "$policy"; made=1; }  # start no daemon
-  # shellcheck disable=SC2086
-  { apt-get -o DPkg::Lock::Timeout=600 update -qq && DEBIAN_FRONTEND=noninteractive \
-    apt-get -o DPkg::Lock::Timeout=600 install -y -qq --no-install-recommends $missing; } >"$DATA/apt.log" 2>&1 ||
-    { tail -5 "$DATA/apt.log" >&2; exit 1; }
-  [ -z "$made" ] || rm "$policy"
-}
-
 write_home() {
-  mkdir -p "$CLIENT"/.aws "$CLIENT"/.sky/catalogs/v8/{aws,common}
-  printf '[default]\naws_access_key_id = AKIAEC2LABEC2LABEC2L\naws_secret_access_key = ec2lab\n' > "$CLIENT/.aws/credentials"
-  printf '[default]\nregion = us-east-1\nendpoint_url = http://%s:%s\n' "$ADDRESS" "$PORT" > "$CLIENT/.aws/config"
+  mkdir -p "$CLIENT"/.sky/catalogs/v8/{aws,common}
+  write_aws_login AKIAEC2LABEC2LABEC2L ec2lab "http://$ADDRESS:$PORT"
   cp "$HERE"/catalogue/aws/*.csv "$CLIENT/.sky/catalogs/v8/aws/"
   cp "$HERE"/catalogue/common/*.csv "$CLIENT/.sky/catalogs/v8/common/"
-  printf 'plugins:\n  - class: spotlab_plugin.NoInternet\n' > "$CLIENT/.sky/plugins.yaml"
-}
-
-# Both ports are among those from which the kernel picks one for each connection: a server whose port a connection
-# of somebody else has just been given does not start. Another lab may have reserved its own: ours are added and taken away.
-reserve_ports() {
-  { tr ',' '\n' < "$RESERVED"; printf '%s\n' "$API_PORT" "$QUEUE_PORT"; } | grep . | sort -un | paste -sd, > "$DATA/ports" &&
-    cat "$DATA/ports" > "$RESERVED" ||
-    say "cannot reserve the ports $API_PORT and $QUEUE_PORT: SkyPilot's API server may find one of them taken"
-}
-free_ports() {
-  { tr ',' '\n' < "$RESERVED" | grep -vxE "$API_PORT|$QUEUE_PORT|" | paste -sd, > "$RESERVED"; } 2>/dev/null || true
 }
 
 up() {
@@ -105,7 +71,7 @@ up() {
   ! alive || { say "up already: EC2 at http://$ADDRESS:$PORT"; return; }
   down  # what a lab that was killed may have left
   mkdir -p "$DATA"/{nodes,disks}
-  install_packages
+  install_packages "$DATA/apt.log" sshd:openssh-server ssh:openssh-client rsync:rsync ip:iproute2 curl:curl
   image=$(EC2LAB_PYTHON=${EC2LAB_PYTHON:-$VENV/bin/python} "$HERE/build_image.sh")
   ln -sfn "$image" "$DATA/image"
   ip link add "$BRIDGE" type bridge
@@ -121,25 +87,6 @@ up() {
   for _ in $(seq 300); do ! lab capacity >/dev/null 2>&1 || break; alive || break; sleep 0.2; done
   lab capacity >/dev/null 2>&1 || { tail -5 "$DATA/server.log" >&2; down; say 'EC2 did not come up'; exit 1; }
   say "up: EC2 at http://$ADDRESS:$PORT"
-}
-
-# Whoever has the lab's home as its own, or a file of it open, was started from it: SkyPilot's API server, its workers
-# (which overwrite what they were started with by a title), controllers of runs.
-of_the_lab() {
-  local pid
-  { grep -lsz "^HOME=$CLIENT\$" /proc/[0-9]*/environ; find /proc/[0-9]*/fd -lname "$CLIENT/*" 2>/dev/null; } |
-    cut -d/ -f3 | sort -u | while read -r pid; do
-    case $(readlink "/proc/$pid/exe") in *python*) echo "$pid" ;; esac  # and no shell of yours, nor make
-  done
-}
-
-# Each is given a moment to end its own children.
-end_api() {
-  local pid signal
-  for signal in TERM KILL; do
-    for pid in $(of_the_lab); do kill -"$signal" "$pid" 2>/dev/null || true; done
-    for _ in $(seq 20); do [ -n "$(of_the_lab)" ] || return 0; sleep 0.1; done
-  done
 }
 
 down() {
@@ -164,10 +111,8 @@ down() {
 print_env() {
   cat <<ENV
 export HOME=$CLIENT PATH=$VENV/bin:$(cd "$DATA/image/" 2>/dev/null && pwd -P)/tools/bin:\$PATH
-export PYTHONPATH=$(realpath "$HERE/../lab/plugin")\${PYTHONPATH:+:\$PYTHONPATH}
-export SKYPILOT_API_SERVER_LOCAL_PORT=$API_PORT SKYPILOT_DISABLE_USAGE_COLLECTION=1 AWS_EC2_METADATA_DISABLED=true
-unset AWS_PROFILE AWS_CONFIG_FILE SKYPILOT_API_SERVER_ENDPOINT AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_ENDPOINT_URL
 ENV
+  print_sky_env
 }
 
 verb=${1:-}; [ $# = 0 ] || shift

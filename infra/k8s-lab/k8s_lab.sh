@@ -25,12 +25,11 @@ BRIDGE=k8slab0 NET=172.29.7 PODS=10.244 SERVICES=10.96.0.0/16 SECURE=6643 ETCD=2
 ADDRESS=$NET.1 PKI=$DATA/pki BIN=$DATA/build/bin LOG=$DATA/log API=https://$NET.1:6643
 CGROUPS='cpu cpuacct cpuset memory devices freezer blkio pids systemd'
 
-say() { printf '%s\n' "$*" >&2; }
-kc() { "$BIN/kubectl" --kubeconfig="$PKI/admin.conf" "$@"; }
-only_one() {  # nobody brings a lab up while another is being taken down
-  mkdir -p "$DATA"
-  exec 9>"$DATA.lock"
-  flock 9
+# shellcheck source=infra/lab/common.sh
+. "$HERE/../lab/common.sh"
+kc() {
+  [ -x "$BIN/kubectl" ] || { say 'the lab is not up: k8s_lab.sh up'; return 1; }
+  "$BIN/kubectl" --kubeconfig="$PKI/admin.conf" "$@"
 }
 
 why_not() {
@@ -46,23 +45,9 @@ sys.exit(any(u.find_spec(name) is None for name in ("moto", "sky", "kubernetes")
   fi
 }
 
-install_packages() {
-  local missing='' pair policy=/usr/sbin/policy-rc.d made=
-  for pair in go:golang-go dpkg-source:dpkg-dev etcd:etcd-server containerd:containerd runc:runc debootstrap:debootstrap \
-    iptables:iptables conntrack:conntrack socat:socat nc:netcat-openbsd openssl:openssl rsync:rsync ip:iproute2 gcc:gcc \
-    ssh:openssh-client; do
-    command -v "${pair%:*}" >/dev/null || [ -x "/usr/sbin/${pair%:*}" ] || missing+=" ${pair#*:}"
-  done
-  [ -x /usr/lib/cni/bridge ] || missing+=' containernetworking-plugins'
-  [ -n "$missing" ] || return 0
-  say "installing$missing"
-  [ -e "$policy" ] || { printf '#!/bin/sh\nexit 101\n' > "$policy"; chmod +x "$policy"; made=1; }  # start no daemon
-  # shellcheck disable=SC2086
-  { apt-get -o DPkg::Lock::Timeout=600 update -qq && DEBIAN_FRONTEND=noninteractive \
-    apt-get -o DPkg::Lock::Timeout=600 install -y -qq --no-install-recommends $missing; } >"$DATA/apt.log" 2>&1 ||
-    { tail -5 "$DATA/apt.log" >&2; exit 1; }
-  [ -z "$made" ] || rm "$policy"
-}
+PROGRAMS='go:golang-go dpkg-source:dpkg-dev etcd:etcd-server containerd:containerd runc:runc debootstrap:debootstrap
+  iptables:iptables conntrack:conntrack socat:socat nc:netcat-openbsd openssl:openssl rsync:rsync ip:iproute2 gcc:gcc
+  ssh:openssh-client /usr/lib/cni/bridge:containernetworking-plugins'
 
 # ---------------------------------------------------------------- who may talk to whom
 
@@ -239,7 +224,7 @@ ready() { [ "$(kc get nodes | grep -c ' Ready')" = "$NODES" ]; }
 # ---------------------------------------------------------------- SkyPilot's user
 
 write_home() {
-  mkdir -p "$CLIENT"/{.kube,.aws} "$CLIENT/.sky/catalogs/v8/kubernetes"
+  mkdir -p "$CLIENT/.kube" "$CLIENT/.sky/catalogs/v8/kubernetes"
   cp "$PKI/admin.conf" "$CLIENT/.kube/config"
   # The image is on the nodes and nowhere else; SkyPilot's template asks for it each time.
   cat > "$CLIENT/.sky/config.yaml" <<YAML
@@ -255,18 +240,14 @@ YAML
   # What clusters get that name no image, such as a controller's; SkyPilot would fetch this table.
   printf '%s\n' Tag,Region,OS,OSVersion,ImageId,CreationDate skypilot:custom-{c,g}pu-ubuntu-2204-v1,,ubuntu,22.04,k8slab/node:1,20260101 \
     > "$CLIENT/.sky/catalogs/v8/kubernetes/images.csv"
-  printf '[default]\naws_access_key_id = AKIAK8SLABK8SLABK8SL\naws_secret_access_key = k8slab\n' > "$CLIENT/.aws/credentials"
-  printf '[default]\nregion = us-east-1\nendpoint_url = http://%s:%s\n' "$ADDRESS" "$S3" > "$CLIENT/.aws/config"
-  printf 'plugins:\n  - class: spotlab_plugin.NoInternet\n' > "$CLIENT/.sky/plugins.yaml"
+  write_aws_login AKIAK8SLABK8SLABK8SL k8slab "http://$ADDRESS:$S3"
 }
 
 print_env() {
   cat <<ENV
 export HOME=$CLIENT KUBECONFIG=$CLIENT/.kube/config PATH=$VENV/bin:$DATA/build/tools/bin:$BIN:\$PATH
-export PYTHONPATH=$(realpath "$HERE/../lab/plugin")\${PYTHONPATH:+:\$PYTHONPATH}
-export SKYPILOT_API_SERVER_LOCAL_PORT=$API_PORT SKYPILOT_DISABLE_USAGE_COLLECTION=1 AWS_EC2_METADATA_DISABLED=true
-unset AWS_PROFILE AWS_CONFIG_FILE SKYPILOT_API_SERVER_ENDPOINT AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY AWS_ENDPOINT_URL
 ENV
+  print_sky_env
 }
 
 # ---------------------------------------------------------------- up and down
@@ -276,7 +257,9 @@ up() {
   why=$(why_not); [ -z "$why" ] || { say "$why"; exit 3; }
   down  # what a lab that was killed may have left
   mkdir -p "$DATA"/{run,log,nodes}
-  install_packages
+  # shellcheck disable=SC2086
+  install_packages "$DATA/apt.log" $PROGRAMS
+  reserve_ports
   ln -sfn "$(K8SLAB_PYTHON=$VENV/bin/python "$HERE/build.sh")" "$DATA/build"
   ip link add $BRIDGE type bridge
   ip addr add "$ADDRESS/24" dev $BRIDGE
@@ -297,26 +280,12 @@ watch_over() {
     </dev/null >/dev/null 2>&1 9>&- &
 }
 
-# Whoever has the lab's home as its own, or a file of it open, was started from it: SkyPilot's API server, its workers
-# (which overwrite what they were started with by a title), controllers of runs.
-of_the_lab() {
-  local pid
-  { grep -lsz "^HOME=$CLIENT\$" /proc/[0-9]*/environ; find /proc/[0-9]*/fd -lname "$CLIENT/*" 2>/dev/null; } |
-    cut -d/ -f3 | sort -u | while read -r pid; do
-    case $(readlink "/proc/$pid/exe") in *python*) echo "$pid" ;; esac  # and no shell of yours, nor make
-  done
-}
-
-end_api() {
-  local pid signal
-  for signal in TERM KILL; do
-    for pid in $(of_the_lab); do kill -"$signal" "$pid" 2>/dev/null || true; done
-    for _ in $(seq 20); do [ -n "$(of_the_lab)" ] || return 0; sleep 0.1; done
-  done
-}
-
 crash() {  # NODE: with `unshare --kill-child`, all in its PID namespace goes with it
-  kill -9 "$(cat "$DATA/run/$1.pid")"
+  case $1 in
+  k8s-node[0-9]*) [ ! -e "$DATA/run/$1.pid" ] || { kill -9 "$(cat "$DATA/run/$1.pid")"; return; } ;;
+  esac
+  say "there is no node '$1'; they are k8s-node1, k8s-node2, ..., while the lab is up"
+  return 1
 }
 
 down() {
@@ -334,7 +303,8 @@ down() {
   ip route del unreachable $SERVICES 2>/dev/null || true
   ip link del $BRIDGE 2>/dev/null || true
   for _ in 1 2 3; do find /sys/fs/cgroup/*/k8slab -depth -type d -exec rmdir {} + 2>/dev/null || true; done
-  rm -rf "$DATA"/{run,log,nodes,etcd,pki,build} "$CLIENT"
+  free_ports
+  rm -rf "$DATA"/{run,log,nodes,etcd,pki,build,ports} "$CLIENT"
 }
 
 verb=${1:-}; [ $# = 0 ] || shift
@@ -346,6 +316,6 @@ env) print_env ;;
 end-api) end_api ;;
 why-not) why_not ;;
 kubectl) kc "$@" ;;
-crash) crash "$1" ;;
+crash) crash "${1:-}" ;;
 *) sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p}' "$SELF"; exit 2 ;;
 esac

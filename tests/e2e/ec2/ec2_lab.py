@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.e2e.lab import lab_jobs
-from tests.e2e.lab.far_machine import FarMachine
-from tests.e2e.lab.lab_jobs import NO_SMOKE, Status, Weights, weights_at
+from tests.e2e.lab.scripted_lab import INFRA, BucketMachine, ScriptedLab, output
 from tests.e2e.lab.sky_api import start_api
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from pathlib import Path
 
-INFRA = Path(__file__).parents[3] / "infra"
 SCRIPT = INFRA / "ec2-lab" / "ec2_lab.sh"
 BUCKET, GUARDED = "runs", "guarded"
 """Buckets; for the second one's a policy may be asked for."""
@@ -61,14 +55,11 @@ class Instance:
         return self.state in _LIVE
 
 
-class Ec2Lab:
+class Ec2Lab(ScriptedLab):
     """A running lab."""
 
-    def __init__(self, folder: Path, owner: int) -> None:
-        """It comes down by itself once the process `owner` is gone."""
-        self.folder = folder
-        self.owner = owner
-        self.environ: dict[str, str] = {}
+    script = SCRIPT
+    prefix = "EC2LAB"
 
     def up(self) -> None:
         """Start EC2, SkyPilot's API server, and the buckets that runs are kept in."""
@@ -79,34 +70,16 @@ class Ec2Lab:
         start_api(self)  # else it would be a child of the first controller
         self.sky("check", "aws")
 
-    def join(self) -> None:
-        """Use a lab that is up."""
-        printed = self._output(["bash", "-c", f'eval "$({SCRIPT} env)"; env -0'], self._knobs())
-        self.environ = dict(line.split("=", 1) for line in printed.split("\0") if line)
-
-    def down(self) -> None:
-        """Take away whatever is there, in whatever state."""
-        self.verb("down")
-
-    def verb(self, *words: str, timeout_s: float = 120.0) -> str:
-        """Run one of the lab's verbs."""
-        return self._output([str(SCRIPT), *words], self._knobs(), timeout_s)
-
-    def sky(self, *words: str) -> str:
-        """Run SkyPilot's command line."""
-        program = str(Path(sys.executable).with_name("sky"))
-        return self._output([program, *words], self.environ, 400.0)
-
     def sky_names(self) -> list[str]:
         """Return the names of the clusters that SkyPilot has in its books."""
         code = "import sky; print('names', *(c['name'] for c in sky.get(sky.status())))"
-        printed = self._output([sys.executable, "-c", code], self.environ, 200.0)
+        printed = output([sys.executable, "-c", code], self.environ, 200.0)
         return next(x for x in printed.splitlines() if x.startswith("names")).split()[1:]
 
     def aws(self, *words: str) -> str:
         """Run AWS' command line as an administrator, who meets no faults."""
         key = {"AWS_ACCESS_KEY_ID": _ADMIN_KEY, "AWS_SECRET_ACCESS_KEY": "ec2lab"}
-        return self._output(["aws", *words], {**self.environ, **key}, 200.0)
+        return output(["aws", *words], {**self.environ, **key}, 200.0)
 
     def instances(self, run: str = "") -> list[Instance]:
         """Return each instance that ever was of a run, or of all, oldest first."""
@@ -149,67 +122,20 @@ class Ec2Lab:
             timeout_s=200.0,
         )
 
-    def _knobs(self) -> dict[str, str]:
-        return {
-            **os.environ,
-            "EC2LAB_DATA": str(self.folder / "data"),
-            "EC2LAB_HOME": str(self.folder / "home"),
-            "EC2LAB_VENV": str(Path(sys.executable).parents[1]),
-            "EC2LAB_FOR_PID": str(self.owner),
-        }
 
-    @staticmethod
-    def _output(command: list[str], environ: Mapping[str, str], limit_s: float = 120.0) -> str:
-        done = subprocess.run(
-            command,
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-        )
-        said = f"{' '.join(command)}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
-        assert done.returncode == 0, said
-        return done.stdout
-
-
-class Beside(FarMachine):
+class Beside(BucketMachine):
     """A user's machine that can reach the lab; its runs are kept in S3."""
 
     def __init__(self, folder: Path, ec2: Ec2Lab) -> None:
-        super().__init__(folder)
+        super().__init__(folder, ec2, BUCKET)
         self.ec2 = ec2
-        self.folder = folder
-        self.bucket = BUCKET
         self.runs: list[str] = []
         self.places: set[str] = set()
-        self.prefix = f"{folder.name}-{time.time():.0f}"
-
-    @property
-    def store(self) -> str:
-        """Where its runs lie."""
-        return f"s3://{self.bucket}/{self.prefix}"
-
-    def environ(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the environment of a shell that uses the lab."""
-        given = {**self.ec2.environ, "SPOTGUARD_STORE": self.store, **NO_SMOKE}
-        return {**given, "SPOTGUARD_HOME": str(self.home), **(more or {})}
 
     def begin(self, job: Path, *flags: str, args: tuple[str, ...], region: str = EAST) -> str:
         """Start a run and return its id."""
-        copy = self.work / job.name
-        copy.write_text(job.read_text())
         infra = f"aws/{region}"
         self.places.add(infra)
-        run = self.start(copy, "--infra", infra, "--save-every", "5 steps", *flags, args=args)
+        run = self.start_at(infra, job, *flags, args=args)
         self.runs.append(run)
         return run
-
-    def final_weights(self, status: Status) -> Weights:
-        """Return every tensor of a finished run's last checkpoint, to the last bit."""
-        assert status["state"] == "finished", status
-        assert status["saved_step"] == status["total_steps"]
-        folder = self.folder / "fetched"
-        self.ec2.aws("s3", "sync", "--quiet", status["store"], str(folder))
-        return weights_at(folder, status["total_steps"])

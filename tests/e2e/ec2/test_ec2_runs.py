@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.ec2.ec2_lab import EAST, GUARDED, INFRA, IRELAND, OHIO, WEST, wait_until, zones
+from tests.e2e.ec2.ec2_lab import EAST, GUARDED, IRELAND, OHIO, WEST, wait_until, zones
 from tests.e2e.lab.lab_jobs import JOBS, reasons
+from tests.e2e.lab.scripted_lab import INFRA
 
 if TYPE_CHECKING:
     from collections.abc import Callable

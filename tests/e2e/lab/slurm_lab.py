@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 from tests.e2e.lab import lab_jobs
 from tests.e2e.lab.far_machine import FarMachine
 from tests.e2e.lab.lab_jobs import NO_SMOKE
+from tests.e2e.lab.scripted_lab import environ_of, output
 from tests.e2e.lab.sky_api import start_api
 
 if TYPE_CHECKING:
@@ -85,8 +85,7 @@ class SlurmLab:
             config.parent.mkdir(parents=True, exist_ok=True)
             config.write_text(_SKY_CONFIG)
             self.verb("up", str(NODES), timeout_s=500.0)
-        printed = _output(["bash", "-c", f'eval "$({SCRIPT} env)"; env -0'], self._knobs(), 30.0)
-        self.environ = dict(line.split("=", 1) for line in printed.split("\0") if line)
+        self.environ = environ_of(SCRIPT, self._knobs())
         start_api(self)  # else it would be a child of the first controller
 
     def down(self) -> None:
@@ -110,21 +109,21 @@ class SlurmLab:
         """Let this machine reach the lab, or not; what is in the lab reaches each other always."""
         network = os.environ.get("SPOTLAB_NET", "10.77.0")
         verb = "replace" if possible else "del"
-        _output(["ip", "addr", verb, f"{network}.1/24", "dev", "spotlab0"], self._knobs(), 10.0)
+        output(["ip", "addr", verb, f"{network}.1/24", "dev", "spotlab0"], self._knobs(), 10.0)
 
     def verb(self, *words: str, grace_s: float = 30.0, timeout_s: float = 120.0) -> str:
         """Run one of the lab's verbs."""
         knobs = {**self._knobs(), "SPOTLAB_GRACE_S": f"{grace_s:.0f}"}
-        return _output([SCRIPT, *words], knobs, timeout_s)
+        return output([SCRIPT, *words], knobs, timeout_s)
 
     def sky(self, *words: str) -> str:
         """Run SkyPilot's command line."""
-        return _output([Path(sys.executable).with_name("sky"), *words], self.environ, 180.0)
+        return output([Path(sys.executable).with_name("sky"), *words], self.environ, 180.0)
 
     def sky_names(self) -> list[str]:
         """Return the names of the clusters that SkyPilot has in its books."""
         code = "import sky; print(*(c['name'] for c in sky.get(sky.status())))"
-        return _output([sys.executable, "-c", code], self.environ, 120.0).split()
+        return output([sys.executable, "-c", code], self.environ, 120.0).split()
 
     def sky_node_s(self, names: Sequence[str]) -> dict[str, float]:
         """Return how many node-seconds SkyPilot says that each cluster was billed for."""
@@ -133,7 +132,7 @@ class SlurmLab:
             "for c in sky.get(sky.cost_report(days=1)):\n"
             "    print(c['name'], c['num_nodes'] * c['duration'])"
         )
-        lines = _output([sys.executable, "-c", code], self.environ, 120.0).splitlines()
+        lines = output([sys.executable, "-c", code], self.environ, 120.0).splitlines()
         known = {name: float(node_s) for name, node_s in map(str.split, lines)}
         return {name: known[name] for name in names if name in known}
 
@@ -251,21 +250,3 @@ def _instant(text: str) -> float | None:
         return datetime.fromisoformat(text).astimezone().timestamp()
     except ValueError:
         return None
-
-
-def _output(command: Sequence[str | Path], environ: dict[str, str], limit_s: float) -> str:
-    words = " ".join(str(word) for word in command)
-    try:
-        done = subprocess.run(
-            [str(word) for word in command],
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as late:
-        raise AssertionError(f"{words}: not in {limit_s} s\n{late.stdout!r}") from late
-    assert done.returncode == 0, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
