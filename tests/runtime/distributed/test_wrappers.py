@@ -63,6 +63,20 @@ def test_ddp_is_found_wherever_it_is() -> None:
     assert find_wrappers([stranger, net], []).ddp == [stranger, ddp]
 
 
+def test_a_ddp_of_somebody_elses_class_is_found() -> None:
+    """Frameworks derive from DDP, and others from them."""
+
+    class Theirs(DistributedDataParallel):
+        pass
+
+    class Derived(Theirs):
+        pass
+
+    model = nn.Linear(2, 1)
+    ddp = Derived(model)
+    assert find_wrappers([model], []).ddp == [ddp]
+
+
 def test_ddp_comes_in_the_order_of_what_is_tracked() -> None:
     """Whatever order they were made in: all ranks have to meet in the same one."""
     first, second = nn.Linear(2, 2), nn.Linear(2, 2)
