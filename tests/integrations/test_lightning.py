@@ -88,6 +88,26 @@ def test_a_boundary_is_held_as_it_was() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_hooks_that_do_nothing_are_passed_over() -> None:
+    """Lightning asks no idle hook of each batch; one that a class of the script has is called."""
+    from lightning.pytorch.demos.boring_classes import BoringModel
+
+    from spotguard.integrations.lightning.private_names import pass_over_idle_hooks
+
+    class Own(pl.Callback):  # type: ignore[name-defined,misc]
+        ended = 0
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            self.ended += 1
+
+    callback = Own()
+    pass_over_idle_hooks(callback)
+    assert callback.on_train_batch_start is None
+    trainer(max_steps=3, callbacks=[callback], limit_val_batches=0).fit(BoringModel())
+    assert callback.ended == 3
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_hooks_see_the_weights_if_they_ask() -> None:
     """They are asked after each step; a model's `state_dict` is made only where one looks at it."""
     from spotguard.integrations.lightning.state import HookStates

@@ -15,6 +15,7 @@ import spotguard.runtime as spotguard
 from spotguard.errors import UsageError
 from spotguard.integrations.lightning.fit import TrainerFit
 from spotguard.integrations.lightning.launch import follow_launcher
+from spotguard.integrations.lightning.private_names import pass_over_idle_hooks
 from spotguard.integrations.lightning.strategy import extend
 from spotguard.runtime.state.rng import kept_random_states
 
@@ -74,6 +75,7 @@ class SpotguardCallback(Callback):
         self._fit: TrainerFit | None = None
         self._on_sigterm: Any = None
         self._finished = False
+        pass_over_idle_hooks(self)
 
     # ------------------------------------------------------------------ before the loop
 

@@ -14,6 +14,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning.pytorch import Callback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 _Counts = tuple[str, dict[str, Any], tuple[str, ...]]
 _OF_EPOCHS = "fit_loop.epoch_progress."
+_HOOKS_OF_A_BATCH = (
+    *("on_train_batch_start", "on_train_batch_end", "on_before_zero_grad"),
+    *("on_before_backward", "on_after_backward", "on_before_optimizer_step"),
+)
 
 
 class LoopCounters:
@@ -33,11 +38,8 @@ class LoopCounters:
     def __init__(self, trainer: Trainer) -> None:
         self._fit_loop: Any = trainer.fit_loop
         self._epoch_loop: Any = trainer.fit_loop.epoch_loop
-        self._places = [
-            (name, held, key)
-            for name, held, keys in _counts_of("fit_loop", self._fit_loop)
-            for key in keys
-        ]
+        self._counts = list(_counts_of("fit_loop", self._fit_loop))
+        self._places = [(name, held, key) for name, held, keys in self._counts for key in keys]
         self.names = json.dumps([f"{name}.{key}" for name, _, key in self._places])
         """What `read` returns the numbers of, in their order."""
 
@@ -46,12 +48,15 @@ class LoopCounters:
 
         `of_open_epoch`: as they were before the epoch's end, which then comes again.
         """
-        found = [held[key] for _, held, key in self._places]
+        found: list[int] = []
+        for _, held, keys in self._counts:  # each step reads them: this way in 2 microseconds
+            found.extend(map(held.__getitem__, keys))
         if of_open_epoch:
             for number, (name, held, key) in enumerate(self._places):
                 if name.startswith(_OF_EPOCHS) and key in ("processed", "completed"):
                     found[number] = min(found[number], held["started"] - 1)
-        return [*found, self._epoch_loop._batches_that_stepped]
+        found.append(self._epoch_loop._batches_that_stepped)
+        return found
 
     def write(self, names: str, counts: list[int]) -> None:
         """Put the counts back; those of another version that are not here are left out."""
@@ -117,6 +122,17 @@ def leave_signals_alone(trainer: Trainer) -> None:
     loop: Any = trainer.fit_loop.epoch_loop
     if hasattr(loop, "_broadcast_sigterm_tensor"):  # since 2.6
         loop._broadcast_sigterm_tensor = lambda: None
+
+
+def pass_over_idle_hooks(callback: Callback) -> None:
+    """Have Lightning call none of the hooks of each batch that `callback` leaves as they are.
+
+    It enters its profiler for each hook of each callback, whatever that does, and builds a name
+    for it: 4 microseconds, six times a step. What cannot be called it passes over.
+    """
+    for hook in _HOOKS_OF_A_BATCH:
+        if getattr(type(callback), hook, None) is getattr(Callback, hook, None):
+            setattr(callback, hook, None)
 
 
 def put_back_metrics(trainer: Trainer, metrics: dict[str, float]) -> None:

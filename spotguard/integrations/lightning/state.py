@@ -119,6 +119,10 @@ class CallbackStates:
         states = {each.state_key: each.state_dict() for each in self._callbacks}
         return {key: dict(state) for key, state in states.items() if state}
 
+    def hold_state(self) -> Callable[[], dict[str, Any]] | None:
+        """Return what gives the states of this moment later, where no callback has one."""
+        return None if self._callbacks else dict
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Give each callback its state; one that is new keeps its own."""
         for callback in self._callbacks:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from spotguard.errors import UsageError
 from spotguard.runtime.data.loader import READ, Loader, Share
 from spotguard.runtime.state.rng import mix, seed_everything
-from spotguard.shared.batching import split_micro_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -62,7 +61,7 @@ class DrawnLoader(Loader):
     def shares(self, step: int) -> list[Share]:
         """Return this rank's micro-batches of a step; samples are numbered through the run."""
         first = step * self.global_batch_size
-        return self._shares(step, range(first, first + self.global_batch_size), int)
+        return self._shares(step, range(first, first + self.global_batch_size))
 
     def read(self, first_step: int, last_step: int) -> Generator[tuple[Share, Any], None, None]:
         """Yield this rank's micro-batches; nothing is drawn before it is asked for."""
@@ -83,6 +82,3 @@ class DrawnLoader(Loader):
     def restore(self, shared: Any, own: dict[int, Any], world_size: int) -> str | None:
         """Do nothing: the step says all."""
         return None
-
-    def _sizes(self, step: int) -> list[int]:
-        return split_micro_batches(self.global_batch_size, self.micro_batch_size)

@@ -22,7 +22,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from spotguard.errors import UsageError
-from spotguard.runtime.data.sampling import FromSampler, InOrder, Sampling, Shuffled, Weighted
+from spotguard.runtime.data.sampling import (
+    FromSampler,
+    InOrder,
+    Order,
+    Sampling,
+    Shuffled,
+    Weighted,
+)
 from spotguard.runtime.state.rng import mix, seed_everything
 from spotguard.shared.batching import EpochPlan, rank_range, split_micro_batches
 from spotguard.shared.typo_guess import did_you_mean
@@ -70,6 +77,17 @@ class Share(NamedTuple):
     """True for this rank's last one in the step: the one after which gradients are synchronised."""
 
 
+class _Cut(NamedTuple):
+    """How a step is cut into micro-batches, and who has which."""
+
+    sizes: list[int]
+    """The samples of each micro-batch."""
+    starts: list[int]
+    """Where each begins in the global batch; and where the last one ends."""
+    ranges: list[range]
+    """The micro-batches of each rank."""
+
+
 class Loader(ABC):
     """What the loop asks of data: this rank's micro-batches, and how to find the place again."""
 
@@ -115,8 +133,8 @@ class Loader(ABC):
         self._rank = rank
         self._world_size = world_size
         self._speeds = tuple(speeds or ())
-        self._cuts: dict[int, tuple[list[int], list[int], range]] = {}
-        """By the samples of a step: the sizes of its micro-batches, their starts, this rank's."""
+        self._cuts: dict[int, _Cut] = {}
+        """By the samples of a step."""
         self._range(1, rank)  # so that wrong speeds are refused now
 
     @abstractmethod
@@ -172,29 +190,36 @@ class Loader(ABC):
 
     def ranges(self, step: int) -> list[range]:
         """Return which micro-batches of step `step` each rank trains on, by rank."""
-        count = len(self._sizes(step))
-        return [self._range(count, rank) for rank in range(self._world_size)]
+        return self._cut(self._samples(step)).ranges
 
     def reading(self) -> dict[str, Any]:
         """Return how it reads, by the names of `torch.utils.data.DataLoader`'s options."""
         return {}
 
-    @abstractmethod
-    def _sizes(self, step: int) -> list[int]:
-        """Return the samples of each micro-batch of a step."""
+    def _samples(self, step: int) -> int:
+        """Return how many samples the global batch of a step has."""
+        return self.global_batch_size
 
-    def _shares(self, step: int, places: range, sample: Callable[[int], int]) -> list[Share]:
-        """Return this rank's part of a step: of the samples at `places` in the epoch's order."""
-        cut = self._cuts.get(len(places))
-        if cut is None:
-            sizes = self._sizes(step)
-            cut = sizes, [0, *itertools.accumulate(sizes)], self._range(len(sizes), self._rank)
-            self._cuts[len(places)] = cut
-        sizes, starts, mine = cut
+    def _cut(self, samples: int) -> _Cut:
+        """Return how a step of so many samples is cut."""
+        if samples not in self._cuts:
+            sizes = split_micro_batches(samples, self.micro_batch_size)
+            ranges = [self._range(len(sizes), rank) for rank in range(self._world_size)]
+            self._cuts[samples] = _Cut(sizes, [0, *itertools.accumulate(sizes)], ranges)
+        return self._cuts[samples]
+
+    def _shares(self, step: int, places: range, order: Order | None = None) -> list[Share]:
+        """Return this rank's part of a step: of the samples at `places` in the epoch's order.
+
+        Without an order, places are samples.
+        """
+        sizes, starts, ranges = self._cut(len(places))
+        mine = ranges[self._rank]
 
         def share(index: int, weight: float, *, last: bool) -> Share:
-            samples = tuple(map(sample, places[starts[index] : starts[index + 1]]))
-            return Share(step, index, weight, samples, last)
+            part = places[starts[index] : starts[index + 1]]
+            samples = part if order is None else order[part.start : part.stop]
+            return Share(step, index, weight, tuple(samples), last)
 
         if not mine:  # it joins the collectives with a zero weight, so that nobody waits for it
             return [share(0, 0.0, last=True)]
@@ -256,6 +281,7 @@ class ElasticLoader(Loader):
     def settle(self, size: int, device: dict[str, Any]) -> None:
         """Cut steps into micro-batches of `size`, which this smallest device holds."""
         self.micro_batch_size = min(size, self.global_batch_size)
+        self._cuts.clear()
         self.remembered = {"size": self.micro_batch_size, **device}
 
     def share_to_try(self, step: int, size: int) -> Share:
@@ -302,11 +328,10 @@ class ElasticLoader(Loader):
         """Return this rank's micro-batches of step `step` (from 0), at least one."""
         epoch, places = self._plan.at(step)
         order = self._sampling.order(epoch)
-        return self._shares(step, places, order.__getitem__)
+        return self._shares(step, places, order)
 
-    def _sizes(self, step: int) -> list[int]:
-        _, places = self._plan.at(step)
-        return split_micro_batches(len(places), self.micro_batch_size)
+    def _samples(self, step: int) -> int:
+        return len(self._plan.at(step)[1])
 
     def read(self, first_step: int, last_step: int) -> Generator[tuple[Share, Any], None, None]:
         """Yield this rank's micro-batches of steps `first_step` to `last_step` - 1, in order.
@@ -355,7 +380,8 @@ class ElasticLoader(Loader):
 
     def keep(self, finished: int) -> None:
         """Take down the sampler's state, if it has one."""
-        self.shared = self._sampling.state(self.epoch_of(finished))
+        sampling = self._sampling
+        self.shared = sampling.state(self.epoch_of(finished)) if sampling.has_state else None
 
     def restore(self, shared: Any, own: dict[int, Any], world_size: int) -> str | None:
         """Have a sampler draw again what it had drawn."""

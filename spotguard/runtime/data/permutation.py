@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
@@ -32,8 +32,32 @@ class ComputedOrder(ABC):
     def __len__(self) -> int:
         return self._size
 
-    def __getitem__(self, position: int) -> int:
-        """Return the sample index at `position`; IndexError outside the range."""
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+
+    def __getitem__(self, at: int | slice) -> int | list[int]:
+        """Return the sample index at a position, or those at several, as a list does.
+
+        IndexError for a position outside the range; none counts from the end.
+        """
+        if isinstance(at, slice):
+            return self._several(range(self._size)[at])
+        return self._one(at)
+
+    def _several(self, positions: range) -> list[int]:
+        if positions.step != 1 or not positions:
+            return [self._one(position) for position in positions]
+        self._one(positions[0])  # computes the block that they begin in
+        place, count = positions[0] % _BLOCK, len(positions)
+        found = self._values[place : place + count]
+        if len(found) < count:
+            found += [self._one(position) for position in positions[len(found) :]]
+        return found
+
+    def _one(self, position: int) -> int:
         if not 0 <= position < self._size:
             raise IndexError(position)
         block, place = divmod(position, _BLOCK)

@@ -11,7 +11,7 @@ import zlib
 from abc import ABC, abstractmethod
 from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import torch
 
@@ -26,7 +26,7 @@ from spotguard.runtime.state.rng import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _DRAW = 0x2545F4914F6CDD1D
 """The stream of a sampler's own randomness."""
@@ -35,7 +35,11 @@ _DRAW = 0x2545F4914F6CDD1D
 class Order(Protocol):
     """The sample index at each position of one epoch."""
 
+    @overload
     def __getitem__(self, position: int, /) -> int: ...
+
+    @overload
+    def __getitem__(self, positions: slice, /) -> Sequence[int]: ...
 
 
 class Sampling(ABC):
@@ -43,6 +47,8 @@ class Sampling(ABC):
 
     length: int
     """Positions in an epoch."""
+    has_state = False
+    """True if `state` says something; each step asks."""
 
     @abstractmethod
     def order(self, epoch: int) -> Order:
@@ -147,13 +153,15 @@ class FromSampler(Sampling):
     the first epoch, by drawing it twice.
     """
 
+    has_state = True
+
     def __init__(self, sampler: Any, size: int, seed: int) -> None:
         _check_sampler(sampler)
         self.length = len(sampler)
         self._sampler = sampler
         self._size = size
         self._seed = seed
-        self._has_state = hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict")
+        self._keeps_state = hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict")
         self._drawn: dict[int, _Drawn] = {}
         self._tried = False
 
@@ -200,10 +208,10 @@ class FromSampler(Sampling):
         return type(self._sampler).__name__
 
     def _state(self) -> Any:
-        return to_inline(self._sampler.state_dict(), self._name) if self._has_state else None
+        return to_inline(self._sampler.state_dict(), self._name) if self._keeps_state else None
 
     def _load(self, state: Mapping[str, Any] | None) -> None:
-        if self._has_state and state is not None:
+        if self._keeps_state and state is not None:
             self._sampler.load_state_dict(from_inline(dict(state)))
 
     def _draw(self, epoch: int) -> _Drawn:

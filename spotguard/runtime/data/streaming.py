@@ -21,7 +21,6 @@ from spotguard.errors import UsageError
 from spotguard.runtime.data.loader import READ, Loader, Quiet, Share
 from spotguard.runtime.state.inline_json import from_inline, to_inline
 from spotguard.runtime.state.rng import mix, seed_everything
-from spotguard.shared.batching import split_micro_batches
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -143,7 +142,7 @@ class LoaderOfStreams(Loader):
     def shares(self, step: int) -> list[Share]:
         """Return this rank's micro-batches of a step; samples are numbered through the run."""
         first = step * self.global_batch_size
-        return self._shares(step, range(first, first + self.global_batch_size), int)
+        return self._shares(step, range(first, first + self.global_batch_size))
 
 
 class StreamLoader(LoaderOfStreams):
@@ -159,9 +158,9 @@ class StreamLoader(LoaderOfStreams):
         self.any_world = _opens_shards(source)
         numbers = range(self._rank, self._rank + 1)
         if self.any_world:
-            shards = len(self._sizes(0))
+            shards = len(self._cut(self.global_batch_size).sizes)
             # A rank without work runs forward on the first one's data; it reads, but owns, nothing.
-            numbers = self._range(shards, self._rank) or range(1)
+            numbers = self.ranges(0)[self._rank] or range(1)
             sources = {number: source(number, shards) for number in numbers}
         else:
             self._check_work()
@@ -203,7 +202,7 @@ class StreamLoader(LoaderOfStreams):
     def keep(self, finished: int) -> None:
         """Take down where this rank's streams are; it costs their `state_dict()`."""
         owned = self._streams
-        if self.any_world and not self._range(len(self._sizes(0)), self._rank):
+        if self.any_world and not self.ranges(0)[self._rank]:
             owned = {}
         self.own = {str(number): stream.state() for number, stream in owned.items()}
 
@@ -228,9 +227,6 @@ class StreamLoader(LoaderOfStreams):
             "before may be read again, or be left out"
         )
 
-    def _sizes(self, step: int) -> list[int]:
-        return split_micro_batches(self.global_batch_size, self.micro_batch_size)
-
     def _next(self, share: Share) -> Any:
         stream = self._streams[share.number if self.any_world else self._rank]
         if self._in_batches:
@@ -238,7 +234,7 @@ class StreamLoader(LoaderOfStreams):
         return self._collate([stream.next() for _ in share.indices])
 
     def _check_work(self) -> None:
-        count = len(self._sizes(0))
+        count = len(self._cut(self.global_batch_size).sizes)
         if count < self._world_size:
             raise UsageError(
                 f"run.loader: a step has {count} micro-batches, fewer than the "

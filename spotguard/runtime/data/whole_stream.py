@@ -18,7 +18,6 @@ from spotguard.runtime.data.streaming import (
     has_state,
 )
 from spotguard.runtime.state.rng import kept_random_states, mix, seed_everything
-from spotguard.shared.batching import split_micro_batches
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -72,9 +71,6 @@ class WholeStreamLoader(LoaderOfStreams):
             self._stream.restore(shared)
         return None
 
-    def _sizes(self, step: int) -> list[int]:
-        return split_micro_batches(self.global_batch_size, self.micro_batch_size)
-
     def _read(self, step: int, number: int) -> list[Any]:
         """Return the samples of a micro-batch, once those before it have been passed over."""
         self._pass_over(step, number)
@@ -86,7 +82,7 @@ class WholeStreamLoader(LoaderOfStreams):
 
     def _next(self) -> list[Any]:
         step, number = self._at
-        sizes = self._sizes(step)
+        sizes = self._cut(self.global_batch_size).sizes
         if self._reseed:  # on each rank the same, whoever trains on it
             seed_everything(mix(self.seed, step, number) ^ READ)
         samples = [self._stream.next() for _ in range(sizes[number])]

@@ -166,11 +166,15 @@ class GradientSync:
         if share.last:
             self._begun = False
             self._look_again()
-            if self._only is None and self._by_hand.adopt():
-                self._look_at_parameters()
-                self._by_hand.tell(self._by_hand.adopted)
-            self._reduce(filter(self._is_wanted, self._parameters))
-            self._buffers.share()
+            if self._ranks.world_size > 1:
+                self._synchronise()
+
+    def _synchronise(self) -> None:
+        if self._only is None and self._by_hand.adopt():
+            self._look_at_parameters()
+            self._by_hand.tell(self._by_hand.adopted)
+        self._reduce(filter(self._is_wanted, self._parameters))
+        self._buffers.share()
 
     def _count_once(self, parameters: Iterable[torch.Tensor]) -> None:
         """Have the first rank bring what gradients there are already; they are a mean of all."""

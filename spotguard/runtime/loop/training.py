@@ -161,7 +161,7 @@ class Training:
         batches = self.loader.read(self.finished, self._last)
         self._open.callback(batches.close)  # its workers end with it
         mine: Iterator[tuple[Share, Any]] = batches
-        if self._gradients.meets_in_forward:
+        if self._gradients.meets_in_forward and job.world_size > 1:
             mine = evened_out(batches, job.rank, self.loader.ranges)
         mine = job.metrics.timed(mine, self.loader)
         self._loop = TrainingLoop(
@@ -489,8 +489,9 @@ class Training:
 
     def _count_of(self, step: int) -> int:
         """Return how many micro-batches this rank is given in a step."""
-        counts = [max(1, len(mine)) for mine in self.loader.ranges(step)]
-        return max(counts) if self._gradients.meets_in_forward else counts[self._job.rank]
+        ranges = self.loader.ranges(step)
+        of = ranges if self._gradients.meets_in_forward else [ranges[self._job.rank]]
+        return max(1, *map(len, of))
 
     def _trace_step(self, step: Step) -> None:
         if self._of.trace is not None:

@@ -56,6 +56,20 @@ def test_large_sizes_collide_nowhere(size: int, positions: set[int], key: int) -
     assert all(0 <= index < size for index in found)
 
 
+@given(
+    start=st.integers(min_value=-9000, max_value=9000),
+    stop=st.integers(min_value=-9000, max_value=9000),
+    step=st.sampled_from([1, 1, 1, 2, 700, -1, -700]),
+)
+def test_a_slice_gives_what_a_list_would(start: int, stop: int, step: int) -> None:
+    """Also across the borders of what is computed in one go, and with nothing in it."""
+    order = Permutation(9000, key=3)
+    assert order[start:stop:step] == _LISTED[start:stop:step]
+
+
+_LISTED = [order[i] for order in (Permutation(9000, key=3),) for i in range(9000)]
+
+
 @pytest.mark.parametrize("position", [-1, 10, 11])
 def test_a_position_outside_is_an_error(position: int) -> None:
     """A wrong position is never answered with some sample."""
