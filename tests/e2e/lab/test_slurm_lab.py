@@ -45,6 +45,9 @@ _TRAINS_S = 60.0
 _LOST_S = 8.0
 """Of the log of a node that is killed: five seconds, and more while the machine is late."""
 
+_TAIL = 100
+"""Lines of a rank: where a peer is gone, the last thirty are how the script ended by it."""
+
 
 def test_preempted_twice_shrunk_killed_and_grown_again(
     beside: Beside, slurm: SlurmLab, undisturbed: Callable[..., Weights]
@@ -312,14 +315,16 @@ def check_logs(beside: Beside, status: Status, printed: Path) -> None:
 def printed_last(
     beside: Beside, run: str, attempt: int, rank: int, *, env: dict[str, str] | None = None
 ) -> list[str]:
-    """Return what of the last twenty lines of a rank its script printed."""
-    chosen = ("--attempt", str(attempt), "--rank", str(rank), "--tail", "20")
+    """Return what of the last lines of a rank its script printed."""
+    chosen = ("--attempt", str(attempt), "--rank", str(rank), "--tail", str(_TAIL))
     said = beside.spotguard("logs", run, *chosen, "--json", env=env)
     assert said.code == 0, said.err
     lines = [json.loads(line) for line in said.out.splitlines()]
-    assert 0 < len(lines) <= 20, said.out
+    assert 0 < len(lines) <= _TAIL, said.out
     assert {(line["attempt"], line["rank"]) for line in lines} == {(attempt, rank)}
-    return [line["text"] for line in lines if line["stream"] == "stdout"]
+    last = [line["text"] for line in lines if line["stream"] == "stdout"]
+    assert last, f"rank {rank} of attempt {attempt}: {said.out}"
+    return last
 
 
 def _printed_at(line: str) -> float:
