@@ -15,6 +15,7 @@ from spotguard.runtime.distributed.weighted_mean import checked_weight
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from spotguard.runtime.data.loader import Loader, Share
     from spotguard.runtime.distributed.bitwise_reduce import BitwiseSync
@@ -329,8 +330,9 @@ class Step:
         if share.last:
             self._loop.optimizers.gradients_are_there()
 
-    @contextlib.contextmanager
-    def weighted(self, loss: torch.Tensor, *, reduction: str = "mean") -> Iterator[torch.Tensor]:
+    def weighted(
+        self, loss: torch.Tensor, *, reduction: str = "mean"
+    ) -> AbstractContextManager[torch.Tensor]:
         """Give `loss` as it is to go backward, where somebody else calls `backward()` on it.
 
         What `backward` does, for frameworks that have a call of their own for it:
@@ -355,14 +357,13 @@ class Step:
             weight = loss_weight(share, reduction)
         else:
             share, weight = self._take_loss(loss, reduction)
-        gradients = self._loop.gradients
-        with self._loop.optimizers.expected_gradients:
-            factor = gradients.begin_backward(weight)
-            yield loss if factor == 1.0 else loss * factor
-            gradients.end_backward(share)
+        return _Weighted(self, self._loop, loss, share, weight)
+
+    def went_backward(self, share: Share) -> None:
+        """Take note that somebody else ran the backward pass of a micro-batch."""
         self._went_backward(share)
-        if share.last and not undivided:  # a framework may not ask for another micro-batch
-            self._ended()
+        if share.last and not self._loop.loader.undivided:
+            self._ended()  # a framework may not ask for another micro-batch
 
     def end_undivided(self) -> None:
         """Take the rank's only micro-batch of the step as trained on, by however many passes."""
@@ -478,6 +479,38 @@ class Step:
                 f"step.phase({name!r}) comes after micro-batches that had no phase",
                 hint="give the loop before it a phase of its own, too",
             )
+
+
+class _Weighted:
+    """Around a backward pass that somebody else runs; a class, as each micro-batch has one."""
+
+    def __init__(
+        self, step: Step, loop: TrainingLoop, loss: torch.Tensor, share: Share, weight: float
+    ) -> None:
+        self._step = step
+        self._gradients = loop.gradients
+        self._expected = loop.optimizers.expected_gradients
+        self._loss = loss
+        self._share = share
+        self._weight = weight
+
+    def __enter__(self) -> torch.Tensor:
+        self._expected.__enter__()  # looks at the gradients before anything is done to them
+        try:
+            factor = self._gradients.begin_backward(self._weight)
+        except BaseException as error:
+            self._expected.__exit__(type(error), error, error.__traceback__)
+            raise
+        return self._loss if factor == 1.0 else self._loss * factor
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            if error[0] is None:
+                self._gradients.end_backward(self._share)
+        finally:
+            self._expected.__exit__(*error)
+        if error[0] is None:
+            self._step.went_backward(self._share)
 
 
 def _refuse_infinite(loss: torch.Tensor, weight: float) -> None:

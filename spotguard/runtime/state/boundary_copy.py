@@ -61,8 +61,8 @@ class ObjectShadow:
         with_random: bool = False,
         all_kinds: bool = False,
     ) -> None:
-        self._objects = {
-            name: item
+        self._copies = {
+            name: _copying(name, item)
             for name, item in (objects or {}).items()
             if all_kinds
             or isinstance(item, TrackedValue)
@@ -71,7 +71,8 @@ class ObjectShadow:
                 and not isinstance(item.value, torch.amp.GradScaler)
             )
         }
-        self._count = len(self._objects)
+        """What copies the state of each object; each step calls them."""
+        self._count = len(self._copies)
         self._held: dict[str, Packs] = {}
         self._with_random = with_random
         self.random_states: dict[str, Any] | None = None
@@ -79,10 +80,10 @@ class ObjectShadow:
 
     def take(self) -> None:
         """Keep the objects' states as they are now."""
-        for name, item in list(self._objects.items()):
-            held = _hold(name, item)
+        for name, copied in list(self._copies.items()):
+            held = copied()
             if held is None:
-                del self._objects[name]
+                del self._copies[name]
                 self._held.pop(name, None)
             else:
                 self._held[name] = held
@@ -92,7 +93,7 @@ class ObjectShadow:
     @property
     def is_whole(self) -> bool:
         """True unless something was too large, or in parts."""
-        return len(self._objects) == self._count
+        return len(self._copies) == self._count
 
     def over(self, objects: Mapping[str, Tracked]) -> dict[str, Packs]:
         """Return `objects` with what was kept of them in their place."""
@@ -223,19 +224,34 @@ def _values(group: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _hold(name: str, item: Tracked) -> Packs | None:
-    """Return a copy of the object's state, or None if it is too large or in parts."""
+def _copying(name: str, item: Tracked) -> Callable[[], Packs | None]:
+    """Return what copies the object's state; it gives None if that is too large or in parts.
+
+    An object that is asked at each step, of which hardly an answer is used, may have a
+    `hold_state()` that does no more than what cannot be done later: it returns what gives the
+    state of this moment, or None if nothing quick does.
+    """
     if isinstance(item, TrackedValue) and not isinstance(item.value, dict):
-        return _HeldState(item.read())  # a generator gives a copy
-    if isinstance(item, TrackedStateful) and (later := item.hold()) is not None:
-        return _HeldForLater(later)
-    if isinstance(item, (TrackedValue, TrackedStateful)):
+        return lambda: _HeldState(item.read())  # a generator gives a copy
+    if not isinstance(item, (TrackedValue, TrackedStateful)):
+        return lambda: _held_tree(name, item)
+    quick = getattr(item.value, "hold_state", None)
+
+    def copied() -> Packs | None:
+        later = None if quick is None else quick()
+        if later is not None:
+            return _HeldForLater(later)
         try:
             return _HeldState(frozen(item.read(), most_bytes=_LARGEST_BYTES))
         except TooLargeError:
             return None
         except NotPlainError:
-            pass
+            return _held_tree(name, item)
+
+    return copied
+
+
+def _held_tree(name: str, item: Tracked) -> _HeldTree | None:
     packed = Packed()
     tree = item.pack(name, packed)
     leaves = packed.leaves.values()

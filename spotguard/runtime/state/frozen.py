@@ -18,6 +18,8 @@ _AS_IT_IS = frozenset({NoneType, bool, float, str, bytes, complex, torch.dtype, 
 _TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _KEYS = frozenset({str, int})
 _LONGEST_INT_BITS = 64
+_SMALL = 1 << 32
+"""Counts, which most of the numbers are; they need no further look."""
 
 
 class NotPlainError(Exception):
@@ -61,7 +63,10 @@ class _Copying:
         if kind is dict:
             if not _KEYS.issuperset(map(type, value)):
                 raise NotPlainError
-            return {k: v if type(v) in _AS_IT_IS else self.of(v) for k, v in value.items()}
+            return {
+                k: v if type(v) in _AS_IT_IS or (type(v) is int and 0 <= v < _SMALL) else self.of(v)
+                for k, v in value.items()
+            }
         if kind is tuple:
             return tuple([self.of(v) for v in value])
         if kind in _TENSORS:

@@ -264,15 +264,6 @@ class TrackedStateful:
         """Return the tree of the object's state dict."""
         return pack(self.read(), name, into)
 
-    def hold(self) -> Callable[[], Any] | None:
-        """Return what gives the state dict of this moment later; None if nothing quick does.
-
-        For objects that are asked at each step, of which hardly an answer is used: they have
-        `hold_state()`, which does no more than what cannot be done later.
-        """
-        quick = getattr(self.value, "hold_state", None)
-        return None if quick is None else quick()
-
     def read(self) -> Any:
         """Return the object's state dict, in which may be values of its own."""
         state = self.value.state_dict()
