@@ -357,10 +357,9 @@ class Step:
             weight = loss_weight(share, reduction)
         else:
             share, weight = self._take_loss(loss, reduction)
-        return _Weighted(self, self._loop, loss, share, weight)
+        return _Weighted(self._loop, loss, share, weight, self._went_backward_elsewhere)
 
-    def went_backward(self, share: Share) -> None:
-        """Take note that somebody else ran the backward pass of a micro-batch."""
+    def _went_backward_elsewhere(self, share: Share) -> None:
         self._went_backward(share)
         if share.last and not self._loop.loader.undivided:
             self._ended()  # a framework may not ask for another micro-batch
@@ -485,14 +484,19 @@ class _Weighted:
     """Around a backward pass that somebody else runs; a class, as each micro-batch has one."""
 
     def __init__(
-        self, step: Step, loop: TrainingLoop, loss: torch.Tensor, share: Share, weight: float
+        self,
+        loop: TrainingLoop,
+        loss: torch.Tensor,
+        share: Share,
+        weight: float,
+        done: Callable[[Share], None],
     ) -> None:
-        self._step = step
         self._gradients = loop.gradients
         self._expected = loop.optimizers.expected_gradients
         self._loss = loss
         self._share = share
         self._weight = weight
+        self._done = done
 
     def __enter__(self) -> torch.Tensor:
         self._expected.__enter__()  # looks at the gradients before anything is done to them
@@ -510,7 +514,7 @@ class _Weighted:
         finally:
             self._expected.__exit__(*error)
         if error[0] is None:
-            self._step.went_backward(self._share)
+            self._done(self._share)
 
 
 def _refuse_infinite(loss: torch.Tensor, weight: float) -> None:
