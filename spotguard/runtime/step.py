@@ -502,10 +502,10 @@ class _Weighted:
         self._expected.__enter__()  # looks at the gradients before anything is done to them
         try:
             factor = self._gradients.begin_backward(self._weight)
+            return self._loss if factor == 1.0 else self._loss * factor
         except BaseException as error:
             self._expected.__exit__(type(error), error, error.__traceback__)
             raise
-        return self._loss if factor == 1.0 else self._loss * factor
 
     def __exit__(self, *error: Any) -> None:
         try:

@@ -41,7 +41,7 @@ class ComputedOrder(ABC):
     def __getitem__(self, at: int | slice) -> int | list[int]:
         """Return the sample index at a position, or those at several, as a list does.
 
-        IndexError for a position outside the range; none counts from the end.
+        IndexError for a single position outside the range, also for a negative one.
         """
         if isinstance(at, slice):
             return self._several(range(self._size)[at])

@@ -90,7 +90,7 @@ class TrainedByHand:
     def adopt(self) -> bool:
         """Take in the modules in which any rank has got gradients; return whether there are new.
 
-        Blocks until the ranks have met, if there are any to ask for.
+        For several ranks; blocks until they have met, if there are any to ask for.
         """
         others = [n for n, some in enumerate(self._outside) if some and n not in self._adopted]
         if not others:
@@ -115,8 +115,6 @@ class TrainedByHand:
             )
 
     def _on_any_rank(self, flags: Sequence[bool]) -> Sequence[bool]:
-        if self._ranks.world_size == 1:
-            return flags
         # A process group of the script's own may know GPUs only.
         devices = [p.device for of_module in self._walked for p in of_module]
         device = next((d for d in devices if d.type != "cpu"), devices[0])

@@ -235,7 +235,9 @@ def _copying(name: str, item: Tracked) -> Callable[[], Packs | None]:
         return lambda: _HeldState(item.read())  # a generator gives a copy
     if not isinstance(item, (TrackedValue, TrackedStateful)):
         return lambda: _held_tree(name, item)
-    quick = getattr(item.value, "hold_state", None)
+    # A dict of the script's own kind may have an answer to any name.
+    stateful = isinstance(item, TrackedStateful)
+    quick = getattr(item.value, "hold_state", None) if stateful else None
 
     def copied() -> Packs | None:
         later = None if quick is None else quick()

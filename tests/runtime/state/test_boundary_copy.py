@@ -109,6 +109,23 @@ def test_each_boundary_replaces_the_one_before() -> None:
     assert random.random() == expected
 
 
+class _AnswersAll(dict[str, Any]):
+    """A dict whose missing attributes have a value, as those of settings libraries."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self.get(name, {})
+
+
+def test_a_dict_that_has_an_answer_to_any_name_is_a_dict() -> None:
+    """What it says of names that it does not have is not asked for."""
+    seen = _AnswersAll(count=1)
+    tracked = adapters({"seen": seen})
+    shadow = ObjectShadow(tracked)
+    shadow.take()
+    assert shadow.over(tracked)["seen"] is not tracked["seen"]
+    assert seen == {"count": 1}
+
+
 def test_weights_scalers_and_large_objects_are_not_copied_each_step() -> None:
     """What changes only with the weights needs no copy; what is huge would slow every step."""
     model = nn.Linear(2, 2)
