@@ -46,7 +46,7 @@ _LOST_S = 8.0
 """Of the log of a node that is killed: five seconds, and more while the machine is late."""
 
 _TAIL = 100
-"""Lines of a rank: where a peer is gone, the last thirty are how the script ended by it."""
+"""Lines of a rank: where a peer is gone, the last may be the error that ended the script."""
 
 
 def test_preempted_twice_shrunk_killed_and_grown_again(
