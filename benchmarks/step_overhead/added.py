@@ -7,6 +7,7 @@ alone would: moved from core to core at each turn, their steps take half as long
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import threading
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 STEP_S = 0.02
 """Of which what is added is a share."""
 _WARM_UP_STEPS = 40
+_LEAST_STEPS = 100
 
 
 @dataclass
@@ -43,6 +45,20 @@ class Side:
     def ended(self) -> None:
         """Let the other do all its steps."""
         self.others_turn.release(1 << 20)
+
+
+def enough_steps(text: str) -> int:
+    """Return the steps of each training, as an option's value.
+
+    Raises:
+        argparse.ArgumentTypeError: they leave nothing to compare.
+    """
+    if not text.isdecimal() or int(text) < _LEAST_STEPS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: give a whole number from {_LEAST_STEPS}; the first {_WARM_UP_STEPS} are "
+            "not compared"
+        )
+    return int(text)
 
 
 def compare(bare: Callable[[Side], None], ours: Callable[[Side], None]) -> str:

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import spotguard.runtime as spotguard
-from benchmarks.step_overhead.added import Side, compare
+from benchmarks.step_overhead.added import Side, compare, enough_steps
 from spotguard.integrations.lightning import SpotguardCallback
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def train(side: Side, *, steps: int, store: str | None) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print one row."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=enough_steps, default=2000)
     options = parser.parse_args(arguments)
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)

@@ -20,7 +20,7 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import spotguard.runtime as spotguard
-from benchmarks.step_overhead.added import Side, compare
+from benchmarks.step_overhead.added import Side, compare, enough_steps
 from spotguard.integrations.transformers import SpotguardCallback
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def train(side: Side, *, steps: int, folder: Path, with_spotguard: bool) -> None
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print one row."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=enough_steps, default=2000)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
