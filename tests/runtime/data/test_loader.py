@@ -75,16 +75,6 @@ def make(dataset: Any = None, *, size: int = 0, rank: int = 0, world: int = 1, *
     return ElasticLoader(dataset, rank=rank, world_size=world, **(PLAIN | over))
 
 
-def test_a_size_that_was_found_cuts_the_steps_that_were_looked_at_before() -> None:
-    """Who asked how a step is cut before micro-batches were settled is told anew."""
-    loader = make(size=8, world=2, rank=1, micro_batch_size="auto", probe=torch.sum)
-    before = loader.ranges(0), [len(share.indices) for share in loader.shares(0)]
-    loader.settle(1, {})
-    after = loader.ranges(0), [len(share.indices) for share in loader.shares(0)]
-    assert before == ([range(1), range(1, 1)], [4])
-    assert after == ([range(2), range(2, 4)], [1, 1])
-
-
 def ranks(world: int, size: int, **over: Any) -> list[ElasticLoader]:
     """Return the loaders of all ranks."""
     return [make(size=size, rank=rank, world=world, **over) for rank in range(world)]
@@ -453,6 +443,16 @@ def test_identity_names_what_must_not_change() -> None:
     ):
         assert make(size=9, **change).identity() != one
     assert make(size=10).identity() != one
+
+
+def test_a_size_that_was_found_cuts_the_steps_that_were_looked_at_before() -> None:
+    """Who asked how a step is cut before micro-batches were settled is told anew."""
+    loader = make(size=8, world=2, rank=1, micro_batch_size="auto", probe=torch.sum)
+    before = loader.ranges(0), [len(share.indices) for share in loader.shares(0)]
+    loader.settle(1, {})
+    after = loader.ranges(0), [len(share.indices) for share in loader.shares(0)]
+    assert before == ([range(1), range(1, 1)], [4])
+    assert after == ([range(2), range(2, 4)], [1, 1])
 
 
 def test_the_length_of_an_epoch_is_known() -> None:

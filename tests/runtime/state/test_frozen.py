@@ -73,3 +73,18 @@ def test_large_tensors_are_not_copied() -> None:
     frozen([one, one, one.clone()], most_bytes=ROOM)
     with pytest.raises(TooLargeError):
         frozen([one, one.clone(), one.clone()], most_bytes=ROOM)
+
+
+@pytest.mark.parametrize("number", [0, -1, 2**32 - 1, 2**32, 2**63 - 1, -(2**63) + 1])
+def test_a_whole_number_that_can_be_stored_is_kept(number: int) -> None:
+    """On its own, in a dict and in a list, of either sign."""
+    state = {"alone": number, "in": [number, (number,)]}
+    assert frozen(state, most_bytes=0) == state
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63), 2**64, 2**200])
+def test_a_whole_number_that_is_too_long_is_for_who_packs_it(number: int) -> None:
+    """Wherever it stands."""
+    for state in ({"count": number}, [number], {"in": {"count": number}}):
+        with pytest.raises(NotPlainError):
+            frozen(state, most_bytes=0)
