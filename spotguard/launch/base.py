@@ -162,7 +162,7 @@ class ClusterView:
     """Its launch came to nothing, as `detail` says, and no wait will mend that: a right, an image,
     a quota or a network is missing."""
     busy: bool = False
-    """Its launch came to nothing because the cloud was too busy, not for want of nodes."""
+    """Its launch came to nothing, but not for want of nodes: it is worth to ask again at once."""
     nodes_ran: bool = False
     """Its launch came to nothing, and nodes of it may have run, and cost money, until it did."""
     some_lost: bool = False

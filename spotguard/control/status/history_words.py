@@ -384,12 +384,12 @@ def _cluster_up(entry: Entry) -> tuple[str, str]:
 def _refused(entry: Entry) -> tuple[str, str]:
     """Say what was in the way, and what the launch may have cost all the same."""
     data = entry.data
-    what = "no capacity for"
+    what = f"no capacity for {data['nodes']} node(s)"
     if data.get("busy"):
-        what = "the cloud was too busy to launch"
+        what = f"the cloud could not launch {data['nodes']} node(s) just then"
     elif data.get("lasting"):
-        what = "the cloud refused"
-    said = f"{what} {data['nodes']} node(s): {data.get('problem', '')}"
+        what = f"the cloud refused {data['nodes']} node(s)"
+    said = f"{what}: {data.get('problem', '')}"
     paid_s = number(data, "paid_s")
     if paid_s is not None:
         said += f"; nodes may have run, so {format_duration(paid_s)} are charged"

@@ -55,7 +55,7 @@ class NoteRefused:
     lasting: bool = False
     """No wait will mend it."""
     busy: bool = False
-    """The cloud was too busy to answer."""
+    """The cloud could not just then, and said nothing of capacity."""
     paid_until: float | None = None
     """Nodes may have cost money until then; None: none was started."""
 

@@ -38,8 +38,11 @@ _CAPACITY = (
 _BUSY = (
     *("RequestLimitExceeded", "Throttling", "RequestThrottled", "ServiceUnavailable"),
     *("InternalError", "InternalFailure", "RATE_EXCEEDED", "RESOURCE_NOT_READY"),
+    *("InvalidPermission.Duplicate", "InvalidGroup.Duplicate", "InvalidKeyPair.Duplicate"),
+    *("EntityAlreadyExists", "ConcurrentModification"),
 )
-"""What clouds say when they are busy: it is worth to ask again."""
+"""What clouds say when they are busy, or when another launch makes the same network or role in the
+same moment (SkyPilot looks first and makes then): it is worth to ask again."""
 _LASTING = (
     *("UnauthorizedOperation", "AccessDenied", "AuthFailure", "InvalidClientTokenId"),
     *("ExpiredToken", "RequestExpired", "OptInRequired", "IAM_PERMISSION_DENIED", "access denied"),
@@ -86,7 +89,7 @@ class Refusal:
     lasting: bool
     """True if no wait will mend it."""
     busy: bool = False
-    """True if the cloud was too busy to answer, and said nothing of capacity."""
+    """True if it is worth to ask again at once, and nothing was said of capacity."""
     nodes_ran: bool = False
     """True unless what was said proves that no node was started: then nothing was billed."""
 

@@ -57,7 +57,7 @@ class LaunchFacts:
     lasting: bool = False
     """Nothing that a wait would mend: a right, an image, a quota, a network."""
     busy: bool = False
-    """The cloud was too busy to answer."""
+    """It is worth to ask again at once."""
     nodes_ran: bool = False
     """Nodes may have run, and cost money, until the launch was given up."""
 

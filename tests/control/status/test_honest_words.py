@@ -52,11 +52,11 @@ def over(reason: EndReason, *, step: int, is_saved: bool) -> Line:
 
 REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "full": ({}, "no capacity for 2 node(s): word"),
-    "busy": ({"busy": True}, "the cloud was too busy to launch 2 node(s): word"),
+    "busy": ({"busy": True}, "the cloud could not launch 2 node(s) just then: word"),
     "lasting": ({"lasting": True}, "the cloud refused 2 node(s): word"),
     "paid": (
         {"busy": True, "paid_s": 177.0},
-        "the cloud was too busy to launch 2 node(s): word; "
+        "the cloud could not launch 2 node(s) just then: word; "
         "nodes may have run, so 2 min 57 s are charged",
     ),
 }

@@ -33,6 +33,14 @@ WAITS = {
     "RequestLimitExceeded": aws("RequestLimitExceeded", "Request limit exceeded."),
     "insufficient resources": "Insufficient resources on the cluster: cpu",
 }
+RACES = {
+    "InvalidPermission.Duplicate": "AuthorizeSecurityGroupIngress",
+    "InvalidGroup.Duplicate": "CreateSecurityGroup",
+    "InvalidKeyPair.Duplicate": "ImportKeyPair",
+    "EntityAlreadyExists": "CreateInstanceProfile",
+}
+"""What one of two launches is told that make the same thing in a fresh region at once, each by which
+call."""
 LASTS = {
     "UnauthorizedOperation": aws("UnauthorizedOperation", "You are not authorized to perform"),
     "VcpuLimitExceeded": aws("VcpuLimitExceeded", "You have requested more vCPU capacity"),
@@ -111,6 +119,14 @@ def test_a_busy_cloud_is_told_from_a_full_one() -> None:
     assert read_refusal([], WAITS["RequestLimitExceeded"]).busy
     assert not read_refusal([], WAITS["InsufficientInstanceCapacity"]).busy
     assert not read_refusal([], LASTS["VcpuLimitExceeded"]).busy
+
+
+@pytest.mark.parametrize("code", RACES)
+def test_what_another_launch_made_in_the_same_moment_is_asked_again(code: str) -> None:
+    """Two runs begin in a fresh region: both see no security group, and both make one."""
+    refusal = read_refusal([], aws(code, "It exists already.", RACES[code]))
+    assert (refusal.busy, refusal.lasting, refusal.nodes_ran) == (True, False, False)
+    assert code in refusal.words
 
 
 def test_words_are_short_and_hold_no_encoded_message() -> None:
