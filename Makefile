@@ -162,7 +162,7 @@ ec2-lab-down:
 	$(EC2_LAB) down
 
 ec2-tests: $(VENV)/.installed-dev
-	$(call TESTED,-rs -n 3 -m "ec2 and not long" tests/e2e/ec2)
+	$(call TESTED,-rs -n 2 -m "ec2 and not long" tests/e2e/ec2)
 
 ec2-faults: $(VENV)/.installed-dev
 	$(PYTEST) -rs -m "ec2 and long" tests/e2e/ec2

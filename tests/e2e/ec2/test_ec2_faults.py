@@ -1,7 +1,7 @@
 """Each AWS call that a run makes fails once: throttled, by an internal error, by a missing right.
 
 A run of one node for each pair of call and fault, one after the other: an hour or more, so they are
-for a nightly run (`make ec2-faults`). `test_ec2_runs` has a representative set.
+for a nightly run (`make ec2-faults`). `test_ec2_runs` has three of them.
 """
 
 from __future__ import annotations
