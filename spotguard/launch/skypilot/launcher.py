@@ -47,12 +47,15 @@ _GOING_DOWN_EVERY_S = 0.5
 _GOING_DOWN_PATIENCE_S = 120.0
 """A request that takes longer hangs: then the cluster itself is asked again."""
 _WATCH_EVERY_S = 8.0
-"""While the nodes are up and nothing is heard from the job."""
-_CALM_EVERY_S = 24.0
-"""While the job is heard: what ends it writes to the run store first, and each look takes seconds
-of a core, here and on the first node."""
+"""While the nodes are up and the job has fallen silent, or may have lost some of them."""
+_SET_UP_SHARE = 3.0
+"""Before a job is first heard, looks rest so many times as long as they take, for they hold up its
+set-up; but no longer than while it is heard."""
+_CALM_EVERY_S = 120.0
+"""While the job is heard: what ends it writes to the run store first, its silence is followed by a
+look at once, and each look takes seconds of a core, here and on the first node."""
 _ASK_CLOUD_EVERY_S = 4.0
-_ANSWER_VALID_S = 60.0
+_ANSWER_WITHIN_S = 60.0
 """SkyPilot needs up to 20 s for a look where it is busy; one that hangs must not look calm."""
 _FIRST_ANSWER_S = 20.0
 _NO_ANSWER_YET = "SkyPilot has not answered yet"
@@ -206,7 +209,7 @@ class SkyPilotLauncher:
         now = self._clock.monotonic()
         for known, watch in list(self._watches.items()):
             # One that is being taken down is looked at until it is gone, others as long as wanted.
-            wanted = now - watch.wanted_at < _ANSWER_VALID_S or watch.is_going_down
+            wanted = now - watch.wanted_at < _ANSWER_WITHIN_S or watch.is_going_down
             if known == cluster or not wanted:
                 watch.stop()
                 del self._watches[known]
@@ -293,7 +296,7 @@ class _Watch(threading.Thread):
             self.answered.set()
         self.wanted_at = clock.monotonic()
         """When somebody last asked for what it sees."""
-        self._looked_at = clock.monotonic()
+        self._took_s = 0.0
         self._sdk = sdk
         self._strays = strays
         self._clock = clock
@@ -302,27 +305,32 @@ class _Watch(threading.Thread):
         self._down_at: float | None = None
         """When somebody asked for the end of the cluster."""
         self._down_under_way = False
-        self._heard = False
+        self._heard = self._was_heard = False
         self._lost = ""
         """How the cloud says that a node ended."""
+        self._due_at = clock.monotonic() + (0.0 if view is None else self._pause_s())
+        """From when on the next look is waited for."""
 
     def answer(self) -> ClusterView:
-        """Return what was seen last, unless that is too old to say anything."""
-        age_s = self._clock.monotonic() - self._looked_at
-        if age_s < _ANSWER_VALID_S or self.view.state is ClusterState.GONE:
+        """Return what was seen last, unless a look that is due since then was not answered."""
+        late_s = self._clock.monotonic() - self._due_at
+        if late_s < _ANSWER_WITHIN_S or self.view.state is ClusterState.GONE:
             return self.view
-        words = f"SkyPilot has not answered for {format_duration(age_s)}"
+        words = f"SkyPilot has not answered for {format_duration(late_s)}"
         return ClusterView(state=ClusterState.UNREACHABLE, detail=words)
 
     def hear(self, heard: bool) -> None:
-        """Look seldom as long as the job is heard, and at once when it falls silent."""
+        """Look seldom as long as the job is heard and whole, and at once when it falls silent."""
         fell_silent, self._heard = self._heard and not heard, heard
+        self._was_heard |= heard
         if fell_silent:
+            self._due_at = min(self._due_at, self._clock.monotonic())
             self._wake.set()
 
     def goes_down(self) -> None:
         """Look for the end of the cluster from here on, which somebody has asked for."""
         self._down_at = self._clock.monotonic()
+        self._due_at = min(self._due_at, self._down_at)
         self._wake.set()
 
     @property
@@ -348,16 +356,16 @@ class _Watch(threading.Thread):
                 self._rest()
             self._wake.clear()
             self._down_under_way = self._is_being_taken_down()
-            if self._down_under_way:
-                self._looked_at = self._clock.monotonic()
-                continue
-            view = self._look()
-            self._looked_at = self._clock.monotonic()
-            missing = missing + 1 if view.state is ClusterState.ABSENT else 0
-            if self.answered.is_set() and 0 < missing < _GONE_TWICE:
-                continue  # a request that was taken a moment ago may not be in the books yet
-            self.view = view
-            self.answered.set()
+            if not self._down_under_way:
+                began_at = self._clock.monotonic()
+                view = self._look()
+                self._took_s = self._clock.monotonic() - began_at
+                missing = missing + 1 if view.state is ClusterState.ABSENT else 0
+                # A request that was taken a moment ago may not be in the books yet.
+                if not self.answered.is_set() or missing == 0 or missing >= _GONE_TWICE:
+                    self.view = view
+                    self.answered.set()
+            self._due_at = self._clock.monotonic() + self._pause_s()
 
     def _look(self) -> ClusterView:
         """Look; unless the cloud tells of an end meanwhile, which then is what is seen.
@@ -395,7 +403,7 @@ class _Watch(threading.Thread):
 
     def _rest(self) -> None:
         """Rest until it is time to look, somebody asks for it, or the cloud tells of an end."""
-        left_s, self._lost = self._pause_s(), ""
+        left_s, self._lost = self._due_at - self._clock.monotonic(), ""
         while left_s > 0.0 and not self._wake.wait(min(left_s, _ASK_CLOUD_EVERY_S)):
             left_s -= _ASK_CLOUD_EVERY_S
             self._lost = self._said_lost()
@@ -429,7 +437,11 @@ class _Watch(threading.Thread):
         calm = self.view.state is ClusterState.UP and not self.view.job_over
         if not calm or self._down_at is not None:
             return _LOOK_EVERY_S
-        return _CALM_EVERY_S if self._heard else _WATCH_EVERY_S
+        if self._heard and not self.view.some_lost:
+            return _CALM_EVERY_S
+        if self._was_heard:
+            return _WATCH_EVERY_S
+        return min(max(_WATCH_EVERY_S, _SET_UP_SHARE * self._took_s), _CALM_EVERY_S)
 
 
 def end_anywhere(sdk: Sdk, cluster: str, strays: Strays | None) -> None:

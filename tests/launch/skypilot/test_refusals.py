@@ -39,8 +39,8 @@ RACES = {
     "InvalidKeyPair.Duplicate": "ImportKeyPair",
     "EntityAlreadyExists": "CreateInstanceProfile",
 }
-"""What one of two launches is told that make the same thing in a fresh region at once, each by which
-call."""
+"""What one of two launches is told that make the same thing in a fresh region, and by which call.
+"""
 LASTS = {
     "UnauthorizedOperation": aws("UnauthorizedOperation", "You are not authorized to perform"),
     "VcpuLimitExceeded": aws("VcpuLimitExceeded", "You have requested more vCPU capacity"),

@@ -342,6 +342,47 @@ def test_a_job_that_is_heard_is_looked_at_seldom() -> None:
     assert waits == [calm, seldom, calm, calm, calm]
 
 
+def test_looks_do_not_hold_up_the_set_up_of_a_job() -> None:
+    """Where a look takes 10 s of a busy node's cores, every 8 s would leave few for the job."""
+    sdk, clock = FakeSdk(), FakeClock(now=500.0)
+    sdk.comes_up(NAME)
+    watch = launcher_module._Watch(sdk, NAME, UP, clock)
+    watch._wake = Passing()
+
+    def slow_and_last() -> None:
+        clock.advance(10.0)
+        watch.stop()
+
+    sdk.before_look = slow_and_last
+    watch.run()
+    assert watch._pause_s() == 30.0
+    watch.hear(True)
+    watch.hear(False)
+    assert watch._pause_s() == launcher_module._WATCH_EVERY_S
+
+
+def test_a_job_that_is_heard_but_may_have_lost_nodes_is_looked_at_often() -> None:
+    """SkyPilot may be mistaken, and its next look says so: the last one must not stand for long."""
+    watch = launcher_module._Watch(FakeSdk(), NAME, replace(UP, some_lost=True), FakeClock())
+    watch.hear(True)
+    assert watch._pause_s() == launcher_module._WATCH_EVERY_S
+
+
+def test_rest_is_no_silence_of_skypilot() -> None:
+    """Only a look that is due and not answered is: at once due when the job falls silent."""
+    clock = FakeClock()
+    watch = launcher_module._Watch(FakeSdk(), NAME, UP, clock)
+    watch.hear(True)
+    watch._due_at = clock.monotonic() + watch._pause_s()
+    clock.advance(launcher_module._CALM_EVERY_S - 1.0)
+    assert watch.answer() is UP
+    watch.hear(False)
+    clock.advance(launcher_module._ANSWER_WITHIN_S - 1.0)
+    assert watch.answer() is UP
+    clock.advance(2.0)
+    assert watch.answer().state is ClusterState.UNREACHABLE
+
+
 class Passing(threading.Event):
     """Time passes at once: whoever waits has waited."""
 
@@ -458,7 +499,7 @@ def test_a_request_that_hangs_hides_the_cluster_for_two_minutes_at_most() -> Non
     watch.goes_down()
     watch.run()
     assert watch.view.state is ClusterState.GONE
-    assert sdk.asked.count("is_going_down") == 120
+    assert sdk.asked.count("is_going_down") == 121
 
 
 def test_a_cluster_that_goes_is_looked_at_beside_the_next_one() -> None:
@@ -583,7 +624,7 @@ def test_an_old_answer_is_no_answer() -> None:
     subject = launcher(sdk, clock, in_background=True)
     try:
         assert subject.observe(NAME).state is ClusterState.UP
-        clock.advance(launcher_module._ANSWER_VALID_S + 1.0)
+        clock.advance(launcher_module._ANSWER_WITHIN_S + launcher_module._WATCH_EVERY_S + 1.0)
         view = subject.observe(NAME)
         assert view.state is ClusterState.UNREACHABLE
         assert "has not answered for" in view.detail
