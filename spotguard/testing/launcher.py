@@ -178,6 +178,17 @@ class FakeLauncher:
         self._late += [_Late(after_s=after_s, view=view)] * times
         return self
 
+    def lose_in_set_up(
+        self, problem: str, *, after_s: float = 60.0, times: int = 1
+    ) -> FakeLauncher:
+        """Let the nodes of the next launches run, and be taken before the job is handed to them."""
+        lost = NodeView(index=0, end=NodeEnd.LOST, detail=problem)
+        view = ClusterView(
+            state=ClusterState.GONE, nodes=(lost,), some_lost=True, detail=problem, nodes_ran=True
+        )
+        self._late += [_Late(after_s=after_s, view=view)] * times
+        return self
+
     def fail_down(self, problem: str, *, times: int = 1) -> FakeLauncher:
         """Let the next calls of `down` fail."""
         self._down_problems += [LauncherFailure(problem)] * times

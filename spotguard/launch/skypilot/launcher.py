@@ -496,6 +496,8 @@ def _look(sdk: Sdk, cluster: str, clock: Clock, *, was_starting: bool, lost: str
     if facts is not None and lost:
         facts = replace(facts, up=False, unhealthy=True, detail=lost)
     if facts is None:
+        if launch is not None and launch.broke_off:
+            return _gone_in_its_set_up(sdk, cluster, launch, clock)
         if launch is not None and launch.phase in _CAME_TO_NOTHING:
             return _came_to_nothing(sdk, cluster, launch, clock)
         return _gone(sdk, cluster, known=launch is not None, clock=clock)
@@ -507,6 +509,15 @@ def _look(sdk: Sdk, cluster: str, clock: Clock, *, was_starting: bool, lost: str
             up_at=facts.launched_at,
             detail=launch.problem,
             lasting=launch.lasting,
+        )
+    if launch is None and not (facts.up or facts.unhealthy):
+        # It will not come up: the request is not in the books of a server that began anew.
+        detail = "its launch was broken off, and SkyPilot has forgotten it"
+        return ClusterView(
+            state=ClusterState.UP,
+            nodes=_all_nodes(facts, NodeEnd.LOST, detail),
+            up_at=facts.launched_at,
+            detail=detail,
         )
     return ClusterView(
         state=ClusterState.UP,
@@ -528,6 +539,13 @@ def _came_to_nothing(sdk: Sdk, cluster: str, launch: LaunchFacts, clock: Clock) 
         nodes_ran=launch.nodes_ran,
         gone_at=None if ended_at is None else min(ended_at, clock.now()),
     )
+
+
+def _gone_in_its_set_up(sdk: Sdk, cluster: str, launch: LaunchFacts, clock: Clock) -> ClusterView:
+    """Return that a node was lost, nobody says which: spot machines go in these minutes, too."""
+    lost = NodeView(index=0, end=NodeEnd.LOST, detail=f"lost in its set-up: {launch.problem}")
+    gone = _gone(sdk, cluster, known=True, clock=clock)
+    return replace(gone, nodes=(lost,), some_lost=True, detail=launch.problem)
 
 
 def _gone(sdk: Sdk, cluster: str, *, known: bool, clock: Clock) -> ClusterView:

@@ -24,6 +24,8 @@ _NO_VERDICT = frozenset({"None", "DryRunOperation"})
 _CAPACITY = (
     *("InsufficientInstanceCapacity", "InsufficientHostCapacity", "InsufficientCapacity"),
     *("InsufficientReservedInstanceCapacity", "SpotMaxPriceTooLow", "ZONE_RESOURCE_POOL_EXHAUSTED"),
+    *("InsufficientFreeAddressesInSubnet", "InsufficientVolumeCapacity", "PendingVerification"),
+    *("ReservationCapacityExceeded",),
     *("does not have enough resources", "no more capacity", "Insufficient reserved capacity"),
     *("SkuNotAvailable", "AllocationFailed", "OverconstrainedAllocationRequest"),
     *("OverconstrainedZonalAllocationRequest", "insufficient resources", "RESOURCE_NOT_FOUND"),
@@ -38,11 +40,28 @@ _CAPACITY = (
 _BUSY = (
     *("RequestLimitExceeded", "Throttling", "RequestThrottled", "ServiceUnavailable"),
     *("InternalError", "InternalFailure", "RATE_EXCEEDED", "RESOURCE_NOT_READY"),
+    *("rateLimitExceeded", "RATE_LIMIT_EXCEEDED", "toomanyrequests"),
+    # Two launches in a fresh region: SkyPilot looks for its network and its role, and makes them
+    # if they are not there. One is told that they are there now, or sees them half made.
     *("InvalidPermission.Duplicate", "InvalidGroup.Duplicate", "InvalidKeyPair.Duplicate"),
-    *("EntityAlreadyExists", "ConcurrentModification"),
+    *("EntityAlreadyExists", "ConcurrentModification", "iamInstanceProfile.arn"),
+    *("LimitExceeded (AddRoleToInstanceProfile)", "NoSuchEntity (AddRoleToInstanceProfile)"),
+    *("NoSuchEntity (AttachRolePolicy)", "NoSuchEntity (PutRolePolicy)"),
+    # EC2 does not know for a moment what it has just made.
+    *("InvalidInstanceID.NotFound", "InvalidGroup.NotFound", "InvalidNetworkInterfaceID.NotFound"),
 )
-"""What clouds say when they are busy, or when another launch makes the same network or role in the
-same moment (SkyPilot looks first and makes then): it is worth to ask again."""
+"""What clouds say when they are busy, or not yet done with what they were asked before: it is worth
+to ask again."""
+_SERVER_FAULT = re.compile(
+    r"5\d\d|Unavailable|ServerInternal|ServiceFailure|RequestTimeout|TooManyRequestsException"
+)
+"""Codes of AWS that say the same. Whole codes, for as parts of sentences they say too little; the
+SDK takes the HTTP status for the code of an answer that is none of AWS's own."""
+_AWAY = (
+    *("Could not connect to the endpoint", "Name or service not known", "SSLError"),
+    *("Failed to establish a new connection", "NameResolutionError"),
+)
+"""What this machine says when it does not reach the cloud."""
 _LASTING = (
     *("UnauthorizedOperation", "AccessDenied", "AuthFailure", "InvalidClientTokenId"),
     *("ExpiredToken", "RequestExpired", "OptInRequired", "IAM_PERMISSION_DENIED", "access denied"),
@@ -56,8 +75,9 @@ _LASTING = (
     *("Found no quota", "exceeded quota", "exceeding approved"),
     *("VPC_NOT_FOUND", "SUBNET_NOT_FOUND", "InvalidSubnet", "InvalidVpcID", "InvalidGroup"),
     *("No default VPC", "No VPC with name", "No subnets found", "no usable subnets"),
-    *("Could not connect to the endpoint", "Name or service not known", "SSLError"),
-    *("Failed to establish a new connection", "NameResolutionError"),
+    *("SKYPILOT_ERROR_NO_NODES_LAUNCHED", "Reason: Unauthorized", "denied the request"),
+    *("SERVICE_DISABLED", "accessNotConfigured", "it is disabled", "invalid_grant"),
+    *("Reauthentication is needed", *_AWAY),
 )
 """What clouds say when a right, an image, a quota or a network is missing."""
 _LASTING_ERRORS = frozenset(
@@ -76,8 +96,20 @@ _BEFORE_NODES = re.compile(
 _NEVER_ASKED = ("SKYPILOT_ERROR_NO_NODES_LAUNCHED", "NoClusterLaunchedError")
 _QUEUED = re.compile(r"Failed to acquire resources in .{0,200} for \{(?:Slurm|Kubernetes)\(")
 """A scheduler that kept a launch in its queue has given it nothing, and SkyPilot says no more."""
-_NODES_UP = re.compile(r"\b(?:Instance is|Instances are|Pod is|Pods are) up\b")
-"""What SkyPilot prints once it has reached all nodes of a cluster."""
+_SET_UP = re.compile(
+    r"Failed to (?:set up SkyPilot runtime|SSH to|run setup commands|start ray|start skylet)\b"
+    r"|Could not find any head instance"
+)
+"""What SkyPilot says when nodes that it had were lost, or out of reach, while it set them up."""
+_NODES_UP = re.compile(
+    r"\b(?:Instance is|Instances are|Pod is|Pods are) up\b|Failed to wait for instances"
+    r"|number of running instances is different|=== Slurm job logs|stuck on the same condition"
+    r"|has not started running|terminated with error while pod"
+)
+"""What SkyPilot prints once it has some nodes of a cluster."""
+_HARMLESS = "Proceeding assuming"
+"""SkyPilot could not ask for the quota, and went on."""
+_PREFIX = re.compile(r"^[DIWECF] \d\d-\d\d .*?\] ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +118,10 @@ class Refusal:
 
     words: str
     """The cloud's own; empty if it said nothing that is understood."""
-    lasting: bool
+    lasting: bool = False
     """True if no wait will mend it."""
+    broke_off: bool = False
+    """True if nodes were there, and were lost or out of reach while they were set up."""
     busy: bool = False
     """True if it is worth to ask again at once, and nothing was said of capacity."""
     nodes_ran: bool = False
@@ -105,17 +139,30 @@ def read_refusal(history: Iterable[BaseException], said: str) -> Refusal:
         said: what the request printed, and what its error says.
     """
     errors = list(history)
-    lines = [line.strip() for line in "\n".join([said, *map(str, errors)]).splitlines()]
+    told = "\n".join([said, *map(str, errors)]).splitlines()
+    lines = [_PREFIX.sub("", line.strip()) for line in told if _HARMLESS not in line]
+    if any(_SET_UP.search(line) for line in lines):
+        return Refusal(words=_of_the_set_up(errors, lines), broke_off=True, nodes_ran=True)
     own = _by_code(lines)
     understood = _understood(own, lines, errors)
     return replace(understood, nodes_ran=_nodes_ran(lines, understood))
+
+
+def _of_the_set_up(errors: list[BaseException], lines: list[str]) -> str:
+    """Return the sentence that says why, and nothing that a node has printed."""
+    first = [str(error).strip().partition("\n")[0] for error in errors]
+    found = next((line for line in [*first, *lines] if _SET_UP.search(line)), "")
+    return found[:_WORDS_CHARS]
 
 
 def _understood(own: dict[str, str], lines: list[str], errors: list[BaseException]) -> Refusal:
     for waits in (_CAPACITY, _BUSY):
         found = _first(own, lines, waits)
         if found:
-            return Refusal(words=found, lasting=False, busy=waits is _BUSY)
+            return Refusal(words=found, busy=waits is _BUSY)
+    for code, sentence in own.items():
+        if _SERVER_FAULT.fullmatch(code):
+            return Refusal(words=sentence, busy=True)
     named = next((error for error in errors if type(error).__name__ in _LASTING_ERRORS), None)
     if own:  # a code of AWS that is none of those above is not about capacity
         return Refusal(words=next(iter(own.values())), lasting=True)
@@ -133,7 +180,8 @@ def _nodes_ran(lines: list[str], understood: Refusal) -> bool:
         return True
     if any(word in text for word in _NEVER_ASKED) or _QUEUED.search(text):
         return False
-    return not understood.words or (understood.busy and not calls)
+    lost_touch = any(word in understood.words for word in _AWAY)
+    return not understood.words or lost_touch or (understood.busy and not calls)
 
 
 def _by_code(lines: list[str]) -> dict[str, str]:
@@ -149,8 +197,11 @@ def _by_code(lines: list[str]) -> dict[str, str]:
 
 
 def _first(own: dict[str, str], lines: list[str], words: tuple[str, ...]) -> str:
-    """Return the first sentence that has one of these words in it; empty if none has."""
-    for sentence in (*own.values(), *lines):
+    """Return the first sentence that has one of these words in it; empty if none has.
+
+    Kubernetes tells its reason in a word first, and some lines later in a sentence.
+    """
+    for sentence in sorted((*own.values(), *lines), key=lambda line: line.startswith("Reason: ")):
         if any(word.lower() in sentence.lower() for word in words):
             return sentence[:_WORDS_CHARS]
     return ""

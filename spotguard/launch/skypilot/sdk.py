@@ -60,6 +60,8 @@ class LaunchFacts:
     """It is worth to ask again at once."""
     nodes_ran: bool = False
     """Nodes may have run, and cost money, until the launch was given up."""
+    broke_off: bool = False
+    """Nodes were there, and were lost or out of reach before the job was handed to them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,19 +346,25 @@ class SkySdk:
         try:
             with _translated():
                 sky.get(request_id)
-        except Unreachable:
-            raise
+        except Unreachable as problem:
+            if not isinstance(problem.__cause__, sky.exceptions.RequestInterruptedError):
+                raise
+            return _broken_off("SkyPilot's server was stopped meanwhile")
         except (NoCapacity, LauncherFailure) as problem:
             cause = problem.__cause__
+            cancelled = isinstance(cause, sky.exceptions.RequestCancelled)
+            if cancelled or "BrokenProcessPool" in problem.message:  # its program was killed
+                return _broken_off(problem.message)
             history = [] if cause is None else [*getattr(cause, "failover_history", ()), cause]
             refusal = read_refusal(history, _plain_lines(self._printed(request_id)))
-            refused = isinstance(problem, NoCapacity)
+            asks_again = isinstance(problem, NoCapacity) or refusal.busy
             return LaunchFacts(
-                phase=ClusterPhase.NO_CAPACITY if refused else ClusterPhase.FAILED,
+                phase=ClusterPhase.NO_CAPACITY if asks_again else ClusterPhase.FAILED,
                 problem=refusal.words or problem.message,
                 lasting=refusal.lasting,
                 busy=refusal.busy,
                 nodes_ran=refusal.nodes_ran,
+                broke_off=refusal.broke_off and not asks_again,
             )
         return LaunchFacts(phase=ClusterPhase.DONE)
 
@@ -442,6 +450,11 @@ def _translated() -> Iterator[None]:
         raise LauncherFailure("SkyPilot gave up; its log says why") from problem
     except Exception as problem:  # the server sends whatever it met, to be raised again here
         raise LauncherFailure(f"SkyPilot: {_short(str(problem))}") from problem
+
+
+def _broken_off(problem: str) -> LaunchFacts:
+    """Return what became of a launch that somebody, or something, ended."""
+    return LaunchFacts(phase=ClusterPhase.FAILED, problem=problem, nodes_ran=True, broke_off=True)
 
 
 def _bill(cluster: str) -> dict[str, Any] | None:

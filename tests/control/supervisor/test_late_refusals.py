@@ -237,6 +237,31 @@ def test_a_failed_launch_whose_nodes_ran_is_paid(tmp_path: Path) -> None:
     check_books(world)
 
 
+def test_nodes_that_are_taken_in_their_set_up_are_followed_by_others(tmp_path: Path) -> None:
+    """Spot machines go in these minutes, too: the run goes on, and what ran is paid."""
+    world = World(tmp_path)
+    world.launcher.lose_in_set_up("no SSH to the nodes", times=2)
+    record = world.run()
+    assert record.settled is not None
+    assert record.settled.state is RunState.FINISHED
+    ends = [attempt.end for attempt in record.attempts if attempt.end]
+    lost, finished = EndReason.NODE_LOST, EndReason.FINISHED
+    assert [end.reason for end in ends] == [lost, lost, finished]
+    assert "no SSH to the nodes" in ends[0].detail
+    check_books(world)
+
+
+def test_a_set_up_that_never_succeeds_is_given_up(tmp_path: Path) -> None:
+    """An image that cannot be set up would eat a budget, node by node."""
+    world = World(tmp_path)
+    world.launcher.lose_in_set_up("Failed to start ray", times=100)
+    record = world.run()
+    assert record.settled is not None
+    assert record.settled.state is RunState.PAUSED
+    assert len(world.launcher.started) == Policy().barren_attempts
+    check_books(world)
+
+
 def test_a_budget_ends_launches_that_come_to_nothing_and_cost_money(tmp_path: Path) -> None:
     """Hard means hard: each try is paid, and none is made that the rest cannot pay."""
     patient = Policy(capacity_patience_s=1e6)

@@ -124,9 +124,60 @@ def test_a_busy_cloud_is_told_from_a_full_one() -> None:
 @pytest.mark.parametrize("code", RACES)
 def test_what_another_launch_made_in_the_same_moment_is_asked_again(code: str) -> None:
     """Two runs begin in a fresh region: both see no security group, and both make one."""
-    refusal = read_refusal([], aws(code, "It exists already.", RACES[code]))
+    refusal = read_refusal([], aws(code, "It is there already.", RACES[code]))
     assert (refusal.busy, refusal.lasting, refusal.nodes_ran) == (True, False, False)
     assert code in refusal.words
+
+
+BUSY = {
+    "not seen yet": aws("InvalidInstanceID.NotFound", "The instance ID", "CreateTags"),
+    "half made": aws("InvalidParameterValue", "Value (x) for parameter iamInstanceProfile.arn is"),
+    "no answer of AWS's own": aws("503", "Service Unavailable"),
+    "unavailable": aws("Unavailable", "The server is overloaded", "DescribeVpcs"),
+    "GCP's rate": "Got return code 'rateLimitExceeded' in us-central1-a: Quota exceeded for query",
+    "a registry's rate": "pod is pending: ErrImagePull: toomanyrequests: pull rate limit",
+}
+
+
+@pytest.mark.parametrize("name", BUSY)
+def test_what_a_moment_mends_does_not_end_a_run(name: str) -> None:
+    """It was called lasting once: a missing quota, or a code that was not known."""
+    refusal = read_refusal([], BUSY[name])
+    assert (refusal.busy, refusal.lasting) == (True, False)
+
+
+NOISE = "Retrying after: Failed to establish a new connection: 403 Forbidden, permission denied"
+IN_THE_SET_UP = {
+    "SSH": "Failed to SSH to 10.0.0.7 after timeout 600s, with Permission denied (publickey)",
+    "packages": f"Failed to run setup commands on an instance. (exit code 1). Error: {NOISE}",
+    "ray": f"Failed to start ray on the worker node (exit code 1). Error: \n===== stdout\n{NOISE}",
+    "skylet": f"Failed to start skylet on the head node (exit code 255).\n{NOISE}",
+    "head": "Could not find any head instance. To fix: refresh status with: sky status -r",
+}
+
+
+@pytest.mark.parametrize("name", IN_THE_SET_UP)
+def test_a_node_that_is_lost_in_its_set_up_is_no_refusal(name: str) -> None:
+    """Whatever it printed before: its words are not the cloud's. It ran, and was paid."""
+    error = RuntimeError(IN_THE_SET_UP[name])
+    said = f"Instance is up.\n{LASTS['UnauthorizedOperation']}\nE 11-23 12:00:00.000 PID=7 p.py:9] "
+    refusal = read_refusal([error], f"{said}Failed to set up SkyPilot runtime on cluster.\n{NOISE}")
+    assert (refusal.broke_off, refusal.lasting, refusal.nodes_ran) == (True, False, True)
+    assert refusal.words == IN_THE_SET_UP[name].partition("\n")[0]
+
+
+def test_harmless_lines_are_not_the_reason() -> None:
+    """SkyPilot could not ask for a quota and went on; Kubernetes tells its reason twice."""
+    quota = 'Proceeding assuming quotas are available. Error: Could not connect to the endpoint "x"'
+    assert read_refusal([], f"{quota}\n{GENERIC}").words == ""
+    said = "W 11-23 12:00:00.000 PID=7 instance.py:2628] Reason: Forbidden\nexceeded quota: gpus"
+    refusal = read_refusal([], said)
+    assert (refusal.words, refusal.lasting) == ("exceeded quota: gpus", True)
+
+
+def test_a_cloud_out_of_reach_proves_nothing_of_nodes() -> None:
+    """The line may have gone after nodes were asked for."""
+    assert read_refusal([], "<urlopen error: Failed to establish a new connection>").nodes_ran
 
 
 def test_words_are_short_and_hold_no_encoded_message() -> None:
@@ -183,6 +234,43 @@ LOGS: dict[str, tuple[str, str, LaunchFacts]] = {
         LASTS["AccessDenied"],
         LaunchFacts(phase=ClusterPhase.FAILED, problem="AccessDenied", lasting=True),
     ),
+    "exit, but for a moment": (
+        "SystemExit",
+        "Failed to fetch IAM instance profile\nError code: Throttling",
+        LaunchFacts(
+            phase=ClusterPhase.NO_CAPACITY, problem="Throttling", busy=True, nodes_ran=True
+        ),
+    ),
+    "died in its set-up": (
+        "ClusterSetUpError",
+        "Instance is up.\nFailed to SSH to 10.0.0.7 after timeout 600s",
+        LaunchFacts(
+            phase=ClusterPhase.FAILED,
+            problem="Failed to SSH to 10.0.0.7 after timeout 600s",
+            nodes_ran=True,
+            broke_off=True,
+        ),
+    ),
+    "cancelled": (
+        "RequestCancelled",
+        "",
+        LaunchFacts(
+            phase=ClusterPhase.FAILED,
+            problem=f"SkyPilot: {GENERIC}",
+            nodes_ran=True,
+            broke_off=True,
+        ),
+    ),
+    "server stopped": (
+        "RequestInterruptedError",
+        "",
+        LaunchFacts(
+            phase=ClusterPhase.FAILED,
+            problem="SkyPilot's server was stopped meanwhile",
+            nodes_ran=True,
+            broke_off=True,
+        ),
+    ),
 }
 
 
@@ -191,7 +279,7 @@ def test_the_log_of_the_request_is_read(name: str, monkeypatch: pytest.MonkeyPat
     """AWS's reason is nowhere else. A request may end in an exit, which must not become ours."""
     sky = pytest.importorskip("sky")
     raised, printed, facts = LOGS[name]
-    error = SystemExit(1) if name == "exit" else getattr(sky.exceptions, raised)(GENERIC)
+    error = SystemExit(1) if raised == "SystemExit" else getattr(sky.exceptions, raised)(GENERIC)
 
     def get(request_id: str) -> None:
         raise error

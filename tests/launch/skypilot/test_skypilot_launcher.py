@@ -149,6 +149,11 @@ STATES: dict[str, tuple[FakeSdk, ClusterState, NodeEnd | None]] = {
         NodeEnd.LOST,
     ),
     "failed, nothing left": (FakeSdk(launches={NAME: FAILED}), ClusterState.FAILED, None),
+    "its launch is forgotten, something left": (
+        FakeSdk(clusters={NAME: replace(up(), up=False)}),
+        ClusterState.UP,
+        NodeEnd.LOST,
+    ),
     "failed, something left": (
         FakeSdk(launches={NAME: FAILED}, clusters={NAME: up()}),
         ClusterState.UP,
@@ -238,6 +243,16 @@ def test_what_is_told_besides_the_state() -> None:
     assert not alone.some_lost
     assert not seen(STATES["up, done"][0]).some_lost
     assert "does not answer" in seen(STATES["nobody answers"][0]).detail
+
+
+def test_a_spot_machine_that_goes_in_its_set_up_is_a_lost_node() -> None:
+    """The next attempt follows, as after any other loss: a failed launch would end the run."""
+    view = seen(FakeSdk(launches={NAME: replace(FAILED, broke_off=True)}))
+    assert view.state is ClusterState.GONE
+    assert view.some_lost, "SkyPilot does not say which"
+    assert [(node.end, node.detail) for node in view.nodes] == [
+        (NodeEnd.LOST, "lost in its set-up: no such image")
+    ]
 
 
 def test_a_job_that_nobody_can_tell_of_is_not_over() -> None:
