@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.ec2.ec2_lab import EAST, GUARDED, IRELAND, OHIO, WEST, wait_until, zones
+from tests.e2e.ec2.ec2_lab import EAST, GUARDED, IRELAND, WEST, wait_until, zones
 from tests.e2e.lab.lab_jobs import JOBS, reasons
 from tests.e2e.lab.scripted_lab import INFRA
 
@@ -27,6 +27,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.ec2, pytest.mark.timeout(3000)]
 # `doctor` sees the orphans of all.
 
 EXACT = JOBS / "exact.py"
+SELDOM = ("--save-every", "15 steps")
+"""Each save is some requests to the lab's S3: more would take the cores from the launches."""
 NOTICE_S = 75
 """AWS gives two minutes; other stories' launches may be in front of one's for half a minute."""
 OVERLAP_S = 180
@@ -51,7 +53,7 @@ def test_interrupted_four_ways_two_nodes_end_with_the_undisturbed_weights(
     ec2.verb("policy", str(INFRA / "iam" / "aws-policy.json"), GUARDED, beside.prefix)
     run = beside.begin(
         EXACT,
-        *("--nodes", "2", "--budget", "5"),
+        *("--nodes", "2", "--budget", "5", *SELDOM),
         args=("--epochs", str(epochs), "--pause", "0.7", "--until-attempt", "4"),
     )
     beside.trains(run, attempt=1)
@@ -83,7 +85,7 @@ def test_interrupted_four_ways_two_nodes_end_with_the_undisturbed_weights(
     assert [attempt["nodes"] for attempt in status["attempts"]] == [2] * 4
     lost = [attempt["steps_lost"] for attempt in status["attempts"]]
     assert (lost[1], lost[2]) == (0, 0)
-    assert lost[0] <= 10, "two intervals between saves"
+    assert lost[0] <= 30, "two intervals between saves"
     assert {"notice", "no_capacity"} <= set(beside.kinds(run))
     instances = ec2.instances(run)
     assert len(instances) == 8, "two for each attempt: nothing was launched twice"
@@ -114,7 +116,7 @@ def test_on_demand_by_rule_stopped_resumed_adopted_and_others_left_alone(
         ec2.verb("capacity", zone, "0")
     run = first.begin(
         EXACT,
-        *("--nodes", "1", "--budget", "5", "--on-demand", "fallback-after 20s"),
+        *("--nodes", "1", "--budget", "5", "--on-demand", "fallback-after 20s", *SELDOM),
         args=("--epochs", str(epochs), "--pause", "2.0", "--until-attempt", "3"),
         region=WEST,
     )
@@ -142,14 +144,14 @@ def test_on_demand_by_rule_stopped_resumed_adopted_and_others_left_alone(
     assert first.spotguard("stop", run, timeout_s=400.0).code == 0
     first.is_in(run, "stopped")
     assert ec2.living(run) == []
-    poor.trains(alone, attempt=1)
-    poor.kill_controller(alone)
 
     for zone in zones(WEST):
         ec2.verb("capacity", zone, "any")
     for action in ("RunInstances", "TerminateInstances"):
         ec2.verb("fault", f"ec2:{action}", "throttle", "1", "0", WEST)
     assert first.spotguard("resume", run, "--detach").code == 0
+    poor.trains(alone, attempt=1)
+    poor.kill_controller(alone)
     status = first.trains(run, attempt=2)
     assert status["attempts"][-1]["market"] == "spot"
     (living,) = ec2.living(run)
@@ -162,9 +164,9 @@ def test_on_demand_by_rule_stopped_resumed_adopted_and_others_left_alone(
         "the other home has the run",
         timeout_s=400.0,
     )
-    ec2.verb("fault", "ec2:RunInstances", "deny", "all", "0", OHIO)
+    ec2.verb("fault", "ec2:RunInstances", "deny", "all", "0", IRELAND)  # all of its runs are up
     refused = denied.begin(
-        EXACT, *("--nodes", "1", "--budget", "5"), args=("--epochs", "1"), region=OHIO
+        EXACT, *("--nodes", "1", "--budget", "5"), args=("--epochs", "1"), region=IRELAND
     )
     status = second.settled(run)
     assert status["state"] == "finished"
