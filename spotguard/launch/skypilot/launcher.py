@@ -307,7 +307,8 @@ class _Watch(threading.Thread):
         self._down_under_way = False
         self._heard = self._was_heard = False
         self._lost = ""
-        """How the cloud says that a node ended."""
+        self._lost_early = ""
+        """How the cloud says that a node ended, now and while SkyPilot set the nodes up."""
         self._due_at = clock.monotonic() + (0.0 if view is None else self._pause_s())
         """From when on the next look is waited for."""
 
@@ -372,8 +373,8 @@ class _Watch(threading.Thread):
 
         SkyPilot asks a node that has just died, too, and waits for it for half a minute.
         """
-        if self._lost or self.view.state is not ClusterState.UP:
-            return self._look_once(self._lost)
+        if self._lost or self.view.state is not ClusterState.UP or self._lost_early:
+            return self._look_once(self._lost or self._lost_early)
         seen: list[ClusterView] = []
         looking = threading.Thread(
             target=copy_context().run,
@@ -411,14 +412,17 @@ class _Watch(threading.Thread):
                 return
 
     def _said_lost(self) -> str:
-        """Ask for nodes that ended by something else than our own order."""
-        if (
-            self.view.state is not ClusterState.UP
-            or self.view.job_over
-            or self._down_at is not None
-        ):
+        """Ask for nodes that ended by something else than our own order.
+
+        SkyPilot waits ten minutes for a spot machine that goes in its set-up.
+        """
+        starting = self.view.state is ClusterState.STARTING
+        lives = starting or self.view.state is ClusterState.UP
+        if not lives or self.view.job_over or self._down_at is not None:
             return ""
-        return self._sdk.lost(self.cluster)
+        lost = self._sdk.lost(self.cluster, starting=starting)
+        self._lost_early = lost if starting else ""
+        return lost
 
     def _is_being_taken_down(self) -> bool:
         """Tell whether it is too early to look: a look would wait for the cluster's own lock."""
@@ -490,7 +494,10 @@ def look(
 def _look(sdk: Sdk, cluster: str, clock: Clock, *, was_starting: bool, lost: str) -> ClusterView:
     launch = sdk.launch_of(cluster)
     if launch is not None and launch.phase is ClusterPhase.UNDER_WAY:
-        return ClusterView(state=ClusterState.STARTING)
+        if not lost:
+            return ClusterView(state=ClusterState.STARTING)
+        node = NodeView(index=0, end=NodeEnd.LOST, detail=f"lost in its set-up: {lost}")
+        return ClusterView(state=ClusterState.UP, nodes=(node,), some_lost=True, detail=lost)
     just_up = was_starting and launch is not None and launch.phase is ClusterPhase.DONE
     facts = sdk.cluster(cluster, fresh=not (just_up or lost))
     if facts is not None and lost:

@@ -150,9 +150,9 @@ def read_refusal(history: Iterable[BaseException], said: str) -> Refusal:
 
 def _of_the_set_up(errors: list[BaseException], lines: list[str]) -> str:
     """Return the sentence that says why, and nothing that a node has printed."""
-    first = [str(error).strip().partition("\n")[0] for error in errors]
+    first = [str(error).strip().partition("\n")[0].strip() for error in errors]
     found = next((line for line in [*first, *lines] if _SET_UP.search(line)), "")
-    return found[:_WORDS_CHARS]
+    return found.removesuffix("Error:").strip()[:_WORDS_CHARS]
 
 
 def _understood(own: dict[str, str], lines: list[str], errors: list[BaseException]) -> Refusal:

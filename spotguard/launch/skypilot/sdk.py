@@ -112,10 +112,11 @@ class Sdk(Protocol):
         """
         ...
 
-    def lost(self, cluster: str) -> str:
+    def lost(self, cluster: str, *, starting: bool) -> str:
         """Return how the cloud itself says that a node of a cluster ended; empty if it does not.
 
-        Milliseconds, where a cloud is asked. Only clusters that were looked at can be asked for.
+        While it is `starting`, only what the cloud has ended counts. Milliseconds, where a cloud is
+        asked. Only clusters that were submitted or looked at can be asked for.
         """
         ...
 
@@ -158,6 +159,9 @@ class SkySdk:
     def submit(self, task: dict[str, Any], cluster: str) -> None:
         """Ask for a new cluster, which takes itself down when it is idle."""
         sky = load_sky()
+        cloud, _, place = str(task["resources"].get("infra", "")).partition("/")
+        if cloud.upper() == _AWS and place:
+            self._aws_regions[cluster] = place.partition("/")[0]
         with _translated():
             made = sky.Task.from_yaml_config(copy.deepcopy(task))  # which takes it apart
             sky.launch(
@@ -198,10 +202,10 @@ class SkySdk:
                 detail=_short(status.get("init_status_reason") or ""),
             )
 
-    def lost(self, cluster: str) -> str:
+    def lost(self, cluster: str, *, starting: bool) -> str:
         """Ask EC2; other clouds are not asked."""
         region = self._aws_regions.get(cluster)
-        return _ENDS.why(region, cluster) if region else ""
+        return _ENDS.why(region, cluster, taken=starting) if region else ""
 
     def ended_at(self, cluster: str) -> float | None:
         """Look among the clusters that SkyPilot has billed."""

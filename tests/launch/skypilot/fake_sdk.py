@@ -77,7 +77,7 @@ class FakeSdk:
         self._ask("cluster" if fresh else "books")
         return self.clusters.get(cluster)
 
-    def lost(self, cluster: str) -> str:
+    def lost(self, cluster: str, *, starting: bool) -> str:
         """Return what the test set; not noted as a call, for SkyPilot is not asked."""
         return self.said_lost.get(cluster, "")
 

@@ -150,7 +150,7 @@ NOISE = "Retrying after: Failed to establish a new connection: 403 Forbidden, pe
 IN_THE_SET_UP = {
     "SSH": "Failed to SSH to 10.0.0.7 after timeout 600s, with Permission denied (publickey)",
     "packages": f"Failed to run setup commands on an instance. (exit code 1). Error: {NOISE}",
-    "ray": f"Failed to start ray on the worker node (exit code 1). Error: \n===== stdout\n{NOISE}",
+    "ray": f"Failed to start ray on the worker node (exit code 1).\n===== stdout\n{NOISE}",
     "skylet": f"Failed to start skylet on the head node (exit code 255).\n{NOISE}",
     "head": "Could not find any head instance. To fix: refresh status with: sky status -r",
 }
@@ -164,6 +164,12 @@ def test_a_node_that_is_lost_in_its_set_up_is_no_refusal(name: str) -> None:
     refusal = read_refusal([error], f"{said}Failed to set up SkyPilot runtime on cluster.\n{NOISE}")
     assert (refusal.broke_off, refusal.lasting, refusal.nodes_ran) == (True, False, True)
     assert refusal.words == IN_THE_SET_UP[name].partition("\n")[0]
+
+
+def test_what_a_node_printed_is_left_out_with_the_word_before_it() -> None:
+    """SkyPilot's sentence ends in `Error: `, and pages follow."""
+    told = read_refusal([RuntimeError(f"Failed to start ray on the node. Error: \n{NOISE}")], "")
+    assert told.words == "Failed to start ray on the node."
 
 
 def test_harmless_lines_are_not_the_reason() -> None:

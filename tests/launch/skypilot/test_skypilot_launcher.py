@@ -245,6 +245,27 @@ def test_what_is_told_besides_the_state() -> None:
     assert "does not answer" in seen(STATES["nobody answers"][0]).detail
 
 
+def test_a_node_that_ec2_takes_in_its_set_up_is_not_waited_for() -> None:
+    """SkyPilot tries to reach it for ten minutes. What was said once holds until the end."""
+    sdk = FakeSdk(launches={NAME: LaunchFacts(phase=ClusterPhase.UNDER_WAY)})
+    starting = ClusterView(state=ClusterState.STARTING)
+    watch = launcher_module._Watch(sdk, NAME, starting, FakeClock(now=500.0))
+    watch._wake, views = Passing(), list[ClusterView]()
+
+    def look() -> None:
+        views.append(watch.view)
+        sdk.said_lost[NAME] = "EC2 says that i-1 is terminated: Server.SpotInstanceTermination"
+        if len(views) == 4:
+            watch.stop()
+
+    sdk.before_look = look
+    watch.run()
+    assert [view.state for view in views[:2]] == [ClusterState.STARTING] * 2
+    lost = {(view.state, node.end) for view in [*views[2:], watch.view] for node in view.nodes}
+    assert lost == {(ClusterState.UP, NodeEnd.LOST)}
+    assert len(views[3].nodes) == 1
+
+
 def test_a_spot_machine_that_goes_in_its_set_up_is_a_lost_node() -> None:
     """The next attempt follows, as after any other loss: a failed launch would end the run."""
     view = seen(FakeSdk(launches={NAME: replace(FAILED, broke_off=True)}))

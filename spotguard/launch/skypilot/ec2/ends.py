@@ -36,6 +36,8 @@ class _Region:
     wanted: dict[str, float] = field(default_factory=dict)
     """When somebody last asked for each cluster."""
     lost: dict[str, str] = field(default_factory=dict)
+    taken: dict[str, str] = field(default_factory=dict)
+    """Those of them that EC2 itself has ended, not somebody's order."""
     ask_at: float = float("-inf")
     client: Any = None
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -52,9 +54,10 @@ class Ec2Ends:
         self._client = client or partial(client_of, within_s=_ASK_WITHIN_S, tries=1)
         self._regions: dict[str, _Region] = {}
 
-    def why(self, region: str, cluster: str) -> str:
+    def why(self, region: str, cluster: str, *, taken: bool = False) -> str:
         """Return how EC2 says that an instance of a cluster ended; empty while none is known to.
 
+        `taken`: ended by EC2 itself. SkyPilot ends instances as it goes on to the next place.
         Blocks for some seconds at most, where EC2 does not answer.
         """
         mine = self._regions.setdefault(region, _Region())
@@ -64,7 +67,7 @@ class Ec2Ends:
             if now >= mine.ask_at:
                 mine.ask_at = now + ASK_EVERY_S
                 self._ask(region, mine, now)
-            return mine.lost.get(cluster, "")
+            return (mine.taken if taken else mine.lost).get(cluster, "")
 
     def _ask(self, region: str, mine: _Region, now: float) -> None:
         mine.wanted = {each: at for each, at in mine.wanted.items() if now - at < _WANTED_S}
@@ -73,7 +76,7 @@ class Ec2Ends:
             return
         try:
             mine.client = mine.client or self._client(region)
-            mine.lost = _lost(mine.client, list(mine.wanted))
+            mine.lost, mine.taken = _lost(mine.client, list(mine.wanted))
         except unanswered() as problem:
             log.info("EC2 does not say which instances of %s ended: %s", region, problem)
             mine.ask_at = now + _AFTER_PROBLEM_S
@@ -82,15 +85,21 @@ class Ec2Ends:
             mine.ask_at = now + _AFTER_PROBLEM_S
 
 
-def _lost(client: Any, clusters: Sequence[str]) -> dict[str, str]:
-    """Return, for each cluster of which an instance has ended, the first such instance's story."""
-    found: dict[str, str] = {}
+def _lost(client: Any, clusters: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return, for each cluster of which an instance has ended, the first such instance's story.
+
+    And the same of those that EC2 itself has ended.
+    """
+    lost: dict[str, str] = {}
+    taken: dict[str, str] = {}
     for begin in range(0, len(clusters), _AT_ONCE):
         asked = clusters[begin : begin + _AT_ONCE]
         for each in instances_of(client, asked, states=_ENDING):
             tags = {tag["Key"]: tag["Value"] for tag in each["Tags"]}
-            found.setdefault(tags[CLUSTER_TAG], _story(each))
-    return found
+            lost.setdefault(tags[CLUSTER_TAG], _story(each))
+            if (each.get("StateReason") or {}).get("Code", "").startswith("Server."):
+                taken.setdefault(tags[CLUSTER_TAG], _story(each))
+    return lost, taken
 
 
 def _story(instance: Any) -> str:

@@ -77,6 +77,22 @@ def test_one_of_two_nodes_ends_and_its_cluster_alone_is_told_of() -> None:
 
 
 @moto.mock_aws
+def test_what_somebody_ordered_is_told_from_what_ec2_took() -> None:
+    """SkyPilot ends what it got in one place before it goes on to the next: it is no loss."""
+    ec2, clock = boto3.client("ec2", region_name=REGION), FakeClock()
+    subject = Ec2Ends(clock, lambda region: ec2)
+    [ordered], [taken] = launched(ec2, "ordered"), launched(ec2, "taken")
+    ec2.terminate_instances(InstanceIds=[ordered, taken])
+    backend = moto.backends.get_backend("ec2")[moto.core.DEFAULT_ACCOUNT_ID][REGION]
+    backend.get_instance(taken).state_reason.code = "Server.SpotInstanceTermination"
+    assert subject.why(REGION, "ordered") != ""
+    clock.advance(ASK_EVERY_S)
+    assert subject.why(REGION, "taken").startswith(f"EC2 says that {taken} is terminated")
+    assert subject.why(REGION, "taken", taken=True) == subject.why(REGION, "taken")
+    assert subject.why(REGION, "ordered", taken=True) == ""
+
+
+@moto.mock_aws
 def test_who_asks_no_more_is_not_asked_for() -> None:
     """A question does not grow with all the clusters that ever were."""
     counted, clock = Counted(boto3.client("ec2", region_name=REGION)), FakeClock()
