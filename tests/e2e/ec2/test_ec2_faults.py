@@ -1,18 +1,21 @@
 """Each AWS call that a run makes fails once: throttled, by an internal error, by a missing right.
 
+And what else can go wrong before a job trains.
+
 A run of one node for each pair of call and fault, one after the other: an hour or more, so they are
 for a nightly run (`make ec2-faults`). `test_ec2_runs` has three of them.
 """
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.e2e.ec2.ec2_lab import wait_until
-from tests.e2e.lab.lab_jobs import JOBS
+from tests.e2e.lab.lab_jobs import JOBS, reasons
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,6 +75,27 @@ def test_a_call_fails_once(
     else:
         assert kind == "deny", status["state_detail"]
         assert action.partition(":")[2] in status["state_detail"], status["state_detail"]
+
+
+@pytest.mark.parametrize("after_s", [2.0, 20.0])
+def test_a_spot_machine_goes_while_it_is_set_up(
+    after_s: float,
+    machine: Callable[[str], Beside],
+    ec2: Ec2Lab,
+    undisturbed: Callable[..., Weights],
+) -> None:
+    """While SkyPilot waits for its SSH, and later: EC2's word ends the wait, others follow."""
+    beside = machine("user")
+    run = beside.begin(EXACT, *("--nodes", "1", "--budget", "5"), args=("--epochs", EPOCHS))
+    wait_until(lambda: [i for i in ec2.living(run) if i.state == "running"], "a node runs")
+    time.sleep(after_s)
+    ec2.verb("crash", ec2.living(run)[0].id)
+    status = beside.is_in(run, *_OVER)
+    assert status["state"] == "finished", status["state_detail"]
+    assert reasons(status) == ["node_lost", "finished"]
+    assert status["attempts"][0]["last_step"] is None
+    assert beside.final_weights(status) == undisturbed(EXACT, "--epochs", EPOCHS)
+    assert len(ec2.instances(run)) == 2
 
 
 def test_no_call_is_left_out(machine: Callable[[str], Beside], ec2: Ec2Lab) -> None:
