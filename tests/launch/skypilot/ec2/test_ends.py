@@ -83,7 +83,7 @@ def test_what_somebody_ordered_is_told_from_what_ec2_took() -> None:
     subject = Ec2Ends(clock, lambda region: ec2)
     [ordered], [taken] = launched(ec2, "ordered"), launched(ec2, "taken")
     ec2.terminate_instances(InstanceIds=[ordered, taken])
-    backend = moto.backends.get_backend("ec2")[moto.core.DEFAULT_ACCOUNT_ID][REGION]
+    backend = moto.backends.get_backend("ec2")["123456789012"][REGION]
     backend.get_instance(taken).state_reason.code = "Server.SpotInstanceTermination"
     assert subject.why(REGION, "ordered") != ""
     clock.advance(ASK_EVERY_S)
