@@ -40,7 +40,7 @@ _CAPACITY = (
 _BUSY = (
     *("RequestLimitExceeded", "Throttling", "RequestThrottled", "ServiceUnavailable"),
     *("InternalError", "InternalFailure", "RATE_EXCEEDED", "RESOURCE_NOT_READY"),
-    *("rateLimitExceeded", "RATE_LIMIT_EXCEEDED", "toomanyrequests"),
+    *("rateLimitExceeded", "RATE_LIMIT_EXCEEDED", "toomanyrequests", "subnets are pending"),
     # Two launches in a fresh region: SkyPilot looks for its network and its role, and makes them
     # if they are not there. One is told that they are there now, or sees them half made.
     *("InvalidPermission.Duplicate", "InvalidGroup.Duplicate", "InvalidKeyPair.Duplicate"),
@@ -76,7 +76,7 @@ _LASTING = (
     *("VPC_NOT_FOUND", "SUBNET_NOT_FOUND", "InvalidSubnet", "InvalidVpcID", "InvalidGroup"),
     *("No default VPC", "No VPC with name", "No subnets found", "no usable subnets"),
     *("SKYPILOT_ERROR_NO_NODES_LAUNCHED", "Reason: Unauthorized", "denied the request"),
-    *("SERVICE_DISABLED", "accessNotConfigured", "it is disabled", "invalid_grant"),
+    *("SERVICE_DISABLED", "accessNotConfigured", "before or it is disabled", "invalid_grant"),
     *("Reauthentication is needed", *_AWAY),
 )
 """What clouds say when a right, an image, a quota or a network is missing."""

@@ -135,6 +135,7 @@ BUSY = {
     "no answer of AWS's own": aws("503", "Service Unavailable"),
     "unavailable": aws("Unavailable", "The server is overloaded", "DescribeVpcs"),
     "GCP's rate": "Got return code 'rateLimitExceeded' in us-central1-a: Quota exceeded for query",
+    "a network not done": "SKYPILOT_ERROR_NO_NODES_LAUNCHED: All candidate subnets are pending in",
     "a registry's rate": "pod is pending: ErrImagePull: toomanyrequests: pull rate limit",
 }
 
