@@ -496,15 +496,15 @@ def _look(sdk: Sdk, cluster: str, clock: Clock, *, was_starting: bool, lost: str
     if launch is not None and launch.phase is ClusterPhase.UNDER_WAY:
         if not lost:
             return ClusterView(state=ClusterState.STARTING)
-        node = NodeView(index=0, end=NodeEnd.LOST, detail=f"lost in its set-up: {lost}")
-        return ClusterView(state=ClusterState.UP, nodes=(node,), some_lost=True, detail=lost)
+        return _lost_in_its_set_up(ClusterView(state=ClusterState.UP), lost)
     just_up = was_starting and launch is not None and launch.phase is ClusterPhase.DONE
     facts = sdk.cluster(cluster, fresh=not (just_up or lost))
     if facts is not None and lost:
         facts = replace(facts, up=False, unhealthy=True, detail=lost)
     if facts is None:
         if launch is not None and launch.broke_off:
-            return _gone_in_its_set_up(sdk, cluster, launch, clock)
+            gone = _gone(sdk, cluster, known=True, clock=clock)
+            return _lost_in_its_set_up(gone, launch.problem)
         if launch is not None and launch.phase in _CAME_TO_NOTHING:
             return _came_to_nothing(sdk, cluster, launch, clock)
         return _gone(sdk, cluster, known=launch is not None, clock=clock)
@@ -548,11 +548,10 @@ def _came_to_nothing(sdk: Sdk, cluster: str, launch: LaunchFacts, clock: Clock) 
     )
 
 
-def _gone_in_its_set_up(sdk: Sdk, cluster: str, launch: LaunchFacts, clock: Clock) -> ClusterView:
-    """Return that a node was lost, nobody says which: spot machines go in these minutes, too."""
-    lost = NodeView(index=0, end=NodeEnd.LOST, detail=f"lost in its set-up: {launch.problem}")
-    gone = _gone(sdk, cluster, known=True, clock=clock)
-    return replace(gone, nodes=(lost,), some_lost=True, detail=launch.problem)
+def _lost_in_its_set_up(view: ClusterView, why: str) -> ClusterView:
+    """Return it with a lost node, nobody says which: spot machines go in these minutes, too."""
+    lost = NodeView(index=0, end=NodeEnd.LOST, detail=f"lost in its set-up: {why}")
+    return replace(view, nodes=(lost,), some_lost=True, detail=why)
 
 
 def _gone(sdk: Sdk, cluster: str, *, known: bool, clock: Clock) -> ClusterView:

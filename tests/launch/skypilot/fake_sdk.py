@@ -23,6 +23,8 @@ class FakeSdk:
     clusters: dict[str, ClusterFacts] = field(default_factory=dict)
     ends: dict[str, float] = field(default_factory=dict)
     said_lost: dict[str, str] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=set)
+    """Clusters whose lost node the cloud itself has ended."""
     """How the cloud says that a node of a cluster ended."""
     jobs: dict[str, JobPhase] = field(default_factory=dict)
     printed: bytes = b""
@@ -79,7 +81,8 @@ class FakeSdk:
 
     def lost(self, cluster: str, *, starting: bool) -> str:
         """Return what the test set; not noted as a call, for SkyPilot is not asked."""
-        return self.said_lost.get(cluster, "")
+        counts = cluster in self.taken or not starting
+        return self.said_lost.get(cluster, "") if counts else ""
 
     def ended_at(self, cluster: str) -> float | None:
         """Return what the test set."""

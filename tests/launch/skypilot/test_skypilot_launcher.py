@@ -245,12 +245,12 @@ def test_what_is_told_besides_the_state() -> None:
     assert "does not answer" in seen(STATES["nobody answers"][0]).detail
 
 
-def test_a_node_that_ec2_takes_in_its_set_up_is_not_waited_for() -> None:
-    """SkyPilot tries to reach it for ten minutes. What was said once holds until the end."""
-    sdk = FakeSdk(launches={NAME: LaunchFacts(phase=ClusterPhase.UNDER_WAY)})
+def lost_while_it_starts(sdk: FakeSdk) -> list[ClusterView]:
+    """Return what a watch sees in four looks at a launch of which a node ends during the first."""
     starting = ClusterView(state=ClusterState.STARTING)
     watch = launcher_module._Watch(sdk, NAME, starting, FakeClock(now=500.0))
     watch._wake, views = Passing(), list[ClusterView]()
+    sdk.launches[NAME] = LaunchFacts(phase=ClusterPhase.UNDER_WAY)
 
     def look() -> None:
         views.append(watch.view)
@@ -260,10 +260,47 @@ def test_a_node_that_ec2_takes_in_its_set_up_is_not_waited_for() -> None:
 
     sdk.before_look = look
     watch.run()
+    return [*views, watch.view]
+
+
+def test_a_node_that_ec2_takes_in_its_set_up_is_not_waited_for() -> None:
+    """SkyPilot tries to reach it for ten minutes. What was said once holds until the end."""
+    views = lost_while_it_starts(FakeSdk(taken={NAME}))
     assert [view.state for view in views[:2]] == [ClusterState.STARTING] * 2
-    lost = {(view.state, node.end) for view in [*views[2:], watch.view] for node in view.nodes}
+    lost = {(view.state, node.end) for view in views[2:] for node in view.nodes}
     assert lost == {(ClusterState.UP, NodeEnd.LOST)}
     assert len(views[3].nodes) == 1
+
+
+def test_a_node_that_skypilot_ends_as_it_goes_on_is_not_lost() -> None:
+    """The launch is still under way, in the next place."""
+    views = lost_while_it_starts(FakeSdk())
+    assert {view.state for view in views} == {ClusterState.STARTING}
+
+
+@pytest.mark.parametrize(
+    ("infra", "asked"),
+    [("aws/us-east-1/us-east-1a", ["us-east-1"]), ("aws", []), ("gcp/us-central1", []), (None, [])],
+)
+def test_ec2_is_asked_of_a_launch_whose_region_is_known(
+    infra: str | None, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SkyPilot's books have the region once the cluster is up; that is too late."""
+    sky = pytest.importorskip("sky")
+    monkeypatch.setattr(sky.Task, "from_yaml_config", lambda task: task)
+    monkeypatch.setattr(sky, "launch", lambda *args, **settings: None)
+    regions = list[str]()
+
+    def why(region: str, cluster: str, *, taken: bool) -> str:
+        regions.append(region)
+        return "gone" if taken else ""
+
+    monkeypatch.setattr(sdk_module._ENDS, "why", why)
+    resources: dict[str, Any] = {"autostop": {"idle_minutes": 5}}
+    sdk = sdk_module.SkySdk()
+    sdk.submit({"resources": resources | ({"infra": infra} if infra else {})}, NAME)
+    assert sdk.lost(NAME, starting=True) == ("gone" if asked else "")
+    assert regions == asked
 
 
 def test_a_spot_machine_that_goes_in_its_set_up_is_a_lost_node() -> None:
@@ -404,14 +441,29 @@ def test_a_job_that_is_heard_but_may_have_lost_nodes_is_looked_at_often() -> Non
     assert watch._pause_s() == launcher_module._WATCH_EVERY_S
 
 
-def test_rest_is_no_silence_of_skypilot() -> None:
-    """Only a look that is due and not answered is: at once due when the job falls silent."""
-    clock = FakeClock()
+def calm_watch(clock: FakeClock) -> launcher_module._Watch:
+    """Return one whose job is heard, and that has just looked."""
     watch = launcher_module._Watch(FakeSdk(), NAME, UP, clock)
     watch.hear(True)
     watch._due_at = clock.monotonic() + watch._pause_s()
-    clock.advance(launcher_module._CALM_EVERY_S - 1.0)
+    return watch
+
+
+def test_rest_is_no_silence_of_skypilot() -> None:
+    """Only a look that is due and not answered is."""
+    clock = FakeClock()
+    watch = calm_watch(clock)
+    clock.advance(launcher_module._CALM_EVERY_S + launcher_module._ANSWER_WITHIN_S - 1.0)
     assert watch.answer() is UP
+    clock.advance(2.0)
+    assert watch.answer().state is ClusterState.UNREACHABLE
+
+
+def test_a_look_is_due_at_once_when_the_job_falls_silent() -> None:
+    """What was seen before holds for as long as an answer may take, and not for all the rest."""
+    clock = FakeClock()
+    watch = calm_watch(clock)
+    clock.advance(20.0)
     watch.hear(False)
     clock.advance(launcher_module._ANSWER_WITHIN_S - 1.0)
     assert watch.answer() is UP
