@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -169,7 +170,16 @@ def test_fabric_by_the_plain_api(lightning: Stories, tmp_path: Path) -> None:
         said += [line for line in ranks[0].said.splitlines() if line.startswith("step ")]
 
     assert Story(jobs.folder, []).samples() == calm.samples()
-    assert said == [line for line in calm.told if line.startswith("step ")]
+    assert losses(said) == pytest.approx(losses(calm.told), rel=1e-5)
+
+
+def losses(said: list[str]) -> dict[int, float]:
+    """The loss of each step that a rank printed.
+
+    Another number of ranks adds up the same gradients in another order, so the last digits may differ.
+    """
+    found = re.findall(r"^step (\d+) loss ([\d.]+)$", "\n".join(said), re.MULTILINE)
+    return {int(step): float(loss) for step, loss in found}
 
 
 @pytest.mark.parametrize(
