@@ -12,6 +12,7 @@ from spotguard.runtime.data.loader import AUTO, ElasticLoader, Loader
 from spotguard.runtime.data.streaming import StreamLoader, is_stream, refuse_indexed_options
 from spotguard.runtime.data.undivided_steps import UndividedLoader
 from spotguard.runtime.data.whole_stream import WholeStreamLoader
+from spotguard.runtime.preemption.worker_signals import leave_workers_to_their_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -152,6 +153,7 @@ class RunData:
         Raises:
             UsageError: a size makes no sense, or the dataset has neither indices nor a state.
         """
+        leave_workers_to_their_job()  # as since the start, but of classes that were imported since
         common: dict[str, Any] = {
             "global_batch_size": self._at_most(global_batch_size),
             "micro_batch_size": micro_batch_size,

@@ -176,7 +176,7 @@ def test_fabric_by_the_plain_api(lightning: Stories, tmp_path: Path) -> None:
 def losses(said: list[str]) -> dict[int, float]:
     """The loss of each step that a rank printed.
 
-    Another number of ranks adds up the same gradients in another order, so the last digits may differ.
+    Another number of ranks adds up the same gradients in another order: the last digits may differ.
     """
     found = re.findall(r"^step (\d+) loss ([\d.]+)$", "\n".join(said), re.MULTILINE)
     return {int(step): float(loss) for step, loss in found}

@@ -12,10 +12,6 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
-import multiprocessing
-import os
-import signal
-import threading
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,7 +32,6 @@ from spotguard.shared.typo_guess import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
-    from multiprocessing.process import BaseProcess
 
     from spotguard.runtime.data.batch_scaling import LearningRateScale
 
@@ -336,9 +331,7 @@ class ElasticLoader(Loader):
     def read(self, first_step: int, last_step: int) -> Generator[tuple[Share, Any], None, None]:
         """Yield this rank's micro-batches of steps `first_step` to `last_step` - 1, in order.
 
-        Worker processes ignore the SIGTERM of others (a notice reaches the whole process tree,
-        and the save still needs them out of its way, not dead in the middle of a queue) and are
-        shut down when the iterator is closed.
+        Worker processes are shut down when the iterator is closed.
         """
         shares = (s for step in range(first_step, last_step) for s in self.shares(step))
         if not self._num_workers:
@@ -352,13 +345,12 @@ class ElasticLoader(Loader):
 
         # Else starting workers would draw from the script's generator, once more after a resume.
         own_seeds = torch.Generator().manual_seed(mix(self.seed, first_step, self._rank, READ))
-        quiet = Quiet(self._options.get("worker_init_fn"))
         batches: Iterable[Any] = DataLoader(
             _Seeded(self.dataset, self.seed, self._reseed),  # type: ignore[arg-type]
             batch_sampler=ahead,  # type: ignore[arg-type]  # a Share stands for its list of indices
             collate_fn=self._collate,
             num_workers=self._num_workers,
-            **{"generator": own_seeds, **self._options, "worker_init_fn": quiet},
+            **{"generator": own_seeds, **self._options},
         )
         yield from zip(behind, batches, strict=True)
 
@@ -427,45 +419,6 @@ def _only_stacks(collate_fn: Any) -> bool:
     if name == _LEAVES_OUT_COLUMNS:  # the Trainer puts it around its collator
         return _only_stacks(collate_fn.data_collator)
     return name in _STACKING
-
-
-class Quiet:
-    """Worker start: from here on a worker ends with its own job, or by that job's SIGTERM.
-
-    The one that torchrun or a cloud sends to the whole process tree does not end it. Ignoring it
-    altogether would let a job hang at its exit, which terminates its workers and waits for them.
-
-    torch looks for a worker's job, too, but begins after all set-up: a worker whose job was killed
-    before that takes whoever adopted it for the job, and waits for work for ever.
-    """
-
-    def __init__(self, then: Callable[[int], None] | None) -> None:
-        self._then = then
-
-    def __call__(self, worker: int) -> None:
-        """Begin as worker number `worker`."""
-        job = multiprocessing.parent_process()  # getppid() may be whoever adopted this worker
-        assert job is not None
-        assert job.pid is not None
-        if hasattr(signal, "sigwaitinfo"):  # macOS has none: there SIGTERM ends a worker
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-            threading.Thread(target=_obey, args=(job.pid,), daemon=True).start()
-        threading.Thread(target=_end_with, args=(job,), daemon=True).start()
-        if self._then is not None:
-            self._then(worker)
-
-
-def _obey(job: int) -> None:
-    """End this worker when its job, the process `job`, sends it SIGTERM."""
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != job:
-        pass
-    os._exit(0)
-
-
-def _end_with(job: BaseProcess) -> None:
-    """End this worker when its job is gone, however it went."""
-    job.join()
-    os._exit(0)
 
 
 def _default_collate(samples: list[Any]) -> Any:

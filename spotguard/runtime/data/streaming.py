@@ -18,7 +18,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from spotguard.errors import UsageError
-from spotguard.runtime.data.loader import READ, Loader, Quiet, Share
+from spotguard.runtime.data.loader import READ, Loader, Share
 from spotguard.runtime.state.inline_json import from_inline, to_inline
 from spotguard.runtime.state.rng import mix, seed_everything
 
@@ -257,8 +257,6 @@ class StreamLoader(LoaderOfStreams):
                 "count like a whole one",
                 hint="pass drop_last=True to it, and a global_batch_size that is a multiple",
             )
-        if source.num_workers and not isinstance(source.worker_init_fn, Quiet):
-            source.worker_init_fn = Quiet(source.worker_init_fn)
 
 
 def no_epochs() -> UsageError:

@@ -20,6 +20,7 @@ from spotguard.runtime.preemption.fork_signals import hold_ctrl_c_while_forking
 from spotguard.runtime.preemption.notices import FileNotices, Notice, NoticeSource, notice_source
 from spotguard.runtime.preemption.signals import SignalWatch
 from spotguard.runtime.preemption.stop_consensus import StopRequest, StopWatch
+from spotguard.runtime.preemption.worker_signals import leave_workers_to_their_job
 from spotguard.runtime.process import clock
 from spotguard.shared.units import to_iso
 
@@ -54,6 +55,7 @@ class Listener:
         if threading.current_thread() is threading.main_thread():
             self._signals = SignalWatch(self._on_sigterm)
             hold_ctrl_c_while_forking()
+        leave_workers_to_their_job()
         for at, reason, message in (
             (settings.budget_stop_at, EndReason.BUDGET, "the money of this attempt is used up"),
             (settings.deadline_stop_at, EndReason.DEADLINE, "the deadline has come"),

@@ -1,11 +1,7 @@
 from __future__ import annotations
 
-import contextlib
 import os
 import random
-import signal
-import subprocess
-import time
 from collections import Counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -22,8 +18,7 @@ from spotguard.runtime.data.loader import ElasticLoader, Share
 from spotguard.runtime.step import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Iterator
 
 WORLDS = st.integers(min_value=1, max_value=9)
 
@@ -46,13 +41,6 @@ class Noisy(Numbers):
 
     def __getitem__(self, index: int) -> Any:
         return torch.tensor([index, random.random(), np.random.rand(), torch.rand(()).item()])
-
-
-class WhoAmI(Numbers):
-    """Each sample tells the process that read it."""
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.tensor([index, os.getpid()])
 
 
 PLAIN: dict[str, Any] = {
@@ -247,90 +235,6 @@ def test_workers_do_not_touch_the_scripts_randomness() -> None:
     reader.close()
 
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
-    """Return whether `condition` came true in time."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.005)
-    return True
-
-
-def test_workers_survive_sigterm_and_end_with_the_reader() -> None:
-    """A SIGTERM to the whole process tree leaves them at work; closing ends every one."""
-    reader = make(WhoAmI(64), num_workers=2).read(0, 16)
-    seen = [next(reader)[1] for _ in range(2)]
-    workers = {int(pid) for batch in seen for pid in batch[:, 1]}
-
-    assert len(workers) == 2
-    assert os.getpid() not in workers
-    for _ in range(3):  # from another process, as torchrun does; and more than once
-        subprocess.run(["kill", "-TERM", *map(str, workers)], check=True, timeout=10)
-    rest = [batch for _, batch in (next(reader) for _ in range(10))]
-    assert {int(pid) for batch in rest for pid in batch[:, 1]} == workers
-    reader.close()
-    assert wait_for(lambda: not any(alive(worker) for worker in workers))
-
-
-class Stuck(Numbers):
-    """Reads its first sample, and the second one never."""
-
-    def __getitem__(self, index: int) -> int:
-        if index == 1:
-            time.sleep(600)
-        return os.getpid()
-
-
-def test_a_stuck_worker_obeys_its_own_job() -> None:
-    """What a job does at its exit, terminate workers and wait for them, must not hang for ever."""
-    reader = make(Stuck(4), micro_batch_size=1, shuffle=False, num_workers=1).read(0, 1)
-    worker = int(next(reader)[1])
-    assert alive(worker)
-    os.kill(worker, signal.SIGTERM)
-
-    assert wait_for(lambda: not alive(worker))
-    reader.close()
-
-
-def test_a_worker_whose_job_is_killed_while_it_starts_ends_too(tmp_path: Path) -> None:
-    """kill -9 of a rank leaves no worker behind, however early in the worker's life it comes.
-
-    torch itself would wait for ever: it takes whoever adopted the worker for the worker's job.
-    """
-    told, may_go_on = tmp_path / "worker", tmp_path / "killed"
-
-    def start(_: int) -> None:
-        (tmp_path / "half").write_text(str(os.getpid()))
-        (tmp_path / "half").rename(told)
-        wait_for(may_go_on.exists)
-
-    job = os.fork()
-    if job == 0:
-        options = {"worker_init_fn": start}
-        next(make(Numbers(4), micro_batch_size=1, num_workers=1, options=options).read(0, 1))
-        os._exit(1)
-    assert wait_for(told.exists)
-    worker = int(told.read_text())
-    try:
-        os.kill(job, signal.SIGKILL)
-        os.waitpid(job, 0)
-        may_go_on.touch()
-        assert wait_for(lambda: not alive(worker))
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(worker, signal.SIGKILL)
-
-
-def alive(pid: int) -> bool:
-    """Return whether a process is there and no zombie."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123 - a line of the kernel's
-            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 class Broken(Numbers):

@@ -1,0 +1,120 @@
+"""SIGTERM to the whole process tree does not end the worker processes of data loaders.
+
+torchrun, Slurm, a machine that shuts down and our own agent send SIGTERM to all processes of a job.
+torch's workers die of it, and torch answers the death of one with an exception in the midst of
+whatever the job does just then, as in its last save. So a worker ends with its job, or by the
+SIGTERM of that job alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from multiprocessing.process import BaseProcess
+
+_LOADERS = {
+    "torch.utils.data": "DataLoader",
+    "torchdata.stateful_dataloader": "StatefulDataLoader",
+}
+_CAN_WAIT = hasattr(signal, "sigwaitinfo")
+"""macOS has no way to wait for a signal: there SIGTERM ends a worker."""
+_ours: set[Any] = set()
+"""What stands in the place of a class's `__iter__` by now."""
+
+
+def leave_workers_to_their_job() -> None:
+    """Have all data loaders of this process start such workers, from now on; once suffices.
+
+    The script's own are meant, too: one that it keeps for its evaluations may have workers all the
+    time. A class that is imported later is left as it is, unless this is called again.
+    """
+    for module, name in _LOADERS.items():
+        kind = getattr(sys.modules.get(module), name, None)
+        begin = getattr(kind, "__iter__", None)
+        if begin is not None and begin not in _ours:
+            begin = _with_quiet_workers(begin)
+            _ours.add(begin)
+            kind.__iter__ = begin  # type: ignore[union-attr]
+
+
+def _with_quiet_workers(begin: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Wrap the `__iter__` that starts a loader's workers."""
+
+    @functools.wraps(begin)
+    def iterate(loader: Any) -> Any:
+        if not loader.num_workers:
+            return begin(loader)
+        given = loader.worker_init_fn
+        loader.worker_init_fn = Quiet(given)
+        try:
+            with _sigterm_held():
+                return begin(loader)
+        finally:
+            loader.worker_init_fn = given
+
+    return iterate
+
+
+@contextlib.contextmanager
+def _sigterm_held() -> Iterator[None]:
+    """Block SIGTERM in this thread: what it forks begins with it blocked, in all threads to come.
+
+    A worker that blocks it later may have another thread by then that does not: torch makes one
+    after each fork in a job that has called `torch.set_num_threads`.
+    """
+    if not _CAN_WAIT:
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class Quiet:
+    """Worker start: from here on a worker ends with its own job, or by that job's SIGTERM.
+
+    Ignoring SIGTERM altogether would let a job hang at its exit, which terminates its workers and
+    waits for them.
+
+    torch looks for a worker's job, too, but begins after all set-up: a worker whose job was killed
+    before that takes whoever adopted it for the job, and waits for work for ever.
+    """
+
+    def __init__(self, then: Callable[[int], None] | None) -> None:
+        self._then = then
+
+    def __call__(self, worker: int) -> None:
+        """Begin as worker number `worker`."""
+        job = multiprocessing.parent_process()  # getppid() may be whoever adopted this worker
+        assert job is not None
+        assert job.pid is not None
+        if _CAN_WAIT:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # a fork server's has it not
+            threading.Thread(target=_obey, args=(job.pid,), daemon=True).start()
+        threading.Thread(target=_end_with, args=(job,), daemon=True).start()
+        if self._then is not None:
+            self._then(worker)
+
+
+def _obey(job: int) -> None:
+    """End this worker when its job, the process `job`, sends it SIGTERM."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != job:
+        pass
+    os._exit(0)
+
+
+def _end_with(job: BaseProcess) -> None:
+    """End this worker when its job is gone, however it went."""
+    job.join()
+    os._exit(0)
