@@ -220,13 +220,24 @@ class Leaving:
             self._tell_peer_lost(str(error).split(". ")[0][:200])
             lost = self._request_of(Cause.PEER_LOST, "another rank vanished")
             self._take(Cause.PEER_LOST, replace(self._watch.agreed or lost, solo=True))
+        elif (told := self._told_before(error)) is not None:
+            also = f"{told.message}; then the script failed: {_words_of(error)}"
+            self._take(Cause.TOLD_AND_FAILED, replace(told, message=also))
         elif self._end.say_failure():
             self._save(self._saves(Cause.SCRIPT_FAILED))
             text = "".join(traceback.format_exception(error))
-            said = f"{type(error).__name__}: {error}"
-            if isinstance(error, SpotguardError):
-                said = sentence(error)
-            self._write(Cause.SCRIPT_FAILED, said, trace=text)
+            self._write(Cause.SCRIPT_FAILED, _words_of(error), trace=text)
+
+    def _told_before(self, error: BaseException) -> StopRequest | None:
+        """Return the request to stop that came before an error which may be due to it.
+
+        A machine that shuts down ends a script's helpers and connections before the script. If it
+        is a mistake of the script's all the same, the next attempt meets with it again.
+        """
+        if isinstance(error, SpotguardError):
+            return None
+        self._listener.drain()
+        return self._watch.agreed or self._listener.sigterm
 
     def _is_loss_of_peer(self, error: BaseException) -> bool:
         others = not isinstance(self._coordinator, Alone)
@@ -377,3 +388,10 @@ class Leaving:
         reason = WAYS_OUT[cause].reason
         assert reason is not None
         self._end.write(reason, message=message, trace=trace, request=request)
+
+
+def _words_of(error: BaseException) -> str:
+    """Return an error in one sentence."""
+    return (
+        sentence(error) if isinstance(error, SpotguardError) else f"{type(error).__name__}: {error}"
+    )

@@ -27,6 +27,8 @@ class Cause(Enum):
     """The same, but the main thread did not get there in time: the watcher's thread leaves."""
     TOLD_AND_LEFT = auto()
     """The script was told to stop, and left its loop by itself."""
+    TOLD_AND_FAILED = auto()
+    """It raised an error after it was told: what it needs may have been ended before it."""
     CTRL_C = auto()
     PEER_LOST = auto()
     """A collective or the rendezvous failed because another rank is gone."""
@@ -92,6 +94,9 @@ WAYS_OUT = {
     Cause.TOLD: WayOut(reason=None, in_loop=Saves.AGREED_STEP, ends=Ends.BY_SYSTEM_EXIT),
     Cause.TOLD_AND_LATE: WayOut(reason=None, in_loop=Saves.LAST_STEP, ends=Ends.AT_ONCE),
     Cause.TOLD_AND_LEFT: WayOut(reason=None, in_loop=Saves.LAST_STEP, ends=Ends.AT_ONCE),
+    Cause.TOLD_AND_FAILED: WayOut(
+        reason=None, in_loop=Saves.LAST_STEP, outside=Saves.IN_FLIGHT, ends=Ends.AT_ONCE
+    ),
     Cause.CTRL_C: WayOut(
         reason=EndReason.STOPPED,
         in_loop=Saves.LAST_STEP,

@@ -115,6 +115,38 @@ def test_a_break_after_sigterm_is_no_finish(jobs: Jobs) -> None:
     assert (end["reason"], end["step"], end["saved_step"]) == ("terminated", 13, 13)
 
 
+TERM_AND_FAILS = f"{TERM}; time.sleep(0.3); raise OSError('its helper is gone')"
+
+
+@pytest.mark.parametrize(("place", "step"), [("at_12", 12), ("after_12", 10), ("after_loop", 20)])
+def test_an_error_after_sigterm_is_part_of_the_stop(jobs: Jobs, place: str, step: int) -> None:
+    """What shuts a machine down may end a script's helpers first: others follow, as after a stop.
+
+    The error is told beside it. After half an optimizer's step the last save is the truth.
+    """
+    job = jobs.start(script(jobs, **{place: TERM_AND_FAILS}))
+
+    assert job.wait() == 75, job.said
+    assert "OSError: its helper is gone" in job.said
+    [end] = jobs.ends()
+    assert (end["reason"], end["saved_step"]) == ("terminated", step)
+    assert end["message"].endswith("then the script failed: OSError: its helper is gone")
+
+    assert jobs.run(script(jobs), SPOTGUARD_ATTEMPT=2)
+    assert jobs.ends()[-1]["reason"] == "finished"
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_an_error_of_one_rank_after_sigterm_is_no_failure(jobs: Jobs, victim: int) -> None:
+    """The others, told or not, take it for a rank that is gone, and are saved."""
+    fails = f"if run.rank == {victim}: {TERM_AND_FAILS}"
+    ranks = jobs.start_ranks(3, script=script(jobs, at_12=fails))
+
+    assert [job.wait() for job in ranks] == [75] * 3, "\n".join(job.said for job in ranks)
+    assert {end["reason"] for end in jobs.ends()} <= {"terminated", "node_lost"}
+    assert {end["saved_step"] for end in jobs.ends()} == {12}
+
+
 def test_handlers_of_one_rank_end_all(jobs: Jobs) -> None:
     """One rank leaves in the middle of a step; the other one, which cannot finish it, is saved."""
     told = f"if run.rank: {TERM}; time.sleep(20)"
