@@ -116,7 +116,7 @@ def survey(spec: JobSpec, tell: Callable[[str], None] | None = None) -> Survey:
     """Return where nodes can be had: this machine's launcher knows at once, clouds take a while.
 
     Raises:
-        SpecError: a place, or the job's own task template, makes no sense.
+        SpecError: a place, the folders, or the job's own task template make no sense.
         EnvironmentFailure: SkyPilot's prices can be neither read nor fetched.
     """
     from spotguard.spec.infra import LOCAL
@@ -129,8 +129,13 @@ def survey(spec: JobSpec, tell: Callable[[str], None] | None = None) -> Survey:
         if spec.infra == LOCAL:
             (tell or silent)(f"nodes of this machine take nothing from {spec.template}")
     if spec.infra != LOCAL:
-        from spotguard.control.supervisor.skypilot_request import check_places, find_offers
+        from spotguard.control.supervisor.skypilot_request import (
+            check_folders,
+            check_places,
+            find_offers,
+        )
 
+        check_folders(spec)
         unchecked = check_places(spec)
         return replace(find_offers(spec), unchecked=unchecked)
     from spotguard.control import api

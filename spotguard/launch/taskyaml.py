@@ -197,7 +197,7 @@ def _variables(request: LaunchRequest, machine: Machine, wheel: Path | None) -> 
     return {
         **{k: v for k, v in request.env.items() if k in _SHOWN},
         env.CLUSTER: request.cluster,
-        "JOB_SCRIPT": _below("script", request.script, request.workdir),
+        "JOB_SCRIPT": seen_from_workdir("script", request.script, request.workdir),
         "JOB_ARGS": _packed(request.args, "\0"),
         "JOB_NPROC_PER_NODE": str(request.nproc_per_node),
         "JOB_PORT": str(rendezvous_port(request.cluster)),
@@ -268,8 +268,12 @@ def _workdir(path: str) -> str:
     return path
 
 
-def _below(setting: str, path: str, workdir: str) -> str:
-    """Return `path` as seen from `workdir`, which is all that is copied to the nodes."""
+def seen_from_workdir(setting: str, path: str, workdir: str) -> str:
+    """Return the path of setting `setting` as seen from `workdir`, which is copied to the nodes.
+
+    Raises:
+        SpecError: it is not in that folder.
+    """
     relative = os.path.relpath(path, workdir)
     if relative.startswith(os.pardir):
         raise SpecError(
@@ -284,7 +288,7 @@ def _requirements_file(machine: Machine, workdir: str) -> str:
     if machine.requirements_file is None:
         return ""
     # With `./` in front it cannot be an option of pip's.
-    return f"./{_below('node.requirements', machine.requirements_file, workdir)}"
+    return f"./{seen_from_workdir('node.requirements', machine.requirements_file, workdir)}"
 
 
 def _check_store(request: LaunchRequest, places: Sequence[Offer]) -> None:

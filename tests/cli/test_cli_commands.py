@@ -522,6 +522,25 @@ def test_what_up_has_shown_is_not_asked_again(cli: Cli, control: FakeControl, sc
     assert [len(each.offers) for each in control.found] == [18]
 
 
+@pytest.mark.usefixtures("clouds")
+@pytest.mark.parametrize("command", ["plan", "up"])
+def test_a_script_that_would_not_reach_the_nodes_is_refused_before_it_is_tried(
+    cli: Cli,
+    control: FakeControl,
+    script: str,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    """The first steps may take minutes: what a launch would refuse is said before them."""
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    monkeypatch.chdir(elsewhere)
+    said = cli(command, script, "--infra", "aws", "--gpus", "L4")
+    assert (said.code, said.out, control.asked) == (2, "", [])
+    assert said.err.startswith(f"error: script: {script} is not below {elsewhere}, the folder")
+    assert "smoke" not in said.err
+
+
 @pytest.fixture
 def answers(clouds: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, str]]:
     """Let SkyPilot say this of each place, and be asked for it."""

@@ -17,7 +17,13 @@ from spotguard.launch.base import Survey
 from spotguard.launch.skypilot.existence import Missing, look_up
 from spotguard.launch.skypilot.import_sky import check_task
 from spotguard.launch.skypilot.prices import Place, rank, survey
-from spotguard.launch.taskyaml import TAKEN, Machine, secrets_hidden, task_yaml
+from spotguard.launch.taskyaml import (
+    TAKEN,
+    Machine,
+    secrets_hidden,
+    seen_from_workdir,
+    task_yaml,
+)
 from spotguard.launch.wheel import build_wheel
 from spotguard.policy.plan.job import planned_markets
 from spotguard.spec.home_folder import spotguard_home
@@ -82,6 +88,17 @@ def check_places(spec: JobSpec) -> tuple[Unchecked, ...]:
                 raise SpecError(field, verdict.words(), hint=verdict.way_out())
             unchecked.append(verdict)
     return tuple(unchecked)
+
+
+def check_folders(spec: JobSpec) -> None:
+    """Let pass a job whose script and requirements are copied to the nodes with its workdir.
+
+    Raises:
+        SpecError: one of them is not in that folder.
+    """
+    for setting, path in (("script", spec.script), ("node.requirements", spec.node.requirements)):
+        if path is not None:
+            seen_from_workdir(setting, path, spec.workdir)
 
 
 def machine_for(spec: JobSpec) -> Machine:
