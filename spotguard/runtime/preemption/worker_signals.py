@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def _with_quiet_workers(begin: Callable[[Any], Any]) -> Callable[[Any], Any]:
         given = loader.worker_init_fn
         loader.worker_init_fn = Quiet(given)
         try:
-            with _sigterm_held():
+            with _born_with_sigterm_held(loader):
                 return begin(loader)
         finally:
             loader.worker_init_fn = given
@@ -65,15 +66,20 @@ def _with_quiet_workers(begin: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 @contextlib.contextmanager
-def _sigterm_held() -> Iterator[None]:
-    """Block SIGTERM in this thread: what it forks begins with it blocked, in all threads to come.
+def _born_with_sigterm_held(loader: Any) -> Iterator[None]:
+    """Block SIGTERM in this thread: a worker that begins has it blocked in all threads to come.
 
-    A worker that blocks it later may have another thread by then that does not: torch makes one
-    after each fork in a job that has called `torch.set_num_threads`.
+    One that blocks it later may have another thread by then that does not: torch makes one after
+    each fork in a job that has called `torch.set_num_threads`, numpy as it is imported.
+
+    A fork server would hand it on to children that are none of ours: its workers block it late.
     """
-    if not _CAN_WAIT:
+    how = (loader.multiprocessing_context or multiprocessing).get_start_method()
+    if not _CAN_WAIT or how == "forkserver":
         yield
         return
+    if how == "spawn":
+        resource_tracker.ensure_running()  # it unblocks SIGTERM as it starts, in the midst of this
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield

@@ -69,9 +69,11 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.usefixtures("_threads")
-def test_workers_survive_sigterm_and_end_with_the_reader() -> None:
+@pytest.mark.parametrize("how", ["fork", pytest.param("spawn", marks=pytest.mark.e2e)])
+def test_workers_survive_sigterm_and_end_with_the_reader(how: str) -> None:
     """A SIGTERM to the whole process tree leaves them at work; closing ends every one."""
-    batches = iter(DataLoader(WhoAmI(), batch_size=2, num_workers=2))
+    loader = DataLoader(WhoAmI(), batch_size=2, num_workers=2, multiprocessing_context=how)
+    batches = iter(loader)
     workers = readers_in([next(batches) for _ in range(2)])
 
     assert len(workers) == 2
