@@ -99,16 +99,18 @@ def decide(
         rethink: let rollouts choose the setting anew; otherwise the one in force holds.
 
     Raises:
-        ValueError: `rule` is none of them, or the view has no place.
+        ValueError: `rule` is none of them, or nodes are in none of the view's places.
     """
     if rule not in RULES:
         raise ValueError(f"rule must be one of {', '.join(RULES)}, not {rule!r}")
-    if not view.places:
-        raise ValueError("the view has no place")
     if view.job.work_left_s <= 0:
         why = "the work is done"
         done = HoldOff(why=why) if view.running is None else Leave(why=why)
         return Decided(action=done, model=model)
+    if not view.places:
+        if view.running is not None:
+            raise ValueError("the view has no place, not even the one where nodes are")
+        return Decided(action=HoldOff(why="waits: no place may be asked now"), model=model)
     if rule == PACING:
         return Decided(action=_paced(view, model), model=model)
     case = _Case(view)

@@ -22,9 +22,9 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 def elapsed_s() -> float:
     """Return seconds that never jump; unlike Python's monotonic clock, they go on in a sleep."""
-    if hasattr(time, "CLOCK_BOOTTIME"):
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-    return time.monotonic()
+    # macOS has no such clock as Linux's, but there this one goes on in a sleep (clock_gettime(3)).
+    clock = time.CLOCK_BOOTTIME if hasattr(time, "CLOCK_BOOTTIME") else time.CLOCK_MONOTONIC
+    return time.clock_gettime(clock)
 
 
 class SteadyClock:

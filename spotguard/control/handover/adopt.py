@@ -21,7 +21,7 @@ from spotguard.control.home_name import machine_id
 from spotguard.control.journal.fold import allotment_to_json, read_record
 from spotguard.control.journal.job_events import journal_data, read_beats, recall
 from spotguard.control.journal.journal import Journal
-from spotguard.control.journal.record import JOB_PREFIX, Allotment, Kind, Limits
+from spotguard.control.journal.record import JOB_PREFIX, Kind, Limits
 from spotguard.control.journal.snapshot import keep_snapshot
 from spotguard.control.journal.stored.controller_nodes import (
     node_data,
@@ -36,6 +36,7 @@ from spotguard.control.journal.stored.places import (
 )
 from spotguard.control.journal.stored.published_launch import (
     Over,
+    allotment_of,
     came_to_nothing,
     is_unheard_of,
     newest_regions,
@@ -466,7 +467,7 @@ class Rebuild:
                 "gpus": text(known, "gpus"),
                 "market": _market(known),
             },
-            "allotment": allotment_to_json(Allotment()),
+            "allotment": allotment_to_json(allotment_of(known)),
             "ahead": ahead,
         }
         self._journal.append(Kind.INTENDED.value, at=at, attempt=number, data=intent)

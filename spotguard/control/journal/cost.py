@@ -95,8 +95,12 @@ def price_usd_per_h(record: RunRecord, offer: Offer) -> float | None:
 
 
 def rate_usd_per_h(record: RunRecord) -> float | None:
-    """Return what the run costs in an hour now: 0 without nodes, None if a price is unknown."""
+    """Return what the run costs in an hour now: 0 without nodes, None if a price is unknown.
+
+    Nodes of an ended attempt that were told to go are paid until they are gone.
+    """
     living = [each for each in (record.current, record.ahead) if each is not None]
+    living += record.leaving
     rates = attempt_rates_usd_per_h(record) if living else {}
     usd_per_h = [rates[attempt.number] for attempt in living]
     if record.controller_node is not None:

@@ -15,7 +15,7 @@ import os
 import socket
 import threading
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from spotguard.errors import AlreadyExists, NotFound, StoreError, UsageError
@@ -64,12 +64,20 @@ class Holder:
     """It came to an end by itself; the run stays with its machine."""
     damaged: bool = False
     """Its word cannot be read: only the store knows when it was given."""
+    stored_at: float | None = None
+    """When its word was given, by the store's clock; None if it does not say."""
     told: dict[str, Any] | None = None
     """How the run stood by then, as it was written and not checked; None if it does not say."""
 
     def lives(self, now: float) -> bool:
         """Return whether it may still act."""
-        return not self.released and now - self.renewed_at < VALID_S
+        return not self.released and self._age_s(now) < VALID_S
+
+    def _age_s(self, now: float) -> float:
+        """Return how old its word is; one from the future is of a machine whose clock is ahead."""
+        if self.renewed_at > now + VALID_S and self.stored_at is not None:
+            return now - self.stored_at
+        return now - self.renewed_at
 
     def is_foreign(self, machine: str) -> bool:
         """Return whether it is, or may be, another machine than `machine`."""
@@ -86,7 +94,7 @@ class Holder:
 
     def words(self, now: float) -> str:
         """Return who it is and how fresh its word is, for people."""
-        age = format_duration(max(0.0, now - self.renewed_at))
+        age = format_duration(max(0.0, self._age_s(now)))
         if self.damaged:
             return f"a controller whose lease is damaged, and was stored {age} ago"
         return f"a controller on {self.host} (process {self.pid}), which showed itself {age} ago"
@@ -299,7 +307,7 @@ def read_holder(store: ObjectStore) -> tuple[Holder, str] | None:
     if found is None:
         return None
     try:
-        return read_word(store), found.etag
+        return replace(read_word(store), stored_at=found.modified_at), found.etag
     except NotFound:
         return None
     except Refused:  # somebody may hold the run by it: nobody may act until it is old

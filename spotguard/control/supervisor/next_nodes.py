@@ -7,6 +7,7 @@ place; where it is not needed after all, its nodes are given up. Both are paid w
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
     from spotguard.policy.market.sightings import Sighting
 
 _ROUNDS_OF_DOUBT = 3
+_QUOTA_OF_SPOT = re.compile("MaxSpotInstanceCount|PREEMPTIBLE|LowPriority")
+"""How AWS, GCP and Azure name the quotas of spot machines, beside which those on demand have others
+(docs.aws.amazon.com: Spot Instance quotas; cloud.google.com: preemptible quotas)."""
 
 
 def next_launch(
@@ -99,7 +103,9 @@ def next_launch(
 def _no_capacity(
     record: RunRecord, offers: tuple[Offer, ...], now: float, policy: Policy, why: str
 ) -> Action:
-    if record.tried and not record.mendable and record.rounds >= _rounds_of_doubt(record):
+    lasting = record.tried and not record.mendable and record.rounds >= _rounds_of_doubt(record)
+    buys_later = will_buy_later(record, offers, now, policy)
+    if lasting and not (buys_later and _QUOTA_OF_SPOT.search(record.refusal)):
         return Settle(
             state=RunState.FAILED,
             detail=f"the launch failed: {record.refusal}",
@@ -107,7 +113,7 @@ def _no_capacity(
         )
     since = now if record.waiting_since is None else record.waiting_since
     patience_is_over = now - since >= policy.capacity_patience_s
-    if patience_is_over and not will_buy_later(record, offers, now, policy):
+    if patience_is_over and not buys_later:
         return Settle(
             state=RunState.PAUSED,
             detail=f"no place had {record.limits.nodes_min} node(s) for "

@@ -578,6 +578,7 @@ class Supervisor:
         lost = [asdict(each) for each in self.record.lost_launches]
         body = {**claim_data(attempt), WRITTEN_AT: self._clock.now(), "lost_launches": lost}
         body["after"] = after(self.record, attempt)  # else it seems to have ended the one before
+        body["allotment"] = allotment_to_json(attempt.allotment)
         if over is not None:
             body |= {"over": over.value, "why": why}
         self._publish(keys.launch(attempt.number), body)

@@ -351,9 +351,11 @@ class SkySdk:
             with _translated():
                 sky.get(request_id)
         except Unreachable as problem:
-            if not isinstance(problem.__cause__, sky.exceptions.RequestInterruptedError):
-                raise
-            return _broken_off("SkyPilot's server was stopped meanwhile")
+            if isinstance(problem.__cause__, sky.exceptions.RequestInterruptedError):
+                return _broken_off("SkyPilot's server was stopped meanwhile")
+            if isinstance(problem.__cause__, sky.exceptions.ClusterStatusFetchingError):
+                return _broken_off(problem.message)  # the launch met with it, not this question
+            raise
         except (NoCapacity, LauncherFailure) as problem:
             cause = problem.__cause__
             cancelled = isinstance(cause, sky.exceptions.RequestCancelled)

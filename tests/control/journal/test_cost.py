@@ -245,7 +245,9 @@ def test_what_the_cloud_charged_counts_once_the_nodes_are_gone() -> None:
     released = ("released", 150.0, 1, {"gone_at": 150.0, "charged_node_s": 210.0})
     record = made(*launched(0.0, 1, nodes=2), leaving)
     assert cost.spent_usd(record, 120.0) == pytest.approx(240 / H)
+    assert cost.rate_usd_per_h(record) == 2.0, "nodes that were told to go are paid until then"
     record = made(*launched(0.0, 1, nodes=2), leaving, released)
+    assert cost.rate_usd_per_h(record) == 0.0
     assert cost.spent_usd(record, 5000.0) == pytest.approx(210 / H)
     untold = ("released", 150.0, 1, {"gone_at": 150.0, "charged_node_s": None})
     record = made(*launched(0.0, 1, nodes=2), leaving, untold)

@@ -354,13 +354,18 @@ def rebuilt(world: World, home: Path) -> RunRecord:
 
 def test_who_adopts_a_run_with_two_attempts_has_both(tmp_path: Path) -> None:
     """The one that trains goes on, the other waits for its end, and no third one is launched."""
-    world = a_run(tmp_path, {1: replace(GRACE, for_s=60.0)}, total_steps=100)
+    limits = Limits(nodes_min=2, nodes_max=2, budget_usd=5.0)
+    world = a_run(tmp_path, {1: replace(GRACE, for_s=60.0)}, total_steps=100, limits=limits)
     record = world.run_until(60.0)
     assert record.ahead is not None
     adopted = rebuilt(world, tmp_path)
     assert adopted.current is not None
     assert adopted.ahead is not None
     assert (adopted.current.number, adopted.ahead.number) == (1, 2)
+    assert record.current is not None
+    assert record.current.allotment.budget_stop_at is not None
+    for before, after in ((record.current, adopted.current), (record.ahead, adopted.ahead)):
+        assert after.allotment == before.allotment, "it may live as long as it might before"
     assert (adopted.current.down, adopted.ahead.down) == (None, None)
     assert adopted.ahead.cluster == record.ahead.cluster
     finished = world.run()

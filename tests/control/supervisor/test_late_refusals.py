@@ -18,7 +18,7 @@ from spotguard.control.journal.record import (
     with_lost,
 )
 from spotguard.control.supervisor.policy import Policy
-from spotguard.events.states import EndReason, RunState
+from spotguard.events.states import EndReason, Market, RunState
 from spotguard.launch.base import Unreachable
 from spotguard.testing.job import JobFate
 from spotguard.testing.launcher import FAKE_OFFER
@@ -118,6 +118,28 @@ def test_what_no_wait_will_mend_ends_the_run_with_its_cause(tmp_path: Path) -> N
     assert len(world.launcher.started) == 2
     assert "waiting" not in world.kinds()
     assert world.spent_usd() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("refusal", "state"),
+    [("MaxSpotInstanceCountExceeded", RunState.FINISHED), ("AccessDenied", RunState.FAILED)],
+)
+def test_a_quota_of_spot_ends_no_run_that_will_buy_on_demand(
+    tmp_path: Path, refusal: str, state: RunState
+) -> None:
+    """On-demand machines have a quota of their own; a right is missing there, too."""
+    on_demand = replace(FAKE_OFFER, market=Market.ON_DEMAND)
+    world = World(
+        tmp_path,
+        total_steps=30,
+        launcher={"offers": [FAKE_OFFER, on_demand]},
+        policy=Policy(market=Market.SPOT, on_demand_after_s=120.0),
+        spec={"infra": "aws", "on_demand": "fallback-after 120s"},
+    )
+    world.launcher.refuse_late(refusal, times=3, lasting=True)
+    done = world.run()
+    assert done.settled is not None
+    assert done.settled.state is state
 
 
 def test_one_place_without_capacity_is_waited_for_whatever_the_others_lack(tmp_path: Path) -> None:

@@ -403,3 +403,14 @@ def wait_until(holds: Callable[[], bool], what: str, *, timeout_s: float = 60.0)
 
 def _lost(_key: str) -> None:
     raise StoreUnavailable("the answer was lost")
+
+
+def test_a_lease_from_the_future_is_as_old_as_the_store_says(tmp_path: Path) -> None:
+    """A controller whose machine's clock is hours ahead dies: nobody waits until that hour."""
+    store = FileStore(tmp_path)
+    ahead, now = FakeClock(time.time() + 5 * 3600.0), FakeClock(time.time())
+    Lease(store, ahead, "one").take()
+    with pytest.raises(UsageError, match="showed itself"):
+        Lease(store, now, "two").adopt()
+    now.advance(VALID_S + 1)
+    Lease(store, now, "two").adopt()

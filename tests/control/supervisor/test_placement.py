@@ -645,3 +645,13 @@ def test_spot_is_asked_for_however_late_where_nothing_is_sold_on_demand() -> Non
     assert markets_now(late, 7100.0, SLOW) == {ON_DEMAND}
     assert offers_now(late, [CHEAP, THERE], 7100.0, SLOW) == [CHEAP, THERE]
     assert offers_now(late, [CHEAP, DEAR], 7100.0, SLOW) == [DEAR]
+
+
+def test_where_each_place_has_refused_the_policy_waits() -> None:
+    """Spot is too dear, the one place on demand is full: no error, which would end a controller."""
+    limits = Limits(nodes_max=2, deadline_at=4000.0)
+    full = refused(100.0, offer=DEAR)
+    policy = replace(DEADLINE, max_usd_per_h=0.5)
+    advice = advised(made(*full, limits=limits), (FAKE_OFFER, DEAR), 2, 100.0, policy)
+    assert advice.offers == ()
+    assert advice.why.startswith("waits")

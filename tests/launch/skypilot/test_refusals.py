@@ -268,6 +268,16 @@ LOGS: dict[str, tuple[str, str, LaunchFacts]] = {
             broke_off=True,
         ),
     ),
+    "could not look after its refusal": (
+        "ClusterStatusFetchingError",
+        "",
+        LaunchFacts(
+            phase=ClusterPhase.FAILED,
+            problem=f"SkyPilot does not answer: {GENERIC}",
+            nodes_ran=True,
+            broke_off=True,
+        ),
+    ),
     "server stopped": (
         "RequestInterruptedError",
         "",

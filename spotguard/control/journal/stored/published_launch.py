@@ -10,9 +10,11 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from spotguard.checkpoint.lineage import attempt_numbers
+from spotguard.control.journal.record import Allotment
 from spotguard.errors import NotFound
 from spotguard.events import keys
-from spotguard.events.untrusted import Refused, parse_object, text
+from spotguard.events.states import EndReason
+from spotguard.events.untrusted import Refused, amount, parse_object, seconds, text
 from spotguard.storage.small_objects import get_small
 
 if TYPE_CHECKING:
@@ -47,6 +49,24 @@ def over(launch: dict[str, Any] | None) -> Over | None:
     """Return how a launch came to nothing, as its controller says; None if it does not."""
     said = None if launch is None else text(launch, "over")
     return Over(said) if said in [each.value for each in Over] else None
+
+
+def allotment_of(launch: dict[str, Any]) -> Allotment:
+    """Return until when a launch may live, as its controller says; of one that does not, no limit.
+
+    Whoever takes a living attempt over ends it as the one before would have.
+    """
+    found = launch.get("allotment")
+    said: dict[str, Any] = found if isinstance(found, dict) else {}
+    reason = text(said, "down_reason")
+    known = [each.value for each in EndReason]
+    return Allotment(
+        budget_stop_at=seconds(said, "budget_stop_at"),
+        deadline_stop_at=seconds(said, "deadline_stop_at"),
+        down_at=seconds(said, "down_at"),
+        down_reason=EndReason(reason) if reason in known else EndReason.BUDGET,
+        max_lifetime_s=amount(said, "max_lifetime_s"),
+    )
 
 
 def came_to_nothing(store: ObjectStore, number: int, launch: dict[str, Any]) -> bool:
