@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.ec2.ec2_lab import wait_until
+from tests.e2e.ec2.ec2_lab import IRELAND, wait_until
 from tests.e2e.lab.lab_jobs import JOBS, reasons
+from tests.e2e.lab.sky_api import start_api
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,6 +97,36 @@ def test_a_spot_machine_goes_while_it_is_set_up(
     assert status["attempts"][0]["last_step"] is None
     assert beside.final_weights(status) == undisturbed(EXACT, "--epochs", EPOCHS)
     assert len(ec2.instances(run)) == 2
+
+
+def test_the_users_machine_dies_while_nodes_are_set_up(
+    machine: Callable[[str], Beside], ec2: Ec2Lab
+) -> None:
+    """Its controller and SkyPilot's server are gone for good: the node knows when its money ends.
+
+    SkyPilot has set no guard by then.
+    """
+    beside, budget_usd = machine("user"), 0.0125  # eight minutes there, of which four are kept back
+    flags = ("--nodes", "1", "--budget", str(budget_usd), "--setup", "sleep 3600")
+    run = beside.begin(EXACT, *flags, args=("--epochs", EPOCHS), region=IRELAND)
+    wait_until(lambda: _is_set_up(ec2, run), "its set-up is under way", timeout_s=300.0)
+    beside.kill_controller(run)
+    ec2.verb("end-api")
+    try:
+        wait_until(lambda: not ec2.living(run), "its node is gone", timeout_s=900.0)
+    finally:
+        start_api(ec2)
+    (node,) = ec2.instances(run)
+    assert node.usd <= budget_usd
+    status = beside.is_in(run, "paused")
+    assert reasons(status) == ["budget"], status
+    assert status["spent_usd"] == pytest.approx(node.usd, rel=0.02)
+
+
+def _is_set_up(ec2: Ec2Lab, run: str) -> bool:
+    nodes = [each for each in ec2.living(run) if each.state == "running"]
+    look = "pgrep -xf 'sleep 3600' || true"
+    return any(ec2.verb("exec", each.id, "bash", "-c", look).strip() for each in nodes)
 
 
 def test_no_call_is_left_out(machine: Callable[[str], Beside], ec2: Ec2Lab) -> None:

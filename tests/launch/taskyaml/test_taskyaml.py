@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import base64
 import copy
+import inspect
 import os
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -33,8 +35,6 @@ from tests.launch.taskyaml.task_cases import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.launch.taskyaml.task_cases import Case
 
 HOSTILE = ["$(touch pwned)", "`touch pwned`", "a'b\"c", "new\nline", "--rank=9", "", "${HOME}", "é"]
@@ -235,6 +235,7 @@ def tools(tmp_path: Path) -> Path:
             f'[[ "$*" != *purelib* ]] || echo {tmp_path}\n'
         )
         tool.chmod(0o755)
+    (folder / "sleep").symlink_to("/bin/true")  # whoever waits for hours has waited
     return folder
 
 
@@ -257,6 +258,9 @@ def _set_up(tmp_path: Path, tools: Path, made: dict[str, Any], **environ: str) -
             check=True,
             capture_output=True,
         )
+        guard = ["pgrep", "-f", f"{tmp_path}/.sky/python_path"]
+        while subprocess.run(guard, capture_output=True, check=False).stdout:
+            pass
     finally:
         subprocess.run(["rm", "-rf", f"/tmp/spotguard-{os.getuid()}/{cluster}"], check=True)
     calls = (tmp_path / "calls").read_text().replace(cluster, "C").splitlines()
@@ -319,6 +323,45 @@ def test_without_a_wheel_only_pip_can_tell(tmp_path: Path, tools: Path) -> None:
     made = task_yaml(request_for(offer()), Machine(), load_template("aws"))
     calls = _set_up(tmp_path, tools, made, HAS_TORCH="0", HAS_ALL="0")
     assert any("install" in call for call in calls)
+
+
+@pytest.mark.parametrize(
+    ("lifetime_s", "rank", "begun", "is_set"),
+    [
+        (3600.0, "0", False, True),
+        (3600.0, "0", True, False),
+        (3600.0, "1", False, False),
+        (None, "0", False, False),
+    ],
+)
+def test_nodes_that_never_begin_end_themselves(
+    tmp_path: Path, tools: Path, lifetime_s: float | None, rank: str, begun: bool, is_set: bool
+) -> None:
+    """SkyPilot's server, gone in the midst of set-up, has told them nothing of an end.
+
+    The first one sets SkyPilot's guard once its time is over, by SkyPilot's own Python there.
+    """
+    runtime = tmp_path / "runtime-python"
+    runtime.write_text(f'#!/bin/bash\nprintf "%s\\n" "$2" > {tmp_path}/guard\n')
+    runtime.chmod(0o755)
+    told = tmp_path / ".sky" / "python_path"
+    told.parent.mkdir()
+    told.write_text(f"{runtime}\n")
+    place = Path(f"/tmp/spotguard-{os.getuid()}/test-{tmp_path.name}")
+    place.mkdir(parents=True)
+    if begun:
+        (place / "began").touch()
+    made = task_yaml(
+        request_for(offer(), max_lifetime_s=lifetime_s), Machine(), load_template("aws")
+    )
+    _set_up(tmp_path, tools, made, SKYPILOT_SETUP_NODE_RANK=rank)
+    assert (tmp_path / "guard").exists() is is_set
+    if is_set:
+        autostop_lib = pytest.importorskip("sky.skylet.autostop_lib")
+        signature = inspect.signature(autostop_lib.set_autostop)
+        signature.bind(0, "cloudvmray", autostop_lib.AutostopWaitFor.NONE, True)
+        call = 'a.set_autostop(0, "cloudvmray", a.AutostopWaitFor.NONE, True)'
+        assert (tmp_path / "guard").read_text().strip().endswith(call)
 
 
 def test_a_command_of_the_users_that_fails_ends_the_setup(tmp_path: Path, tools: Path) -> None:
