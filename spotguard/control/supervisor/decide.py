@@ -309,7 +309,7 @@ def _living(
     if cluster.state in (ClusterState.GONE, ClusterState.ABSENT):
         return _conclude(attempt, cluster, now) if seen.news_complete else Wait()
     if cluster.up_at is not None and attempt.up_at is None:
-        return NoteUp(cluster.up_at)
+        return NoteUp(min(cluster.up_at, now))  # the machine's clock may have been set
     if attempt.down is not None:
         return _ended_before_gone(record, attempt, seen, now) or pursue_down(attempt, now, policy)
     return (
@@ -512,8 +512,7 @@ def _behind(record: RunRecord, seen: Observation, now: float, policy: Policy) ->
         if cluster is None or cluster.state is ClusterState.UNREACHABLE:
             continue
         if cluster.state not in (ClusterState.UP, ClusterState.STARTING):
-            gone_at = now if cluster.gone_at is None else min(cluster.gone_at, now)
-            return NoteReleased(attempt=attempt.number, gone_at=gone_at)
+            return NoteReleased(attempt=attempt.number, gone_at=_gone_at(attempt, cluster, now))
         if isinstance(pursue_down(attempt, now, policy), SendDown):
             return SendDown(attempt=attempt.number)
     return None
@@ -521,7 +520,7 @@ def _behind(record: RunRecord, seen: Observation, now: float, policy: Policy) ->
 
 def _conclude(attempt: AttemptRecord, cluster: ClusterView, now: float) -> Conclude:
     verdict = judge(attempt)
-    gone_at = now if cluster.gone_at is None else min(cluster.gone_at, now)
+    gone_at = _gone_at(attempt, cluster, now)
     if cluster.state is ClusterState.ABSENT:
         # A launcher that forgot the cluster (the run was adopted elsewhere): what was seen last.
         gone_at = _last_sign_at(attempt)
@@ -538,10 +537,24 @@ def _conclude(attempt: AttemptRecord, cluster: ClusterView, now: float) -> Concl
     )
 
 
+def _gone_at(attempt: AttemptRecord, cluster: ClusterView, now: float) -> float:
+    """Return when the nodes were gone: after the job's last word, and not in the future.
+
+    The launcher reads the machine's clock, which may have been set since the run began.
+    """
+    at = now if cluster.gone_at is None else cluster.gone_at
+    return min(max(at, *_words_at(attempt)), now)
+
+
 def _last_sign_at(attempt: AttemptRecord) -> float:
-    signs = [attempt.intended_at, *(save.at for save in attempt.saves)]
-    signs += [sign.at for sign in (attempt.progress, attempt.job_end, attempt.notice) if sign]
-    return max([*signs, *(node.at for node in attempt.node_ends), attempt.started_at or 0.0])
+    seen = [attempt.progress.at] if attempt.progress else []
+    return max([*_words_at(attempt), *seen, *(node.at for node in attempt.node_ends)])
+
+
+def _words_at(attempt: AttemptRecord) -> list[float]:
+    """Return when the job is known to have lived, by its own words: others are of who saw it."""
+    words = [attempt.intended_at, attempt.started_at or 0.0, *(each.at for each in attempt.saves)]
+    return words + [each.at for each in (attempt.job_end, attempt.notice) if each]
 
 
 def alert_percents(record: RunRecord) -> list[int]:

@@ -250,7 +250,7 @@ def look_after_ahead(
     if cluster.state not in (ClusterState.UP, ClusterState.STARTING):
         return _never_took_over(ahead, cluster, now)
     if cluster.up_at is not None and ahead.up_at is None:
-        return NoteUp(cluster.up_at)
+        return NoteUp(min(cluster.up_at, now))
     if ahead.down is not None:
         action = pursue_down(ahead, now, policy)
         return action if isinstance(action, SendDown) else None

@@ -792,3 +792,22 @@ def test_an_attempt_on_few_nodes_is_saved_and_launched_anew_when_that_pays() -> 
     assert decide(record, seen, 179.0, policy) == actions.Wait()
     assert decide(record, seen, 180.0, policy) == AskToStop(EndReason.RESIZED)
     assert decide(record, seen, 180.0, Policy()) == actions.Wait()
+
+
+@pytest.mark.parametrize(
+    ("gone_at", "counted"), [(-18_000.0, 50.0), (40.0, 50.0), (55.0, 55.0), (18_000.0, 60.0)]
+)
+def test_an_end_that_the_machines_clock_has_moved_is_not_believed(
+    gone_at: float, counted: float
+) -> None:
+    """SkyPilot stamps by a clock that may have been set since: nodes that lived are not free."""
+    lines = (*launched(0.0), training(5.0), saved(50.0, 10))
+    gone = ClusterView(state=ClusterState.GONE, gone_at=gone_at)
+    action = answer(lines, gone, 60.0, news_complete=True)
+    assert isinstance(action, actions.Conclude)
+    assert action.gone_at == counted
+
+
+def test_nodes_do_not_begin_to_cost_in_the_future() -> None:
+    """The same clock, set forward: what they cost until then would be free."""
+    assert answer(launched(0.0), replace(UP, up_at=18_000.0), 60.0) == actions.NoteUp(60.0)
