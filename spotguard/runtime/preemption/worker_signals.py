@@ -13,6 +13,7 @@ import functools
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 from multiprocessing import resource_tracker
@@ -107,10 +108,37 @@ class Quiet:
         assert job.pid is not None
         if _CAN_WAIT:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # a fork server's has it not
+            _hand_on_nothing_blocked()
             threading.Thread(target=_obey, args=(job.pid,), daemon=True).start()
         threading.Thread(target=_end_with, args=(job,), daemon=True).start()
         if self._then is not None:
             self._then(worker)
+
+
+def _hand_on_nothing_blocked() -> None:
+    """Let what this worker starts, such as a decoder, heed SIGTERM: a child inherits the mask.
+
+    While a program starts, a SIGTERM may reach the worker itself: it is heard, and does nothing.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    begin = subprocess.Popen.__init__
+
+    @functools.wraps(begin)
+    def unblocked(*args: Any, **options: Any) -> None:
+        before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        try:
+            begin(*args, **options)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    subprocess.Popen.__init__ = unblocked  # type: ignore[method-assign]
+    os.register_at_fork(after_in_child=_be_as_usual)
+
+
+def _be_as_usual() -> None:
+    """Heed SIGTERM: this process was forked from a worker, and is none."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def _obey(job: int) -> None:

@@ -106,6 +106,26 @@ def test_a_stuck_worker_obeys_its_own_job() -> None:
     del batches
 
 
+class Decoding(WhoAmI):
+    """Each sample is read by a program, which is told to end before it does by itself."""
+
+    def __getitem__(self, index: int) -> Any:
+        decoder = subprocess.Popen(["sleep", "600"])
+        decoder.terminate()
+        forked = os.fork()
+        if not forked:
+            time.sleep(600)
+        os.kill(forked, signal.SIGTERM)
+        _, status = os.waitpid(forked, 0)
+        return torch.tensor([decoder.wait(), -os.WTERMSIG(status)])
+
+
+def test_programs_that_a_worker_starts_obey_sigterm() -> None:
+    """A child inherits what its parent blocks: `terminate` and `wait` would wait for ever."""
+    batches = iter(DataLoader(Decoding(), batch_size=1, num_workers=1, timeout=30))
+    assert next(batches).tolist() == [[-signal.SIGTERM, -signal.SIGTERM]]
+
+
 def test_a_worker_whose_job_is_killed_while_it_starts_ends_too(tmp_path: Path) -> None:
     """kill -9 of a rank leaves no worker behind, however early in the worker's life it comes.
 
