@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from accelerate.optimizer import AcceleratedOptimizer
 from transformers import Trainer
 
+from spotguard.errors import CheckpointError
 from spotguard.integrations.transformers.arguments import uses_argument
 from spotguard.integrations.transformers.data import (
     StepBatches,
@@ -302,7 +303,10 @@ class TrainerRun:
         if trainer.args.load_best_model_at_end and best:
             # From the run's own: a folder of the Trainer's is on one node, which may be gone.
             if best != trainer.state.global_step:
-                self._run.read_back(best, "model")
+                try:
+                    self._run.read_back(best, "model")
+                except CheckpointError:  # its save came to nothing: the best that there is
+                    best = self._run.restore_best("model")
                 log.info("loaded the best weights, of step %d", best)
             self._arrange_one("load_best_model_at_end", False)
 

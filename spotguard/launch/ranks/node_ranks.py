@@ -208,6 +208,7 @@ class NodeRanks:
         else:
             rank = self._ranks.pop(who)
             if number != 0:
+                _end_helpers_of(who)
                 self._bad.append((rank, number))
                 self._end(signal.SIGTERM)
 
@@ -224,6 +225,15 @@ class NodeRanks:
             if child.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child.pid, number)
+
+
+def _end_helpers_of(rank: subprocess.Popen[bytes]) -> None:
+    """Tell what a rank has left behind to end: it may hold a port, or a device's memory.
+
+    A rank that is told to stop, or has lost a peer, leaves without its script's clean-up.
+    """
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(rank.pid, signal.SIGTERM)
 
 
 def _words_of(code: int, rank: int | None) -> str:

@@ -8,6 +8,7 @@ need do the objects take their state.
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +28,12 @@ from spotguard.runtime.checkpoint.own_state import PLACE
 from spotguard.runtime.checkpoint.tensor_reader import StoredTensors
 from spotguard.runtime.distributed.rendezvous import LostContact
 from spotguard.runtime.process.surroundings import without_collections
+from spotguard.runtime.state.best import BestState
 from spotguard.runtime.state.rng import restore_random_states
 from spotguard.runtime.state.tracked import base_files
 from spotguard.runtime.state.tree import unpack
 
 if TYPE_CHECKING:
-    import logging
     from collections.abc import Callable, Iterator, Mapping
 
     from spotguard.checkpoint.lineage import CheckpointRef
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from spotguard.runtime.distributed.rendezvous import Coordinator
     from spotguard.runtime.state.tracked import Finish, Tracked
     from spotguard.storage.base import ObjectStore
+
+log = logging.getLogger("spotguard")
 
 _TIMEOUT_S = 1800.0
 """For the slowest rank to read its part."""
@@ -295,14 +298,42 @@ def read_back(store: ObjectStore, step: int, objects: Mapping[str, Tracked]) -> 
 def best_step(store: ObjectStore, value: float) -> int:
     """Return after how many steps the best state was saved whose metric had this value.
 
+    Where its save came to nothing, the best one before it, with a warning.
+
     Raises:
-        DamagedCheckpoint: it is not kept.
+        DamagedCheckpoint: none is kept.
     """
+    kept = _kept_best(store)
+    if kept is None:
+        raise DamagedCheckpoint(f"the state with the best value, {value:g}, was not saved")
+    step, of_kept = kept
+    if of_kept != value:
+        log.warning(
+            "the state with the best value, %g, was not saved; step %d has the best that was: %s",
+            *(value, step, of_kept),
+        )
+    return step
+
+
+def best_that_is_kept(store: ObjectStore, best: BestState) -> BestState:
+    """Return what a resume takes for the best: a value whose state was saved, or is to be.
+
+    The end of an attempt may have come while it was being saved. Only a better value is saved
+    after it, so the state that goes with this one would be missing for good.
+    """
+    if best.value is None or best.is_new:
+        return best
+    kept = _kept_best(store)
+    return best._replace(value=None if kept is None else kept[1])
+
+
+def _kept_best(store: ObjectStore) -> tuple[int, float | None] | None:
+    """Return the step and the value of the newest best state of the run's history."""
     for ref in restorable(store):
         manifest = load_manifest(store, ref.prefix)
-        if manifest.kind is CheckpointKind.BEST and manifest.counters.get("best") == value:
-            return ref.step
-    raise DamagedCheckpoint(f"the state with the best value, {value:g}, was not saved")
+        if manifest.kind is CheckpointKind.BEST:
+            return ref.step, BestState.of(manifest.counters).value
+    return None
 
 
 def _order(item: Tracked) -> int:

@@ -53,6 +53,8 @@ EXIT_PATIENCE_S = 10.0
 """How long the script's own clean-up, or one of our threads, may take when the process ends."""
 HUNG_SAVE_S = 60.0
 _LOOK_UP_S = 0.05
+_SHUTDOWN_S = 600.0
+"""A machine of which a cloud says that it goes so soon may have begun to shut down."""
 _SOLO_PATIENCE = 0.2  # of the time in which all should have left
 _USUAL_PEER_TIMEOUT_S = 10.0
 _OF_OTHER_THREADS = (Cause.TOLD_AND_LATE,)
@@ -165,7 +167,7 @@ class Leaving:
         """Return how long weights that are changing may take to be those of a boundary."""
         if request.solo or request.deadline_at is None:
             return self._patience_s(request)
-        return max(request.deadline_at - time.time() - 0.5, 0.0)
+        return max(request.deadline_at - clock.now() - 0.5, 0.0)
 
     # ------------------------------------------------------------------ another rank is gone
 
@@ -214,13 +216,14 @@ class Leaving:
         self.failure = error
         if self._end.begun:
             return
-        if isinstance(error, KeyboardInterrupt):
+        told = self._told_before(error)
+        if isinstance(error, KeyboardInterrupt) and told is None:
             self._take(Cause.CTRL_C, self._request_of(Cause.CTRL_C, "Ctrl-C"))
         elif self._is_loss_of_peer(error):
             self._tell_peer_lost(str(error).split(". ")[0][:200])
             lost = self._request_of(Cause.PEER_LOST, "another rank vanished")
             self._take(Cause.PEER_LOST, replace(self._watch.agreed or lost, solo=True))
-        elif (told := self._told_before(error)) is not None:
+        elif told is not None:
             also = f"{told.message}; then the script failed: {_words_of(error)}"
             self._take(Cause.TOLD_AND_FAILED, replace(told, message=also))
         elif self._end.say_failure():
@@ -237,7 +240,7 @@ class Leaving:
         if isinstance(error, SpotguardError):
             return None
         self._listener.drain()
-        return self._watch.agreed or self._listener.sigterm
+        return self._watch.agreed or self._listener.sigterm or self._watch.heard(_SHUTDOWN_S)
 
     def _is_loss_of_peer(self, error: BaseException) -> bool:
         others = not isinstance(self._coordinator, Alone)

@@ -37,6 +37,7 @@ from spotguard.runtime.loop.profile_facts import facts_of
 from spotguard.runtime.process.clock import RUN_CLOCK
 from spotguard.runtime.process.outside_loop import outside_loop
 from spotguard.runtime.process.wait_for_turn import await_turn
+from spotguard.runtime.state.best import Best
 from spotguard.runtime.state.changed_setup import SetUp
 from spotguard.runtime.state.rng import BOUNDARY, mix, seed_everything
 from spotguard.runtime.state.tracked import TrackedModule
@@ -343,6 +344,7 @@ class Training:
         job = self._job
         await_turn(job.settings, job.store, job.coordinator)
         job.keeper.set_up = SetUp(job.keeper.objects)
+        self._check_ranks_track_the_same()
         restored = restoring.restore(
             job.store,
             job.coordinator,
@@ -366,6 +368,7 @@ class Training:
                 clock=RUN_CLOCK,
             )
         job.keeper.restored(restored, self.loader)
+        job.keeper.best = Best(restoring.best_that_is_kept(job.store, job.keeper.best.now))
         if restored.manifest is not None:
             self._restore_place(restored.manifest)
             if not self._of.reseed:
@@ -422,6 +425,16 @@ class Training:
         assert count is not None
         cap = self._job.settings.max_steps
         return min(count, cap) if cap else count
+
+    def _check_ranks_track_the_same(self) -> None:
+        """Raise unless they do; the values of what only one of them has would be waited for."""
+        tracked = " ".join(sorted(self._job.keeper.objects))
+        if self._job.coordinator.first("tracked", tracked) != tracked:
+            raise UsageError(
+                f"run.track: rank {self._job.rank} tracks other names than another rank: {tracked}",
+                hint="track the same on all ranks, also what only the first one uses: any of them "
+                "may be the one that saves, and all of them restore",
+            )
 
     def _check_ranks_agree(self, first: int) -> None:
         """Raise unless a sampler, if there is one, gives all ranks the same order to begin with."""

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("spotguard")
 
 _POLL_S = 0.05
+_HEARSAY_S = 0.3
+_FAILING_S = 2.0
+"""How long a rank that is about to fail waits for an answer."""
 _REQUEST = "stop/request"
 
 
@@ -201,6 +204,26 @@ class StopWatch:
         with self._changed:
             deadlines = [r.deadline_at for r in (request, *self._pending)]
         return replace(request, deadline_at=min((d for d in deadlines if d), default=None))
+
+    def heard(self, within_s: float) -> StopRequest | None:
+        """Return a cloud's word that comes true so soon, or what another rank has asked for.
+
+        Blocks for a moment: a rank that uses what another node's shutdown has ended may fail before
+        it hears of that.
+        """
+        with self._changed:
+            pending = [r for r in self._pending if r.reason is EndReason.PREEMPTED]
+        for request in pending:
+            if request.deadline_at and request.deadline_at - clock.now() < within_s:
+                return request
+        if self._world_size == 1:
+            return None
+        try:
+            self._coordinator.hurry(_FAILING_S)
+            word = self._coordinator.get(_REQUEST, _HEARSAY_S)
+        except ConnectionError:
+            return None
+        return StopRequest.from_json(word) if word else None
 
     def withdraw(self, reason: EndReason) -> None:
         """Take back requests of `reason` that are not due yet."""

@@ -12,6 +12,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from spotguard.launch.agent import command_line
@@ -119,6 +120,27 @@ def test_a_script_that_failed_is_told(
         printed, _ = job.communicate()
     assert job.returncode == code
     assert printed == f"spotguard: {words}\n"
+
+
+def test_what_a_rank_leaves_behind_is_told_to_end(tmp_path: Path) -> None:
+    """A helper holds a port or a device's memory, which the next ranks in this place need.
+
+    A rank that leaves at once runs no clean-up of its script.
+    """
+    script = (
+        "import os, subprocess\n"
+        "helper = subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL)\n"
+        "print(helper.pid, flush=True)\n"
+        "os._exit(75)\n"
+    )
+    with start(tmp_path, script, ranks=1) as job:
+        assert job.stdout is not None
+        helper = int(job.stdout.readline())
+        job.communicate()
+    end = time.monotonic() + 20
+    while psutil.pid_exists(helper) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not psutil.pid_exists(helper)
 
 
 def test_a_rank_that_failed_is_told_though_the_other_one_saves(tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from spotguard.shared.units import to_iso
 from tests.runtime.state.test_best import kinds
 
 if TYPE_CHECKING:
@@ -134,6 +137,44 @@ def test_an_error_after_sigterm_is_part_of_the_stop(jobs: Jobs, place: str, step
 
     assert jobs.run(script(jobs), SPOTGUARD_ATTEMPT=2)
     assert jobs.ends()[-1]["reason"] == "finished"
+
+
+def test_sigterm_as_a_keyboard_interrupt_is_no_ctrl_c(jobs: Jobs) -> None:
+    """Scripts treat both alike; the run was preempted, and is not stopped by its user."""
+    first = "signal.signal(signal.SIGTERM, signal.default_int_handler)"
+    job = jobs.start(script(jobs, first=first, at_12=f"{TERM}; time.sleep(20)"))
+
+    assert job.wait() == 75, job.said
+    [end] = jobs.ends()
+    assert (end["reason"], end["saved_step"]) == ("terminated", 12)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "code", "reason"), [(120.0, 75, "preempted"), (86_400.0, 1, "failed")]
+)
+def test_an_error_while_a_machine_is_about_to_go(
+    jobs: Jobs, left_s: float, code: int, reason: str
+) -> None:
+    """Its mounts go before its job hears of a signal; a notice for tomorrow explains nothing."""
+    notice = jobs.folder / "notice"
+    notice.write_text(json.dumps({"deadline_at": to_iso(time.time() + left_s)}))
+    fails = "while not run._job.watch._pending: time.sleep(0.01)\n            raise OSError('gone')"
+    job = jobs.start(script(jobs, at_12=fails), SPOTGUARD_NOTICE_FILE=notice)
+
+    assert job.wait() == code, job.said
+    [end] = jobs.ends()
+    assert (end["reason"], end["saved_step"]) == (reason, 12 if code == 75 else 10)
+
+
+def test_ranks_that_track_other_things_are_refused_at_the_start(jobs: Jobs) -> None:
+    """The first resume could not give the other ranks what only one has: hours later."""
+    wrap = "run.rank or run.track(average=torch.nn.Linear(3, 1))"
+    ranks = jobs.start_ranks(3, script=script(jobs, wrap=wrap))
+
+    assert all(job.wait() for job in ranks)
+    told = "".join(job.said for job in ranks)
+    assert "run.track: rank" in told
+    assert "tracks other names than another rank" in told
 
 
 @pytest.mark.parametrize("victim", [0, 2])

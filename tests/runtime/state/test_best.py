@@ -24,7 +24,7 @@ data = torch.utils.data.TensorDataset(torch.randn(12, 3), torch.randn(12, 1))
 model = torch.nn.Linear(3, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 run.track(model=model, optimizer=optimizer)
-values = [9, 5, 7, float("nan"), 3, 6, 8, 4, 9, 9, 2, 9]
+values = [9, 5, 7, float("nan"), 3, 6, 8, 4, 9, 9, float(os.environ.get("LATER", "2")), 9]
 stop = int(os.environ.get("STOP", "99"))
 for step in run.steps(run.loader(data, global_batch_size=4), total=len(values)):
     for x, y in step:
@@ -70,6 +70,21 @@ def test_the_best_state_is_kept_beyond_retention_and_remembered(jobs: Jobs, tmp_
     said = jobs.run(script, SPOTGUARD_ATTEMPT=2)
     assert [line for line in said.splitlines() if line.startswith("best")] == ["best 10"]
     assert [step for step, kind in kinds(jobs).items() if kind == "best"][-1] == 11
+
+
+@pytest.mark.e2e
+def test_a_best_state_that_was_never_saved_is_not_the_best(jobs: Jobs, tmp_path: Path) -> None:
+    """An attempt's end came before its save was done: a resume goes by the best that is kept."""
+    script = tmp_path / "job.py"
+    script.write_text(f"{SCRIPT}\nprint('restored', run.restore_best(), flush=True)\n")
+    jobs.run(script, code=1, STOP=9)
+    (lost,) = [ref for ref in restorable(jobs.store()) if ref.step == 5]
+    for info in list(jobs.store().list(lost.prefix)):
+        jobs.store().delete(info.key)
+
+    said = jobs.run(script, SPOTGUARD_ATTEMPT=2, LATER="4")
+    assert "best 10" in said, "3 was better, and its state is gone"
+    assert "restored 11" in said
 
 
 def kinds(jobs: Jobs) -> dict[int, str]:
