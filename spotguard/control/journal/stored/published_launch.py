@@ -59,12 +59,11 @@ def allotment_of(launch: dict[str, Any]) -> Allotment:
     found = launch.get("allotment")
     said: dict[str, Any] = found if isinstance(found, dict) else {}
     reason = text(said, "down_reason")
-    known = [each.value for each in EndReason]
     return Allotment(
         budget_stop_at=seconds(said, "budget_stop_at"),
         deadline_stop_at=seconds(said, "deadline_stop_at"),
         down_at=seconds(said, "down_at"),
-        down_reason=EndReason(reason) if reason in known else EndReason.BUDGET,
+        down_reason=next((each for each in EndReason if each.value == reason), EndReason.BUDGET),
         max_lifetime_s=amount(said, "max_lifetime_s"),
     )
 
