@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from spotguard.control.journal.nodes.energy_counter import EnergyCounter
 from spotguard.control.journal.record import (
     JOB_PREFIX,
     AttemptEnd,
     AttemptRecord,
     DownAsked,
-    EnergyCounter,
     JobEnd,
     Kind,
     NodeEnded,
@@ -193,10 +193,22 @@ def _job_notice(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
         at=entry.at,
         source=text(entry.data, "source") or "unknown source",
         deadline_at=instant(entry.data, "deadline_at"),
+        node=integer(entry.data, "node"),
     )
-    if attempt.notice is not None and (attempt.notice.deadline_at or notice.deadline_at is None):
+    before = next((each for each in attempt.notices if each.node == notice.node), None)
+    if before is not None and (before.deadline_at or notice.deadline_at is None):
         return attempt
-    return replace(attempt, notice=notice)  # a recommendation may have come before it
+    others = _notices_but_of(attempt, notice.node)
+    return replace(attempt, notices=(*others, notice))  # a recommendation may have come before it
+
+
+def _notices_but_of(attempt: AttemptRecord, node: int | None) -> tuple[NoticeHeard, ...]:
+    return tuple(each for each in attempt.notices if each.node != node)
+
+
+def _job_withdrawn(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
+    """Take one node's warning back: another node may go all the same."""
+    return replace(attempt, notices=_notices_but_of(attempt, integer(entry.data, "node")))
 
 
 def _job_saved(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
@@ -299,7 +311,7 @@ CHANGES_OF_ATTEMPT: dict[str, Callable[[AttemptRecord, Entry], AttemptRecord]] =
     JOB_PREFIX + JobEvent.STARTED.value: _job_started,
     JOB_PREFIX + JobEvent.FIRST_STEP.value: _first_step,
     JOB_PREFIX + JobEvent.NOTICE.value: _job_notice,
-    JOB_PREFIX + JobEvent.WITHDRAWN.value: lambda attempt, _: replace(attempt, notice=None),
+    JOB_PREFIX + JobEvent.WITHDRAWN.value: _job_withdrawn,
     JOB_PREFIX + JobEvent.SAVED.value: _job_saved,
     JOB_PREFIX + JobEvent.NODE_EXITED.value: _node_exited,
     JOB_PREFIX + JobEvent.GIVEN_BACK.value: lambda attempt, entry: replace(

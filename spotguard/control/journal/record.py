@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any
 
 from spotguard.control.journal.nodes.controller_node import ControllerNode  # noqa: TC001 - snapshots read it
+from spotguard.control.journal.nodes.energy_counter import EnergyCounter  # noqa: TC001 - and it
 from spotguard.events.states import CheckpointKind, EndReason, RunState
 from spotguard.events.untrusted import integer, number, objects
 from spotguard.launch.base import NodeEnd, Offer
@@ -142,22 +143,13 @@ class SaveTotals:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnergyCounter:
-    """What a device of a node has counted: the first and the newest value that was heard."""
-
-    name: str
-    """As metrics name it: `spotguard/node0/gpu1/energy_j`."""
-    first_j: float
-    last_j: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class NoticeHeard:
-    """The first warning of an attempt's end."""
+    """The first warning of an attempt's end on one of its nodes."""
 
     at: float
     source: str
     deadline_at: float | None
+    node: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,7 +286,8 @@ class AttemptRecord:
     started_at: float | None = None
     resumed_from: str | None = None
     resumed_step: int | None = None
-    notice: NoticeHeard | None = None
+    notices: tuple[NoticeHeard, ...] = ()
+    """Of each node that was warned, unless its warning was withdrawn."""
     saves: tuple[Save, ...] = ()
     saving: SaveTotals = SaveTotals()
     progress: StepProgress | None = None
@@ -316,6 +309,11 @@ class AttemptRecord:
     def billed_from(self) -> float:
         """When its nodes began to cost, or at the earliest can have."""
         return self.intended_at if self.up_at is None else max(self.up_at, self.intended_at)
+
+    @property
+    def notice(self) -> NoticeHeard | None:
+        """The first warning that holds; one that sets an end comes before a recommendation."""
+        return min(self.notices, key=lambda each: each.deadline_at is None, default=None)
 
     @property
     def gone_by(self) -> float | None:

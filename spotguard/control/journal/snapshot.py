@@ -17,7 +17,7 @@ from spotguard.shared.typed_json import TypedJson
 if TYPE_CHECKING:
     from spotguard.control.journal.journal import Entry, Journal
 
-_VERSION = 3
+_VERSION = 4
 """To be raised when the fold makes something else of the same events."""
 _EVERY = 2000
 """Entries between snapshots, while they are small."""

@@ -12,6 +12,7 @@ from spotguard.control.supervisor.decide import Observation, decide, state_of
 from spotguard.control.supervisor.policy import Policy
 from spotguard.events.states import EndReason, RunState
 from spotguard.launch.base import ClusterState, ClusterView, NodeEnd, NodeView
+from spotguard.shared.units import to_iso
 from spotguard.testing.launcher import FAKE_OFFER
 from tests.control.made import (
     Line,
@@ -811,3 +812,22 @@ def test_an_end_that_the_machines_clock_has_moved_is_not_believed(
 def test_nodes_do_not_begin_to_cost_in_the_future() -> None:
     """The same clock, set forward: what they cost until then would be free."""
     assert answer(launched(0.0), replace(UP, up_at=18_000.0), 60.0) == actions.NoteUp(60.0)
+
+
+def test_a_withdrawn_notice_is_one_nodes() -> None:
+    """Two are told to go, and one may stay after all: the other one goes."""
+    told = [
+        (
+            "job_notice",
+            8.0 + node,
+            1,
+            {"source": "azure", "node": node, "deadline_at": to_iso(90.0)},
+        )
+        for node in range(2)
+    ]
+    stays = ("job_notice_withdrawn", 10.0, 1, {"source": "azure", "node": 0})
+    goes = made(*ALIVE, *told, stays).attempts[0].notice
+    assert goes is not None
+    assert (goes.node, goes.at) == (1, 9.0)
+    both_stay = ("job_notice_withdrawn", 11.0, 1, {"source": "azure", "node": 1})
+    assert made(*ALIVE, *told, stays, both_stay).attempts[0].notice is None
