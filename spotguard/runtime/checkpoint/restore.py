@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("spotguard")
 
-_TIMEOUT_S = 1800.0
+TIMEOUT_S = 1800.0
 """For the slowest rank to read its part."""
 _GIVEN_UP = "!"
 
@@ -222,7 +222,7 @@ class _Choices:
         self._coordinator.set(f"restore/{self._round}/{name}", f"{_GIVEN_UP}{problem.message}")
 
     def _hear(self, word: str, rank: int) -> str:
-        said = self._coordinator.get(word, _TIMEOUT_S)
+        said = self._coordinator.get(word, TIMEOUT_S)
         if said is None:
             raise LostContact(f"no word of {word} from rank {rank} while restoring")
         if said.startswith(_GIVEN_UP):
@@ -321,16 +321,20 @@ def best_that_is_kept(store: ObjectStore, best: BestState) -> BestState:
     The end of an attempt may have come while it was being saved. Only a better value is saved
     after it, so the state that goes with this one would be missing for good.
     """
-    if best.value is None or best.is_new:
-        return best
     kept = _kept_best(store)
-    return best._replace(value=None if kept is None else kept[1])
+    value = None if kept is None else kept[1]
+    if value != best.value:
+        log.warning("the state with the best value, %g, was not saved: %s is it", best.value, value)
+    return best._replace(value=value)
 
 
 def _kept_best(store: ObjectStore) -> tuple[int, float | None] | None:
     """Return the step and the value of the newest best state of the run's history."""
     for ref in restorable(store):
-        manifest = load_manifest(store, ref.prefix)
+        try:
+            manifest = load_manifest(store, ref.prefix)
+        except DamagedCheckpoint:  # as a resume passes over it
+            continue
         if manifest.kind is CheckpointKind.BEST:
             return ref.step, BestState.of(manifest.counters).value
     return None

@@ -53,6 +53,7 @@ EXIT_PATIENCE_S = 10.0
 """How long the script's own clean-up, or one of our threads, may take when the process ends."""
 HUNG_SAVE_S = 60.0
 _LOOK_UP_S = 0.05
+_SHUTDOWNS = (EndReason.PREEMPTED, EndReason.TERMINATED)
 _SHUTDOWN_S = 600.0
 """A machine of which a cloud says that it goes so soon may have begun to shut down."""
 _SOLO_PATIENCE = 0.2  # of the time in which all should have left
@@ -240,7 +241,14 @@ class Leaving:
         if isinstance(error, SpotguardError):
             return None
         self._listener.drain()
-        return self._watch.agreed or self._listener.sigterm or self._watch.heard(_SHUTDOWN_S)
+        agreed = self._watch.agreed
+        if agreed is not None and agreed.reason not in _SHUTDOWNS:
+            agreed = None  # nothing of the script's has ended by it
+        told = agreed or self._listener.sigterm
+        if told is not None or isinstance(error, KeyboardInterrupt):
+            return told
+        heard = self._watch.heard(_SHUTDOWN_S)
+        return heard if heard is not None and heard.reason in _SHUTDOWNS else None
 
     def _is_loss_of_peer(self, error: BaseException) -> bool:
         others = not isinstance(self._coordinator, Alone)
@@ -359,7 +367,8 @@ class Leaving:
 
     def _is_told_by_reset(self, cause: Cause) -> bool:
         """Return whether `reset` raises what happened, or the user did it: the process stays."""
-        return cause is Cause.CTRL_C or isinstance(self.failure, SpotguardError)
+        of_a_cell = cause in (Cause.CTRL_C, Cause.TOLD_AND_FAILED)
+        return of_a_cell or isinstance(self.failure, SpotguardError)
 
     def _saves(self, cause: Cause, in_loop: bool | None = None) -> Saves:
         way = WAYS_OUT[cause]

@@ -7,6 +7,7 @@ framework that has a loop of its own makes them through `run.begin_step` and its
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from contextlib import ExitStack
@@ -37,7 +38,7 @@ from spotguard.runtime.loop.profile_facts import facts_of
 from spotguard.runtime.process.clock import RUN_CLOCK
 from spotguard.runtime.process.outside_loop import outside_loop
 from spotguard.runtime.process.wait_for_turn import await_turn
-from spotguard.runtime.state.best import Best
+from spotguard.runtime.state.best import Best, BestState
 from spotguard.runtime.state.changed_setup import SetUp
 from spotguard.runtime.state.rng import BOUNDARY, mix, seed_everything
 from spotguard.runtime.state.tracked import TrackedModule
@@ -368,7 +369,7 @@ class Training:
                 clock=RUN_CLOCK,
             )
         job.keeper.restored(restored, self.loader)
-        job.keeper.best = Best(restoring.best_that_is_kept(job.store, job.keeper.best.now))
+        job.keeper.best = Best(self._best_that_is_kept(job.keeper.best.now))
         if restored.manifest is not None:
             self._restore_place(restored.manifest)
             if not self._of.reseed:
@@ -425,6 +426,18 @@ class Training:
         assert count is not None
         cap = self._job.settings.max_steps
         return min(count, cap) if cap else count
+
+    def _best_that_is_kept(self, best: BestState) -> BestState:
+        """Return what the first rank finds, which has claimed the attempt by now."""
+        job = self._job
+        if best.value is None or best.is_new:
+            return best
+        if job.rank == 0:
+            found = restoring.best_that_is_kept(job.store, best)
+            job.coordinator.set("best", json.dumps(found.value))
+            return found
+        word = job.coordinator.get("best", restoring.TIMEOUT_S)
+        return best if word is None else best._replace(value=json.loads(word))
 
     def _check_ranks_track_the_same(self) -> None:
         """Raise unless they do; the values of what only one of them has would be waited for."""

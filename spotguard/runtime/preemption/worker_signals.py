@@ -30,7 +30,7 @@ _LOADERS = {
 _CAN_WAIT = hasattr(signal, "sigwaitinfo")
 """macOS has no way to wait for a signal: there SIGTERM ends a worker."""
 _ours: set[Any] = set()
-"""What stands in the place of a class's `__iter__` by now."""
+"""What stands in the place of a class's `_get_iterator` by now."""
 
 
 def leave_workers_to_their_job() -> None:
@@ -41,15 +41,16 @@ def leave_workers_to_their_job() -> None:
     """
     for module, name in _LOADERS.items():
         kind = getattr(sys.modules.get(module), name, None)
-        begin = getattr(kind, "__iter__", None)
+        # All starts go through it; torchdata's `state_dict` starts workers before any `__iter__`.
+        begin = getattr(kind, "_get_iterator", None)
         if begin is not None and begin not in _ours:
             begin = _with_quiet_workers(begin)
             _ours.add(begin)
-            kind.__iter__ = begin  # type: ignore[union-attr]
+            kind._get_iterator = begin  # type: ignore[union-attr]
 
 
 def _with_quiet_workers(begin: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wrap the `__iter__` that starts a loader's workers."""
+    """Wrap the method that starts a loader's workers."""
 
     @functools.wraps(begin)
     def iterate(loader: Any) -> Any:
@@ -103,16 +104,21 @@ class Quiet:
 
     def __call__(self, worker: int) -> None:
         """Begin as worker number `worker`."""
-        job = multiprocessing.parent_process()  # getppid() may be whoever adopted this worker
-        assert job is not None
-        assert job.pid is not None
-        if _CAN_WAIT:
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # a fork server's has it not
-            _hand_on_nothing_blocked()
-            threading.Thread(target=_obey, args=(job.pid,), daemon=True).start()
-        threading.Thread(target=_end_with, args=(job,), daemon=True).start()
+        if threading.current_thread() is threading.main_thread():  # some loaders' are threads
+            _leave_with_job()
         if self._then is not None:
             self._then(worker)
+
+
+def _leave_with_job() -> None:
+    job = multiprocessing.parent_process()  # getppid() may be whoever adopted this worker
+    assert job is not None
+    assert job.pid is not None
+    if _CAN_WAIT:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # a fork server's has it not
+        _hand_on_nothing_blocked()
+        threading.Thread(target=_obey, args=(job.pid,), daemon=True).start()
+    threading.Thread(target=_end_with, args=(job,), daemon=True).start()
 
 
 def _hand_on_nothing_blocked() -> None:

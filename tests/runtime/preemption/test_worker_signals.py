@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from spotguard.runtime.preemption.worker_signals import leave_workers_to_their_job
+from spotguard.runtime.preemption.worker_signals import Quiet, leave_workers_to_their_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have loaders start quiet workers, for the time of a test."""
-    monkeypatch.setattr(DataLoader, "__iter__", DataLoader.__iter__)  # is put back afterwards
+    monkeypatch.setattr(
+        DataLoader, "_get_iterator", DataLoader._get_iterator
+    )  # is put back afterwards
     leave_workers_to_their_job()
 
 
@@ -83,6 +86,18 @@ def test_workers_survive_sigterm_and_end_with_the_reader(how: str) -> None:
     assert readers_in([next(batches) for _ in range(20)]) == workers
     del batches
     assert wait_for(lambda: not any(alive(worker) for worker in workers))
+
+
+def test_workers_that_are_threads_are_left_alone() -> None:
+    """MONAI's `ThreadDataLoader` has such: they end with the job, whose signals are its own."""
+    before = signal.getsignal(signal.SIGTERM)
+    said: list[object] = []
+
+    worker = threading.Thread(target=Quiet(said.append), args=(3,))
+    worker.start()
+    worker.join()
+    assert said == [3]
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 class Stuck(WhoAmI):
@@ -162,11 +177,11 @@ def test_a_script_finds_its_loader_as_it_was(tmp_path: Path) -> None:
 
     loader = DataLoader(WhoAmI(), num_workers=2, worker_init_fn=start)
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    begin = DataLoader.__iter__
+    begin = DataLoader._get_iterator
     leave_workers_to_their_job()
 
     assert len(list(loader)) == 64
     assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
     assert loader.worker_init_fn is start
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == blocked
-    assert DataLoader.__iter__ is begin, "asked for again, it is not wrapped again"
+    assert DataLoader._get_iterator is begin, "asked for again, it is not wrapped again"
