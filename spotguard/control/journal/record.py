@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from spotguard.control.journal.nodes.controller_node import ControllerNode  # noqa: TC001 - snapshots read it
-from spotguard.control.journal.nodes.energy_counter import EnergyCounter  # noqa: TC001 - and it
+from spotguard.control.journal.nodes.energy_counter import EnergyCounter  # noqa: TC001 - snapshots read it
 from spotguard.events.states import CheckpointKind, EndReason, RunState
 from spotguard.events.untrusted import integer, number, objects
 from spotguard.launch.base import NodeEnd, Offer

@@ -208,7 +208,9 @@ class NodeRanks:
         else:
             rank = self._ranks.pop(who)
             if number != 0:
-                _end_helpers_of(who)
+                # It ran no clean-up if it was told to stop, or lost a peer: what it has started may
+                # hold a port, or a device's memory.
+                _tell_session_of(who, signal.SIGTERM)
                 self._bad.append((rank, number))
                 self._end(signal.SIGTERM)
 
@@ -223,17 +225,13 @@ class NodeRanks:
         """Send a signal to the whole session of each rank that lives."""
         for child in self._ranks:
             if child.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.pid, number)
+                _tell_session_of(child, number)
 
 
-def _end_helpers_of(rank: subprocess.Popen[bytes]) -> None:
-    """Tell what a rank has left behind to end: it may hold a port, or a device's memory.
-
-    A rank that is told to stop, or has lost a peer, leaves without its script's clean-up.
-    """
+def _tell_session_of(rank: subprocess.Popen[bytes], number: int) -> None:
+    """Send a signal to a rank and what it has started, or to what is left of that."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(rank.pid, signal.SIGTERM)
+        os.killpg(rank.pid, number)
 
 
 def _words_of(code: int, rank: int | None) -> str:

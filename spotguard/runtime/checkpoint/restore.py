@@ -324,7 +324,10 @@ def best_that_is_kept(store: ObjectStore, best: BestState) -> BestState:
     kept = _kept_best(store)
     value = None if kept is None else kept[1]
     if value != best.value:
-        log.warning("the state with the best value, %g, was not saved: %s is it", best.value, value)
+        log.warning(
+            "the state with the best value, %g, was not saved; of those that are, the best has %s",
+            *(best.value, value),
+        )
     return best._replace(value=value)
 
 

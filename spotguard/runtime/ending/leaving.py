@@ -217,16 +217,16 @@ class Leaving:
         self.failure = error
         if self._end.begun:
             return
-        told = self._told_before(error)
-        if isinstance(error, KeyboardInterrupt) and told is None:
-            self._take(Cause.CTRL_C, self._request_of(Cause.CTRL_C, "Ctrl-C"))
-        elif self._is_loss_of_peer(error):
+        ctrl_c = isinstance(error, KeyboardInterrupt)
+        if not ctrl_c and self._is_loss_of_peer(error):
             self._tell_peer_lost(str(error).split(". ")[0][:200])
             lost = self._request_of(Cause.PEER_LOST, "another rank vanished")
             self._take(Cause.PEER_LOST, replace(self._watch.agreed or lost, solo=True))
-        elif told is not None:
+        elif (told := self._told_before(error)) is not None:
             also = f"{told.message}; then the script failed: {_words_of(error)}"
             self._take(Cause.TOLD_AND_FAILED, replace(told, message=also))
+        elif ctrl_c:
+            self._take(Cause.CTRL_C, self._request_of(Cause.CTRL_C, "Ctrl-C"))
         elif self._end.say_failure():
             self._save(self._saves(Cause.SCRIPT_FAILED))
             text = "".join(traceback.format_exception(error))
@@ -241,14 +241,12 @@ class Leaving:
         if isinstance(error, SpotguardError):
             return None
         self._listener.drain()
-        agreed = self._watch.agreed
-        if agreed is not None and agreed.reason not in _SHUTDOWNS:
-            agreed = None  # nothing of the script's has ended by it
-        told = agreed or self._listener.sigterm
-        if told is not None or isinstance(error, KeyboardInterrupt):
-            return told
-        heard = self._watch.heard(_SHUTDOWN_S)
-        return heard if heard is not None and heard.reason in _SHUTDOWNS else None
+        told = self._watch.agreed
+        if told is None or told.reason not in _SHUTDOWNS:  # by others nothing of the script's ends
+            told = self._listener.sigterm
+        if told is None and not isinstance(error, KeyboardInterrupt):
+            told = self._watch.heard(_SHUTDOWN_S)
+        return told if told is not None and told.reason in _SHUTDOWNS else None
 
     def _is_loss_of_peer(self, error: BaseException) -> bool:
         others = not isinstance(self._coordinator, Alone)

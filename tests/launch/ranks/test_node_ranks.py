@@ -129,7 +129,8 @@ def test_what_a_rank_leaves_behind_is_told_to_end(tmp_path: Path) -> None:
     """
     script = (
         "import os, subprocess\n"
-        "helper = subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL)\n"
+        "quiet = {'stdout': subprocess.DEVNULL, 'stderr': subprocess.DEVNULL}\n"
+        "helper = subprocess.Popen(['sleep', '600'], **quiet)\n"
         "print(helper.pid, flush=True)\n"
         "os._exit(75)\n"
     )

@@ -381,6 +381,24 @@ def test_no_step_is_entered_while_the_ranks_agree() -> None:
     assert entered == [False]
 
 
+@pytest.mark.parametrize(("within_s", "is_heard"), [(600.0, True), (60.0, False)])
+def test_a_rank_that_fails_asks_what_its_cloud_has_said(
+    clock: FakeClock, within_s: float, is_heard: bool
+) -> None:
+    """A machine that goes in two minutes may have begun to; one that goes some day has not."""
+    watch, _ = watch_of(StopGate(), Alone())
+    watch.request(request(EndReason.PREEMPTED, deadline_at=clock.now() + 120))
+    assert (watch.heard(within_s) is not None) is is_heard
+
+
+def test_a_rank_that_fails_asks_what_others_were_told() -> None:
+    """One of three was told, and this one used what its shutdown has ended."""
+    words, asked = FakeRendezvous(), request(warned_at=1.0)
+    words.rank(2).first("stop/request", asked.to_json())
+    watch, _ = watch_of(StopGate(), words.rank(0), world=3)
+    assert watch.heard(600.0) == asked
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClock]:
     """The wall clock of the stopping module."""

@@ -166,6 +166,25 @@ def test_an_error_while_a_machine_is_about_to_go(
     assert (end["reason"], end["saved_step"]) == (reason, 12 if code == 75 else 10)
 
 
+def test_a_stop_that_ends_nothing_of_the_scripts_explains_no_error(jobs: Jobs) -> None:
+    """Its user has stopped it, or its phase is done: the mistake is its own, and is told."""
+    first = (
+        "from spotguard.events.states import EndReason\n"
+        "from spotguard.runtime.preemption.stop_consensus import StopRequest\n"
+        "stop = StopRequest(reason=EndReason.STOPPED, message='stop')"
+    )
+    fails = (
+        "run._job.watch.request(stop)\n"
+        "            while run._job.watch.agreed is None: time.sleep(0.01)\n"
+        "            raise ValueError('a mistake')"
+    )
+    job = jobs.start(script(jobs, first=first, at_12=fails))
+
+    assert job.wait() == 1, job.said
+    [end] = jobs.ends()
+    assert (end["reason"], end["message"]) == ("failed", "ValueError: a mistake")
+
+
 def test_ranks_that_track_other_things_are_refused_at_the_start(jobs: Jobs) -> None:
     """The first resume could not give the other ranks what only one has: hours later."""
     wrap = "run.rank or run.track(average=torch.nn.Linear(3, 1))"
