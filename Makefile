@@ -33,27 +33,27 @@ help:
 	@echo "make docs    the site of the pages and of the public names, in site/; needs no network"
 	@echo "make lab-story  the long ones there, by hand: a controller dies at each act, the example shrinks and grows by its own rule"
 
+INSTALL = $(BIN)/python infra/install.py --constraint constraints.txt
+
 $(BIN)/python:
 	@echo "setting up $(VENV) (first time only, some 30 s)"
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing spotguard and torch"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	$(INSTALL) --editable .
 	touch $@
 
-# Tests import a part of what they install, and Python compiles that part then. To compile all of it at once
-# takes as long as the rest of the set-up.
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing spotguard, torch, and what development needs"
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) --editable '.[dev]'
 	touch $(VENV)/.installed $@
 
 # The frameworks come with what development needs in one request, so that pip finds versions for both;
 # so do the trackers, and the two packages by which MLflow keeps runs in a local file.
 $(VENV)/.installed-integrations: $(VENV)/.installed-dev
 	@echo "installing transformers, accelerate, lightning and trackers (some minutes, once)"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable \
+	$(INSTALL) --editable \
 	  '.[dev,integrations,wandb,mlflow,tensorboard]' sqlalchemy alembic
 	touch $@
 
@@ -129,7 +129,7 @@ aside: $(VENV)/.installed-dev
 BROWSERS := .browser-tests
 $(BROWSERS)/.installed: | $(VENV)/.installed-dev
 	-command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; }
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt 'playwright>=1.49'
+	$(INSTALL) 'playwright>=1.49'
 	mkdir -p $(BROWSERS)
 	-npm install --silent --no-audit --no-fund --prefix $(BROWSERS) axe-core@4.11.0
 	touch $@

@@ -146,6 +146,7 @@ def _public_names() -> Iterator[str]:
             yield f"{module}.{name}"
 
 
+@pytest.mark.e2e
 def test_every_public_name_has_its_place_in_the_reference(pages: dict[Path, Html]) -> None:
     """What a script or a test may import is explained."""
     anchors = {anchor for html in pages.values() for anchor in html.anchors}

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+pytestmark = pytest.mark.e2e
+
 FIRST = Part(attempt=3, node=2, nodes=(0, 1, 2), host="10.0.0.1", port=4000)
 OTHERS = ("SPOTGUARD_", "SKYPILOT_")
 NEXT = Part(attempt=4, node=2, nodes=(1, 2), host="10.0.0.2", port=5000)

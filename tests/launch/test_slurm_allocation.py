@@ -20,6 +20,8 @@ from tests.launch.test_agent import agent, events_of, impatient_agent, run_varia
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.e2e
+
 
 class Slurm:
     """What `scancel` is asked for, and when."""

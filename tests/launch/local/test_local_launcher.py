@@ -23,6 +23,8 @@ from tests.launch.local.local_lab import Lab, wait_for, wait_until_gone
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.e2e
+
 
 class Killed(BaseException):
     """Stands for a kill -9 of the controller at one point."""
