@@ -50,6 +50,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.e2e
 @pytest.mark.same_everywhere
 @QUICK
 @given(JSON)

@@ -19,7 +19,7 @@ from markdown_it import MarkdownIt
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.same_everywhere
+pytestmark = [pytest.mark.e2e, pytest.mark.same_everywhere]
 
 ROOT = Path(__file__).parents[2]
 GITHUB = "https://github.com/spotguard/spotguard/"
@@ -90,7 +90,6 @@ def hooks() -> Any:
     return module
 
 
-@pytest.mark.e2e
 def test_every_link_leads_somewhere(pages: dict[Path, Html]) -> None:
     """Pages, anchors and, at the repository's address, files: all are there."""
     broken = [
@@ -146,7 +145,6 @@ def _public_names() -> Iterator[str]:
             yield f"{module}.{name}"
 
 
-@pytest.mark.e2e
 def test_every_public_name_has_its_place_in_the_reference(pages: dict[Path, Html]) -> None:
     """What a script or a test may import is explained."""
     anchors = {anchor for html in pages.values() for anchor in html.anchors}
