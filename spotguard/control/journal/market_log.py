@@ -1,7 +1,8 @@
 """`market.jsonl` in spotguard's home: what own runs saw of spot markets. It stays on this machine.
 
-Several controllers append to it at once, under a lock; it holds a megabyte at most, of which the
-older half goes when it is full. Whatever makes no sense in it is passed over.
+Several controllers append to it at once, under a lock; it holds a megabyte at most. When it is full
+it is brought down to half of that: prices go first, which can be had again, and older lines before
+newer ones. Whatever makes no sense in it is passed over.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from spotguard.events.untrusted import (
     seconds,
     text,
 )
-from spotguard.policy.market.sightings import KINDS, Sighting
+from spotguard.policy.market.sightings import KINDS, PRICE, Sighting
 from spotguard.spec.home_folder import spotguard_home
 
 if TYPE_CHECKING:
@@ -66,9 +67,10 @@ def note_market(path: Path, sightings: Sequence[Sighting]) -> None:
     try:
         with _locked(path) as descriptor:
             if os.fstat(descriptor).st_size + len(lines) > MOST_BYTES:
-                _halve(descriptor)
-            os.lseek(descriptor, 0, os.SEEK_END)
-            os.write(descriptor, lines)
+                _rewrite(descriptor, _worth_keeping(_read_all(descriptor) + lines))
+            else:
+                os.lseek(descriptor, 0, os.SEEK_END)
+                os.write(descriptor, lines)
     except OSError as problem:
         log.warning("%s: %s", path, problem)
 
@@ -89,16 +91,36 @@ def _locked(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _halve(descriptor: int) -> None:
-    """Drop the older lines, in place: others hold the same file open, and wait for its lock."""
+def _read_all(descriptor: int) -> bytes:
     os.lseek(descriptor, 0, os.SEEK_SET)
     raw = b""
     while piece := os.read(descriptor, 1 << 20):
         raw += piece
-    kept = raw[-(MOST_BYTES // 2) :].partition(b"\n")[2]
+    return raw
+
+
+def _worth_keeping(raw: bytes) -> bytes:
+    """Return the lines that fit into half of the file, in their order."""
+    lines = [line for line in raw.splitlines(keepends=True) if len(line) <= _LONGEST_LINE]
+    newest_first = sorted(range(len(lines)), key=lambda i: (_is_price(lines[i]), -i))
+    kept, size = set(), 0
+    for index in newest_first:
+        size += len(lines[index])
+        if size > MOST_BYTES // 2:
+            break
+        kept.add(index)
+    return b"".join(line for index, line in enumerate(lines) if index in kept)
+
+
+def _is_price(line: bytes) -> bool:
+    return f'"kind":"{PRICE}"'.encode() in line.replace(b" ", b"")
+
+
+def _rewrite(descriptor: int, raw: bytes) -> None:
+    """Replace the content in place: others hold the same file open, and wait for its lock."""
     os.lseek(descriptor, 0, os.SEEK_SET)
-    os.write(descriptor, kept)
-    os.ftruncate(descriptor, len(kept))
+    os.write(descriptor, raw)
+    os.ftruncate(descriptor, len(raw))
 
 
 def _sighting(line: bytes) -> Sighting:

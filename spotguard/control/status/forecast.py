@@ -11,13 +11,8 @@ from spotguard.control.journal import cost
 from spotguard.control.journal.fold import read_record
 from spotguard.control.run_folder import RunFolder, known_runs, runs_folder
 from spotguard.control.supervisor.attempt_limits import end_margin_s
-from spotguard.control.supervisor.placement import (
-    accelerator_of,
-    expected_start_s,
-    place_name,
-    seen_of,
-    work_left_s,
-)
+from spotguard.control.supervisor.placement.seen_places import accelerator_of, place_name, seen_of
+from spotguard.control.supervisor.placement.time_left import expected_start_s, work_left_s
 from spotguard.control.supervisor.policy import policy_for
 from spotguard.errors import JournalDamaged
 from spotguard.events.states import Market
@@ -67,7 +62,7 @@ def plan_forecast(
         return None
     work = _expected_work(spec)
     accelerator, gpus = _gpus(spec)
-    basis = _basis(spec, accelerator, sightings)
+    basis = _basis(spec, accelerator, offers, sightings)
     none = _no_forecast(spec, work, basis, offers)
     if none is not None or work is None or basis is None:
         return CostForecast(none=none)
@@ -106,9 +101,11 @@ def run_forecast(
     nodes = record.limits.nodes_max
     paced_s = work_left_s(record, nodes)
     work = _expected_work(spec) if paced_s is None else _Work(left_s=paced_s, source="its own pace")
-    accelerator, gpus = accelerator_of(record)
-    offers = list({place_name(a.offer): a.offer for a in record.attempts}.values())
-    basis = _basis(spec, accelerator, sightings)
+    newest = record.attempts[-1].offer if record.attempts else None
+    accelerator, gpus = accelerator_of(record, newest)
+    by_place = {(place_name(a.offer), a.offer.market): a.offer for a in record.attempts}
+    offers = list(by_place.values())
+    basis = _basis(spec, accelerator, offers, sightings)
     none = _no_forecast(spec, work, basis, offers)
     if none is None and spent_usd is None:
         none = "a price is unknown"
@@ -135,6 +132,7 @@ def run_forecast(
             {
                 place_name(offer): seen_of(record, offer, nodes, now, hazard, sightings)
                 for offer in offers
+                if offer.market is Market.SPOT
             },
             sightings,
         ),
@@ -198,18 +196,24 @@ def _places(
     found: dict[str, MarketPlace] = {}
     for offer in offers:
         name = place_name(offer)
-        place = found.get(name, MarketPlace(name=name, seen=seen[name]))
+        place = found.get(name, MarketPlace(name=name, seen=seen.get(name, Seen())))
         over = place.on_demand_usd_per_h
         over = offer.on_demand_usd_per_h if over is None else over
         if offer.market is Market.SPOT:
-            price = offer.price_usd_per_h
-            if price is None and (newest := newest_price(sightings, name)) is not None:
-                price = newest[1]
+            noted = _price_noted(offer, sightings)
+            price = offer.price_usd_per_h if noted is None else noted[1]
             place = replace(place, spot_usd_per_h=price, on_demand_usd_per_h=over)
         else:
             place = replace(place, on_demand_usd_per_h=offer.price_usd_per_h or over)
         found[name] = place
     return tuple(found.values())
+
+
+def _price_noted(offer: Offer, sightings: Sequence[Sighting]) -> tuple[float, float] | None:
+    """Return when a spot price was last noted, and what it was, for an offer without one."""
+    if offer.market is not Market.SPOT or offer.price_usd_per_h is not None:
+        return None
+    return newest_price(sightings, place_name(offer))
 
 
 def _no_forecast(
@@ -257,27 +261,32 @@ def _whole_work_s(record: RunRecord, nodes: int) -> float | None:
     return record.total_steps * min(paces) / nodes if record.total_steps and paces else None
 
 
-def _basis(spec: JobSpec, accelerator: str, sightings: Sequence[Sighting]) -> _Basis | None:
-    """Return on what a forecast for an accelerator rests; None if on nothing."""
-    from spotguard.policy.market.recorded import zones_of
+def _basis(
+    spec: JobSpec, accelerator: str, offers: Iterable[Offer], sightings: Sequence[Sighting]
+) -> _Basis | None:
+    """Return on what a forecast for an accelerator rests; None if on nothing.
+
+    How often nodes are taken is what was recorded; own sightings tell of places, not of that. It is
+    as old as the oldest of what it rests on.
+    """
+    from spotguard.policy.market.hazard import speaking_zones
 
     if spec.market is Market.ON_DEMAND:
         return _Basis(words="the price on demand", at=None)
     own = telling(sightings, accelerator) if accelerator else []
-    zones = zones_of(accelerator) if accelerator else ()
-    if not zones and len(own) < ENOUGH:
+    zones, whose = speaking_zones(accelerator)
+    if not accelerator or (whose != accelerator and len(own) < ENOUGH):
         return None
-    parts = []
-    at = None
-    if zones:
-        days = sorted(day for zone in zones if (day := _day(zone.start)) is not None)
-        at = days[-1] if days else None
-        clouds = ", ".join(sorted({zone.cloud for zone in zones}))
-        parts.append(f"{accelerator} as recorded in {len(zones)} zones of {clouds}")
+    days = [day for zone in zones if (day := _day(zone.start)) is not None]
+    ages = [max(days)] if days else []
+    clouds = ", ".join(sorted({zone.cloud for zone in zones}))
+    parts = [f"{whose} as recorded in {len(zones)} zones of {clouds}"]
     if own:
-        at = max(at or 0.0, own[-1].at)
-        parts.append(f"{len(own)} sightings of your own runs")
-    return _Basis(words=" and ".join(parts), at=at)
+        parts.append(f"{len(own)} sighting{'s' * (len(own) != 1)} of your own runs")
+    noted_at = [noted[0] for each in offers if (noted := _price_noted(each, sightings))]
+    if noted_at:
+        parts.append("spot prices noted earlier")
+    return _Basis(words=" and ".join(parts), at=min([*ages, *noted_at], default=None))
 
 
 def _day(start: str) -> float | None:

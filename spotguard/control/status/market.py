@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from spotguard.launch.aws_prices import spot_prices
+from spotguard.launch.aws_prices import PricePoint, spot_prices
 from spotguard.policy.market.sightings import (
     ASKED,
     GRANTED,
@@ -113,7 +113,8 @@ def refreshed(
 ) -> list[Sighting]:
     """Return the prices that AWS tells of the places that runs have asked, and of those named.
 
-    Only what is newer than what is known, and one in six hours of each place.
+    Only what is newer than what is known: of each place the newest one, and before it one in six
+    hours.
 
     Raises:
         MissingExtra, EnvironmentFailure: as `spot_prices`.
@@ -125,7 +126,7 @@ def refreshed(
             wanted.setdefault(words[1], set()).add(words[-1])
     newest: dict[str, float] = {}
     for each in sightings:
-        if each.kind == PRICE:
+        if each.kind == PRICE and each.at <= now:
             newest[each.place] = max(each.at, newest.get(each.place, 0.0))
     gpus = {each.place.split("/")[-1]: (each.accelerator, each.gpus) for each in sightings}
     made = []
@@ -133,11 +134,13 @@ def refreshed(
         if not kinds:
             continue
         tell(f"spot prices of {', '.join(sorted(kinds))} in {region} ...")
+        found: dict[str, list[PricePoint]] = {}
         for point in spot_prices(region, sorted(kinds), days=days, now=now):
             place = f"aws/{region}/{point.zone}/{point.instance_type}"
-            if point.at < newest.get(place, 0.0) + _PRICE_EVERY_S:
-                continue
-            newest[place] = point.at
+            if newest.get(place, 0.0) < point.at <= now:
+                found.setdefault(place, []).append(point)
+        kept = [(place, point) for place in found for point in _thinned(found[place])]
+        for place, point in kept:
             accelerator, count = gpus.get(point.instance_type, ("", 1))
             made.append(
                 Sighting(
@@ -150,3 +153,12 @@ def refreshed(
                 )
             )
     return made
+
+
+def _thinned(points: Sequence[PricePoint]) -> list[PricePoint]:
+    """Return the newest of some points of one place, and before it one in six hours; by time."""
+    kept: list[PricePoint] = []
+    for point in reversed(points):
+        if not kept or point.at <= kept[-1].at - _PRICE_EVERY_S:
+            kept.append(point)
+    return kept[::-1]

@@ -48,11 +48,8 @@ from spotguard.control.supervisor.next_nodes import (
     next_launch,
     pursue_down,
 )
-from spotguard.control.supervisor.placement import (
-    back_to_spot_due,
-    move_due,
-    regrow_due,
-)
+from spotguard.control.supervisor.placement.moves import back_to_spot_due, move_due, regrow_due
+from spotguard.control.supervisor.placement.time_left import steps_kept
 from spotguard.control.supervisor.request import may_go_on_in_place
 from spotguard.errors import BudgetExhausted, DeadlineReached, EnvironmentFailure, JobFailed
 from spotguard.errors import NoCapacity as NoCapacityError
@@ -188,7 +185,7 @@ def _rest(record: RunRecord, policy: Policy) -> Settle | None:
 def phase_due(record: RunRecord) -> int:
     """Return the phase in which the next attempt belongs, by the steps that it need not do."""
     last, phase = record.last_ended, record.phase
-    done = _steps_kept(record)
+    done = steps_kept(record)
     ends = [integer(each, "until_step") for each in record.phases]
     if last is not None and last.end is not None and last.number > _placed_after(record):
         # Where its save was not heard of, it is the job's own word that the steps are done.
@@ -204,16 +201,6 @@ def phase_due(record: RunRecord) -> int:
 
 def _placed_after(record: RunRecord) -> int:
     return record.placing.after if record.placing is not None else 0
-
-
-def _steps_kept(record: RunRecord) -> int:
-    """Return the steps that the next attempt need not do, for all that was heard of saves."""
-    for attempt in reversed(record.attempts):
-        if attempt.last_save is not None:
-            return attempt.last_save.step
-        if attempt.started_at is not None:
-            return attempt.resumed_step or 0
-    return 0
 
 
 def _between_attempts(record: RunRecord, seen: Observation, now: float, policy: Policy) -> Action:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spotguard.control.journal.market_log import note_market, read_market
-from spotguard.control.supervisor.placement import TAKEN, accelerator_of, place_name
+from spotguard.control.supervisor.placement.seen_places import TAKEN, accelerator_of, place_name
 from spotguard.events.states import EndReason
 from spotguard.policy.market.sightings import ASKED, GRANTED, LEFT, LOST, REFUSED, Sighting
 
@@ -23,7 +23,7 @@ class MarketNotes:
     def __init__(self, path: Path | None, record: RunRecord) -> None:
         self._path = path
         self._run = record.run_id
-        self._accelerator, self._gpus = accelerator_of(record)
+        self._record = record
         self._stamp: tuple[int, int] | None = None
         self._read: tuple[Sighting, ...] = ()
         self._known = {each.key for each in self.sightings() if each.run == self._run}
@@ -77,12 +77,13 @@ class MarketNotes:
     def _sighting(
         self, attempt: AttemptRecord, kind: str, at: float, age_s: float | None = None
     ) -> Sighting:
+        accelerator, gpus = accelerator_of(self._record, attempt.offer)
         return Sighting(
             at=at,
             kind=kind,
             place=place_name(attempt.offer),
-            accelerator=self._accelerator,
-            gpus=self._gpus,
+            accelerator=accelerator,
+            gpus=gpus,
             nodes=attempt.nodes,
             market=attempt.offer.market.value,
             usd_per_h=attempt.offer.price_usd_per_h,

@@ -29,15 +29,11 @@ from spotguard.control.supervisor.actions import (
     Wait,
 )
 from spotguard.control.supervisor.attempt_limits import allot
-from spotguard.control.supervisor.placement import (
-    advised,
-    paced_nodes,
-    will_buy_later,
-    work_left_s,
-)
+from spotguard.control.supervisor.placement.advice import advised, paced_nodes, will_buy_later
+from spotguard.control.supervisor.placement.time_left import work_left_s
 from spotguard.errors import BudgetExhausted, DeadlineReached, EnvironmentFailure
 from spotguard.errors import NoCapacity as NoCapacityError
-from spotguard.events.states import EndReason, RunState
+from spotguard.events.states import EndReason, Market, RunState
 from spotguard.launch.base import ClusterState, ClusterView, Offer
 from spotguard.launch.taskyaml import BUYS_SPOT
 from spotguard.policy.plan.ladder import node_ladder
@@ -71,9 +67,12 @@ def next_launch(
     refusals: list[EndReason] = []
     unpriced, priced = None, bool(record.tried)
     why = ""
+    patient: int | None = None
     most, pace = paced_nodes(record, offers, now, policy)
     for nodes in node_ladder(record.limits.nodes_min, most):
-        advice = advised(record, offers, nodes, now, policy, market=market)
+        advice = advised(record, offers, nodes, now, policy, market=market, patient=patient)
+        if patient is None and all(each.market is Market.SPOT for each in advice.offers):
+            patient = nodes
         why = f"{advice.why}; {pace}" if pace else advice.why
         for offer in advice.offers:
             if (nodes, place_key(offer)) in record.tried:

@@ -13,13 +13,13 @@ from spotguard.control.journal.nodes.made_of import machine_of
 from spotguard.control.journal.record import Kind
 from spotguard.control.supervisor.decide import Observation
 from spotguard.control.supervisor.next_nodes import may_ask_ahead
-from spotguard.control.supervisor.placement import (
+from spotguard.control.supervisor.placement.moves import (
     cheaper_places,
     may_go_back_to_spot,
     may_move,
     may_regrow,
-    place_name,
 )
+from spotguard.control.supervisor.placement.seen_places import place_name
 from spotguard.errors import SpotguardError, StoreError
 from spotguard.events.states import Market
 from spotguard.launch.base import ClusterState, ClusterView, KnowsFreeNodes, NodeEnd

@@ -54,7 +54,7 @@ from spotguard.control.supervisor.logs import log_tail
 from spotguard.control.supervisor.market_notes import MarketNotes
 from spotguard.control.supervisor.notify import Notifier
 from spotguard.control.supervisor.observer import Lookout
-from spotguard.control.supervisor.placement import hazard_of
+from spotguard.control.supervisor.placement.seen_places import hazard_of
 from spotguard.control.supervisor.request import (
     after,
     ask_to_stop,

@@ -72,17 +72,17 @@ def pooled(accelerator: str, gang: int) -> Hazard:
 
 @lru_cache(maxsize=64)
 def _pooled(accelerator: str, gang: int) -> Hazard:
-    zones, source = _speaking(accelerator)
+    zones, source = speaking_zones(accelerator)
     enough = [zone for zone in zones if zone.nodes_max >= gang]
     return fitted([(zone.capacity >= gang, zone.gap_s) for zone in enough], f"{source} x {gang}")
 
 
 @lru_cache(maxsize=64)
 def _largest(accelerator: str) -> int:
-    return max(zone.nodes_max for zone in _speaking(accelerator)[0])
+    return max(zone.nodes_max for zone in speaking_zones(accelerator)[0])
 
 
-def _speaking(accelerator: str) -> tuple[tuple[RecordedZone, ...], str]:
+def speaking_zones(accelerator: str) -> tuple[tuple[RecordedZone, ...], str]:
     """Return the zones that speak for an accelerator, and what they are in words."""
     zones = zones_of(accelerator)
     if zones:

@@ -107,9 +107,11 @@ def newest_price(sightings: Iterable[Sighting], place: str) -> tuple[float, floa
 
 
 def telling(sightings: Iterable[Sighting], accelerator: str) -> list[Sighting]:
-    """Return those that tell of an accelerator's availability."""
+    """Return those that tell of the availability of an accelerator's spot nodes."""
     return [
         each
         for each in sightings
-        if each.accelerator == accelerator and each.kind in (*_HAD, *_NOT_HAD)
+        if each.accelerator == accelerator
+        and each.market == "spot"
+        and each.kind in (*_HAD, *_NOT_HAD)
     ]

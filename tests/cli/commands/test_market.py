@@ -8,6 +8,9 @@ import pytest
 from moto import mock_aws
 
 from spotguard.control.journal.market_log import market_path, note_market, read_market
+from spotguard.control.status import market
+from spotguard.control.status.market import refreshed
+from spotguard.launch.aws_prices import PricePoint
 from spotguard.policy.market.sightings import Sighting
 
 if TYPE_CHECKING:
@@ -51,6 +54,23 @@ def test_what_was_seen_is_told_by_place(cli: Cli) -> None:
     [place] = json.loads(cli("market", "show", "--json").out)["places"]
     assert (place["granted"], place["lost"], place["has_nodes"]) == (1, 1, False)
     assert place["mean_life_s"] == 3600.0
+
+
+def test_the_newest_price_is_kept_and_an_old_one_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A price that has risen since is told at once; a line from the future hides nothing."""
+    told = [(0.0, 1.0), (1.0, 2.0), (7.0, 3.0), (13.5, 4.0), (14.0, 9.0), (99.0, 5.0)]
+    where = {"region": "us-east-1", "zone": "us-east-1a", "instance_type": "c3.large"}
+    points = [PricePoint(at=1e9 + 3600 * h, usd_per_h=usd, **where) for h, usd in told]
+    monkeypatch.setattr(market, "spot_prices", lambda region, kinds, *, days, now: points)
+    now = 1e9 + 20 * 3600
+    future = Sighting(at=2e9, kind="price", place=PLACE, usd_per_h=7.0)
+    more = {"regions": (), "instance_types": (), "days": 7.0, "now": now}
+    made = refreshed([future], **more)  # type: ignore[arg-type]
+    assert [(each.at - 1e9) / 3600 for each in made] == [1.0, 7.0, 14.0]
+    assert made[-1].usd_per_h == 9.0
+    assert refreshed(made, **more) == []  # type: ignore[arg-type]
 
 
 @pytest.mark.e2e

@@ -46,6 +46,24 @@ def test_a_home_that_cannot_be_written_harms_nothing(tmp_path: Path) -> None:
     note_market(tmp_path / "file" / "market.jsonl", [SEEN])
 
 
+def test_prices_go_before_what_runs_have_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prices can be had again. However many are noted at once, the file keeps its size."""
+    monkeypatch.setattr(market_log, "MOST_BYTES", 8000)
+    path = tmp_path / "market.jsonl"
+    note_market(path, [replace(SEEN, at=float(at)) for at in range(5)])
+    prices = [Sighting(at=100.0 + at, kind="price", place="b", usd_per_h=2.0) for at in range(900)]
+    note_market(path, prices)
+    assert path.stat().st_size <= 8000
+    note_market(path, [replace(SEEN, at=2000.0)])
+    found = read_market(path)
+    assert [each.at for each in found if each.kind == "lost"] == [0.0, 1.0, 2.0, 3.0, 4.0, 2000.0]
+    kept = [each.at for each in found if each.kind == "price"]
+    assert kept
+    assert kept == [each.at for each in prices][-len(kept) :]
+
+
 def test_the_file_stays_small_and_keeps_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

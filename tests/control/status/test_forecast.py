@@ -8,7 +8,7 @@ import pytest
 from spotguard.cli.views import formats
 from spotguard.control.journal.record import Limits
 from spotguard.control.status.forecast import plan_forecast, run_forecast
-from spotguard.control.supervisor.placement import place_name
+from spotguard.control.supervisor.placement.seen_places import place_name
 from spotguard.events.states import Market
 from spotguard.launch.base import Offer
 from spotguard.policy.market.sightings import Sighting
@@ -101,18 +101,44 @@ def test_nodes_of_this_machine_are_no_market() -> None:
 
 
 def test_own_sightings_make_a_market() -> None:
-    """Of a GPU that is recorded nowhere, once there are enough; its age is that of the newest."""
+    """Of a GPU that is recorded nowhere, once there are enough: how often nodes are taken is then
+    what was recorded of others, which is said, with its age.
+    """
     saw = [
         Sighting(at=100.0 * each, kind="granted", place=place_name(SPOT), accelerator="B300")
         for each in range(1, 11)
     ]
     told = plan_forecast(_spec(gpus="B300"), [SPOT], saw, now=2000.0)
     assert told is not None
-    assert (told.none, told.market) == (None, "10 sightings of your own runs")
-    assert told.market_at == 1000.0
+    recorded = "all recorded accelerators as recorded in 14 zones of aws, gcp"
+    assert (told.none, told.market) == (None, f"{recorded} and 10 sightings of your own runs")
+    assert told.market_at is not None
+    assert told.market_at > 1.6e9, "the record's, which came later than these sightings"
+    on_demand = [replace(each, market="on_demand") for each in saw]
+    nothing = plan_forecast(_spec(gpus="B300"), [SPOT], on_demand, now=2000.0)
+    assert nothing is not None
+    assert nothing.none == "nothing recorded for this GPU", "nobody saw a spot node"
     too_few = plan_forecast(_spec(gpus="B300"), [SPOT], saw[1:], now=2000.0)
     assert too_few is not None
     assert too_few.none == "nothing recorded for this GPU"
+
+
+def test_a_new_sighting_makes_an_old_record_no_younger() -> None:
+    """The forecast is as old as the rates and the prices that it rests on."""
+    saw = [Sighting(at=1.99e9, kind="granted", place=place_name(SPOT), accelerator="H100")]
+    told = plan_forecast(_spec(), [SPOT, OVER], saw, now=2e9)
+    alone = plan_forecast(_spec(), [SPOT, OVER], [], now=2e9)
+    assert told is not None
+    assert alone is not None
+    assert told.market == "H100 as recorded in 6 zones of gcp and 1 sighting of your own runs"
+    assert told.market_at == alone.market_at
+    noted = Sighting(at=1.5e9, kind="price", place=place_name(SPOT), usd_per_h=2.0)
+    unpriced = replace(SPOT, price_usd_per_h=None)
+    other = replace(SPOT, zone="elsewhere")
+    told = plan_forecast(_spec(), [unpriced, other, OVER], [noted], now=2e9)
+    assert told is not None
+    assert told.market == "H100 as recorded in 6 zones of gcp and spot prices noted earlier"
+    assert told.market_at == 1.5e9
 
 
 def test_on_demand_is_foretold_without_a_market() -> None:
@@ -152,6 +178,17 @@ def test_before_its_first_step_a_run_goes_by_what_was_said() -> None:
     assert unsaid is not None
     assert unsaid.none is not None
     assert "--work" in unsaid.none
+
+
+def test_nodes_on_demand_do_not_hide_the_same_places_spot() -> None:
+    """A run that made do with on-demand nodes is foretold from both prices."""
+    lines = (*launched(0.0), training(600.0), ended(2 * HOUR, "preempted"), *launched(2 * HOUR, 2))
+    run = _run(*lines)
+    over = replace(OVER, zone=SPOT.zone)
+    run = replace(run, attempts=(run.attempts[0], replace(run.attempts[1], offer=over)))
+    told = run_forecast(run, [], now=3 * HOUR)
+    assert told is not None
+    assert told.none is None
 
 
 def test_a_settled_run_has_no_future() -> None:

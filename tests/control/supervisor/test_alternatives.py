@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spotguard.control.supervisor import skypilot_request
-from spotguard.control.supervisor.placement import accelerator_of, place_name
+from spotguard.control.supervisor.placement.seen_places import accelerator_of, place_name
 from spotguard.control.supervisor.request import launch_request
 from spotguard.control.supervisor.skypilot_request import find_offers, task_for, template_for
 from spotguard.errors import SpecError

@@ -10,7 +10,8 @@ from spotguard.control.journal.nodes.offer import place_key
 from spotguard.control.journal.record import Limits
 from spotguard.control.supervisor.actions import NoteRefused
 from spotguard.control.supervisor.market_notes import MarketNotes
-from spotguard.control.supervisor.placement import advised, hazard_of, place_name, seen_of
+from spotguard.control.supervisor.placement.advice import advised
+from spotguard.control.supervisor.placement.seen_places import hazard_of, place_name, seen_of
 from spotguard.control.supervisor.policy import Policy
 from spotguard.control.supervisor.request import launch_request
 from spotguard.events.states import Market
@@ -56,6 +57,20 @@ def test_nodes_that_were_given_back_were_not_lost(tmp_path: Path) -> None:
     )  # fmt: skip
     MarketNotes(path, record).update(record)
     assert _told(path) == [("granted", 1, None), ("left", 1, 600.0)]
+
+
+def test_of_several_accelerators_the_one_that_came_is_noted(tmp_path: Path) -> None:
+    """Under `gpus = "A100:8,H100:4"` nodes with H100s are no sighting of A100s."""
+    path = tmp_path / "market.jsonl"
+    record = made(*launched(100.0), training(160.0))
+    offer = replace(FAKE_OFFER, gpus="H100:4")
+    record = replace(
+        record,
+        spec={**record.spec, "gpus": "A100:8,H100:4"},
+        attempts=(replace(record.attempts[0], offer=offer),),
+    )
+    MarketNotes(path, record).update(record)
+    assert [(each.accelerator, each.gpus) for each in read_market(path)] == [("H100", 4)]
 
 
 def test_nothing_is_kept_without_a_path(tmp_path: Path) -> None:

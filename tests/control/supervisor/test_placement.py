@@ -7,30 +7,34 @@ import pytest
 
 from spotguard.control.journal.nodes.offer import place_key
 from spotguard.control.journal.record import Limits
-from spotguard.control.supervisor.placement import (
+from spotguard.control.supervisor.actions import BackOff, Intend
+from spotguard.control.supervisor.next_nodes import next_launch
+from spotguard.control.supervisor.placement.advice import (
     advised,
-    back_to_spot_due,
     markets_now,
+    offers_now,
+    paced_nodes,
+    will_buy_later,
+)
+from spotguard.control.supervisor.placement.moves import (
+    back_to_spot_due,
     may_go_back_to_spot,
     may_move,
     move_due,
-    offers_now,
-    paced_nodes,
-    place_name,
     regrow_due,
-    seen_of,
-    will_buy_later,
-    work_left_s,
 )
+from spotguard.control.supervisor.placement.seen_places import place_name, seen_of
+from spotguard.control.supervisor.placement.time_left import undone_s, work_left_s
 from spotguard.control.supervisor.policy import Policy
 from spotguard.events.states import EndReason, Market
 from spotguard.policy.market.hazard import pooled
 from spotguard.policy.market.sightings import FREE, Sighting
 from spotguard.testing.launcher import FAKE_OFFER
-from tests.control.made import Line, ended, intended, launched, made, training
+from tests.control.made import Line, ended, intended, launched, made, saved, training
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import RunRecord
+    from spotguard.control.supervisor.actions import Action
     from spotguard.launch.base import Offer
 
 SPOT, ON_DEMAND = Market.SPOT, Market.ON_DEMAND
@@ -222,6 +226,8 @@ def paced(*, left_h: float, at: float, reason: str = "preempted") -> tuple[Line,
         *launched(0.0, nodes=2),
         training(600.0),
         ("progress", at - 1, 1, progress),
+        saved(at - 2, 98),
+        saved(at - 1, 100),
         ended(at, reason, last_step=100),
     )
 
@@ -398,6 +404,7 @@ def test_a_place_that_says_it_has_nodes_may_still_refuse_them(
     progress = {"step": 100, "total_steps": 220, "step_s": 60.0}
     lines = (*launched(0.0, nodes=2), training(100.0), ("progress", 6999.0, 1, progress))
     limits = Limits(nodes_min=2, nodes_max=2, deadline_at=7200.0 + 2 * HOURS + 235.0 + slack_s)
+    lines = (*lines, saved(6990.0, 99), saved(6999.0, 100))
     record = made(*lines, ended(7000.0, "preempted", last_step=100), limits=limits)
     said = (free_nodes(CHEAP, 2), free_nodes(THERE, 2)) if free else ()
     told = advised(record, PLACES, 2, 7200.0, SLOW, market=said)
@@ -655,3 +662,71 @@ def test_where_each_place_has_refused_the_policy_waits() -> None:
     advice = advised(made(*full, limits=limits), (FAKE_OFFER, DEAR), 2, 100.0, policy)
     assert advice.offers == ()
     assert advice.why.startswith("waits")
+
+
+def test_fewer_nodes_are_no_reason_to_buy_on_demand() -> None:
+    """With four there is time to wait for spot: one alone, which would be late, is not bought.
+
+    Fewer on spot are, and once not even four on demand could wait any longer, those are.
+    """
+    limits = Limits(nodes_min=1, nodes_max=4, deadline_at=40 * HOURS)
+    record = made(limits=limits)
+    record = replace(record, spec={**record.spec, "work_s": 18 * HOURS})
+
+    def next_one(now: float, *refused_on: int) -> Action:
+        tried = tuple((n, place_key(each)) for n in refused_on for each in (CHEAP, THERE))
+        return next_launch(replace(record, tried=tried, mendable=True), PLACES, now, SLOW)
+
+    nowhere = next_one(0.0, 1, 2, 3, 4)
+    assert isinstance(nowhere, BackOff), nowhere
+    assert nowhere.why.startswith("waits: ")
+    fewer = next_one(0.0, 4)
+    assert isinstance(fewer, Intend)
+    assert (fewer.nodes, fewer.offer.market) == (3, SPOT)
+    late = next_one(21.9 * HOURS, 1, 2, 3, 4)
+    assert isinstance(late, Intend)
+    assert (late.nodes, late.offer.market) == (4, ON_DEMAND)
+
+
+def test_what_a_loss_has_undone_is_to_be_done_again() -> None:
+    """Nodes that vanish take with them what was not saved; while they live it counts as done."""
+    progress = {"step": 500, "total_steps": 1000, "step_s": 12.0}
+    lines = (*launched(0.0, nodes=1), training(60.0), saved(1300.0, 100))
+    lines = (*lines, ("progress", 6060.0, 1, progress))
+    assert work_left_s(made(*lines), 1) == 500 * 12.0
+    assert undone_s(made(*lines), 1) == 400 * 12.0
+    lost = made(*lines, ended(6100.0, "node_lost", last_step=500))
+    assert work_left_s(lost, 1) == 900 * 12.0
+    kept = made(*lines, saved(6090.0, 500), ended(6100.0, "preempted", last_step=500))
+    assert work_left_s(kept, 1) == 500 * 12.0
+    again = (*launched(6200.0, 2, nodes=1), training(6300.0, 2, step=100))
+    assert work_left_s(made(*lines, ended(6100.0, "node_lost"), *again), 1) == 900 * 12.0
+
+
+def test_a_loss_without_a_word_must_leave_time_for_what_it_undoes() -> None:
+    """With an hour between saves, spot is not bought an hour before nothing else could be."""
+    progress = {"step": 100, "total_steps": 700, "step_s": 60.0}
+    lines = (*launched(0.0, nodes=2), training(600.0), saved(2000.0, 40))
+    lines = (*lines, ("progress", 6599.0, 1, progress), saved(6599.0, 100))
+    limits = Limits(nodes_min=2, nodes_max=2, deadline_at=6600.0 + 10 * HOURS + 235.0 + 3600.0)
+    record = made(*lines, ended(6600.0, "preempted", last_step=100), limits=limits)
+    assert advised(record, PLACES, 2, 6600.0, SLOW).offers == (PAID,)
+    often = (*lines[:-1], *(saved(2000.0 + step, step) for step in range(41, 101)))
+    record = made(*often, ended(6600.0, "preempted", last_step=100), limits=limits)
+    assert advised(record, PLACES, 2, 6600.0, SLOW).offers[0].market is SPOT
+
+
+def test_nodes_that_have_lived_for_hours_are_as_old_as_that() -> None:
+    """Who lives long is taken less often: its age is not that of its first sign of life."""
+    hazard = pooled("H100", 8)
+    lives = made(*launched(0.0), training(60.0))
+    seen = seen_of(lives, FAKE_OFFER, 1, 10 * HOURS, hazard)
+    assert (seen.up, seen.unseen_s) == (True, 0.0)
+    assert seen.age_s == pytest.approx(10 * HOURS - 60.0)
+    left = made(*launched(0.0), training(60.0), ended(10 * HOURS, "finished"))
+    seen = seen_of(left, FAKE_OFFER, 1, 11 * HOURS, hazard)
+    assert (seen.up, seen.unseen_s) == (True, HOURS)
+    assert seen.age_s == pytest.approx(10 * HOURS - 60.0)
+    taken = made(*launched(0.0), training(60.0), ended(10 * HOURS, "preempted"))
+    seen = seen_of(taken, FAKE_OFFER, 1, 11 * HOURS, hazard)
+    assert (seen.up, seen.age_s) == (False, 0.0)

@@ -28,7 +28,7 @@ them."""
 
 
 def _main(speed_up: float, decisions: Path) -> None:
-    placement: Any = import_module("spotguard.control.supervisor.placement")
+    placement: Any = import_module("spotguard.control.supervisor.placement.seen_places")
     policy: Any = import_module("spotguard.control.supervisor.policy")
     deciding: Any = import_module("spotguard.policy.decide")
     policy.SKY_POLICY = replace(
