@@ -59,7 +59,7 @@ def test_what_the_contract_says_of_infra_is_there() -> None:
     line = next(line for line in OVERVIEW.splitlines() if line.startswith("| `infra/`"))
     said = (
         "the Slurm, EC2 and Kubernetes labs, controllers that you host yourself, warm images, "
-        "least-privilege bucket policies, dashboards"
+        "least-privilege bucket policies, dashboards; `install.py`, by which `make` sets itself up"
     )
     assert line == f"| `infra/` | {said} |"
     folders = {path.name for path in (REPOSITORY / "infra").iterdir() if path.is_dir()}

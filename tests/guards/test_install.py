@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
+import runpy
 from pathlib import Path
 from typing import Any
 
 _PROGRAM = Path(__file__).parents[2] / "infra" / "install.py"
-
-
-def _install() -> Any:
-    spec = importlib.util.spec_from_file_location("install", _PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+_settings_for_uv: Any = runpy.run_path(str(_PROGRAM))["settings_for_uv"]
 
 
 def test_packages_come_from_where_pip_takes_them() -> None:
     """Of a setting in several places the one counts that counts for pip."""
-    told = _install().settings_for_uv(
+    told = _settings_for_uv(
         ":env:.find-links='/wheels /more'\n"
         ":env:.default-timeout='180'\n"
         "global.extra-index-url='https://a.example/simple\\nhttps://b.example/simple'\n"
@@ -40,4 +32,4 @@ def test_packages_come_from_where_pip_takes_them() -> None:
 
 def test_without_settings_they_come_from_where_all_come_from() -> None:
     """No index is added to uv's own."""
-    assert _install().settings_for_uv("") == {"UV_INDEX_STRATEGY": "unsafe-best-match"}
+    assert _settings_for_uv("") == {"UV_INDEX_STRATEGY": "unsafe-best-match"}
