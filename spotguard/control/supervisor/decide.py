@@ -179,6 +179,13 @@ def _rest(record: RunRecord, policy: Policy) -> Settle | None:
             "see why each ended in `spotguard history`",
             exit_code=NoCapacityError.exit_code,
         )
+    if _unsaved(record) >= 2 * policy.barren_attempts:
+        return Settle(
+            state=RunState.PAUSED,
+            detail=f"{2 * policy.barren_attempts} attempts in a row saved nothing new to go on "
+            "from; save more often, or see why saves fail in `spotguard history`",
+            exit_code=NoCapacityError.exit_code,
+        )
     return None
 
 
@@ -249,6 +256,25 @@ def _barren(record: RunRecord) -> int:
             break  # it found all that it was for done already
         if attempt.end is None or attempt.end.reason is not EndReason.MOVED:
             count += 1
+    return count
+
+
+def _unsaved(record: RunRecord) -> int:
+    """Return how many attempts in a row, up to the newest, left nothing new to go on from.
+
+    They may have trained: steps that are lost each time are paid each time.
+    """
+    count, next_first = 0, 0
+    for attempt in reversed(record.attempts):
+        first, last = attempt.resumed_step or 0, attempt.last_step or 0
+        kept = attempt.last_save.step if attempt.last_save is not None else 0
+        kept = max(kept, next_first, last if attempt.saved else 0)
+        if attempt.number <= record.resumed_after or kept > first or attempt.end is None:
+            break
+        if attempt.end.reason is EndReason.PHASE_DONE:
+            break
+        count += attempt.end.reason is not EndReason.MOVED
+        next_first = first if attempt.started_at is not None else next_first
     return count
 
 

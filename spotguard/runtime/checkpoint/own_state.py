@@ -1,4 +1,4 @@
-"""What is a rank's own in a checkpoint: its random states, and its place in data only it reads."""
+"""What is a rank's own in a checkpoint: random states, and its place in data only it reads."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from spotguard.runtime.state.tree import Packed, pack
 
 PLACE = "place"
 """In what is a rank's own, beside its random states: where it is in data only it reads."""
+GENERATORS = "generators"
+"""In what is a rank's own: the states of tracked generators that others have begun otherwise."""
 
 
 def random_tree(states: dict[str, Any] | None) -> Any:
@@ -23,9 +25,11 @@ def random_tree(states: dict[str, Any] | None) -> Any:
     return pack(plain, "random", Packed())
 
 
-def own_tree(random: Any, place: Any) -> Any:
-    """Return both as one tree; None if there is nothing."""
-    return random if place is None else {**(random or {}), PLACE: place}
+def own_tree(random: Any, place: Any, generators: dict[str, Any]) -> Any:
+    """Return all of it as one tree; None if there is nothing."""
+    beside = {} if place is None else {PLACE: place}
+    beside |= {GENERATORS: generators} if generators else {}
+    return {**(random or {}), **beside} if beside else random
 
 
 def _as_bytes(value: Any) -> Any:

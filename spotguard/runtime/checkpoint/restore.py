@@ -24,7 +24,7 @@ from spotguard.errors import (
     StateMismatch,
 )
 from spotguard.events.states import CheckpointKind
-from spotguard.runtime.checkpoint.own_state import PLACE
+from spotguard.runtime.checkpoint.own_state import GENERATORS, PLACE
 from spotguard.runtime.checkpoint.tensor_reader import StoredTensors
 from spotguard.runtime.distributed.rendezvous import LostContact
 from spotguard.runtime.process.surroundings import without_collections
@@ -353,7 +353,7 @@ def _order(item: Tracked) -> int:
 def restore_random(manifest: Manifest, rank: int, world_size: int) -> bool:
     """Put back this rank's random states; False if the checkpoint has none for this rank."""
     own: Any = manifest.ranks.get(str(rank)) or {}
-    tree = {name: value for name, value in own.items() if name != PLACE}
+    tree = {name: value for name, value in own.items() if name not in (PLACE, GENERATORS)}
     if not tree or manifest.world_size != world_size:
         return False
     plain = unpack(tree, _no_tensor)

@@ -33,6 +33,7 @@ from spotguard.events.states import CheckpointKind
 from spotguard.runtime.checkpoint.early_base import BASE_TIMEOUT_S, EarlyBase
 from spotguard.runtime.checkpoint.frozen_base import FrozenBase
 from spotguard.runtime.checkpoint.own_state import own_tree, random_tree
+from spotguard.runtime.checkpoint.rank_generators import RankGenerators
 from spotguard.runtime.checkpoint.staging import (
     Plan,
     Staged,
@@ -162,6 +163,7 @@ class Saver:
         self._given_up = threading.Event()
         self._may_overlap = True
         self._seen: dict[str, Manifest] = {}
+        self.generators = RankGenerators()
         self.parent: str | None = None
         """The checkpoint that the next one descends from."""
         self.last: Saved | None = None
@@ -195,12 +197,13 @@ class Saver:
             mine = self._base.changing(leaves, mine, frozen_addresses(objects))
             if solo and self._rank:
                 self._base.take_over(self._bases_before())
+        random = random_tree(random_states) if self._save_random else None
         return Capture(
             step=step,
             kind=kind,
             tree=tree,
             leaves=mine,
-            own=own_tree(random_tree(random_states) if self._save_random else None, place),
+            own=own_tree(random, place, self.generators.states(objects)),
             counters=counters,
             sharded=sharded or (place is not None and self._world_size > 1),
         )

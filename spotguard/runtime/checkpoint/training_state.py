@@ -261,7 +261,7 @@ class Keeper:
         copy = self._copied()
         with self.lock:
             self._copy = copy
-            self.epoch_end = False
+            self.epoch_end = self.evaluating = False
         self.resumed = Open()
 
     def _pass_boundary(self, finished: int, step: Step, *, ends_epoch: bool = False) -> None:

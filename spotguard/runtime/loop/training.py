@@ -22,6 +22,7 @@ from spotguard.errors import Fenced, SpotguardError, UsageError
 from spotguard.events.event import JobEvent
 from spotguard.events.profile import RANKS, SAVING
 from spotguard.runtime.checkpoint import restore as restoring
+from spotguard.runtime.checkpoint.rank_generators import RankGenerators
 from spotguard.runtime.checkpoint.save_schedule import SaveSchedule
 from spotguard.runtime.data.loader import ElasticLoader
 from spotguard.runtime.data.single_sample_batches import warning_of_lone_sample
@@ -250,6 +251,7 @@ class Training:
 
     def _begin(self, *, reads_next: bool) -> Step:
         job, finished = self._job, self.finished
+        job.keeper.evaluating = False
         job.hold(finished)
         job.end_phase(finished)
         job.profiling.between_steps(finished)
@@ -328,15 +330,13 @@ class Training:
                 " or call run.end_step() after the optimizer's step, and evaluate then",
             )
         job.profiling.evaluation_begins(self.finished, within_step=self.step is not None)
+        # Until the next boundary: what the script makes of the batches belongs to the evaluation.
         job.keeper.evaluating = self.step is None and not self.at_epoch_end
-        try:
-            for batch in batches:
-                if not job.gate.enter_evaluation(job.keeper.finished, self._evaluated):
-                    job.leaving.at_agreed_step(halfway=True)
-                self._evaluated += 1
-                yield batch
-        finally:
-            job.keeper.evaluating = False
+        for batch in batches:
+            if not job.gate.enter_evaluation(job.keeper.finished, self._evaluated):
+                job.leaving.at_agreed_step(halfway=True)
+            self._evaluated += 1
+            yield batch
 
     # ------------------------------------------------------------------ restoring
 
@@ -346,12 +346,16 @@ class Training:
         await_turn(job.settings, job.store, job.coordinator)
         job.keeper.set_up = SetUp(job.keeper.objects)
         self._check_ranks_track_the_same()
+        objects, timeout_s = job.keeper.objects, restoring.TIMEOUT_S
+        job.keeper.saver.generators = RankGenerators.found(
+            objects, job.coordinator, job.rank, job.world_size, timeout_s
+        )
         restored = restoring.restore(
             job.store,
             job.coordinator,
             job.rank,
             job.world_size,
-            job.keeper.objects,
+            objects,
             check=self._prepare_for,
             near=job.local_copy.store if job.local_copy else None,
             strict=strict,
@@ -371,6 +375,9 @@ class Training:
         job.keeper.restored(restored, self.loader)
         job.keeper.best = Best(self._best_that_is_kept(job.keeper.best.now))
         if restored.manifest is not None:
+            job.keeper.saver.generators.restore(
+                restored.manifest, objects, job.rank, job.settings.seed
+            )
             self._restore_place(restored.manifest)
             if not self._of.reseed:
                 self._restore_random(restored.manifest)

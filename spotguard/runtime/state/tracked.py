@@ -279,7 +279,7 @@ class TrackedStateful:
 
 
 class TrackedValue:
-    """A random generator or a dict: state is read and written by a pair of functions."""
+    """A random generator or a dict: its state is read and written by a pair of functions."""
 
     def __init__(
         self, value: Any, read: Callable[[Any], Any], write: Callable[[Any, Any], None]
@@ -302,6 +302,46 @@ class TrackedValue:
         return lambda: self._write(self.value, state())
 
 
+class RandomGenerator(TrackedValue):
+    """A random generator."""
+
+    def __init__(self, value: Any) -> None:
+        pair = random_accessors(value)
+        assert pair is not None
+        super().__init__(value, *pair)
+
+    def restore(self, name: str, tree: Any, reading: Reading) -> Finish:
+        """Have the state read; the generator goes on from it then."""
+        state = reading.later(tree)
+        return lambda: self.write(name, state())
+
+    def write(self, name: str, state: Any) -> None:
+        """Give it a state that `read` has returned.
+
+        Raises:
+            StateMismatch: it is the state of something else.
+        """
+        try:
+            self._write(self.value, state)
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as problem:
+            raise StateMismatch(
+                f"run.track: {name} is a {type(self.value).__name__}, and the checkpoint holds the "
+                f"state of another kind of object: {problem}",
+                hint="track the same objects under the same names, or start a new run",
+            ) from problem
+
+    def reseed(self, seed: int) -> None:
+        """Begin anew, from a seed of 64 bits."""
+        numpy: Any = sys.modules.get("numpy")
+        if numpy is not None and isinstance(self.value, numpy.random.Generator):
+            bits = self.value.bit_generator
+            bits.state = type(bits)(seed).state
+        elif isinstance(self.value, torch.Generator):
+            self.value.manual_seed(seed)
+        else:
+            self.value.seed(seed if isinstance(self.value, random.Random) else seed & 0xFFFFFFFF)
+
+
 def tracked(
     name: str, value: Any, *, skips_frozen: bool = False, base: BaseFiles | None = None
 ) -> Tracked:
@@ -318,9 +358,8 @@ def tracked(
         getattr(value, "load_state_dict", None)
     ):
         return TrackedStateful(value)
-    pair = random_accessors(value)
-    if pair is not None:
-        return TrackedValue(value, *pair)
+    if random_accessors(value) is not None:
+        return RandomGenerator(value)
     if isinstance(value, dict):
         return TrackedValue(value, dict, _replace_dict)
     raise UnsupportedState(

@@ -563,6 +563,24 @@ def test_three_attempts_without_a_new_step_pause_the_run() -> None:
     assert isinstance(answer(moved, None, 50.0), Intend), "it was told to go elsewhere"
 
 
+def test_steps_that_are_never_saved_are_not_paid_for_ever() -> None:
+    """Each attempt trains, and nothing of it is kept: six are enough. A save starts anew."""
+    lines: tuple[Line, ...] = ()
+    for number in range(1, 7):
+        assert isinstance(answer(lines, None, number * 10.0), Intend)
+        lines += (*launched(number * 10.0, number), training(number * 10.0, number, step=5))
+        lines += (ended(number * 10.0 + 5, "node_lost", number, last_step=9),)
+    action = answer(lines, None, 70.0)
+    assert isinstance(action, Settle)
+    assert (action.state, action.exit_code) == (RunState.PAUSED, 11)
+    assert "saved nothing" in action.detail
+    once = [index for index, line in enumerate(lines) if line[:3] == ("attempt_ended", 35.0, 3)]
+    kept = (*lines[: once[0]], saved(34.0, 8, 3), *lines[once[0] :])
+    assert isinstance(answer(kept, None, 70.0), Intend)
+    unheard = (*launched(70.0, 7), training(70.0, 7, step=8), ended(75.0, "node_lost", 7))
+    assert isinstance(answer((*lines, *unheard), None, 80.0), Intend), "the sixth had saved"
+
+
 def no_capacity(at: float, nodes: int) -> tuple[Line, Line]:
     """One rung of the ladder is refused."""
     refusal = {"nodes": nodes, "place": "fake/here/here-a/thought/spot", "problem": "none"}

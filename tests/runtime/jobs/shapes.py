@@ -52,6 +52,9 @@ def evaluate(name: str) -> float:
         with torch.no_grad():
             total += mse_loss(model(data[part::6][0]), data[part::6][1])
     model.train()
+    moment(f"tail {name}")
+    if os.environ.get("HURT") == f"tail {name}":
+        raise SystemExit(0)
     print("evaluated", name, flush=True)
     return float(total)
 

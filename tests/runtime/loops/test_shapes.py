@@ -78,6 +78,19 @@ def test_an_evaluation_after_the_step_is_left_and_told_to_the_next_attempt(jobs:
     assert "evaluated 10" in went_on[2]
 
 
+def test_an_evaluation_that_is_left_in_its_last_lines_was_cut(jobs: Jobs) -> None:
+    """Its batches were all read, and what the script makes of them was not done."""
+    left = ranks(jobs, 3, code=75, SHAPE="framework", HURT="tail 10")
+    assert "evaluated 5" in left[0]
+    assert "evaluated 10" not in left[0]
+    went_on = ranks(jobs, 3, SHAPE="framework", SPOTGUARD_ATTEMPT=2)
+    assert "done 10 cut True" in went_on[2]
+    assert "evaluated 10" in went_on[2]
+    ranks(jobs, 3, code=75, SHAPE="framework", HURT="step 12", SPOTGUARD_RUN_ID="later")
+    later = ranks(jobs, 3, SHAPE="framework", SPOTGUARD_RUN_ID="later", SPOTGUARD_ATTEMPT=2)
+    assert "done 13 cut False" in later[2]
+
+
 def test_the_end_of_an_epoch_comes_once_for_each(jobs: Jobs) -> None:
     """Cut within, it comes again, with the state that it began with; done, it does not."""
     ranks(jobs, 3, code=75, SHAPE="epochs", HURT="evaluation 1")
