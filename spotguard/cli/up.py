@@ -150,12 +150,11 @@ def up(
             hint="leave --controller out, or start the points one by one",
         )
     node = _controller_node(resolved.spec, controller)
-    found = None
+    found = launching.survey_phases(resolved.spec, aside)
     if as_json:
         tell_lack(resolved.spec)
         _smoke(resolved.spec)
     else:
-        found = launching.survey_phases(resolved.spec, aside)
         show_plan(_plan(resolved, found, _smoke(resolved.spec)))
         if told := launching.team_outlook(resolved.spec):
             note(told)

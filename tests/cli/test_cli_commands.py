@@ -523,19 +523,19 @@ def test_what_up_has_shown_is_not_asked_again(cli: Cli, control: FakeControl, sc
 
 
 @pytest.mark.usefixtures("clouds")
-@pytest.mark.parametrize("command", ["plan", "up"])
+@pytest.mark.parametrize("command", [("plan",), ("up",), ("up", "--yes", "--json")], ids=" ".join)
 def test_a_script_that_would_not_reach_the_nodes_is_refused_before_it_is_tried(
     cli: Cli,
     control: FakeControl,
     script: str,
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
-    command: str,
+    command: tuple[str, ...],
 ) -> None:
     """The first steps may take minutes: what a launch would refuse is said before them."""
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     monkeypatch.chdir(elsewhere)
-    said = cli(command, script, "--infra", "aws", "--gpus", "L4")
+    said = cli(*command, "--infra", "aws", "--gpus", "L4", script)
     assert (said.code, said.out, control.asked) == (2, "", [])
     assert said.err.startswith(f"error: script: {script} is not below {elsewhere}, the folder")
     assert "smoke" not in said.err
