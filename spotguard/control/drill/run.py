@@ -21,6 +21,7 @@ from spotguard.control.drill.report import (
     ProbedRun,
     compare,
 )
+from spotguard.control.run_folder import RunFolder, runs_folder
 from spotguard.errors import JobFailed, UsageError
 from spotguard.events import env
 from spotguard.events.states import RunState
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 _STEPS = 60
 _SPEED_UP = 40.0
 _POLL_S = 0.2
+_LAST_WORDS_S = 20.0
 _HOLD_S = 20.0
 """The loop waits this long at most where a notice or signal is played, so that a fast script does
 not run past it."""
@@ -209,7 +211,9 @@ class _Drill:
                     f"{attempt.end_reason.told(attempt.saved)} after step {attempt.last_step}"
                 )
             if api.settled(picture):
-                return picture
+                # Its controller writes some last words; a folder that is removed meanwhile stays.
+                with RunFolder(runs_folder() / run_id).control(patience_s=_LAST_WORDS_S):
+                    return picture
             api.ensure_controlled(run_id)
             time.sleep(_POLL_S)
 
