@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from typing import Any
 
@@ -141,6 +142,34 @@ def test_hooks_see_the_weights_if_they_ask() -> None:
     assert states.state_dict() == {"mine": 0, "copy": 1}
     states.load_state_dict({"mine": 5})
     assert module.loaded == 5
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_averaged_weights_come_back() -> None:
+    """Lightning's averaging callback puts them into the weights' place, and nowhere else."""
+    from lightning.pytorch.demos.boring_classes import BoringModel
+
+    averaging = pytest.importorskip("lightning.pytorch.callbacks.weight_averaging")
+    from spotguard.integrations.lightning.state import HookStates
+
+    def set_up(fill: float) -> tuple[Any, Any, HookStates]:
+        callback, module = averaging.EMAWeightAveraging(), BoringModel()
+        fit = trainer(callbacks=[callback])
+        fit.strategy.connect(module)
+        callback.setup(fit, module, "fit")
+        for parameter in callback._average_model.module.parameters():
+            parameter.data.fill_(fill)
+        return callback, module, HookStates(fit, module)
+
+    _, module, states = set_up(3.0)
+    kept = copy.deepcopy(states.state_dict())
+    again, other, states = set_up(0.0)
+    states.load_state_dict(kept)
+    assert {float(x) for p in again._average_model.module.parameters() for x in p.flatten()} == {
+        3.0
+    }
+    for mine, theirs in zip(other.parameters(), module.parameters(), strict=True):
+        assert torch.equal(mine, theirs), "and the raw ones are the module's"
 
 
 @pytest.mark.filterwarnings("ignore")

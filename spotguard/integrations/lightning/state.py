@@ -180,12 +180,13 @@ class _Checkpoint(dict[str, Any]):
         self["global_step"] = trainer.global_step
         self["pytorch-lightning_version"] = pl.__version__
         self._module = module
-        self._usual = {*self, _WEIGHTS}
+        self._usual = frozenset(self)
+        self._weights: dict[str, Any] | None = None
 
     def __missing__(self, key: str) -> Any:
         if key != _WEIGHTS:
             raise KeyError(key)
-        self[_WEIGHTS] = dict(self._module.state_dict())
+        self[_WEIGHTS] = self._weights = dict(self._module.state_dict())
         return self[_WEIGHTS]
 
     def __contains__(self, key: object) -> bool:
@@ -208,8 +209,15 @@ class _Checkpoint(dict[str, Any]):
         return {**self, _WEIGHTS: self[_WEIGHTS]}
 
     def added(self) -> dict[str, Any]:
-        """Return what hooks have put in beside what is there as ever."""
-        return {key: value for key, value in self.items() if key not in self._usual}
+        """Return what hooks have put in beside what is there as ever, or in the weights' place.
+
+        As Lightning's `WeightAveraging` does, whose average is nowhere else.
+        """
+        return {
+            key: value
+            for key, value in self.items()
+            if key not in self._usual and (key != _WEIGHTS or value is not self._weights)
+        }
 
 
 def _keeps_state(callback: pl.Callback) -> bool:
