@@ -87,7 +87,7 @@ MEMORY := $(shell df -k --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$
 unit test-pythons: export PYTEST_DEBUG_TEMPROOT = $(MEMORY)
 
 unit: $(VENV)/.installed-dev
-	$(call TESTED,-n 2 --dist worksteal -o tmp_path_retention_policy=failed -m "not e2e and not cloud")
+	$(call TESTED,-n 2 --dist worksteal -o tmp_path_retention_policy=failed -m "not e2e and not slow and not cloud")
 
 test-pythons: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.programs.pythons
@@ -103,7 +103,7 @@ fuzz: $(VENV)/.installed-dev
 
 # Servers of object storage, each worker's own, and real faults between them and us: much of it waits.
 emulators: $(VENV)/.installed-dev azurite
-	$(call TESTED,-n 4 --dist worksteal -m "e2e and not cloud" tests/storage tests/checkpoint)
+	$(call TESTED,-n 4 --dist worksteal -m "(e2e or slow) and not cloud" tests/storage tests/checkpoint)
 
 # Commands whose tests take minutes, but nobody's time counts: they may run beside others.
 ASIDE := tests/benchmarks
@@ -112,30 +112,30 @@ ELSEWHERE := tests/storage tests/checkpoint tests/e2e tests/integrations tests/p
 e2e: e2e-commands e2e-jobs
 
 e2e-commands: $(VENV)/.installed-dev
-	$(call TESTED,-n 2 --dist worksteal -m "e2e and not lab and not ec2 and not kubernetes and not cloud" tests/e2e)
+	$(call TESTED,-n 2 --dist worksteal -m "(e2e or slow) and not lab and not ec2 and not kubernetes and not cloud" tests/e2e)
 
 e2e-jobs: $(VENV)/.installed-dev
-	$(call TESTED,-n 2 --dist worksteal -m "e2e and not cloud" $(ELSEWHERE:%=--ignore=%))
+	$(call TESTED,-n 2 --dist worksteal -m "(e2e or slow) and not cloud" $(ELSEWHERE:%=--ignore=%))
 
 # Quick ones, too: `make test` skips them where the frameworks are not installed.
 integrations: $(VENV)/.installed-integrations
 	$(call TESTED,-n 2 -m "not cloud" tests/integrations)
 
 aside: $(VENV)/.installed-dev
-	$(call TESTED,-m "e2e and not cloud" $(ASIDE))
+	$(call TESTED,-m "(e2e or slow) and not cloud" $(ASIDE))
 
 # Chromium is Debian's, whose own playwright drives it; no browser is downloaded. Where it cannot be had, tests
 # are skipped by name. axe-core says what is hard to read or to reach.
 BROWSERS := .browser-tests
 $(BROWSERS)/.installed: | $(VENV)/.installed-dev
 	-command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; }
-	$(INSTALL) 'playwright>=1.49'
+	-$(INSTALL) 'playwright>=1.49'
 	mkdir -p $(BROWSERS)
 	-npm install --silent --no-audit --no-fund --prefix $(BROWSERS) axe-core@4.11.0
 	touch $@
 
 browser: $(BROWSERS)/.installed
-	$(call TESTED,-rs -n 2 -m "e2e and not cloud" tests/pages)
+	$(call TESTED,-rs -n 2 -m "(e2e or slow) and not cloud" tests/pages)
 
 LAB := SPOTLAB_PYTHON=$(abspath $(BIN))/python infra/lab/slurm_lab.sh
 

@@ -166,7 +166,7 @@ def test_a_missing_library_is_skipped_and_said_so(bench: Bench) -> None:
     assert found[Safetensors.name].problem is None
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Periodic, Emergency])
 def test_our_methods_keep_what_they_saved(bench: Bench, kind: type[Method]) -> None:
     """spotguard's own rows pass the check that the state was overwritten after the save."""

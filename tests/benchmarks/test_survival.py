@@ -138,7 +138,7 @@ def test_progress_outlives_its_process_and_tells_first_and_last(
     assert model.read_progress(tmp_path) == {1: (5, 7)}
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trained", "stage"), [(0, "before its first step"), (1, "after its first step")]
 )

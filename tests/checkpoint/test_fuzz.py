@@ -50,7 +50,7 @@ JSON = st.recursive(
 )
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.same_everywhere
 @QUICK
 @given(JSON)
@@ -110,7 +110,7 @@ def headers() -> list[bytes]:
     return [head[8:] for head in ours] + [plain, overlapping, outside]
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.same_everywhere
 def test_a_mutated_header_is_refused_or_stays_inside_the_file() -> None:
     """60 000 headers: each is refused, or all its tensors lie in the file, side by side."""
@@ -147,7 +147,7 @@ def test_a_header_mutated_with_its_length_is_refused_or_sound() -> None:
     survive(parse, mutants([small], 10_000, seed=8), REFUSED, check)
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.same_everywhere
 def test_a_mutated_manifest_with_a_right_checksum_is_refused_or_sound() -> None:
     """60 000 forged manifests: each is refused by name, or is a sound manifest."""
@@ -186,7 +186,7 @@ def test_a_manifest_mutated_as_it_stands_is_refused() -> None:
     survive(Manifest.from_json, mutants([raw], 5000, seed=10), REFUSED, check)
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_a_mutated_claim_is_refused_or_sound() -> None:
     """30 000 claims whose checksum is right: each is refused, or says what makes sense."""
     base = Claim(attempt=3, claimed_at=1.7e9, resumed_from=None, writer="a/1/x", extra={"n": 1})

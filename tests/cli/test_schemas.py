@@ -23,7 +23,7 @@ from spotguard.spec.setting_catalogue import catalogue
 from spotguard.spec.starter import starter_files
 from tests.cli.documents import all_documents
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 if sys.version_info >= (3, 11):
     import tomllib

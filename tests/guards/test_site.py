@@ -19,7 +19,7 @@ from markdown_it import MarkdownIt
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.e2e, pytest.mark.same_everywhere]
+pytestmark = [pytest.mark.slow, pytest.mark.same_everywhere]
 
 ROOT = Path(__file__).parents[2]
 GITHUB = "https://github.com/spotguard/spotguard/"

@@ -20,7 +20,7 @@ from tests.launch.test_agent import agent, events_of, impatient_agent, run_varia
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 
 class Slurm:

@@ -108,7 +108,7 @@ def age(path: Path, *, days: float) -> None:
     os.utime(path, (then, then))
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_pip_installs_it(tmp_path: Path) -> None:
     """What a node does with it, and the node's side can be imported from there."""
     wheel = build_wheel(tmp_path / "wheels")

@@ -57,7 +57,7 @@ def test_the_whole_story_is_shown() -> None:
     assert json.loads(shown.report)["run"]["state"] == "failed"
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, SEEDS, 50))
 def test_what_makes_no_sense_raises_nothing_else(first: int) -> None:
     """Fields of another type, huge numbers, markup, events twice, missing, of another attempt."""
@@ -73,7 +73,7 @@ def test_what_makes_no_sense_raises_nothing_else(first: int) -> None:
     assert 0 < refused < 50
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.same_everywhere
 @pytest.mark.parametrize("kind", ["moved", "phase_begun"])
 def test_a_place_that_makes_no_sense_raises_nothing_else(kind: str) -> None:
@@ -106,7 +106,7 @@ def test_an_instant_that_nobody_meant_is_none(home: Path) -> None:
         assert document(run)["created_at"] is None
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", ON_DISK)
 def test_commands_and_pages_say_it_in_a_sentence(
     seed: int, home: Path, capsys: pytest.CaptureFixture[str]

@@ -76,7 +76,7 @@ def test_whatever_is_wanted_the_guard_keeps_the_deadline(windows: Windows, seed:
     assert not play(windows, _Reckless(seed)).late.any()
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.same_everywhere
 @settings(max_examples=8, deadline=None)
 @given(windows=MARKETS)

@@ -227,7 +227,7 @@ def test_saves_are_compared_with_each_clouds_notice() -> None:
     assert [save.seconds for save in trial.saves] == [13.0, 61.0, 241.0, 961.0]
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_doctor")
 def test_a_bucket_is_tried_login_and_all_and_no_secret_is_told(
     cli: Cli, control: FakeControl, monkeypatch: pytest.MonkeyPatch
@@ -261,7 +261,7 @@ def test_a_bucket_is_tried_login_and_all_and_no_secret_is_told(
     assert S3_SECRET not in said.out + said.err + table.out + table.err + missing.out
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_the_doctor_tells_what_it_does(cli: Cli, tmp_path: Path, control: FakeControl) -> None:
     """Once a second has passed, each step is a line on stderr, out of the way of the JSON."""
     said = cli("doctor", str(tmp_path / "store"), "--json")

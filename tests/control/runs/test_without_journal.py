@@ -305,7 +305,7 @@ def test_without_launches_the_journals_problem_is_told(run: Abandoned, said: Any
     assert "spotguard adopt" in err
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.same_everywhere
 def test_a_process_that_is_no_controller_is_not_ended(run: Abandoned) -> None:
     """Such as an `adopt`: the lock's holder is looked at before it is told to end."""

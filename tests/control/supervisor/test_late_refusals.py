@@ -190,7 +190,7 @@ def count_acts(folder: Path) -> int:
     return saboteur.acts
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_controller_killed_anywhere_finds_the_refusal(tmp_path: Path, after: bool) -> None:
     """Killed before or after each of its acts: nothing is launched twice, no rung left out."""

@@ -23,7 +23,7 @@ from spotguard.launch.local.interruption_timing import (
 from spotguard.launch.local.interruptions import How
 from tests.launch.local.local_lab import Lab, wait_for, wait_until_gone
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 GCP = "/computeMetadata/v1/instance/preempted"
 

@@ -23,7 +23,7 @@ from tests.launch.local.local_lab import Lab, wait_for, wait_until_gone
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 
 class Killed(BaseException):

@@ -109,7 +109,7 @@ def test_binary_and_endless_output_is_kept() -> None:
     assert texts(lines, 1) == ["100 %", "then"]
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_a_rank_that_prints_without_measure_is_kept_in_measure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -161,7 +161,7 @@ def test_a_store_with_faults_keeps_each_line_once(
     assert texts(lines, 1) == [str(number) for number in range(1, 300, 2)]
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_a_store_that_hangs_stops_nobody() -> None:
     """Ranks print into files; the end waits as long as it is told, and says that it is not all."""
     released = threading.Event()

@@ -210,7 +210,7 @@ def test_jobs_pods_have_the_label_by_which_they_are_looked_for() -> None:
     assert kubernetes_strays._label(NAME) == f"{name}={value}"
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_skypilot_has_the_calls_by_which_it_is_asked() -> None:
     """Its client is not ours: what is used of it is there, and takes what it is given."""
     client = pytest.importorskip("kubernetes.client")

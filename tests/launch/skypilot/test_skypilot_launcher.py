@@ -1068,7 +1068,7 @@ def test_looking_survives_any_problem_of_ours() -> None:
         assert view.detail
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.parametrize("answer", [{"status": None}, {}, None, 7, [[]]], ids=repr)
 def test_looking_survives_an_answer_without_sense(
     answer: object, monkeypatch: pytest.MonkeyPatch

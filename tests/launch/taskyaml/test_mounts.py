@@ -45,7 +45,7 @@ def test_mounts_and_volumes_stand_in_the_task(tmp_path: Path) -> None:
     assert "file_mounts" not in task()
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_skypilot_takes_them(tmp_path: Path) -> None:
     """Its own schema and checks, offline."""
     python = sky_python()

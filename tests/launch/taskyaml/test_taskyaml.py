@@ -325,7 +325,7 @@ def test_without_a_wheel_only_pip_can_tell(tmp_path: Path, tools: Path) -> None:
     assert any("install" in call for call in calls)
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lifetime_s", "rank", "begun", "is_set"),
     [

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from spotguard.launch.base import Offer
     from tests.launch.taskyaml.task_cases import Case
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 VM_OFFER = replace(
     SLURM_OFFER, infra="aws", region="us-east-1", zone=None, instance_type="m7i.xlarge"

@@ -228,7 +228,7 @@ def test_any_layout_of_the_target_is_filled_by_value(layout: str, ranks: tuple[i
     assert form == (target.stride(), target.dtype, target.is_conj(), target.is_neg())
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.same_everywhere
 @settings(deadline=None)  # the machine is shared
 @given(

@@ -157,7 +157,7 @@ LIVES = st.lists(
 """Ranks, steps until it ends, and how many of these are lost."""
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.same_everywhere
 @settings(max_examples=300)
 @given(

@@ -359,7 +359,7 @@ def test_a_size_that_was_found_cuts_the_steps_that_were_looked_at_before() -> No
     assert after == ([range(2), range(2, 4)], [1, 1])
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_the_length_of_an_epoch_is_known() -> None:
     """`len(loader)` is the steps of a pass; a step knows whether it is the last of one."""
     [loader] = ranks(1, 50)

@@ -265,7 +265,7 @@ def test_what_a_step_is_cut_into_beside_it_is_tried(size: int, seen: set[int]) -
     assert 64 % probe._without_single(size) != 1
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the heap of glibc is meant")
 def test_what_was_freed_is_given_back() -> None:
     """Large tensors between small ones, which stay, count for no limit any more."""
@@ -293,7 +293,7 @@ print(_memory("VmData") - before)
 """
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_a_curve_keeps_memory_free_for_the_moments_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,7 +111,7 @@ for step in run.steps(run.episodes(1), total=2):
 """
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "rank", "times"),
     [

@@ -139,7 +139,7 @@ def team(seed: int) -> list[Member]:
     return members
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.parametrize("block", range(8))
 def test_all_ranks_leave_at_the_same_step(block: int) -> None:
     """In 1000 random teams: whoever is told, whenever, all leave at one place, and nobody hangs.

@@ -48,7 +48,7 @@ VALUES = st.recursive(
 )
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.same_everywhere
 @settings(max_examples=300)
 @given(VALUES)

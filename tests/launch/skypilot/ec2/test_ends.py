@@ -103,7 +103,7 @@ def test_who_asks_no_more_is_not_asked_for() -> None:
     assert counted.asked[-1] == ["new"]
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @moto.mock_aws
 @pytest.mark.parametrize(
     "problem",
