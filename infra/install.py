@@ -19,7 +19,6 @@ _SETTINGS = {
     "extra-index-url": ("UV_INDEX", " "),
     "find-links": ("UV_FIND_LINKS", ","),
     "no-index": ("UV_NO_INDEX", ""),
-    "constraint": ("UV_CONSTRAINT", " "),
     "trusted-host": ("UV_INSECURE_HOST", " "),
     "proxy": ("ALL_PROXY", ""),
     "cert": ("SSL_CERT_FILE", ""),
@@ -34,15 +33,31 @@ def settings_for_uv(pip_settings: str) -> dict[str, str]:
     part.
     """
     found = {"UV_INDEX_STRATEGY": "unsafe-best-match"}  # as pip: all indexes are equal
-    lines = [line.partition("=") for line in pip_settings.splitlines()]
-    for part in ("global.", "install.", ":env:."):
-        for key, _, value in lines:
-            if not key.startswith(part) or key.removeprefix(part) not in _SETTINGS:
-                continue
-            name, between = _SETTINGS[key.removeprefix(part)]
-            told = str(ast.literal_eval(value))
+    for setting, told in _told(pip_settings).items():
+        if setting in _SETTINGS:
+            name, between = _SETTINGS[setting]
             found[name] = between.join(told.split()) if between else told
     return found
+
+
+def constraints(pip_settings: str) -> list[str]:
+    """Return the words that add the constraints of pip's settings to those of a command.
+
+    A variable would not do: in uv a command's own constraints replace it.
+    """
+    files = _told(pip_settings).get("constraint", "").split()
+    return [word for file in files for word in ("--constraint", file)]
+
+
+def _told(pip_settings: str) -> dict[str, str]:
+    """Return pip's settings; of several places the one that counts for `pip install`."""
+    lines = [line.partition("=") for line in pip_settings.splitlines()]
+    return {
+        key.removeprefix(part): str(ast.literal_eval(value))
+        for part in ("global.", "install.", ":env:.")
+        for key, _, value in lines
+        if key.startswith(part)
+    }
 
 
 def main(words: list[str]) -> int:
@@ -52,7 +67,8 @@ def main(words: list[str]) -> int:
     environ = {**settings_for_uv(asked.stdout), **os.environ}
     has_uv = subprocess.run([*_PIP, "install", "--quiet", "uv"], check=False).returncode == 0
     uv = (sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", sys.executable)
-    if has_uv and subprocess.run([*uv, *words], env=environ, check=False).returncode == 0:
+    more = constraints(asked.stdout)
+    if has_uv and subprocess.run([*uv, *more, *words], env=environ, check=False).returncode == 0:
         return 0
     sys.stderr.write("uv could not install it: pip tries, which takes some minutes\n")
     return subprocess.run([*_PIP, "install", "--quiet", *words], check=False).returncode

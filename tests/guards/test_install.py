@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 _PROGRAM = Path(__file__).parents[2] / "infra" / "install.py"
-_settings_for_uv: Any = runpy.run_path(str(_PROGRAM))["settings_for_uv"]
+_install: dict[str, Any] = runpy.run_path(str(_PROGRAM))
+_settings_for_uv, _constraints = _install["settings_for_uv"], _install["constraints"]
 
 
 def test_packages_come_from_where_pip_takes_them() -> None:
@@ -28,6 +29,13 @@ def test_packages_come_from_where_pip_takes_them() -> None:
         "UV_FIND_LINKS": "/wheels,/more",
         "UV_INDEX_STRATEGY": "unsafe-best-match",
     }
+
+
+def test_constraints_of_pip_are_added_to_those_of_a_command() -> None:
+    """Of a setting in several places the one counts that counts for pip."""
+    told = "global.constraint='/all.txt'\n:env:.constraint='/one.txt /two.txt'\n"
+    assert _constraints(told) == ["--constraint", "/one.txt", "--constraint", "/two.txt"]
+    assert _constraints("global.index-url='https://x.example'") == []
 
 
 def test_without_settings_they_come_from_where_all_come_from() -> None:

@@ -1,8 +1,8 @@
 """`market.jsonl` in spotguard's home: what own runs saw of spot markets. It stays on this machine.
 
 Several controllers append to it at once, under a lock; it holds a megabyte at most. When it is full
-it is brought down to half of that: prices go first, which can be had again, and older lines before
-newer ones. Whatever makes no sense in it is passed over.
+prices go first, which can be had again, but the newest of each place; if that is not enough, the
+older half of all goes. Whatever makes no sense in it is passed over.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 MOST_BYTES: Final = 1 << 20
 _LONGEST_LINE: Final = 2000
+_ROOMY: Final = 0.75
+"""A file that is no fuller than this has room for the lines of some time."""
 _LONGEST_WORD: Final = 300
 
 
@@ -102,18 +104,31 @@ def _read_all(descriptor: int) -> bytes:
 def _worth_keeping(raw: bytes) -> bytes:
     """Return the lines that fit into half of the file, in their order."""
     lines = [line for line in raw.splitlines(keepends=True) if len(line) <= _LONGEST_LINE]
-    newest_first = sorted(range(len(lines)), key=lambda i: (_is_price(lines[i]), -i))
-    kept, size = set(), 0
-    for index in newest_first:
-        size += len(lines[index])
-        if size > MOST_BYTES // 2:
-            break
-        kept.add(index)
-    return b"".join(line for index, line in enumerate(lines) if index in kept)
+    priced = {index: place for index, line in enumerate(lines) if (place := _priced(line))}
+    newest = set({place: index for index, place in priced.items()}.values())
+    _drop_oldest(lines, [index for index in priced if index not in newest])
+    if sum(map(len, lines)) > _ROOMY * MOST_BYTES:
+        _drop_oldest(lines, [index for index in range(len(lines)) if index not in newest])
+        _drop_oldest(lines, sorted(newest))
+    return b"".join(lines)
 
 
-def _is_price(line: bytes) -> bool:
-    return f'"kind":"{PRICE}"'.encode() in line.replace(b" ", b"")
+def _drop_oldest(lines: list[bytes], indices: Iterable[int]) -> None:
+    """Empty so many of these lines, from the first on, that half of the file is enough."""
+    size = sum(map(len, lines))
+    for index in indices:
+        if size <= MOST_BYTES // 2:
+            return
+        size -= len(lines[index])
+        lines[index] = b""
+
+
+def _priced(line: bytes) -> str | None:
+    """Return the place whose price a line tells; None if it is something else."""
+    with suppress(Refused):
+        sighting = _sighting(line)
+        return sighting.place if sighting.kind == PRICE else None
+    return None
 
 
 def _rewrite(descriptor: int, raw: bytes) -> None:

@@ -278,7 +278,7 @@ def _basis(
     if not accelerator or (whose != accelerator and len(own) < ENOUGH):
         return None
     days = [day for zone in zones if (day := _day(zone.start)) is not None]
-    ages = [max(days)] if days else []
+    ages = [min(days)] if days else []
     clouds = ", ".join(sorted({zone.cloud for zone in zones}))
     parts = [f"{whose} as recorded in {len(zones)} zones of {clouds}"]
     if own:

@@ -266,15 +266,18 @@ def _unsaved(record: RunRecord) -> int:
     """
     count, next_first = 0, 0
     for attempt in reversed(record.attempts):
+        if attempt.number <= record.resumed_after or attempt.end is None:
+            break
+        if attempt.started_at is None:
+            count += attempt.end.reason is not EndReason.MOVED
+            continue
         first, last = attempt.resumed_step or 0, attempt.last_step or 0
         kept = attempt.last_save.step if attempt.last_save is not None else 0
         kept = max(kept, next_first, last if attempt.saved else 0)
-        if attempt.number <= record.resumed_after or kept > first or attempt.end is None:
-            break
-        if attempt.end.reason is EndReason.PHASE_DONE:
+        if kept > first or attempt.end.reason is EndReason.PHASE_DONE:
             break
         count += attempt.end.reason is not EndReason.MOVED
-        next_first = first if attempt.started_at is not None else next_first
+        next_first = first
     return count
 
 

@@ -33,7 +33,7 @@ from spotguard.control.supervisor.placement.advice import advised, paced_nodes, 
 from spotguard.control.supervisor.placement.time_left import work_left_s
 from spotguard.errors import BudgetExhausted, DeadlineReached, EnvironmentFailure
 from spotguard.errors import NoCapacity as NoCapacityError
-from spotguard.events.states import EndReason, Market, RunState
+from spotguard.events.states import EndReason, RunState
 from spotguard.launch.base import ClusterState, ClusterView, Offer
 from spotguard.launch.taskyaml import BUYS_SPOT
 from spotguard.policy.plan.ladder import node_ladder
@@ -71,7 +71,7 @@ def next_launch(
     most, pace = paced_nodes(record, offers, now, policy)
     for nodes in node_ladder(record.limits.nodes_min, most):
         advice = advised(record, offers, nodes, now, policy, market=market, patient=patient)
-        if patient is None and all(each.market is Market.SPOT for each in advice.offers):
+        if patient is None and advice.patient:
             patient = nodes
         why = f"{advice.why}; {pace}" if pace else advice.why
         for offer in advice.offers:

@@ -64,6 +64,34 @@ def test_prices_go_before_what_runs_have_seen(
     assert kept == [each.at for each in prices][-len(kept) :]
 
 
+def test_the_newest_price_of_each_place_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much runs have seen; and where old prices are enough to drop, nothing else goes."""
+    monkeypatch.setattr(market_log, "MOST_BYTES", 20_000)
+    path = tmp_path / "market.jsonl"
+    note_market(path, [replace(SEEN, at=float(at)) for at in range(80)])
+    names = [f"aws/us-east-1/us-east-1{zone}/p3.2xlarge" for zone in "abcdef"]
+    prices = [
+        Sighting(at=1000.0 + at, kind="price", place=name, usd_per_h=2.0)
+        for at in range(20)
+        for name in names
+    ]
+    note_market(path, prices)
+    found = read_market(path)
+    assert {each.place: each.at for each in found if each.kind == "price"} == dict.fromkeys(
+        names, 1019.0
+    )
+    assert sum(each.kind == "lost" for each in found) == 80
+    for at in range(80, 400):
+        note_market(path, [replace(SEEN, at=float(at))])
+        assert path.stat().st_size <= 20_000
+    found = read_market(path)
+    assert {each.place for each in found if each.kind == "price"} == set(names)
+    assert found[-1].at == 1019.0
+    assert max(each.at for each in found if each.kind == "lost") == 399.0
+
+
 def test_the_file_stays_small_and_keeps_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -113,7 +114,7 @@ def test_own_sightings_make_a_market() -> None:
     recorded = "all recorded accelerators as recorded in 14 zones of aws, gcp"
     assert (told.none, told.market) == (None, f"{recorded} and 10 sightings of your own runs")
     assert told.market_at is not None
-    assert told.market_at > 1.6e9, "the record's, which came later than these sightings"
+    assert told.market_at == datetime(2023, 2, 15, tzinfo=timezone.utc).timestamp(), "the oldest"
     on_demand = [replace(each, market="on_demand") for each in saw]
     nothing = plan_forecast(_spec(gpus="B300"), [SPOT], on_demand, now=2000.0)
     assert nothing is not None

@@ -577,6 +577,9 @@ def test_steps_that_are_never_saved_are_not_paid_for_ever() -> None:
     once = [index for index, line in enumerate(lines) if line[:3] == ("attempt_ended", 35.0, 3)]
     kept = (*lines[: once[0]], saved(34.0, 8, 3), *lines[once[0] :])
     assert isinstance(answer(kept, None, 70.0), Intend)
+    between = (*launched(70.0, 7), ended(75.0, "vanished", 7))  # it never began to train
+    again = (*launched(80.0, 8), training(80.0, 8, step=5), ended(85.0, "node_lost", 8, 9))
+    assert isinstance(answer((*lines, *between, *again), None, 90.0), Settle)
     unheard = (*launched(70.0, 7), training(70.0, 7, step=8), ended(75.0, "node_lost", 7))
     assert isinstance(answer((*lines, *unheard), None, 80.0), Intend), "the sixth had saved"
 

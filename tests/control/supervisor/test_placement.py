@@ -52,9 +52,10 @@ def refused(at: float, *, nodes: int = 2, offer: Offer = FAKE_OFFER) -> tuple[Li
 
 
 def trained(*, step: int = 500, step_s: float = 1.0, nodes: int = 2) -> tuple[Line, ...]:
-    """An attempt started after 60 s and did some of 1000 steps; it still lives."""
+    """An attempt started after 60 s and did some of 1000 steps, all saved; it still lives."""
     progress = {"step": step, "total_steps": 1000, "step_s": step_s}
-    return (*launched(0.0, nodes=nodes), training(60.0), ("progress", 600.0, 1, progress))
+    lines = (*launched(0.0, nodes=nodes), training(60.0), ("progress", 600.0, 1, progress))
+    return (*lines, saved(599.0, step), saved(600.0, step)) if step else lines
 
 
 # 500 steps are left, and a start of 60 s; 10 s are kept for the last save and the nodes' end. A
@@ -673,9 +674,10 @@ def test_fewer_nodes_are_no_reason_to_buy_on_demand() -> None:
     record = made(limits=limits)
     record = replace(record, spec={**record.spec, "work_s": 18 * HOURS})
 
-    def next_one(now: float, *refused_on: int) -> Action:
-        tried = tuple((n, place_key(each)) for n in refused_on for each in (CHEAP, THERE))
-        return next_launch(replace(record, tried=tried, mendable=True), PLACES, now, SLOW)
+    def next_one(now: float, *refused_on: int, over: tuple[int, ...] = ()) -> Action:
+        tried = [(n, place_key(each)) for n in refused_on for each in (CHEAP, THERE)]
+        tried += [(n, place_key(PAID)) for n in over]
+        return next_launch(replace(record, tried=tuple(tried), mendable=True), PLACES, now, SLOW)
 
     nowhere = next_one(0.0, 1, 2, 3, 4)
     assert isinstance(nowhere, BackOff), nowhere
@@ -686,6 +688,9 @@ def test_fewer_nodes_are_no_reason_to_buy_on_demand() -> None:
     late = next_one(21.9 * HOURS, 1, 2, 3, 4)
     assert isinstance(late, Intend)
     assert (late.nodes, late.offer.market) == (4, ON_DEMAND)
+    without = next_one(21.9 * HOURS, 1, 2, 3, 4, over=(4,))
+    assert isinstance(without, Intend), "four were not to be had on demand either"
+    assert (without.nodes, without.offer.market) == (3, ON_DEMAND)
 
 
 def test_what_a_loss_has_undone_is_to_be_done_again() -> None:
@@ -716,6 +721,35 @@ def test_a_loss_without_a_word_must_leave_time_for_what_it_undoes() -> None:
     assert advised(record, PLACES, 2, 6600.0, SLOW).offers[0].market is SPOT
 
 
+def test_what_was_saved_for_an_end_is_no_usual_stretch() -> None:
+    """Nor does an attempt count that resumed and took no step."""
+    progress = {"step": 120, "total_steps": 700, "step_s": 60.0}
+    lines = (*launched(0.0, nodes=1), training(600.0), saved(4000.0, 60), saved(7600.0, 120))
+    lines = (*lines, ("progress", 7700.0, 1, progress), saved(7900.0, 125, checkpoint_kind="final"))
+    lines = (*lines, ended(8000.0, "preempted", last_step=125))
+    assert undone_s(made(*lines), 1) == 3600.0
+    again = (
+        *launched(8100.0, 2, nodes=1),
+        training(8200.0, 2, step=125),
+        ended(8300.0, "vanished", 2),
+    )
+    assert undone_s(made(*lines, *again), 1) == 3600.0
+
+
+def test_nodes_are_not_given_up_for_spot_that_the_next_launch_would_not_buy() -> None:
+    """What a loss of spot nodes would undo counts when on-demand nodes are to be given up, too."""
+    progress = {"step": 100, "total_steps": 400, "step_s": 60.0}
+    lines = (*launched(0.0, nodes=2), training(600.0), saved(3000.0, 40), saved(6590.0, 100))
+    lines = (*lines, ("progress", 6599.0, 1, progress))
+    for slack_s, due in ((2400.0, False), (3600.0, False), (5400.0, True)):
+        deadline_at = 7200.0 + 300 * 60.0 + 600.0 + 235.0 + slack_s
+        limits = Limits(nodes_min=2, nodes_max=2, deadline_at=deadline_at)
+        record = made(*lines, limits=limits)
+        attempt = replace(record.attempts[0], offer=PAID)
+        record = replace(record, attempts=(attempt,))
+        assert back_to_spot_due(record, attempt, 7200.0, SLOW, free_spot=2) is due, slack_s
+
+
 def test_nodes_that_have_lived_for_hours_are_as_old_as_that() -> None:
     """Who lives long is taken less often: its age is not that of its first sign of life."""
     hazard = pooled("H100", 8)
@@ -727,6 +761,8 @@ def test_nodes_that_have_lived_for_hours_are_as_old_as_that() -> None:
     seen = seen_of(left, FAKE_OFFER, 1, 11 * HOURS, hazard)
     assert (seen.up, seen.unseen_s) == (True, HOURS)
     assert seen.age_s == pytest.approx(10 * HOURS - 60.0)
+    seen = seen_of(lives, FAKE_OFFER, 1, 1000 * HOURS, hazard)
+    assert seen.age_s == pytest.approx(1000 * HOURS - 60.0)
     taken = made(*launched(0.0), training(60.0), ended(10 * HOURS, "preempted"))
     seen = seen_of(taken, FAKE_OFFER, 1, 11 * HOURS, hazard)
     assert (seen.up, seen.age_s) == (False, 0.0)

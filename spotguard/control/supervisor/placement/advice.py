@@ -52,6 +52,8 @@ class Advice:
 
     offers: tuple[Offer, ...]
     why: str
+    patient: bool = False
+    """On demand could be asked for now, and is not: the deadline leaves time."""
 
 
 def advised(
@@ -75,9 +77,11 @@ def advised(
     if deadline and policy.market is Market.SPOT and policy_can_choose(offers):
         action, named = by_policy(record, offers, nodes, now, policy, market, patient=patient)
         wanted = [named[key] for key in _asked(action) if key in named]
+        over = [offer for offer in wanted if offer.market is Market.ON_DEMAND]
+        may_buy_over = any(sort == ON_DEMAND for _, sort in named)
         if patient is not None:
-            wanted = [offer for offer in wanted if offer.market is Market.SPOT]
-        return Advice(offers=tuple(wanted), why=action.why)
+            wanted = [offer for offer in wanted if offer not in over]
+        return Advice(offers=tuple(wanted), why=action.why, patient=may_buy_over and not over)
     ranked = offers_now(record, offers, now, policy)
     return Advice(offers=tuple(ranked), why=_why(record, ranked, now, policy))
 
@@ -129,7 +133,8 @@ def markets_now(record: RunRecord, now: float, policy: Policy) -> frozenset[Mark
         return frozenset({Market.ON_DEMAND})
     slack_s = spare_s(record, record.limits.nodes_max, now, policy)
     if policy.on_demand_for_deadline and slack_s is not None:
-        if slack_s < expected_start_s(record, now, policy) + policy.ask_s:
+        undone = undone_s(record, record.limits.nodes_max)
+        if slack_s < expected_start_s(record, now, policy) + policy.ask_s + undone:
             return frozenset({Market.ON_DEMAND})
         if slack_s < pressing_s(record, record.limits.nodes_max):
             return frozenset({Market.SPOT, Market.ON_DEMAND})

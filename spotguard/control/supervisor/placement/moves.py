@@ -15,6 +15,7 @@ from spotguard.control.supervisor.placement.time_left import (
     expected_start_s,
     pressing_s,
     spare_s,
+    undone_s,
     work_left_s,
 )
 from spotguard.events.states import EndReason, Market
@@ -214,4 +215,5 @@ def _time_for_spot(record: RunRecord, attempt: AttemptRecord, now: float, policy
     if slack_s is None:
         return True
     start_s = expected_start_s(record, now, policy)
-    return slack_s >= max(start_s + policy.ask_s, pressing_s(record, attempt.nodes))
+    lost_s = start_s + policy.ask_s + undone_s(record, attempt.nodes)
+    return slack_s >= max(lost_s, pressing_s(record, attempt.nodes))

@@ -27,6 +27,8 @@ _FAILING = HazardByAge(((0.0, 0.01),))
 """Machines that nobody takes: one in four days fails, a guess from above."""
 _LOOK_EVERY_S = 3600.0
 """What is looked at so often does not count as out of sight (`policy.market.memory.STALE_S`)."""
+_REMEMBERED_S = 3 * 86400.0
+"""What was seen counts half as much after a day."""
 
 
 def place_name(offer: Offer) -> str:
@@ -78,6 +80,9 @@ def _lived(attempt: AttemptRecord, now: float) -> Iterator[float]:
     if at is None:
         return
     until = now if attempt.end is None else min(now, attempt.end.gone_at)
+    if at < until:
+        yield at
+    at = max(at + _LOOK_EVERY_S, now - _REMEMBERED_S)  # what was before has faded
     while at < until:
         yield at
         at += _LOOK_EVERY_S

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from spotguard.control.journal import cost
 from spotguard.control.supervisor.attempt_limits import end_margin_s
+from spotguard.events.states import CheckpointKind
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import RunRecord
@@ -61,15 +62,19 @@ def steps_kept(record: RunRecord) -> int:
 def undone_s(record: RunRecord, nodes: int) -> float:
     """Return what nodes that vanish without a word may undo: the newest stretches without a save.
 
-    Of the newest attempt that has taken steps; 0 as long as there is none.
+    Of the newest attempt that has taken steps; 0 as long as there is none. What was saved because
+    nodes were to go says nothing of how long they may go without.
     """
     step_s = _step_s(record, nodes)
-    newest = next((each for each in reversed(record.of_this_place) if each.last_step), None)
-    if step_s is None or newest is None or newest.last_step is None:
+    if step_s is None:
         return 0.0
-    saved = [newest.resumed_step or 0, *(save.step for save in newest.saves)]
-    stretches = pairwise((*saved[-2:], newest.last_step))
-    return step_s * max(later - earlier for earlier, later in stretches)
+    for attempt in reversed(record.of_this_place):
+        first, last = attempt.resumed_step or 0, attempt.last_step or 0
+        if last > first:
+            usual = (s.step for s in attempt.saves if s.kind == CheckpointKind.PERIODIC.value)
+            stretches = pairwise((*(first, *usual)[-2:], last))
+            return step_s * max(later - earlier for earlier, later in stretches)
+    return 0.0
 
 
 def work_s(record: RunRecord, nodes: int) -> float:
