@@ -18,7 +18,7 @@ from spotguard.errors import DamagedCheckpoint
 from spotguard.runtime.checkpoint.own_state import GENERATORS
 from spotguard.runtime.distributed.rendezvous import LostContact
 from spotguard.runtime.state.rng import mix
-from spotguard.runtime.state.tracked import RandomGenerator
+from spotguard.runtime.state.tracked import SENSELESS, RandomGenerator
 from spotguard.runtime.state.tree import DTYPES, TORCH_DTYPES, Packed, pack, unpack
 
 if TYPE_CHECKING:
@@ -79,16 +79,33 @@ class RankGenerators:
         """Return the state of each as plain JSON, by name."""
         return {name: _plain(name, objects[name]) for name in sorted(self._names)}
 
+    def read(self, manifest: Manifest, rank: int) -> dict[str, Any]:
+        """Return the states that a checkpoint holds of this rank's, by name.
+
+        Raises:
+            DamagedCheckpoint: one of them makes no sense.
+        """
+        kept = {name: _kept(manifest, str(rank), name) for name in sorted(self._names)}
+        return {name: _state(each) for name, each in kept.items() if each is not None}
+
     def restore(
-        self, manifest: Manifest, objects: Mapping[str, Tracked], rank: int, seed: int
+        self,
+        states: Mapping[str, Any],
+        manifest: Manifest,
+        objects: Mapping[str, Tracked],
+        rank: int,
+        seed: int,
     ) -> None:
-        """Give each the state that this rank's had; else make it draw what no other one draws."""
+        """Give each the state that this rank's had; else make it draw what no other one draws.
+
+        Raises:
+            StateMismatch: it is the state of something else.
+        """
         for name in sorted(self._names):
             item = objects[name]
             assert isinstance(item, RandomGenerator)
-            kept = _kept(manifest, str(rank), name)
-            if kept is not None:
-                item.write(name, _state(kept))
+            if name in states:
+                item.write(name, states[name])
             elif rank or any(_kept(manifest, peer, name) for peer in manifest.ranks):
                 item.reseed(mix(seed, manifest.step, rank, zlib.crc32(name.encode())))
 
@@ -120,7 +137,7 @@ def _state(kept: Any) -> Any:
 
     try:
         return unpack(kept["tree"], leaf)
-    except (KeyError, TypeError, ValueError, RuntimeError) as problem:
+    except SENSELESS as problem:
         raise DamagedCheckpoint(f"a rank's random generator makes no sense: {problem}") from None
 
 

@@ -136,6 +136,8 @@ class Training:
         self._last = 0
         self._evaluated = 0
         """Batches of evaluations since the last boundary."""
+        self._own_states: dict[str, Any] = {}
+        """Of random generators that are this rank's own, in the checkpoint to go on from."""
         self._started = 0.0
         self.step: Step | None = None
         """The step under way."""
@@ -376,7 +378,7 @@ class Training:
         job.keeper.best = Best(self._best_that_is_kept(job.keeper.best.now))
         if restored.manifest is not None:
             job.keeper.saver.generators.restore(
-                restored.manifest, objects, job.rank, job.settings.seed
+                self._own_states, restored.manifest, objects, job.rank, job.settings.seed
             )
             self._restore_place(restored.manifest)
             if not self._of.reseed:
@@ -493,6 +495,7 @@ class Training:
     def _prepare_for(self, manifest: Manifest) -> None:
         """Make the objects such as the checkpoint's were, if it fits this attempt."""
         self._check_fits(manifest)
+        self._own_states = self._job.keeper.saver.generators.read(manifest, self._job.rank)
         self._job.keeper.set_up.follow(manifest.counters.get("changed_in_loop"))
 
     def _check_fits(self, manifest: Manifest) -> None:

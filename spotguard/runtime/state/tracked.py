@@ -302,6 +302,19 @@ class TrackedValue:
         return lambda: self._write(self.value, state())
 
 
+SENSELESS = (
+    ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError,
+)  # fmt: skip
+"""What generators raise at states that are none of theirs."""
+
+
+def _form(tree: Any) -> Any:
+    """Return what tells the state of one kind of generator from that of another."""
+    if not isinstance(tree, dict):
+        return type(tree).__name__
+    return sorted(tree), tree.get("$"), tree.get("bit_generator")
+
+
 class RandomGenerator(TrackedValue):
     """A random generator."""
 
@@ -311,7 +324,10 @@ class RandomGenerator(TrackedValue):
         super().__init__(value, *pair)
 
     def restore(self, name: str, tree: Any, reading: Reading) -> Finish:
-        """Have the state read; the generator goes on from it then."""
+        """Have the state read, if it is one of this kind; the generator goes on from it then."""
+        if _form(tree) != _form(self.pack(name, Packed())):
+            reading.differs(self._mismatch(name, "of another kind"))
+            return lambda: None
         state = reading.later(tree)
         return lambda: self.write(name, state())
 
@@ -323,23 +339,26 @@ class RandomGenerator(TrackedValue):
         """
         try:
             self._write(self.value, state)
-        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as problem:
-            raise StateMismatch(
-                f"run.track: {name} is a {type(self.value).__name__}, and the checkpoint holds the "
-                f"state of another kind of object: {problem}",
-                hint="track the same objects under the same names, or start a new run",
-            ) from problem
+        except SENSELESS as problem:
+            raise self._mismatch(name, f"that makes no sense: {problem}") from problem
+
+    def _mismatch(self, name: str, which: str) -> StateMismatch:
+        return StateMismatch(
+            f"run.track: {name} is a {type(self.value).__name__}, and the checkpoint holds a state "
+            f"{which}",
+            hint="track the same objects under the same names, start a new run, or pass "
+            "strict=False to run.steps() to restore what fits",
+        )
 
     def reseed(self, seed: int) -> None:
         """Begin anew, from a seed of 64 bits."""
-        numpy: Any = sys.modules.get("numpy")
-        if numpy is not None and isinstance(self.value, numpy.random.Generator):
-            bits = self.value.bit_generator
-            bits.state = type(bits)(seed).state
-        elif isinstance(self.value, torch.Generator):
+        if isinstance(self.value, torch.Generator):
             self.value.manual_seed(seed)
-        else:
-            self.value.seed(seed if isinstance(self.value, random.Random) else seed & 0xFFFFFFFF)
+        elif isinstance(self.value, random.Random):
+            self.value.seed(seed)
+        else:  # NumPy's, of either kind
+            bits = getattr(self.value, "bit_generator", None) or self.value._bit_generator
+            bits.state = type(bits)(seed).state
 
 
 def tracked(

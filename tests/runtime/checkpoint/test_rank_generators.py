@@ -14,6 +14,7 @@ from spotguard.checkpoint.lineage import restorable
 from spotguard.checkpoint.manifest import load_manifest
 from spotguard.errors import DamagedCheckpoint, StateMismatch
 from spotguard.runtime.checkpoint.rank_generators import RankGenerators
+from spotguard.runtime.state.tracked import RandomGenerator
 from spotguard.testing import FakeRendezvous, MemoryStore
 from tests.runtime.harness.lab import Rank, adapters, together
 
@@ -28,6 +29,7 @@ MAKE: dict[str, Callable[[int], Any]] = {
     "python": random.Random,
     "numpy": np.random.default_rng,
     "numpy's old": np.random.RandomState,
+    "numpy's old over another": lambda seed: np.random.RandomState(np.random.PCG64(seed)),
 }
 
 
@@ -51,7 +53,8 @@ def team(store: MemoryStore, generators: list[Any], *, attempt: int = 1) -> list
         rank.saver.generators = found
         manifest = rank.start(noise=generators[rank.rank]).manifest
         if manifest is not None:
-            found.restore(manifest, objects, rank.rank, SEED)
+            states = found.read(manifest, rank.rank)
+            found.restore(states, manifest, objects, rank.rank, SEED)
 
     assert together(*(lambda rank=rank: begin(rank) for rank in ranks)) == [None] * world
     return ranks
@@ -135,7 +138,16 @@ def test_what_one_rank_saved_alone_is_no_other_ranks() -> None:
 
 @pytest.mark.parametrize(
     "kept",
-    [{}, {"tree": 1}, {"tree": {"$": "t"}, "leaves": {}}, {"tree": 1, "leaves": 7}, "x", None],
+    [
+        {},
+        {"tree": 1},
+        {"tree": {"$": "t"}, "leaves": {}},
+        {"tree": {"$": "tensor", "name": "x"}, "leaves": {"x": ["U8", 10**30]}},
+        {"tree": {"$": "complex", "value": []}, "leaves": {}},
+        {"tree": 1, "leaves": 7},
+        "x",
+        None,
+    ],
     ids=str,
 )
 def test_a_state_that_makes_no_sense_is_said_to_be_so(kept: Any) -> None:
@@ -147,10 +159,29 @@ def test_a_state_that_makes_no_sense_is_said_to_be_so(kept: Any) -> None:
     objects = adapters({"noise": MAKE["torch"](101)})
     mine = RankGenerators(frozenset({"noise"}))
     if kept is None:
-        mine.restore(damaged, objects, 1, SEED)
+        mine.restore(mine.read(damaged, 1), damaged, objects, 1, SEED)
         return
     with pytest.raises((DamagedCheckpoint, StateMismatch)):
-        mine.restore(damaged, objects, 1, SEED)
+        mine.restore(mine.read(damaged, 1), damaged, objects, 1, SEED)
+
+
+@pytest.mark.parametrize(
+    ("kind", "state"),
+    [
+        ("python", (3, (-1,) * 625, None)),
+        ("python", (3, (10**80,) * 625, None)),
+        ("python", 7),
+        ("numpy", {"bit_generator": "PCG64", "state": {"state": -1, "inc": 1}}),
+        ("numpy", {"bit_generator": "PCG64"}),
+        ("torch", torch.zeros(3, dtype=torch.uint8)),
+        ("numpy's old", {"bit_generator": "MT19937", "state": {"key": [1], "pos": 2**80}}),
+    ],
+    ids=str,
+)
+def test_a_generator_says_what_it_cannot_take(kind: str, state: Any) -> None:
+    """By its name."""
+    with pytest.raises(StateMismatch, match="noise is a"):
+        RandomGenerator(MAKE[kind](1)).write("noise", state)
 
 
 def test_a_generator_of_another_kind_is_refused_by_name() -> None:
@@ -158,3 +189,8 @@ def test_a_generator_of_another_kind_is_refused_by_name() -> None:
     store, _ = trained("torch", [100])
     with pytest.raises(StateMismatch, match="noise is a Generator"):
         Rank(store, attempt=2).start(noise=np.random.default_rng(1))
+    other = np.random.default_rng(1)
+    restored = Rank(store, attempt=2).restore(adapters({"noise": other}), strict=False)
+    assert restored.manifest is not None
+    assert "noise is a Generator" in restored.differences[0]
+    assert drawn(other) == drawn(np.random.default_rng(1)), "it is as the script made it"
