@@ -46,8 +46,9 @@ def _is_gcp(address: str) -> bool:
 
 
 def _is_azure(address: str) -> bool:
-    # learn.microsoft.com/azure/virtual-machines/linux/scheduled-events
-    path = "/metadata/scheduledevents?api-version=2020-07-01"
+    # learn.microsoft.com/azure/virtual-machines/instance-metadata-service. Not by its scheduled
+    # events: the first question for those, which enables them, may take two minutes.
+    path = "/metadata/instance?api-version=2021-02-01"
     status, _ = _ask(address, "GET", path, {"Metadata": "true"})
     return status == http.client.OK
 

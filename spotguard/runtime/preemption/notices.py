@@ -12,6 +12,7 @@ No proxy is ever used: the endpoints are link-local.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import time
 from dataclasses import dataclass
@@ -180,15 +181,20 @@ class GcpNotices:
 
 
 class AzureNotices:
-    """Azure's Scheduled Events: `Preempt` for this machine, until it is withdrawn."""
+    """Azure's Scheduled Events: `Preempt` for this machine, until it is withdrawn.
+
+    Machines of one scale set or availability set hear of each other's, too.
+    """
 
     name = "azure"
     poll_s = 1.0
     _PATH = "/metadata/scheduledevents?api-version=2020-07-01"
+    _INSTANCE = "/metadata/instance?api-version=2021-02-01"
 
     def __init__(self, endpoint: str = "http://169.254.169.254") -> None:
         self._http = _Http(endpoint)
         self._started_at: dict[str, float] = {}
+        self._names: frozenset[str] = frozenset()
 
     def check(self) -> Notice | None:
         """Return the eviction in force, or None."""
@@ -196,11 +202,35 @@ class AzureNotices:
         if status != 200:
             raise http.client.HTTPException(f"scheduledevents: HTTP {status}")
         body = untrusted.parse_object(text, "the notice")
-        for event in untrusted.objects(body, "Events"):
-            if event.get("EventType") == "Preempt":
-                deadline_at = self._deadline(event, headers.get("date"))
-                return Notice(source=self.name, action="preempt", deadline_at=deadline_at)
-        return None
+        deadlines = [
+            self._deadline(event, headers.get("date"))
+            for event in untrusted.objects(body, "Events")
+            if event.get("EventType") == "Preempt" and self._is_ours(event)
+        ]
+        if not deadlines:
+            return None
+        return Notice(source=self.name, action="preempt", deadline_at=min(deadlines))
+
+    def _is_ours(self, event: dict[str, Any]) -> bool:
+        """Return False only if the event names other machines, and this one's name is known."""
+        named = event.get("Resources")
+        if not isinstance(named, list) or not all(isinstance(each, str) for each in named):
+            return True
+        mine = self._own_names()
+        return not named or not mine or not mine.isdisjoint(map(_short, named))
+
+    def _own_names(self) -> frozenset[str]:
+        """Return by what names this machine may be called; none if that cannot be read now."""
+        if not self._names:
+            with contextlib.suppress(OSError, http.client.HTTPException, untrusted.Refused):
+                status, text, _ = self._http("GET", self._INSTANCE, {"Metadata": "true"})
+                compute = untrusted.parse_object(text, "the instance").get("compute")
+                told: Any = compute if status == 200 and isinstance(compute, dict) else {}
+                profile = told.get("osProfile")
+                computer = profile.get("computerName") if isinstance(profile, dict) else None
+                names = (told.get("name"), told.get("resourceId"), told.get("vmId"), computer)
+                self._names = frozenset(_short(n) for n in names if isinstance(n, str) and n)
+        return self._names
 
     def _deadline(self, event: dict[str, Any], date: str | None) -> float:
         if event.get("NotBefore"):
@@ -212,6 +242,11 @@ class AzureNotices:
             return _in_run_time(told_at, date)
         # Already started: it has no time any more, and none is left to give.
         return self._started_at.setdefault(untrusted.text(event, "EventId") or "", clock.now())
+
+
+def _short(name: str) -> str:
+    """Return the last part of a resource's id, in which Azure does not tell cases apart."""
+    return name.rpartition("/")[2].lower()
 
 
 class FileNotices:

@@ -289,3 +289,58 @@ def test_no_proxy_is_used(monkeypatch: pytest.MonkeyPatch, cloud: FakeMetadata) 
         monkeypatch.setenv(name, "http://127.0.0.1:1")
 
     assert source_of(cloud).check() is None
+
+
+def _azure_set(*events: dict[str, Any], name: str | None = "vmss_3") -> AzureNotices:
+    """Return the source of a machine of a scale set; without a name it does not say which."""
+    source = AzureNotices()
+    asked: list[str] = []
+
+    def answer(method: str, path: str, headers: Any, **_: Any) -> tuple[int, str, dict[str, str]]:
+        asked.append(path)
+        if "scheduledevents" in path:
+            return 200, json.dumps({"DocumentIncarnation": 1, "Events": events}), {}
+        if name is None:
+            raise ConnectionResetError
+        where = f"/subscriptions/1/resourceGroups/g/providers/x/virtualMachines/{name}"
+        compute = {"name": name, "resourceId": where, "osProfile": {"computerName": f"{name}-host"}}
+        return 200, json.dumps({"compute": compute}), {}
+
+    source._http = answer  # type: ignore[assignment]
+    return source
+
+
+def _eviction(*machines: Any, at: str = "Mon, 19 Sep 2022 18:29:47 GMT") -> dict[str, Any]:
+    return {"EventId": "x", "EventType": "Preempt", "Resources": list(machines), "NotBefore": at}
+
+
+@pytest.mark.parametrize(
+    ("machines", "name", "ours"),
+    [
+        (("vmss_17",), "vmss_3", False),
+        (("vmss_17", "vmss_3"), "vmss_3", True),
+        (("VMSS_3",), "vmss_3", True),
+        (("vmss_3-host",), "vmss_3", True),
+        (("/a/b/virtualMachines/vmss_3",), "vmss_3", True),
+        ((), "vmss_3", True),
+        ((7,), "vmss_3", True),
+        (("vmss_17",), None, True),
+    ],
+)
+def test_the_eviction_of_another_machine_of_the_set_is_not_ours(
+    machines: tuple[Any, ...], name: str | None, ours: bool
+) -> None:
+    """Azure tells all machines of a scale set; who cannot tell whose it is heeds it."""
+    source = _azure_set(_eviction(*machines), name=name)
+    assert (source.check() is not None) is ours
+
+
+def test_of_several_evictions_the_earliest_of_ours_counts() -> None:
+    """One of another machine hides nothing."""
+    later = _eviction("vmss_3", at="Mon, 19 Sep 2022 18:40:00 GMT")
+    source = _azure_set(_eviction("vmss_17"), later, _eviction("vmss_3"))
+    alone = _azure_set(_eviction("vmss_3"))
+    notice, of_one = source.check(), alone.check()
+    assert notice is not None
+    assert of_one is not None
+    assert notice.deadline_at == of_one.deadline_at
