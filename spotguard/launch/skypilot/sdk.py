@@ -191,7 +191,9 @@ class SkySdk:
         if status is None:
             return None
         with _translated():
-            is_up = status["status"] == sky.ClusterStatus.UP
+            # While nodes end themselves they are still there, and know how their job ended; before
+            # its API version 29 SkyPilot called them up, too.
+            is_up = str(getattr(status["status"], "name", "")) in ("UP", "AUTOSTOPPING")
             if status.get("cloud") == _AWS and status.get("region"):
                 self._aws_regions[cluster] = status["region"]
             return ClusterFacts(

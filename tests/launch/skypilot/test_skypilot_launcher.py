@@ -303,6 +303,23 @@ def test_ec2_is_asked_of_a_launch_whose_region_is_known(
     assert regions == asked
 
 
+@pytest.mark.parametrize(
+    ("status", "up", "unhealthy"),
+    [("UP", True, False), ("AUTOSTOPPING", True, False), ("INIT", False, True)],
+)
+def test_nodes_that_end_themselves_are_not_lost(
+    status: str, up: bool, unhealthy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They know how their job ended: a set-up that failed is no loss, and is not tried again."""
+    sky = pytest.importorskip("sky")
+    answer = {"status": sky.ClusterStatus[status], "nodes": 1, "launched_at": 5, "init_kind": None}
+    monkeypatch.setattr(sdk_module._LOOKS, "about", lambda name: answer)
+    monkeypatch.setattr(sdk_module.SkySdk, "_begin_of_bill", lambda self, cluster: 5.0)
+    facts = sdk_module.SkySdk().cluster(NAME)
+    assert facts is not None
+    assert (facts.up, facts.unhealthy) == (up, unhealthy)
+
+
 def test_a_spot_machine_that_goes_in_its_set_up_is_a_lost_node() -> None:
     """The next attempt follows, as after any other loss: a failed launch would end the run."""
     view = seen(FakeSdk(launches={NAME: replace(FAILED, broke_off=True)}))
