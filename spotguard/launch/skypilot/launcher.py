@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
@@ -45,6 +46,7 @@ _LOOK_EVERY_S = 2.0
 _GOING_DOWN_EVERY_S = 0.5
 """While a cluster is being taken down: only the API server is asked whether it is done."""
 _GOING_DOWN_PATIENCE_S = 120.0
+_END_AGAIN_AFTER_S = 15.0
 """A request that takes longer hangs: then the cluster itself is asked again."""
 _WATCH_EVERY_S = 8.0
 """While the nodes are up and the job has fallen silent, or may have lost some of them."""
@@ -366,7 +368,17 @@ class _Watch(threading.Thread):
                 if not self.answered.is_set() or missing == 0 or missing >= _GONE_TWICE:
                     self.view = view
                     self.answered.set()
+                self._end_it_again(view)
             self._due_at = self._clock.monotonic() + self._pause_s()
+
+    def _end_it_again(self, view: ClusterView) -> None:
+        """Ask for it again: SkyPilot refuses it of a queued launch, and a teardown may fail."""
+        now, lives = self._clock.monotonic(), view.state in (ClusterState.STARTING, ClusterState.UP)
+        if self._down_at is not None and lives and now - self._down_at >= _END_AGAIN_AFTER_S:
+            log.info("%s still lives: its end is asked for once more", self.cluster)
+            self._down_at = now
+            with suppress(SpotguardError):  # the next look will say what is wrong
+                self._sdk.down(self.cluster)
 
     def _look(self) -> ClusterView:
         """Look; unless the cloud tells of an end meanwhile, which then is what is seen.

@@ -186,7 +186,6 @@ class SkySdk:
 
     def cluster(self, cluster: str, *, fresh: bool = True) -> ClusterFacts | None:
         """Let SkyPilot ask the cloud, or say what it last saw."""
-        sky = load_sky()
         status = _LOOKS.about(cluster) if fresh else _statuses([cluster], fresh=False).get(cluster)
         if status is None:
             return None

@@ -388,6 +388,31 @@ def test_while_a_cluster_is_taken_down_nobody_looks_at_it() -> None:
     assert sdk.asked == ["is_going_down"] * 4 + ["launch_of", "cluster", "ended_at"]
 
 
+def test_an_end_that_came_to_nothing_is_asked_for_again() -> None:
+    """SkyPilot knows no cluster yet whose launch waits for its turn; then nodes come, and cost."""
+    sdk, clock = FakeSdk(launches={NAME: UNDER_WAY}), FakeClock(now=500.0)
+    watch = launcher_module._Watch(sdk, NAME, ClusterView(state=ClusterState.STARTING), clock)
+    watch._wake = Unhurried()
+    looks = 0
+
+    def time_passes() -> None:
+        nonlocal looks
+        looks += 1
+        clock.advance(6.0)
+        if looks == 2:
+            sdk.comes_up(NAME)
+        if len(sdk.downed) == 2:
+            sdk.clusters.clear()
+            sdk.ends[NAME] = 400.0
+
+    sdk.before_look = time_passes
+    watch.goes_down()
+    watch.run()
+    assert watch.view.state is ClusterState.GONE
+    assert sdk.downed == [NAME] * 2
+    assert looks >= 6, "each time it had a quarter of a minute"
+
+
 def test_the_first_look_at_a_new_cluster_is_a_cheap_one() -> None:
     """SkyPilot saw it a moment ago; from the next look on, the cloud and the job are asked."""
     sdk = FakeSdk(launches={NAME: UNDER_WAY})
