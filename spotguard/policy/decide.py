@@ -11,12 +11,16 @@ import numpy as np
 
 from spotguard.policy import pacing
 from spotguard.policy.action import ON_DEMAND, SPOT, Action, Buy, HoldOff, Leave, Move, Stay
+from spotguard.policy.affordable import affordable, fitting
+from spotguard.policy.chances import chance_up
 from spotguard.policy.guard import guarded
 from spotguard.policy.market.hazard import Evidence, Hazard, pooled
 from spotguard.policy.one_place import plan_for
 from spotguard.policy.rollout import SAME_PRICE, Problem, Thresholds, choose, tier_setting
 from spotguard.policy.rule import GuardedJob, wanted
-from spotguard.shared.units import format_duration, format_usd
+from spotguard.policy.view import MarketPlace, Seen
+from spotguard.policy.words import Words, no_spot_place
+from spotguard.shared.units import format_usd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from spotguard.policy.one_place import OnePlacePlan
-    from spotguard.policy.view import MarketPlace, View
+    from spotguard.policy.view import View
 
 ROLLOUT, CONSTANTS, GREEDY, NEVER, PACING = "rollout", "constants", "greedy", "never", "pacing"
 RULES = (ROLLOUT, CONSTANTS, GREEDY, NEVER, PACING)
@@ -35,11 +39,12 @@ LIKELY = 0.5
 up than this."""
 UNLIKELY = 0.1
 """A place that has just refused is not asked before others that may have nodes."""
-PRICE_MAY_RISE = 1.02
-"""Spot prices may rise within a tick by this, for the budget."""
 PROBE_STARTS = 4.0
 """With less slack than so many starts in vain, other places are probed while spot nodes run."""
 EGRESS_SPREAD_S = 4 * 3600.0
+NO_PLACE = MarketPlace(name="", spot_usd_per_h=1e9, seen=Seen(up=False, unseen_s=0.0))
+"""Where no spot place can be bought, this one keeps the arrays from being empty; it is never
+wanted, for it refuses now, and no futures are drawn of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,15 +118,15 @@ def decide(
         return Decided(action=HoldOff(why="waits: no place may be asked now"), model=model)
     if rule == PACING:
         return Decided(action=_paced(view, model), model=model)
-    case = _Case(view)
+    case = Case(view)
     chosen: Thresholds | None = None
     plan = case.plan(model.hazard) if rule == ROLLOUT else None
-    thinks = rule == ROLLOUT and plan is None and not case.settled()
+    thinks = rule == ROLLOUT and plan is None and not case.no_spot and not case.settled()
     if thinks and (rethink or model.cap_usd_per_h is None):
         chosen = _rolled(case, model, seed)
         model = replace(model, cap_usd_per_h=float(chosen.cap[0]), theta=float(chosen.theta[0]))
     target = case.target(model, rule) if plan is None else case.planned(plan)
-    action = _affordable(view, case.action(target, model), model)
+    action = affordable(view, case.action(target, model))
     return Decided(
         action=action,
         model=model,
@@ -133,15 +138,15 @@ def decide(
 
 def problem_of(view: View) -> Problem:
     """Return the view as one problem of the rollouts, its on-demand place the cheapest."""
-    return _Case(view).problem
+    return Case(view).problem
 
 
 def evidence_of(view: View) -> Evidence:
     """Return what the places have shown, as one problem of the rollouts."""
-    return _Case(view).evidence
+    return Case(view).evidence
 
 
-def _rolled(case: _Case, model: Model, seed: int) -> Thresholds:
+def _rolled(case: Case, model: Model, seed: int) -> Thresholds:
     force = None
     if model.cap_usd_per_h is not None and model.theta is not None:
         force = Thresholds(cap=np.array([model.cap_usd_per_h]), theta=np.array([model.theta]))
@@ -154,19 +159,14 @@ def _rolled(case: _Case, model: Model, seed: int) -> Thresholds:
     )
 
 
-class _Case:
+class Case:
     """A view in the arrays of the rule: the spot places, then on demand, then nothing."""
 
     def __init__(self, view: View) -> None:
         self.view = view
         job = view.job
-        most = math.inf if job.max_usd_per_h is None else job.max_usd_per_h
-        self.spot = [
-            place
-            for place in view.places
-            if place.spot_usd_per_h is not None
-            and (place.spot_usd_per_h <= most or self._runs_on(place))
-        ]
+        self.spot = view.spot_places or (NO_PLACE,)
+        self.no_spot = not view.spot_places
         self.on_demand = min(
             (place for place in view.places if place.on_demand_usd_per_h is not None),
             key=lambda place: (
@@ -179,8 +179,6 @@ class _Case:
             self.on_demand = next(
                 (each for each in view.places if each.name == view.running.place), self.on_demand
             )
-        if not self.spot:  # a stand-in that never answers, so that arrays are not empty
-            self.spot = [replace(view.places[0], spot_usd_per_h=1e9)]
         self.zones = len(self.spot)
         self.answers = np.array([place.seen.answers is True for place in self.spot])
         self.unknown = np.array([place.seen.answers is None for place in self.spot])
@@ -201,10 +199,6 @@ class _Case:
         self.evidence = Evidence((1, self.zones))
         self.evidence.changes[0] = [(each.came, each.taken) for each in seen]
         self.evidence.expected[0] = [(each.came_expected, each.taken_expected) for each in seen]
-
-    def _runs_on(self, place: MarketPlace) -> bool:
-        running = self.view.running
-        return running is not None and running.market == SPOT and running.place == place.name
 
     def _problem(self, moves: NDArray[np.float64]) -> Problem:
         view, job = self.view, self.view.job
@@ -286,7 +280,9 @@ class _Case:
         """Return the place where the rule wants to be, after the guard."""
         job, zones = self.view.job, self.zones
         cap, theta = self.price.min() * 1.01, 0.15
-        if rule == ROLLOUT and model.cap_usd_per_h is not None:
+        if rule == ROLLOUT and self.no_spot:
+            theta = 0.0  # on demand costs the same whenever it is bought
+        elif rule == ROLLOUT and model.cap_usd_per_h is not None:
             cap, theta = model.cap_usd_per_h, model.theta or 0.0
         elif rule == CONSTANTS:
             cap = float(tier_setting(self.price[None]).cap[0])
@@ -351,7 +347,7 @@ class _Case:
         """Return the target as an action, with its reason in words."""
         job, running = self.view.job, self.view.running
         probe = self._probe(model)
-        words = _Words(self, model)
+        words = Words(self, model)
         if running is not None and self.running > self.zones and target != self.zones:
             return Stay(why="it runs in a place whose price nobody knows", probe=probe)
         if target == self.running:
@@ -383,6 +379,8 @@ class _Case:
 
     def _probe(self, model: Model) -> tuple[str, ...]:
         """Return the places that could be wanted next; those seen now, too: they are not then."""
+        if self.no_spot:
+            return ()
         cap = model.cap_usd_per_h or math.inf
         spot = self.running < self.zones
         here = float(self.price[self.running]) if spot else float(self.problem.on_demand[0])
@@ -423,129 +421,12 @@ class _Case:
         return tuple(name for _, name in sorted(other))
 
 
-def chance_up(place: MarketPlace, hazard: Hazard) -> float:
-    """Return how likely the place has nodes now, from when it was last seen."""
-    seen = place.seen
-    mean_up_h, mean_down_h = _mean_h(hazard, 1), _mean_h(hazard, 0)
-    # Shares follow the frailties' means: (a + D) / (a + E).
-    quick = (1.5 + seen.taken) / (1.5 + seen.taken_expected)
-    slow = (1.5 + seen.came) / (1.5 + seen.came_expected)
-    up_h, down_h = mean_up_h / quick, mean_down_h / slow
-    share = up_h / (up_h + down_h)
-    if not math.isfinite(seen.unseen_s):
-        return share
-    fade = math.exp(-seen.unseen_s / 3600 * (1 / up_h + 1 / down_h))
-    return share + ((1.0 if seen.up else 0.0) - share) * fade
-
-
-def _mean_h(hazard: Hazard, state: int) -> float:
-    middle_s = (np.arange(96) + 0.5) * 1800.0
-    return max(0.05, float(0.5 * np.exp(-hazard.cumulative_many(state, middle_s)).sum()))
-
-
-class _Words:
-    """Reasons, as sentences."""
-
-    def __init__(self, case: _Case, model: Model) -> None:
-        self.case, self.model = case, model
-
-    def _slack(self) -> str:
-        job = self.case.view.job
-        if job.left_s is None:
-            return "there is no deadline"
-        slack_s = max(0.0, job.left_s - job.work_left_s)
-        return f"the deadline leaves {format_duration(slack_s)}"
-
-    def waits(self) -> str:
-        case = self.case
-        cap = self.model.cap_usd_per_h or float(case.price.min())
-        index = min(
-            (i for i in range(case.zones) if case.price[i] <= cap * 1.01),
-            key=lambda i: (-case.spot[i].seen.came, case.price[i]),
-            default=int(case.price.argmin()),
-        )
-        place = case.spot[index]
-        back_h = (
-            _mean_h(self.model.hazard, 0)
-            * (1.5 + place.seen.came_expected)
-            / (1.5 + place.seen.came)
-        )
-        return (
-            f"waits: spot in {place.name} at {format_usd(case.price[index])} per node and hour is "
-            f"likely back within {format_duration(60 * round(back_h * 60))}, and {self._slack()}"
-        )
-
-    def stays(self, target: int) -> str:
-        case = self.case
-        if target == case.zones:
-            return f"stays on demand: no cheaper place is worth a start now, and {self._slack()}"
-        price = format_usd(case.price[target])
-        return f"stays: spot in {case.spot[target].name} costs {price} per node and hour"
-
-    def buys(self, target: int) -> str:
-        case = self.case
-        if target == case.zones:
-            there = case.on_demand
-            assert there is not None
-            price = format_usd(there.on_demand_usd_per_h)
-            return (
-                f"buys on demand in {there.name} at {price} per node and hour: waiting for spot "
-                f"could miss the deadline, since {self._slack()}"
-            )
-        place = case.spot[target]
-        price = format_usd(case.price[target])
-        said = "answers" if case.answers[target] else "is the likeliest to have nodes"
-        return f"buys spot in {place.name}: it {said} at {price} per node and hour"
-
-
-def tick_usd(view: View, place: MarketPlace, market: str, nodes: int) -> float | None:
-    """Return the most that nodes cost until the next decision; None if the price is unknown."""
-    price = place.spot_usd_per_h if market == SPOT else place.on_demand_usd_per_h
-    if price is None:
-        return None
-    rise = PRICE_MAY_RISE if market == SPOT else 1.0
-    return price * rise * nodes * view.tick_s / 3600
-
-
-def _affordable(view: View, action: Action, model: Model) -> Action:
-    """Return the action, or none that the budget cannot pay until the next decision."""
-    left = view.job.budget_left_usd
-    if left is None or isinstance(action, (HoldOff, Leave)):
-        return action
-    named = {place.name: place for place in view.places}
-    if isinstance(action, Stay):
-        running = view.running
-        assert running is not None
-        usd = tick_usd(view, named[running.place], running.market, running.nodes)
-        place = None
-    else:
-        place = named[action.place]
-        usd = tick_usd(view, place, action.market, action.nodes)
-        usd = None if usd is None else usd + place.move_usd
-    if usd is not None and usd <= left + 1e-9:
-        if isinstance(action, Buy) and action.then:  # dearer fallbacks may not be payable
-            payable = tuple(
-                name
-                for name in action.then
-                if (cost := tick_usd(view, named[name], SPOT, action.nodes)) is not None
-                and cost + named[name].move_usd <= left + 1e-9
-            )
-            return replace(action, then=payable)
-        return action
-    why = f"{format_usd(max(left, 0.0))} of the budget is left, which does not pay another step"
-    if view.running is None:
-        return HoldOff(why=why)
-    if not isinstance(action, Stay):
-        return _affordable(view, Stay(why=f"stays: {why} elsewhere"), model)
-    return Leave(why=why)
-
-
 def _paced(view: View, model: Model) -> Action:
     """Return the action of priced pacing."""
     running = view.running
     best = pacing.best_choice(view, model.hazards(view.job.nodes_min or view.job.nodes))
     if best is None:
-        why = "waits: no place is worth its price at the pace of the budget"
+        why = f"waits: {_nothing_worth(view)}"
         return HoldOff(why=why) if running is None else Leave(why=why)
     price, market = format_usd(best.price_usd_per_h), best.market.replace("_", " ")
     why = (
@@ -557,20 +438,18 @@ def _paced(view: View, model: Model) -> Action:
         best.market,
         best.nodes,
     ):
-        return _affordable(view, Stay(why=f"stays: {why}"), model)
+        return affordable(view, Stay(why=f"stays: {why}"))
     place, sort, nodes = best.place, best.market, best.nodes
     if running is None:
         bought = Buy(place=place, market=sort, nodes=nodes, why=f"buys: {why}")
-        return _fitting(view, bought, model)
+        return fitting(view, bought)
     moved = Move(place=place, market=sort, nodes=nodes, why=f"moves: {why}")
-    return _fitting(view, moved, model)
+    return fitting(view, moved)
 
 
-def _fitting(view: View, action: Buy | Move, model: Model) -> Action:
-    """Return the purchase with as many nodes as the budget can pay until the next decision."""
-    least = view.job.nodes_min or view.job.nodes
-    for nodes in range(action.nodes, least - 1, -1):
-        tried = _affordable(view, replace(action, nodes=nodes), model)
-        if isinstance(tried, type(action)):
-            return tried
-    return _affordable(view, action, model)
+def _nothing_worth(view: View) -> str:
+    """Return why priced pacing wants no node."""
+    over = view.job.on_demand and any(each.on_demand_usd_per_h is not None for each in view.places)
+    if not over and not view.spot_places:
+        return no_spot_place(view)
+    return "no place is worth its price at the pace of the budget"

@@ -100,7 +100,8 @@ def best_choice(view: View, hazard_of: Callable[[int], Hazard]) -> Choice | None
     """
     job = view.job
     left_h = math.inf if job.left_s is None else job.left_s / 3600
-    prices = [place.spot_usd_per_h for place in view.places if place.spot_usd_per_h]
+    spot = view.spot_places
+    prices = [place.spot_usd_per_h for place in spot if place.spot_usd_per_h]
     prices += [place.on_demand_usd_per_h for place in view.places if place.on_demand_usd_per_h]
     if not prices or left_h <= 0:
         return None
@@ -109,7 +110,7 @@ def best_choice(view: View, hazard_of: Callable[[int], Hazard]) -> Choice | None
     options = [
         option
         for place in view.places
-        for market, price, most in _offers(job, place, left_h)
+        for market, price, most in _offers(job, place, left_h, spot=place in spot)
         for option in worth.bought(place, market, price, most)
     ]
     best = max(options, key=lambda each: each.worth, default=None)
@@ -121,9 +122,14 @@ def best_choice(view: View, hazard_of: Callable[[int], Hazard]) -> Choice | None
     return current
 
 
-def _offers(job: JobState, place: MarketPlace, left_h: float) -> Iterator[tuple[str, float, int]]:
-    """Return market, price and the most nodes of what can be bought in a place."""
-    if place.spot_usd_per_h and place.seen.answers:
+def _offers(
+    job: JobState, place: MarketPlace, left_h: float, *, spot: bool
+) -> Iterator[tuple[str, float, int]]:
+    """Return market, price and the most nodes of what can be bought in a place.
+
+    `spot` tells whether its spot nodes are within the maximum price.
+    """
+    if spot and place.spot_usd_per_h and place.seen.answers:
         there = job.nodes if place.seen.nodes is None else min(place.seen.nodes, job.nodes)
         yield SPOT, place.spot_usd_per_h, _most(job, place.spot_usd_per_h, there, left_h)
     if place.on_demand_usd_per_h and job.on_demand:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from spotguard.policy.action import SPOT
+
 NEVER = math.inf
 
 
@@ -99,3 +101,18 @@ class View:
     running: Running | None = None
     tick_s: float = 600.0
     """Seconds until the next decision can be made."""
+
+    @property
+    def spot_places(self) -> tuple[MarketPlace, ...]:
+        """The places whose spot price is known and within the maximum, and where spot nodes run."""
+        most = self.job.max_usd_per_h
+        return tuple(
+            place
+            for place in self.places
+            if place.spot_usd_per_h is not None
+            and (most is None or place.spot_usd_per_h <= most or self._runs_on(place))
+        )
+
+    def _runs_on(self, place: MarketPlace) -> bool:
+        running = self.running
+        return running is not None and running.market == SPOT and running.place == place.name

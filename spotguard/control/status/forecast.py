@@ -171,7 +171,10 @@ def _told(
     if spec.market is Market.ON_DEMAND:
         made = on_demand_forecast(view)
     else:
-        made = forecast(view, Model(hazard=hazard), zlib.crc32(seed.encode()))
+        try:
+            made = forecast(view, Model(hazard=hazard), zlib.crc32(seed.encode()))
+        except ValueError as nothing_to_buy:
+            return CostForecast(none=str(nothing_to_buy))
     over = made.on_demand_usd
     return CostForecast(
         work_s=work.left_s,

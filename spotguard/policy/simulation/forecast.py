@@ -10,6 +10,7 @@ import numpy as np
 
 from spotguard.policy.decide import evidence_of, problem_of
 from spotguard.policy.rollout import Thresholds, choose, outcomes
+from spotguard.policy.words import no_spot_place
 
 if TYPE_CHECKING:
     from spotguard.policy.decide import Model
@@ -43,11 +44,19 @@ def forecast(view: View, model: Model, seed: int) -> Forecast:
 
     With a deadline that on-demand nodes may keep, cap and slack are those of the rollouts. Without
     one, any spot place is bought once it answers, and nothing on demand.
+
+    Raises:
+        ValueError: nothing may be bought, neither spot (no price, or none within the maximum) nor
+            on demand.
     """
     job = view.job
     problem, evidence = problem_of(view), evidence_of(view)
     rng = np.random.default_rng(seed)
-    if problem.buys_on_demand:
+    if not view.spot_places:
+        if not problem.buys_on_demand:
+            raise ValueError(no_spot_place(view))
+        setting = Thresholds(cap=np.array([0.0]), theta=np.array([0.0]))
+    elif problem.buys_on_demand:
         force = None
         if model.cap_usd_per_h is not None and model.theta is not None:
             force = Thresholds(cap=np.array([model.cap_usd_per_h]), theta=np.array([model.theta]))

@@ -79,6 +79,12 @@ def test_a_plan_tells_what_it_will_cost_and_on_what_that_rests() -> None:
         ({}, [replace(SPOT, price_usd_per_h=None)], "no price is known"),
         ({}, [OVER], "no price is known"),
         (
+            {"max_price_usd_per_h": 0.5, "on_demand": "never"},
+            [SPOT],
+            "no spot place is within the maximum of $0.50 per node and hour, "
+            "the cheapest costs $2.00",
+        ),
+        (
             {"on_demand": "fallback-after 20m"},
             [SPOT],
             "none is made for --on-demand fallback-after",

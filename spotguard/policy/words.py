@@ -1,0 +1,83 @@
+"""Why the policy does what it does, as sentences."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spotguard.policy.chances import mean_h
+from spotguard.shared.units import format_duration, format_usd
+
+if TYPE_CHECKING:
+    from spotguard.policy.decide import Case, Model
+    from spotguard.policy.view import View
+
+
+def no_spot_place(view: View) -> str:
+    """Return why no place can be asked for spot nodes: the maximum price, or no price at all."""
+    prices = [place.spot_usd_per_h for place in view.places if place.spot_usd_per_h is not None]
+    if not prices:
+        return "no place is known to sell spot nodes"
+    return (
+        f"no spot place is within the maximum of {format_usd(view.job.max_usd_per_h)} per node "
+        f"and hour, the cheapest costs {format_usd(min(prices))}"
+    )
+
+
+class Words:
+    """Reasons, as sentences."""
+
+    def __init__(self, case: Case, model: Model) -> None:
+        self.case, self.model = case, model
+
+    def _slack(self) -> str:
+        job = self.case.view.job
+        if job.left_s is None:
+            return "there is no deadline"
+        slack_s = max(0.0, job.left_s - job.work_left_s)
+        return f"the deadline leaves {format_duration(slack_s)}"
+
+    def waits(self) -> str:
+        """Return why nothing is bought."""
+        case = self.case
+        if case.no_spot:
+            return f"waits: {no_spot_place(case.view)}, and {self._slack()}"
+        cap = self.model.cap_usd_per_h or float(case.price.min())
+        index = min(
+            (i for i in range(case.zones) if case.price[i] <= cap * 1.01),
+            key=lambda i: (-case.spot[i].seen.came, case.price[i]),
+            default=int(case.price.argmin()),
+        )
+        place = case.spot[index]
+        back_h = (
+            mean_h(self.model.hazard, 0)
+            * (1.5 + place.seen.came_expected)
+            / (1.5 + place.seen.came)
+        )
+        return (
+            f"waits: spot in {place.name} at {format_usd(case.price[index])} per node and hour is "
+            f"likely back within {format_duration(60 * round(back_h * 60))}, and {self._slack()}"
+        )
+
+    def stays(self, target: int) -> str:
+        """Return why what runs goes on."""
+        case = self.case
+        if target == case.zones:
+            return f"stays on demand: no cheaper place is worth a start now, and {self._slack()}"
+        price = format_usd(case.price[target])
+        return f"stays: spot in {case.spot[target].name} costs {price} per node and hour"
+
+    def buys(self, target: int) -> str:
+        """Return why these nodes are bought."""
+        case = self.case
+        if target == case.zones:
+            there = case.on_demand
+            assert there is not None
+            price = format_usd(there.on_demand_usd_per_h)
+            return (
+                f"buys on demand in {there.name} at {price} per node and hour: waiting for spot "
+                f"could miss the deadline, since {self._slack()}"
+            )
+        place = case.spot[target]
+        price = format_usd(case.price[target])
+        said = "answers" if case.answers[target] else "is the likeliest to have nodes"
+        return f"buys spot in {place.name}: it {said} at {price} per node and hour"
