@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from spotguard.policy.action import SPOT, Buy, Leave, Move
+from spotguard.policy.action import ON_DEMAND, SPOT, Buy, Leave, Move, Stay
 from spotguard.policy.decide import ROLLOUT, Decided, Model, decide
 from spotguard.policy.market.memory import PlaceAnswer, remembered
 from spotguard.policy.view import JobState, MarketPlace, Running, Seen, View
@@ -65,6 +65,8 @@ class Session:
     _before: Tick | None = None
     _start_left_s: float = 0.0
     _ran: tuple[str, str] | None = None
+    _sure: bool = False
+    """Whether the guard counted on what was decided: it ran already, or its place answered."""
     _lost_s: float = 0.0
     _pace: float = 1.0
     _spent_usd: float = 0.0
@@ -100,6 +102,7 @@ class Session:
             self._ran = (decision.action.place, decision.action.market)
         if isinstance(decision.action, Leave):
             self._ran = None
+        self._sure = self._counted_on(decision.action)
         if isinstance(decision.action, (Buy, Move)):
             self._start_left_s = self._whole_start_s()
         self._before = tick
@@ -150,13 +153,33 @@ class Session:
         if before is None or step_s <= 0 or not math.isfinite(tick.work_left_s):
             return
         done_s = before.work_left_s - tick.work_left_s
-        self._lost_s = max(self._lost_s, -done_s)
+        self._note_loss(before, running, min(step_s, self.tick_s), done_s)
         if running is None or before.running is None or tick.work_left_s <= 0:
             return
         same = (running.place, running.market) == (before.running.place, before.running.market)
         expected_s = step_s - self._start_left_s
         if same and self._start_left_s <= 0 and done_s > SLOWEST * expected_s:
             self._pace = min(self._pace, max(SLOWEST, done_s / expected_s))
+
+    def _counted_on(self, action: Action) -> bool:
+        """Tell whether progress is to be expected until the next tick."""
+        if isinstance(action, (Buy, Move)):
+            return action.market == ON_DEMAND or self.seen[action.place].answers is True
+        return isinstance(action, Stay)
+
+    def _note_loss(
+        self, before: Tick, running: Running | None, step_s: float, done_s: float
+    ) -> None:
+        """Note by how much an interruption left less done than the guard had counted on.
+
+        Work that grew is a loss, too, whoever says that the nodes live. So is next to no progress.
+        """
+        expected_s = max(0.0, step_s - self._start_left_s) if self._sure else 0.0
+        expected_s = min(expected_s, before.work_left_s / self._pace)
+        done_s /= self._pace
+        gone = self._ran is not None and running is None
+        if gone or done_s < 0 or done_s < SLOWEST * expected_s:
+            self._lost_s = max(self._lost_s, expected_s - done_s)
 
     def _rethink(self, tick: Tick, running: Running | None) -> bool:
         lost = self._ran is not None and running is None and self._before is not None
@@ -198,13 +221,14 @@ class Session:
     def _reserve_s(self, tick: Tick, left_s: float) -> float:
         """Return what the guard keeps beyond a start.
 
-        The end may count whole ticks, and an interruption may undo as much as one did before.
+        An interruption may undo as much as one did before, and the end may count whole ticks,
+        those of the work that was undone among them.
         """
         assert self.job.left_s is not None
         broken = left_s % self.tick_s
         broken = 0.0 if min(broken, self.tick_s - broken) < 1e-6 * self.tick_s else broken
-        work_ticks = tick.work_left_s / self.tick_s
+        again_ticks = (tick.work_left_s + self._lost_s) / self.tick_s
         end = 0.0
-        if math.isfinite(work_ticks):
-            end = (math.ceil(work_ticks - 1e-9) - work_ticks) * self.tick_s
+        if math.isfinite(again_ticks):
+            end = (math.ceil(again_ticks - 1e-9) - again_ticks) * self.tick_s
         return end + broken + self._lost_s
