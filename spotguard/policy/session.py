@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from spotguard.policy.action import ON_DEMAND, SPOT, Buy, Leave, Move, Stay
 from spotguard.policy.decide import ROLLOUT, Decided, Model, decide
 from spotguard.policy.market.memory import PlaceAnswer, remembered
+from spotguard.policy.spending import Spending
 from spotguard.policy.view import JobState, MarketPlace, Running, Seen, View
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Tick:
     running: Running | None = None
     """With `starting_s` below 0 where nobody says how long it still starts: it is reckoned."""
     spent_usd: float | None = None
+    """Of all nodes; None where nobody says it: with a budget it is reckoned."""
 
 
 @dataclass(kw_only=True)
@@ -69,11 +71,15 @@ class Session:
     """Whether the guard counted on what was decided: it ran already, or its place answered."""
     _lost_s: float = 0.0
     _pace: float = 1.0
-    _spent_usd: float = 0.0
+    _spending: Spending = field(default_factory=Spending)
     _count: int = 0
 
     def decide(self, tick: Tick) -> Action:
-        """Return what to do until the next tick."""
+        """Return what to do until the next tick.
+
+        Raises:
+            UsageError: there is a budget, and what was spent is neither told nor can be reckoned.
+        """
         gang = self.job.nodes_min or self.job.nodes
         model = self.model or Model.of(self.job.accelerator, gang)
         before = self._before
@@ -83,7 +89,7 @@ class Session:
         for place in self._inferred(tick, running):
             old = self.seen.get(place.name, Seen())
             self.seen[place.name] = remembered(old, place.answer, step_s, model.hazard)
-        self.view = self._view(tick, running)
+        self.view = self._view(tick, running, step_s)
         decision = decide(
             self.view,
             model,
@@ -103,6 +109,7 @@ class Session:
         if isinstance(decision.action, Leave):
             self._ran = None
         self._sure = self._counted_on(decision.action)
+        self._spending.decided(self.view, decision.action)
         if isinstance(decision.action, (Buy, Move)):
             self._start_left_s = self._whole_start_s()
         self._before = tick
@@ -187,14 +194,22 @@ class Session:
             self._due_s = min(self._due_s, tick.elapsed_s + AFTER_CHANGE_TICKS * self.tick_s)
         return tick.elapsed_s >= self._due_s - 1e-6
 
-    def _view(self, tick: Tick, running: Running | None) -> View:
+    def _view(self, tick: Tick, running: Running | None, step_s: float) -> View:
         job = self.job
         left_s = reserve_s = None
         if job.left_s is not None:
             left_s = job.left_s - tick.elapsed_s
             reserve_s = self._reserve_s(tick, left_s)
-        self._spent_usd = max(self._spent_usd, tick.spent_usd or 0.0)
-        budget = None if self.budget_usd is None else self.budget_usd - self._spent_usd
+        places = tuple(
+            MarketPlace(
+                name=place.name,
+                spot_usd_per_h=place.spot_usd_per_h,
+                on_demand_usd_per_h=place.on_demand_usd_per_h,
+                move_usd=place.move_usd,
+                seen=self.seen[place.name],
+            )
+            for place in tick.places
+        )
         return View(
             job=replace(
                 job,
@@ -202,21 +217,29 @@ class Session:
                 left_s=left_s,
                 guard_start_s=self._whole_start_s(),
                 reserve_s=reserve_s or 0.0,
-                budget_left_usd=budget,
+                budget_left_usd=self._budget_left_usd(tick, places, running, step_s),
             ),
-            places=tuple(
-                MarketPlace(
-                    name=place.name,
-                    spot_usd_per_h=place.spot_usd_per_h,
-                    on_demand_usd_per_h=place.on_demand_usd_per_h,
-                    move_usd=place.move_usd,
-                    seen=self.seen[place.name],
-                )
-                for place in tick.places
-            ),
+            places=places,
             running=running,
             tick_s=self.tick_s,
         )
+
+    def _budget_left_usd(
+        self,
+        tick: Tick,
+        places: tuple[MarketPlace, ...],
+        running: Running | None,
+        step_s: float,
+    ) -> float | None:
+        """Return what is left of the budget; None without one."""
+        if self.budget_usd is None:
+            return None
+        if tick.spent_usd is not None:
+            self._spending.told(tick.spent_usd)
+        else:
+            named = {place.name: place for place in places}
+            self._spending.reckon(named, running, elapsed_s=tick.elapsed_s, step_s=step_s)
+        return self.budget_usd - self._spending.usd
 
     def _reserve_s(self, tick: Tick, left_s: float) -> float:
         """Return what the guard keeps beyond a start.
