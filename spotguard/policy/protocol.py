@@ -251,16 +251,21 @@ def driver_of(line: str) -> Driver:
     nodes = _count(job, ("nodes", "gang", "nodes_max", "num_nodes"), 1)
     nodes_max = _count(job, ("nodes_max",), nodes)
     nodes_min = _count(job, ("nodes_min",), 0) or None
+    if nodes_min is not None and nodes_min > nodes_max:
+        raise UsageError(
+            f"nodes_min must be at most the {nodes_max} of nodes_max or nodes, not {nodes_min}"
+        )
     budget = _number(_first(job, ("budget_usd", "budget")), "budget_usd")
     work_s = _duration(job, _WORK, unit_s, tick_s)
     deadline_s = _duration(job, _DEADLINE, unit_s, tick_s)
     start_s = _duration(job, _START, unit_s, tick_s)
-    elastic = nodes_min is not None and budget is not None
-    rule = job.get("rule", job.get("policy", PACING if elastic else ROLLOUT))
+    paced = nodes_min is not None and budget is not None
+    rule = job.get("rule", job.get("policy", PACING if paced else ROLLOUT))
     if rule not in RULES:
         raise UsageError(f"rule must be one of {', '.join(RULES)}, not {rule!r}")
     if rule != PACING and work_s is None:
         raise UsageError("job: work_s is missing, the seconds of work that are to be done")
+    elastic = rule == PACING and nodes_min is not None
     alpha = _number(_first(job, ("alpha",)), "alpha")
     seed = body.get("seed", 0)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
@@ -271,7 +276,7 @@ def driver_of(line: str) -> Driver:
             left_s=deadline_s,
             start_s=300.0 if start_s is None else start_s,
             nodes=nodes_max if elastic else nodes,
-            nodes_min=nodes_min,
+            nodes_min=nodes_min if elastic else None,
             alpha=0.9 if alpha is None else alpha,
             accelerator=_accelerator(job, body),
             max_usd_per_h=_number(job.get("max_usd_per_h"), "max_usd_per_h"),

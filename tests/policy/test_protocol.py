@@ -118,6 +118,7 @@ def test_a_slow_job_is_helped_in_time() -> None:
         ([{**HEADER, "seed": -1}], "seed"),
         ([{**HEADER, "job": {**HEADER["job"], "rule": "best"}}], "rule"),
         ([{**HEADER, "job": {**HEADER["job"], "work_s": float("nan")}}], "NaN"),
+        ([{**HEADER, "job": {**HEADER["job"], "nodes_min": 9}}], "nodes_min must be at most the 8"),
         ([HEADER, {"t_s": 0, "places": {}}], "work_left_s"),
         ([HEADER, {"t_s": 0, "places": {"a": {"price": "low"}}, "work_left_s": 1}], "price"),
         ([HEADER, {"t_s": 0, "places": {}, "work_left_s": 1, "running": "elsewhere"}], "elsewhere"),
@@ -129,6 +130,14 @@ def test_a_line_that_makes_no_sense_is_refused(lines: list[object], word: str) -
     with pytest.raises(UsageError, match=word) as caught:
         _run(*lines)
     assert caught.value.message.startswith(f"line {len(lines)}: ")
+
+
+@pytest.mark.parametrize(("nodes", "action"), [(4, "wait"), (8, "buy")])
+def test_a_gang_is_bought_where_all_of_it_answers(nodes: int, action: str) -> None:
+    """The fewest of elastic nodes are those of pacing; any other rule buys all of them."""
+    header = {**HEADER, "job": {**HEADER["job"], "nodes_min": 4, "rule": "greedy"}}
+    line = {"places": {"a": {"answers": nodes}, "b": False}, "work_left_s": 36_000}
+    assert _run(header, line)[0]["action"] == action
 
 
 def test_the_process_answers_line_by_line() -> None:
