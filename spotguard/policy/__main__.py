@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 
@@ -15,6 +16,8 @@ def main() -> int:
         sys.stdout.write(HELP)
         return 0
     try:
+        if isinstance(sys.stdin, io.TextIOWrapper):  # what is no UTF-8 is refused by its line
+            sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
         if sys.argv[1:]:
             raise UsageError(f"there is no argument {sys.argv[1]!r}: see --help")
         for line in answered(sys.stdin):

@@ -34,6 +34,8 @@ _FINE = 3
 """Units of work in a step."""
 _RATIO = 1.05
 """Prices that differ by less share a plan."""
+_DEAREST = 1e6
+"""Where on demand costs more than so many times as much, spot is next to free."""
 _LATE_USD = 1e4
 """Of each unit of work that the deadline leaves undone, where spot costs a dollar a unit."""
 
@@ -78,6 +80,8 @@ def plan_for(
 ) -> OnePlacePlan | None:
     """Return the plan that holds for this deadline and work; None if they are too far away.
 
+    None, too, where a start takes longer than any plan, and where spot is next to free.
+
     Args:
         hazard: rates of being taken and of coming back, by age.
         spot: price.
@@ -92,7 +96,9 @@ def plan_for(
         step_s *= 2
     steps = next((each for each in _SIZES if left_s <= each * step_s), None)
     works = next((each for each in _SIZES if work_s <= each * step_s), None)
-    if steps is None or works is None or spot <= 0:
+    if steps is None or works is None or start_s > STEPS * step_s:
+        return None
+    if spot <= 0 or on_demand > _DEAREST * spot:
         return None
     return _planned(
         hazard.per_h.tobytes(),

@@ -13,6 +13,23 @@ from typing import TYPE_CHECKING, Any
 from spotguard.errors import UsageError
 from spotguard.policy.action import ON_DEMAND, SPOT, Buy, HoldOff, Leave, Move, Stay
 from spotguard.policy.decide import PACING, ROLLOUT, RULES
+from spotguard.policy.fields import (
+    DEAREST_USD,
+    NAME,
+    OVER_PRICE,
+    RICHEST_USD,
+    SHORTEST_TICK_S,
+    SPOT_PRICE,
+    UNITS,
+    count,
+    duration,
+    first,
+    number,
+    object_of,
+    places_of,
+    shown,
+    text,
+)
 from spotguard.policy.market.memory import PlaceAnswer
 from spotguard.policy.session import Offered, Session, Tick
 from spotguard.policy.view import JobState, Running
@@ -57,15 +74,14 @@ action  buy (nothing runs), move (give up what runs for this), stay, leave (stop
 Exit codes: 0 at the end of input; 2 if a line makes no sense: the last line is {"error": "..."}.
 """
 
-_UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _WORK = ("work_left", "work", "remaining_work", "work_remaining", "remaining")
 _DEADLINE = ("deadline", "time_limit")
 _START = ("start", "startup", "start_up", "cold_start", "restart_overhead", "restart", "overhead")
+TICK_S = 600.0
+STEEPEST = 2.0
+"""The most for `alpha`: two nodes are not more than four times as fast as one."""
 _TICK = ("tick", "gap", "tick_length", "step", "interval")
-_SPOT = ("spot_usd_per_h", "price_usd_per_h", "price", "spot_price", "spot")
-_OVER = ("on_demand_usd_per_h", "on_demand_price", "on_demand", "od_price", "ondemand_price")
 _UP = ("answers", "available", "up", "capacity", "nodes")
-_NAME = ("name", "place", "zone", "id")
 _NOTHING = (None, False, "", "none", "None", "null", "nothing")
 
 
@@ -99,18 +115,18 @@ class Driver:
         Raises:
             UsageError: the line makes no sense; says which field.
         """
-        body = _object(line, "a tick")
+        body = object_of(line, "a tick")
         tick_s = self.session.tick_s
-        told = _places(body.get("places", body.get("zones", {})), "places")
+        told = places_of(body.get("places", body.get("zones", {})), "places")
         answers = {name: self._told(name, entry) for name, entry in told.items()}
         running = self._running(body)
         if running is not None:
             self.at = running.place
-        elapsed_s = _duration(body, ("t", "elapsed", "now", "time"), self.unit_s, tick_s)
+        elapsed_s = duration(body, ("t", "elapsed", "now", "time"), self.unit_s, tick_s)
         if elapsed_s is None:
-            count = _number(body.get("tick"), "tick")
-            elapsed_s = (self.ticks if count is None else count) * tick_s
-        work_left_s = _duration(body, _WORK, self.unit_s, tick_s)
+            counted_s = duration({"tick": body.get("tick")}, ("tick",), tick_s, tick_s)
+            elapsed_s = self.ticks * tick_s if counted_s is None else counted_s
+        work_left_s = duration(body, _WORK, self.unit_s, tick_s)
         if work_left_s is None:
             raise UsageError("a tick needs work_left_s, the seconds of work that are left")
         offered = tuple(
@@ -125,14 +141,14 @@ class Driver:
         )
         if not offered:
             raise UsageError("places are named neither in the header nor in this tick")
-        spent = _first(body, ("spent_usd", "spent", "cost", "cost_usd"))
+        spent = first(body, ("spent_usd", "spent", "cost", "cost_usd"))
         action = self.session.decide(
             Tick(
                 elapsed_s=elapsed_s,
                 work_left_s=work_left_s,
                 places=offered,
                 running=running,
-                spent_usd=_number(spent, "spent_usd"),
+                spent_usd=number(spent, "spent_usd", RICHEST_USD),
             )
         )
         self.ticks += 1
@@ -141,12 +157,12 @@ class Driver:
     def _told(self, name: str, entry: dict[str, Any]) -> PlaceAnswer:
         known = self.places.setdefault(name, _Known(on_demand=self.default_on_demand))
         _note_prices(known, name, entry, self._nodes_priced())
-        said = _first(entry, _UP)
+        said = first(entry, _UP)
         if said is None:
             return PlaceAnswer(up=None)
         if isinstance(said, bool):
             return PlaceAnswer(up=said)
-        nodes = _number(said, f"places: {name}: answers")
+        nodes = number(said, f"places: {name}: answers")
         assert nodes is not None
         gang = self.session.job.nodes_min or self.session.job.nodes
         return PlaceAnswer(up=nodes >= gang, nodes=int(nodes))
@@ -161,34 +177,35 @@ class Driver:
         elif said in _NOTHING:
             return None
         else:
-            raise UsageError(f"running must be null, a place or an object, not {said!r}")
-        name = _first(entry, _NAME)
-        if name in _NOTHING:
+            raise UsageError(f"running must be null, a place or an object, not {shown(said)}")
+        place = first(entry, NAME)
+        if place in _NOTHING:
             return None
         last = self.session.last.action if self.session.last else None
-        nodes = _number(entry.get("nodes"), "running: nodes")
-        if nodes is not None and nodes <= 0:
+        name = text(place, "running: place") or ""
+        nodes = count({"running: nodes": entry.get("nodes")}, ("running: nodes",), least=0)
+        if nodes == 0:
             return None
-        market = _first(entry, ("market", "kind", "type"))
+        market = first(entry, ("market", "kind", "type"))
         if market is None:
-            market = self._market_of(str(name), last)
+            market = self._market_of(name, last)
         market = str(market).replace("-", "_")
         market = ON_DEMAND if market in (ON_DEMAND, "od", "ondemand") else market
         if name in (ON_DEMAND, "on-demand", "od", "ondemand") and name not in self.places:
-            market, name = ON_DEMAND, self._on_demand_place()
+            market, name = ON_DEMAND, self._on_demand_place() or name
         if market not in (SPOT, ON_DEMAND):
-            raise UsageError(f"running: market must be spot or on_demand, not {market!r}")
+            raise UsageError(f"running: market must be spot or on_demand, not {shown(market)}")
         if name not in self.places:
-            raise UsageError(f"running: there is no place {name!r}")
-        starting = _duration(entry, ("starting",), self.unit_s, self.session.tick_s)
+            raise UsageError(f"running: there is no place {shown(name)}")
+        starting = duration(entry, ("starting",), self.unit_s, self.session.tick_s)
         if nodes is None:
             held = self.session.view.running if self.session.view else None
-            count = held.nodes if held else self.session.job.nodes
-            nodes = float(last.nodes if isinstance(last, (Buy, Move)) else count)
+            kept = held.nodes if held else self.session.job.nodes
+            nodes = last.nodes if isinstance(last, (Buy, Move)) else kept
         return Running(
-            place=str(name),
+            place=name,
             market=market,
-            nodes=int(nodes),
+            nodes=nodes,
             starting_s=-1.0 if starting is None else starting,
         )
 
@@ -217,7 +234,7 @@ class Driver:
                 row = self.egress.get(source, {})
                 for target in (name, there):
                     if target is not None and isinstance(row, dict) and target in row:
-                        usd = _number(row[target], "egress_usd_per_gb") or 0.0
+                        usd = number(row[target], "egress_usd_per_gb", DEAREST_USD) or 0.0
                         return usd * self.checkpoint_gb
             return 0.0
         same = here == there and here is not None
@@ -230,80 +247,94 @@ def driver_of(line: str) -> Driver:
     Raises:
         UsageError: the header makes no sense; says which field.
     """
-    body = _object(line, "the header")
+    body = object_of(line, "the header")
     told = body.get("job", body)
     if not isinstance(told, dict):
-        raise UsageError(f"job must be an object, not {told!r}")
+        raise UsageError(f"job must be an object, not {shown(told)}")
     job = {**{name: value for name, value in body.items() if name != "job"}, **told}
+    tick_s = _tick_s(job)
     unit = job.get("unit", "s")
-    tick_s = 600.0
-    for name in _TICK:
-        found = _number(job.get(f"{name}_seconds"), f"{name}_seconds")
-        found = _duration(job, (name,), 1.0, 0.0) if found is None else found
-        if found is not None:
-            tick_s = found
-            break
-    if tick_s <= 0:
-        raise UsageError("tick_s must be above 0")
-    if unit not in (*_UNITS, "ticks"):
-        raise UsageError(f"unit must be s, min, h or ticks, not {unit!r}")
-    unit_s = tick_s if unit == "ticks" else _UNITS[unit]
-    nodes = _count(job, ("nodes", "gang", "nodes_max", "num_nodes"), 1)
-    nodes_max = _count(job, ("nodes_max",), nodes)
-    nodes_min = _count(job, ("nodes_min",), 0) or None
-    if nodes_min is not None and nodes_min > nodes_max:
-        raise UsageError(
-            f"nodes_min must be at most the {nodes_max} of nodes_max or nodes, not {nodes_min}"
-        )
-    budget = _number(_first(job, ("budget_usd", "budget")), "budget_usd")
-    work_s = _duration(job, _WORK, unit_s, tick_s)
-    deadline_s = _duration(job, _DEADLINE, unit_s, tick_s)
-    start_s = _duration(job, _START, unit_s, tick_s)
-    paced = nodes_min is not None and budget is not None
-    rule = job.get("rule", job.get("policy", PACING if paced else ROLLOUT))
-    if rule not in RULES:
-        raise UsageError(f"rule must be one of {', '.join(RULES)}, not {rule!r}")
-    if rule != PACING and work_s is None:
-        raise UsageError("job: work_s is missing, the seconds of work that are to be done")
-    elastic = rule == PACING and nodes_min is not None
-    alpha = _number(_first(job, ("alpha",)), "alpha")
-    seed = body.get("seed", 0)
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise UsageError(f"seed must be a whole number from 0, not {seed!r}")
-    session = Session(
-        job=JobState(
-            work_left_s=work_s or math.inf,
-            left_s=deadline_s,
-            start_s=300.0 if start_s is None else start_s,
-            nodes=nodes_max if elastic else nodes,
-            nodes_min=nodes_min if elastic else None,
-            alpha=0.9 if alpha is None else alpha,
-            accelerator=_accelerator(job, body),
-            max_usd_per_h=_number(job.get("max_usd_per_h"), "max_usd_per_h"),
-        ),
-        tick_s=tick_s,
-        seed=seed,
-        rule=str(rule),
-        budget_usd=budget,
-    )
-    egress = _first(job, ("egress_usd_per_gb", "egress"))
-    if egress is not None and not isinstance(egress, dict):
-        egress = _number(egress, "egress_usd_per_gb")
+    if unit not in (*UNITS, "ticks"):
+        raise UsageError(f"unit must be s, min, h or ticks, not {shown(unit)}")
+    price_per = job.get("price_per", "node")
+    if price_per not in ("node", "gang"):
+        raise UsageError(f"price_per must be node or gang, not {shown(price_per)}")
+    unit_s = tick_s if unit == "ticks" else UNITS[unit]
     driver = Driver(
-        session=session,
+        session=_session(job, body, unit_s, tick_s),
         unit_s=unit_s,
-        per_gang=job.get("price_per", "node") == "gang",
-        checkpoint_gb=_number(job.get("checkpoint_gb"), "checkpoint_gb") or 0.0,
-        egress=egress,
+        per_gang=price_per == "gang",
+        checkpoint_gb=number(job.get("checkpoint_gb"), "checkpoint_gb", DEAREST_USD) or 0.0,
+        egress=_egress(job),
     )
-    usd = _number(_first(job, _OVER), "on_demand_usd_per_h")
+    usd = number(first(job, OVER_PRICE), "on_demand_usd_per_h", DEAREST_USD)
     driver.default_on_demand = None if usd is None else usd / driver._nodes_priced()
-    for name, entry in _places(body.get("places", body.get("zones", [])), "places").items():
+    for name, entry in places_of(body.get("places", body.get("zones", [])), "places").items():
         known = driver.places.setdefault(name, _Known(on_demand=driver.default_on_demand))
         region = entry.get("region")
         known.region = None if region is None else str(region)
         _note_prices(known, name, entry, driver._nodes_priced())
     return driver
+
+
+def _session(job: dict[str, Any], body: dict[str, Any], unit_s: float, tick_s: float) -> Session:
+    """Return the job as it begins."""
+    nodes = count(job, ("nodes", "gang", "nodes_max", "num_nodes")) or 1
+    nodes_max = count(job, ("nodes_max",)) or nodes
+    nodes_min = count(job, ("nodes_min",))
+    if nodes_min is not None and nodes_min > nodes_max:
+        raise UsageError(
+            f"nodes_min must be at most the {nodes_max} of nodes_max or nodes, not {nodes_min}"
+        )
+    budget = number(first(job, ("budget_usd", "budget")), "budget_usd", RICHEST_USD)
+    rule = job.get("rule", job.get("policy"))
+    if rule is None:
+        rule = ROLLOUT if nodes_min is None or budget is None else PACING
+    if rule not in RULES:
+        raise UsageError(f"rule must be one of {', '.join(RULES)}, not {shown(rule)}")
+    work_s = duration(job, _WORK, unit_s, tick_s)
+    if rule != PACING and work_s is None:
+        raise UsageError("job: work_s is missing, the seconds of work that are to be done")
+    start_s = duration(job, _START, unit_s, tick_s)
+    alpha = number(first(job, ("alpha",)), "alpha", STEEPEST)
+    seed = body.get("seed", 0)
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise UsageError(f"seed must be a whole number from 0, not {shown(seed)}")
+    elastic = rule == PACING and nodes_min is not None
+    return Session(
+        job=JobState(
+            work_left_s=work_s or math.inf,
+            left_s=duration(job, _DEADLINE, unit_s, tick_s),
+            start_s=300.0 if start_s is None else start_s,
+            nodes=nodes_max if elastic else nodes,
+            nodes_min=nodes_min if elastic else None,
+            alpha=0.9 if alpha is None else alpha,
+            accelerator=_accelerator(job, body),
+            max_usd_per_h=number(job.get("max_usd_per_h"), "max_usd_per_h", DEAREST_USD),
+        ),
+        tick_s=tick_s,
+        seed=seed,
+        rule=rule,
+        budget_usd=budget,
+    )
+
+
+def _tick_s(job: dict[str, Any]) -> float:
+    for name in _TICK:  # always in seconds, unless the name says more
+        seconds = {f"{name}_s": job.get(f"{name}_seconds")}
+        found = duration(seconds, (name,), 1.0, 0.0)
+        found = duration(job, (name,), 1.0, 0.0) if found is None else found
+        if found is not None and found < SHORTEST_TICK_S:
+            raise UsageError(f"tick_s must be from {SHORTEST_TICK_S:g} s, not {found:g}")
+        if found is not None:
+            return found
+    return TICK_S
+
+
+def _egress(job: dict[str, Any]) -> Any:
+    """Return USD per GB between regions, or a table of it."""
+    said = first(job, ("egress_usd_per_gb", "egress"))
+    return said if isinstance(said, dict) else number(said, "egress_usd_per_gb", DEAREST_USD)
 
 
 def answered(lines: Iterable[str]) -> Iterator[str]:
@@ -313,7 +344,7 @@ def answered(lines: Iterable[str]) -> Iterator[str]:
         UsageError: a line makes no sense; what came before it has been answered.
     """
     driver: Driver | None = None
-    for number, line in enumerate(lines, start=1):
+    for nth, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
@@ -322,7 +353,7 @@ def answered(lines: Iterable[str]) -> Iterator[str]:
             else:
                 yield driver.tick(line)
         except UsageError as problem:
-            raise UsageError(f"line {number}: {problem.message}") from problem
+            raise UsageError(f"line {nth}: {problem.message}") from problem
 
 
 def printed(action: Action) -> str:
@@ -331,108 +362,24 @@ def printed(action: Action) -> str:
     body = {name: value for name, value in asdict(action).items() if value != ()}
     if isinstance(action, (Stay, Leave)) and "place" in body:
         body.pop("place")
-    return json.dumps({"action": word, **body}, ensure_ascii=False)
-
-
-def _object(line: str, what: str) -> dict[str, Any]:
-    try:
-        body = json.loads(line, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as problem:
-        raise UsageError(f"{what} must be a JSON object ({problem})") from problem
-    if not isinstance(body, dict):
-        raise UsageError(f"{what} must be a JSON object, not {type(body).__name__}")
-    return body
-
-
-def _no_constant(word: str) -> float:
-    raise ValueError(f"{word} is no JSON number")
-
-
-def _places(said: Any, field_name: str) -> dict[str, dict[str, Any]]:
-    if isinstance(said, dict):
-        pairs = list(said.items())
-    elif isinstance(said, list):
-        pairs = []
-        for entry in said:
-            if isinstance(entry, str):
-                entry = {"name": entry}
-            name = _first(entry, _NAME) if isinstance(entry, dict) else None
-            if not isinstance(name, str) or not name:
-                raise UsageError(f"{field_name}: each place needs a name, not {entry!r}")
-            pairs.append((name, entry))
-    else:
-        raise UsageError(f"{field_name} must be a list or an object, not {said!r}")
-    found: dict[str, dict[str, Any]] = {}
-    for name, entry in pairs:
-        if isinstance(entry, bool) or entry is None:
-            entry = {"answers": entry}
-        elif isinstance(entry, (int, float)):
-            entry = {"price": entry}
-        if not isinstance(entry, dict):
-            raise UsageError(f"{field_name}: {name} must be an object, not {entry!r}")
-        if name in found:
-            raise UsageError(f"{field_name}: {name} stands there twice")
-        found[name] = entry
-    return found
+    return json.dumps({"action": word, **body})  # in ASCII: not each name can be written
 
 
 def _note_prices(known: _Known, name: str, entry: dict[str, Any], nodes: int) -> None:
-    spot = _number(_first(entry, _SPOT), f"places: {name}: price")
-    over = _first(entry, _OVER)
-    over = None if isinstance(over, bool) else _number(over, f"places: {name}: on_demand_usd_per_h")
+    spot = number(first(entry, SPOT_PRICE), f"places: {name}: price", DEAREST_USD)
+    over = first(entry, OVER_PRICE)
+    field_name = f"places: {name}: on_demand_usd_per_h"
+    over = None if isinstance(over, bool) else number(over, field_name, DEAREST_USD)
     known.spot = known.spot if spot is None else spot / nodes
     known.on_demand = known.on_demand if over is None else over / nodes
-    if any(entry.get(each) is False for each in _OVER):
+    if any(entry.get(each) is False for each in OVER_PRICE):
         known.on_demand = None
 
 
-def _first(entry: dict[str, Any], names: Iterable[str]) -> Any:
-    return next((entry[name] for name in names if entry.get(name) is not None), None)
-
-
-def _number(value: Any, name: str) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise UsageError(f"{name} must be a number, not {value!r}")
-    if not math.isfinite(value) or value < 0:
-        raise UsageError(f"{name} must be a number from 0, not {value!r}")
-    return float(value)
-
-
-def _count(job: dict[str, Any], names: Iterable[str], default: int) -> int:
-    value = _first(job, names)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
-        raise UsageError(f"nodes must be a whole number, not {value!r}")
-    if not 1 <= value <= 100_000:
-        raise UsageError(f"nodes must be from 1, not {value!r}")
-    return int(value)
-
-
-def _duration(
-    entry: dict[str, Any], stems: Iterable[str], unit_s: float, tick_s: float
-) -> float | None:
-    for stem in stems:
-        for suffix, scale in (
-            *_UNITS.items(),
-            ("ticks", tick_s),
-            ("seconds", 1.0),
-            ("hours", 3600.0),
-        ):
-            name = f"{stem}_{suffix}"
-            if entry.get(name) is not None:
-                return (_number(entry[name], name) or 0.0) * scale
-        if entry.get(stem) is not None:
-            return (_number(entry[stem], stem) or 0.0) * unit_s
-    return None
-
-
 def _accelerator(job: dict[str, Any], body: dict[str, Any]) -> str:
-    said = _first(job, ("accelerator", "gpu", "accelerators"))
+    said = first(job, ("accelerator", "gpu", "accelerators"))
     if said is None:
-        for entry in _places(body.get("places", []), "places").values():
-            said = said or _first(entry, ("accelerator", "gpu"))
-    word = "" if said is None else str(said)
+        for entry in places_of(body.get("places", []), "places").values():
+            said = said or first(entry, ("accelerator", "gpu"))
+    word = text(said, "accelerator") or ""
     return word.split(":")[0].strip().upper().removeprefix("NVIDIA-").removeprefix("NVIDIA ")
