@@ -7,17 +7,17 @@ otherwise buy moves.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from spotguard.policy.market.futures import draw_futures
 from spotguard.policy.rule import TINY
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from spotguard.policy.market.hazard import Evidence, Hazard
 
 THETAS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
@@ -35,6 +35,8 @@ IN_FORCE = 0.97
 TIER = 0.97
 STEPS = 144
 """A future is played in at most about so many steps."""
+MASKED = 62
+"""So many places, and on demand, fit in the bits of a whole number, which is the quicker way."""
 FINE_STEPS = 1008
 """The same where a cost is to be told, not only compared: a week in steps of ten minutes."""
 
@@ -185,6 +187,37 @@ def _levels(price: NDArray[np.float64], on_demand: NDArray[np.float64]) -> NDArr
     return found
 
 
+_Alive = Callable[[int, NDArray[np.int64], slice], NDArray[Any]]
+"""Whether what runs is there at a step, in some futures: (problems, candidates, futures)."""
+
+
+def _alive_by_mask(up: NDArray[np.bool_]) -> _Alive:
+    """Return it for few places: a future's step is a whole number, with a bit for each rank."""
+    zones = up.shape[-1]
+    bits = up.astype(np.int64) @ (1 << np.arange(zones, dtype=np.int64))
+    bits = (bits | (1 << zones))[:, :, None]  # on demand is always there
+
+    def alive(step: int, running: NDArray[np.int64], futures: slice) -> NDArray[Any]:
+        there: NDArray[Any] = (bits[step, :, :, futures] >> running) & 1
+        return there
+
+    return alive
+
+
+def _alive_by_place(up: NDArray[np.bool_]) -> _Alive:
+    """Return the same for any number of places."""
+    always = np.ones((*up.shape[:-1], 1), dtype=bool)
+    ranks = np.concatenate((up, always, ~always), axis=-1)[:, :, None]
+
+    def alive(step: int, running: NDArray[np.int64], futures: slice) -> NDArray[Any]:
+        there: NDArray[Any] = np.take_along_axis(
+            ranks[step, :, :, futures], running[..., None], axis=-1
+        )[..., 0]
+        return there
+
+    return alive
+
+
 class _Played:
     """The drawn futures of some problems, and how a setting fares in them."""
 
@@ -221,8 +254,7 @@ class _Played:
         zones = up.shape[-1]
         rank = np.argsort(self.order, axis=1)
         up = np.take_along_axis(up, self.order[None, :, None, :], axis=3)
-        bits = up.astype(np.int64) @ (1 << np.arange(zones, dtype=np.int64))
-        self.bits = bits | (1 << zones)  # on demand is always there
+        self.alive = _alive_by_mask(up) if zones <= MASKED else _alive_by_place(up)
         self.cheapest = np.where(up.any(3), up.argmax(3), zones + 1)  # (steps, problems, futures)
         row = np.arange(len(rank))
         spot = problem.running < zones
@@ -236,7 +268,7 @@ class _Played:
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return cost per node and finishing time (s), of shape (problems, candidates, futures)."""
         job, zones, nothing = self.problem, self.zones, self.zones + 1
-        cheapest, bits = self.cheapest[:, :, None, futures], self.bits[:, :, None, futures]
+        cheapest = self.cheapest[:, :, None, futures]
         shape = (*within.shape, cheapest.shape[-1])
         scale = 1.0 / self.ticks
         flat = np.concatenate(
@@ -261,7 +293,7 @@ class _Played:
         finish = np.zeros(shape)
         last_resort = zones if job.buys_on_demand else nothing
         for step in range(self.steps):
-            running = np.where((bits[step] >> running) & 1, running, nothing)
+            running = np.where(self.alive(step, running, futures), running, nothing)
             left = total - step
             after = left - (1.0 - TINY) - start
             found = cheapest[step] < within

@@ -42,7 +42,7 @@ class Outcome:
     usd: NDArray[np.float64]
     finish: NDArray[np.float64]
     late: NDArray[np.bool_]
-    places: NDArray[np.int8]
+    places: NDArray[np.int16]
     """(windows, ticks): zone, `zones` on demand, `zones + 1` nothing."""
 
 
@@ -68,7 +68,7 @@ def play(windows: Windows, player: Player, *, with_guard: bool = True) -> Outcom
         finish=np.zeros(count),
     )
     player.begin(windows)
-    places = np.full((count, ticks), zones + 1, dtype=np.int8)
+    places = np.full((count, ticks), zones + 1, dtype=np.int16)
     rows = np.arange(count)
     price = np.full((count, zones + 2), windows.on_demand)
     price[:, -1] = 0.0

@@ -280,7 +280,7 @@ def _spread(values: NDArray[np.float64]) -> Spread:
     return Spread(median=median, p10=p10, p90=p90)
 
 
-def _strip(places: NDArray[np.int8], windows: Windows) -> str:
+def _strip(places: NDArray[np.int16], windows: Windows) -> str:
     zones = windows.up.shape[2]
     signs = [_LETTERS[zone % len(_LETTERS)] for zone in range(zones)] + ["$", "."]
     edges = np.linspace(0, len(places), min(STRIP, len(places)) + 1).astype(int)
