@@ -6,10 +6,11 @@ import json
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
-from spotguard.policy.market.recorded import recorded
-from spotguard.policy.simulation.report import simulate, wilson
+from spotguard.policy.market.recorded import RecordedZone, recorded
+from spotguard.policy.simulation.report import _coarse, simulate, wilson
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,6 +61,68 @@ def test_traces_of_ones_own_can_be_played(cli: Cli, script: str, tmp_path: Path)
     told = json.loads(said.out)
     assert told["places"] == ["here-1a"]
     assert told["policies"][0]["cost_usd"]["median"] == pytest.approx(1.0 * (2 + 1 / 6))
+
+
+def _traced(folder: Path, capacity: list[int], **metadata: float) -> str:
+    """Write a trace, and return its folder."""
+    told = {"cloud": "aws", "zone": "here-1a", "instance": "p9", "gap_seconds": 600}
+    prices = {"on_demand_price": 4.0, "spot_price_const": 1.0}
+    trace = {"metadata": {**told, **prices, **metadata}, "capacity": capacity, "spot_price": None}
+    (folder / "traces").mkdir()
+    (folder / "traces" / "a.json").write_text(json.dumps(trace))
+    return str(folder / "traces")
+
+
+@pytest.mark.parametrize("gap_s", [900, 1200, 3600])
+def test_rows_of_an_hour_last_an_hour(cli: Cli, script: str, tmp_path: Path, gap_s: int) -> None:
+    """Spot that comes and goes every eight hours is gone for eight hours, whatever the rows."""
+    rows = 8 * 3600 // gap_s
+    folder = _traced(tmp_path, ([1] * rows + [0] * rows) * 15, gap_seconds=gap_s)
+    line = ("--work", "6h", "--deadline", "72h", "--runs", "9", "--infra", "aws")
+    said = cli("simulate", script, *line, "--policy", "never", "--trace", folder, "--json")
+    told = json.loads(said.out)
+    assert told["recorded_days"] == 10.0
+    finish_s = told["policies"][0]["finish_s"]
+    assert finish_s["median"] > 6.5 * 3600
+    assert finish_s["p90"] <= (6 + 8 + 1) * 3600
+
+
+def test_ticks_of_rows_that_are_longer_have_their_prices() -> None:
+    """A tick in two rows is up if both are, and costs their mean by time."""
+    zone = RecordedZone(
+        cloud="", accelerator="", zone="", start="", gap_s=900.0, nodes_max=2, spot_recorded=True,
+        on_demand_usd_per_h=4.0, capacity=np.array([2, 0, 2]),
+        spot_usd_per_h=np.array([1.0, 2.0, 4.0]),
+    )  # fmt: skip
+    up, price = _coarse(zone, 1)
+    assert up.tolist() == [True, False, False, True]
+    assert price.tolist() == pytest.approx([1.0, 1.5, 2.0, 4.0])
+
+
+def test_short_work_is_compared_with_what_it_costs(cli: Cli, script: str, tmp_path: Path) -> None:
+    """A minute of work is not rounded to nothing; a capacity without end is one."""
+    folder = _traced(tmp_path, [10**30] * 100)
+    line = ("--work", "60s", "--deadline", "1h", "--runs", "2", "--infra", "aws")
+    told = json.loads(cli("simulate", script, *line, "--trace", folder, "--json").out)
+    assert told["policies"][0]["omniscient_ratio"] == pytest.approx(1.0, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({"on_demand_price": 0}, "an 'on_demand_price' of 0"),
+        ({"spot_price_const": 0}, "would pay nothing"),
+        ({"gap_seconds": 1e300}, "more than 100 years"),
+    ],
+)
+def test_traces_that_cannot_be_compared_are_refused(
+    cli: Cli, script: str, tmp_path: Path, metadata: dict[str, float], words: str
+) -> None:
+    """In one sentence, and no division by zero."""
+    folder = _traced(tmp_path, [1] * 500, **metadata)
+    said = cli("simulate", script, *QUICK, "--trace", folder)
+    assert said.code == 2
+    assert words in said.err + said.out
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     from spotguard.shared.spot_traces import Trace
 
+LONGEST_S = 100 * 365.25 * 86_400
+MOST_NODES = 1_000_000
+"""More in a trace of one's own count as so many."""
 DATASETS = ("aws_v100_2023-02", "aws_v100x4_2023-08", "gcp_h100x16_2025-10")
 
 
@@ -70,7 +73,7 @@ def zones_of_folder(folder: Path) -> tuple[RecordedZone, ...]:
     """Return the traces of a folder, in the order of their names; this reads files.
 
     Raises:
-        SpecError: there is none, one cannot be read, or one has no price.
+        SpecError: there is none, one cannot be read, has no price or is of more than 100 years.
     """
     paths = sorted([*folder.glob("*.json"), *folder.glob("*.json.gz")])
     if not paths:
@@ -83,15 +86,22 @@ def _from_trace(path: Path, trace: Trace) -> RecordedZone:
     known = [each for each in prices if each is not None]
     if trace.on_demand_usd_per_h is None or len(known) < len(prices):
         raise SpecError(FIELD, f"{path} does not tell all prices: on demand, and spot at each tick")
+    if trace.on_demand_usd_per_h <= 0:
+        raise SpecError(
+            FIELD, f"{path} has an 'on_demand_price' of 0: there is nothing to compare with"
+        )
+    if trace.duration_s > LONGEST_S:
+        raise SpecError(FIELD, f"{path} tells of more than 100 years: look at its 'gap_seconds'")
+    capacity = np.array([min(each, MOST_NODES) for each in trace.capacity], dtype=np.int64)
     return RecordedZone(
         cloud=trace.cloud,
         accelerator=trace.instance_type,
         zone=trace.zone,
         start="an unknown day",
         gap_s=trace.gap_s,
-        nodes_max=max(trace.capacity),
+        nodes_max=int(capacity.max()),
         on_demand_usd_per_h=trace.on_demand_usd_per_h,
-        capacity=np.array(trace.capacity, dtype=np.int64),
+        capacity=capacity,
         spot_usd_per_h=np.array(known),
         spot_recorded=True,
     )

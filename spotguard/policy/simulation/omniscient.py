@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 FINEST_S = 200.0
 """Work is counted in about so many seconds; rounding is in the omniscient's favour."""
+FEWEST = 6
+"""Short work is counted more finely, or all of it would be rounded away."""
 _AT_ONCE = 32
 _FAR = 1e18
 
@@ -32,7 +35,7 @@ def _least(windows: Windows, which: slice) -> NDArray[np.float64]:
     The last place is on demand. `idle` is the value with nothing running; a start is bought in
     one piece, for the ticks that it takes.
     """
-    fine = max(1, round(windows.tick_s / FINEST_S))
+    fine = max(1, round(windows.tick_s / FINEST_S), math.ceil(FEWEST / max(windows.work, 1e-6)))
     up, spot = windows.up[which], windows.price[which]
     count, ticks, zones = up.shape
     tick_h = windows.tick_s / 3600

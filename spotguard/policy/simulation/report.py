@@ -114,8 +114,8 @@ def simulate(
 
     Raises:
         UsageError: a policy has no such name, there is no zone, gang or run, the record is too
-            short, the gang was never recorded, or the deadline leaves no time for the work and a
-            start.
+            short, the gang was never recorded, the deadline leaves no time for the work and a
+            start, or all that is needed is free.
     """
     for name, count in (("zones", len(zones)), ("gang", gang), ("runs", runs)):
         if count < 1:
@@ -138,6 +138,11 @@ def simulate(
     tell = progress or (lambda _: None)
     tell("what somebody who knew the market would pay")
     least = least_usd(windows) * gang
+    if not least.mean() > 0:
+        raise UsageError(
+            "somebody who knew the market would pay nothing, so there is nothing to compare with",
+            hint="the work must take some time, and spot must cost something",
+        )
     made = []
     for name in policies:
         tell(f"policy {name}")
@@ -193,12 +198,29 @@ def _check(
 def _coarse(zone: RecordedZone, gang: int) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     """Return the zone in ticks of `TICK_S`: up where it was throughout, with the mean price."""
     ticks = int(len(zone.capacity) * zone.gap_s // TICK_S)
+    if zone.gap_s > TICK_S:
+        return _refined(zone, gang, ticks)
     edges = np.minimum(np.arange(ticks + 1) * TICK_S / zone.gap_s, len(zone.capacity)).astype(int)
     edges = np.unique(edges)[:-1]
     least = np.minimum.reduceat(zone.capacity, edges)
     sizes = np.diff(np.append(edges, len(zone.capacity)))
     mean = np.add.reduceat(zone.spot_usd_per_h, edges) / sizes
     return least >= gang, mean
+
+
+def _refined(
+    zone: RecordedZone, gang: int, ticks: int
+) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Return the same where rows are longer than a tick: each tick lies in one or two of them."""
+    begin = np.arange(ticks) * (TICK_S / zone.gap_s) + 1e-9
+    first = begin.astype(int)
+    last = np.minimum((begin + TICK_S / zone.gap_s - 2e-9).astype(int), len(zone.capacity) - 1)
+    in_first = np.minimum((first + 1 - begin) * (zone.gap_s / TICK_S), 1.0)
+    price = zone.spot_usd_per_h
+    mean = np.where(
+        first == last, price[first], in_first * price[first] + (1 - in_first) * price[last]
+    )
+    return np.minimum(zone.capacity[first], zone.capacity[last]) >= gang, mean
 
 
 def _drawn(
