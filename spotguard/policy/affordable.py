@@ -50,6 +50,8 @@ def affordable(view: View, action: Action) -> Action:
             return replace(action, then=payable)
         return action
     why = f"{format_usd(max(left, 0.0))} of the budget is left, which does not pay another step"
+    if usd is None:
+        why = "nobody knows the price of what runs, nor whether the budget pays another step"
     if view.running is None:
         return HoldOff(why=why)
     if not isinstance(action, Stay):

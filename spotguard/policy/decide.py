@@ -19,7 +19,7 @@ from spotguard.policy.one_place import plan_for
 from spotguard.policy.rollout import SAME_PRICE, Problem, Thresholds, choose, tier_setting
 from spotguard.policy.rule import GuardedJob, wanted
 from spotguard.policy.view import MarketPlace, Seen
-from spotguard.policy.words import Words, no_spot_place
+from spotguard.policy.words import Words, nothing_worth
 from spotguard.shared.units import format_usd
 
 if TYPE_CHECKING:
@@ -99,8 +99,9 @@ def decide(
         view: what is known.
         model: hazards, and the setting in force.
         seed: of the drawn futures; the same seed and view give the same decision.
-        rule: one of `RULES`. All but `never` are guarded: they buy on demand where anything else
-            could miss the deadline. None spends more than the budget.
+        rule: one of `RULES`. All but `never` and `pacing` are guarded: they buy on demand where
+            anything else could miss the deadline. To `pacing` the deadline is the time for which
+            the money is to last, whatever is done by then. None spends more than the budget.
         rethink: let rollouts choose the setting anew; otherwise the one in force holds.
 
     Raises:
@@ -352,10 +353,10 @@ class Case:
             return Stay(why="it runs in a place whose price nobody knows", probe=probe)
         if target == self.running:
             if running is None:
-                return HoldOff(why=words.waits(), probe=probe)
+                return HoldOff(why=f"waits: {words.nothing()}", probe=probe)
             return Stay(why=words.stays(target), probe=probe)
         if target == self.zones + 1:
-            return Leave(why=words.waits(), probe=probe)
+            return Leave(why=f"leaves: {words.nothing()}", probe=probe)
         market = SPOT if target < self.zones else ON_DEMAND
         place = self.spot[target] if market == SPOT else self.on_demand
         assert place is not None
@@ -381,7 +382,7 @@ class Case:
         """Return the places that could be wanted next; those seen now, too: they are not then."""
         if self.no_spot:
             return ()
-        cap = model.cap_usd_per_h or math.inf
+        cap = math.inf if model.cap_usd_per_h is None else model.cap_usd_per_h
         spot = self.running < self.zones
         here = float(self.price[self.running]) if spot else float(self.problem.on_demand[0])
         pressed = self._pressed()
@@ -408,7 +409,7 @@ class Case:
     def _then(self, target: int, model: Model) -> tuple[str, ...]:
         if target >= self.zones:
             return ()
-        cap = model.cap_usd_per_h or math.inf
+        cap = math.inf if model.cap_usd_per_h is None else model.cap_usd_per_h
         if self._pressed():
             cap = max(cap, float(self.problem.on_demand[0]) / SAME_PRICE)
         other = [
@@ -426,8 +427,8 @@ def _paced(view: View, model: Model) -> Action:
     running = view.running
     best = pacing.best_choice(view, model.hazards(view.job.nodes_min or view.job.nodes))
     if best is None:
-        why = f"waits: {_nothing_worth(view)}"
-        return HoldOff(why=why) if running is None else Leave(why=why)
+        why = nothing_worth(view)
+        return HoldOff(why=f"waits: {why}") if running is None else Leave(why=f"leaves: {why}")
     price, market = format_usd(best.price_usd_per_h), best.market.replace("_", " ")
     why = (
         f"{best.nodes} node{'s' * (best.nodes > 1)} in {best.place} ({market}) at {price} "
@@ -445,11 +446,3 @@ def _paced(view: View, model: Model) -> Action:
         return fitting(view, bought)
     moved = Move(place=place, market=sort, nodes=nodes, why=f"moves: {why}")
     return fitting(view, moved)
-
-
-def _nothing_worth(view: View) -> str:
-    """Return why priced pacing wants no node."""
-    over = view.job.on_demand and any(each.on_demand_usd_per_h is not None for each in view.places)
-    if not over and not view.spot_places:
-        return no_spot_place(view)
-    return "no place is worth its price at the pace of the budget"

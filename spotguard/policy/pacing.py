@@ -101,12 +101,15 @@ def best_choice(view: View, hazard_of: Callable[[int], Hazard]) -> Choice | None
     job = view.job
     left_h = math.inf if job.left_s is None else job.left_s / 3600
     spot = view.spot_places
-    prices = [place.spot_usd_per_h for place in spot if place.spot_usd_per_h]
-    prices += [place.on_demand_usd_per_h for place in view.places if place.on_demand_usd_per_h]
+    told = [place.spot_usd_per_h for place in spot]
+    told += [place.on_demand_usd_per_h for place in view.places]
+    prices = [each for each in told if each is not None]
     if not prices or left_h <= 0:
         return None
+    paid = [each for each in prices if each > 0]
+    dollar = dollar_price(job, min(paid)) if paid else 0.0
     ahead_h = min(max(AHEAD_STARTS * job.start_s, view.tick_s) / 3600, left_h)
-    worth = _Worth(job, dollar_price(job, min(prices)), ahead_h, hazard_of)
+    worth = _Worth(job, dollar, ahead_h, hazard_of)
     options = [
         option
         for place in view.places
@@ -129,17 +132,17 @@ def _offers(
 
     `spot` tells whether its spot nodes are within the maximum price.
     """
-    if spot and place.spot_usd_per_h and place.seen.answers:
+    if spot and place.spot_usd_per_h is not None and place.seen.answers:
         there = job.nodes if place.seen.nodes is None else min(place.seen.nodes, job.nodes)
         yield SPOT, place.spot_usd_per_h, _most(job, place.spot_usd_per_h, there, left_h)
-    if place.on_demand_usd_per_h and job.on_demand:
+    if place.on_demand_usd_per_h is not None and job.on_demand:
         price = place.on_demand_usd_per_h
         yield ON_DEMAND, price, _most(job, price, job.nodes, left_h)
 
 
 def _most(job: JobState, price: float, there: int, left_h: float) -> int:
     """Return how many nodes are not far above the pace of the money."""
-    if job.budget_left_usd is None or math.isinf(left_h):
+    if job.budget_left_usd is None or math.isinf(left_h) or price == 0:
         return there
     pace = MOST * job.budget_left_usd / max(left_h, 1e-9) / price
     return min(there, max(job.nodes_min or job.nodes, round(pace)))

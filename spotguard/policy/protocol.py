@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, field
+import re
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from spotguard.errors import UsageError
@@ -82,6 +83,7 @@ STEEPEST = 2.0
 """The most for `alpha`: two nodes are not more than four times as fast as one."""
 _TICK = ("tick", "gap", "tick_length", "step", "interval")
 _UP = ("answers", "available", "up", "capacity", "nodes")
+_SMALL_COUNT = re.compile("[0-9]{1,5}")
 _NOTHING = (None, False, "", "none", "None", "null", "nothing")
 
 
@@ -108,6 +110,19 @@ class Driver:
     at: str | None = None
     """Where the checkpoint is."""
     ticks: int = 0
+
+    def take_prices(self, job: dict[str, Any], places: dict[str, dict[str, Any]]) -> None:
+        """Take the header's prices and places, per node as everywhere after it.
+
+        Raises:
+            UsageError: one makes no sense; says which field.
+        """
+        most = self._price(job.get("max_usd_per_h"), "max_usd_per_h", None)
+        self.session.job = replace(self.session.job, max_usd_per_h=most)
+        over = first(job, OVER_PRICE)
+        self.default_on_demand = self._price(over, "on_demand_usd_per_h", None)
+        for name, entry in places.items():
+            self._note(name, entry)
 
     def tick(self, line: str) -> str:
         """Return the action for one line.
@@ -155,8 +170,7 @@ class Driver:
         return printed(action)
 
     def _told(self, name: str, entry: dict[str, Any]) -> PlaceAnswer:
-        known = self.places.setdefault(name, _Known(on_demand=self.default_on_demand))
-        _note_prices(known, name, entry, self._nodes_priced())
+        self._note(name, entry)
         said = first(entry, _UP)
         if said is None:
             return PlaceAnswer(up=None)
@@ -167,8 +181,23 @@ class Driver:
         gang = self.session.job.nodes_min or self.session.job.nodes
         return PlaceAnswer(up=nodes >= gang, nodes=int(nodes))
 
-    def _nodes_priced(self) -> int:
-        return self.session.job.nodes if self.per_gang else 1
+    def _note(self, name: str, entry: dict[str, Any]) -> None:
+        """Take what is said of a place beside whether it answers; what is not said holds on."""
+        known = self.places.setdefault(name, _Known(on_demand=self.default_on_demand))
+        region = text(entry.get("region"), f"places: {name}: region")
+        known.region = known.region if region is None else region
+        known.spot = self._price(first(entry, SPOT_PRICE), f"places: {name}: price", known.spot)
+        over, field_name = first(entry, OVER_PRICE), f"places: {name}: on_demand_usd_per_h"
+        over = None if isinstance(over, bool) else over
+        known.on_demand = self._price(over, field_name, known.on_demand)
+        if any(entry.get(each) is False for each in OVER_PRICE):
+            known.on_demand = None
+
+    def _price(self, said: Any, name: str, otherwise: float | None) -> float | None:
+        """Return USD per node and hour."""
+        usd = number(said, name, DEAREST_USD)
+        nodes = self.session.job.nodes if self.per_gang else 1
+        return otherwise if usd is None else usd / nodes
 
     def _running(self, body: dict[str, Any]) -> Running | None:
         said = body.get("running", body.get("current"))
@@ -267,13 +296,7 @@ def driver_of(line: str) -> Driver:
         checkpoint_gb=number(job.get("checkpoint_gb"), "checkpoint_gb", DEAREST_USD) or 0.0,
         egress=_egress(job),
     )
-    usd = number(first(job, OVER_PRICE), "on_demand_usd_per_h", DEAREST_USD)
-    driver.default_on_demand = None if usd is None else usd / driver._nodes_priced()
-    for name, entry in places_of(body.get("places", body.get("zones", [])), "places").items():
-        known = driver.places.setdefault(name, _Known(on_demand=driver.default_on_demand))
-        region = entry.get("region")
-        known.region = None if region is None else str(region)
-        _note_prices(known, name, entry, driver._nodes_priced())
+    driver.take_prices(job, places_of(body.get("places", body.get("zones", [])), "places"))
     return driver
 
 
@@ -301,6 +324,7 @@ def _session(job: dict[str, Any], body: dict[str, Any], unit_s: float, tick_s: f
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise UsageError(f"seed must be a whole number from 0, not {shown(seed)}")
     elastic = rule == PACING and nodes_min is not None
+    accelerator, gpus = _accelerator(job, body)
     return Session(
         job=JobState(
             work_left_s=work_s or math.inf,
@@ -309,8 +333,8 @@ def _session(job: dict[str, Any], body: dict[str, Any], unit_s: float, tick_s: f
             nodes=nodes_max if elastic else nodes,
             nodes_min=nodes_min if elastic else None,
             alpha=0.9 if alpha is None else alpha,
-            accelerator=_accelerator(job, body),
-            max_usd_per_h=number(job.get("max_usd_per_h"), "max_usd_per_h", DEAREST_USD),
+            accelerator=accelerator,
+            gpus=gpus,
         ),
         tick_s=tick_s,
         seed=seed,
@@ -365,21 +389,12 @@ def printed(action: Action) -> str:
     return json.dumps({"action": word, **body})  # in ASCII: not each name can be written
 
 
-def _note_prices(known: _Known, name: str, entry: dict[str, Any], nodes: int) -> None:
-    spot = number(first(entry, SPOT_PRICE), f"places: {name}: price", DEAREST_USD)
-    over = first(entry, OVER_PRICE)
-    field_name = f"places: {name}: on_demand_usd_per_h"
-    over = None if isinstance(over, bool) else number(over, field_name, DEAREST_USD)
-    known.spot = known.spot if spot is None else spot / nodes
-    known.on_demand = known.on_demand if over is None else over / nodes
-    if any(entry.get(each) is False for each in OVER_PRICE):
-        known.on_demand = None
-
-
-def _accelerator(job: dict[str, Any], body: dict[str, Any]) -> str:
+def _accelerator(job: dict[str, Any], body: dict[str, Any]) -> tuple[str, int]:
+    """Return its name and how many of them a node has: `H100:8`."""
     said = first(job, ("accelerator", "gpu", "accelerators"))
     if said is None:
         for entry in places_of(body.get("places", []), "places").values():
             said = said or first(entry, ("accelerator", "gpu"))
-    word = text(said, "accelerator") or ""
-    return word.split(":")[0].strip().upper().removeprefix("NVIDIA-").removeprefix("NVIDIA ")
+    name, _, gpus = (text(said, "accelerator") or "").partition(":")
+    name = name.strip().upper().removeprefix("NVIDIA-").removeprefix("NVIDIA ")
+    return name, max(1, int(gpus)) if _SMALL_COUNT.fullmatch(gpus) else 1

@@ -81,7 +81,7 @@ class Session:
             UsageError: there is a budget, and what was spent is neither told nor can be reckoned.
         """
         gang = self.job.nodes_min or self.job.nodes
-        model = self.model or Model.of(self.job.accelerator, gang)
+        model = self.model or Model.of(self.job.accelerator, gang * self.job.gpus)
         before = self._before
         step_s = 0.0 if before is None else max(0.0, tick.elapsed_s - before.elapsed_s)
         running = self._running(tick, step_s)

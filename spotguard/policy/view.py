@@ -86,6 +86,8 @@ class JobState:
     budget_left_usd: float | None = None
     """None: no budget."""
     accelerator: str = ""
+    gpus: int = 1
+    """Of a node: records are of nodes with one each."""
     on_demand: bool = True
     """Whether on-demand nodes may be bought to keep the deadline."""
     max_usd_per_h: float | None = None

@@ -23,6 +23,18 @@ def no_spot_place(view: View) -> str:
     )
 
 
+def nothing_worth(view: View) -> str:
+    """Return why priced pacing wants no node."""
+    if view.job.left_s is not None and view.job.left_s <= 0:
+        return "the deadline has passed"
+    over = view.job.on_demand and any(each.on_demand_usd_per_h is not None for each in view.places)
+    if not over and not view.spot_places:
+        return no_spot_place(view)
+    if not over and not any(place.seen.answers for place in view.spot_places):
+        return "no spot place is known to answer now"
+    return "no place is worth its price at the pace of the budget"
+
+
 class Words:
     """Reasons, as sentences."""
 
@@ -33,14 +45,21 @@ class Words:
         job = self.case.view.job
         if job.left_s is None:
             return "there is no deadline"
-        slack_s = max(0.0, job.left_s - job.work_left_s)
-        return f"the deadline leaves {format_duration(slack_s)}"
+        if job.left_s <= 0:
+            return "the deadline has passed"
+        if job.left_s < job.work_left_s:
+            return "the deadline leaves less than the work takes"
+        return f"the deadline leaves {format_duration(job.left_s - job.work_left_s)}"
 
-    def waits(self) -> str:
-        """Return why nothing is bought."""
+    def nothing(self) -> str:
+        """Return why no nodes are wanted."""
+        return f"{self._no_spot()}, and {self._slack()}"
+
+    def _no_spot(self) -> str:
+        """Return why the spot place that comes nearest to it is not wanted now."""
         case = self.case
         if case.no_spot:
-            return f"waits: {no_spot_place(case.view)}, and {self._slack()}"
+            return no_spot_place(case.view)
         cap = self.model.cap_usd_per_h or float(case.price.min())
         index = min(
             (i for i in range(case.zones) if case.price[i] <= cap * 1.01),
@@ -48,15 +67,19 @@ class Words:
             default=int(case.price.argmin()),
         )
         place = case.spot[index]
+        spot = f"spot in {place.name} at {format_usd(case.price[index])} per node and hour"
+        over = None if case.on_demand is None else case.on_demand.on_demand_usd_per_h
+        ruled = self.model.cap_usd_per_h is not None
+        if ruled and over is not None and case.price[index] >= over:
+            return f"{spot} is no cheaper than on demand at {format_usd(over)}"
+        if case.answers[index]:
+            return f"{spot} answers, but a start there is not worth it now"
         back_h = (
             mean_h(self.model.hazard, 0)
             * (1.5 + place.seen.came_expected)
             / (1.5 + place.seen.came)
         )
-        return (
-            f"waits: spot in {place.name} at {format_usd(case.price[index])} per node and hour is "
-            f"likely back within {format_duration(60 * round(back_h * 60))}, and {self._slack()}"
-        )
+        return f"{spot} is likely back within {format_duration(60 * round(back_h * 60))}"
 
     def stays(self, target: int) -> str:
         """Return why what runs goes on."""
@@ -73,10 +96,11 @@ class Words:
             there = case.on_demand
             assert there is not None
             price = format_usd(there.on_demand_usd_per_h)
-            return (
-                f"buys on demand in {there.name} at {price} per node and hour: waiting for spot "
-                f"could miss the deadline, since {self._slack()}"
-            )
+            buys = f"buys on demand in {there.name} at {price} per node and hour"
+            left_s = case.view.job.left_s
+            if left_s is not None and left_s < case.view.job.work_left_s:
+                return f"{buys}: {self._slack()}, and nothing is done sooner"
+            return f"{buys}: waiting for spot could miss the deadline, since {self._slack()}"
         place = case.spot[target]
         price = format_usd(case.price[target])
         said = "answers" if case.answers[target] else "is the likeliest to have nodes"
