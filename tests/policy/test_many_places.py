@@ -41,6 +41,20 @@ def test_the_cheapest_of_many_places_is_bought(places: int) -> None:
     assert (bought["action"], bought["market"]) == ("buy", "on_demand")
 
 
+def test_what_nobody_saw_for_a_day_takes_no_time() -> None:
+    """Ticks of a second, and places that were last asked 20 hours ago: still about a second."""
+    names = [f"p{n}" for n in range(13)]
+    job = {"work_h": 10, "deadline_h": 20, "tick_s": 1, "accelerator": "H100"}
+    places = [{"name": name, "price": 2, "on_demand_usd_per_h": 9} for name in names]
+    seen = {"work_left_h": 10, "places": dict.fromkeys(names, True)}
+    unseen = {"work_left_s": 1, "t_s": 71_990, "places": {}}
+    lines = answered([json.dumps(line) for line in ({"job": job, "places": places}, seen, unseen)])
+    next(lines)
+    began = time.process_time()
+    next(lines)
+    assert time.process_time() - began < 2.0
+
+
 @pytest.mark.parametrize("running", [0, 12, 13, 14])
 def test_many_places_are_reckoned_as_few(running: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways to tell whether what runs is there give the same costs."""

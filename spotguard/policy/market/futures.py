@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 OLDEST = 512
 """Steps of age after which the rates change no more."""
+PAST_STEP_S = 60.0
+"""What nobody saw, a day at most, is lived through in steps of a minute at least."""
 
 
 def draw_futures(
@@ -44,7 +46,6 @@ def draw_futures(
         rng: where chance comes from.
     """
     problems, zones = up.shape
-    table = hazard.step_table(step_s, OLDEST)
     shape, rate = evidence.gamma()
     drawn = (problems, count, zones, 2)
     frailty = (rng.standard_gamma(np.broadcast_to(shape[:, None], drawn)) / rate[:, None]).astype(
@@ -58,14 +59,16 @@ def draw_futures(
         chance = back * slow / (back * slow + taken * quick)
         guess = rng.random(state.shape) < chance
         state = np.where(never[:, None], guess, state)
-    age = np.minimum(np.broadcast_to(age_s[:, None], state.shape) / step_s, OLDEST - 1).astype(
-        np.int32
-    )
-    lag = np.where(never, 0.0, np.minimum(unseen_s, 86_400.0)) / step_s
+    past_s = max(step_s, PAST_STEP_S)
+    age = _in_steps(np.broadcast_to(age_s[:, None], state.shape), past_s)
+    lag = np.where(never, 0.0, np.minimum(unseen_s, 86_400.0)) / past_s
     before = int(np.ceil(lag.max(initial=0.0)))
-    flat = table.astype(np.float32).ravel()
     made = np.empty((steps, problems, count, zones), dtype=bool)
+    flat = hazard.step_table(past_s, OLDEST).astype(np.float32).ravel()
     for step in range(-before, steps):
+        if step == 0 and past_s > step_s:
+            age = _in_steps(age * past_s, step_s)
+            flat = hazard.step_table(step_s, OLDEST).astype(np.float32).ravel()
         if step >= 0:
             made[step] = state
         mean = flat[state * OLDEST + age] * np.where(state, quick, slow)
@@ -75,6 +78,10 @@ def draw_futures(
         state = state ^ flips
         age = np.where(flips, 0, np.minimum(age + 1, OLDEST - 1))
     return made
+
+
+def _in_steps(age_s: NDArray[Any], step_s: float) -> NDArray[np.int32]:
+    return np.minimum(age_s / step_s, OLDEST - 1).astype(np.int32)
 
 
 def _long_run(hazard: Hazard) -> tuple[float, float]:
