@@ -292,13 +292,17 @@ class Run(RunData):
 
         For evaluation loops inside the training loop, before the step's own micro-batches: there
         the state is that of a step boundary, and after a resume the evaluation begins anew. All
-        ranks leave at the same batch, so the loop may hold collectives. After the training loop
-        it only yields. What is returned has whatever the loader has, its length and dataset too,
-        for functions that take a loader; each loop over it begins anew.
+        ranks leave at the same batch, so the loop may hold collectives. Where the script has put
+        other weights in the model's place for it, such as averaged ones, it is left unsaved, and
+        the last save counts. After the training loop it only yields. What is returned has whatever
+        the loader has, its length and dataset too, for functions that take a loader; each loop over
+        it begins anew.
 
         Raises:
             UsageError: in a loop over it after the step has begun: its rest would be lost.
         """
+        if self._training is not None and self._job.phase is Phase.TRAINING:
+            self._job.keeper.watch_weights()  # before the script may exchange them
         return Evaluation(batches, self._evaluated)
 
     def _evaluated(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:

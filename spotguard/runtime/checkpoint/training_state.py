@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spotguard.checkpoint.retention import Retention
-from spotguard.errors import Fenced, SpotguardError, StoreError
+from spotguard.errors import CheckpointError, Fenced, SpotguardError, StoreError
 from spotguard.events.event import Heartbeat, JobEvent
 from spotguard.events.states import CheckpointKind
 from spotguard.runtime.checkpoint import save_time
@@ -30,6 +30,7 @@ from spotguard.runtime.state.boundary_copy import (
 from spotguard.runtime.state.sharding import is_sharded
 from spotguard.runtime.state.tracked import Tracked, TrackedModule, TrackedOptimizer
 from spotguard.runtime.state.tree import Packed
+from spotguard.runtime.state.weight_witness import WeightWitness
 from spotguard.shared.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -101,6 +102,10 @@ class Keeper:
         self.resumed = Open()
         """What was under way at the boundary that this attempt began with."""
         self._was_open = False
+        self._evaluates = False
+        """True if the script has evaluated between two steps, in this attempt or before it."""
+        self._witness: WeightWitness | None = None
+        """What notices that weights were exchanged, of a script that evaluates."""
         self._left = False
         self._left_done = False
         self.lock = threading.Lock()
@@ -172,6 +177,7 @@ class Keeper:
         # An emergency save may have come before the save of the best state, at the same step.
         self.best = Best(BestState.of(counters))
         self.resumed = Open.of(counters)
+        self._evaluates = counters.get("evaluates") is True
         self.epoch_end = self.resumed.epoch_end
         self._was_open = any(self.resumed)
 
@@ -188,6 +194,8 @@ class Keeper:
         }
         self.finished = self.first_step = first
         self.total = total
+        if self._evaluates:
+            self.watch_weights()
         self._take_boundary()
 
     def finished_step(
@@ -219,6 +227,15 @@ class Keeper:
         self.best.take()
         self._shadow.take()
         self.set_up.take()
+        if self._witness is not None:
+            self._witness.take()
+
+    def watch_weights(self) -> None:
+        """From here on notice weights that the script exchanges after a boundary, to evaluate."""
+        self._evaluates = True
+        if self._witness is None:
+            self._witness = WeightWitness(item.value for item in self._optimizers.values())
+            self._witness.take()
 
     def keep_copies(self) -> None:
         """From the next boundary on keep a copy of all state, if it is small.
@@ -418,6 +435,13 @@ class Keeper:
         """Make the emergency save that `request` leaves time for; return what went wrong."""
         if self._is_as_restored:
             return None
+        if halfway and self._copy is None and self._weights_are_exchanged:
+            return self._not_saved(
+                CheckpointError(
+                    "the weights are others than after the last step, as in an evaluation of "
+                    "averaged ones: the last save counts"
+                )
+            )
         timeout_s = 60.0
         if request.deadline_at is not None:
             timeout_s = max(request.deadline_at - clock.now() - 0.2, 0.5)
@@ -430,11 +454,18 @@ class Keeper:
         except SpotguardError as problem:
             if self._can_save_alone and not request.solo:
                 return self.save_for(replace(request, solo=True), halfway=halfway)
-            self._failed_at_end = True
-            self._reporter.event(JobEvent.SAVE_FAILED, step=self.finished, problem=str(problem))
-            log.error("the emergency save failed: %s", problem)
-            return problem
+            return self._not_saved(problem)
         return None
+
+    def _not_saved(self, problem: SpotguardError) -> SpotguardError:
+        self._failed_at_end = True
+        self._reporter.event(JobEvent.SAVE_FAILED, step=self.finished, problem=str(problem))
+        log.error("the emergency save failed: %s", problem)
+        return problem
+
+    @property
+    def _weights_are_exchanged(self) -> bool:
+        return not self.changing and self._witness is not None and self._witness.differs
 
     def save_boundary(self, request: StopRequest) -> SpotguardError | None:
         """Save the last boundary, within a step, if it is there; return what went wrong."""
@@ -458,6 +489,7 @@ class Keeper:
             "micro_batch": self._loader.remembered,
             "place": now.shared,
             "evaluating": self.evaluating,
+            "evaluates": self._evaluates,
             "epoch_end": self.epoch_end,
             "best": best.value,
             "best_is_new": kind is not CheckpointKind.BEST and (best.is_new or self._best_owed),
@@ -482,7 +514,7 @@ class Keeper:
 
     def _halfway(self) -> BoundaryState:
         """Return the state of the last boundary, in the midst of a step."""
-        if self.changing and self._copy is not None:
+        if self._copy is not None and (self.changing or self._weights_are_exchanged):
             return self._copy
         objects = self._shadow.boundary(self.objects)
         places = self._loader.shared, self._loader.own

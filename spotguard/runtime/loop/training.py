@@ -331,6 +331,7 @@ class Training:
                 hint="evaluate at the beginning of the loop's body: if step.number % 100 == 0: ..."
                 " or call run.end_step() after the optimizer's step, and evaluate then",
             )
+        job.keeper.watch_weights()
         job.profiling.evaluation_begins(self.finished, within_step=self.step is not None)
         # Until the next boundary: what the script makes of the batches belongs to the evaluation.
         job.keeper.evaluating = self.step is None and not self.at_epoch_end

@@ -1,0 +1,55 @@
+"""A few weights as they were at a boundary: weights that were exchanged since then are noticed.
+
+An evaluation may put averaged weights in the place of the model's, and put those back at its end.
+A save within it would take the average for the training's state.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import torch
+
+from spotguard.runtime.state.sharding import is_dtensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_ELEMENTS = 8
+_OPTIMIZERS = 4
+
+
+class WeightWitness:
+    """Keeps some elements of the first and the last weight of each optimizer, and no more."""
+
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        self._weights = [w for each in islice(optimizers, _OPTIMIZERS) for w in _outermost(each)]
+        self._kept: list[torch.Tensor] | None = None
+
+    def take(self) -> None:
+        """Keep them as they are. Never waits for a device."""
+        if self._kept is None:
+            self._kept = [_some(weight).clone() for weight in self._weights]
+        else:
+            for kept, weight in zip(self._kept, self._weights, strict=True):
+                kept.copy_(_some(weight))
+
+    @property
+    def differs(self) -> bool:
+        """True if they are others than at the last `take`. Waits for the device."""
+        pairs = zip(self._kept or (), self._weights, strict=False)
+        return any(not torch.equal(kept, _some(weight)) for kept, weight in pairs)
+
+
+def _outermost(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    weights = [w for group in optimizer.param_groups for w in group["params"] if w.requires_grad]
+    usable = [weight for weight in weights if _some(weight).numel()]
+    yield from dict.fromkeys((usable[0], usable[-1])) if usable else ()
+
+
+def _some(weight: torch.Tensor) -> torch.Tensor:
+    """Return the last elements of what this rank holds of a weight."""
+    local = weight.detach()
+    local = local.to_local() if is_dtensor(local) else local  # type: ignore[attr-defined]
+    return local.reshape(-1)[-_ELEMENTS:]
