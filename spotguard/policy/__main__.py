@@ -11,7 +11,7 @@ from spotguard.policy.protocol import HELP, answered
 
 
 def main() -> int:
-    """PlaceAnswer stdin; return the process's exit code."""
+    """Answer stdin; return the process's exit code."""
     if set(sys.argv[1:]) & {"-h", "--help"}:
         sys.stdout.write(HELP)
         return 0

@@ -11,13 +11,12 @@ import numpy as np
 
 from spotguard.policy import pacing
 from spotguard.policy.action import ON_DEMAND, SPOT, Action, Buy, HoldOff, Leave, Move, Stay
-from spotguard.policy.affordable import affordable, fitting
-from spotguard.policy.chances import chance_up
-from spotguard.policy.guard import guarded
+from spotguard.policy.budget import affordable, fitting
+from spotguard.policy.market.chances import chance_up
 from spotguard.policy.market.hazard import Evidence, Hazard, pooled
 from spotguard.policy.one_place import plan_for
 from spotguard.policy.rollout import SAME_PRICE, Problem, Thresholds, choose, tier_setting
-from spotguard.policy.rule import GuardedJob, wanted
+from spotguard.policy.rule import GuardedJob, guarded, wanted
 from spotguard.policy.view import MarketPlace, Seen
 from spotguard.policy.words import Words, nothing_worth
 from spotguard.shared.units import format_usd

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from spotguard.policy.action import ON_DEMAND, SPOT, Buy, Leave, Move, Stay
+from spotguard.policy.budget import Spending
 from spotguard.policy.decide import ROLLOUT, Decided, Model, decide
 from spotguard.policy.market.memory import PlaceAnswer, remembered
-from spotguard.policy.spending import Spending
 from spotguard.policy.view import JobState, MarketPlace, Running, Seen, View
 
 if TYPE_CHECKING:
@@ -179,13 +179,14 @@ class Session:
     ) -> None:
         """Note by how much an interruption left less done than the guard had counted on.
 
-        Work that grew is a loss, too, whoever says that the nodes live. So is next to no progress.
+        Work that grew is a loss, too, whoever says that the nodes live. Work that stands still is
+        none while they do: some tell it at each checkpoint only.
         """
         expected_s = max(0.0, step_s - self._start_left_s) if self._sure else 0.0
         expected_s = min(expected_s, before.work_left_s / self._pace)
         done_s /= self._pace
         gone = self._ran is not None and running is None
-        if gone or done_s < 0 or done_s < SLOWEST * expected_s:
+        if gone or done_s < 0:
             self._lost_s = max(self._lost_s, expected_s - done_s)
 
     def _rethink(self, tick: Tick, running: Running | None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spotguard.policy.chances import mean_h
+from spotguard.policy.market.chances import mean_h
 from spotguard.shared.units import format_duration, format_usd
 
 if TYPE_CHECKING:

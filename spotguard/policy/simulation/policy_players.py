@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from spotguard.policy.guard import guarded
 from spotguard.policy.market.hazard import Evidence, Hazard, pooled
 from spotguard.policy.one_place import plan_for
 from spotguard.policy.rollout import Problem, Thresholds, choose, tier_setting
-from spotguard.policy.rule import GuardedJob, stepped, wanted
+from spotguard.policy.rule import GuardedJob, guarded, stepped, wanted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
