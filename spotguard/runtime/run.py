@@ -290,18 +290,15 @@ class Run(RunData):
     def evaluate(self, batches: Iterable[_Batch]) -> Evaluation[_Batch]:
         """Return `batches` to loop over; when told to stop, the loop is left between two, saved.
 
-        For evaluation loops inside the training loop, before the step's own micro-batches: there
-        the state is that of a step boundary, and after a resume the evaluation begins anew. All
-        ranks leave at the same batch, so the loop may hold collectives. Where the script has put
-        other weights in the model's place for it, such as averaged ones, it is left unsaved, and
-        the last save counts. After the training loop it only yields. What is returned has whatever
-        the loader has, its length and dataset too, for functions that take a loader; each loop over
-        it begins anew.
+        For evaluations in the training loop, before the step's own micro-batches: there the state
+        is that of a step boundary, and after a resume it begins anew. All ranks leave at the same
+        batch, so it may hold collectives. With other weights in the model's place, as averaged
+        ones, nothing is saved. What is returned has what the loader has, for functions of loaders.
 
         Raises:
             UsageError: in a loop over it after the step has begun: its rest would be lost.
         """
-        if self._training is not None and self._job.phase is Phase.TRAINING:
+        if self._training is not None:
             self._job.keeper.watch_weights()  # before the script may exchange them
         return Evaluation(batches, self._evaluated)
 
@@ -309,10 +306,9 @@ class Run(RunData):
         training = self._training
         if self._job.settings.smoke_samples:
             batches = itertools.islice(batches, _EVALUATED_IN_SMOKE)
-        if training is None or self._job.phase is not Phase.TRAINING:
-            yield from batches
-            return
-        yield from training.evaluate(batches)
+        if training is not None and self._job.phase is Phase.TRAINING:
+            batches = training.evaluate(batches)
+        yield from batches
 
     def steps(
         self,

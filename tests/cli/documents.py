@@ -74,7 +74,7 @@ FORETOLD = CostForecast(
     market="V100 as recorded in 8 zones of aws",
     market_at=1.0,
 )
-POINT = PricePoint(at=9.0, region="r", zone="z", instance_type="t", usd_per_h=0.4)
+POINT = PricePoint(at=9.0, region="r", zone="y", instance_type="t", usd_per_h=0.4)
 
 Documents = dict[str, list[Any]]
 """Documents by the command that printed them."""

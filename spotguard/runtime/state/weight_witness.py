@@ -51,5 +51,5 @@ def _outermost(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 def _some(weight: torch.Tensor) -> torch.Tensor:
     """Return the last elements of what this rank holds of a weight."""
     local = weight.detach()
-    local = local.to_local() if is_dtensor(local) else local  # type: ignore[attr-defined]
+    local = local.to_local() if is_dtensor(local) else local
     return local.reshape(-1)[-_ELEMENTS:]

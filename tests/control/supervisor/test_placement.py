@@ -403,7 +403,11 @@ def test_a_place_that_says_it_has_nodes_may_still_refuse_them(
 ) -> None:
     """A start takes 100 s, a refusal 600: after it there must be time for two starts."""
     progress = {"step": 100, "total_steps": 220, "step_s": 60.0}
-    lines = (*launched(0.0, nodes=2), training(100.0), ("progress", 6999.0, 1, progress))
+    lines: tuple[Line, ...] = (
+        *launched(0.0, nodes=2),
+        training(100.0),
+        ("progress", 6999.0, 1, progress),
+    )
     limits = Limits(nodes_min=2, nodes_max=2, deadline_at=7200.0 + 2 * HOURS + 235.0 + slack_s)
     lines = (*lines, saved(6990.0, 99), saved(6999.0, 100))
     record = made(*lines, ended(7000.0, "preempted", last_step=100), limits=limits)
@@ -696,7 +700,7 @@ def test_fewer_nodes_are_no_reason_to_buy_on_demand() -> None:
 def test_what_a_loss_has_undone_is_to_be_done_again() -> None:
     """Nodes that vanish take with them what was not saved; while they live it counts as done."""
     progress = {"step": 500, "total_steps": 1000, "step_s": 12.0}
-    lines = (*launched(0.0, nodes=1), training(60.0), saved(1300.0, 100))
+    lines: tuple[Line, ...] = (*launched(0.0, nodes=1), training(60.0), saved(1300.0, 100))
     lines = (*lines, ("progress", 6060.0, 1, progress))
     assert work_left_s(made(*lines), 1) == 500 * 12.0
     assert undone_s(made(*lines), 1) == 400 * 12.0
@@ -711,7 +715,7 @@ def test_what_a_loss_has_undone_is_to_be_done_again() -> None:
 def test_a_loss_without_a_word_must_leave_time_for_what_it_undoes() -> None:
     """With an hour between saves, spot is not bought an hour before nothing else could be."""
     progress = {"step": 100, "total_steps": 700, "step_s": 60.0}
-    lines = (*launched(0.0, nodes=2), training(600.0), saved(2000.0, 40))
+    lines: tuple[Line, ...] = (*launched(0.0, nodes=2), training(600.0), saved(2000.0, 40))
     lines = (*lines, ("progress", 6599.0, 1, progress), saved(6599.0, 100))
     limits = Limits(nodes_min=2, nodes_max=2, deadline_at=6600.0 + 10 * HOURS + 235.0 + 3600.0)
     record = made(*lines, ended(6600.0, "preempted", last_step=100), limits=limits)
@@ -724,7 +728,12 @@ def test_a_loss_without_a_word_must_leave_time_for_what_it_undoes() -> None:
 def test_what_was_saved_for_an_end_is_no_usual_stretch() -> None:
     """Nor does an attempt count that resumed and took no step."""
     progress = {"step": 120, "total_steps": 700, "step_s": 60.0}
-    lines = (*launched(0.0, nodes=1), training(600.0), saved(4000.0, 60), saved(7600.0, 120))
+    lines: tuple[Line, ...] = (
+        *launched(0.0, nodes=1),
+        training(600.0),
+        saved(4000.0, 60),
+        saved(7600.0, 120),
+    )
     lines = (*lines, ("progress", 7700.0, 1, progress), saved(7900.0, 125, checkpoint_kind="final"))
     lines = (*lines, ended(8000.0, "preempted", last_step=125))
     assert undone_s(made(*lines), 1) == 3600.0
@@ -739,7 +748,12 @@ def test_what_was_saved_for_an_end_is_no_usual_stretch() -> None:
 def test_nodes_are_not_given_up_for_spot_that_the_next_launch_would_not_buy() -> None:
     """What a loss of spot nodes would undo counts when on-demand nodes are to be given up, too."""
     progress = {"step": 100, "total_steps": 400, "step_s": 60.0}
-    lines = (*launched(0.0, nodes=2), training(600.0), saved(3000.0, 40), saved(6590.0, 100))
+    lines: tuple[Line, ...] = (
+        *launched(0.0, nodes=2),
+        training(600.0),
+        saved(3000.0, 40),
+        saved(6590.0, 100),
+    )
     lines = (*lines, ("progress", 6599.0, 1, progress))
     for slack_s, due in ((2400.0, False), (3600.0, False), (5400.0, True)):
         deadline_at = 7200.0 + 300 * 60.0 + 600.0 + 235.0 + slack_s
