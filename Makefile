@@ -86,8 +86,9 @@ MEMORY := $(shell df -k --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$
   && ! grep -q ' /dev/shm .*noexec' /proc/mounts && echo /dev/shm)
 unit test-pythons: export PYTEST_DEBUG_TEMPROOT = $(MEMORY)
 
+# Some wait for processes, clocks and sockets: with two workers two cores would rest a quarter of the time.
 unit: $(VENV)/.installed-dev
-	$(call TESTED,-n 2 --dist worksteal -o tmp_path_retention_policy=failed -m "not e2e and not slow and not cloud")
+	$(call TESTED,-n 3 --dist worksteal -o tmp_path_retention_policy=failed -m "not e2e and not slow and not cloud")
 
 test-pythons: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.programs.pythons
