@@ -293,9 +293,7 @@ def test_run_evaluate_ends_the_recording() -> None:
     training.step, training.finished, training._evaluated = None, one.finished, 0
     training._job = SimpleNamespace(  # type: ignore[assignment]
         profiling=one.profiling,
-        keeper=SimpleNamespace(
-                epoch_end=False, finished=one.finished, watch_weights=lambda: None
-            ),
+        keeper=SimpleNamespace(epoch_end=False, finished=one.finished, watch_weights=lambda: None),
         gate=SimpleNamespace(enter_evaluation=lambda *_: True),
     )
     assert [is_on() for _ in training.evaluate(range(2))] == [False, False]
