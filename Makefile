@@ -86,8 +86,14 @@ MEMORY := $(shell df -k --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$
   && ! grep -q ' /dev/shm .*noexec' /proc/mounts && echo /dev/shm)
 unit test-pythons: export PYTEST_DEBUG_TEMPROOT = $(MEMORY)
 
+# Of a new environment nothing is compiled yet: three workers would each compile what all of them import.
+$(VENV)/.imported: $(VENV)/.installed-dev
+	@echo "compiling what tests import (once, a minute at most)"
+	@$(BIN)/python -m pytest -p no:cacheprovider --collect-only -q -m "not e2e and not slow and not cloud" > /dev/null || true
+	touch $@
+
 # Some wait for processes, clocks and sockets: with two workers two cores would rest a quarter of the time.
-unit: $(VENV)/.installed-dev
+unit: $(VENV)/.imported
 	$(call TESTED,-n 3 --dist worksteal -o tmp_path_retention_policy=failed -m "not e2e and not slow and not cloud")
 
 test-pythons: $(VENV)/.installed-dev

@@ -136,6 +136,7 @@ def bench(tmp_path: Path) -> Bench:
     )
 
 
+@pytest.mark.slow
 def test_a_torn_checkpoint_gets_no_numbers(bench: Bench) -> None:
     """A method whose checkpoint holds values from after the save is reported as failed."""
     found = run_rounds(bench, [Torn, TorchSave], [], rounds=1, say=lambda _: None)
@@ -156,6 +157,7 @@ class Absent(TorchSave):
         raise ModuleNotFoundError("No module named 'absent'")
 
 
+@pytest.mark.slow
 def test_a_missing_library_is_skipped_and_said_so(bench: Bench) -> None:
     """Whoever has not installed a rival still gets all others, and is told."""
     said: list[str] = []

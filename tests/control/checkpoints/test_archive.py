@@ -285,6 +285,7 @@ def place(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> st
     return f"{root}/a-run"
 
 
+@pytest.mark.slow
 def test_the_command_shows_asks_and_moves(place: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A dry run changes nothing, without a terminal `--yes` is wanted, and `ls` shows the rest."""
     command = ["checkpoints", "archive", place, "--older-than", "90d"]

@@ -166,6 +166,7 @@ def test_what_an_older_controller_took_in_ends_no_run(tmp_path: Path) -> None:
         assert read_record(journal) == record
 
 
+@pytest.mark.slow
 @pytest.mark.same_everywhere
 def test_no_data_of_a_job_makes_the_record_or_its_story_fail() -> None:
     """Ten thousand events of all kinds whose data nobody wrote: folded, told and shown."""

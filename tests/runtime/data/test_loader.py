@@ -73,6 +73,7 @@ def trained(loaders: list[ElasticLoader], step: int) -> list[int]:
     return [i for loader in loaders for s in loader.shares(step) if s.weight for i in s.indices]
 
 
+@pytest.mark.slow
 @pytest.mark.same_everywhere
 @settings(max_examples=300)
 @given(
@@ -146,6 +147,7 @@ def test_weights_of_all_ranks_add_up_to_one(
             assert share.weight in (0, len(share.indices) / count)
 
 
+@pytest.mark.slow
 @given(world=st.integers(min_value=1, max_value=20), step=st.integers(min_value=0, max_value=5))
 def test_each_rank_synchronises_once_a_step(world: int, step: int) -> None:
     """Every rank, with work or without, has one last micro-batch: it never misses a collective."""

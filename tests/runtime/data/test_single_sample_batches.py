@@ -89,6 +89,7 @@ for step in run.steps(run.loader([torch.ones(2)] * 9, global_batch_size=4), tota
 """
 
 
+@pytest.mark.slow
 def test_it_is_said_before_the_first_step(jobs: Jobs, tmp_path: Path) -> None:
     """The hours of an epoch are not spent on finding out; and what is said comes true."""
     script = tmp_path / "train.py"

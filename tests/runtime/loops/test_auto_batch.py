@@ -200,6 +200,7 @@ def probed(kind: Any, probe: Any, *args: Any) -> Any:
     return kind(*args, tried, values, tried, tried, torch.device("cpu"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "is_memory"),
     [
@@ -247,6 +248,7 @@ def test_what_a_failed_try_breaks_in_its_thread_is_gone_with_it() -> None:
     assert not getattr(state, "is_broken", False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "seen"), [(24, {24, 16}), (32, {32}), (21, {21}), (64, {64})])
 def test_what_a_step_is_cut_into_beside_it_is_tried(size: int, seen: set[int]) -> None:
     """Of 64 samples in parts of 24 the last has 16; a single one is never left."""
