@@ -40,6 +40,7 @@ def bash_with_spotguard(tmp_path: Path) -> list[str]:
     return ["env", home, f"PATH={path}", f"PYTHONPATH={REPOSITORY}", found, "--norc", "-c"]
 
 
+@pytest.mark.slow
 def test_bash_completes_commands_and_options(bash_with_spotguard: list[str]) -> None:
     """After `--install-completion`, a new bash knows commands, options and the parts of a group."""
     lines = ("spotguard st", "spotguard checkpoints ver", "spotguard up --budg", "spotguard up tra")

@@ -44,6 +44,7 @@ def _done_at_s(deadline_s: float, undone_s: float, back: int, second: int) -> fl
     return float("inf")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deadline_s", [10_200.0, 11_400.0, 13_200.0])
 @pytest.mark.parametrize("undone_s", [300.0, 600.0, 1200.0, 1500.0])
 def test_the_same_loss_makes_nobody_late_twice(deadline_s: float, undone_s: float) -> None:

@@ -35,6 +35,7 @@ def life(store: ObjectStore, attempt: int, committed: list[int], *, saves: int) 
         prune(store, KEEP_2, attempt=attempt)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("kind", ["memory", "file"])
 def test_no_crash_anywhere_loses_the_newest_committed(
@@ -106,6 +107,7 @@ def test_a_full_disk_can_be_lived_with() -> None:
     assert check_newest(store) == 30
 
 
+@pytest.mark.slow
 def test_a_zombie_that_wakes_at_any_point_changes_nothing() -> None:
     """Attempt 1 commits and prunes between any two changes of attempt 2: history is unharmed."""
     for n in count(1):

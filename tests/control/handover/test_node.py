@@ -240,6 +240,7 @@ def test_on_slurm_the_jobs_folders_lie_below_the_home_and_the_job_is_told_so(
     assert kept.job(in_vm.public_json()) == in_vm
 
 
+@pytest.mark.slow
 def test_skypilot_on_a_slurm_node_gets_a_login_there(tmp_path: Path) -> None:
     """By keys that are made there, and an sshd that no port leads to: no key of the user's goes.
 

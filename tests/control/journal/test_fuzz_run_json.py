@@ -41,6 +41,7 @@ def shallow(inputs: Iterator[bytes]) -> Iterator[bytes]:
     return (raw for raw in inputs if raw.count(b"[") + raw.count(b"{") < 500)
 
 
+@pytest.mark.slow
 @pytest.mark.same_everywhere
 def test_a_mutatedread_run_json_is_refused_or_read() -> None:
     """30 000 of them: one sentence for the user, or the seven fields."""

@@ -266,6 +266,7 @@ def test_who_took_its_turn_while_nobody_controlled_the_run_is_an_attempt(
     assert Kind.GIVEN_UP.value not in world.kinds()
 
 
+@pytest.mark.slow
 @pytest.mark.same_everywhere
 def test_a_budget_holds_where_the_notice_is_taken_back(tmp_path: Path) -> None:
     """What the needless nodes cost is taken from the time of those that train on."""

@@ -70,6 +70,7 @@ def test_a_team_of_five_keeps_its_budget_over_many_periods(per: str) -> None:
     assert spent > 20 * race.cap.usd
 
 
+@pytest.mark.slow
 @pytest.mark.same_everywhere
 def test_the_store_without_stamps_keeps_the_budget_by_the_clocks_that_there_are() -> None:
     """Where a store does not say when it wrote, the first clock that turns counts for all."""

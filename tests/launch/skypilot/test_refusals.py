@@ -291,6 +291,7 @@ LOGS: dict[str, tuple[str, str, LaunchFacts]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOGS)
 def test_the_log_of_the_request_is_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """AWS's reason is nowhere else. A request may end in an exit, which must not become ours."""

@@ -43,6 +43,7 @@ def test_ten_billion_samples_need_no_memory() -> None:
     assert peak_bytes < 2_000_000, "some thousand positions at a time, never all"
 
 
+@pytest.mark.slow
 @given(
     size=st.integers(min_value=2**31, max_value=2**40),
     positions=st.sets(st.integers(min_value=0, max_value=2**31 - 1), min_size=2, max_size=50),
@@ -75,6 +76,7 @@ def test_a_position_outside_is_an_error(position: int) -> None:
         Permutation(10, 1)[position]
 
 
+@pytest.mark.slow
 def test_each_epoch_has_another_order() -> None:
     """Epochs and seeds differ in their order; the same ones agree, on every machine."""
     orders = {

@@ -150,6 +150,7 @@ def test_rounds_do_not_hear_each_other() -> None:
     assert Rendezvous("127.0.0.1", store.port, "spotguard/1").peek("stop") is None
 
 
+@pytest.mark.slow
 def test_a_closed_connection_ends_all_that_came_of_it() -> None:
     """No thread of a run that is over stays, whoever still holds its connections."""
     store, before = server(), set(threading.enumerate())

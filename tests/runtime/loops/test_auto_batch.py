@@ -227,6 +227,7 @@ def test_what_libraries_say_for_want_of_memory(words: str, is_memory: bool) -> N
         assert not probe._fits(8, 0)
 
 
+@pytest.mark.slow
 def test_what_a_failed_try_breaks_in_its_thread_is_gone_with_it() -> None:
     """A kernel generator keeps its first error, by thread: what comes after it must not see it."""
     state = threading.local()
