@@ -233,7 +233,7 @@ class Keeper:
     def watch_weights(self) -> None:
         """From here on notice weights that the script exchanges after a boundary, to evaluate."""
         self._evaluates = True
-        if self._witness is None:
+        if self._witness is None and self._optimizers:
             self._witness = WeightWitness(item.value for item in self._optimizers.values())
             self._witness.take()
 

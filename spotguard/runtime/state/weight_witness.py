@@ -31,15 +31,19 @@ class WeightWitness:
         """Keep them as they are. Never waits for a device."""
         if self._kept is None:
             self._kept = [_some(weight).clone() for weight in self._weights]
-        else:
-            for kept, weight in zip(self._kept, self._weights, strict=True):
-                kept.copy_(_some(weight))
+            return
+        for index, weight in enumerate(self._weights):
+            some, kept = _some(weight), self._kept[index]
+            if some.shape == kept.shape:
+                kept.copy_(some)
+            else:  # a wrapper has gathered its parts, or given them back
+                self._kept[index] = some.clone()
 
     @property
     def differs(self) -> bool:
         """True if they are others than at the last `take`. Waits for the device."""
-        pairs = zip(self._kept or (), self._weights, strict=False)
-        return any(not torch.equal(kept, _some(weight)) for kept, weight in pairs)
+        pairs = [(kept, _some(w)) for kept, w in zip(self._kept or (), self._weights, strict=False)]
+        return any(kept.shape == some.shape and not torch.equal(kept, some) for kept, some in pairs)
 
 
 def _outermost(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:

@@ -1,0 +1,46 @@
+"""Weights that were exchanged after a boundary are noticed, whatever holds them."""
+
+from __future__ import annotations
+
+import torch
+
+from spotguard.runtime.state.weight_witness import WeightWitness
+
+
+def test_exchanged_weights_are_noticed_and_steps_are_not() -> None:
+    """By values, behind `.data` and by other memory in its place; put back, all is well."""
+    model = torch.nn.Linear(20, 3)
+    witness = WeightWitness([torch.optim.SGD(model.parameters(), lr=0.1)])
+    assert not witness.differs, "nothing was taken yet"
+    witness.take()
+    assert not witness.differs
+    raw = model.weight.detach().clone()
+    model.weight.data.copy_(raw + 1)
+    assert witness.differs
+    model.weight.data.copy_(raw)
+    assert not witness.differs
+    model.weight.data = raw + 1
+    assert witness.differs
+    witness.take()
+    assert not witness.differs
+
+
+def test_parts_that_were_gathered_meanwhile_say_nothing() -> None:
+    """Of another size they cannot be compared, and the next boundary takes them as they are."""
+    weight = torch.nn.Parameter(torch.zeros(4))
+    frozen = torch.nn.Parameter(torch.zeros(4), requires_grad=False)
+    empty = torch.nn.Parameter(torch.zeros(0))
+    witness = WeightWitness([torch.optim.SGD([frozen, empty, weight], lr=0.1)])
+    witness.take()
+    weight.data = torch.ones(3)
+    assert not witness.differs
+    witness.take()
+    weight.data += 1
+    assert witness.differs
+
+
+def test_without_weights_nothing_differs() -> None:
+    """As of a run whose optimizers come later."""
+    witness = WeightWitness([])
+    witness.take()
+    assert not witness.differs
