@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spotguard.checkpoint.retention import Retention
-from spotguard.errors import CheckpointError, Fenced, SpotguardError, StoreError
+from spotguard.errors import Fenced, SpotguardError, StoreError
 from spotguard.events.event import Heartbeat, JobEvent
 from spotguard.events.states import CheckpointKind
 from spotguard.runtime.checkpoint import save_time
@@ -436,12 +436,12 @@ class Keeper:
         if self._is_as_restored:
             return None
         if halfway and self._copy is None and self._weights_are_exchanged:
-            return self._not_saved(
-                CheckpointError(
-                    "the weights are others than after the last step, as in an evaluation of "
-                    "averaged ones: the last save counts"
-                )
+            self.saver.wait(_LAST_SAVE_S)  # one in flight is the newest there can be
+            self._say_not_saved(
+                "the weights are others than after the last step, as in an evaluation of averaged "
+                "ones: the last save counts"
             )
+            return None  # which is no fault of the store's
         timeout_s = 60.0
         if request.deadline_at is not None:
             timeout_s = max(request.deadline_at - clock.now() - 0.2, 0.5)
@@ -454,14 +454,14 @@ class Keeper:
         except SpotguardError as problem:
             if self._can_save_alone and not request.solo:
                 return self.save_for(replace(request, solo=True), halfway=halfway)
-            return self._not_saved(problem)
+            self._say_not_saved(str(problem))
+            return problem
         return None
 
-    def _not_saved(self, problem: SpotguardError) -> SpotguardError:
+    def _say_not_saved(self, problem: str) -> None:
         self._failed_at_end = True
-        self._reporter.event(JobEvent.SAVE_FAILED, step=self.finished, problem=str(problem))
+        self._reporter.event(JobEvent.SAVE_FAILED, step=self.finished, problem=problem)
         log.error("the emergency save failed: %s", problem)
-        return problem
 
     @property
     def _weights_are_exchanged(self) -> bool:

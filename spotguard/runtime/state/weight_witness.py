@@ -27,6 +27,7 @@ class WeightWitness:
         self._weights = [w for each in islice(optimizers, _OPTIMIZERS) for w in _outermost(each)]
         self._kept: list[torch.Tensor] | None = None
 
+    @torch.inference_mode(False)  # what is made within one may not be written to after it
     def take(self) -> None:
         """Keep them as they are. Never waits for a device."""
         if self._kept is None:
@@ -43,13 +44,17 @@ class WeightWitness:
     def differs(self) -> bool:
         """True if they are others than at the last `take`. Waits for the device."""
         pairs = [(kept, _some(w)) for kept, w in zip(self._kept or (), self._weights, strict=False)]
-        return any(kept.shape == some.shape and not torch.equal(kept, some) for kept, some in pairs)
+        return any(kept.shape == some.shape and not _same(kept, some) for kept, some in pairs)
 
 
 def _outermost(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     weights = [w for group in optimizer.param_groups for w in group["params"] if w.requires_grad]
     usable = [weight for weight in weights if _some(weight).numel()]
     yield from dict.fromkeys((usable[0], usable[-1])) if usable else ()
+
+
+def _same(kept: torch.Tensor, some: torch.Tensor) -> bool:
+    return torch.allclose(kept, some, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def _some(weight: torch.Tensor) -> torch.Tensor:

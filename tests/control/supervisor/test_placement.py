@@ -734,7 +734,11 @@ def test_what_was_saved_for_an_end_is_no_usual_stretch() -> None:
         saved(4000.0, 60),
         saved(7600.0, 120),
     )
-    lines = (*lines, ("progress", 7700.0, 1, progress), saved(7900.0, 125, checkpoint_kind="final"))
+    lines = (
+        *lines,
+        ("progress", 7700.0, 1, progress),
+        saved(7900.0, 125, checkpoint_kind="emergency"),
+    )
     lines = (*lines, ended(8000.0, "preempted", last_step=125))
     assert undone_s(made(*lines), 1) == 3600.0
     again = (

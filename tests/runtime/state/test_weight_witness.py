@@ -39,6 +39,19 @@ def test_parts_that_were_gathered_meanwhile_say_nothing() -> None:
     assert witness.differs
 
 
+def test_what_is_taken_in_inference_mode_can_be_taken_again() -> None:
+    """As the first time is where a script evaluates under `torch.inference_mode()`."""
+    weight = torch.nn.Parameter(torch.tensor([1.0, float("nan")]))
+    witness = WeightWitness([torch.optim.SGD([weight], lr=0.1)])
+    with torch.inference_mode():
+        witness.take()
+        assert not witness.differs
+    weight.data += 1
+    assert witness.differs
+    witness.take()
+    assert not witness.differs, "a weight that is no number is the same, too"
+
+
 def test_without_weights_nothing_differs() -> None:
     """As of a run whose optimizers come later."""
     witness = WeightWitness([])

@@ -71,7 +71,7 @@ def undone_s(record: RunRecord, nodes: int) -> float:
     for attempt in reversed(record.of_this_place):
         first, last = attempt.resumed_step or 0, attempt.last_step or 0
         if last > first:
-            usual = (s.step for s in attempt.saves if s.kind == CheckpointKind.PERIODIC.value)
+            usual = (s.step for s in attempt.saves if s.kind != CheckpointKind.EMERGENCY.value)
             stretches = pairwise((*(first, *usual)[-2:], last))
             return step_s * max(later - earlier for earlier, later in stretches)
     return 0.0
