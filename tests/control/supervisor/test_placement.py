@@ -749,6 +749,14 @@ def test_what_was_saved_for_an_end_is_no_usual_stretch() -> None:
     assert undone_s(made(*lines, *again), 1) == 3600.0
 
 
+def test_best_states_are_saves_like_others() -> None:
+    """Where the metric gets better all the time, nothing else is saved."""
+    best = [saved(1000.0 + step, step, checkpoint_kind="best") for step in range(10, 121, 10)]
+    progress = {"step": 125, "total_steps": 700, "step_s": 60.0}
+    lines = (*launched(0.0, nodes=1), training(600.0), *best, ("progress", 7700.0, 1, progress))
+    assert undone_s(made(*lines), 1) == 600.0
+
+
 def test_nodes_are_not_given_up_for_spot_that_the_next_launch_would_not_buy() -> None:
     """What a loss of spot nodes would undo counts when on-demand nodes are to be given up, too."""
     progress = {"step": 100, "total_steps": 400, "step_s": 60.0}

@@ -32,7 +32,7 @@ def test_weights_that_were_exchanged_are_not_saved(jobs: Jobs, world: int) -> No
     assert "evaluated 6" in left[0]
     assert "evaluated 9" not in left[0]
     [end] = jobs.ends()
-    assert (end["reason"], end["step"], end["saved_step"]) == ("preempted", 9, 8)
+    assert (end["reason"], end["step"], end["saved_step"]) == ("terminated", 9, 8)
     again = ranks(jobs, world, SPOTGUARD_ATTEMPT=2)
     assert "done 8" in again[0].splitlines()
     assert [digest(each) for each in again] == [digest(each) for each in calm]
