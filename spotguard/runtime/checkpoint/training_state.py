@@ -465,7 +465,7 @@ class Keeper:
 
     @property
     def _weights_are_exchanged(self) -> bool:
-        return not self.changing and self._witness is not None and self._witness.differs
+        return not self.changing and self._witness is not None and self._witness.differs()
 
     def save_boundary(self, request: StopRequest) -> SpotguardError | None:
         """Save the last boundary, within a step, if it is there; return what went wrong."""

@@ -40,9 +40,8 @@ class WeightWitness:
             else:  # a wrapper has gathered its parts, or given them back
                 self._kept[index] = some.clone()
 
-    @property
     def differs(self) -> bool:
-        """True if they are others than at the last `take`. Waits for the device."""
+        """Return True if they are others than at the last `take`. Waits for the device."""
         pairs = [(kept, _some(w)) for kept, w in zip(self._kept or (), self._weights, strict=False)]
         return any(kept.shape == some.shape and not _same(kept, some) for kept, some in pairs)
 

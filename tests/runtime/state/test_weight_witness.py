@@ -11,18 +11,18 @@ def test_exchanged_weights_are_noticed_and_steps_are_not() -> None:
     """By values, behind `.data` and by other memory in its place; put back, all is well."""
     model = torch.nn.Linear(20, 3)
     witness = WeightWitness([torch.optim.SGD(model.parameters(), lr=0.1)])
-    assert not witness.differs, "nothing was taken yet"
+    assert not witness.differs(), "nothing was taken yet"
     witness.take()
-    assert not witness.differs
+    assert not witness.differs()
     raw = model.weight.detach().clone()
     model.weight.data.copy_(raw + 1)
-    assert witness.differs
+    assert witness.differs()
     model.weight.data.copy_(raw)
-    assert not witness.differs
+    assert not witness.differs()
     model.weight.data = raw + 1
-    assert witness.differs
+    assert witness.differs()
     witness.take()
-    assert not witness.differs
+    assert not witness.differs()
 
 
 def test_parts_that_were_gathered_meanwhile_say_nothing() -> None:
@@ -33,10 +33,10 @@ def test_parts_that_were_gathered_meanwhile_say_nothing() -> None:
     witness = WeightWitness([torch.optim.SGD([frozen, empty, weight], lr=0.1)])
     witness.take()
     weight.data = torch.ones(3)
-    assert not witness.differs
+    assert not witness.differs()
     witness.take()
     weight.data += 1
-    assert witness.differs
+    assert witness.differs()
 
 
 def test_what_is_taken_in_inference_mode_can_be_taken_again() -> None:
@@ -45,15 +45,15 @@ def test_what_is_taken_in_inference_mode_can_be_taken_again() -> None:
     witness = WeightWitness([torch.optim.SGD([weight], lr=0.1)])
     with torch.inference_mode():
         witness.take()
-        assert not witness.differs
+        assert not witness.differs()
     weight.data += 1
-    assert witness.differs
+    assert witness.differs()
     witness.take()
-    assert not witness.differs, "a weight that is no number is the same, too"
+    assert not witness.differs(), "a weight that is no number is the same, too"
 
 
 def test_without_weights_nothing_differs() -> None:
     """As of a run whose optimizers come later."""
     witness = WeightWitness([])
     witness.take()
-    assert not witness.differs
+    assert not witness.differs()
