@@ -29,7 +29,7 @@ def test_azure_is_known_although_its_events_are_slow(monkeypatch: pytest.MonkeyP
             time.sleep(3.0)
         return really(request, facts)
 
-    monkeypatch.setattr(imds, "PROTOCOLS", {**imds.PROTOCOLS, "azure": answer})
+    monkeypatch.setitem(imds.PROTOCOLS, "azure", answer)
     with FakeMetadata("azure") as service:
         assert detect(urlsplit(service.url).netloc) == "azure"
 
