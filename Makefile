@@ -86,15 +86,19 @@ MEMORY := $(shell df -k --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$
   && ! grep -q ' /dev/shm .*noexec' /proc/mounts && echo /dev/shm)
 unit test-pythons: export PYTEST_DEBUG_TEMPROOT = $(MEMORY)
 
+# What `make test` runs, and what waits for `make check-all`; only cloud-tests spend money.
+QUICK := "not e2e and not slow and not cloud"
+LATER := "(e2e or slow) and not cloud"
+
 # Of a new environment nothing is compiled yet: three workers would each compile what all of them import.
 $(VENV)/.imported: $(VENV)/.installed-dev
 	@echo "compiling what tests import (once, a minute at most)"
-	@$(BIN)/python -m pytest -p no:cacheprovider --collect-only -q -m "not e2e and not slow and not cloud" > /dev/null || true
+	@$(BIN)/python -m pytest -p no:cacheprovider --collect-only -q -m $(QUICK) > /dev/null || true
 	touch $@
 
 # Some wait for processes, clocks and sockets: with two workers two cores would rest a quarter of the time.
 unit: $(VENV)/.imported
-	$(call TESTED,-n 3 --dist worksteal -o tmp_path_retention_policy=failed -m "not e2e and not slow and not cloud")
+	$(call TESTED,-n 3 --dist worksteal -o tmp_path_retention_policy=failed -m $(QUICK))
 
 test-pythons: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.programs.pythons
@@ -110,7 +114,7 @@ fuzz: $(VENV)/.installed-dev
 
 # Servers of object storage, each worker's own, and real faults between them and us: much of it waits.
 emulators: $(VENV)/.installed-dev azurite
-	$(call TESTED,-n 4 --dist worksteal -m "(e2e or slow) and not cloud" tests/storage tests/checkpoint)
+	$(call TESTED,-n 4 --dist worksteal -m $(LATER) tests/storage tests/checkpoint)
 
 # Commands whose tests take minutes, but nobody's time counts: they may run beside others.
 ASIDE := tests/benchmarks
@@ -119,17 +123,17 @@ ELSEWHERE := tests/storage tests/checkpoint tests/e2e tests/integrations tests/p
 e2e: e2e-commands e2e-jobs
 
 e2e-commands: $(VENV)/.installed-dev
-	$(call TESTED,-n 2 --dist worksteal -m "(e2e or slow) and not lab and not ec2 and not kubernetes and not cloud" tests/e2e)
+	$(call TESTED,-n 2 --dist worksteal -m $(LATER)" and not lab and not ec2 and not kubernetes" tests/e2e)
 
 e2e-jobs: $(VENV)/.installed-dev
-	$(call TESTED,-n 2 --dist worksteal -m "(e2e or slow) and not cloud" $(ELSEWHERE:%=--ignore=%))
+	$(call TESTED,-n 2 --dist worksteal -m $(LATER) $(ELSEWHERE:%=--ignore=%))
 
 # Quick ones, too: `make test` skips them where the frameworks are not installed.
 integrations: $(VENV)/.installed-integrations
 	$(call TESTED,-n 2 -m "not cloud" tests/integrations)
 
 aside: $(VENV)/.installed-dev
-	$(call TESTED,-m "(e2e or slow) and not cloud" $(ASIDE))
+	$(call TESTED,-m $(LATER) $(ASIDE))
 
 # Chromium is Debian's, whose own playwright drives it; no browser is downloaded. Where it cannot be had, tests
 # are skipped by name. axe-core says what is hard to read or to reach.
@@ -142,7 +146,7 @@ $(BROWSERS)/.installed: | $(VENV)/.installed-dev
 	touch $@
 
 browser: $(BROWSERS)/.installed
-	$(call TESTED,-rs -n 2 -m "(e2e or slow) and not cloud" tests/pages)
+	$(call TESTED,-rs -n 2 -m $(LATER) tests/pages)
 
 LAB := SPOTLAB_PYTHON=$(abspath $(BIN))/python infra/lab/slurm_lab.sh
 

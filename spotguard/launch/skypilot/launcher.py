@@ -46,8 +46,8 @@ _LOOK_EVERY_S = 2.0
 _GOING_DOWN_EVERY_S = 0.5
 """While a cluster is being taken down: only the API server is asked whether it is done."""
 _GOING_DOWN_PATIENCE_S = 120.0
-_END_AGAIN_AFTER_S = 15.0
 """A request that takes longer hangs: then the cluster itself is asked again."""
+_END_AGAIN_AFTER_S = 15.0
 _WATCH_EVERY_S = 8.0
 """While the nodes are up and the job has fallen silent, or may have lost some of them."""
 _SET_UP_SHARE = 3.0

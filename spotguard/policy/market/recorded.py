@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spotguard.errors import SpecError
+from spotguard.policy.fields import LONGEST_S
 from spotguard.shared.spot_traces import FIELD, read_trace
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from spotguard.shared.spot_traces import Trace
 
-LONGEST_S = 100 * 365.25 * 86_400
 MOST_NODES = 1_000_000
 """More in a trace of one's own count as so many."""
 DATASETS = ("aws_v100_2023-02", "aws_v100x4_2023-08", "gcp_h100x16_2025-10")

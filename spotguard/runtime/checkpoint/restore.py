@@ -30,7 +30,7 @@ from spotguard.runtime.distributed.rendezvous import LostContact
 from spotguard.runtime.process.surroundings import without_collections
 from spotguard.runtime.state.best import BestState
 from spotguard.runtime.state.rng import restore_random_states
-from spotguard.runtime.state.tracked import base_files
+from spotguard.runtime.state.tracked import SAME_OBJECTS, base_files
 from spotguard.runtime.state.tree import unpack
 
 if TYPE_CHECKING:
@@ -262,8 +262,7 @@ def _read(
             StateMismatch(
                 f"run.track does not fit the checkpoint at step {manifest.step}: "
                 f"{'; '.join(changes)}",
-                hint="track the same objects under the same names, start a new run, or pass "
-                "strict=False to run.steps() to restore what fits",
+                hint=SAME_OBJECTS,
             )
         )
     finishers = [

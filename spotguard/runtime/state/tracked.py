@@ -302,6 +302,11 @@ class TrackedValue:
         return lambda: self._write(self.value, state())
 
 
+SAME_OBJECTS = (
+    "track the same objects under the same names, start a new run, or pass strict=False to "
+    "run.steps() to restore what fits"
+)
+"""What to do where a checkpoint holds other objects than those that are tracked."""
 SENSELESS = (
     ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError,
 )  # fmt: skip
@@ -346,8 +351,7 @@ class RandomGenerator(TrackedValue):
         return StateMismatch(
             f"run.track: {name} is a {type(self.value).__name__}, and the checkpoint holds a state "
             f"{which}",
-            hint="track the same objects under the same names, start a new run, or pass "
-            "strict=False to run.steps() to restore what fits",
+            hint=SAME_OBJECTS,
         )
 
     def reseed(self, seed: int) -> None:

@@ -545,13 +545,19 @@ def test_after_a_resume_the_old_end_counts_no_more() -> None:
     assert isinstance(answer(lines, None, 41.0), Intend)
 
 
-def test_three_attempts_without_a_new_step_pause_the_run() -> None:
-    """A job that never gets anywhere does not burn money for ever."""
+def tried_on(attempts: int, reason: str, *, last_step: int) -> tuple[Line, ...]:
+    """So many attempts in a row, each of which another one followed, go on from step 5."""
     lines: tuple[Line, ...] = ()
-    for number in (1, 2, 3):
+    for number in range(1, attempts + 1):
         assert isinstance(answer(lines, None, number * 10.0), Intend)
         lines += (*launched(number * 10.0, number), training(number * 10.0, number, step=5))
-        lines += (ended(number * 10.0 + 5, "vanished", number, last_step=5),)
+        lines += (ended(number * 10.0 + 5, reason, number, last_step),)
+    return lines
+
+
+def test_three_attempts_without_a_new_step_pause_the_run() -> None:
+    """A job that never gets anywhere does not burn money for ever."""
+    lines = tried_on(3, "vanished", last_step=5)
     action = answer(lines, None, 50.0)
     assert isinstance(action, Settle)
     assert (action.state, action.exit_code) == (RunState.PAUSED, 11)
@@ -565,11 +571,7 @@ def test_three_attempts_without_a_new_step_pause_the_run() -> None:
 
 def test_steps_that_are_never_saved_are_not_paid_for_ever() -> None:
     """Each attempt trains, and nothing of it is kept: six are enough. A save starts anew."""
-    lines: tuple[Line, ...] = ()
-    for number in range(1, 7):
-        assert isinstance(answer(lines, None, number * 10.0), Intend)
-        lines += (*launched(number * 10.0, number), training(number * 10.0, number, step=5))
-        lines += (ended(number * 10.0 + 5, "node_lost", number, last_step=9),)
+    lines = tried_on(6, "node_lost", last_step=9)
     action = answer(lines, None, 70.0)
     assert isinstance(action, Settle)
     assert (action.state, action.exit_code) == (RunState.PAUSED, 11)

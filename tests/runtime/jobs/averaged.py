@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 
 import spotguard.runtime as spotguard
+from spotguard.events.states import EndReason
+from spotguard.runtime.preemption.stop_consensus import StopRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,12 +40,20 @@ def averaged() -> Iterator[None]:
             p.data.copy_(value)
 
 
+def be_told() -> None:
+    """Be told to end: by the cloud, or because the money is spent."""
+    if os.environ.get("BY") == "budget":
+        run._job.watch.request(StopRequest(reason=EndReason.BUDGET, message="no money"))
+    else:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 def evaluate(done: int) -> None:
     """Read some batches; be told to end in the midst of them."""
     for number in run.evaluate(range(4)):
         if number == 1 and os.environ.get("HURT") == str(done):
             if run.rank == run.world_size - 1:
-                os.kill(os.getpid(), signal.SIGTERM)
+                be_told()
             while run._job.watch.agreed is None:
                 signal.sigtimedwait([], 0.01)
     print("evaluated", done, flush=True)
