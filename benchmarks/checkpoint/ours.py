@@ -12,7 +12,7 @@ from spotguard.checkpoint.retention import Retention
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
 from spotguard.runtime.checkpoint import restore as restoring
-from spotguard.runtime.checkpoint.saver import Capture, Saved, Saver
+from spotguard.runtime.checkpoint.saver import Saver
 from spotguard.runtime.distributed.rendezvous import Alone
 from spotguard.runtime.state.tracked import Tracked, tracked
 from spotguard.storage import FileStore
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from benchmarks.checkpoint.state import TrainingState
     from spotguard.errors import SpotguardError
+    from spotguard.runtime.checkpoint.captured import Capture, Saved
 
 
 class _Spotguard(Method):

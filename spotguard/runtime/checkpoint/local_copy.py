@@ -6,6 +6,7 @@ It is a cache and nothing more: the manifest, which proves every byte, is always
 from __future__ import annotations
 
 import logging
+import sys
 from typing import TYPE_CHECKING
 
 from spotguard.checkpoint.shard import write_layout
@@ -21,12 +22,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("spotguard")
 
+_BROKEN_OFF_AFTER_S = 600.0
+"""A file that no writer has touched for so long is what a killed one left behind."""
+
 
 class LocalCopy:
     """Keeps one shard of this rank in a folder of the node."""
 
     def __init__(self, store: ObjectStore) -> None:
         self.store = store
+        self._before: tuple[int, int] | None = None
+        """Attempt and step of what was kept last."""
 
     @classmethod
     def at(cls, folder: str | None, run_id: str) -> LocalCopy | None:
@@ -36,14 +42,26 @@ class LocalCopy:
     def keep(
         self, prefix: str, file_name: str, layout: ShardLayout, data: Sequence[Buffer]
     ) -> None:
-        """Write the shard of a committed checkpoint, and let go of this rank's older ones.
+        """Write the shard of a committed checkpoint, and let go of older ones.
+
+        Other ranks of this node may still be at this save, and have none but the one before. What
+        is older than that is nobody's any more: its ranks had other numbers, or were more or fewer.
 
         Blocks while it writes. A folder that fails or is full costs the copy, nothing else.
         """
         try:
+            self.store.clean_up(older_than_s=_BROKEN_OFF_AFTER_S)
             for info in list(self.store.list(keys.CHECKPOINTS)):
-                if info.key.endswith(f"/{file_name}") and not info.key.startswith(prefix):
+                mine = info.key.endswith(f"/{file_name}") and not info.key.startswith(prefix)
+                if mine or _age(info.key) < (self._before or (_age(prefix)[0], 0)):
                     self.store.delete(info.key)
+            self._before = _age(prefix)
             write_layout(self.store, prefix, file_name, layout, data)
         except SpotguardError as problem:
             log.warning("no local copy of %s: %s", prefix, problem)
+
+
+def _age(key: str) -> tuple[int, int]:
+    """Return attempt and step of a checkpoint's object; what is none of ours is never old."""
+    step, attempt = keys.parse_checkpoint(key) or (sys.maxsize, sys.maxsize)
+    return attempt, step

@@ -12,7 +12,7 @@ from spotguard.shared.units import format_bytes, format_duration
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from spotguard.runtime.checkpoint.saver import Saved
+    from spotguard.runtime.checkpoint.captured import Saved
     from spotguard.runtime.state.tracked import Tracked
 
 MARGIN_S = 1.0

@@ -16,8 +16,7 @@ import logging
 import platform
 import threading
 import time
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,9 +26,10 @@ from spotguard.checkpoint.manifest import Manifest, check_run, commit, load_mani
 from spotguard.checkpoint.retention import Retention, prune
 from spotguard.checkpoint.shard import shard_file, write_layout
 from spotguard.checkpoint.tensors import ShardInfo
-from spotguard.errors import AlreadyExists, CheckpointError, SpotguardError, StoreError
+from spotguard.errors import AlreadyExists, CheckpointError, Fenced, SpotguardError, StoreError
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
+from spotguard.runtime.checkpoint.captured import Capture, OutOfContact, Saved, WithoutOthers
 from spotguard.runtime.checkpoint.early_base import BASE_TIMEOUT_S, EarlyBase
 from spotguard.runtime.checkpoint.frozen_base import FrozenBase
 from spotguard.runtime.checkpoint.own_state import own_tree, random_tree
@@ -68,47 +68,6 @@ _LOOK_UP_S = 0.25
 _PEER_TIMEOUT_S = 120.0
 _BROKEN_OFF_AFTER_S = 86_400.0
 _ROOM_FOR_COPY = 4.0  # an emergency save's own time, so often, must be left for a local copy
-
-
-@dataclass(frozen=True, kw_only=True)
-class Capture:
-    """The whole training state at a step boundary; tensors still live."""
-
-    step: int
-    kind: CheckpointKind
-    tree: dict[str, Any]
-    leaves: list[Leaf]
-    own: Any
-    """What is this rank's alone: random states, and its place in data that only it reads."""
-    counters: dict[str, Any]
-    sharded: bool
-    """True if no rank alone has the whole state."""
-
-    @cached_property
-    def size_bytes(self) -> int:
-        """Return the bytes of all tensors of this rank."""
-        return sum(leaf.size_bytes for leaf in self.leaves)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Saved:
-    """A committed checkpoint."""
-
-    step: int
-    checkpoint: str
-    kind: CheckpointKind
-    at: float
-    size_bytes: int
-    stall_s: float
-    duration_s: float
-
-
-class WithoutOthers(CheckpointError):
-    """This rank cannot save alone, and the others have no part in it: the store is not to blame."""
-
-
-class OutOfContact(WithoutOthers):
-    """The other ranks cannot be heard: their rendezvous is gone, perhaps with the first of them."""
 
 
 def _refused(word: str, beginning: str) -> CheckpointError:
@@ -357,8 +316,10 @@ class Saver:
         """Block until no save is in flight, `timeout_s` at most."""
         if self._thread is not None:
             self._thread.join(timeout_s)
+            if self._thread.is_alive():  # and reads the buffer: who saves next has to know
+                return
             self._thread = None
-        self._given_up = threading.Event()  # a thread that was not waited for keeps its own
+        self._given_up = threading.Event()
 
     def _save_quietly(
         self,
@@ -463,13 +424,18 @@ class Saver:
             log.warning("what broken-off saves left behind stays for now: %s", problem)
 
     def _prune(self) -> None:
-        """Delete what retention does not keep; what cannot be deleted now goes next time."""
+        """Delete what retention does not keep; what cannot be deleted now goes next time.
+
+        The save is committed, whatever is found in its past: a damaged claim of old is no failure.
+        """
         try:
             for prefix in prune(
                 self._store, self._retention, attempt=self._attempt, load=self._manifest_of
             ):
                 self._seen.pop(prefix, None)
-        except StoreError as problem:
+        except Fenced:
+            raise
+        except SpotguardError as problem:
             log.warning("old checkpoints stay for now: %s", problem)
 
     def _manifest_of(self, store: ObjectStore, prefix: str) -> Manifest:

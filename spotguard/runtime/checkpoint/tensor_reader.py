@@ -41,7 +41,7 @@ class StoredTensors:
         strict: bool = True,
     ) -> None:
         """`named` are the files of a frozen base that may lie outside the store."""
-        self._strict = strict
+        self._strict = self.in_place = strict
         self.differences: list[str] = []
         """What did not fit, where that is allowed."""
         self.left_out: set[int] = set()

@@ -17,7 +17,7 @@ from spotguard.errors import Fenced, SpotguardError, StoreError
 from spotguard.events.event import Heartbeat, JobEvent
 from spotguard.events.states import CheckpointKind
 from spotguard.runtime.checkpoint import save_time
-from spotguard.runtime.checkpoint.saver import Capture, Saved, Saver
+from spotguard.runtime.checkpoint.saver import Saver
 from spotguard.runtime.process import clock
 from spotguard.runtime.state.best import Best, BestState
 from spotguard.runtime.state.boundary_copy import (
@@ -36,6 +36,7 @@ from spotguard.shared.units import format_bytes, format_duration
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from spotguard.runtime.checkpoint.captured import Capture, Saved
     from spotguard.runtime.checkpoint.local_copy import LocalCopy
     from spotguard.runtime.checkpoint.restore import Restored
     from spotguard.runtime.data.loader import Loader
@@ -128,6 +129,9 @@ class Keeper:
         self.set_up: SetUp
         """What the script had set up when it was to be restored."""
         self._failed_saves = 0
+        self._saved_before_failures: Saved | None = None
+        """The save after which the failed ones came: all ranks know it, where `_on_saved` is called
+        on the first alone."""
         self._failed_at_end = False
         self._optimizers: dict[str, TrackedOptimizer] = {}
         self._kept: list[int] = []
@@ -209,7 +213,8 @@ class Keeper:
         if finished == self.first_step + 1:  # an optimizer's state is there after its first step
             self.saver.warm(self.objects)
         self._look_at_new_state()
-        if self._failed_saves >= _FAILED_SAVES_BEFORE_STOP:
+        none_since = self.saver.last is self._saved_before_failures
+        if none_since and self._failed_saves >= _FAILED_SAVES_BEFORE_STOP:
             raise StoreError(
                 f"{self._failed_saves} saves in a row failed; stopping, as nothing would be kept"
             )
@@ -543,7 +548,6 @@ class Keeper:
         if self._first_save:
             self._first_save = False
             self._say_if_it_fits(saved)
-        self._failed_saves = 0
         self._reporter.event(
             JobEvent.SAVED,
             step=saved.step,
@@ -563,6 +567,8 @@ class Keeper:
         )
 
     def _on_save_failed(self, step: int, problem: SpotguardError) -> None:
+        if self.saver.last is not self._saved_before_failures:
+            self._saved_before_failures, self._failed_saves = self.saver.last, 0
         self._failed_saves += 1
         self._reporter.event(JobEvent.SAVE_FAILED, step=step, problem=str(problem))
         log.error("%s; training goes on, the next save may do", problem)

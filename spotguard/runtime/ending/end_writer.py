@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from spotguard.events.event import JobEvent
 from spotguard.events.states import EndReason
-from spotguard.runtime.checkpoint.saver import WithoutOthers
+from spotguard.runtime.checkpoint.captured import WithoutOthers
 from spotguard.runtime.reporting.node_reports import last_word_s
 from spotguard.shared.units import to_iso
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from spotguard.errors import SpotguardError
 from spotguard.events.event import JobEvent
 from spotguard.events.states import EXIT_CODE_OF_JOB_TOLD_TO_STOP, EndReason
-from spotguard.runtime.checkpoint.saver import WithoutOthers
+from spotguard.runtime.checkpoint.captured import WithoutOthers
 from spotguard.runtime.distributed.rendezvous import Alone
 from spotguard.runtime.ending.ways_out import WAYS_OUT, Cause, Ends, Saves, cause_of
 from spotguard.runtime.preemption.stop_consensus import BEFORE_LOOP, StopRequest

@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from spotguard.errors import StoreError
@@ -118,19 +119,19 @@ class Reporter:
                 item = self._events.get(timeout=wait)
             except queue.Empty:
                 if time.monotonic() >= self._again_at:
-                    self._store_owed()
+                    _safely(self._store_owed)
                 if time.monotonic() >= next_beat:
-                    self._store_metrics(measure=True)
-                    self._beat()
+                    _safely(partial(self._store_metrics, measure=True))
+                    _safely(self._beat)
                     next_beat = time.monotonic() + self._heartbeat_s
                 continue
             if item is not None:
                 self._owed.append(item)
             if item is None or self._again_at == math.inf:
-                self._store_owed()
+                _safely(self._store_owed)
             if item is None:
-                self._store_metrics()
-                self._last_beat()
+                _safely(self._store_metrics)
+                _safely(self._last_beat)
                 return
 
     def _store_owed(self) -> None:
@@ -210,6 +211,14 @@ class Reporter:
             raw = b""
         self._heard_stop = True
         self._on_stop(parse_stop(raw))
+
+
+def _safely(act: Callable[[], None]) -> None:
+    """Do it, whatever it raises: without this thread nobody hears of the job any more."""
+    try:
+        act()
+    except Exception:
+        log.exception("a report went wrong; the next one may do")
 
 
 def parse_stop(raw: bytes) -> StopRequest:

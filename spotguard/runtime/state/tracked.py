@@ -14,6 +14,7 @@ import torch
 
 from spotguard.checkpoint.outside import BaseFiles
 from spotguard.errors import StateMismatch, UnsupportedState, UsageError
+from spotguard.runtime.state.expanded_tensors import fill
 from spotguard.runtime.state.module_wrappers import bare_module, plain_key
 from spotguard.runtime.state.sharding import is_dtensor
 from spotguard.runtime.state.tree import Packed, pack
@@ -25,6 +26,9 @@ Finish = Callable[[], None]
 class Reading(Protocol):
     """The tensors of a checkpoint: asked for first, then read all at once."""
 
+    in_place: bool
+    """Whether tensors may be filled where they are. Not where a checkpoint may leave some of them
+    as they are: one that is tried before it, and is damaged, would have written to them."""
     left_out: set[int]
     """Addresses of parameters that nothing stored fits: their moments begin anew, too."""
 
@@ -148,17 +152,20 @@ class TrackedModule:
         others = {
             key: reading.later(stored[key]) for key in mine if key in stored and key not in shapes
         }
-        if _loads_plainly(self.bare):
-            for key, stored_name in tensors.items():
+        plain = _loads_plainly(self.bare)
+        read: dict[str, torch.Tensor] = {}
+        for key, stored_name in tensors.items():
+            if plain and reading.in_place:
                 reading.into(stored_name, mine[key])
-            values: dict[str, Any] = {}
-        else:  # whoever has a say in loading gets the values to load
-            values = {
-                key: reading.new(stored_name, mine[key] if is_dtensor(mine[key]) else None)
-                for key, stored_name in tensors.items()
-            }
+            else:
+                like = mine[key] if is_dtensor(mine[key]) else None
+                read[key] = reading.new(stored_name, like)
 
         def finish() -> None:
+            # Whoever has a say in loading gets the values to load.
+            values: dict[str, Any] = {} if plain else dict(read)
+            for key in read if plain else ():
+                fill(_local(mine[key]), _local(read[key]))
             values.update({key: value() for key, value in others.items()})
             if values:
                 own = {own_keys[key]: value for key, value in values.items()}
@@ -246,7 +253,7 @@ class TrackedOptimizer:
             return reading.later(tree)
         value = self.value.state.get(param, {}).get(key)
         stored = tree["name"]
-        if reading.fits(stored, value):
+        if reading.in_place and reading.fits(stored, value):
             reading.into(stored, value)
         else:  # a sharded parameter has sharded moments
             like_param = is_dtensor(param) and reading.shape(stored) == tuple(param.shape)
@@ -530,7 +537,12 @@ def _pack_steady(state: dict[Any, Any], name: str, into: Packed) -> Any:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    return (tensor.to_local() if is_dtensor(tensor) else tensor).data_ptr()
+    return _local(tensor).data_ptr()
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this rank holds of a tensor."""
+    return tensor.to_local().detach() if is_dtensor(tensor) else tensor
 
 
 def _is_tensor(tree: Any) -> bool:

@@ -14,8 +14,10 @@ from spotguard.errors import CheckpointError, Fenced, StoreFull, StoreUnavailabl
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
 from spotguard.runtime.checkpoint import restore as restoring
-from spotguard.runtime.checkpoint.saver import OutOfContact, WithoutOthers
+from spotguard.runtime.checkpoint.captured import OutOfContact, WithoutOthers
+from spotguard.runtime.checkpoint.staging import StagingBuffer
 from spotguard.runtime.state.tree import Leaf, Packed
+from spotguard.storage.buffers import views_of
 from spotguard.testing import FakeRendezvous, FaultyStore, MemoryStore
 from spotguard.testing.stores import SimulatedCrash
 from tests.checkpoint.crashes.savings import make_manifest
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from spotguard.runtime.state.tracked import Finish
-    from spotguard.storage.base import ObjectStore
+    from spotguard.storage.base import Content, ObjectStore
 
 
 def state(value: float, size: int = 8) -> dict[str, Any]:
@@ -122,6 +124,54 @@ def test_a_save_in_flight_is_waited_for_though_the_buffer_is_made_ready_meanwhil
 
     assert [saved.step for saved in rank.saved] == [10]
     assert restored(store.inner)["count"] == 10
+
+
+class SlowWire(MemoryStore):
+    """Goes through a shard at once, as a bucket's store does, and reads its bytes much later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gone_through, self.opened = threading.Event(), threading.Event()
+
+    def put(self, key: str, data: Content, **options: Any) -> str:
+        """Store it, but for the shards of step 20."""
+        if "000000000020" in key:
+            raise StoreUnavailable("the wire is busy")
+        views = list(views_of(data))
+        if key.endswith("safetensors"):
+            self.gone_through.set()
+            assert self.opened.wait(10)
+        return super().put(key, b"".join(views), **options)
+
+
+def test_a_buffer_is_not_written_to_while_a_save_that_was_given_up_reads_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two more saves fail meanwhile, as where another rank is lost: the older one is whole.
+
+    What lies on a GPU is gathered by way of the buffer from which the older save is sent.
+    """
+    monkeypatch.setattr(
+        StagingBuffer,
+        "gather",
+        lambda buffer, leaves, plan: [buffer.stage(leaves, plan, overlap=False).data],
+    )
+    store = SlowWire()
+    rank = started(store)
+    live = state(10)
+    rank.later(10, s=live)
+    assert store.gone_through.wait(10)
+    [older] = [each for each in threading.enumerate() if each.name == "spotguard-save"]
+    live["weight"].fill_(20)
+    live["count"] = 20
+    for _ in range(2):
+        capture = rank.saver.capture(20, CheckpointKind.EMERGENCY, adapters({"s": live}), {})
+        with pytest.raises(StoreUnavailable):
+            rank.saver.save_now(capture, timeout_s=0.02)
+    store.opened.set()
+    older.join(10)
+
+    assert restored(store)["count"] == 10
 
 
 def test_states_that_grow_and_shrink() -> None:
@@ -250,6 +300,24 @@ def test_a_failed_pruning_is_no_failed_save() -> None:
     rank.now(60, s=state(60))
 
     assert len(store.inner.list_folders("checkpoints/")) == 2
+
+
+def test_a_damaged_claim_of_old_is_no_failed_save() -> None:
+    """A restore never looks so far back; what is committed is saved, also at the end."""
+    store = MemoryStore()
+    started(store).now(10, s=state(10))
+    for attempt in (2, 3):
+        rank = Rank(store, attempt=attempt)
+        rank.start(s=state(0))
+        rank.now(10 * attempt, s=state(10 * attempt))
+    store.put(keys.claim(2), b"{")
+    rank.later(40, s=state(40))
+    rank.saver.wait()
+    last = rank.now(50, CheckpointKind.FINAL, s=state(50))
+
+    assert last is not None
+    assert (last.step, rank.failed) == (50, [])
+    assert [saved.step for saved in rank.saved] == [30, 40, 50]
 
 
 def test_a_full_disk_keeps_what_is_there() -> None:

@@ -12,7 +12,7 @@ from spotguard.checkpoint.lineage import claim_attempt, highest_claim
 from spotguard.checkpoint.retention import Retention
 from spotguard.events.states import CheckpointKind
 from spotguard.runtime.checkpoint import restore as restoring
-from spotguard.runtime.checkpoint.saver import Saved, Saver
+from spotguard.runtime.checkpoint.saver import Saver
 from spotguard.runtime.distributed.rendezvous import Alone
 from spotguard.runtime.state.tracked import Tracked, TrackedValue, tracked
 from spotguard.testing import MemoryStore
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from spotguard.errors import SpotguardError
+    from spotguard.runtime.checkpoint.captured import Saved
     from spotguard.runtime.checkpoint.local_copy import LocalCopy
     from spotguard.runtime.distributed.rendezvous import Coordinator
     from spotguard.storage.base import ObjectStore

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import TYPE_CHECKING
 
@@ -222,6 +223,12 @@ def test_a_past_is_recalled_from_its_ends() -> None:
     assert past.left == len(past.chunks) - 1 > 5
 
 
+BEAT = Heartbeat(
+    at=1.0, attempt=1, node=0, step=1, total_steps=2, epoch=0, train_s=1.0, step_s=None,
+    loss=None, saved_step=None, saved_at=None,
+)  # fmt: skip
+
+
 def reporter_of(store: ObjectStore, heartbeat: Callable[[], Heartbeat] | None = None) -> Reporter:
     """Return a reporter that beats, if it can, a hundred times a second."""
     return Reporter(
@@ -259,6 +266,34 @@ def test_a_hiccup_of_the_store_swallows_no_event(stored: bool) -> None:
     assert len(objects(inner)) == 4
 
 
+def test_whatever_goes_wrong_in_a_report_the_next_one_is_made() -> None:
+    """Also an error that no store should raise: a job that nobody hears of is given up."""
+
+    def breaks(key: str) -> None:
+        raise OSError(5, f"input/output error at {key} (scripted)")
+
+    inner = MemoryStore()
+    store = FaultyStore(inner)
+    store.before("put", breaks, times=2)
+    beats = itertools.count()
+
+    def beat() -> Heartbeat:
+        if next(beats) == 0:
+            raise OSError(5, "input/output error (scripted)")
+        return BEAT
+
+    reporter = reporter_of(store, beat)
+    reporter.start()
+    for number in range(3):
+        reporter.event(JobEvent.SAVED, number=number)
+        reporter.flush(0.05)
+    reporter.event(JobEvent.ENDED, number=3)
+    reporter.close(30.0)
+
+    assert sorted(Seen().read(inner)) == [0, 1, 2, 3]
+    assert next(beats) > 1
+
+
 def test_a_store_that_is_away_for_long_starves_nobody() -> None:
     """Meanwhile the heart beats, who waits is let go, and at the end it is tried once more."""
     inner, back = MemoryStore(), threading.Event()
@@ -268,10 +303,6 @@ def test_a_store_that_is_away_for_long_starves_nobody() -> None:
             raise StoreUnavailable("it is away (scripted)")
 
     store = FaultyStore(inner).before("put", refuse_events, times=None)
-    beat = Heartbeat(
-        at=1.0, attempt=1, node=0, step=1, total_steps=2, epoch=0, train_s=1.0, step_s=None,
-        loss=None, saved_step=None, saved_at=None,
-    )  # fmt: skip
     beats: list[int] = []
     enough = threading.Event()
 
@@ -279,7 +310,7 @@ def test_a_store_that_is_away_for_long_starves_nobody() -> None:
         beats.append(1)
         if len(beats) == 5:
             enough.set()
-        return beat
+        return BEAT
 
     reporter = reporter_of(store, heartbeat)
     reporter.event(JobEvent.ENDED, number=0)
