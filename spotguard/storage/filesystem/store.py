@@ -13,7 +13,8 @@ import fcntl
 import os
 import secrets
 import stat
-import time
+import tempfile
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -93,9 +94,10 @@ class FileStore:
             try:
                 etag = _etag(write_durably(temp, views_of(data), size_of(data)))
                 if if_absent:
-                    self._in_folder(target, lambda: self._create(temp, target, key))
+                    self._in_folder(temp, target, partial(self._create, temp, target, key))
                 else:
-                    self._in_folder(target, lambda: self._replace(temp, target, key, if_match))
+                    replace = partial(self._replace, temp, target, key, if_match)
+                    self._in_folder(temp, target, replace)
             finally:
                 with contextlib.suppress(OSError):
                     temp.unlink(missing_ok=True)
@@ -155,7 +157,7 @@ class FileStore:
     def delete(self, key: str) -> None:
         """Remove the object, and the folders that it leaves empty."""
         path = self._path(key)
-        if not path.is_file():
+        if self.head(key) is None:
             return
         with _translated("delete", path), self._locked(fcntl.LOCK_SH):
             path.unlink(missing_ok=True)
@@ -204,7 +206,7 @@ class FileStore:
             _sweep(folder, _STALE_AFTER_S)
         return folder / f"{os.getpid()}-{secrets.token_hex(8)}"
 
-    def _in_folder(self, target: Path, place: Callable[[], None]) -> None:
+    def _in_folder(self, temp: Path, target: Path, place: Callable[[], None]) -> None:
         """Run `place` in an existing folder: a deleter may remove it, empty, in between."""
         for _ in range(_FOLDER_RACES):
             with contextlib.suppress(FileNotFoundError):
@@ -216,6 +218,8 @@ class FileStore:
                 place()
                 sync_folder(folder)
                 return
+            if not temp.exists():
+                raise StoreUnavailable(f"cannot write {target}: what was to be stored was deleted")
             self._durable.clear()  # those above it may be others, too
         raise StoreUnavailable(f"cannot write {target}: its folder keeps vanishing")
 
@@ -291,15 +295,21 @@ def _info(key: str, status: os.stat_result) -> ObjectInfo:
 
 def _sweep(folder: Path, older_than_s: float) -> int:
     """Remove temporary files that no living writer can still own; return how many."""
-    oldest_at = time.time() - older_than_s
     removed = 0
     with contextlib.suppress(OSError):
+        oldest_at = _now_there(folder) - older_than_s
         for leftover in folder.iterdir():
             with contextlib.suppress(OSError):
                 if leftover.stat().st_mtime < oldest_at:
                     leftover.unlink()
                     removed += 1
     return removed
+
+
+def _now_there(folder: Path) -> float:
+    """Return the time by the clock that stamps files there: this machine's may be days off."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return os.fstat(file.fileno()).st_mtime
 
 
 @contextlib.contextmanager

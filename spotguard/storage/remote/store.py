@@ -17,7 +17,7 @@ import contextlib
 import os
 import secrets
 import time
-from concurrent.futures import FIRST_EXCEPTION, wait
+from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, wait
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -169,18 +169,22 @@ class RemoteStore:
 
     def _send_parts(self, key: str, upload_id: str, data: Content, part_bytes: int) -> list[str]:
         sent: list[Future[str]] = []
-
-        def failed() -> bool:
-            return any(part.done() and part.exception() for part in sent)
+        under_way: set[Future[str]] = set()
 
         def send(number: int, body: list[memoryview]) -> str:
             return self._tried(lambda: self._timed_part(key, upload_id, number, body))
 
         try:
             for number, body in enumerate(_bodies(views_of(data), part_bytes), 1):
-                if failed():
+                # What waits in line goes on the wire although its stream says meanwhile that nobody
+                # wants it any more: no more waits than keeps all threads busy.
+                done: set[Future[str]] = set()
+                if len(under_way) > self._threads:
+                    done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+                if any(part.exception() for part in done):
                     break
                 sent.append(self._crew.submit(send, number, body))
+                under_way.add(sent[-1])
             return _results(sent)
         finally:
             _stand_still(sent)  # nobody may read the caller's memory after this returns

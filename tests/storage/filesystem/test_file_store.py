@@ -126,6 +126,57 @@ def test_leftovers_of_dead_writers_are_swept(tmp_path: Path) -> None:
     assert leftovers(tmp_path) == [young]
 
 
+def test_what_a_living_writer_has_is_not_swept_by_a_machine_with_a_wrong_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that is two days ahead makes no file old: its age is told by the folder's own."""
+    FileStore(tmp_path).put("x", b"1")
+    begun = tmp_path / ".spotguard" / "tmp" / "a-writer"
+    begun.write_bytes(b"half")
+    two_days_on = time.time() + 2 * 86_400
+    monkeypatch.setattr(time, "time", lambda: two_days_on)
+
+    FileStore(tmp_path).put("x", b"2")
+    assert begun.exists()
+
+
+def test_who_lost_what_was_to_be_stored_hears_just_that(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody deleted the temporary file: no folder vanishes, and another try is of no use."""
+    replace, tries = Path.replace, count()
+
+    def swept(temp: Path, target: Path) -> Path:
+        next(tries)
+        temp.unlink(missing_ok=True)
+        return replace(temp, target)
+
+    monkeypatch.setattr(Path, "replace", swept)
+    with pytest.raises(StoreUnavailable, match="what was to be stored was deleted"):
+        store.put("a/x", b"2")
+    assert next(tries) == 1
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
+def test_a_hiccup_at_a_deletion_is_an_error_of_the_store(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A network's folder may fail at any look: no other error ends the thread that deletes."""
+    store.put("a/x", b"1")
+
+    def fails(path: Path, **_: bool) -> os.stat_result:
+        raise OSError(number, os.strerror(number), str(path))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "stat", fails)
+        with pytest.raises(StoreUnavailable):
+            store.delete("a/x")
+    assert store.get("a/x") == b"1"
+    store.delete("a/x")
+    store.delete("a/x")
+    assert store.head("a/x") is None
+
+
 @pytest.mark.parametrize("size_bytes", [3_000_000, 9_000_000], ids=["small", "large"])
 def test_a_full_disk_is_said_so_and_changes_nothing(tmp_path: Path, size_bytes: int) -> None:
     """When the bytes do not fit, `StoreFull` names the path; the old object and no litter stay."""

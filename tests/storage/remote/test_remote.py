@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -190,6 +190,34 @@ def test_a_stream_that_fails_gives_the_write_up() -> None:
         made(bucket).put("x", Broken())
     assert not bucket.parts
     assert "x" not in bucket.objects
+
+
+def test_a_write_that_nobody_wants_any_more_ends_with_the_parts_under_way() -> None:
+    """Of forty parts no more are sent than the threads had: another save's may be next in line."""
+    wanted, slow = threading.Event(), threading.Event()
+    wanted.set()
+
+    class Slow(MemoryBucket):
+        def put_part(self, *args: Any, **options: Any) -> str:
+            slow.wait(0.05)
+            part = super().put_part(*args, **options)
+            wanted.clear()
+            return part
+
+    class Stream:
+        size_bytes = len(large(40))
+
+        def __iter__(self) -> Iterator[Buffer]:
+            for part in range(40):
+                if not wanted.is_set():
+                    raise StoreError("another one is waiting")
+                yield bytes([part + 1]) * (MB - part)
+
+    bucket = Slow(part_rules=SMALL_PARTS)
+    with pytest.raises(StoreError, match="another one is waiting"):
+        made(bucket).put("x", Stream())
+    assert bucket.calls["put_part"] <= 2 * 4
+    assert not bucket.parts
 
 
 def test_parts_lie_where_the_caller_has_them() -> None:
