@@ -37,6 +37,8 @@ _LONGEST_NUMBER = 64
 _NAME = re.compile(rf"[a-z0-9](?:[a-z0-9-]{{0,{MAX_NAME_CHARS - 2}}}[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _STEPS = re.compile(r"(\d+) ?steps?")
+_GROUPED = re.compile(r"[1-9]\d{0,2}(,\d{3})+(\.\d+)?")
+"""The one use of commas in money: between thousands. In `1,50` and `0,918` one means a point."""
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{1,31}")
 BUDGET_TOPIC, BURN_TOPIC = "budget", "burn-rate"
@@ -114,9 +116,13 @@ def number(raw: Any) -> float:
 
 
 def usd(raw: Any) -> float:
-    """Return an amount of money above 0, also for `"$1,200"`."""
+    """Return an amount of money above 0, also for `"$1,200"`; a decimal comma is refused."""
     if isinstance(raw, str):
-        raw = raw.strip().removeprefix("$").replace(",", "")
+        raw = raw.strip().removeprefix("$").strip()
+        if "," in raw:
+            if not _GROUPED.fullmatch(raw):
+                raise ValueError("a comma that parts no thousands")
+            raw = raw.replace(",", "")
     return number(raw)
 
 

@@ -47,6 +47,15 @@ def test_nonsense_is_refused_by_name(resolve_job: Resolve, key: str, raw: object
     ("key", "raw", "said"),
     [
         ("budget", "-5", "given '-5' (flag --budget); allowed: an amount of USD above 0"),
+        ("budget", "1,50", "given '1,50' (flag --budget); allowed: an amount of USD above 0, deci"),
+        ("budget", "0,918", "decimals after a point"),
+        ("budget", "1.200,50", "decimals after a point"),
+        ("budget", "12,34,567", "decimals after a point"),
+        ("price", "0,918", "decimals after a point"),
+        ("max_price", "1,2", "decimals after a point"),
+        ("on_demand_price", "3,06", "decimals after a point"),
+        ("team.budget", "19,99 / month", "decimals after a point"),
+        ("notify_on", "burn-rate 1,50", "allowed: a list of"),
         ("nodes", "4:1", "given '4:1'"),
         ("nodes", "0:2", "given '0:2'"),
         ("nodes", "1:", "given '1:'"),
@@ -106,6 +115,7 @@ def test_a_mistyped_word_gets_the_nearest(
     ("key", "raw", "field", "value"),
     [
         ("budget", "$1,200.50", "budget_usd", 1200.5),
+        ("budget", "$ 1,234,567", "budget_usd", 1234567.0),
         ("budget", 200, "budget_usd", 200.0),
         ("budget", "200", "budget_usd", 200.0),
         ("deadline", "1h30m", "deadline_s", 5400.0),

@@ -150,7 +150,8 @@ def _wishes(body: dict[str, Any]) -> dict[str, float | None]:
         try:
             wishes[field] = read(raw)
         except ValueError:
-            allowed = "an amount of USD above 0" if name == "budget" else "a duration such as 12h"
+            sum_of_usd = "an amount of USD above 0, decimals after a point"
+            allowed = sum_of_usd if name == "budget" else "a duration such as 12h"
             raise SpecError(name, f"given {raw!r}; allowed: {allowed}") from None
     return wishes
 

@@ -59,7 +59,7 @@ LOCAL_SPOT_USD_PER_H = 0.918
 LOCAL_ON_DEMAND_USD_PER_H = 3.06
 """The same machine on demand. Both are the prices of the recorded traces."""
 
-_USD_PER_H = "a price in USD per node and hour above 0, such as 0.918"
+_USD_PER_H = "a price in USD per node and hour above 0, decimals after a point: 0.918"
 _PUBLIC_NAMES = "env_names"
 
 
@@ -173,7 +173,7 @@ class JobSpec(Frozen):
         float | None,
         Setting(
             parse=IfGiven(usd),
-            allowed='an amount of USD above 0, such as 200 or "$200"',
+            allowed='an amount of USD above 0, decimals after a point: 200 or "$1,200.50"',
             example="200",
             key="budget",
             flag="--budget",
@@ -261,7 +261,7 @@ class JobSpec(Frozen):
         float | None,
         Setting(
             parse=IfGiven(usd),
-            allowed="an amount of USD per node and hour above 0, such as 1.20",
+            allowed=_USD_PER_H,
             example="1.20",
             key="max_price",
             flag="--max-price",

@@ -64,7 +64,8 @@ def _is_count(raw: object) -> bool:
 
 TEAM_BUDGET = Setting(
     parse=IfGiven(TeamCap.parse),
-    allowed='an amount of USD above 0 for a month, week or day, such as "2000 / month"',
+    allowed="an amount of USD above 0 for a month, week or day, decimals after a point: "
+    '"2000 / month"',
     example='"2000 / month"',
     flag="--team-budget",
     variable="SPOTGUARD_TEAM_BUDGET",
