@@ -71,9 +71,12 @@ class Sweep:
         return commands.watch(self.name)
 
     def wait(self) -> SweepDocument:
-        """Return its table once all of its points have ended; blocks until then."""
+        """Return its table once all of its points have ended; blocks until then.
+
+        Where for a minute all that is left cannot be read, it returns without: `settled` is False.
+        """
         watch = self.watch()
-        while not (told := watch.look()).settled:
+        while not watch.is_over(told := watch.look()):
             time.sleep(_POLL_S)
             self.go_on()
         return told

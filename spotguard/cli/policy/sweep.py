@@ -10,7 +10,7 @@ import typer
 from spotguard.cli.common import JsonOption, YesOption
 from spotguard.cli.flags import setting_value
 from spotguard.cli.terminal.output import confirm, console, note, print_json, say
-from spotguard.errors import Detached, SpecError, UsageError
+from spotguard.errors import Detached, EnvironmentFailure, SpecError, UsageError
 from spotguard.shared.json_documents import document
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def follow_sweep(known: "Sweep", *, as_json: bool) -> None:
             told = watch.look()
             if not as_json:
                 _tell_news(told.points, seen)
-            if told.settled:
+            if watch.is_over(told):
                 break
             time.sleep(_LOOK_EVERY_S if told.in_folder else _LOOK_AT_BUCKET_EVERY_S)
             if time.monotonic() - repaired_at > _REPAIR_EVERY_S:
@@ -257,9 +257,9 @@ def follow_sweep(known: "Sweep", *, as_json: bool) -> None:
 
 def _tell_news(points: "Sequence[SweepPoint]", seen: dict[int, tuple[str, str]]) -> None:
     for point in points:
-        if point.state is None:
+        if point.state is None and not point.unreadable:
             continue
-        ended = point.detail if point.settled else ""
+        ended = point.detail if point.settled or point.unreadable else ""
         ended = ended.removeprefix("pruned ")
         if seen.get(point.number) != (label := _label(point), ended):
             seen[point.number] = label, ended
@@ -269,8 +269,15 @@ def _tell_news(points: "Sequence[SweepPoint]", seen: dict[int, tuple[str, str]])
 
 def exit_code(points: "Sequence[SweepPoint]") -> int:
     """Return that of the first point which neither finished nor was pruned; 0 without one."""
-    unwanted = [each.exit_code for each in points if not each.pruned and each.exit_code != 0]
-    return next((Detached.exit_code if code is None else code for code in unwanted), 0)
+    codes = [_code_of(each) for each in points if not each.pruned]
+    return next((code for code in codes if code != 0), 0)
+
+
+def _code_of(point: "SweepPoint") -> int:
+    """Return how a point's run ended; of one that goes on, that it was left, or unreadable."""
+    if point.unreadable:
+        return EnvironmentFailure.exit_code
+    return Detached.exit_code if point.exit_code is None else point.exit_code
 
 
 def show_sweep(told: "SweepDocument", known: "Sweep") -> None:
@@ -294,6 +301,8 @@ def show_sweep(told: "SweepDocument", known: "Sweep") -> None:
 def _label(point: "SweepPoint") -> str:
     if point.pruned or point.queued:
         return "pruned" if point.pruned else "queued"
+    if point.unreadable:
+        return "unreadable"
     return "" if point.state is None else point.state.label
 
 

@@ -78,7 +78,9 @@ def sweep_table(told: SweepDocument) -> Table:
         column.no_wrap = True
     for point in told.points:
         state = Text("pruned", style="cyan") if point.pruned else Text("")
-        if point.state is not None and not point.pruned:
+        if point.unreadable:
+            state = Text("unreadable", style="red")
+        elif point.state is not None and not point.pruned:
             label = "queued" if point.queued else point.state.label
             state = Text(label, style=point.state.colour)
         detail = "" if point.queued else point.detail.removeprefix("pruned ")
@@ -89,7 +91,7 @@ def sweep_table(told: SweepDocument) -> Table:
             state,
             known,
             formats.value(point.value) if named else "",
-            formats.usd(point.spent_usd) if point.state is not None else "",
+            formats.usd(point.spent_usd),
             Text(clean(detail), style="dim"),
             style="bold" if point.run_id == told.best else "",
         )

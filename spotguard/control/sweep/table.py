@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -17,6 +18,7 @@ from spotguard.errors import JournalDamaged, SpotguardError, StoreError, UsageEr
 from spotguard.events.states import RunState
 from spotguard.events.untrusted import Refused
 from spotguard.shared.json_documents import INSTANT
+from spotguard.shared.units import sum_known
 from spotguard.spec.model.sweep import in_words
 from spotguard.storage import PrefixedStore, open_store
 from spotguard.storage.urls import is_folder
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from spotguard.control.sweep.sweep_request import SweepRecord
 
 SCHEMA: Final = 1
+PATIENCE_S: Final = 60.0
+"""A store that cannot be reached for a moment makes nothing unreadable for good."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +46,8 @@ class SweepPoint:
     """What it adds to the script's arguments, by name."""
     state: RunState | None
     """How its run stands; None: it is not created, or cannot be read."""
+    unreadable: bool = False
+    """Whether its run cannot be read, so that nobody knows what it costs; `detail` says why."""
     step: int | None = None
     total_steps: int | None = None
     value: float | None = None
@@ -96,6 +102,11 @@ class SweepDocument:
     one."""
 
     @property
+    def is_stuck(self) -> bool:
+        """Whether all that has not ended cannot be read: how that ends, nobody will see."""
+        return not self.settled and all(each.settled or each.unreadable for each in self.points)
+
+    @property
     def in_folder(self) -> bool:
         """Whether its store is a folder, at which looking costs nothing."""
         return is_folder(self.store)
@@ -126,6 +137,7 @@ class SweepWatch:
         self._root = open_store(sweep.store_root)
         self._runs: dict[str, StoredRun] = {}
         self._at_rest: dict[str, tuple[SweepPoint, bool]] = {}
+        self._stuck_since: float | None = None
 
     def look(self) -> SweepDocument:
         """Return how it stands now.
@@ -136,14 +148,12 @@ class SweepWatch:
         sweep, part = self._sweep, self._sweep.part
         told = [self._point(each.number, each.run_id) for each in sweep.parts()]
         points = [point for point, _ in told]
-        spent = [point.spent_usd for point in points if point.state is not None]
-        known = [usd for usd in spent if usd is not None]
         return SweepDocument(
             sweep_id=sweep.sweep_id,
             store=sweep.store_root,
             created_at=sweep.created_at,
             budget_usd=self._budget_usd(),
-            spent_usd=sum(known) if len(known) == len(spent) else None,
+            spent_usd=sum_known(each.spent_usd for each in points),
             demo_prices=any(played for _, played in told),
             parallel=part.cap.at_once,
             metric=part.metric,
@@ -153,6 +163,16 @@ class SweepWatch:
             points=tuple(points),
             best=best_of(points, part.goal),
         )
+
+    def is_over(self, told: SweepDocument) -> bool:
+        """Return whether waiting is in vain: all have ended, or the rest stays unreadable."""
+        if not told.is_stuck:
+            self._stuck_since = None
+            return told.settled
+        now = time.monotonic()
+        if self._stuck_since is None:
+            self._stuck_since = now
+        return now - self._stuck_since >= PATIENCE_S
 
     def _budget_usd(self) -> float:
         """Return what all may cost now: it may have been raised since the sweep was begun."""
@@ -177,7 +197,7 @@ class SweepWatch:
         except SpotguardError as problem:
             if self._stored and not isinstance(problem, JournalDamaged):
                 raise
-            return replace(named, detail=problem.message), False
+            return replace(named, unreadable=True, detail=problem.message), False
         if seen is None:
             return self._unbegun(named), False
         point = self._pictured(named, seen)
@@ -188,7 +208,8 @@ class SweepWatch:
         return point, seen.view.demo_prices
 
     def _unbegun(self, named: SweepPoint) -> SweepPoint:
-        """Return a point that has no run."""
+        """Return a point that has no run, and so cost nothing."""
+        named = replace(named, spent_usd=0.0)
         if self._stored or not stopped_mark(self._sweep).exists():
             return replace(named, detail="not begun yet")
         never = replace(named, settled=True, detail="never begun: the sweep was stopped")

@@ -9,6 +9,7 @@ import pytest
 from spotguard.cli.policy.sweep import exit_code
 from spotguard.control.controller import start
 from spotguard.control.journal.record import Kind
+from spotguard.control.sweep import table
 from spotguard.control.sweep.table import SweepPoint
 from spotguard.events.states import RunState
 
@@ -41,6 +42,29 @@ def test_it_is_followed_to_the_end_and_the_table_says_why_each_ended(
     assert cli("sweep").code == 0
     told = cli("sweep", "--stop")
     assert "0 runs asked to save and stop" in told.err
+
+
+def test_a_point_that_cannot_be_read_is_named_and_not_followed_for_ever(
+    cli: Cli, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows what it costs, so the sum is unknown; the code says that it is not the job."""
+
+    def start_one(folder: RunFolder) -> None:
+        if folder.run_id.endswith("01"):
+            _end(folder)
+        else:
+            folder.journal_path.write_bytes(b"damaged" * 200)
+
+    def no_wait(_: float) -> None:
+        raise AssertionError("still followed")
+
+    monkeypatch.setattr(start, "start", start_one)
+    monkeypatch.setattr(table, "PATIENCE_S", 0.0)
+    monkeypatch.setattr("spotguard.cli.policy.sweep.time.sleep", no_wait)
+    said = cli("up", script, "--sweep", "lr=0.1,0.2", "--budget", "4", "--yes")
+    assert said.code == 3
+    assert said.out.count("02 lr=0.2 unreadable: The journal") == 1
+    assert "unknown of $4.00 spent" in said.out
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.record import Kind
 from spotguard.control.run_folder import RunFolder, runs_folder
 from spotguard.control.supervisor.lease import Lease
-from spotguard.control.sweep import begin, ending
+from spotguard.control.sweep import begin, ending, table
 from spotguard.control.sweep.sweep_request import SweepPlan
 from spotguard.control.sweep.table import SweepWatch
 from spotguard.errors import EnvironmentFailure
@@ -143,3 +144,42 @@ def test_a_sweep_is_not_settled_while_a_point_goes_on_elsewhere(sweep: SweepReco
     told = SweepWatch(sweep, stored=False).look()
     assert not told.settled
     assert [point.settled for point in told.points] == [False] * 2 + [True] * 2
+
+
+def test_what_a_point_that_cannot_be_read_has_spent_is_unknown(
+    sweep: SweepRecord,
+) -> None:
+    """So is the sum. One that is not begun has spent nothing."""
+    shutil.rmtree(folder(sweep, 4).path)
+    watch = SweepWatch(sweep, stored=False)
+    assert watch.look().spent_usd == 0.0
+    folder(sweep, 2).journal_path.write_bytes(b"damaged" * 200)
+    told = watch.look()
+    assert told.spent_usd is None
+    assert [each.unreadable for each in told.points] == [False, True, False, False]
+    assert [each.spent_usd for each in told.points] == [0.0, None, 0.0, 0.0]
+    assert not told.is_stuck
+
+
+def test_waiting_ends_when_nothing_else_than_unreadable_points_is_left(
+    sweep: SweepRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But not at once: a store that does not answer may do so at the next look."""
+    now = [0.0]
+    monkeypatch.setattr("spotguard.control.sweep.table.time.monotonic", lambda: now[0])
+    watch, bad = SweepWatch(sweep, stored=False), folder(sweep, 2)
+    whole = bad.journal_path.read_bytes()
+    bad.journal_path.write_bytes(b"damaged" * 200)
+    assert not watch.is_over(watch.look())
+    end_here(sweep, 1, 3, 4)
+    assert not watch.is_over(watch.look())
+    now[0] = table.PATIENCE_S - 1
+    bad.journal_path.write_bytes(whole)
+    assert not watch.is_over(watch.look())
+    bad.journal_path.write_bytes(b"damaged" * 200)
+    now[0] += 2
+    assert not watch.is_over(watch.look())
+    now[0] += table.PATIENCE_S
+    told = watch.look()
+    assert watch.is_over(told)
+    assert not told.settled
