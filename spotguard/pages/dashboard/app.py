@@ -156,9 +156,10 @@ def _wishes(body: dict[str, Any]) -> dict[str, float | None]:
     return wishes
 
 
-async def _as_events(forms: AsyncIterator[str]) -> AsyncIterator[str]:
-    async for form in forms:
-        yield f"event: page\ndata: {form}\n\n" if form else ": still here\n\n"
+async def _as_events(forms: AsyncIterator[tuple[str, str]]) -> AsyncIterator[str]:
+    async for event, form in forms:
+        said = json.dumps(form) if event == "trouble" else form
+        yield f"event: {event}\ndata: {said}\n\n" if event else ": still here\n\n"
 
 
 async def _told(request: Request, problem: Exception) -> Response:

@@ -13,7 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
-from spotguard.errors import SpotguardError, UsageError
+from spotguard.errors import SpotguardError
 from spotguard.pages.html import as_json, live_html
 from spotguard.pages.run_page import run_page
 from spotguard.pages.runs_page import runs_page
@@ -49,6 +49,8 @@ class Feed:
         self._pages: dict[str, tuple[WebPage, str]] = {}
         """Newest form of each page that was made, and its JSON; the list of runs is `""`."""
         self._pages_made_at: dict[str, float] = {}
+        self._problems: dict[str, str] = {}
+        """Why a page that is looked at cannot be made now."""
         self._looked_at: dict[str, int] = {}
         """How many look at a page now."""
         self._made_at = float("-inf")
@@ -84,17 +86,20 @@ class Feed:
         """Return whether this machine may stop the run; `UsageError` if there is no such run."""
         return await self._off_loop(lambda: self._fleet.is_ours(run_id))
 
-    async def forms(self, run_id: str = "") -> AsyncIterator[str]:
-        """Yield a page's JSON now and each time it changes; nothing to say is an empty text."""
+    async def forms(self, run_id: str = "") -> AsyncIterator[tuple[str, str]]:
+        """Yield `page` and its JSON now and each time it changes; two empty texts for no news.
+
+        While it cannot be made, `trouble` and why, once.
+        """
         self._looked_at[run_id] = self._looked_at.get(run_id, 0) + 1
         if self._task is None:
             self._loop = asyncio.get_running_loop()
             self._task = self._loop.create_task(self._watch())
         sent = None
         try:
-            await self.page(run_id)
+            await self._try(run_id)
             while not self._ended:
-                newest = self._pages.get(run_id, (None, ""))[1]
+                newest = self._newest(run_id)
                 if newest != sent:
                     sent = newest
                     yield newest
@@ -103,9 +108,15 @@ class Feed:
                     async with self._news:
                         await asyncio.wait_for(self._news.wait(), _SILENCE_S)
                 except (TimeoutError, asyncio.TimeoutError):
-                    yield ""
+                    yield "", ""
         finally:
             self._looked_at[run_id] -= 1
+
+    def _newest(self, run_id: str) -> tuple[str, str]:
+        """Return what is to be said of a page now."""
+        if problem := self._problems.get(run_id):
+            return "trouble", problem
+        return "page", self._pages.get(run_id, (None, ""))[1]
 
     def end(self) -> None:
         """Have all `forms` come to their end; a signal handler may call it."""
@@ -134,9 +145,20 @@ class Feed:
             await asyncio.sleep(self._poll_s)
             wanted = [run_id for run_id, count in self._looked_at.items() if count > 0]
             for run_id in wanted:
-                with contextlib.suppress(UsageError):
-                    await self._off_loop(lambda run_id=run_id: self._renewed(run_id))  # type: ignore[misc]
+                await self._try(run_id)
             await self._tell_all()
+
+    async def _try(self, run_id: str) -> None:
+        """Renew a page; one that cannot be made takes no other with it, and is tried again."""
+        try:
+            await self.page(run_id)
+        except SpotguardError as problem:
+            words = problem.message
+            if self._problems.get(run_id) != words:
+                log.warning("%s cannot be shown now: %s", run_id or "the list of runs", words)
+            self._problems[run_id] = words
+        else:
+            self._problems.pop(run_id, None)
 
     async def _off_loop(self, act: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, act)
@@ -167,8 +189,7 @@ class Feed:
         self._forget()
         try:
             return run_page(follower.look(), live=True, may_act=may_act)
-        except SpotguardError as problem:
-            log.warning("%s", problem)
+        except SpotguardError:
             self._followers.pop(run_id, None)
             raise
 

@@ -351,7 +351,7 @@
   function follow(page) {
     // A browser keeps six connections to a server: pages that nobody sees let go of theirs.
     let events = null;
-    const say = (text, on) => { if (liveness.textContent !== text) liveness.textContent = text; liveness.classList.toggle("on", on); };
+    const say = (text, on) => { if (liveness.textContent !== text) { liveness.textContent = text; liveness.title = ""; } liveness.classList.toggle("on", on); };
     const listen = () => {
       if (document.visibilityState === "hidden") {
         if (events) { events.close(); events = null; say("paused", false); }
@@ -361,6 +361,7 @@
       events = new EventSource(page.run_id ? `/events/${encodeURIComponent(page.run_id)}` : "/events");
       events.addEventListener("open", () => say("live", true));
       events.addEventListener("page", (event) => { say("live", true); render(JSON.parse(event.data)); });
+      events.addEventListener("trouble", (event) => { say("cannot be read now", false); liveness.title = JSON.parse(event.data); });
       events.addEventListener("error", () => say("reconnecting", false));
     };
     document.addEventListener("visibilitychange", listen);
