@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spotguard.cli.terminal.output import console, note, print_json
-from spotguard.errors import Detached
+from spotguard.errors import Detached, EnvironmentFailure, JournalDamaged
 from spotguard.shared.units import format_duration, parse_duration_s
 
 if TYPE_CHECKING:
@@ -98,12 +98,21 @@ StepPatienceOption = Annotated[
 
 
 def looked_at_run(text: str | None) -> Run:
-    """Return the run meant by `text`, which may be its place in a store."""
+    """Return the run meant by `text`, which may be its place in a store.
+
+    A dead controller of this machine is restarted, if that can be.
+    """
     from spotguard.api.run import Run
 
     found = Run.find(text)
     if not found.in_store:
-        return controlled(found)
+        try:
+            return controlled(found)
+        except JournalDamaged:
+            raise
+        except EnvironmentFailure as problem:  # what is known of it can be told all the same
+            note(f"note: nobody controls it: {problem.message}")
+            return found
     if told := found.holder():
         note(f"note: read from its store; it is, or was last, in the hands of {told}")
     return found

@@ -8,8 +8,8 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from spotguard.api.states import RunState
-from spotguard.cli.terminal.output import say
-from spotguard.errors import ContactLost
+from spotguard.cli.terminal.output import note, say
+from spotguard.errors import ContactLost, EnvironmentFailure, JournalDamaged
 from spotguard.shared.units import Clock, SystemClock, format_duration
 
 if TYPE_CHECKING:
@@ -127,17 +127,33 @@ def _contact_lost(view: RunView, patience_s: float) -> ContactLost:
 class RunSource:
     """One run, by its id or by its place in a store."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, *, needs_controller: bool = False) -> None:
+        """Look at a run; with `needs_controller` one that cannot be restarted ends the look."""
         self._run = run
+        self._needs_controller = needs_controller
         self._watch = run.watch()
+        self._told = ""
 
     def look(self) -> Look:
         """Return how the run stands, and what happened since the last look."""
         return self._watch.look()
 
     def repair(self) -> None:
-        """Restart the run's controller if it is gone; the journal gets a line about it."""
-        self._run.keep_controlled()
+        """Restart the run's controller if it is gone; the journal gets a line about it.
+
+        Raises:
+            EnvironmentFailure: it cannot be restarted, and without it nothing would happen.
+        """
+        try:
+            self._run.keep_controlled()
+        except JournalDamaged:
+            raise
+        except EnvironmentFailure as problem:
+            if self._needs_controller:
+                raise
+            if problem.message != self._told:
+                self._told = problem.message
+                note(f"note: nobody controls it, which is tried again: {problem.message}")
 
 
 class LiveScreen:

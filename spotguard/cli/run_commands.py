@@ -26,7 +26,7 @@ from spotguard.cli.common import (
     steered_run,
 )
 from spotguard.cli.flags import setting_value, takes_job_flags
-from spotguard.cli.follow import DEFAULT_PATIENCE_S, LineScreen, RunSource, follow
+from spotguard.cli.follow import DEFAULT_PATIENCE_S, LineScreen, RunSource, SilentScreen, follow
 from spotguard.cli.terminal.output import confirm, note, print_json, say
 from spotguard.errors import Detached, EnvironmentFailure, JournalDamaged, UsageError
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from spotguard.api.documents import Left, NodeCommand, RunView, Survey
     from spotguard.api.settings import JobSpec
+    from spotguard.cli.follow import Screen
 
 NodeOption = Annotated[
     int, typer.Option("--node", min=0, metavar="N", help="Which node; the first is 0.")
@@ -117,7 +118,7 @@ def resume(
         moves = _Move.of(known, {**flags, "nodes": nodes}, budget_usd=budget_usd)
         moves.confirm(stop_first=stop_first, yes=yes, as_json=as_json)
     if stop_first and not known.status().state.settled:
-        _stop_first(known, contact_patience)
+        _stop_first(known, contact_patience, as_json=as_json)
         if flags:
             moves.check_still(known)
     resumed_at = known.now()
@@ -209,12 +210,12 @@ class _Move:
         return f"from {begin}{came}; spent so far {spent}"
 
 
-def _stop_first(run: Run, patience_s: float) -> None:
+def _stop_first(run: Run, patience_s: float, *, as_json: bool) -> None:
     """Have a living run save and come to rest; what it prints is no part of the answer."""
-    asked_at = run.now()
+    screen: Screen = SilentScreen() if as_json else LineScreen(since_at=run.now())
     run.stop()
     note(f"{run.name}: asked to save and stop")
-    view = follow(RunSource(run), LineScreen(since_at=asked_at), patience_s=patience_s)
+    view = follow(RunSource(run, needs_controller=True), screen, patience_s=patience_s)
     if not view.state.settled:  # contact was lost, and nothing is known of its nodes
         raise UsageError(
             f"{run.name} has not come to rest, so it did not move: {view.state_detail}.",
@@ -245,7 +246,8 @@ def _end(run: Run, ask: Callable[[Run], object], asked: str, patience_s: float) 
     ask(run)
     note(f"{run.name}: {asked}")
     try:
-        view = follow(RunSource(run), LineScreen(since_at=asked_at), patience_s=patience_s)
+        source, screen = RunSource(run, needs_controller=True), LineScreen(since_at=asked_at)
+        view = follow(source, screen, patience_s=patience_s)
     except KeyboardInterrupt:
         note(
             f"\nleft before the end; the request stands. Look: spotguard status {run.name} --watch"

@@ -130,7 +130,7 @@ def start_controller(run_id: str) -> None:
 
 def ensure_controlled(run_id: str) -> bool:
     """Make sure that an unsettled run has a controller; True if it had none and was repaired."""
-    from spotguard.control.controller.start import lacks_controller
+    from spotguard.control.controller.start import lacks_controller, tell_repair
 
     folder = folder_of(run_id)
     if folder.controller_pid() is not None:
@@ -138,7 +138,7 @@ def ensure_controlled(run_id: str) -> bool:
     with folder.journal() as journal:
         if not lacks_controller(folder, journal):
             return False
-        journal.append(Kind.CONTROLLER_REPAIRED.value, at=folder.clock().now())
+        tell_repair(folder, journal)
     start_controller(run_id)
     return True
 

@@ -68,6 +68,8 @@ class FakeControl:
     asked: list[tuple[Any, ...]] = field(default_factory=list)
     dead: bool = False
     """The controller is gone and has to be restarted."""
+    cannot_start: SpotguardError | None = None
+    """Why it cannot be."""
     interrupt_after: int | None = None
     """The user presses Ctrl-C at this look."""
     refuse: SpotguardError | None = None
@@ -97,6 +99,8 @@ class FakeControl:
 
     def ensure_controlled(self, run_id: str) -> bool:
         """Restart the controller, once."""
+        if self.dead and self.cannot_start:
+            raise self.cannot_start
         was_dead, self.dead = self.dead, False
         return was_dead
 

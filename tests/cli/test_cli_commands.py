@@ -20,7 +20,13 @@ from spotguard.control.drill.smoke import run as smoke_run
 from spotguard.control.drill.smoke.run import SmokeOutcome
 from spotguard.control.journal.stored.logs import LogLine
 from spotguard.control.supervisor import skypilot_request
-from spotguard.errors import BudgetExhausted, JournalDamaged, SmokeFailed, StoreUnavailable
+from spotguard.errors import (
+    BudgetExhausted,
+    EnvironmentFailure,
+    JournalDamaged,
+    SmokeFailed,
+    StoreUnavailable,
+)
 from spotguard.events.states import Market, RunState
 from spotguard.launch.base import Offer, PriceSource, Skipped, Survey
 from spotguard.launch.skypilot import existence
@@ -703,6 +709,28 @@ def test_a_dead_controller_is_repaired_by_any_command_about_a_run(
         control.dead = True
         cli(*command)
         assert not control.dead
+
+
+@pytest.mark.parametrize("command", ["status", "history", "logs"])
+def test_a_run_is_told_of_though_its_controller_cannot_be_started(
+    cli: Cli, control: FakeControl, command: str
+) -> None:
+    """What is known of it needs none. A journal that cannot be read is another matter."""
+    control.dead, control.cannot_start = True, EnvironmentFailure("it did not start: no room left")
+    said = cli(command)
+    assert said.err.startswith("note: nobody controls it: it did not start: no room left")
+    assert said.code == 0
+    control.cannot_start = JournalDamaged("it cannot be read")
+    assert cli(command).code == 3
+
+
+def test_a_run_is_steered_only_by_a_controller(cli: Cli, control: FakeControl) -> None:
+    """Who is asked to stop must be there."""
+    control.dead, control.cannot_start = True, EnvironmentFailure("it did not start")
+    control.views = [pictures.run()]
+    assert cli("stop").code == 3
+    assert cli("resume").code == 3
+    assert control.asked == []
 
 
 def test_status_watch_follows_and_sums_up(cli: Cli, control: FakeControl) -> None:

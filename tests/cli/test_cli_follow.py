@@ -6,14 +6,14 @@ import contextlib
 import io
 import signal
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from rich.console import Console
 
-from spotguard.cli.follow import LineScreen, LiveScreen, SilentScreen, follow
+from spotguard.cli.follow import LineScreen, LiveScreen, RunSource, SilentScreen, follow
 from spotguard.control.status.view import Look
-from spotguard.errors import ContactLost
+from spotguard.errors import ContactLost, EnvironmentFailure
 from spotguard.events.states import RunState
 from spotguard.testing import FakeClock
 from tests.cli import pictures
@@ -208,3 +208,30 @@ def test_ctrl_c_counts_where_python_swallows_it() -> None:
     assert screen.shown == [RunState.RUNNING]
     assert screen.closed
     assert signal.getsignal(signal.SIGINT) is before
+
+
+class Uncontrolled:
+    """A run whose controller cannot be started."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+
+    def watch(self) -> FakeSource:
+        """Return its pictures."""
+        return FakeSource([pictures.run()] * 40 + [pictures.finished()])
+
+    def keep_controlled(self) -> bool:
+        """Say why not."""
+        self.tries += 1
+        raise EnvironmentFailure("it did not start: no room left")
+
+
+def test_who_only_looks_goes_on_without_a_controller(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is said once, and tried again and again. Who asked for a stop needs one."""
+    run: Any = Uncontrolled()
+    view = follow(RunSource(run), SilentScreen(), clock=FakeClock())
+    assert view.state is RunState.FINISHED
+    assert run.tries > 1
+    assert capsys.readouterr().err.count("no room left") == 1
+    with pytest.raises(EnvironmentFailure):
+        follow(RunSource(run, needs_controller=True), SilentScreen(), clock=FakeClock())

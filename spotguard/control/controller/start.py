@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from spotguard.control.controller.roster import Roster, take_back
 from spotguard.control.journal.fold import read_record
+from spotguard.control.journal.record import Kind
 from spotguard.errors import EnvironmentFailure
 
 if TYPE_CHECKING:
@@ -132,6 +133,14 @@ def lacks_controller(folder: RunFolder, journal: Journal) -> bool:
     """Return whether the run is to go on, and nobody controls it."""
     # In this order: a controller leaves only after its run has settled.
     return read_record(journal).settled is None and folder.controller_pid() is None
+
+
+def tell_repair(folder: RunFolder, journal: Journal) -> None:
+    """Write down that the controller was gone: once, however often one is tried to be started."""
+    told = journal.newest(Kind.CONTROLLER_REPAIRED.value)
+    begun = journal.newest(Kind.CONTROLLER_STARTED.value)
+    if told is None or (begun is not None and begun.seq > told.seq):
+        journal.append(Kind.CONTROLLER_REPAIRED.value, at=folder.clock().now())
 
 
 # ---------------------------------------------------------------- taking back

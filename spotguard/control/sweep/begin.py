@@ -139,7 +139,7 @@ def _start(folder: RunFolder) -> SpotguardError | None:
     try:
         with folder.journal() as journal:
             if journal.newest(Kind.CONTROLLER_STARTED.value) is not None:
-                journal.append(Kind.CONTROLLER_REPAIRED.value, at=folder.clock().now())
+                start.tell_repair(folder, journal)
         start.start(folder)
     except SpotguardError as problem:
         return problem

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +83,15 @@ def test_with_stop_it_is_stopped_first(movable: FakeControl, cli: Cli) -> None:
     said = cli("resume", "--infra", "local", "--stop", "--yes", "--detach")
     assert said.code == 0, said.err
     assert [each[0] for each in movable.asked] == ["move_plan", "stop", "move_plan", "move"]
+
+
+def test_with_json_a_stop_before_prints_the_document_alone(movable: FakeControl, cli: Cli) -> None:
+    """What happens while it stops is no part of it."""
+    movable.lines = [replace(line, at=time.time() + 60) for line in movable.lines]
+    said = cli("resume", "--stop", "--json", "--detach")
+    assert said.code == 0, said.err
+    assert json.loads(said.out)["run_id"] == pictures.RUN
+    assert "asked to save and stop" in said.err
 
 
 def test_a_move_that_is_no_more_what_was_shown_is_refused(

@@ -410,6 +410,23 @@ def test_only_one_controller_holds_a_run(home: Path) -> None:
     assert folder.controller_pid() is None
 
 
+def test_that_a_controller_is_gone_is_told_once_however_often_one_is_started(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who follows a run tries every five seconds, maybe for days."""
+
+    def fail(run_id: str) -> None:
+        raise EnvironmentFailure("it did not start")
+
+    monkeypatch.setattr(api, "start_controller", fail)
+    run_id = api.create_run(a_spec(home))
+    for _ in range(3):
+        with pytest.raises(EnvironmentFailure):
+            api.ensure_controlled(run_id)
+    kinds = [line.kind for line in api.history(run_id).lines]
+    assert kinds.count("controller_repaired") == 1
+
+
 def test_a_controller_that_cannot_start_says_why(home: Path) -> None:
     """The error is what it printed, not a timeout."""
     run_id = api.create_run(a_spec(home))
