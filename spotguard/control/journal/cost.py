@@ -47,7 +47,20 @@ def spent_usd(record: RunRecord, now: float) -> float | None:
     """Return what the run has cost, or None if a price is unknown."""
     lost = [each.usd for each in record.lost_launches]
     attempts = [cost_usd(attempt, now) for attempt in _paid(record)]
-    return sum_known([*lost, *attempts, *_nodes_usd(record, now)])
+    return sum_known([*lost, *attempts, *nodes_usd(record, now)])
+
+
+def attempts_usd(record: RunRecord, now: float) -> dict[int, float | None]:
+    """Return by number what each attempt's nodes took from the run's money; None is unknown.
+
+    With the one that waits for its turn. Together with the lost launches and the nodes of the
+    controller's own this is `spent_usd`.
+    """
+    played = demo_prices(record)
+    return {
+        each.number: 0.0 if each.demo_price and not played else cost_usd(each, now)
+        for each in _launched(record)
+    }
 
 
 def node_usd(node: ControllerNode, now: float) -> float | None:
@@ -56,8 +69,8 @@ def node_usd(node: ControllerNode, now: float) -> float | None:
     return money.cost_usd(node.price_usd_per_h, max(0.0, until - node.since))
 
 
-def _nodes_usd(record: RunRecord, now: float) -> list[float | None]:
-    """Return what each of them cost; of a run at rest also after that, until it is gone."""
+def nodes_usd(record: RunRecord, now: float) -> list[float | None]:
+    """Return what each node of the controller's own cost; after the run's end, until it is gone."""
     at_rest = record.settled is not None
     return [
         node_usd(each, each.until if at_rest and each.until is not None else now)
@@ -129,7 +142,7 @@ def _said(phase: dict[str, Any]) -> dict[str, Any]:
 def known_spent_usd(record: RunRecord, now: float) -> float:
     """Return the known part of what the run has cost: a lower bound, for guards only."""
     lost = sum(each.usd or 0.0 for each in record.lost_launches)
-    nodes = sum(usd or 0.0 for usd in _nodes_usd(record, now))
+    nodes = sum(usd or 0.0 for usd in nodes_usd(record, now))
     return lost + nodes + sum(cost_usd(attempt, now) or 0.0 for attempt in _paid(record))
 
 
@@ -172,7 +185,7 @@ def on_demand_usd(record: RunRecord, now: float) -> float | None:
     """Return what the same useful work would have cost on demand, undisturbed.
 
     That is each attempt's counted training time on its nodes at the on-demand price, and one
-    start-up (from launch to the first step) at the size of the first attempt.
+    start-up (from when nodes cost to the first step) at the size of the first attempt.
     """
     counted = counted_train_s(record)
     costs: list[float | None] = []
@@ -180,7 +193,7 @@ def on_demand_usd(record: RunRecord, now: float) -> float | None:
     for attempt in paid:
         useful_s = counted[attempt.number]
         if attempt is paid[0]:
-            useful_s += startup_s(attempt, now)
+            useful_s += _billed_startup_s(attempt, now)
         if useful_s > 0:
             rate = money.rate_usd_per_h(attempt.offer.on_demand_usd_per_h, attempt.nodes)
             costs.append(money.cost_usd(rate, useful_s))
@@ -193,6 +206,13 @@ def startup_s(attempt: AttemptRecord, now: float) -> float:
     if started_at is None:
         return billed_s(attempt, now)
     return max(0.0, started_at - attempt.intended_at)
+
+
+def _billed_startup_s(attempt: AttemptRecord, now: float) -> float:
+    """Return for how long of it nodes are paid: on demand, too, the cloud needs time before."""
+    if attempt.started_at is None:
+        return billed_s(attempt, now)
+    return max(0.0, attempt.started_at - attempt.billed_from)
 
 
 def goodput(record: RunRecord, now: float) -> float | None:

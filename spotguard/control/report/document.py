@@ -14,7 +14,6 @@ from spotguard.control.report.series import PlottedSeries, read_losses
 from spotguard.control.report.time_use import AttemptTime, TimeShare, attempt_times, run_times
 from spotguard.control.status.history_words import newest_lines
 from spotguard.control.status.watch import picture
-from spotguard.policy.plan import money
 from spotguard.policy.plan.carbon.factors import CAR
 from spotguard.shared.json_documents import INSTANT
 from spotguard.shared.units import sum_known
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from spotguard.control.checkpoints.commands import CheckpointRow
-    from spotguard.control.journal.record import RunRecord
+    from spotguard.control.journal.record import AttemptRecord, RunRecord
     from spotguard.control.report.reading import Stored
     from spotguard.control.run_folder import RunFolder
     from spotguard.control.status.view import HistoryLine, LogDocument, RunView
@@ -160,14 +159,17 @@ def spend_points(record: RunRecord, until: float) -> tuple[SpendPoint, ...]:
             living.append(coming.popleft())
         over_usd = sum_known([over_usd, *(bill.usd for bill in living if bill.gone_at <= at)])
         living = [bill for bill in living if bill.gone_at > at]
-        costs = [money.cost_usd(bill.rate_usd_per_h, at - bill.begun_at) for bill in living]
+        costs = [bill.usd_by(at) for bill in living]
         points.append(_spend_point(at, living, sum_known([over_usd, *costs])))
     return (*points[:-1], _as_it_stands(points[-1], record))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Bill:
-    """What was paid for the nodes of an attempt; or for a launch that came to nothing, at once."""
+    """What was paid for the nodes of an attempt, or for one of the controller's own.
+
+    Or for a launch that came to nothing, at once.
+    """
 
     begun_at: float
     gone_at: float
@@ -176,29 +178,47 @@ class _Bill:
     price_usd_per_h: float | None = None
     rate_usd_per_h: float | None = None
 
+    def usd_by(self, at: float) -> float | None:
+        """Return what was paid by an instant before its end: the same each second."""
+        if self.usd is None:
+            return None
+        return self.usd * (at - self.begun_at) / (self.gone_at - self.begun_at)
+
 
 def _bills(record: RunRecord, until: float) -> Iterator[_Bill]:
-    rates = cost.attempt_rates_usd_per_h(record)
-    for attempt in record.attempts:
-        seconds, rate = cost.billed_s(attempt, until), rates[attempt.number]
+    rates, usd = cost.attempt_rates_usd_per_h(record), cost.attempts_usd(record, until)
+    for attempt in _launched(record):
         yield _Bill(
-            begun_at=attempt.billed_from,
-            gone_at=attempt.billed_from + seconds,
-            usd=money.cost_usd(rate, seconds),
+            begun_at=min(until, attempt.billed_from),
+            gone_at=min(until, attempt.billed_from + cost.billed_s(attempt, until)),
+            usd=usd[attempt.number],
             nodes=attempt.nodes,
             price_usd_per_h=attempt.offer.price_usd_per_h,
-            rate_usd_per_h=rate,
+            rate_usd_per_h=rates[attempt.number],
         )
     for lost in record.lost_launches:
-        over_at = lost.at + lost.paid_s
+        over_at = min(until, lost.at + lost.paid_s)
         yield _Bill(begun_at=over_at, gone_at=over_at, usd=lost.usd)
+    for node, node_usd in zip(record.controller_nodes, cost.nodes_usd(record, until), strict=True):
+        yield _Bill(
+            begun_at=min(until, node.since),
+            gone_at=until if node.until is None else min(until, node.until),
+            usd=node_usd,
+            rate_usd_per_h=node.price_usd_per_h,
+        )
+
+
+def _launched(record: RunRecord) -> tuple[AttemptRecord, ...]:
+    """Return all attempts, with the one that waits for its turn."""
+    return record.attempts if record.ahead is None else (*record.attempts, record.ahead)
 
 
 def _spend_point(at: float, living: Sequence[_Bill], spent_usd: float | None) -> SpendPoint:
+    priced = [bill for bill in living if bill.nodes]
     return SpendPoint(
         at=at,
         nodes=sum(bill.nodes for bill in living),
-        price_usd_per_h=living[-1].price_usd_per_h if living else None,
+        price_usd_per_h=priced[-1].price_usd_per_h if priced else None,
         rate_usd_per_h=sum_known(bill.rate_usd_per_h for bill in living),
         spent_usd=spent_usd,
     )
@@ -206,13 +226,15 @@ def _spend_point(at: float, living: Sequence[_Bill], spent_usd: float | None) ->
 
 def _as_it_stands(last: SpendPoint, record: RunRecord) -> SpendPoint:
     """Return the last point with the nodes that are paid on."""
-    if record.current is None:
+    if record.settled is not None:
         return last
+    current = record.current
+    paid = [each for each in (current, record.ahead, *record.leaving) if each is not None]
     return replace(
         last,
-        nodes=record.current.nodes,
-        price_usd_per_h=record.current.offer.price_usd_per_h,
-        rate_usd_per_h=cost.attempt_rates_usd_per_h(record)[record.current.number],
+        nodes=sum(each.nodes for each in paid),
+        price_usd_per_h=paid[0].offer.price_usd_per_h if paid else None,
+        rate_usd_per_h=cost.rate_usd_per_h(record),
     )
 
 

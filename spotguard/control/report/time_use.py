@@ -2,7 +2,8 @@
 
 The billed time of an attempt is cut into parts that follow upon each other, but for steps and
 saves, which are totals. Instants come from two clocks, so that a part that seems negative is 0,
-and the parts never add up to more than what was billed; what is left over is `other`.
+and the parts never add up to more than what was billed; what is left over is `other`. Each part
+has its share of what the attempt cost, and all of them add up to what the run has spent.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from spotguard.control.journal import cost
-from spotguard.policy.plan import money
 from spotguard.shared.units import sum_known
 
 if TYPE_CHECKING:
@@ -36,6 +36,10 @@ class Use(str, Enum):
         *("lost_launches", "launches that came to nothing"),
         "nodes may have run before the cloud or SkyPilot gave the launch up",
     )
+    CONTROLLER = (
+        *("controller", "the controller's node"),
+        "it looks after the run; its time goes on beside all other",
+    )
     OTHER = ("other", "other", "evaluation, first compilation, steps that were not finished")
     WAITING = ("waiting", "waiting for capacity", "no nodes were to be had; it costs nothing")
 
@@ -57,7 +61,7 @@ class TimeShare:
     """The use in words."""
     hint: str
     seconds: float
-    """Of wall time, with all nodes of an attempt side by side."""
+    """Of wall time, with all nodes of an attempt side by side; the controller's node adds none."""
     usd: float | None
 
 
@@ -72,14 +76,11 @@ class AttemptTime:
 
 def attempt_times(record: RunRecord, now: float) -> tuple[AttemptTime, ...]:
     """Return where the time of each attempt went, oldest first."""
-    counted, rates = cost.counted_train_s(record), cost.attempt_rates_usd_per_h(record)
+    counted, usd = cost.counted_train_s(record), cost.attempts_usd(record, now)
     return tuple(
         AttemptTime(
             attempt=attempt.number,
-            shares=_shares(
-                rates[attempt.number],
-                _parts(attempt, counted[attempt.number], now),
-            ),
+            shares=_shares(usd[attempt.number], _parts(attempt, counted[attempt.number], now)),
         )
         for attempt in record.attempts
     )
@@ -89,26 +90,32 @@ def run_times(record: RunRecord, now: float) -> tuple[TimeShare, ...]:
     """Return where the time of the whole run went, each use once, in the order of `Use`."""
     seconds = dict.fromkeys(Use, 0.0)
     usd: dict[Use, list[float | None]] = {use: [] for use in Use}
-    for each in attempt_times(record, now):
-        for share in each.shares:
-            seconds[share.use] += share.seconds
-            usd[share.use].append(share.usd)
+    shares = [share for each in attempt_times(record, now) for share in each.shares]
+    for share in (*shares, *_ahead(record, now)):
+        seconds[share.use] += share.seconds
+        usd[share.use].append(share.usd)
     for lost in record.lost_launches:
         seconds[Use.LOST_LAUNCHES] += lost.paid_s
         usd[Use.LOST_LAUNCHES].append(lost.usd)
+    usd[Use.CONTROLLER] += cost.nodes_usd(record, now)
+    if record.waiting_since is not None and record.current is None:
+        # No attempt has this wait: those that were refused are forgotten.
+        until = now if record.settled is None else record.settled.at
+        seconds[Use.WAITING] += max(0.0, until - record.waiting_since)
     return tuple(
         _share(use, seconds[use], sum_known(usd[use]))
         for use in Use
         if seconds[use] > 0 or usd[use]
-    ) + _waiting(record, now, seconds[Use.WAITING])
+    )
 
 
-def _waiting(record: RunRecord, now: float, known_s: float) -> tuple[TimeShare, ...]:
-    """Return the wait that goes on now, if it is the only one; else it is among the others."""
-    if known_s or record.waiting_since is None or record.current is not None:
+def _ahead(record: RunRecord, now: float) -> tuple[TimeShare, ...]:
+    """Return where the time of the nodes went that wait for their turn: they are paid, too."""
+    attempt = record.ahead
+    if attempt is None:
         return ()
-    until = now if record.settled is None else record.settled.at
-    return (_share(Use.WAITING, max(0.0, until - record.waiting_since), 0.0),)
+    parts = _parts(attempt, 0.0, now)
+    return _shares(cost.attempts_usd(record, now)[attempt.number], parts)
 
 
 def _parts(attempt: AttemptRecord, counted_s: float, now: float) -> dict[Use, float]:
@@ -151,12 +158,20 @@ def _done_train_s(attempt: AttemptRecord) -> float:
     return max((train_s for train_s in known if train_s is not None), default=0.0)
 
 
-def _shares(rate: float | None, parts: dict[Use, float]) -> tuple[TimeShare, ...]:
-    """Return the uses with what they cost at a rate (USD an hour, of all nodes)."""
+def _shares(usd: float | None, parts: dict[Use, float]) -> tuple[TimeShare, ...]:
+    """Return the uses, with what the nodes cost in all dealt out by their time."""
+    billed_s = sum(seconds for use, seconds in parts.items() if use is not Use.WAITING)
+
+    def part_of(use: Use, seconds: float) -> float | None:
+        if use is Use.WAITING or usd is None:
+            return 0.0 if use is Use.WAITING else None
+        # What the cloud charged of a time that our clocks did not see has no other use.
+        return usd * seconds / billed_s if billed_s else usd
+
     return tuple(
-        _share(use, seconds, 0.0 if use is Use.WAITING else money.cost_usd(rate, seconds))
+        _share(use, seconds, part_of(use, seconds))
         for use, seconds in parts.items()
-        if seconds > 0
+        if seconds > 0 or (use is Use.OTHER and usd and not billed_s)
     )
 
 

@@ -216,7 +216,7 @@
 
   function breakdown(part) {
     const slices = part.slices || [];
-    const bar = el("div", { class: "stack", role: "img", "aria-label": `${part.title}: ${part.summary}` }, slices.map((slice) => {
+    const bar = el("div", { class: "stack", role: "img", "aria-label": `${part.title}: ${part.summary}` }, slices.filter((slice) => slice.amount > 0).map((slice) => {
       const piece = el("i", { class: `use-${slice.tone}`, title: `${slice.label}: ${slice.cells.join(", ")}` });
       piece.style.flexGrow = String(slice.amount);
       return piece;

@@ -85,6 +85,18 @@ def test_on_demand_is_the_useful_work_and_one_start_up() -> None:
     assert picture(record).saved_pct == pytest.approx(100 * (1 - 3050 / (3 * 1800)))
 
 
+def test_a_start_up_on_demand_is_paid_from_when_spot_nodes_cost() -> None:
+    """The time before is free on both sides: else it would count as money that spot has saved."""
+    record = made(
+        *launched(0.0),
+        ("cluster_up", 60.0, 1, {"at": 60.0}),
+        training(100.0),
+        ("progress", 500.0, 1, {"step": 40, "train_s": 400.0}),
+    )
+    assert cost.spent_usd(record, 500.0) == pytest.approx(2 * 440 / H)
+    assert cost.on_demand_usd(record, 500.0) == pytest.approx(3 * 2 * (40 + 400) / H)
+
+
 def test_an_attempt_that_nobody_resumed_from_does_not_count() -> None:
     """After a fresh start, or past a checkpoint of an older attempt, work in between is lost."""
     fresh = made(

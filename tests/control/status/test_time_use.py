@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spotguard.control.journal import cost
-from spotguard.control.journal.record import LostLaunch
+from spotguard.control.journal.record import LostLaunch, Settled
 from spotguard.control.report.document import spend_points
 from spotguard.control.report.series import Point, series
 from spotguard.control.report.time_use import Use, attempt_times, run_times
+from spotguard.events.states import RunState
 from spotguard.spec.infra import LOCAL
 from tests.control.made import ended, launched, made, saved, training
+
+if TYPE_CHECKING:
+    from spotguard.control.journal.record import RunRecord
 
 
 def _started(at: float, node_up: str, init: str, attempt: int = 1, step: int = 0) -> Any:
@@ -49,7 +53,7 @@ def test_each_second_of_an_attempt_has_one_use() -> None:
         Use.OTHER: 32.0,
     }
     usd = {share.use: share.usd for share in first.shares}
-    assert usd[Use.REPEATED] == 3 * 2.0 * 10.0 / 3600
+    assert usd[Use.REPEATED] == pytest.approx(3 * 2.0 * 10.0 / 3600)
 
 
 def test_waiting_costs_nothing_and_comes_on_top() -> None:
@@ -62,6 +66,81 @@ def test_waiting_costs_nothing_and_comes_on_top() -> None:
     told = {share.use: (share.seconds, share.usd) for share in run_times(later, 75.0)}
     assert told[Use.WAITING] == (60.0, 0.0)
     assert told[Use.PROVISIONING][0] == 10.0
+
+
+def test_a_wait_that_goes_on_adds_to_those_before() -> None:
+    """What was told of a total once is never taken back: refused launches leave no attempt."""
+    refused = ("no_capacity", 95.0, 2, {"nodes": 2, "place": "p", "problem": "none"})
+    lines = [
+        ("launch_intended", 5.0, 1, _intent()),
+        ("no_capacity", 5.0, 1, refused[3]),
+        *launched(65.0),
+        ended(85.0, "preempted", last_step=4),
+    ]
+    during = made(*lines, ("launch_intended", 90.0, 2, _intent()))
+    waits = [
+        (made(*lines), 90.0, 60.0),
+        (during, 94.0, 60.0),
+        (made(*lines, ("launch_intended", 90.0, 2, _intent()), refused), 120.0, 90.0),
+        (
+            made(
+                *lines,
+                ("launch_intended", 90.0, 2, _intent()),
+                refused,
+                *launched(150.0, attempt=2),
+            ),
+            160.0,
+            120.0,
+        ),
+    ]
+    for record, now, waited_s in waits:
+        told = {share.use: share.seconds for share in run_times(record, now)}
+        assert told[Use.WAITING] == waited_s
+
+
+def _of_every_kind() -> RunRecord:
+    """A run that paid for a charged attempt, a lost launch, nodes ahead and the controller's."""
+    first = ended(100.0, "preempted", last_step=4)
+    first[3]["charged_node_s"] = 250.0
+    [(kind, at, number, intent), up] = launched(150.0, attempt=3, nodes=1, price=5.0)
+    node = {
+        "number": 1,
+        "cluster": "c",
+        "place": "aws/us-east-1",
+        "price_usd_per_h": 0.3,
+        "since": 10.0,
+        "until": None,
+    }
+    record = made(
+        *launched(0.0, nodes=3, price=1.0),
+        training(2.0),
+        ("controller_node", 10.0, None, node),
+        first,
+        *launched(120.0, attempt=2, nodes=2, price=2.0),
+        (kind, at, number, {**intent, "ahead": True}),
+        up,
+    )
+    assert record.ahead is not None
+    return replace(record, lost_launches=(LostLaunch(at=20.0, paid_s=30.0, usd=2.0),))
+
+
+def test_all_uses_and_the_curve_add_up_to_what_was_spent() -> None:
+    """With what the cloud charged, nodes that wait for their turn, and the controller's own."""
+    record = _of_every_kind()
+    rest = Settled(at=300.0, state=RunState.FAILED, detail="", exit_code=10)
+    over = replace(record, settled=rest)
+    for each, now in ((record, 200.0), (record, 260.0), (over, 300.0)):
+        spent = cost.spent_usd(each, now)
+        told = {share.use: share.usd for share in run_times(each, now)}
+        assert sum(usd or 0.0 for usd in told.values()) == pytest.approx(spent)
+        assert told[Use.CONTROLLER] == pytest.approx(0.3 * (now - 10.0) / 3600)
+        points = spend_points(each, now)
+        assert points[-1].spent_usd == pytest.approx(spent)
+        sums = [point.spent_usd or 0.0 for point in points]
+        assert sums == sorted(sums)
+    last = spend_points(record, 260.0)[-1]
+    assert (last.nodes, last.price_usd_per_h) == (3, 2.0)
+    assert last.rate_usd_per_h == cost.rate_usd_per_h(record) == pytest.approx(2 * 2 + 5 + 0.3)
 
 
 def test_launches_that_came_to_nothing_have_their_own_line() -> None:
