@@ -63,6 +63,7 @@ def _families(runs: Sequence[RunMeasures]) -> Iterator[Metric]:
 
     info = gauge("run_info", "1; says the name, and whether its money is played.", "name", "prices")
     state = gauge("run_state", "1 for the state in which the run is, else 0.", "state")
+    queued = gauge("run_queued", "1 while it waits for money that others hold, else 0.")
     steps = gauge("steps_done", "Steps done that count.")
     total = gauge("steps_total_planned", "Steps that the run is to do.")
     spent = counter("spent_usd", "What the run has cost, over all attempts.")
@@ -87,6 +88,7 @@ def _families(runs: Sequence[RunMeasures]) -> Iterator[Metric]:
         add(info, run, 1.0, told.name, "demo" if told.demo_prices else "paid")
         for each in RunState:
             add(state, run, float(each is told.state), each.value)
+        add(queued, run, float(bool(told.queued)))
         add(steps, run, told.step)
         add(total, run, told.total_steps)
         add(spent, run, told.spent_usd)
@@ -109,6 +111,6 @@ def _families(runs: Sequence[RunMeasures]) -> Iterator[Metric]:
         how = "measured" if run.carbon.measured else "estimated"
         add(energy, run, run.carbon.energy_kwh, how)
         add(carbon, run, run.carbon.co2e_kg, how)
-    yield from (info, state, steps, total, spent, budget, rate, nodes, attempts, preempted)
+    yield from (info, state, queued, steps, total, spent, budget, rate, nodes, attempts, preempted)
     yield from (phases, money, saves, save_s, save_bytes, last_s, last_bytes, last_at, hazard)
     yield from (energy, carbon)

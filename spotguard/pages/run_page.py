@@ -13,7 +13,7 @@ from spotguard.shared.units import format_bytes, format_duration, format_usd
 from spotguard.shared.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from spotguard.control.checkpoints.commands import CheckpointRow
     from spotguard.control.report.document import ReportDocument
@@ -49,7 +49,7 @@ def run_page(report: ReportDocument, *, live: bool = False, may_act: bool = Fals
         title=view.name,
         subtitle=view.run_id,
         run_id=view.run_id,
-        state=Cell(text=view.state.label, tone=view.state.colour, note=view.state_detail),
+        state=Cell(text=view.state_label, tone=view.state.colour, note=view.state_detail),
         banner=words.DEMO if view.demo_prices else "",
         warnings=view.warnings,
         error=view.traceback or "",
@@ -126,12 +126,11 @@ def _cards(report: ReportDocument) -> Iterator[Card]:
         share=view.goodput,
         tone="green",
     )
-    taken = [each for each in view.attempts if each.end_reason not in (None, *_CALM_ENDS)]
     lost = [each.steps_lost for each in view.attempts]
     known = sum(each or 0 for each in lost)
     yield Card(
         label="interruptions",
-        value=str(len(taken)),
+        value=str(len(_taken(view.attempts))),
         note=f"{len(view.attempts)} attempts · {known} steps lost",
     )
     yield Card(
@@ -229,13 +228,19 @@ def _curve(told: PlottedSeries, view: RunView) -> Chart:
     return Chart(
         id=f"series-{told.name}",
         title=f"{told.name} over all attempts",
-        summary=f"{told.name} over the steps of all attempts: {now}, {len(marks)} interruptions",
+        summary=f"{told.name} over the steps of all attempts: {now}, "
+        f"{len(_taken(view.attempts))} interruptions",
         along="step",
         positions=tuple(map(float, positions)),
         curves=tuple(curves),
         marks=marks,
         empty=f"{told.name} has no finite value yet",
     )
+
+
+def _taken(attempts: Sequence[AttemptView]) -> list[AttemptView]:
+    """Return those that were interrupted: not what ends by its budget, its script or its phase."""
+    return [each for each in attempts if each.end_reason is not None and each.end_reason.retried]
 
 
 def _money(report: ReportDocument) -> Chart:

@@ -51,7 +51,7 @@ def _cards(runs: Sequence[RunSummary]) -> tuple[Card, ...]:
     rates = [run.rate_usd_per_h for run in real]
     played = sum(run.rate_usd_per_h or 0.0 for run in going if run.demo_prices)
     rate = None if None in rates else sum(each or 0.0 for each in rates)
-    stuck = [run for run in going if run.state in _STUCK]
+    stuck = [run for run in going if run.state in _STUCK and not run.queued]
     paid = [run.spent_usd for run in runs if not run.demo_prices]
     spent = None if None in paid else sum(each or 0.0 for each in paid)
     return (
@@ -86,7 +86,7 @@ def _row(run: RunSummary) -> tuple[Cell, ...]:
     spent = words.fraction(run.spent_usd, run.budget_usd)
     return (
         Cell(text=run.run_id, href=f"/runs/{run.run_id}"),
-        Cell(text=run.state.label, tone=run.state.colour, pill=True),
+        Cell(text=run.state_label, tone=run.state.colour, pill=True),
         Cell(text=f"{steps}{of}", share=share, tone="green" if share is not None else "default"),
         Cell(text="" if run.state.settled else _rate(run)),
         Cell(

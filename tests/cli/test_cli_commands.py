@@ -33,6 +33,7 @@ from spotguard.launch.skypilot import existence
 from spotguard.policy.plan.batch_curve import BatchCurve, TriedSize
 from spotguard.policy.plan.smoke import Smoke
 from spotguard.shared.units import format_bytes
+from spotguard.spec.model import JobSpec
 from tests.cli import pictures
 
 if TYPE_CHECKING:
@@ -517,6 +518,22 @@ def test_plan_of_a_cloud_tells_prices_skips_and_interruptions(cli: Cli, script: 
     assert len(body["candidates"]) == 18
     assert body["candidates"][0]["interruptions"] > 1
     assert body["skipped"][0]["why"] == "has no spot price"
+
+
+@pytest.mark.usefixtures("clouds")
+def test_no_budget_is_promised_where_a_price_is_unknown(
+    cli: Cli, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What nobody knows the price of is not stopped in time."""
+    job = ("plan", script, "--infra", "aws", "--gpus", "L4", "--budget", "10")
+    assert "$10.00, never more" in cli(*job).out
+    found = skypilot_request.find_offers(JobSpec(script=script, workdir="/", name="job", store="s"))
+    dear, *others = found.offers
+    unpriced = replace(found, offers=(*others, replace(dear, price_usd_per_h=None)))
+    monkeypatch.setattr(skypilot_request, "find_offers", lambda spec: unpriced)
+    said = cli(*job, "--allow-unknown-price")
+    assert "never more" not in said.out
+    assert "$10.00, not kept where the price is unknown" in said.out
 
 
 @pytest.mark.usefixtures("clouds")

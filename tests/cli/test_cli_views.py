@@ -223,9 +223,19 @@ def test_each_state_names_the_next_command(state: RunState) -> None:
 
 def test_a_budget_pause_says_how_to_raise_it() -> None:
     """Exit 20 leads to `resume --budget`."""
-    spent = pictures.attempt(1, end_reason=EndReason.BUDGET)
-    view = pictures.run(state=RunState.PAUSED, attempts=(spent,))
+    view = pictures.run(state=RunState.PAUSED, exit_code=20)
     assert formats.next_commands(view) == [f"spotguard resume {pictures.RUN} --budget USD"]
+    late = pictures.run(state=RunState.PAUSED, exit_code=21)
+    assert formats.next_commands(late) == [f"spotguard resume {pictures.RUN} --deadline DURATION"]
+
+
+def test_who_waits_for_money_is_told_from_who_finds_no_nodes() -> None:
+    """As in the list of runs."""
+    view = pictures.run(state=RunState.WAITING)
+    assert "waiting for capacity" in plain(status(view, now=pictures.NOW, width=80))
+    queued = replace(view, queued="another run holds the team's money")
+    assert "waiting for capacity" not in plain(status(queued, now=pictures.NOW, width=80))
+    assert "queued" in plain(status(queued, now=pictures.NOW, width=80))
 
 
 def test_bars_read_the_same_without_colour() -> None:

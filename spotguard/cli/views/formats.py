@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from spotguard.api.states import EndReason, RunState
+from spotguard.api.states import RunState
 from spotguard.api.words import DASH as DASH
 from spotguard.api.words import DEMO as DEMO
 from spotguard.api.words import cluster as cluster
@@ -26,6 +26,7 @@ from spotguard.api.words import seconds as seconds
 from spotguard.api.words import steps_done as steps_done
 from spotguard.api.words import steps_span as steps_span
 from spotguard.api.words import why as why
+from spotguard.errors import BudgetExhausted, DeadlineReached
 from spotguard.shared.units import format_duration, format_usd
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def bar(share: float | None, width: int, style: str) -> Text:
 
 def state(view: RunView) -> Text:
     """Return the state's label in its colour."""
-    return Text(view.state.label, style=f"not dim {view.state.colour}")
+    return Text(view.state_label, style=f"not dim {view.state.colour}")
 
 
 def clock_time(at: float) -> str:
@@ -118,14 +119,13 @@ def next_commands(view: RunView, place: str | None = None) -> list[str]:
         settled = view.state.settled
         return [f"spotguard {'history' if settled else 'status --watch'} {shlex.quote(place)}"]
     run = view.run_id
-    ended_by = view.attempts[-1].end_reason if view.attempts else None
     if view.state is RunState.FINISHED:
         return [f"spotguard history {run}"]
     if view.state is RunState.FAILED:
         return [f"spotguard logs {run}", f"spotguard resume {run}"]
-    if view.state is RunState.PAUSED and ended_by is EndReason.BUDGET:
+    if view.exit_code == BudgetExhausted.exit_code:
         return [f"spotguard resume {run} --budget USD"]
-    if view.state is RunState.PAUSED and ended_by is EndReason.DEADLINE:
+    if view.exit_code == DeadlineReached.exit_code:
         return [f"spotguard resume {run} --deadline DURATION"]
     if view.state.settled:
         return [f"spotguard resume {run}"]

@@ -99,9 +99,7 @@ def sweep_table(told: SweepDocument) -> Table:
 
 
 def _state(run: RunSummary) -> Text:
-    """Return the state; a run that waits for the team's money is told from one without nodes."""
-    label = "queued" if run.queued else run.state.label
-    return Text(label, style=run.state.colour)
+    return Text(run.state_label, style=run.state.colour)
 
 
 def _controller(run: RunSummary) -> Text:

@@ -120,6 +120,9 @@ def _when_on_demand(plan: JobPlan) -> str:
 def _budget(plan: JobPlan) -> str:
     if plan.budget_usd is None:
         return "none: nothing limits what it costs (--budget USD)"
+    places = [*plan.candidates, *(each for phase in plan.phases for each in phase.candidates)]
+    if any(each.rate_usd_per_h is None for each in places):
+        return f"{format_usd(plan.budget_usd)}, not kept where the price is unknown"
     return f"{format_usd(plan.budget_usd)}, never more"
 
 

@@ -81,6 +81,8 @@ def run_view(
         rate_usd_per_h=cost.rate_usd_per_h(record),
         next_alert=_next_alert(record, until),
         carbon=run_footprint(record, until),
+        queued=_queued(record),
+        exit_code=record.settled.exit_code if record.settled else None,
     )
 
 
@@ -103,9 +105,14 @@ def run_summary(record: RunRecord, *, now: float, live: StepProgress | None = No
         interruptions=sum(
             attempt.end is not None and attempt.end.reason.retried for attempt in record.attempts
         ),
-        queued=record.queued or None if record.settled is None else None,
+        queued=_queued(record),
         problem=record.settled.detail if record.is_away and record.settled is not None else None,
     )
+
+
+def _queued(record: RunRecord) -> str | None:
+    """Return why a run waits for money that others hold."""
+    return record.queued or None if record.settled is None else None
 
 
 def _next_alert(record: RunRecord, now: float) -> str | None:

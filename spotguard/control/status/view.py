@@ -128,6 +128,15 @@ class RunView:
     forecast: CostForecast | None = None
     """What it is expected to cost in all, and when it is done; None for settled runs, for nodes of
     this machine, and where nobody looked."""
+    queued: str | None = None
+    """Why it waits for money of the team's budget or its sweep's turn; None if it does not."""
+    exit_code: int | None = None
+    """What it ended with, by docs/exit-codes.md; None while it goes on."""
+
+    @property
+    def state_label(self) -> str:
+        """Its state in a word: who waits for money is told from who finds no nodes."""
+        return "queued" if self.queued else self.state.label
 
     def to_json(self) -> dict[str, Any]:
         """Return the object of `status --json`."""
@@ -240,6 +249,11 @@ class RunSummary:
     """Why no more is known of it, or nothing that is new; None if all can be read."""
     queued: str | None = None
     """Why it waits for money of the team's budget; None if it does not."""
+
+    @property
+    def state_label(self) -> str:
+        """Its state in a word: who waits for money is told from who finds no nodes."""
+        return "queued" if self.queued else self.state.label
 
 
 @dataclass(frozen=True, kw_only=True)
