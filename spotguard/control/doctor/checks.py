@@ -247,7 +247,15 @@ def check_clock(
             detail=f"it shows {time.strftime('%Y-%m-%d', time.gmtime(at))}, which is in the past",
             hint="set the clock: budgets, deadlines and notices depend on it",
         )
-    skew_s = abs((file_clock or _written_at)() - at)
+    try:
+        skew_s = abs((file_clock or _written_at)() - at)
+    except OSError as problem:
+        return Check(
+            name="temporary folder",
+            status=Status.FAILED,
+            detail=f"no file can be written there: {problem.strerror or problem}",
+            hint="free some space, or set TMPDIR to a folder that you can write",
+        )
     if skew_s > MAX_CLOCK_SKEW_S:
         return Check(
             name="clock",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import subprocess
@@ -284,6 +285,18 @@ def test_a_clock_in_the_past_fails_and_a_skewed_one_is_noted() -> None:
     skewed = doctor.check_clock(now=lambda: pictures.NOW, file_clock=lambda: pictures.NOW + 9)
     assert skewed.status is Status.NOTED
     assert doctor.check_clock().status is Status.OK
+
+
+def test_a_full_temporary_folder_is_a_finding() -> None:
+    """A machine without room is one that people ask the doctor about."""
+
+    def full() -> float:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    found = doctor.check_clock(now=lambda: pictures.NOW, file_clock=full)
+    assert (found.name, found.status) == ("temporary folder", Status.FAILED)
+    assert "No space left on device" in found.detail
+    assert "TMPDIR" in found.hint
 
 
 @pytest.mark.parametrize(
