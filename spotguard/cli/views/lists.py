@@ -185,4 +185,5 @@ def drill_screen(report: DrillReport) -> RenderableType:
                 clean(str(finding.detail)),
             )
         parts.append(table)
+    parts += [Text(clean(f"note: {each}"), style="dim") for each in report.notes]
     return Group(*parts)

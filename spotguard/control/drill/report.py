@@ -9,6 +9,7 @@ after a resume, whatever is neither tracked nor computed anew in each step was n
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -79,7 +80,7 @@ class DrillReport:
     """The verdict in a sentence."""
     findings: list[Finding]
     notes: list[str]
-    """What differs but need not matter: counters and lists that only the log shows."""
+    """What to know beside: counters that differ and need not matter, losses that are no number."""
     interruptions: list[InterruptedAttempt]
     steps: int
     """How many were trained."""
@@ -143,6 +144,7 @@ def compare(
         return [_not_reproducible(parted)], [], parted, None
     after = [d for d in differences if d.attempt > 1]
     findings, notes = _not_restored(after, noisy, parted)
+    notes += _no_numbers(calm, disturbed)
     if parted is not None and not findings:
         findings += _plain_causes(after, noisy, parted) or [_unknown_cause(parted)]
     findings += _wrong_samples(calm, disturbed)
@@ -171,11 +173,26 @@ def _differences(calm: ProbedRun, disturbed: ProbedRun) -> list[_Difference]:
                 for name, variable in other["variables"].items()
                 if name in one["variables"] and one["variables"][name]["hash"] != variable["hash"]
             },
-            loss=calm.losses.get(step) != disturbed.losses.get(step),
+            loss=not _is_same(calm.losses.get(step), disturbed.losses.get(step)),
         )
         if difference.tracked or difference.random or difference.variables or difference.loss:
             found.append(difference)
     return found
+
+
+def _no_numbers(calm: ProbedRun, disturbed: ProbedRun) -> list[str]:
+    """Return that losses are not a number, in both runs: there is little that could differ."""
+    for step, loss in sorted(calm.losses.items()):
+        if math.isnan(loss) and math.isnan(disturbed.losses.get(step, 0.0)):
+            return [f"the loss of step {step} is not a number, in both runs"]
+    return []
+
+
+def _is_same(one: float | None, other: float | None) -> bool:
+    """Tell whether two losses are equal; two that are not a number are."""
+    if one is None or other is None:
+        return one is other
+    return one == other or (math.isnan(one) and math.isnan(other))
 
 
 def _not_restored(
@@ -346,7 +363,7 @@ _POWER_ITERATIONS = (
 def _elastic_drift(calm: ProbedRun, disturbed: ProbedRun) -> tuple[float | None, list[Finding]]:
     """Compare the losses of the steps done on another number of ranks."""
     drifts = {
-        step: abs(disturbed.losses[step] - calm.losses[step]) / max(abs(calm.losses[step]), 1e-12)
+        step: _drift(calm.losses[step], disturbed.losses[step])
         for step, line in disturbed.steps.items()
         if step in calm.steps
         and line["world_size"] != calm.steps[step]["world_size"]
@@ -360,14 +377,25 @@ def _elastic_drift(calm: ProbedRun, disturbed: ProbedRun) -> tuple[float | None,
         return worst, []
     step = min(step for step, drift in drifts.items() if drift > _LOSS_TOLERANCE)
     variable, cause = _cause_of_drift(disturbed.steps[step])
+    differs = f"the loss differs by {worst:.1e}"
+    if not math.isfinite(worst):
+        differs = "the loss of one run is not a number or infinite, and that of the other is not"
     return worst, [
         Finding(
             variable=variable,
             label="elastic step",
             step=step,
-            detail=f"on another number of ranks the loss differs by {worst:.1e}; {cause}",
+            detail=f"on another number of ranks {differs}; {cause}",
         )
     ]
+
+
+def _drift(calm: float, disturbed: float) -> float:
+    """Return by how much a loss differs, relatively; infinitely if one of both is no number."""
+    if _is_same(calm, disturbed):
+        return 0.0
+    drift = abs(disturbed - calm) / max(abs(calm), 1e-12)
+    return drift if math.isfinite(drift) else math.inf
 
 
 def _cause_of_drift(line: dict[str, Any]) -> tuple[str, str]:

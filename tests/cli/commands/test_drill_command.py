@@ -31,6 +31,7 @@ class FakeDrill:
 
     findings: list[Finding] = field(default_factory=list)
     asked: list[Any] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def __call__(self, script: str, args: Any, flags: Any, options: DrillOptions, tell: Any) -> Any:
         """Tell one thing, then return itself as the report."""
@@ -142,3 +143,9 @@ def test_a_signal_that_is_ignored_ends_no_drill(
         assert cli("drill", script).code == 0
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_what_need_not_matter_is_told_too(cli: Cli, script: str, drill: FakeDrill) -> None:
+    """Such as that some interruptions came too late to prove anything."""
+    drill.notes = ["only 2 of 5 interruptions hit before the job was done"]
+    assert "note: only 2 of 5 interruptions hit" in cli("drill", script).out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -83,3 +84,23 @@ def test_a_plain_value_that_no_state_has_is_named(kind: str, at: int, named: boo
     assert parted == 2
     assert (finding.variable == "model.2.p") is named
     assert ("step.number" in finding.detail) is named
+
+
+def test_two_losses_that_are_no_number_are_equal() -> None:
+    """A loss that is none in both runs is no sign of randomness; that it is none is noted."""
+    calm = a_run([4.0, math.nan, math.nan], ranks_after_2=2, seen={})
+    disturbed = a_run([4.0, math.nan, math.nan], ranks_after_2=1, seen={})
+    findings, notes, parted, worst = compare(calm, disturbed)
+    assert (findings, parted, worst) == ([], None, 0.0)
+    assert notes == ["the loss of step 2 is not a number, in both runs"]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_on_other_ranks_is_said_to_be_none(bad: float) -> None:
+    """No number says by how much it differs."""
+    calm = a_run([4.0, 3.0, 2.0, 1.0], ranks_after_2=2, seen={})
+    disturbed = a_run([4.0, 3.0, bad, bad], ranks_after_2=1, seen={})
+    [finding], _, _, worst = compare(calm, disturbed)
+    assert worst == math.inf
+    assert (finding.label, finding.step) == ("elastic step", 3)
+    assert "is not a number" in finding.detail
