@@ -8,7 +8,7 @@ import typer
 
 from spotguard.api.states import MOST_STEPS
 from spotguard.cli.common import AnyRunArgument, JsonOption, StepPatienceOption, looked_at_run
-from spotguard.cli.terminal.output import console, note, print_json, say, write_file
+from spotguard.cli.terminal.output import check_is_file, console, note, print_json, say, write_file
 from spotguard.errors import EnvironmentFailure, UsageError
 from spotguard.shared.json_documents import document
 
@@ -39,6 +39,8 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """Write all that is known of a run into one page, which opens without a network."""
+    if html is not None:
+        check_is_file(html, option="--html")
     told = looked_at_run(run).report()
     run_id = told.run.run_id
     if as_json:
@@ -122,6 +124,8 @@ def metrics(
     """Tell all runs in numbers, as Prometheus reads them."""
     from spotguard.api.pages import prometheus_text
 
+    if textfile is not None:
+        check_is_file(textfile, option="--textfile")
     told = prometheus_text(stores or ())
     if textfile is None:
         typer.echo(told, nl=False)
@@ -175,6 +179,8 @@ def profile(
             "--steps and --attempt exclude each other",
             hint="--attempt tells what is kept; without it the living job is asked",
         )
+    if out is not None:
+        check_is_file(out, option="--out")
     told, trace = looked_at_run(run).profile(
         steps, attempt=attempt, rank=rank, patience_s=patience, tell=note, raw=out is not None
     )

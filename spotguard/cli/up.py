@@ -22,7 +22,6 @@ from spotguard.cli.flags import SmokeOption, resolve_job, takes_job_flags, with_
 from spotguard.cli.follow import DEFAULT_PATIENCE_S
 from spotguard.cli.policy.controller import ControllerOption, offer_words
 from spotguard.cli.policy.sweep import (
-    DEFAULT_PARALLEL,
     GoalOption,
     MetricOption,
     ParallelOption,
@@ -104,10 +103,10 @@ def up(
     flags: dict[str, object],
     smoke: SmokeOption = None,
     points: SweepOption = None,
-    parallel: ParallelOption = DEFAULT_PARALLEL,
+    parallel: ParallelOption = None,
     point_budget: PointBudgetOption = None,
     metric: MetricOption = None,
-    goal: GoalOption = "min",
+    goal: GoalOption = None,
     prune: PruneOption = None,
     controller: ControllerOption = "local",
     yes: YesOption = False,
@@ -225,6 +224,12 @@ def plan(
 
     if probe_memory is not None and not probe:
         raise UsageError("--probe-memory says nothing without --probe", hint="pass both")
+    unheard = {"--json": as_json, "--smoke": smoke, "--probe": probe}
+    if as_yaml and any(unheard.values()):
+        given = next(name for name, value in unheard.items() if value)
+        raise UsageError(
+            f"--yaml and {given} exclude each other", hint="--yaml prints the task, and no plan"
+        )
     resolved = resolve_job(script, args or [], with_smoke(flags, smoke))
     batches = _batches(resolved.batches, global_batch, micro_batch)
     found = launching.survey_phases(resolved.spec, aside)

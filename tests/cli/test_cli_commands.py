@@ -628,6 +628,35 @@ def test_plan_tells_where_on_demand_nodes_are_bought(cli: Cli, script: str) -> N
     assert "# on demand" not in cli(*job, "--store", "s3://b/runs", "--yaml").out
 
 
+@pytest.mark.parametrize("other", ["--json", "--smoke", "--probe"])
+def test_what_a_task_does_not_tell_is_refused_beside_it(cli: Cli, script: str, other: str) -> None:
+    """Who asked for a document would read YAML; who asked for a trial would wait for none."""
+    said = cli("plan", script, "--yaml", other)
+    assert (said.code, said.out) == (2, "")
+    assert f"--yaml and {other} exclude each other" in said.err
+
+
+@pytest.mark.parametrize("where", [".", "..", "/", "folder"])
+@pytest.mark.parametrize(
+    "command", [("report", "--json", "--html"), ("metrics", "--textfile"), ("profile", "--out")]
+)
+def test_a_folder_is_refused_as_a_file_before_anything_is_done(
+    cli: Cli,
+    control: FakeControl,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...],
+    where: str,
+) -> None:
+    """With the name of the option, and a way out."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    said = cli(*command, where)
+    assert (said.code, said.out, control.asked) == (2, "", [])
+    assert f"{command[-1]}: {where} is a folder, not a file" in said.err
+    assert "name a file in it" in said.err
+
+
 @pytest.mark.usefixtures("clouds")
 def test_plan_yaml_is_the_task_and_holds_no_secret(cli: Cli, script: str) -> None:
     """It can be given to `sky launch` but for the values of the user's variables."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from spotguard.api.sweeps import Sweep
 
 DEFAULT_PARALLEL = 4
+DEFAULT_GOAL = "min"
 _PANEL = "A sweep"
 _LOOK_EVERY_S, _LOOK_AT_BUCKET_EVERY_S = 1.0, 10.0
 _REPAIR_EVERY_S = 15.0
@@ -36,8 +37,15 @@ SweepOption = Annotated[
     ),
 ]
 ParallelOption = Annotated[
-    int,
-    typer.Option("--parallel", min=1, metavar="N", help="At once.", rich_help_panel=_PANEL),
+    int | None,
+    typer.Option(
+        "--parallel",
+        min=1,
+        metavar="N",
+        help="At once.",
+        rich_help_panel=_PANEL,
+        show_default=str(DEFAULT_PARALLEL),
+    ),
 ]
 PointBudgetOption = Annotated[
     str | None,
@@ -60,9 +68,13 @@ MetricOption = Annotated[
     ),
 ]
 GoalOption = Annotated[
-    str,
+    str | None,
     typer.Option(
-        "--sweep-goal", metavar="min|max", help="Which is better.", rich_help_panel=_PANEL
+        "--sweep-goal",
+        metavar="min|max",
+        help="Which is better.",
+        rich_help_panel=_PANEL,
+        show_default=DEFAULT_GOAL,
     ),
 ]
 PruneOption = Annotated[
@@ -81,10 +93,10 @@ PruneOption = Annotated[
 def plan_of_sweep(
     points: str | None,
     *,
-    parallel: int,
+    parallel: int | None,
     point_budget: str | None,
     metric: str | None,
-    goal: str,
+    goal: str | None,
     prune: int | None,
 ) -> "SweepPlan | None":
     """Return what is asked of a sweep; None for a single run.
@@ -93,7 +105,13 @@ def plan_of_sweep(
         UsageError: a sweep's option without --sweep, or one that makes no sense.
     """
     if points is None:
-        alone = {"--point-budget": point_budget, "--sweep-metric": metric, "--sweep-prune": prune}
+        alone = {
+            "--parallel": parallel,
+            "--point-budget": point_budget,
+            "--sweep-metric": metric,
+            "--sweep-goal": goal,
+            "--sweep-prune": prune,
+        }
         given = [name for name, value in alone.items() if value is not None]
         if given:
             raise UsageError(f"{given[0]} is of a sweep, and there is no --sweep")
@@ -103,10 +121,10 @@ def plan_of_sweep(
 
     return SweepPlan(
         points=tuple(points_of(points)),
-        at_once=parallel,
+        at_once=DEFAULT_PARALLEL if parallel is None else parallel,
         point_budget_usd=_usd(point_budget),
         metric=metric,
-        goal=goal,
+        goal=DEFAULT_GOAL if goal is None else goal,
         first_step=prune,
     )
 

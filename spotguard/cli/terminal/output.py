@@ -46,8 +46,22 @@ def note(text: str) -> None:
     sys.stderr.flush()
 
 
+def check_is_file(path: Path, *, option: str) -> None:
+    """Let pass what a file can be called; `option` is by which it was asked for.
+
+    Raises:
+        UsageError: it is a folder, or has no name.
+    """
+    if not path.name or path.is_dir():
+        raise UsageError(
+            f"{option}: {path} is a folder, not a file",
+            hint=f"name a file in it: {option} {path / 'FILE'}",
+        )
+
+
 def write_file(path: Path, content: bytes, *, option: str) -> None:
     """Write a file in one piece: nobody finds half of it. `option` is by which it was asked for."""
+    check_is_file(path, option=option)
     draft = path.with_name(f".{path.name}.new")
     try:
         draft.write_bytes(content)

@@ -73,6 +73,8 @@ def test_a_point_that_cannot_be_read_is_named_and_not_followed_for_ever(
         (("--sweep", "lr=1,2"), "A sweep needs a budget"),
         (("--sweep", "lr", "--budget", "2"), "'lr' is no NAME=VALUES"),
         (("--sweep-metric", "loss"), "--sweep-metric is of a sweep, and there is no --sweep"),
+        (("--parallel", "2"), "--parallel is of a sweep, and there is no --sweep"),
+        (("--sweep-goal", "max"), "--sweep-goal is of a sweep, and there is no --sweep"),
         (("--sweep", "n=1,2", "--budget", "2", "--point-budget", "x"), "--point-budget: given 'x'"),
     ],
 )
