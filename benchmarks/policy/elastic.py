@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from benchmarks.policy.published_pacing import PublishedPacing, published_work
 from benchmarks.policy.windows import interval
 from spotguard.policy.action import SPOT, Buy, Leave, Move
 from spotguard.policy.decide import PACING
@@ -162,7 +163,7 @@ def elastic_table(*, half: str, windows: int) -> None:
     """Print work over the bounds, by market and by how much of the nodes the budget pays."""
     print(
         f"{half} windows, budget and 1 to 4 or 16 nodes: work / bound [95 %], / bound with starts, "
-        "windows over budget"
+        "of pacing as published / bound, ours / that [95 %], windows over budget"
     )
     for dataset, most in (("aws_v100x4_2023-08", 4), ("gcp_h100x16_2025-10", 16)):
         zones = recorded(dataset)
@@ -173,15 +174,22 @@ def elastic_table(*, half: str, windows: int) -> None:
         begins = np.linspace(low, high - ticks, windows).astype(int)
         for share in (0.15, 0.4, 0.8):
             usd = share * most * 36 * min(float(z.spot_usd_per_h.min()) for z in zones)
-            shares, with_starts, over = [], [], 0
+            shares, with_starts, published, over = [], [], [], 0
             for begin in (int(each) for each in begins):
                 work, spent = played(zones, begin, ticks, most, usd)
-                shares.append(work / bound(zones, begin, ticks, most, usd))
+                rival = PublishedPacing(zones, most, ALPHA, START_S / 3600)
+                most_work = bound(zones, begin, ticks, most, usd)
+                shares.append(work / most_work)
+                published.append(published_work(zones, begin, ticks, rival, usd) / most_work)
                 with_starts.append(work / bound_with_starts(zones, begin, ticks, most, usd))
                 over += spent > usd + 1e-6
-            least, greatest = interval(np.array(shares), begins * int(gap_s) // 86_400)
+            days = begins * int(gap_s) // 86_400
+            least, greatest = interval(np.array(shares), days)
+            low_ratio, high_ratio = interval(np.array(shares) / np.array(published), days)
             print(
                 f"{dataset:22} pays {share:4.0%} of the nodes: {np.mean(shares):.3f} "
-                f"[{least:.3f} {greatest:.3f}], {np.mean(with_starts):.3f}, over {over}",
+                f"[{least:.3f} {greatest:.3f}], {np.mean(with_starts):.3f}, "
+                f"{np.mean(published):.3f}, {np.mean(np.divide(shares, published)):.3f} "
+                f"[{low_ratio:.3f} {high_ratio:.3f}], over {over}",
                 flush=True,
             )
