@@ -37,6 +37,8 @@ def test_the_private_names_of_lightning_are_there() -> None:
     assert fit_loop.epoch_loop._batches_that_stepped == 0
     assert fit_loop.epoch_loop.val_loop.batch_progress.total.ready == 0
     assert fit_loop.epoch_progress.current.processed == 0
+    assert fit_loop._restarting is False
+    assert "self.restarting" in inspect.getsource(type(fit_loop).on_advance_end)
     assert made._logger_connector._callback_metrics == {}
     assert callable(made._logger_connector.on_batch_start)
     assert callable(pl.LightningModule()._on_before_batch_transfer)

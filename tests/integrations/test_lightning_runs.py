@@ -52,6 +52,19 @@ def test_interrupted_anywhere_it_is_the_same_run(lightning: Stories, calm: Story
     assert set(again) <= {f"validating after {STEPS_PER_EPOCH}", "validating after 0"}
 
 
+@pytest.mark.parametrize("interval", ["epoch", "step"])
+def test_a_schedule_that_follows_a_metric(lightning: Stories, interval: str) -> None:
+    """Interrupted in an epoch and in its validation, it is stepped at each epoch's end, once."""
+    how: dict[str, Any] = {"MODEL": "following", "INTERVAL": interval, "EPOCHS": 4}
+    calm = lightning.tell([1], **how)
+    story = lightning.tell([1] * 3, ["step 2 ", "validating after 13"], **how)
+
+    [followed] = [line for line in calm.ends if line.startswith("done following 4 ")]
+    assert followed in story.ends
+    assert story.ends == calm.ends
+    assert same(story, calm)
+
+
 def test_other_ranks_train_on_the_same_samples(lightning: Stories) -> None:
     """4, 2, then 3 ranks in mid-epoch, with uneven shares: each sample once, the same losses."""
     calm = lightning.tell([4])

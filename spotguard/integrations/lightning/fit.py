@@ -199,6 +199,7 @@ class TrainerFit:
         """Begin what may be left, saved, between two of its batches."""
         self.end_step(state.VALIDATION)
         self._place.settle(state.VALIDATION)
+        self._plateaus.put_back()  # used up: what steps them after this validation is to last
         self._evaluation = self._run.evaluate(itertools.count())
 
     def next_validation_batch(self) -> None:

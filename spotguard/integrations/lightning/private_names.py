@@ -76,6 +76,14 @@ class LoopCounters:
             total.completed = total.processed
         self._fit_loop.restarting = True
 
+    def arrive(self) -> None:
+        """Have the loop over epochs take the place as reached; it would after the whole epoch.
+
+        Until then it steps no schedule at an epoch's end. The loops within it, to which its
+        setter would pass this on, find out by themselves.
+        """
+        self._fit_loop._restarting = False
+
 
 def _counts_of(name: str, thing: Any) -> Iterator[_Counts]:
     """Yield the name, the attributes and the names of the numbers of each count below a loop."""

@@ -54,6 +54,8 @@ class LoopPlace:
     def settle(self, at: str) -> None:
         """Put right what Lightning has counted on its way to the very place of the checkpoint."""
         resumed, self.resumed = self.resumed, {}
+        if resumed:
+            self._counters.arrive()
         if resumed.get("next") == at:
             self._counters.write(resumed["names"], resumed["counts"])
 

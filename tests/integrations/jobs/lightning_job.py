@@ -2,6 +2,7 @@
 
 PRECISION, ACCUMULATE, EPOCHS, STEPS and WORKERS go to the Trainer and its loader; PACE_S and
 VAL_PACE_S are added to each batch; CKPT goes to `fit`; STOP_AT stops the Trainer at a step.
+INTERVAL is that of a schedule which follows the validation's loss, and is the only one.
 PATIENCE and MIN_DELTA go to EarlyStopping; VALIDATE has `Trainer.validate` come before the fit and
 after it.
 """
@@ -113,6 +114,25 @@ class Regression(Base):
         ]
 
 
+class Following(Regression):
+    """Its rate follows the loss of the validation at each epoch's end; none is good enough."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), 1e-2)
+        interval = os.environ["INTERVAL"]
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {
+                "scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(
+                    optimizer, mode="max", patience=1, threshold=1000.0
+                ),
+                "monitor": "val_loss",
+                "interval": interval,
+                "frequency": 13 if interval == "step" else 1,  # batches of an epoch
+            },
+        }
+
+
 class Adversarial(Base):
     """Two optimizers, stepped by hand."""
 
@@ -147,7 +167,8 @@ class Adversarial(Base):
 
 def main() -> None:
     pl.seed_everything(7, verbose=False)
-    model = Adversarial() if os.environ.get("MODEL") == "adversarial" else Regression()
+    kinds = {"adversarial": Adversarial, "following": Following}
+    model = kinds.get(os.environ.get("MODEL", ""), Regression)()
     keeps = ModelCheckpoint(dirpath=f"{FOLDER}/kept", monitor="val_loss", save_last=True)
     trainer = pl.Trainer(
         accelerator="cpu",
@@ -181,6 +202,10 @@ def main() -> None:
         torch.save({**model.state_dict()}, f"{FOLDER}/final.pt")
     rates = [group["lr"] for o in trainer.optimizers for group in o.param_groups]
     say(f"done {trainer.global_step} {trainer.current_epoch} {model.seen} {data.asked} {rates}")
+    for config in trainer.lr_scheduler_configs:
+        if config.reduce_on_plateau:
+            state = config.scheduler.state_dict()
+            say(f"done following {state['last_epoch']} {state['num_bad_epochs']} {state['best']}")
     say(f"best {Path(keeps.best_model_path).name} {keeps.best_model_score}")
     if os.environ.get("VALIDATE"):
         say(f"after {trainer.validate(model, data, verbose=False)}")
