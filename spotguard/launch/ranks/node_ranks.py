@@ -35,7 +35,10 @@ _LEFT: Final = (Detached.exit_code, -signal.SIGTERM)
 _STOPS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """What is passed on to the ranks."""
 _LAST_SAVE_S: Final = 30.0
-"""How long ranks that were told to end may take, before they are killed."""
+"""How long ranks that were told to end may take, before they are killed; longer if the job is told
+that it has longer."""
+_AFTER_SAVE_S: Final = 5.0
+"""Once its time for a save is over, a rank writes down how it ended, and leaves."""
 _TOLD, _FAILED, _OF_SIGNAL = 1, 1, 128
 _STORE_IS_GONE: Final = "spotguard: the store in which the ranks meet has ended"
 
@@ -54,7 +57,7 @@ class NodeRanks:
         """Those that live, with their number in the whole job."""
         self._bad: list[tuple[int, int]] = []
         """Rank and code of those that failed, in the order of their ends."""
-        self._is_told = self._is_ending = self._has_no_store = False
+        self._is_told = self._is_ending = self._has_no_store = self._has_killed = False
         self._kill_at = math.inf
 
     def run(self) -> int:
@@ -85,7 +88,8 @@ class NodeRanks:
     def _exit_code(self) -> int:
         codes = [code for _, code in self._bad]
         if self._is_told or (codes and all(code in _LEFT for code in codes)):
-            _say_left()
+            if not self._has_killed:
+                _say_left()
             return _TOLD
         if not codes:
             return _FAILED if self._has_no_store else 0
@@ -188,6 +192,7 @@ class NodeRanks:
             try:
                 who, number = self._news.get(timeout=self._left_s())
             except queue.Empty:
+                self._has_killed = True
                 self._tell(signal.SIGKILL)
                 self._kill_at = math.inf
             else:
@@ -219,7 +224,7 @@ class NodeRanks:
         if not self._is_ending:
             self._is_ending = True
             self._tell(number)
-            self._kill_at = time.monotonic() + _LAST_SAVE_S
+            self._kill_at = time.monotonic() + _patience_s()
 
     def _tell(self, number: int) -> None:
         """Send a signal to the whole session of each rank that lives."""
@@ -242,6 +247,14 @@ def _words_of(code: int, rank: int | None) -> str:
     with contextlib.suppress(ValueError):
         name = signal.Signals(-code).name
     return f"{SAYS}died of {name}{where} (exitcode: {code})"
+
+
+def _patience_s() -> float:
+    """Return how long ranks that were told to end may take: no less than the job is told."""
+    grace_s = _LAST_SAVE_S
+    with contextlib.suppress(ValueError):  # the ranks have refused what is no number
+        grace_s = max(grace_s, float(os.environ.get(env.GRACE_S) or 0.0))
+    return grace_s + _AFTER_SAVE_S
 
 
 def _say_left() -> None:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -18,10 +19,10 @@ import pytest
 from spotguard.launch.agent import command_line
 from spotguard.launch.membership import Part
 from spotguard.shared.net import free_port
+from spotguard.shared.saves_first import LEFT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     Popen = subprocess.Popen[str]
 
@@ -252,23 +253,53 @@ def test_what_ignores_the_signal_is_killed_with_all_that_it_started(tmp_path: Pa
         f"child = subprocess.Popen([sys.executable, '-u', '-c', {child!r}])\n"
         "while True: signal.pause()\n"
     )
-    path = tmp_path / "train.py"
-    path.write_text(script)
-    part = Part(attempt=1, node=0, nodes=(0,), host="127.0.0.1", port=free_port())
-    flags = command_line(part, 1, [str(path)])[3:]
-    code = (
-        "from spotguard.launch.ranks import __main__, node_ranks; "
-        "node_ranks._LAST_SAVE_S = 2.0; __main__.main()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, *flags],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as job:
+    saving = tmp_path / "saving"
+    with start_impatient(tmp_path, script, SPOTGUARD_SAVING=str(saving)) as job:
         assert job.stdout is not None
         assert job.stdout.readline() == "up\n"
         job.send_signal(signal.SIGTERM)
         printed, _ = job.communicate(timeout=60)
     assert job.returncode == 1
     assert printed == "heard\n"
+    assert not Path(f"{saving}{LEFT}").exists(), "a rank was torn from its work"
+
+
+def test_a_save_has_the_time_that_the_job_is_told(tmp_path: Path) -> None:
+    """No rank is killed before `SPOTGUARD_GRACE_S` is over, though that is longer than usual."""
+    script = (
+        "import signal, sys, time\n"
+        "def leave(*_):\n"
+        "    time.sleep(6)\n"
+        "    sys.exit(75)\n"
+        "signal.signal(signal.SIGTERM, leave)\n"
+        "print('up')\n"
+        "while True: signal.pause()\n"
+    )
+    saving = tmp_path / "saving"
+    told = {"SPOTGUARD_SAVING": str(saving), "SPOTGUARD_GRACE_S": "60"}
+    with start_impatient(tmp_path, script, **told) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "up\n"
+        job.send_signal(signal.SIGTERM)
+        job.communicate(timeout=60)
+    assert job.returncode == 1
+    assert Path(f"{saving}{LEFT}").exists(), "it left in order"
+
+
+def start_impatient(tmp_path: Path, script: str, **env: str) -> Popen:
+    """Start a rank by what kills those who stay after 2 s."""
+    path = tmp_path / "train.py"
+    path.write_text(script)
+    part = Part(attempt=1, node=0, nodes=(0,), host="127.0.0.1", port=free_port())
+    flags = command_line(part, 1, [str(path)])[3:]
+    code = (
+        "from spotguard.launch.ranks import __main__, node_ranks; "
+        "node_ranks._LAST_SAVE_S = 1.0; node_ranks._AFTER_SAVE_S = 1.0; __main__.main()"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **env},
+    )
