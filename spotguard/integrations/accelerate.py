@@ -47,8 +47,9 @@ class SpotguardDataLoader:
     """Stands in the place of the training DataLoader: its batches are the micro-batches of steps.
 
     The global batch is what `batch_size`, the Accelerator's `gradient_accumulation_steps` and the
-    ranks of the run's first attempt come to, and stays so on any number of ranks. How many
-    micro-batches of it a rank has follows from that; `accelerator.accumulate` and `backward` know.
+    ranks of the run's first attempt come to, and stays so on any number of ranks; with
+    `split_batches` a batch is of all ranks already. How many micro-batches of it a rank has follows
+    from that; `accelerator.accumulate` and `backward` know.
 
     What `accelerator.prepare` and `register_for_checkpointing` were given is saved and restored.
     """
@@ -95,6 +96,7 @@ class SpotguardDataLoader:
             global_batch_size=global_batch_size,
             ranks_meant=self._run.reference_world_size,
             accumulated=self._accumulated,
+            splits_batches=accelerator.split_batches,
         )
         if steps is None:
             raise UsageError(
@@ -111,10 +113,12 @@ class SpotguardDataLoader:
         """Return the batches in an epoch, those accumulated each, as a script counts on them.
 
         Before `accelerator.prepare` that is of all processes together, after it of each: schedules
-        are made before it, and stepped once for each process.
+        are made before it, and stepped once for each process. With `split_batches` a batch is of
+        all processes, and a schedule is stepped once.
         """
         accelerator: Any = self._accelerator
-        processes: int = 1 if accelerator._models else self._run.reference_world_size
+        whole = accelerator._models or accelerator.split_batches
+        processes: int = 1 if whole else self._run.reference_world_size
         return int(self._steps_per_epoch * self._accumulated * processes)
 
     @property
@@ -206,14 +210,17 @@ class SpotguardDataLoader:
 class Schedule:
     """A scheduler that Accelerate steps once for each process, on any number of them.
 
+    With `split_batches`, or where the script steps it by itself, it is stepped once everywhere.
+
     Of schedules by a function, which is not part of a state, one whose length is in steps of all
     processes has its place moved; any other goes on as in the first attempt.
     """
 
     def __init__(self, accelerated: Any, processes: int) -> None:
         self._scheduler = accelerated.scheduler
-        self._times = processes
+        self._times = 1
         if accelerated.step_with_optimizer and not accelerated.split_batches:
+            self._times = processes
             accelerated.split_batches = True  # stepped once, it steps as often as it should
             accelerated.scheduler = self
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import (
@@ -14,9 +15,11 @@ from torch.utils.data import (
 )
 
 from spotguard.errors import UsageError
-from spotguard.integrations.partial_epochs import FirstOfEpoch
+from spotguard.integrations.partial_epochs import FirstOfEpoch, FirstOfSampler
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from spotguard.runtime import Run
     from spotguard.runtime.data.loader import Loader
 
@@ -35,6 +38,7 @@ def make_loader(
     ranks_meant: int,
     accumulated: int,
     per_rank: str = "even",
+    splits_batches: bool = False,
     limit: float | None = None,
     in_order: bool = False,
 ) -> tuple[Loader, int | None]:
@@ -49,6 +53,7 @@ def make_loader(
         ranks_meant: The ranks that the script's sizes are for.
         accumulated: Batches that gradients were to be accumulated over.
         per_rank: As for `run.loader`.
+        splits_batches: A batch of the script's is of all ranks together, each of which has a part.
         limit: Batches per epoch on the ranks that the script is for (an int), or which part of
             them (a float); None for all.
         in_order: Read in the dataset's order, whatever the loader does.
@@ -63,20 +68,22 @@ def make_loader(
             f"{caller}: the training DataLoader has no batch_size",
             hint="give it batch_size= in place of a batch_sampler",
         )
-    size = global_batch_size or given.batch_size * ranks_meant * accumulated
+    micro_batch = -(-given.batch_size // ranks_meant) if splits_batches else given.batch_size
+    of_all_ranks = given.batch_size if splits_batches else given.batch_size * ranks_meant
+    size = global_batch_size or of_all_ranks * accumulated
     common: dict[str, Any] = {
         "global_batch_size": size,
-        "micro_batch_size": given.batch_size,
+        "micro_batch_size": micro_batch,
         "collate_fn": given.collate_fn,
         "per_rank": per_rank,
     }
     if isinstance(given.dataset, IterableDataset):
-        return run.loader(given.dataset, **common), None
+        steps = _steps_of_stream(limit, accumulated, caller)
+        return run.loader(given.dataset, **common), steps
     if given.num_workers:
         common["num_workers"] = given.num_workers
         common |= {name: getattr(given, name) for name in _WORKER_OPTIONS}
-    dataset: Any = given.dataset
-    samples = _samples(limit, len(dataset), size, accumulated)
+    samples = functools.partial(_samples, limit, size=size, accumulated=accumulated)
     loader = run.loader(
         given.dataset,
         drop_last=given.drop_last,
@@ -103,8 +110,18 @@ def _refusal_of_other_data(caller: str, given: Any) -> UsageError:
     )
 
 
+def _steps_of_stream(limit: float | None, accumulated: int, caller: str) -> int | None:
+    """Return the steps of a part of a stream that is called an epoch; None if it has none."""
+    if isinstance(limit, float):
+        raise UsageError(
+            f"{caller}: a part ({limit}) of a stream that has no length",
+            hint="give the limit as a number of batches",
+        )
+    return None if limit is None else max(1, limit // accumulated)
+
+
 def _samples(limit: float | None, length: int, size: int, accumulated: int) -> int | None:
-    """Return how many samples of an epoch are read; None for all."""
+    """Return how many of an epoch's `length` samples are read; None for all."""
     if limit is None:
         return None
     steps = -(-length // size)
@@ -113,25 +130,37 @@ def _samples(limit: float | None, length: int, size: int, accumulated: int) -> i
 
 
 def _order(
-    given: DataLoader[Any], *, samples: int | None, seed: int, in_order: bool
+    given: DataLoader[Any], *, samples: Callable[[int], int | None], seed: int, in_order: bool
 ) -> dict[str, Any]:
-    """Return the options of `run.loader` for the order of the script's own loader."""
+    """Return the options of `run.loader` for the order of the script's own loader.
+
+    By the very class: what a subclass does is its own affair, and its order is read as it gives it.
+    `samples` returns how many are read of an epoch of so many; None for all.
+    """
     sampler: Any = given.sampler
-    if in_order or isinstance(sampler, SequentialSampler):
+    kind, length = type(sampler), len(given.dataset)  # type: ignore[arg-type]
+    if in_order or kind is SequentialSampler:
         shuffle = False
-    elif isinstance(sampler, RandomSampler) and not sampler.replacement:
+    elif kind is RandomSampler and not sampler.replacement and sampler.num_samples == length:
         shuffle = True
-    elif isinstance(sampler, DistributedSampler):
+    elif kind is DistributedSampler:
         shuffle = sampler.shuffle
-    elif isinstance(sampler, WeightedRandomSampler) and _draws_all(sampler, given):
-        return {"weights": sampler.weights}
     else:
-        return {"sampler": sampler}
-    if samples is None:
+        return _own_order(sampler, length, samples)
+    part = samples(length)
+    if part is None:
         return {"shuffle": shuffle}
-    order = FirstOfEpoch(len(given.dataset), samples, seed=seed if shuffle else None)  # type: ignore[arg-type]
-    return {"sampler": order}
+    return {"sampler": FirstOfEpoch(length, part, seed=seed if shuffle else None)}
 
 
-def _draws_all(sampler: WeightedRandomSampler, given: DataLoader[Any]) -> bool:
-    return bool(sampler.replacement) and sampler.num_samples == len(given.dataset)  # type: ignore[arg-type]
+def _own_order(sampler: Any, length: int, samples: Callable[[int], int | None]) -> dict[str, Any]:
+    """Return the options for what draws in its own way, or in that of our `weights`."""
+    if isinstance(sampler, DistributedSampler) or not hasattr(sampler, "__len__"):
+        return {"sampler": sampler}  # which refuses it
+    part = samples(len(sampler))
+    if part is not None:
+        return {"sampler": FirstOfSampler(sampler, part)}
+    draws_all = type(sampler) is WeightedRandomSampler and sampler.num_samples == length
+    if draws_all and sampler.replacement:
+        return {"weights": sampler.weights}
+    return {"sampler": sampler}

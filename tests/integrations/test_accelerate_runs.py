@@ -72,3 +72,15 @@ def test_accumulated_batches_and_another_precision(accelerate: Stories) -> None:
 
     assert story.samples() == calm.samples()
     assert same(story, calm, within=1e-3)
+
+
+def test_batches_that_are_split(accelerate: Stories) -> None:
+    """A batch is of all processes then: samples and rates are those of one process without it."""
+    plain = accelerate.tell([1])
+    calm = accelerate.tell([2], SPLIT=1)
+    story = accelerate.tell([2, 1], ["step 4 "], SPLIT=1)
+
+    assert story.samples() == calm.samples() == plain.samples()
+    assert same(story, calm, within=1e-6)
+    told = [[line for line in s.told if line.startswith("step")] for s in (story, calm, plain)]
+    assert told[0] == told[1] == told[2]

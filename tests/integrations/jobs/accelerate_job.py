@@ -1,6 +1,6 @@
 """A script of the shape of transformers' `*_no_trainer.py`, and our lines in it.
 
-EPOCHS, STEPS, ACCUMULATE and PRECISION are its arguments; PACE_S is added to each batch.
+EPOCHS, STEPS, ACCUMULATE, SPLIT and PRECISION are its arguments; PACE_S is added to each batch.
 """
 
 import math
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import DataLoaderConfiguration, set_seed
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -29,6 +29,7 @@ def main() -> None:
         gradient_accumulation_steps=accumulate,
         mixed_precision=os.environ.get("PRECISION", "no"),
         cpu=True,
+        dataloader_config=DataLoaderConfiguration(split_batches=bool(os.environ.get("SPLIT"))),
     )
     set_seed(3)
     generator = torch.Generator().manual_seed(0)

@@ -270,6 +270,7 @@ def test_a_save_has_the_time_that_the_job_is_told(tmp_path: Path) -> None:
         "import signal, sys, time\n"
         "def leave(*_):\n"
         "    time.sleep(6)\n"
+        "    print('saved')\n"
         "    sys.exit(75)\n"
         "signal.signal(signal.SIGTERM, leave)\n"
         "print('up')\n"
@@ -281,8 +282,9 @@ def test_a_save_has_the_time_that_the_job_is_told(tmp_path: Path) -> None:
         assert job.stdout is not None
         assert job.stdout.readline() == "up\n"
         job.send_signal(signal.SIGTERM)
-        job.communicate(timeout=60)
+        printed, _ = job.communicate(timeout=60)
     assert job.returncode == 1
+    assert printed == "saved\n"
     assert Path(f"{saving}{LEFT}").exists(), "it left in order"
 
 

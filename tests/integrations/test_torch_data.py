@@ -1,0 +1,142 @@
+"""The script's own DataLoader, taken apart: its batches, its order, and the part of it that counts.
+
+Needs no framework: each integration takes training data in this way.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
+
+from spotguard.errors import UsageError
+from spotguard.integrations.torch_data import make_loader
+from tests.runtime.data.test_loader import PLAIN, Numbers, make, trained
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SIZE = 24
+
+
+def taken(sampler: Any = None, **how: Any) -> tuple[Any, int | None]:
+    """Return the loader that is made of a script's own, and its steps per epoch."""
+
+    def loader(dataset: Any, *, per_rank: str, **options: Any) -> Any:
+        return make(dataset, **{name: options.get(name, PLAIN.get(name)) for name in _ASKED})
+
+    own = DataLoader(Numbers(SIZE), batch_size=4, sampler=sampler)
+    return make_loader(
+        SimpleNamespace(seed=3, loader=loader),  # type: ignore[arg-type]
+        own,
+        **{"caller": "X", "global_batch_size": None, "ranks_meant": 1, "accumulated": 1, **how},
+    )
+
+
+_ASKED = (*PLAIN, "weights", "sampler")
+
+
+def epoch_of(loader: Any, steps: int | None) -> list[int]:
+    """Return the samples of the first epoch, in order."""
+    assert steps is not None
+    return [index for step in range(steps) for index in trained([loader], step)]
+
+
+class Backwards(Sampler[int]):
+    """The last sample first."""
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(SIZE - 1, -1, -1))
+
+
+class Halves(RandomSampler):
+    """A kind of shuffling of its own: the first half of the data comes first."""
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(super().__iter__())
+        return iter(sorted(order, key=lambda index: index >= SIZE // 2))
+
+
+class ByWeight(DistributedSampler[int]):
+    """As projects have it that train by weights on several ranks."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([0] * len(self))
+
+
+def test_a_sampler_that_draws_some_is_asked() -> None:
+    """`RandomSampler(num_samples=8)` has epochs of 8 samples, none of them twice."""
+    order = epoch_of(*taken(RandomSampler(Numbers(SIZE), num_samples=8)))
+    assert len(order) == len(set(order)) == 8
+
+
+def test_a_subclass_gives_its_own_order() -> None:
+    """What a script's class makes of a known one is kept, or refused where ranks share it out."""
+    order = epoch_of(*taken(Halves(Numbers(SIZE))))
+    assert sorted(order[: SIZE // 2]) == list(range(SIZE // 2)) != order[: SIZE // 2]
+    with pytest.raises(UsageError, match="a ByWeight shares out samples by rank"):
+        taken(ByWeight(Numbers(SIZE), num_replicas=2, rank=0))
+    with pytest.raises(UsageError, match="a ByWeight shares out samples by rank"):
+        taken(ByWeight(Numbers(SIZE), num_replicas=2, rank=0), limit=2)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        SequentialSampler(Numbers(SIZE)),
+        RandomSampler(Numbers(SIZE)),
+        DistributedSampler(Numbers(SIZE), num_replicas=2, rank=0),
+        Backwards(),
+        WeightedRandomSampler([1.0] * 4 + [0.0] * (SIZE - 4), SIZE),
+        WeightedRandomSampler([1.0] * SIZE, 16, replacement=False),
+    ],
+    ids=lambda sampler: type(sampler).__name__,
+)
+def test_a_limit_counts_in_every_order(sampler: Any) -> None:
+    """Two batches of an epoch, or a half of them, are the first that the order gives."""
+    order = epoch_of(*taken(sampler, limit=2))
+    assert len(order) == 8
+    assert len(epoch_of(*taken(sampler, limit=0.5))) == (8 if len(sampler) == 16 else 12)
+    if isinstance(sampler, Backwards):
+        assert order == list(range(SIZE - 1, SIZE - 9, -1))
+    elif isinstance(sampler, WeightedRandomSampler) and sampler.replacement:
+        assert set(order) <= set(range(4))
+
+
+def test_a_limit_of_a_stream_is_its_epoch() -> None:
+    """A stream has no length, but so many batches of it are an epoch; no part of it is."""
+
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(SIZE))
+
+    def steps(limit: float | None) -> int | None:
+        run: Any = SimpleNamespace(seed=3, loader=lambda *_, **__: None)
+        how: dict[str, Any] = {"global_batch_size": None, "ranks_meant": 1, "accumulated": 2}
+        return make_loader(run, DataLoader(Stream(), 4), caller="X", limit=limit, **how)[1]
+
+    assert steps(None) is None
+    assert steps(6) == 3
+    with pytest.raises(UsageError, match=r"a part \(0.5\) of a stream"):
+        steps(0.5)
+
+
+def test_batches_that_ranks_split_are_the_global_ones() -> None:
+    """Where each rank has a part of the script's batch, the global batch is that batch."""
+    loader, _ = taken(ranks_meant=2, splits_batches=True)
+    assert (loader.global_batch_size, loader.micro_batch_size) == (4, 2)
+    loader, _ = taken(ranks_meant=2)
+    assert (loader.global_batch_size, loader.micro_batch_size) == (8, 4)
