@@ -50,10 +50,11 @@ class OptimizerWatch:
     ) -> None:
         self._gradients = gradients
         self._keeper = keeper
-        self._several = world_size > 1
         self._by_hand = not optimizers
         self._check = (
-            GradientCheck(_names(keeper), modules, optimizers, gradients) if self._several else None
+            GradientCheck(_names(keeper), modules, optimizers, gradients)
+            if world_size > 1
+            else None
         )
         self._hooks = [o.register_step_pre_hook(self._before_step) for o in optimizers]
 
@@ -86,7 +87,8 @@ class OptimizerWatch:
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> _Arguments | None:
         step = self._keeper.current
-        if self._several and step is not None and step.is_halfway:
+        # On one rank, too: there the gradients are a part of the mean that several ranks have.
+        if step is not None and step.is_halfway:
             raise UsageError(
                 "optimizer.step() came before the last micro-batch of the step",
                 hint="gradients are the global mean after the loop over the micro-batches: "

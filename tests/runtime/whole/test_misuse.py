@@ -35,6 +35,10 @@ CASES = {
         loop("for x, y in step: model(x).sum().backward()\n    optimizer.step()"),
         "a micro-batch went by without step.backward(loss)",
     ),
+    "an optimizer within the loop": (
+        loop("for x, y in step: step.backward(model(x).sum()); optimizer.step()"),
+        "optimizer.step() came before the last micro-batch of the step (gradients are the global",
+    ),
     "no batch was asked for": (
         loop("optimizer.step()"),
         "a step ended before all its micro-batches were trained on",
