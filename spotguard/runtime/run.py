@@ -393,14 +393,9 @@ class Run(RunData):
             steps, passes = total * steps_per_epoch, None
         training = self._prepare("run.epochs", loader, steps, passes)
 
-        def first_step_of(epoch: int) -> int:
-            return (
-                loader.first_step_of(epoch) if steps_per_epoch is None else epoch * steps_per_epoch
-            )
-
         def loop() -> Iterator[Epoch]:
             training.start(steps, passes, strict=strict)
-            yield from epochs_of(training, total, first_step_of)
+            yield from epochs_of(training, total, steps_per_epoch)
 
         yield from self._held(training, loop())
 

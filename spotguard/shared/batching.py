@@ -135,6 +135,11 @@ class EpochPlan:
         return self.first_step_of(self.first.epoch + 1)
 
     @property
+    def begins_at_epoch_end(self) -> bool:
+        """True if `first` lies within an epoch of which not one batch of this size is left."""
+        return self.first.samples > 0 and self._second_epoch == self.first.step
+
+    @property
     def left_out(self) -> int:
         """Samples at the end of each whole epoch's order that are not trained on."""
         return self.samples % self.global_batch if self.drop_last else 0

@@ -187,6 +187,7 @@ class ScaledElasticLoader(ElasticLoader):
     def begin(self, first: int) -> dict[str, Any] | None:
         """Cut what is left of the epoch, and later ones, for this number of ranks."""
         self._plan = self._plan.continued(first, self.global_batch_size)
+        self.begins_at_epoch_end = self._plan.begins_at_epoch_end
         if not self.scale.begin(self._world_size, first):
             return None
         before, scale = self._batch_before, self.scale

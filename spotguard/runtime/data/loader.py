@@ -98,6 +98,8 @@ class Loader(ABC):
     """True if all ranks have as many micro-batches of a step, some of them with weight zero."""
     undivided: bool = False
     """True if a rank has one micro-batch of a step, which may have several backward passes."""
+    begins_at_epoch_end: bool = False
+    """True if this attempt begins within an epoch of which it has no step left, but its end."""
     remembered: dict[str, Any] | None = None
     """The size of micro-batches that was found, and for which device; None if it was given."""
     dataset: Any

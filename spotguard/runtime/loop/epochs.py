@@ -4,7 +4,9 @@ What a script does after the steps of an epoch (an evaluation, a scheduler, a lo
 weights. So it belongs to no step: it comes between the boundary after the epoch's last step and
 the next one. A checkpoint that is saved in the midst of it holds the state at its beginning, and
 says so; the next attempt begins with that epoch, none of its steps left to do, and does it all
-again. Once the script asks for the next epoch, what it changed belongs to the state.
+again. So it does where the global batch has grown with the ranks, and what is left of the epoch is
+less than one, and left out. Once the script asks for the next epoch, what it changed belongs to the
+state.
 """
 
 from __future__ import annotations
@@ -71,18 +73,25 @@ class Epoch:
 
 
 def epochs_of(
-    training: Training, total: int, first_step_of: Callable[[int], int]
+    training: Training, total: int, steps_per_epoch: int | None
 ) -> Generator[Epoch, None, None]:
     """Yield the epochs that are still to do, the first perhaps in part; saves at the end.
 
     Args:
         training: Has restored.
         total: Epochs in all.
-        first_step_of: Returns the step that an epoch begins with.
+        steps_per_epoch: Steps of each; None if an epoch is a pass over the data.
 
     Raises:
         UsageError: an epoch was left before its last step, and yet another asked for.
     """
+    loader = training.loader
+
+    def first_step_of(epoch: int) -> int:
+        return loader.first_step_of(epoch) if steps_per_epoch is None else epoch * steps_per_epoch
+
+    if steps_per_epoch is None and loader.begins_at_epoch_end:
+        training.begin_at_epoch_end()
     number = _epoch_of(training.finished, total, first_step_of)
     at_its_end = training.at_epoch_end and first_step_of(number) == training.finished
     number -= at_its_end

@@ -317,6 +317,10 @@ class Training:
         """True while the script does what comes at the end of an epoch."""
         return self._job.keeper.epoch_end
 
+    def begin_at_epoch_end(self) -> None:
+        """Take it that this attempt begins with what the script does at the end of an epoch."""
+        self._job.keeper.epoch_end = True
+
     def end_epoch(self) -> None:
         """Take what the script has done at the end of an epoch for a part of the boundary."""
         with self._errors_end_it:

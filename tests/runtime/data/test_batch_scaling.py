@@ -411,6 +411,64 @@ def rates_in(said: str) -> dict[int, float]:
     return {int(step): float(rate) for _, step, rate in lines}
 
 
+BY_EPOCHS = """
+import os, signal, time
+import torch
+import spotguard.runtime as spotguard
+
+run = spotguard.init(save_every="100 steps")
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+run.track(model=model, optimizer=optimizer, scheduler=scheduler)
+loader = run.loader(torch.randn(20, 8), global_batch_size=4, drop_last=True, lr_scaling="linear",
+                    reference_world_size=1)
+hurt = "HURT" in os.environ
+for epoch in run.epochs(loader, total=2):
+    for step in epoch:
+        for x in step:
+            step.backward(model(x).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+    for batch in run.evaluate(range(1000)):
+        if hurt:
+            if batch == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.1)
+        elif batch == 3:
+            break
+    scheduler.step()
+    print(f"epoch {epoch.number} has ended, {len(epoch)} steps, {scheduler.get_last_lr()[0]}")
+"""
+
+
+@pytest.mark.e2e
+def test_an_epoch_whose_rest_is_left_out_has_its_end(jobs: Jobs) -> None:
+    """4 of its 20 samples are left, and a batch has 8 by now: its end comes all the same, once.
+
+    It comes again where it is interrupted; and once it has come, it does not come again.
+    """
+    script = jobs.folder / "epochs.py"
+    script.write_text(BY_EPOCHS)
+    said = []
+    ends: list[dict[str, Any]] = [
+        {"SPOTGUARD_UNTIL_STEP": 4},
+        {"HURT": 1},
+        {"SPOTGUARD_UNTIL_STEP": 5},
+        {},
+    ]
+    for world, end in zip((1, 2, 2, 2), ends, strict=True):
+        ranks = jobs.start_ranks(world, script=script, **end)
+        assert [job.wait() for job in ranks] == [75 if end else 0] * world, ranks[0].said
+        said.append([line for line in ranks[0].said.splitlines() if line.startswith("epoch")])
+    assert said == [
+        [],
+        [],
+        ["epoch 0 has ended, 0 steps, 0.5"],
+        ["epoch 1 has ended, 1 steps, 0.25"],
+    ]
+
+
 @pytest.mark.e2e
 def test_a_resume_with_another_reference_is_refused(jobs: Jobs) -> None:
     """The script's rate and batch would be for something else than before."""
