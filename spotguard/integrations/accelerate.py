@@ -15,6 +15,7 @@ for epoch in train_dataloader.epochs(num_train_epochs):
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from torch.optim.lr_scheduler import LambdaLR
@@ -38,9 +39,15 @@ if TYPE_CHECKING:
     from spotguard.runtime import Step
     from spotguard.runtime.loop.evaluation import Evaluation
 
+log = logging.getLogger("spotguard")
+
 _NAME = "SpotguardDataLoader"
 _BATCHES_A_STEP = 2
 """What Accelerate is told; it divides losses by it. A power of two, which rounds nothing."""
+_OF_HOOKS = (
+    f"{_NAME}: accelerator.save_state is not called, so what its hooks would save is not saved; "
+    "of averaged weights, for example, call accelerator.register_for_checkpointing(ema)"
+)
 
 
 class SpotguardDataLoader:
@@ -192,6 +199,8 @@ class SpotguardDataLoader:
                 hint="call accelerator.prepare(model, optimizer, ...) before the loop over epochs",
             )
         self._run.track(**parts)
+        if self._run.rank == 0 and _hooks_may_keep_more(accelerator):
+            log.warning("%s", _OF_HOOKS)
         accelerator.gradient_accumulation_steps = _BATCHES_A_STEP
         own_backward = accelerator.backward
 
@@ -259,6 +268,11 @@ def _fits(scheduler: Any, place: int, stored: dict[str, Any]) -> bool:
     base_lrs: Any = scheduler.base_lrs
     pairs = zip(base_lrs, scheduler.lr_lambdas, stored["_last_lr"], strict=True)
     return all(abs(base * rate(place) - last) <= 1e-6 * abs(base) for base, rate, last in pairs)
+
+
+def _hooks_may_keep_more(accelerator: Any) -> bool:
+    """Return True if hooks save something, as diffusers' scripts do, and nothing is registered."""
+    return bool(accelerator._save_model_state_pre_hook) and not accelerator._custom_objects
 
 
 def _refuse_sharded(accelerator: Accelerator) -> None:

@@ -84,3 +84,12 @@ def test_batches_that_are_split(accelerate: Stories) -> None:
     assert same(story, calm, within=1e-6)
     told = [[line for line in s.told if line.startswith("step")] for s in (story, calm, plain)]
     assert told[0] == told[1] == told[2]
+
+
+def test_what_a_hook_would_save_is_told(accelerate: Stories) -> None:
+    """One warning, with the way out, unless the script has gone that way."""
+    words = "call accelerator.register_for_checkpointing(ema)"
+    story = accelerate.tell([2], HOOK="hook", STEPS=1)
+    assert [rank.said.count(words) for rank in story.attempts[0]] == [1, 0]
+    story = accelerate.tell([1], HOOK="registered", STEPS=1)
+    assert words not in story.attempts[0][0].said

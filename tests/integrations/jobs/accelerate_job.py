@@ -1,6 +1,7 @@
 """A script of the shape of transformers' `*_no_trainer.py`, and our lines in it.
 
 EPOCHS, STEPS, ACCUMULATE, SPLIT and PRECISION are its arguments; PACE_S is added to each batch.
+HOOK has it save averaged weights by a hook (`hook`), or registered, too (`registered`).
 """
 
 import math
@@ -51,6 +52,11 @@ def main() -> None:
     model, optimizer, train_dataloader, eval_dataloader, lr_scheduler = accelerator.prepare(
         model, optimizer, train_dataloader, eval_dataloader, lr_scheduler
     )
+    if hook := os.environ.get("HOOK"):
+        ema = torch.optim.swa_utils.AveragedModel(nn.Linear(2, 1))
+        accelerator.register_save_state_pre_hook(lambda *_: ema.state_dict())
+        if hook == "registered":
+            accelerator.register_for_checkpointing(ema)
     steps_per_epoch = math.ceil(len(train_dataloader) / accumulate)
     if overrode:
         max_steps = 3 * steps_per_epoch
