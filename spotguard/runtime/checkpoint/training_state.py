@@ -239,7 +239,9 @@ class Keeper:
         """From here on notice weights that the script exchanges after a boundary, to evaluate."""
         self._evaluates = True
         if self._witness is None and self._optimizers:
-            self._witness = WeightWitness(item.value for item in self._optimizers.values())
+            modules = [i.bare for i in self.objects.values() if isinstance(i, TrackedModule)]
+            optimizers = (item.value for item in self._optimizers.values())
+            self._witness = WeightWitness(optimizers, modules)
             self._witness.take()
 
     def keep_copies(self) -> None:

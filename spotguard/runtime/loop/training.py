@@ -317,6 +317,10 @@ class Training:
         """True while the script does what comes at the end of an epoch."""
         return self._job.keeper.epoch_end
 
+    def expect_epoch_ends(self) -> None:
+        """Watch weights from here on: a script may change some before it evaluates there."""
+        self._job.keeper.watch_weights()
+
     def begin_at_epoch_end(self) -> None:
         """Take it that this attempt begins with what the script does at the end of an epoch."""
         self._job.keeper.epoch_end = True

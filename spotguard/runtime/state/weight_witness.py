@@ -1,7 +1,8 @@
 """A few weights as they were at a boundary: weights that were exchanged since then are noticed.
 
 An evaluation may put averaged weights in the place of the model's, and put those back at its end.
-A save within it would take the average for the training's state.
+A save within it would take the average for the training's state. So it would where a script goes on
+with an average before it evaluates at an epoch's end: the next attempt would average once more.
 """
 
 from __future__ import annotations
@@ -14,17 +15,35 @@ import torch
 from spotguard.runtime.state.sharding import is_dtensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 _ELEMENTS = 8
-_OPTIMIZERS = 4
+_OPTIMIZERS = _MODULES = 4
+_USUAL = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+"""Numbers that any device compares; a frozen base may be in others."""
 
 
 class WeightWitness:
-    """Keeps some elements of the first and the last weight of each optimizer, and no more."""
+    """Keeps some elements of the first and the last weight of each optimizer, and no more.
 
-    def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        self._weights = [w for each in islice(optimizers, _OPTIMIZERS) for w in _outermost(each)]
+    So it does of each module, of the weights that no optimizer trains.
+    """
+
+    def __init__(
+        self,
+        optimizers: Iterable[torch.optim.Optimizer],
+        modules: Iterable[torch.nn.Module] = (),
+    ) -> None:
+        self._weights: list[torch.Tensor] = []
+        trained: set[int] = set()
+        for optimizer in optimizers:
+            weights = [w for group in optimizer.param_groups for w in group["params"]]
+            trained |= set(map(id, weights))
+            if len(self._weights) < 2 * _OPTIMIZERS:
+                self._weights += _outermost(w for w in weights if w.requires_grad)
+        for module in islice(modules, _MODULES):
+            others = (w for w in module.parameters() if id(w) not in trained and _is_usual(w))
+            self._weights += _outermost(others)
         self._kept: list[torch.Tensor] | None = None
 
     @torch.inference_mode(False)  # what is made within one may not be written to after it
@@ -46,10 +65,15 @@ class WeightWitness:
         return any(kept.shape == some.shape and not _same(kept, some) for kept, some in pairs)
 
 
-def _outermost(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    weights = [w for group in optimizer.param_groups for w in group["params"] if w.requires_grad]
+def _outermost(weights: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the first and the last of which this rank holds something."""
     usable = [weight for weight in weights if _some(weight).numel()]
-    yield from dict.fromkeys((usable[0], usable[-1])) if usable else ()
+    return list(dict.fromkeys((usable[0], usable[-1]))) if usable else []
+
+
+def _is_usual(weight: torch.Tensor) -> bool:
+    plain = type(weight) is torch.nn.Parameter or is_dtensor(weight)
+    return plain and not weight.is_meta and weight.dtype in _USUAL
 
 
 def _same(kept: torch.Tensor, some: torch.Tensor) -> bool:

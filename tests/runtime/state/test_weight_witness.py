@@ -57,3 +57,19 @@ def test_without_weights_nothing_differs() -> None:
     witness = WeightWitness([])
     witness.take()
     assert not witness.differs()
+
+
+def test_weights_that_no_optimizer_trains_are_watched() -> None:
+    """Those of a module beside the trained one, and of a part of it; not numbers of other kinds."""
+    model, average = torch.nn.Linear(20, 3), torch.nn.Linear(20, 3)
+    model.average = torch.nn.Linear(2, 2)
+    model.base = torch.nn.Parameter(torch.zeros(4, dtype=torch.uint8), requires_grad=False)
+    model.later = torch.nn.Parameter(torch.zeros(4, device="meta"))
+    optimizer = torch.optim.SGD([model.weight, model.bias], lr=0.1)
+    witness = WeightWitness([optimizer], [model, average.requires_grad_(False)])
+    witness.take()
+    for weight in (average.weight, average.bias, model.average.weight, model.average.bias):
+        assert not witness.differs()
+        weight.data += 1
+        assert witness.differs()
+        witness.take()
