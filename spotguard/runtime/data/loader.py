@@ -260,6 +260,8 @@ class ElasticLoader(Loader):
         self.drop_last = drop_last
         self._num_workers = num_workers
         self._options = _checked_options(options)
+        init = self._options.get("worker_init_fn")
+        self._of_workers = {**self._options, "worker_init_fn": _InWorker(init)}
         self._size = len(dataset)
         self._sampling = _sampling(
             self._size, self.seed, shuffle=shuffle, weights=weights, sampler=sampler
@@ -352,7 +354,7 @@ class ElasticLoader(Loader):
             batch_sampler=ahead,  # type: ignore[arg-type]  # a Share stands for its list of indices
             collate_fn=self._collate,
             num_workers=self._num_workers,
-            **{"generator": own_seeds, **self._options},
+            **{"generator": own_seeds, **self._of_workers},
         )
         yield from zip(behind, batches, strict=True)
 
@@ -388,20 +390,35 @@ class _Seeded:
     """A dataset that is asked for a `Share` and seeds its randomness by it, in any process."""
 
     def __init__(self, dataset: Any, seed: int, reseed: bool) -> None:
-        self._dataset = dataset
+        self.dataset = dataset
         self._seed = seed
         self._reseed = reseed
 
     def __getitems__(self, share: Share) -> list[Any]:
         if self._reseed:
             seed_everything(mix(self._seed, share.step, share.number) ^ READ)
-        together = getattr(self._dataset, "__getitems__", None)
+        together = getattr(self.dataset, "__getitems__", None)
         if together is not None:
             return list(together(list(share.indices)))
-        return [self._dataset[index] for index in share.indices]
+        return [self.dataset[index] for index in share.indices]
 
     def __len__(self) -> int:
-        return len(self._dataset)
+        return len(self.dataset)
+
+
+class _InWorker:
+    """Begins a worker process: the dataset that it asks for is the script's, then and later."""
+
+    def __init__(self, init: Callable[[int], Any] | None) -> None:
+        self._init = init
+
+    def __call__(self, worker: int) -> None:
+        from torch.utils.data import get_worker_info
+
+        info: Any = get_worker_info()
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # else it lets nobody change it
+        if self._init is not None:
+            self._init(worker)
 
 
 def _only_holds(dataset: Any) -> bool:

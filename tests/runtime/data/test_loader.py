@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from spotguard.errors import UsageError
 from spotguard.runtime.data.loader import ElasticLoader, Share
@@ -283,6 +283,38 @@ def test_options_reach_the_workers() -> None:
     assert [batch for _, batch in loader.read(0, 1)] == [[0, 1], [2, 3]]
     marked = make(Marked(4), num_workers=1, options={"worker_init_fn": mark_worker})
     assert len(collected(marked, 0, 1)) == 2
+
+
+class Opened(Numbers):
+    """Can only be read where `open_dataset` ran, and asks for itself as it is read."""
+
+    file: int | None = None
+
+    def open(self, file: int) -> None:
+        """Open a file for this process."""
+        self.file = file
+
+    def __getitem__(self, index: int) -> int:
+        own = get_worker_info()
+        assert own is not None
+        assert own.dataset is self
+        assert self.file is not None
+        return 100 * self.file + index
+
+
+def open_dataset(worker: int) -> None:
+    """Have this worker's copy of the dataset open a file, as those on LMDB or HDF5 do."""
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.open(7)
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_worker_has_the_scripts_own_dataset(context: str) -> None:
+    """What `worker_init_fn` does with it is there when it is read."""
+    options = {"worker_init_fn": open_dataset, "multiprocessing_context": context}
+    loader = make(Opened(4), shuffle=False, num_workers=1, collate_fn=list, options=options)
+    assert [batch for _, batch in loader.read(0, 1)] == [[700, 701], [702, 703]]
 
 
 def mark_worker(_worker: int) -> None:
