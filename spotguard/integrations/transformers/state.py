@@ -31,7 +31,8 @@ class Pending(NamedTuple):
     """What the Trainer does after a step: log, evaluate, save; a resume from there does it."""
 
     flags: dict[str, bool]
-    grad_norm: float | None
+    grad_norm: torch.Tensor | float | None
+    """A tensor stays one until it is logged: to read it waits for the device."""
     learning_rate: float | None
 
 

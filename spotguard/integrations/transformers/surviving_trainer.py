@@ -190,6 +190,7 @@ class SurvivingTrainer:
         if run.is_cut:
             return
         run.end_step(grad_norm, learning_rate)
+        grad_norm, learning_rate = run.of_last_step(grad_norm, learning_rate)
         best = self.state.best_metric
         self._super._maybe_log_save_evaluate(
             tr_loss, grad_norm, *others, learning_rate=learning_rate

@@ -6,6 +6,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
+import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from transformers import Trainer
 
@@ -23,7 +24,6 @@ from spotguard.integrations.transformers.state import FLAGS, Pending, TrainerPro
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import torch
     from torch.utils.data import DataLoader
 
     from spotguard.runtime import Run, Step
@@ -53,6 +53,8 @@ class TrainerRun:
         """The step under way."""
         self._items: Any = None
         """Of it: what its losses are divided by already, None if each is a mean."""
+        self._redone: Pending | None = None
+        """What this attempt began with: what follows the last step of the one before it."""
         self._undisturbed = False
         """True if nothing but the Trainer's own loop has run since the last boundary."""
         self._trained = False
@@ -247,12 +249,23 @@ class TrainerRun:
         self._step, self._items = None, None
         control = self._trainer.control
         flags = {name: bool(getattr(control, name)) for name in FLAGS}
-        norm = float(grad_norm) if flags["should_log"] and grad_norm is not None else None
+        plain = grad_norm is None or type(grad_norm) is torch.Tensor
+        norm = grad_norm if plain else float(grad_norm)
         self.progress.pending = Pending(flags, norm, learning_rate)
         self.progress.steps_in_epoch += 1
         does_more = any(flags[name] for name in _DONE_AFTER_A_STEP)
         self._undisturbed = not (does_more or self._is_another("_maybe_log_save_evaluate"))
         self._run.end_step()
+
+    def of_last_step(self, grad_norm: Any, learning_rate: float | None) -> tuple[Any, float | None]:
+        """Return what is to be logged of the last step.
+
+        The Trainer knows nothing of it at the end of an epoch of which an earlier attempt has done
+        all steps.
+        """
+        if learning_rate is None and self._redone is not None:
+            return self._redone.grad_norm, self._redone.learning_rate
+        return grad_norm, learning_rate
 
     def evaluated(self, best_before: float | None) -> None:
         """Have the state kept if the evaluation that has just ended was the best so far."""
@@ -274,6 +287,7 @@ class TrainerRun:
         trainer = self._trainer
         if pending is None:
             return
+        self._redone = pending
         for name, value in pending.flags.items():
             setattr(trainer.control, name, value)
         trainer._maybe_log_save_evaluate(

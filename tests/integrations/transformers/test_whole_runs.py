@@ -103,6 +103,24 @@ def test_an_evaluation_is_left_at_one_batch_and_comes_again(runs: TrainerRuns) -
     assert runs.result("told").weights == runs.result("alone").weights
 
 
+def test_what_an_epoch_logs_is_that_of_its_last_step(runs: TrainerRuns) -> None:
+    """SIGTERM in the evaluation at its end: the entry has the norm and the rate all the same."""
+    told = {
+        "args": {"num_train_epochs": 2, "logging_strategy": "epoch", "eval_strategy": "epoch"},
+        "evaluate_s": 0.3,
+    }
+    runs.run("alone", told)
+    [started] = runs.start("told", told)
+    started.wait_for("evaluating after 13")
+    started.kill(signal.SIGTERM)
+    assert started.wait() == 75, started.said
+    runs.run("told", told)
+
+    logged = runs.result("told").logged()
+    assert sum("grad_norm" in entry for entry in logged) == 2
+    assert logged == runs.result("alone").logged()
+
+
 def test_the_best_weights_are_loaded_though_the_trainers_own_are_gone(runs: TrainerRuns) -> None:
     """`load_best_model_at_end` after a resume elsewhere, on another number of ranks.
 
