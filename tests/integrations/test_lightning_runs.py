@@ -201,6 +201,7 @@ def losses(said: list[str]) -> dict[int, float]:
         ({"CKPT": "some.ckpt"}, "leave ckpt_path out"),
         ({"MODEL": "reloading"}, "reload_dataloaders_every_n_epochs may change the data"),
         ({"MODEL": "combined"}, "the training data is a CombinedLoader of 2 loaders"),
+        ({"MODEL": "silent"}, "0 * loss where one shall not count"),
         ({"MODEL": "two"}, "the training data is a list of 2 loaders"),
     ],
 )

@@ -52,7 +52,9 @@ class StepStrategy(Strategy):
             batch = fit.next_micro_batch()
             earlier = self._set_gradients_aside()
         fit.earlier = earlier
-        return super().training_step(batch, *rest, **kwargs)
+        output = super().training_step(batch, *rest, **kwargs)
+        _loss_of(output)  # Lightning would skip its backward pass, and the step were never done
+        return output
 
     def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Go backward by the loss's share of the global batch."""
@@ -101,7 +103,7 @@ def _loss_of(output: Any) -> torch.Tensor:
     """Return the loss of what `training_step` returned.
 
     Raises:
-        UsageError: there is none, and the step's other micro-batches cannot go without it.
+        UsageError: there is none, and the step cannot go without it.
     """
     loss = output.get("loss") if isinstance(output, Mapping) else output
     if not isinstance(loss, torch.Tensor):
