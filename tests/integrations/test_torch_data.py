@@ -33,7 +33,8 @@ def taken(sampler: Any = None, **how: Any) -> tuple[Any, int | None]:
     """Return the loader that is made of a script's own, and its steps per epoch."""
 
     def loader(dataset: Any, *, per_rank: str, **options: Any) -> Any:
-        return make(dataset, **{name: options.get(name, PLAIN.get(name)) for name in _ASKED})
+        taken: dict[str, Any] = {name: options.get(name, PLAIN.get(name)) for name in _ASKED}
+        return make(dataset, **taken)
 
     own = DataLoader(Numbers(SIZE), batch_size=4, sampler=sampler)
     return make_loader(

@@ -304,8 +304,7 @@ class Opened(Numbers):
 
 def open_dataset(worker: int) -> None:
     """Have this worker's copy of the dataset open a file, as those on LMDB or HDF5 do."""
-    info = get_worker_info()
-    assert info is not None
+    info: Any = get_worker_info()
     info.dataset.open(7)
 
 
