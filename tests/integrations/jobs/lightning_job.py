@@ -212,7 +212,7 @@ def main() -> None:
     for config in trainer.lr_scheduler_configs:
         if config.reduce_on_plateau:
             state = config.scheduler.state_dict()
-            say(f"done following {state['last_epoch']} {state['num_bad_epochs']} {state['best']}")
+            say(f"best followed {state['last_epoch']} {state['num_bad_epochs']} {state['best']}")
     say(f"best {Path(keeps.best_model_path).name} {keeps.best_model_score}")
     if os.environ.get("VALIDATE"):
         say(f"after {trainer.validate(model, data, verbose=False)}")
