@@ -128,7 +128,7 @@ def test_decisions_rest_on_other_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("market", list(Market))
 def test_the_job_hears_how_often_its_nodes_are_taken(market: Market) -> None:
-    """The environment of an attempt holds its place's hazard, which falls with what was seen."""
+    """The environment of an attempt holds its place's hazard, which grows by what was seen."""
     cloud = replace(FAKE_OFFER, infra="aws", market=market)
     record = made(*launched(100.0, infra="aws"))
     attempt = replace(record.attempts[0], offer=cloud)
