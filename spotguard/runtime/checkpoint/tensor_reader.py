@@ -41,7 +41,7 @@ class StoredTensors:
         strict: bool = True,
     ) -> None:
         """`named` are the files of a frozen base that may lie outside the store."""
-        self._strict = self.in_place = strict
+        self._strict = strict
         self.differences: list[str] = []
         """What did not fit, where that is allowed."""
         self.left_out: set[int] = set()
@@ -69,6 +69,10 @@ class StoredTensors:
             and value.dtype == self._dtype(name)
             and tuple(value.shape) == self.shape(name)
         )
+
+    def in_place(self, name: str) -> bool:
+        """Return True unless an older checkpoint may leave the tensor as it is."""
+        return self._strict or bool(self._readers[self._parts_of(name)[0].shard].info.folder)
 
     def into(self, name: str, target: torch.Tensor) -> None:
         """Fill `target` (of a DTensor this rank's part) with the stored tensor, by `read`.

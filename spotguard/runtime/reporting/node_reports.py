@@ -13,7 +13,6 @@ import queue
 import threading
 import time
 from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from spotguard.errors import StoreError
@@ -38,6 +37,9 @@ log = logging.getLogger("spotguard")
 _HURRIED = frozenset({JobEvent.NOTICE.value, JobEvent.AGREED.value, JobEvent.ENDED.value})
 """After these the next event must not wait for anything that can be done another time."""
 _CALM = frozenset({JobEvent.WITHDRAWN.value})
+_PROBLEMS = (StoreError, OSError)
+"""What a store raises, and one that breaks its promise: an error that ended the thread would be the
+end of all that is heard of the job."""
 _METRICS_S = 2.0
 _LAST_WORD_S = 2.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
@@ -119,19 +121,19 @@ class Reporter:
                 item = self._events.get(timeout=wait)
             except queue.Empty:
                 if time.monotonic() >= self._again_at:
-                    _safely(self._store_owed)
+                    self._store_owed()
                 if time.monotonic() >= next_beat:
-                    _safely(partial(self._store_metrics, measure=True))
-                    _safely(self._beat)
+                    self._store_metrics(measure=True)
+                    self._beat()
                     next_beat = time.monotonic() + self._heartbeat_s
                 continue
             if item is not None:
                 self._owed.append(item)
             if item is None or self._again_at == math.inf:
-                _safely(self._store_owed)
+                self._store_owed()
             if item is None:
-                _safely(self._store_metrics)
-                _safely(self._last_beat)
+                self._store_metrics()
+                self._last_beat()
                 return
 
     def _store_owed(self) -> None:
@@ -155,14 +157,14 @@ class Reporter:
         self._calm = event.kind not in _HURRIED and (self._calm or event.kind in _CALM)
         try:
             self._log.write(event)
-        except StoreError as problem:
+        except _PROBLEMS as problem:
             if self._again_at == math.inf:
                 log.warning("could not report %s yet: %s", event.kind, problem)
             return False
         try:
             if self._calm:
                 self._log.tidy(lambda: self._events.empty() and len(self._owed) == 1)
-        except StoreError as problem:
+        except _PROBLEMS as problem:
             log.warning("older events stay as they are for now: %s", problem)
         return True
 
@@ -175,7 +177,7 @@ class Reporter:
         try:
             with give_up_after(_METRICS_S):
                 self._metrics.flush()
-        except StoreError as problem:
+        except _PROBLEMS as problem:
             log.warning("metrics could not be stored yet: %s", problem)
 
     def _last_beat(self) -> None:
@@ -186,7 +188,7 @@ class Reporter:
             with give_up_after(_METRICS_S):
                 beat = self._heartbeat()
                 self._store.put(keys.heartbeat(self._attempt, self._node), beat.to_json())
-        except StoreError as problem:
+        except _PROBLEMS as problem:
             log.warning("no heartbeat: %s", problem)
 
     def _beat(self) -> None:
@@ -197,7 +199,7 @@ class Reporter:
                 self._look_for_stop()
             if self._look is not None:
                 self._look()
-        except StoreError as problem:
+        except _PROBLEMS as problem:
             if self._heartbeat is not None:  # one rank of a node says so
                 log.warning("no heartbeat: %s", problem)
 
@@ -211,14 +213,6 @@ class Reporter:
             raw = b""
         self._heard_stop = True
         self._on_stop(parse_stop(raw))
-
-
-def _safely(act: Callable[[], None]) -> None:
-    """Do it, whatever it raises: without this thread nobody hears of the job any more."""
-    try:
-        act()
-    except Exception:
-        log.exception("a report went wrong; the next one may do")
 
 
 def parse_stop(raw: bytes) -> StopRequest:

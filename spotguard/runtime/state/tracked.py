@@ -26,9 +26,6 @@ Finish = Callable[[], None]
 class Reading(Protocol):
     """The tensors of a checkpoint: asked for first, then read all at once."""
 
-    in_place: bool
-    """Whether tensors may be filled where they are. Not where a checkpoint may leave some of them
-    as they are: one that is tried before it, and is damaged, would have written to them."""
     left_out: set[int]
     """Addresses of parameters that nothing stored fits: their moments begin anew, too."""
 
@@ -38,6 +35,14 @@ class Reading(Protocol):
 
     def fits(self, name: str, value: object) -> bool:
         """Return True if `value` is a plain tensor of the stored one's shape and dtype."""
+        ...
+
+    def in_place(self, name: str) -> bool:
+        """Return whether the tensor may be filled where it is.
+
+        Not where a checkpoint may leave some as they are: one that is tried before it, and is
+        damaged, would have written to them. What is stored once for all of them is the same in all.
+        """
         ...
 
     def into(self, name: str, target: torch.Tensor) -> None:
@@ -155,7 +160,7 @@ class TrackedModule:
         plain = _loads_plainly(self.bare)
         read: dict[str, torch.Tensor] = {}
         for key, stored_name in tensors.items():
-            if plain and reading.in_place:
+            if plain and reading.in_place(stored_name):
                 reading.into(stored_name, mine[key])
             else:
                 like = mine[key] if is_dtensor(mine[key]) else None
@@ -253,7 +258,7 @@ class TrackedOptimizer:
             return reading.later(tree)
         value = self.value.state.get(param, {}).get(key)
         stored = tree["name"]
-        if reading.in_place and reading.fits(stored, value):
+        if reading.in_place(stored) and reading.fits(stored, value):
             reading.into(stored, value)
         else:  # a sharded parameter has sharded moments
             like_param = is_dtensor(param) and reading.shape(stored) == tuple(param.shape)
