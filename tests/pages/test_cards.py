@@ -10,6 +10,7 @@ import pytest
 
 from spotguard.control import api
 from spotguard.control.journal.journal import Journal
+from spotguard.events.states import RunState
 from spotguard.pages.html import as_json
 from spotguard.pages.metrics import exposition
 from spotguard.pages.run_page import run_page
@@ -69,6 +70,23 @@ def test_a_run_that_finds_no_nodes_needs_a_look(home: Path) -> None:
     fleet.refresh()
     assert _card(runs_page(fleet.summaries()), "need a look") == "1"
     assert 'spotguard_run_queued{run="job-1"} 0.0' in exposition(api.measures()).decode()
+
+
+def test_a_run_out_of_contact_needs_a_look_though_it_waited_for_money(home: Path) -> None:
+    """A store that is lost while a run is queued is told as that, in each place."""
+    waits = {"retry_at": time.time() + 60, "team": True, "why": "$3.00 are left"}
+    lost = ("store_lost", time.time(), None, {"problem": "no route"})
+    _write(home, ("waiting", time.time(), None, waits), lost)
+    fleet = api.fleet()
+    fleet.refresh()
+    [line] = fleet.summaries()
+    assert (line.state_label, line.queued) == (RunState.CONTACT_LOST.label, None)
+    assert _card(runs_page(fleet.summaries()), "need a look") == "1"
+    page = json.loads(as_json(run_page(api.report("job-1"))))
+    assert page["state"]["text"] == RunState.CONTACT_LOST.label
+    told = exposition(api.measures()).decode()
+    assert 'spotguard_run_queued{run="job-1"} 0.0' in told
+    assert 'spotguard_run_state{run="job-1",state="contact_lost"} 1.0' in told
 
 
 def test_what_ends_by_its_budget_or_its_script_is_no_interruption(home: Path) -> None:

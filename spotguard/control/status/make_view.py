@@ -111,8 +111,11 @@ def run_summary(record: RunRecord, *, now: float, live: StepProgress | None = No
 
 
 def _queued(record: RunRecord) -> str | None:
-    """Return why a run waits for money that others hold."""
-    return record.queued or None if record.settled is None else None
+    """Return why a run waits for money that others hold; None if it does not, or nobody knows.
+
+    While the store cannot be read the run cannot ask for money either: it is out of contact.
+    """
+    return record.queued or None if state_of(record) is RunState.WAITING else None
 
 
 def _next_alert(record: RunRecord, now: float) -> str | None:

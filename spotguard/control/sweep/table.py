@@ -234,7 +234,7 @@ class SweepWatch:
             spent_usd=view.spent_usd,
             saved_step=view.saved_step,
             pruned=pruned,
-            queued=bool(record.queued) and not view.state.settled,
+            queued=view.queued is not None,
             settled=view.state.settled,
             exit_code=None if record.settled is None else record.settled.exit_code,
             detail=detail,
