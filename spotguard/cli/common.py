@@ -153,6 +153,9 @@ def follow_to_end(run: Run, *, patience_s: float, as_json: bool, since_at: float
     """Follow a started run, print how it ended, and exit with its code; Ctrl-C detaches.
 
     What happened before `since_at` is not told again.
+
+    Raises:
+        EnvironmentFailure: its controller could not be restarted for the whole patience.
     """
     from spotguard.cli.follow import LineScreen, LiveScreen, RunSource, Screen, SilentScreen, follow
 
@@ -165,7 +168,8 @@ def follow_to_end(run: Run, *, patience_s: float, as_json: bool, since_at: float
     else:
         screen = LineScreen(since_at=since_at)
     try:
-        view = follow(RunSource(run), screen, patience_s=patience_s)
+        source = RunSource(run, repair_patience_s=patience_s)
+        view = follow(source, screen, patience_s=patience_s)
     except KeyboardInterrupt:
         say_detached(run.name)
         raise typer.Exit(Detached.exit_code) from None

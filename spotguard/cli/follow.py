@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 from contextlib import closing, contextmanager
@@ -127,12 +128,23 @@ def _contact_lost(view: RunView, patience_s: float) -> ContactLost:
 class RunSource:
     """One run, by its id or by its place in a store."""
 
-    def __init__(self, run: Run, *, needs_controller: bool = False) -> None:
-        """Look at a run; with `needs_controller` one that cannot be restarted ends the look."""
+    def __init__(
+        self, run: Run, *, repair_patience_s: float = math.inf, clock: Clock | None = None
+    ) -> None:
+        """Look at a run.
+
+        Args:
+            run: which one.
+            repair_patience_s: how long its controller may be gone and not be restarted; 0 for who
+                asked for something that only a controller does.
+            clock: for tests.
+        """
         self._run = run
-        self._needs_controller = needs_controller
+        self._repair_patience_s = repair_patience_s
+        self._clock = clock or SystemClock()
         self._watch = run.watch()
         self._told = ""
+        self._failing_since: float | None = None
 
     def look(self) -> Look:
         """Return how the run stands, and what happened since the last look."""
@@ -142,18 +154,24 @@ class RunSource:
         """Restart the run's controller if it is gone; the journal gets a line about it.
 
         Raises:
-            EnvironmentFailure: it cannot be restarted, and without it nothing would happen.
+            EnvironmentFailure: it could not be restarted for the whole patience: nobody would ever
+                write how the run ends.
         """
         try:
             self._run.keep_controlled()
         except JournalDamaged:
             raise
         except EnvironmentFailure as problem:
-            if self._needs_controller:
+            now = self._clock.monotonic()
+            if self._failing_since is None:
+                self._failing_since = now
+            if now - self._failing_since >= self._repair_patience_s:
                 raise
             if problem.message != self._told:
                 self._told = problem.message
                 note(f"note: nobody controls it, which is tried again: {problem.message}")
+        else:
+            self._told, self._failing_since = "", None
 
 
 class LiveScreen:

@@ -215,7 +215,7 @@ def _stop_first(run: Run, patience_s: float, *, as_json: bool) -> None:
     screen: Screen = SilentScreen() if as_json else LineScreen(since_at=run.now())
     run.stop()
     note(f"{run.name}: asked to save and stop")
-    view = follow(RunSource(run, needs_controller=True), screen, patience_s=patience_s)
+    view = follow(RunSource(run, repair_patience_s=0), screen, patience_s=patience_s)
     if not view.state.settled:  # contact was lost, and nothing is known of its nodes
         raise UsageError(
             f"{run.name} has not come to rest, so it did not move: {view.state_detail}.",
@@ -246,7 +246,7 @@ def _end(run: Run, ask: Callable[[Run], object], asked: str, patience_s: float) 
     ask(run)
     note(f"{run.name}: {asked}")
     try:
-        source, screen = RunSource(run, needs_controller=True), LineScreen(since_at=asked_at)
+        source, screen = RunSource(run, repair_patience_s=0), LineScreen(since_at=asked_at)
         view = follow(source, screen, patience_s=patience_s)
     except KeyboardInterrupt:
         note(

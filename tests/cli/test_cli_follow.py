@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
+from spotguard.cli.common import follow_to_end
 from spotguard.cli.follow import LineScreen, LiveScreen, RunSource, SilentScreen, follow
 from spotguard.control.status.view import Look
 from spotguard.errors import ContactLost, EnvironmentFailure
@@ -19,6 +20,8 @@ from spotguard.testing import FakeClock
 from tests.cli import pictures
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from spotguard.control.status.view import HistoryLine, RunView
 
 
@@ -211,18 +214,22 @@ def test_ctrl_c_counts_where_python_swallows_it() -> None:
 
 
 class Uncontrolled:
-    """A run whose controller cannot be started."""
+    """A run whose controller cannot be started, but for the tries of these numbers."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, pictures_shown: int = 40, started: Sequence[int] = ()) -> None:
         self.tries = 0
+        self._shown = pictures_shown
+        self._started = started
 
     def watch(self) -> FakeSource:
         """Return its pictures."""
-        return FakeSource([pictures.run()] * 40 + [pictures.finished()])
+        return FakeSource([pictures.run()] * self._shown + [pictures.finished()])
 
     def keep_controlled(self) -> bool:
         """Say why not."""
         self.tries += 1
+        if self.tries in self._started:
+            return True
         raise EnvironmentFailure("it did not start: no room left")
 
 
@@ -234,4 +241,38 @@ def test_who_only_looks_goes_on_without_a_controller(capsys: pytest.CaptureFixtu
     assert run.tries > 1
     assert capsys.readouterr().err.count("no room left") == 1
     with pytest.raises(EnvironmentFailure):
-        follow(RunSource(run, needs_controller=True), SilentScreen(), clock=FakeClock())
+        follow(RunSource(run, repair_patience_s=0), SilentScreen(), clock=FakeClock())
+
+
+def test_a_run_that_nobody_will_ever_control_is_followed_for_the_patience_only() -> None:
+    """What nobody controls never settles: `up` in a script must end, with code 3."""
+    run: Any = Uncontrolled(pictures_shown=10_000)
+    clock = FakeClock()
+    began_at = clock.monotonic()
+    source = RunSource(run, repair_patience_s=60, clock=clock)
+    with pytest.raises(EnvironmentFailure, match="no room left") as caught:
+        follow(source, SilentScreen(), patience_s=60, clock=clock)
+    assert caught.value.exit_code == 3
+    assert 60 <= clock.monotonic() - began_at <= 75
+
+
+def test_a_controller_that_was_restarted_begins_the_patience_anew(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of 20 tries in 100 s none fails for a minute on end; each failure is told once."""
+    run: Any = Uncontrolled(pictures_shown=200, started=(7, 14))
+    clock = FakeClock()
+    source = RunSource(run, repair_patience_s=60, clock=clock)
+    assert follow(source, SilentScreen(), clock=clock).state is RunState.FINISHED
+    assert run.tries > 14
+    assert capsys.readouterr().err.count("no room left") == 3
+
+
+def test_up_waits_for_a_controller_as_long_as_for_contact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The patience that `--contact-patience` names holds for both."""
+    clock = FakeClock()
+    monkeypatch.setattr("spotguard.cli.follow.SystemClock", lambda: clock)
+    run: Any = Uncontrolled(pictures_shown=10_000)
+    with pytest.raises(EnvironmentFailure, match="no room left"):
+        follow_to_end(run, patience_s=30, as_json=True)
+    assert run.tries == 7
