@@ -524,16 +524,20 @@ def test_plan_of_a_cloud_tells_prices_skips_and_interruptions(cli: Cli, script: 
 def test_no_budget_is_promised_where_a_price_is_unknown(
     cli: Cli, script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What nobody knows the price of is not stopped in time."""
+    """What nobody knows the price of is not stopped in time; by itself it is never bought."""
     job = ("plan", script, "--infra", "aws", "--gpus", "L4", "--budget", "10")
     assert "$10.00, never more" in cli(*job).out
     found = skypilot_request.find_offers(JobSpec(script=script, workdir="/", name="job", store="s"))
     dear, *others = found.offers
     unpriced = replace(found, offers=(*others, replace(dear, price_usd_per_h=None)))
     monkeypatch.setattr(skypilot_request, "find_offers", lambda spec: unpriced)
+    assert "$10.00, never more (places without a price are left out)" in cli(*job).out
     said = cli(*job, "--allow-unknown-price")
     assert "never more" not in said.out
     assert "$10.00, not kept where the price is unknown" in said.out
+    for allowed in (False, True):
+        flags = ("--allow-unknown-price",) if allowed else ()
+        assert json.loads(cli(*job, *flags, "--json").out)["allow_unknown_price"] is allowed
 
 
 @pytest.mark.usefixtures("clouds")

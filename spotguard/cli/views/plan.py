@@ -121,9 +121,12 @@ def _budget(plan: JobPlan) -> str:
     if plan.budget_usd is None:
         return "none: nothing limits what it costs (--budget USD)"
     places = [*plan.candidates, *(each for phase in plan.phases for each in phase.candidates)]
-    if any(each.rate_usd_per_h is None for each in places):
+    kept = f"{format_usd(plan.budget_usd)}, never more"
+    if all(each.rate_usd_per_h is not None for each in places):
+        return kept
+    if plan.allow_unknown_price:
         return f"{format_usd(plan.budget_usd)}, not kept where the price is unknown"
-    return f"{format_usd(plan.budget_usd)}, never more"
+    return f"{kept} (places without a price are left out)"
 
 
 def _phases(plan: JobPlan) -> list[RenderableType]:

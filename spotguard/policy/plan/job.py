@@ -128,6 +128,8 @@ class JobPlan:
     """`2` or `1:4`."""
     nproc_per_node: int
     budget_usd: float | None
+    allow_unknown_price: bool = False
+    """Whether places without a known price are taken under a budget, which is not kept there."""
     deadline_s: float | None
     start_at: float | None = field(default=None, metadata=INSTANT)
     """Before when nothing is launched; None: at once."""
@@ -213,6 +215,7 @@ def plan_job(
         nodes=str(spec.nodes),
         nproc_per_node=spec.nproc_per_node,
         budget_usd=spec.budget_usd,
+        allow_unknown_price=spec.allow_unknown_price,
         deadline_s=spec.deadline_s,
         start_at=spec.start_at,
         global_batch=batches and batches[0],
