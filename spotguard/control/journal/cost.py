@@ -50,6 +50,18 @@ def spent_usd(record: RunRecord, now: float) -> float | None:
     return sum_known([*lost, *attempts, *nodes_usd(record, now)])
 
 
+def waited_s(record: RunRecord, now: float) -> float:
+    """Return for how long the run has waited for capacity, but for the waits that attempts have.
+
+    Launches that were refused are forgotten, and with them since when each had waited.
+    """
+    since, last = record.waiting_since, record.attempts[-1] if record.attempts else None
+    if since is None or (last is not None and last.course.waiting_since == since):
+        return record.waited_s
+    until = now if record.settled is None else record.settled.at
+    return record.waited_s + max(0.0, until - since)
+
+
 def attempts_usd(record: RunRecord, now: float) -> dict[int, float | None]:
     """Return by number what each attempt's nodes took from the run's money; None is unknown.
 

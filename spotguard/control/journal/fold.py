@@ -6,6 +6,7 @@ import re
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from spotguard.control.journal import cost
 from spotguard.control.journal.alert_rules import rules_of
 from spotguard.control.journal.fold_attempt import CHANGES_OF_ATTEMPT, end_attempt
 from spotguard.control.journal.journal import making_sense
@@ -265,7 +266,8 @@ def _dropped(record: RunRecord, entry: Entry) -> RunRecord:
 
 def _waiting(record: RunRecord, entry: Entry) -> RunRecord:
     if entry.data.get("team") is True:  # not for nodes: what is waited for those begins anew
-        return replace(record, queued=str(entry.data["why"]), rounds=0, waiting_since=None)
+        record = _wait_over(record, entry)
+        return replace(record, queued=str(entry.data["why"]), rounds=0)
     since = entry.at if record.waiting_since is None else record.waiting_since
     return replace(
         record,
@@ -276,6 +278,12 @@ def _waiting(record: RunRecord, entry: Entry) -> RunRecord:
         waiting_since=since,
         queued="",
     )
+
+
+def _wait_over(record: RunRecord, entry: Entry) -> RunRecord:
+    """Give up a wait that led to no launch: what it took stays in the total."""
+    waited_s = cost.waited_s(record, entry.at)
+    return replace(record, waited_s=waited_s, waiting_since=None)
 
 
 def _settled(record: RunRecord, entry: Entry) -> RunRecord:
@@ -313,7 +321,7 @@ def _compared(record: RunRecord, entry: Entry) -> RunRecord:
 
 def _resumed(record: RunRecord, entry: Entry) -> RunRecord:
     return replace(
-        record,
+        _wait_over(record, entry),
         limits=Limits(**entry.data["limits"]),
         resumed_after=record.attempts[-1].number if record.attempts else 0,
         wish=None,
@@ -325,7 +333,6 @@ def _resumed(record: RunRecord, entry: Entry) -> RunRecord:
         mendable=False,
         refusal="",
         rounds=0,
-        waiting_since=None,
         queued="",
         retry_at=None,
     )
@@ -345,7 +352,7 @@ def _placed(record: RunRecord, entry: Entry) -> RunRecord:
         after=record.attempts[-1].number if record.attempts else 0,
     )
     return replace(
-        record,
+        _wait_over(record, entry),
         spec=an_object(data.get("spec"), "its spec"),
         job=an_object(data.get("job") or {}, "its phases"),
         phase=needed(integer(data, "phase", low=0), "phase"),
@@ -355,7 +362,6 @@ def _placed(record: RunRecord, entry: Entry) -> RunRecord:
         mendable=False,
         refusal="",
         rounds=0,
-        waiting_since=None,
         retry_at=None,
         search=None,
     )

@@ -476,6 +476,8 @@ class RunRecord:
     rounds: int = 0
     """Rounds of launching without any capacity, since the last launch."""
     waiting_since: float | None = None
+    waited_s: float = 0.0
+    """Seconds of waits for capacity that are over, and that no attempt has: it was not launched."""
     queued: str = ""
     """Why it waits for money of the team's budget; empty while it does not."""
     retry_at: float | None = None

@@ -98,10 +98,7 @@ def run_times(record: RunRecord, now: float) -> tuple[TimeShare, ...]:
         seconds[Use.LOST_LAUNCHES] += lost.paid_s
         usd[Use.LOST_LAUNCHES].append(lost.usd)
     usd[Use.CONTROLLER] += cost.nodes_usd(record, now)
-    if record.waiting_since is not None and record.current is None:
-        # No attempt has this wait: those that were refused are forgotten.
-        until = now if record.settled is None else record.settled.at
-        seconds[Use.WAITING] += max(0.0, until - record.waiting_since)
+    seconds[Use.WAITING] += cost.waited_s(record, now)
     return tuple(
         _share(use, seconds[use], sum_known(usd[use]))
         for use in Use

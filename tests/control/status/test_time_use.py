@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotguard.control.journal import cost
-from spotguard.control.journal.record import LostLaunch, Settled
+from spotguard.control.journal.fold import limits_to_json
+from spotguard.control.journal.record import Limits, LostLaunch, Settled
 from spotguard.control.report.document import spend_points
 from spotguard.control.report.series import Point, series
 from spotguard.control.report.time_use import Use, attempt_times, run_times
@@ -96,6 +97,51 @@ def test_a_wait_that_goes_on_adds_to_those_before() -> None:
     for record, now, waited_s in waits:
         told = {share.use: share.seconds for share in run_times(record, now)}
         assert told[Use.WAITING] == waited_s
+
+
+def _waiting_s(*lines: Any, now: float) -> float:
+    told = {share.use: share.seconds for share in run_times(made(*lines), now)}
+    return told[Use.WAITING]
+
+
+def test_a_wait_that_led_to_no_launch_is_not_taken_back() -> None:
+    """`spotguard_phase_seconds_total` is a counter: neither the team's no, a resume, another
+    phase nor a move takes an hour away that was waited. To be at rest is no wait."""
+    refused = ("no_capacity", 5.0, 1, {"nodes": 2, "place": "p", "problem": "none"})
+    hour = [("launch_intended", 5.0, 1, _intent()), refused]
+    paused = ("settled", 3605.0, None, {"state": "paused", "detail": "", "exit_code": 11})
+    resumed = ("resumed", 9000.0, None, {"limits": limits_to_json(Limits())})
+    place = {"spec": {}, "job": {}, "phase": 0, "limits": limits_to_json(Limits())}
+    poor = ("waiting", 3605.0, None, {"retry_at": 3620.0, "why": "no money", "team": True})
+    assert _waiting_s(*hour, paused, now=9500.0) == 3600.0
+    ways: dict[str, list[Any]] = {
+        "the team's books say no": [poor],
+        "it is resumed": [paused, resumed],
+        "it moves": [paused, ("moved", 9000.0, None, place)],
+        "a phase begins": [("phase_begun", 3605.0, None, place)],
+    }
+    for way, lines in ways.items():
+        assert _waiting_s(*hour, *lines, now=9500.0) == 3600.0, way
+        again = ("no_capacity", 9600.0, 1, refused[3])
+        second = [*hour, *lines, ("launch_intended", 9600.0, 1, _intent()), again]
+        assert _waiting_s(*second, now=9700.0) == 3700.0, way
+        assert _waiting_s(*second, *launched(9700.0), now=9800.0) == 3700.0, way
+
+
+def test_a_wait_before_a_launch_that_failed_counts_once() -> None:
+    """Its attempt has it, also once the run is at rest and resumed."""
+    refused = ("no_capacity", 5.0, 1, {"nodes": 2, "place": "p", "problem": "none"})
+    lines = [
+        ("launch_intended", 5.0, 1, _intent()),
+        refused,
+        ("launch_intended", 65.0, 1, _intent()),
+        ("launch_failed", 66.0, 1, {"problem": "no right"}),
+        ended(70.0, "launch_failed"),
+        ("settled", 75.0, None, {"state": "failed", "detail": "", "exit_code": 3}),
+    ]
+    assert _waiting_s(*lines, now=80.0) == 60.0
+    resumed = ("resumed", 90.0, None, {"limits": limits_to_json(Limits())})
+    assert _waiting_s(*lines, resumed, now=95.0) == 60.0
 
 
 def _of_every_kind() -> RunRecord:
