@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
@@ -15,9 +16,11 @@ from spotguard.cli.views.batch_curve import curve_screen
 from spotguard.cli.views.history_table import by_day, happening
 from spotguard.cli.views.recoveries import recoveries
 from spotguard.cli.views.run import live, status
+from spotguard.control.status.make_view import run_view
 from spotguard.events.states import EndReason, RunState
 from spotguard.policy.plan.batch_curve import BatchCurve, TriedSize
 from tests.cli import pictures
+from tests.control.made import made
 
 
 def plain(what: RenderableType, width: int = 80) -> str:
@@ -223,10 +226,32 @@ def test_each_state_names_the_next_command(state: RunState) -> None:
 
 def test_a_budget_pause_says_how_to_raise_it() -> None:
     """Exit 20 leads to `resume --budget`."""
-    view = pictures.run(state=RunState.PAUSED, exit_code=20)
+    view = pictures.run(state=RunState.PAUSED, exit_code=20, lacks_budget_of=pictures.RUN)
     assert formats.next_commands(view) == [f"spotguard resume {pictures.RUN} --budget USD"]
     late = pictures.run(state=RunState.PAUSED, exit_code=21)
     assert formats.next_commands(late) == [f"spotguard resume {pictures.RUN} --deadline DURATION"]
+
+
+_QUEUED = ("waiting", 1.0, None, {"retry_at": 9.0, "why": "no money", "team": True})
+PAUSES: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
+    "its own budget": ((), {"lacks_budget_of": "run"}, "resume job-1 --budget USD"),
+    "its sweep's": ((_QUEUED,), {"lacks_budget_of": "sweep"}, "sweep lr-1 --budget USD"),
+    "an unknown price": ((), {"lacks_budget_of": None}, "resume job-1"),
+    "whose a newer version knows": ((), {"lacks_budget_of": "moon"}, "resume job-1"),
+    "an earlier version's own": ((), {}, "resume job-1 --budget USD"),
+    "an earlier version's sweep's": ((_QUEUED,), {}, "sweep lr-1 --budget USD"),
+}
+
+
+@pytest.mark.parametrize("why", PAUSES)
+def test_more_money_is_advised_where_it_lacks(why: str) -> None:
+    """Exit 20 is also for a price that nobody knows, and for the budget of a whole sweep."""
+    lines, data, command = PAUSES[why]
+    pause = {"state": "paused", "detail": "", "exit_code": 20, **data}
+    record = made(*lines, ("settled", 2.0, None, pause))
+    record = replace(record, sweep={"sweep_id": "lr-1"})
+    view = run_view(record, live=None, now=3.0, controller_alive=False, store_url="x")
+    assert formats.next_commands(view) == [f"spotguard {command}"]
 
 
 def test_who_waits_for_money_is_told_from_who_finds_no_nodes() -> None:

@@ -26,7 +26,7 @@ from spotguard.api.words import seconds as seconds
 from spotguard.api.words import steps_done as steps_done
 from spotguard.api.words import steps_span as steps_span
 from spotguard.api.words import why as why
-from spotguard.errors import BudgetExhausted, DeadlineReached
+from spotguard.errors import DeadlineReached
 from spotguard.shared.units import format_duration, format_usd
 
 if TYPE_CHECKING:
@@ -123,8 +123,10 @@ def next_commands(view: RunView, place: str | None = None) -> list[str]:
         return [f"spotguard history {run}"]
     if view.state is RunState.FAILED:
         return [f"spotguard logs {run}", f"spotguard resume {run}"]
-    if view.exit_code == BudgetExhausted.exit_code:
+    if view.lacks_budget_of == run:
         return [f"spotguard resume {run} --budget USD"]
+    if view.lacks_budget_of is not None:
+        return [f"spotguard sweep {view.lacks_budget_of} --budget USD"]
     if view.exit_code == DeadlineReached.exit_code:
         return [f"spotguard resume {run} --deadline DURATION"]
     if view.state.settled:

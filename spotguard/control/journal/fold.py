@@ -11,23 +11,24 @@ from spotguard.control.journal.alert_rules import rules_of
 from spotguard.control.journal.fold_attempt import CHANGES_OF_ATTEMPT, end_attempt
 from spotguard.control.journal.journal import making_sense
 from spotguard.control.journal.nodes.controller_node import ControllerNode
+from spotguard.control.journal.nodes.lost_launch import LostLaunch, with_lost
 from spotguard.control.journal.nodes.offer import offer_from_json
 from spotguard.control.journal.record import (
     JOB_PREFIX,
     Allotment,
     AttemptRecord,
+    BudgetOf,
     Course,
     Kind,
     Limits,
-    LostLaunch,
     Placing,
     RunRecord,
     Search,
     Settled,
     Tiding,
-    with_lost,
 )
 from spotguard.control.journal.snapshot import newest_snapshot
+from spotguard.errors import BudgetExhausted
 from spotguard.events.event import JobEvent
 from spotguard.events.states import EndReason, RunState
 from spotguard.events.untrusted import (
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 _MAX_WARNINGS = 20
 _STOP = Kind.USER_STOP.value
 _FAILED_SAVE = re.compile(r"attempt \d+: the save at step (\d{1,18}) failed: ")
+_BUDGETS = {each.value: each for each in BudgetOf}
 _MAX_UNTOLD = 20
 _MAX_NOTED = 200
 _LONGEST_WARNING = 2000
@@ -293,10 +295,21 @@ def _settled(record: RunRecord, entry: Entry) -> RunRecord:
         state=RunState(data["state"]),
         detail=data["detail"],
         exit_code=data["exit_code"],
+        lacks_budget_of=_lacks_budget_of(record, data),
     )
     words = f"the run is {settled.state.value}: {settled.detail}"
     record = replace(record, settled=settled)
     return _untold(record, entry, words) if rules_of(record.spec).ended else record
+
+
+def _lacks_budget_of(record: RunRecord, data: dict[str, Any]) -> BudgetOf | None:
+    """Return whose budget is used up, as a run says that comes to rest."""
+    if "lacks_budget_of" in data:
+        return _BUDGETS.get(text(data, "lacks_budget_of") or "")
+    if data["exit_code"] != BudgetExhausted.exit_code:
+        return None
+    # Earlier versions did not say whose it is. Who is queued was refused by its sweep.
+    return BudgetOf.SWEEP if record.queued else BudgetOf.RUN
 
 
 def _wished(record: RunRecord, entry: Entry) -> RunRecord:

@@ -13,6 +13,7 @@ from typing import Any
 
 from spotguard.control.journal.nodes.controller_node import ControllerNode  # noqa: TC001 - snapshots read it
 from spotguard.control.journal.nodes.energy_counter import EnergyCounter  # noqa: TC001 - snapshots read it
+from spotguard.control.journal.nodes.lost_launch import LostLaunch  # noqa: TC001 - snapshots read it
 from spotguard.events.states import CheckpointKind, EndReason, RunState
 from spotguard.events.untrusted import integer, number, objects
 from spotguard.launch.base import NodeEnd, Offer
@@ -84,8 +85,14 @@ class Kind(str, Enum):
     """What all entries before said, so that a reader can begin here; changes nothing."""
 
 
+class BudgetOf(str, Enum):
+    """Whose budget may be used up, so that a larger one lets the run go on."""
+
+    RUN = "run"
+    SWEEP = "sweep"
+
+
 JOB_PREFIX = "job_"
-KEPT_LOST_LAUNCHES = 32
 KEPT_SAVES = 32
 """Saves that an attempt's record keeps: see `thinned`."""
 
@@ -385,17 +392,6 @@ class AttemptRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LostLaunch:
-    """A launch that came to nothing after nodes of it may have run: they are paid all the same."""
-
-    at: float
-    """When the nodes are taken to have begun to cost."""
-    paid_s: float
-    usd: float | None
-    """None: the price is unknown."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Settled:
     """The run came to rest."""
 
@@ -403,6 +399,8 @@ class Settled:
     state: RunState
     detail: str
     exit_code: int
+    lacks_budget_of: BudgetOf | None = None
+    """Whose budget is used up; None: it rests for another reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -583,18 +581,3 @@ def thinned(saves: tuple[Save, ...]) -> tuple[Save, ...]:
         if index % 2 == 0 or save is slowest or save.kind == CheckpointKind.FINAL.value
     )
     return kept + newer
-
-
-def with_lost(lost: tuple[LostLaunch, ...], new: LostLaunch) -> tuple[LostLaunch, ...]:
-    """Return them with one more; where there are many, the two oldest are added up."""
-    every = (*lost, new)
-    if len(every) <= KEPT_LOST_LAUNCHES:
-        return every
-    first, second = every[0], every[1]
-    known = first.usd is not None and second.usd is not None
-    added = LostLaunch(
-        at=first.at,
-        paid_s=first.paid_s + second.paid_s,
-        usd=(first.usd or 0.0) + (second.usd or 0.0) if known else None,
-    )
-    return (added, *every[2:])

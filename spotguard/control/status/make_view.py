@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spotguard.control.journal import cost
+from spotguard.control.journal.record import BudgetOf
 from spotguard.control.status.bottlenecks import bottlenecks
 from spotguard.control.status.footprint import attempt_footprint, run_footprint
 from spotguard.control.status.recovery import recoveries
 from spotguard.control.status.view import AttemptView, RunSummary, RunView
 from spotguard.control.supervisor.decide import alert_percents, state_of
 from spotguard.events.states import EndReason, RunState
+from spotguard.events.untrusted import text
 from spotguard.policy.plan.money import saved_pct
 from spotguard.shared.units import format_duration, format_usd, to_iso
 
@@ -83,6 +85,7 @@ def run_view(
         carbon=run_footprint(record, until),
         queued=_queued(record),
         exit_code=record.settled.exit_code if record.settled else None,
+        lacks_budget_of=_lacks_budget_of(record),
     )
 
 
@@ -116,6 +119,13 @@ def _queued(record: RunRecord) -> str | None:
     While the store cannot be read the run cannot ask for money either: it is out of contact.
     """
     return record.queued or None if state_of(record) is RunState.WAITING else None
+
+
+def _lacks_budget_of(record: RunRecord) -> str | None:
+    """Return the id of the run, or of its sweep, if the budget of that is used up."""
+    lacks = None if record.settled is None else record.settled.lacks_budget_of
+    sweep_id = text(record.sweep, "sweep_id")
+    return {BudgetOf.RUN: record.run_id, BudgetOf.SWEEP: sweep_id, None: None}[lacks]
 
 
 def _next_alert(record: RunRecord, now: float) -> str | None:

@@ -132,6 +132,9 @@ class RunView:
     """Why it waits for money of the team's budget or its sweep's turn; None if it does not."""
     exit_code: int | None = None
     """What it ended with, by docs/exit-codes.md; None while it goes on."""
+    lacks_budget_of: str | None = None
+    """Whose budget is used up, so that a larger one lets it go on: the run's id, or its sweep's;
+    None if it is not that, as where a price is unknown."""
 
     @property
     def state_label(self) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from spotguard.control.journal.record import Allotment
+    from spotguard.control.journal.record import Allotment, BudgetOf
     from spotguard.events.regrouping import Group
     from spotguard.events.states import EndReason, RunState
     from spotguard.launch.base import Offer
@@ -203,6 +203,8 @@ class Settle:
     state: RunState
     detail: str
     exit_code: int
+    lacks_budget_of: BudgetOf | None = None
+    """Whose budget is used up, so that a larger one lets it go on."""
 
 
 Action: TypeAlias = (

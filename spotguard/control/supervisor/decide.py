@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from spotguard.control.journal import cost
 from spotguard.control.journal.alert_rules import rules_of
-from spotguard.control.journal.record import Kind
+from spotguard.control.journal.record import BudgetOf, Kind
 from spotguard.control.supervisor.actions import (
     Action,
     Alert,
@@ -239,7 +239,8 @@ def _settled_by(last: AttemptRecord) -> Settle | None:
     reason = last.end.reason
     words = reason.hint if reason is EndReason.FINISHED else reason.told(last.saved)
     detail = words if last.end.detail in ("", words) else f"{words}: {last.end.detail}"
-    return Settle(state=state, detail=detail, exit_code=exit_code)
+    own = BudgetOf.RUN if reason is EndReason.BUDGET else None
+    return Settle(state=state, detail=detail, exit_code=exit_code, lacks_budget_of=own)
 
 
 def _barren(record: RunRecord) -> int:

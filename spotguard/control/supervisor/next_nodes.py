@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from spotguard.control.journal import cost
 from spotguard.control.journal.nodes.offer import place_key
+from spotguard.control.journal.record import BudgetOf
 from spotguard.control.supervisor.actions import (
     Action,
     AskDown,
@@ -169,6 +170,17 @@ def _refused(record: RunRecord, reason: EndReason, now: float) -> Settle:
         detail=f"{spent} of the budget of {format_usd(record.limits.budget_usd)} are spent, and "
         "the rest buys no useful training",
         exit_code=BudgetExhausted.exit_code,
+        lacks_budget_of=BudgetOf.RUN,
+    )
+
+
+def sweep_used_up(record: RunRecord) -> Settle:
+    """Settle because the money of the run's sweep never buys what it was asked for."""
+    return Settle(
+        state=RunState.PAUSED,
+        detail=record.queued,
+        exit_code=BudgetExhausted.exit_code,
+        lacks_budget_of=BudgetOf.SWEEP,
     )
 
 

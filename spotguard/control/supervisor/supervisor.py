@@ -52,6 +52,7 @@ from spotguard.control.supervisor.actions import (
 from spotguard.control.supervisor.decide import EXIT_UNFINISHED, decide
 from spotguard.control.supervisor.logs import log_tail
 from spotguard.control.supervisor.market_notes import MarketNotes
+from spotguard.control.supervisor.next_nodes import sweep_used_up
 from spotguard.control.supervisor.notify import Notifier
 from spotguard.control.supervisor.observer import Lookout
 from spotguard.control.supervisor.placement.seen_places import hazard_of
@@ -62,7 +63,7 @@ from spotguard.control.supervisor.request import (
     cluster_name,
     launch_request,
 )
-from spotguard.errors import BudgetExhausted, NoCapacity, SpotguardError, StoreError
+from spotguard.errors import NoCapacity, SpotguardError, StoreError
 from spotguard.events import env, keys
 from spotguard.events.states import EndReason, RunState
 from spotguard.launch.base import Unreachable, charged_node_s
@@ -441,13 +442,7 @@ class Supervisor:
 
     def _intend(self, action: Intend) -> bool:
         if self._team is not None and not action.ahead and not self._team.admits():
-            return self._team.is_over and self._come_to_rest(
-                Settle(
-                    state=RunState.PAUSED,
-                    detail=self.record.queued,
-                    exit_code=BudgetExhausted.exit_code,
-                )
-            )
+            return self._team.is_over and self._come_to_rest(sweep_used_up(self.record))
         number = self._ledger.record.next_number
         name = cluster_name(self._ledger.record.run_id, number, self._ledger.record.refused)
         self._ledger.write(

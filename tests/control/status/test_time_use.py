@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from spotguard.control.journal import cost
 from spotguard.control.journal.fold import limits_to_json
-from spotguard.control.journal.record import Limits, LostLaunch, Settled
+from spotguard.control.journal.nodes.lost_launch import LostLaunch
+from spotguard.control.journal.record import Limits, Settled
 from spotguard.control.report.document import spend_points
 from spotguard.control.report.series import Point, series
 from spotguard.control.report.time_use import Use, attempt_times, run_times

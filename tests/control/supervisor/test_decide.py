@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.control.journal.record import Limits
+from spotguard.control.journal.record import BudgetOf, Limits
 from spotguard.control.supervisor import actions
 from spotguard.control.supervisor.actions import AskDown, AskToStop, Conclude, Intend, Settle
 from spotguard.control.supervisor.decide import Observation, decide, state_of
@@ -524,6 +524,7 @@ def test_an_end_settles_the_run_or_the_next_attempt_starts(reason: EndReason) ->
     if reason.value in SETTLED:
         assert isinstance(action, Settle)
         assert (action.state, action.exit_code) == SETTLED[reason.value]
+        assert (action.lacks_budget_of is BudgetOf.RUN) == (action.exit_code == 20)
     else:
         assert isinstance(action, Intend)
     if reason.retried:
@@ -634,6 +635,7 @@ def test_the_budget_takes_the_largest_rung_it_can_pay() -> None:
     assert rungs == [4, 3, 1, None, None]
     assert isinstance(action, Settle)
     assert (action.state, action.exit_code) == (RunState.PAUSED, 20)
+    assert action.lacks_budget_of is BudgetOf.RUN
     assert "$0.0010" in action.detail
 
 
@@ -646,6 +648,7 @@ def test_an_unknown_price_is_not_free() -> None:
         action = answer(lines, None, 10.0, limits, offers=offers)
         assert isinstance(action, Settle)
         assert action.exit_code == 20
+        assert action.lacks_budget_of is None, "more money does not help"
         assert "unknown" in action.detail
         allowed = Limits(budget_usd=5.0, allow_unknown_price=True)
         assert isinstance(answer(lines, None, 10.0, allowed, offers=offers), Intend)

@@ -10,13 +10,12 @@ import pytest
 from spotguard.control.handover.adopt import Rebuild
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.journal import Journal
-from spotguard.control.journal.record import (
+from spotguard.control.journal.nodes.lost_launch import (
     KEPT_LOST_LAUNCHES,
-    Kind,
-    Limits,
     LostLaunch,
     with_lost,
 )
+from spotguard.control.journal.record import Kind, Limits
 from spotguard.control.supervisor.policy import Policy
 from spotguard.events.states import EndReason, Market, RunState
 from spotguard.launch.base import Unreachable

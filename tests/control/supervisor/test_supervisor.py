@@ -9,7 +9,7 @@ import pytest
 
 from spotguard.control.journal.fold import limits_to_json
 from spotguard.control.journal.journal import Journal
-from spotguard.control.journal.record import Kind, Limits
+from spotguard.control.journal.record import BudgetOf, Kind, Limits
 from spotguard.control.status.history_words import history_lines
 from spotguard.control.status.make_view import run_view
 from spotguard.control.supervisor.lease import Lease
@@ -632,6 +632,7 @@ def test_a_budget_is_never_exceeded(
     record = world.run()
     assert record.settled is not None
     assert (record.settled.state, record.settled.exit_code) == (RunState.PAUSED, 20)
+    assert record.settled.lacks_budget_of is BudgetOf.RUN
     check_books(world, budget_usd=budget_usd)
 
     more = Limits(budget_usd=1.0, nodes_min=2, nodes_max=2)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotguard.control.journal.record import Limits
+from spotguard.control.journal.record import BudgetOf, Limits
 from spotguard.control.journal.team.books import TeamBooks
 from spotguard.control.journal.team.budget import TeamBudget
 from spotguard.control.journal.team.stored_books import from_bytes, read_books, to_bytes
@@ -129,6 +129,7 @@ def test_who_can_never_be_paid_any_more_ends_and_says_so(tmp_path: Path) -> None
     for member in points.members[1:]:
         assert member.record.settled is not None
         assert member.record.settled.exit_code == 20
+        assert member.record.settled.lacks_budget_of is BudgetOf.SWEEP
         assert member.record.settled.detail.startswith("of the sweep's $1.00 only $0.9")
         assert member.world.launcher.started == []
     points.close()
