@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -60,7 +62,8 @@ def test_a_point_that_cannot_be_read_is_named_and_not_followed_for_ever(
 
     monkeypatch.setattr(start, "start", start_one)
     monkeypatch.setattr(table, "PATIENCE_S", 0.0)
-    monkeypatch.setattr("spotguard.cli.policy.sweep.time.sleep", no_wait)
+    waiting = SimpleNamespace(sleep=no_wait, monotonic=time.monotonic)
+    monkeypatch.setattr("spotguard.cli.policy.sweep.time", waiting)  # others' threads do wait
     said = cli("up", script, "--sweep", "lr=0.1,0.2", "--budget", "4", "--yes")
     assert said.code == 3
     assert said.out.count("02 lr=0.2 unreadable: The journal") == 1

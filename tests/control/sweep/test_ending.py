@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -166,7 +167,8 @@ def test_waiting_ends_when_nothing_else_than_unreadable_points_is_left(
 ) -> None:
     """But not at once: a store that does not answer may do so at the next look."""
     now = [0.0]
-    monkeypatch.setattr("spotguard.control.sweep.table.time.monotonic", lambda: now[0])
+    of_table = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr("spotguard.control.sweep.table.time", of_table)
     watch, bad = SweepWatch(sweep, stored=False), folder(sweep, 2)
     whole = bad.journal_path.read_bytes()
     bad.journal_path.write_bytes(b"damaged" * 200)
