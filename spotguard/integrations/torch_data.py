@@ -143,7 +143,7 @@ def _order(
         shuffle = False
     elif kind is RandomSampler and not sampler.replacement and sampler.num_samples == length:
         shuffle = True
-    elif kind is DistributedSampler:
+    elif kind is DistributedSampler or _counts_only(kind):
         shuffle = sampler.shuffle
     else:
         return _own_order(sampler, length, samples)
@@ -151,6 +151,12 @@ def _order(
     if part is None:
         return {"shuffle": shuffle}
     return {"sampler": FirstOfEpoch(length, part, seed=seed if shuffle else None)}
+
+
+def _counts_only(kind: type) -> bool:
+    """Return True for torchdata's `StatefulDistributedSampler`: its order is that of torch's."""
+    is_torchdata = kind.__module__.startswith("torchdata.")
+    return is_torchdata and kind.__name__ == "StatefulDistributedSampler"
 
 
 def _own_order(sampler: Any, length: int, samples: Callable[[int], int | None]) -> dict[str, Any]:

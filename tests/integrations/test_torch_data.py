@@ -94,6 +94,17 @@ def test_a_subclass_gives_its_own_order() -> None:
         taken(ByWeight(Numbers(SIZE), num_replicas=2, rank=0), limit=2)
 
 
+def test_torchdatas_sampler_that_only_counts_is_taken_for_torchs() -> None:
+    """`StatefulDistributedSampler` is made for loaders with state; its order is the known one."""
+    stateful: Any = type(
+        "StatefulDistributedSampler",
+        (DistributedSampler,),
+        {"__module__": "torchdata.stateful_dataloader.sampler"},
+    )
+    order = epoch_of(*taken(stateful(Numbers(SIZE), num_replicas=2, rank=0)))
+    assert sorted(order) == list(range(SIZE)) != order
+
+
 @pytest.mark.parametrize(
     "sampler",
     [

@@ -244,6 +244,16 @@ class Keeper:
             self._witness = WeightWitness(optimizers, modules)
             self._witness.take()
 
+    @property
+    def has_left(self) -> bool:
+        """True once the script has left the loop: what it does then is no part of a step."""
+        return self._left
+
+    def begin_at_epoch_end(self) -> None:
+        """Take it that this attempt begins with what the script does at the end of an epoch."""
+        self.epoch_end = self._was_open = True
+        self.resumed = self.resumed._replace(epoch_end=True)
+
     def keep_copies(self) -> None:
         """From the next boundary on keep a copy of all state, if it is small.
 

@@ -88,7 +88,7 @@ class OptimizerWatch:
     ) -> _Arguments | None:
         step = self._keeper.current
         # On one rank, too: there the gradients are a part of the mean that several ranks have.
-        if step is not None and step.is_halfway:
+        if step is not None and step.is_halfway and not self._keeper.has_left:
             raise UsageError(
                 "optimizer.step() came before the last micro-batch of the step",
                 hint="gradients are the global mean after the loop over the micro-batches: "

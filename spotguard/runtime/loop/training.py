@@ -323,7 +323,7 @@ class Training:
 
     def begin_at_epoch_end(self) -> None:
         """Take it that this attempt begins with what the script does at the end of an epoch."""
-        self._job.keeper.epoch_end = True
+        self._job.keeper.begin_at_epoch_end()
 
     def end_epoch(self) -> None:
         """Take what the script has done at the end of an epoch for a part of the boundary."""

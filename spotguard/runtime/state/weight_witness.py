@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spotguard.runtime.state.sharding import is_dtensor
+from spotguard.runtime.state.sharding import is_dtensor, is_fsdp_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,7 +42,13 @@ class WeightWitness:
             if len(self._weights) < 2 * _OPTIMIZERS:
                 self._weights += _outermost(w for w in weights if w.requires_grad)
         for module in islice(modules, _MODULES):
-            others = (w for w in module.parameters() if id(w) not in trained and _is_usual(w))
+            # FSDP2 shows whole weights at times, whose memory it takes back: its own are DTensors.
+            of_parts = any(map(is_fsdp_module, module.modules()))
+            others = (
+                w
+                for w in module.parameters()
+                if id(w) not in trained and _is_usual(w) and (is_dtensor(w) or not of_parts)
+            )
             self._weights += _outermost(others)
         self._kept: list[torch.Tensor] | None = None
 
@@ -54,9 +60,9 @@ class WeightWitness:
             return
         for index, weight in enumerate(self._weights):
             some, kept = _some(weight), self._kept[index]
-            if some.shape == kept.shape:
+            if _form(some) == _form(kept):
                 kept.copy_(some)
-            else:  # a wrapper has gathered its parts, or given them back
+            else:  # a wrapper has gathered its parts, or given them back; or a script has cast it
                 self._kept[index] = some.clone()
 
     def differs(self) -> bool:
@@ -77,7 +83,13 @@ def _is_usual(weight: torch.Tensor) -> bool:
 
 
 def _same(kept: torch.Tensor, some: torch.Tensor) -> bool:
+    if _form(kept) != _form(some):  # a script has cast or moved its module for the evaluation
+        return False
     return torch.allclose(kept, some, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+def _form(some: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return some.shape, some.dtype, some.device
 
 
 def _some(weight: torch.Tensor) -> torch.Tensor:

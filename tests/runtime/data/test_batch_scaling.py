@@ -10,7 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spotguard.checkpoint.lineage import restorable
 from spotguard.errors import UsageError
+from spotguard.events import keys
 from spotguard.runtime.data.batch_scaling import (
     LearningRateScale,
     ScaledElasticLoader,
@@ -424,7 +426,7 @@ run.track(model=model, optimizer=optimizer, scheduler=scheduler)
 loader = run.loader(torch.randn(20, 8), global_batch_size=4, drop_last=True, lr_scaling="linear",
                     reference_world_size=1)
 hurt = "HURT" in os.environ
-for epoch in run.epochs(loader, total=2):
+for epoch in run.epochs(loader, total=int(os.environ.get("EPOCHS", "2"))):
     for step in epoch:
         for x in step:
             step.backward(model(x).square().mean())
@@ -467,6 +469,17 @@ def test_an_epoch_whose_rest_is_left_out_has_its_end(jobs: Jobs) -> None:
         ["epoch 0 has ended, 0 steps, 0.5"],
         ["epoch 1 has ended, 1 steps, 0.25"],
     ]
+
+
+@pytest.mark.e2e
+def test_what_such_an_end_changes_is_saved_where_it_is_the_last_one(jobs: Jobs) -> None:
+    """No step was done, and yet the state is another one: the schedule's, a best value."""
+    script = jobs.folder / "epochs.py"
+    script.write_text(BY_EPOCHS)
+    for world, code, env in ((1, 75, {"SPOTGUARD_UNTIL_STEP": 4}), (2, 0, {})):
+        ranks = jobs.start_ranks(world, script=script, EPOCHS=1, **env)
+        assert [job.wait() for job in ranks] == [code] * world, ranks[0].said
+    assert next(restorable(jobs.store())).prefix == keys.checkpoint(4, 2)
 
 
 @pytest.mark.e2e

@@ -225,8 +225,26 @@ def test_misuse_is_told_in_one_sentence(jobs: Jobs, name: str) -> None:
             "    assert list(run.evaluate([1])) == [1] and run.best(1.0) in (True, False)",
             3,
         ),
+        (
+            "for s in run.steps(loader, total=9):\n"
+            "    if s.number == 2:\n"
+            "        for x in s: s.backward(model(x).sum()); break\n"
+            "        break\n"
+            "    train(s)\n"
+            "optimizer.step()",
+            2,
+        ),
     ],
-    ids=["to the end", "finished", "in a step", "never finished", "in steps", "epochs", "ended"],
+    ids=[
+        "to the end",
+        "finished",
+        "in a step",
+        "never finished",
+        "in steps",
+        "epochs",
+        "ended",
+        "left halfway, and tuned after it",
+    ],
 )
 def test_each_way_to_end_saves_the_final_state(jobs: Jobs, body: str, steps: int) -> None:
     """Asked for nothing more, finished early, or simply left: the run is finished, and saved."""

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
+from spotguard.runtime.state import weight_witness
 from spotguard.runtime.state.weight_witness import WeightWitness
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_exchanged_weights_are_noticed_and_steps_are_not() -> None:
@@ -73,3 +79,32 @@ def test_weights_that_no_optimizer_trains_are_watched() -> None:
         weight.data += 1
         assert witness.differs()
         witness.take()
+
+
+def test_a_module_that_is_cast_for_the_evaluation_is_another_and_no_error() -> None:
+    """What cannot be compared is not as it was: the save is declined, and nothing is raised."""
+    trained, frozen = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    witness = WeightWitness([torch.optim.SGD(trained.parameters())], [trained, frozen])
+    witness.take()
+    assert not witness.differs()
+    frozen.bfloat16()
+    assert witness.differs()
+    frozen.float()
+    assert witness.differs(), "rounded"
+    frozen.bfloat16()
+    witness.take()
+    assert not witness.differs(), "cast for good"
+
+
+def test_of_a_module_in_parts_only_its_own_weights_are_watched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """FSDP2 shows whole weights after a forward pass, and takes their memory back at the next."""
+    whole = torch.nn.Linear(3, 3)
+    monkeypatch.setattr(weight_witness, "is_fsdp_module", lambda module: module is whole)
+    witness = WeightWitness([], [torch.nn.Sequential(whole)])
+    witness.take()
+    for weight in whole.parameters():
+        weight.untyped_storage().resize_(0)
+    witness.take()
+    assert not witness.differs()
