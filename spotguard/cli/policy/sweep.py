@@ -279,7 +279,7 @@ def _tell_news(points: "Sequence[SweepPoint]", seen: dict[int, tuple[str, str]])
             continue
         ended = point.detail if point.settled or point.unreadable else ""
         ended = ended.removeprefix("pruned ")
-        if seen.get(point.number) != (label := _label(point), ended):
+        if seen.get(point.number) != (label := point.state_label, ended):
             seen[point.number] = label, ended
             why = f" {ended}" if point.pruned else f": {ended}" if ended else ""
             say(f"{point.number:02d} {point.words} {label}{why}")
@@ -314,14 +314,6 @@ def show_sweep(told: "SweepDocument", known: "Sweep") -> None:
         say(f"to prove that save: spotguard checkpoints verify {run}")
     elif told.metric and any(point.saved_step is not None for point in told.points):
         say(f"none has logged {told.metric!r} so far: run.log({told.metric}=...) in the script")
-
-
-def _label(point: "SweepPoint") -> str:
-    if point.pruned or point.queued:
-        return "pruned" if point.pruned else "queued"
-    if point.unreadable:
-        return "unreadable"
-    return "" if point.state is None else point.state.label
 
 
 def _say_left(known: "Sweep") -> None:

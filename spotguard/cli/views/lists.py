@@ -77,12 +77,9 @@ def sweep_table(told: SweepDocument) -> Table:
         column.justify = "right"
         column.no_wrap = True
     for point in told.points:
-        state = Text("pruned", style="cyan") if point.pruned else Text("")
-        if point.unreadable:
-            state = Text("unreadable", style="red")
-        elif point.state is not None and not point.pruned:
-            label = "queued" if point.queued else point.state.label
-            state = Text(label, style=point.state.colour)
+        colour = "" if point.state is None else point.state.colour
+        style = "cyan" if point.pruned else "red" if point.unreadable else colour
+        state = Text(point.state_label, style=style)
         detail = "" if point.queued else point.detail.removeprefix("pruned ")
         known = f"{point.step}/{point.total_steps or '?'}" if point.step is not None else ""
         table.add_row(

@@ -68,10 +68,10 @@ def attempts_usd(record: RunRecord, now: float) -> dict[int, float | None]:
     With the one that waits for its turn. Together with the lost launches and the nodes of the
     controller's own this is `spent_usd`.
     """
-    played = demo_prices(record)
+    paid = {each.number for each in _paid(record)}
     return {
-        each.number: 0.0 if each.demo_price and not played else cost_usd(each, now)
-        for each in _launched(record)
+        each.number: cost_usd(each, now) if each.number in paid else 0.0
+        for each in launched(record)
     }
 
 
@@ -106,7 +106,7 @@ def attempt_rates_usd_per_h(record: RunRecord) -> dict[int, float | None]:
         each.number: 0.0
         if each.demo_price and not played
         else money.rate_usd_per_h(each.offer.price_usd_per_h, each.nodes)
-        for each in _launched(record)
+        for each in launched(record)
     }
 
 
@@ -160,11 +160,12 @@ def known_spent_usd(record: RunRecord, now: float) -> float:
 
 def _paid(record: RunRecord) -> tuple[AttemptRecord, ...]:
     """Return the attempts that cost money, with the one that waits for its turn."""
-    every = _launched(record)
+    every = launched(record)
     return every if demo_prices(record) else tuple(each for each in every if not each.demo_price)
 
 
-def _launched(record: RunRecord) -> tuple[AttemptRecord, ...]:
+def launched(record: RunRecord) -> tuple[AttemptRecord, ...]:
+    """Return all attempts, with the one that waits for its turn."""
     return record.attempts if record.ahead is None else (*record.attempts, record.ahead)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from spotguard.control.checkpoints.commands import CheckpointRow
-    from spotguard.control.journal.record import AttemptRecord, RunRecord
+    from spotguard.control.journal.record import RunRecord
     from spotguard.control.report.reading import Stored
     from spotguard.control.run_folder import RunFolder
     from spotguard.control.status.view import HistoryLine, LogDocument, RunView
@@ -187,7 +187,7 @@ class _Bill:
 
 def _bills(record: RunRecord, until: float) -> Iterator[_Bill]:
     rates, usd = cost.attempt_rates_usd_per_h(record), cost.attempts_usd(record, until)
-    for attempt in _launched(record):
+    for attempt in cost.launched(record):
         yield _Bill(
             begun_at=min(until, attempt.billed_from),
             gone_at=min(until, attempt.billed_from + cost.billed_s(attempt, until)),
@@ -206,11 +206,6 @@ def _bills(record: RunRecord, until: float) -> Iterator[_Bill]:
             usd=node_usd,
             rate_usd_per_h=node.price_usd_per_h,
         )
-
-
-def _launched(record: RunRecord) -> tuple[AttemptRecord, ...]:
-    """Return all attempts, with the one that waits for its turn."""
-    return record.attempts if record.ahead is None else (*record.attempts, record.ahead)
 
 
 def _spend_point(at: float, living: Sequence[_Bill], spent_usd: float | None) -> SpendPoint:

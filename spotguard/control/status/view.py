@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 SCHEMA: Final = 1
 
 
+def label_of(state: RunState, queued: object) -> str:
+    """Return a state in a word: who waits for money is told from who finds no nodes."""
+    return "queued" if queued else state.label
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttemptView:
     """One cluster's life inside a run. None means unknown, never zero."""
@@ -138,8 +143,8 @@ class RunView:
 
     @property
     def state_label(self) -> str:
-        """Its state in a word: who waits for money is told from who finds no nodes."""
-        return "queued" if self.queued else self.state.label
+        """Its state in a word."""
+        return label_of(self.state, self.queued)
 
     def to_json(self) -> dict[str, Any]:
         """Return the object of `status --json`."""
@@ -255,8 +260,8 @@ class RunSummary:
 
     @property
     def state_label(self) -> str:
-        """Its state in a word: who waits for money is told from who finds no nodes."""
-        return "queued" if self.queued else self.state.label
+        """Its state in a word."""
+        return label_of(self.state, self.queued)
 
 
 @dataclass(frozen=True, kw_only=True)

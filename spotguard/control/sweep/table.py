@@ -12,6 +12,7 @@ from spotguard.control.journal.sweep.published import Values, read_values
 from spotguard.control.journal.team.stored_books import read_books
 from spotguard.control.report.stored import StoredRun
 from spotguard.control.status.metrics import ValuesOfRun
+from spotguard.control.status.view import label_of
 from spotguard.control.sweep.sweep_request import place_of, stopped_mark
 from spotguard.control.sweep.where import folder_here, look_at, was_launched
 from spotguard.errors import JournalDamaged, SpotguardError, StoreError, UsageError
@@ -69,6 +70,13 @@ class SweepPoint:
     def words(self) -> str:
         """What it adds to the script's arguments, in words."""
         return in_words(self.arguments)
+
+    @property
+    def state_label(self) -> str:
+        """How its run stands, in a word; empty where it is not created."""
+        if self.pruned or self.unreadable:
+            return "pruned" if self.pruned else "unreadable"
+        return "" if self.state is None else label_of(self.state, self.queued)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,13 +49,15 @@ class LocalCopy:
 
         Blocks while it writes. A folder that fails or is full costs the copy, nothing else.
         """
+        attempt, step = _age(prefix)
+        oldest = self._before or (attempt, 0)
         try:
             self.store.clean_up(older_than_s=_BROKEN_OFF_AFTER_S)
             for info in list(self.store.list(keys.CHECKPOINTS)):
                 mine = info.key.endswith(f"/{file_name}") and not info.key.startswith(prefix)
-                if mine or _age(info.key) < (self._before or (_age(prefix)[0], 0)):
+                if mine or _age(info.key) < oldest:
                     self.store.delete(info.key)
-            self._before = _age(prefix)
+            self._before = attempt, step
             write_layout(self.store, prefix, file_name, layout, data)
         except SpotguardError as problem:
             log.warning("no local copy of %s: %s", prefix, problem)

@@ -167,11 +167,12 @@ class TrackedModule:
                 read[key] = reading.new(stored_name, like)
 
         def finish() -> None:
-            # Whoever has a say in loading gets the values to load.
-            values: dict[str, Any] = {} if plain else dict(read)
-            for key in read if plain else ():
-                fill(_local(mine[key]), _local(read[key]))
-            values.update({key: value() for key, value in others.items()})
+            values: dict[str, Any] = {key: value() for key, value in others.items()}
+            if plain:
+                for key, tensor in read.items():
+                    fill(_local(mine[key]), _local(tensor))
+            else:  # whoever has a say in loading gets the values to load
+                values.update(read)
             if values:
                 own = {own_keys[key]: value for key, value in values.items()}
                 self.bare.load_state_dict(own, strict=len(own) == len(mine))

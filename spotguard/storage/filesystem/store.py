@@ -94,9 +94,9 @@ class FileStore:
             try:
                 etag = _etag(write_durably(temp, views_of(data), size_of(data)))
                 if if_absent:
-                    self._in_folder(temp, target, partial(self._create, temp, target, key))
+                    self._in_folder(temp, target, partial(self._create, key=key))
                 else:
-                    replace = partial(self._replace, temp, target, key, if_match)
+                    replace = partial(self._replace, key=key, if_match=if_match)
                     self._in_folder(temp, target, replace)
             finally:
                 with contextlib.suppress(OSError):
@@ -206,7 +206,7 @@ class FileStore:
             _sweep(folder, _STALE_AFTER_S)
         return folder / f"{os.getpid()}-{secrets.token_hex(8)}"
 
-    def _in_folder(self, temp: Path, target: Path, place: Callable[[], None]) -> None:
+    def _in_folder(self, temp: Path, target: Path, place: Callable[[Path, Path], None]) -> None:
         """Run `place` in an existing folder: a deleter may remove it, empty, in between."""
         for _ in range(_FOLDER_RACES):
             with contextlib.suppress(FileNotFoundError):
@@ -215,7 +215,7 @@ class FileStore:
                     make_durable_folder(folder, within=self._root, known=self._durable)
                     above = (path for path in folder.parents if self._root in path.parents)
                     self._durable.update((folder, self._root, *above))
-                place()
+                place(temp, target)
                 sync_folder(folder)
                 return
             if not temp.exists():

@@ -178,11 +178,10 @@ class RemoteStore:
             for number, body in enumerate(_bodies(views_of(data), part_bytes), 1):
                 # What waits in line goes on the wire although its stream says meanwhile that nobody
                 # wants it any more: no more waits than keeps all threads busy.
-                done: set[Future[str]] = set()
                 if len(under_way) > self._threads:
                     done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
-                if any(part.exception() for part in done):
-                    break
+                    if any(part.exception() for part in done):
+                        break
                 sent.append(self._crew.submit(send, number, body))
                 under_way.add(sent[-1])
             return _results(sent)
