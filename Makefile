@@ -1,5 +1,5 @@
 # Each target sets up what it needs; nothing has to be installed by hand but Python 3.10 or later.
-PYTHON ?= python3
+PYTHON ?= $(shell infra/python.sh)
 VENV ?= .venv
 BIN := $(VENV)/bin
 SPOTGUARD := $(BIN)/spotguard
@@ -176,7 +176,7 @@ ec2-tests: $(VENV)/.installed-dev
 	$(call TESTED,-rs -n 2 -m "ec2 and not long" tests/e2e/ec2)
 
 ec2-faults: $(VENV)/.installed-dev
-	$(PYTEST) -rs -m "ec2 and long" tests/e2e/ec2
+	$(PYTEST) -rs -n 2 --dist worksteal -m "ec2 and long" tests/e2e/ec2
 
 K8S_LAB := K8SLAB_VENV=$(abspath $(VENV)) infra/k8s-lab/k8s_lab.sh
 

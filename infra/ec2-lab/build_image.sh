@@ -7,14 +7,17 @@
 # EC2LAB_CACHE (~/.cache/spotguard-ec2-lab) holds one folder for each image; its name is a hash of all that it is
 # built from, so a changed script builds another one, and the one before the newest is removed.
 #
-#   IMAGE/home          /home/ubuntu: uv, skypilot-runtime (Python 3.10, Ray 2.9.3, skypilot[aws,remote], and the
-#                       packages that a controller needs) and
-#                       sky-user-env (torch, and the packages that spotguard needs)
+#   IMAGE/home          /home/ubuntu: uv, skypilot-runtime (Ray 2.9.3, skypilot[aws,remote], and the
+#                       packages that a controller needs),
+#                       sky-user-env (torch, and the packages that spotguard needs), and SkyPilot's own wheel, which
+#                       a node of the plain AMI loses at its first boot
 #   IMAGE/sudo          the Debian package sudo, unpacked: the machine may lack it
 #   IMAGE/tools         awscli, for this machine: SkyPilot asks it whether there are credentials
 #   IMAGE/interpreters  the folders of both Pythons
 #
-# EC2LAB_PYTHON is the Python of the tasks (3.10 or later), EC2LAB_RUNTIME_PYTHON that of SkyPilot's runtime (3.10).
+# EC2LAB_VENV has the SkyPilot that launches nodes.
+# EC2LAB_PYTHON is the Python of the tasks (3.10 or later), EC2LAB_RUNTIME_PYTHON that of SkyPilot's runtime: 3.10, or
+# 3.11 where that is the distribution's own, which is faster.
 set -euo pipefail
 SELF=$(realpath "${BASH_SOURCE[0]}") HERE=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
 CACHE=${EC2LAB_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/spotguard-ec2-lab}
@@ -24,14 +27,30 @@ RAY=2.9.3
 base_of() { "$1" -c 'import sys; print(getattr(sys, "_base_executable", sys.executable))'; }
 
 runtime_python() {
-  local p home; home=$(getent passwd "$(id -u)" | cut -d: -f6)
-  for p in "${EC2LAB_RUNTIME_PYTHON:-}" "${PYENV_ROOT:-$home/.pyenv}"/versions/3.10.*/bin/python3.10 \
-    /usr/{local/,}bin/python3.10 "$(command -v python3)"; do
-    [ ! -x "$p" ] || { base_of "$p"; return; }
-  done
+  local home; home=$(getent passwd "$(id -u)" | cut -d: -f6)
+  [ -x "${EC2LAB_RUNTIME_PYTHON:-}" ] || EC2LAB_RUNTIME_PYTHON=$(HOME=$home "$HERE/../python.sh" 3.10 3.11)
+  base_of "$EC2LAB_RUNTIME_PYTHON"
 }
 
 constraints() { cat "$HERE/../../constraints.txt"; }
+
+# SkyPilot installs a wheel of itself on each node, unless the node has the same one already. Which one that is, is said
+# by the SkyPilot that will launch the nodes.
+make_wheel() {
+  local image=$1
+  mkdir -p "$image/launcher"
+  HOME=$image/launcher "$EC2LAB_VENV/bin/python" -c 'from sky.backends import wheel_utils
+wheel_utils.build_sky_wheel()'
+}
+
+install_wheel() {
+  local folder; folder=$(dirname "$1"/launcher/.sky/wheels/*/*.whl)
+  mkdir -p .sky/wheels
+  cp -r "$folder" .sky/wheels/
+  .local/bin/uv-real pip install -q --python skypilot-runtime/bin/python --reinstall --no-deps "$folder"/*.whl
+  basename "$folder" > .sky/wheels/current_sky_wheel_hash
+  skypilot-runtime/bin/python -m compileall -q skypilot-runtime/lib/python3*/site-packages/sky >/dev/null || true
+}
 
 build_inside() {  # virtual environments hold absolute paths, so they are made under the path that they will have
   local image=$1 runtime=$2 task=$3
@@ -45,6 +64,7 @@ build_inside() {  # virtual environments hold absolute paths, so they are made u
     pydantic tenacity requests psutil xxhash safetensors PyYAML 'tomli>=2.0' 'boto3>=1.36' 'crc32c>=2.7'
   mkdir -p .local/bin
   install -m 755 skypilot-runtime/bin/uv .local/bin/uv-real
+  install_wheel "$image"
   "$task" -m venv --clear sky-user-env
   sky-user-env/bin/python -m pip install -q -c "$image/constraints.txt" torch numpy packaging typer rich pydantic \
     tenacity requests psutil xxhash safetensors PyYAML 'tomli>=2.0; python_version < "3.11"' 'boto3>=1.36' 'crc32c>=2.7'
@@ -77,6 +97,7 @@ build() {
     grep -v '^/usr' > "$image/interpreters" || true
   "$task" -m venv "$image/tools"
   "$image/tools/bin/python" -m pip install -q awscli
+  make_wheel "$image"
   unshare --mount bash -c 'mount -t tmpfs home /home && mkdir /home/ubuntu && mount --bind "$1/home" /home/ubuntu &&
     exec bash "$0" inside "$@"' "$SELF" "$image" "$runtime" "$task"
 }

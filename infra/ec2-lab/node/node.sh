@@ -4,7 +4,8 @@
 #   node.sh HERE   HERE is the instance's folder:
 #     vars       shell: NAME IP REGION ENDPOINT IMAGE INFRA PYTHON, and DISK: a folder on a tmpfs for what the
 #                instance writes (upper layers). It survives a stop, not a termination. MADE: what another
-#                instance had written when an image was made of it, or nothing
+#                instance had written when an image was made of it, or nothing. PLAIN is set if its AMI has
+#                no wheel of SkyPilot's
 #     userdata   the cloud-init user-data as RunInstances got it
 #     imds.json  what the metadata service says
 #
@@ -66,6 +67,7 @@ boot() {  # once per disk: what an AMI and cloud-init would have done
   ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key
   "$PYTHON" /run/lab/ec2-lab/node/cloud_init.py < /run/imds/userdata
   # A controller on a node plans by SkyPilot's tables, which it would fetch from the internet.
+  [ -z "$PLAIN" ] || rm -rf /home/ubuntu/.sky/wheels
   mkdir -p /home/ubuntu/.sky/catalogs
   cp -r /run/lab/ec2-lab/catalogue /home/ubuntu/.sky/catalogs/v8
   chown -R 1000:1000 /home/ubuntu/.sky

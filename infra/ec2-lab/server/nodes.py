@@ -121,6 +121,7 @@ class Node:
             "ENDPOINT": f"http://{settings.ADDRESS}:{settings.PORT}",
             "IMAGE": str(settings.IMAGE),
             "MADE": str(made) if made.is_dir() else "",
+            "PLAIN": "yes" if instance.image_id == settings.AMI else "",
             "INFRA": str(settings.INFRA),
             "PYTHON": "/home/ubuntu/sky-user-env/bin/python",
         }

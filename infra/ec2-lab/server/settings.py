@@ -25,6 +25,9 @@ FRESH_ACCOUNT = bool(os.environ.get("EC2LAB_FRESH_ACCOUNT"))
 """True if SkyPilot is to make the role of its nodes itself, which takes it half a minute."""
 INFRA = Path(__file__).parents[2]
 AMI = "ami-0ec21ab0ec21ab000"
+"""The plain one, on whose nodes SkyPilot installs its own wheel, as on those of its default AMI."""
+WARM_AMI = "ami-0ec21ab0ec21ab001"
+"""One as `infra/warm-image` makes it: the wheel is there, and compiled."""
 ACCOUNT = "123456789012"
 ADMIN_KEY = "AKIAEC2LABADMINADMIN"
 """Who uses it is never refused, and meets no fault: the tests' own looks."""
@@ -53,7 +56,8 @@ def prepare() -> None:
         "root_device_name": "/dev/sda1",
         "creation_date": "2026-01-01T00:00:00.000Z",
     }
-    amis.write_text(json.dumps([image]))
+    warm = {**image, "ami_id": WARM_AMI, "name": "ec2-lab-warm"}
+    amis.write_text(json.dumps([image, warm]))
     os.environ["MOTO_AMIS_PATH"] = str(amis)
     os.environ["MOTO_IAM_LOAD_MANAGED_POLICIES"] = "true"
     os.environ["MOTO_PORT"] = str(PORT)

@@ -106,7 +106,20 @@ def _why_not() -> str | None:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, ec2: Ec2Lab) -> Iterator[Callable[[str], Beside]]:
+def _turn(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, ec2: Ec2Lab
+) -> Iterator[None]:
+    """Let other workers' tests go on meanwhile, but none beside one that is marked `alone`."""
+    alone = request.node.get_closest_marker("alone") is not None
+    with (tmp_path_factory.getbasetemp().parent / "turns.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
+        if alone:
+            ec2.verb("calm")
+
+
+@pytest.fixture
+def machine(tmp_path: Path, ec2: Ec2Lab, _turn: None) -> Iterator[Callable[[str], Beside]]:
     """Return a function: a user's machine of that name. Nothing of theirs may be left, anywhere.
 
     Other tests may use the lab meanwhile: each has regions of its own.
