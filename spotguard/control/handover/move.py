@@ -22,6 +22,7 @@ from spotguard.control.controller.start import control_alone, start
 from spotguard.control.handover import stored_wishes
 from spotguard.control.handover.node import (
     Host,
+    carried_folders,
     cheapest,
     check_phases,
     check_price,
@@ -189,6 +190,7 @@ class Mover:
             )
         if self._record.phases:
             check_phases(self._where)
+        self._carried()  # before a node is written down: a template may be gone
         check_ours(self._store, machine_id(spotguard_home()), time.time())
         stored = self._ready(self._asked(JobSpec.from_json(self._record.spec)))
         self._hand_over(stored)
@@ -228,16 +230,22 @@ class Mover:
             self._ask(stored, offer)
         return stored
 
+    def _carried(self) -> dict[str, str]:
+        """Return what goes along with the run, for all of its phases."""
+        job = JobSpec.from_json(self._record.job or self._record.spec)
+        return carried_folders(JobSpec.from_json(self._record.spec), job.phases)
+
     def _ask(self, stored: StoredNode, offer: Offer | None = None) -> None:
         """`offer` is the one that was written down, if it was found just now."""
-        spec = JobSpec.from_json(self._record.spec)
+        spec, folders = JobSpec.from_json(self._record.spec), self._carried()
         task = node_task(
             spec,
             stored.node,
             offer or self._find(spec),
             run_id=self._record.run_id,
             place=self.place,
-            private=write_private(self._folder, spec),
+            folders=folders,
+            private=write_private(self._folder, spec, folders),
         )
         try:
             self._host.submit(task, stored.node.cluster)

@@ -22,10 +22,11 @@ from spotguard.launch.wheel import build_wheel
 from spotguard.shared.units import format_usd
 from spotguard.spec.home_folder import spotguard_home
 from spotguard.spec.infra import split_places
+from spotguard.spec.model.own_template import is_own_template, local_sources
 from spotguard.spec.templates import load_controller_node
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from spotguard.control.journal.nodes.controller_node import ControllerNode
     from spotguard.control.journal.record import Limits
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from spotguard.launch.skypilot.sdk import Sdk
     from spotguard.launch.skypilot.strays import Strays
     from spotguard.spec.model import JobSpec
+    from spotguard.spec.model.phases import PhaseSpec
 
 LOCAL, VM, SLURM, KUBERNETES = "local", "vm", "slurm", "kubernetes"
 _INFRA = {VM: "aws", SLURM: "slurm", KUBERNETES: "kubernetes"}
@@ -45,6 +47,8 @@ _PLACE = "~/.spotguard/controller"
 _PRIVATE = "private.json"
 _FOLDERS = f"{_PLACE}/folders"
 _WHEELS = "~/.spotguard/wheels"
+_BEHIND_LINKS = "~/.sky/file_mounts"
+"""Where SkyPilot puts what is to lie outside the home; it links to it from there."""
 
 
 def check_where(where: str) -> None:
@@ -61,8 +65,10 @@ def check_job(spec: JobSpec, where: str) -> None:
     """Let pass a job whose controller can live on a node of its own of that kind.
 
     Raises:
-        SpecError: its nodes, or its store, are out of that node's reach.
+        SpecError: its nodes, its store, or files of its template are out of that node's reach.
     """
+    if where == SLURM:
+        _check_template(spec.template)
     if spec.phases:
         check_phases(where)
     infra = _INFRA[where]
@@ -97,6 +103,18 @@ def check_phases(where: str) -> None:
             "controller",
             f"given {SLURM!r}, where a job in phases cannot be controlled",
             hint=f"leave it here: --controller {LOCAL}",
+        )
+
+
+def _check_template(template: str) -> None:
+    """Let pass a template whose files are where it says on a node where nobody is root, too."""
+    sources = local_sources(template) if is_own_template(template) else []
+    if sources:
+        raise SpecError(
+            "controller",
+            f"given {SLURM!r}, but {template} has file_mounts from {sources[0]}, and there it "
+            "would lie elsewhere",
+            hint=f"name it by --file-mount, or leave the controller here: --controller {LOCAL}",
         )
 
 
@@ -164,12 +182,19 @@ def check_price(offer: Offer, limits: Limits | JobSpec) -> None:
 
 
 def node_task(
-    spec: JobSpec, node: ControllerNode, offer: Offer, *, run_id: str, place: str, private: Path
+    spec: JobSpec,
+    node: ControllerNode,
+    offer: Offer,
+    *,
+    run_id: str,
+    place: str,
+    folders: Mapping[str, str],
+    private: Path,
 ) -> dict[str, Any]:
     """Return SkyPilot's task for a node of the run at `place` (`STORE/RUN_ID`).
 
-    Folders of the job are carried to where they are here, so that what is launched there is what
-    would be launched here. `private` is a file of the run's secrets.
+    `folders` are those that `carried_folders` named, so that what is launched there is what would
+    be launched here. `private` is a file of the run's secrets.
     """
     wheel = build_wheel(spotguard_home() / "wheels")
     task = load_controller_node()
@@ -186,7 +211,7 @@ def node_task(
         "CONTROLLER_REQUIREMENTS": base64.b64encode(_requirements(spec.store).encode()).decode(),
     }
     task["file_mounts"] = {
-        **{there: here for here, there in carried_folders(spec).items()},
+        **{_mounted_at(there, folders.values()): here for here, there in folders.items()},
         f"{_WHEELS}/{wheel.parent.name}/{wheel.name}": str(wheel),
         f"{_PLACE}/{_PRIVATE}": str(private),
     }
@@ -210,27 +235,44 @@ def _resources(offer: Offer, where: str, labels: dict[str, str]) -> dict[str, An
     return {"ordered": [whole, virtual]}
 
 
-def carried_folders(spec: JobSpec) -> dict[str, str]:
-    """Return the job's folders of this machine, and where they lie on its controller's node.
+def carried_folders(spec: JobSpec, phases: Sequence[PhaseSpec] = ()) -> dict[str, str]:
+    """Return what of this machine each launch reads, and where it lies on the controller's node.
 
-    In a VM and in a pod by the same path. On Slurm nobody is root: there they are below the
-    user's home.
+    In a VM and in a pod by the same path. On Slurm nobody is root: there it is below the user's
+    home. `phases` are all of the job's, whose templates are read once the run comes there.
+
+    Raises:
+        SpecError: a template of the user's own cannot be read.
     """
-    mounted = [each for each in spec.node.file_mounts.values() if "://" not in each]
-    folders = dict.fromkeys([spec.workdir, *mounted])
+    folders = [spec.workdir, *(x for x in spec.node.file_mounts.values() if "://" not in x)]
+    for template in dict.fromkeys([spec.template, *(each.template or "" for each in phases)]):
+        if is_own_template(template):
+            folders += [template, *local_sources(template)]
+    folders = list(dict.fromkeys(folders))
     if where_for(spec) == SLURM:
         return {folder: f"{_FOLDERS}/{index}" for index, folder in enumerate(folders)}
     return {folder: folder for folder in folders}
 
 
-def write_private(folder: RunFolder, spec: JobSpec) -> Path:
+def _mounted_at(path: str, all_paths: Iterable[str]) -> str:
+    """Return where SkyPilot is to put what shall lie at `path` on the node.
+
+    Of what lies in another of them it could make no link, for through the other's link it is there
+    already. It cannot be left out: of what git ignores, SkyPilot copies only what is named.
+    """
+    is_inside = any(path.startswith(f"{other}/") for other in all_paths)
+    is_linked = path.startswith("/") and not path.startswith("/tmp/")
+    return f"{_BEHIND_LINKS}{path}" if is_inside and is_linked else path
+
+
+def write_private(folder: RunFolder, spec: JobSpec, folders: Mapping[str, str]) -> Path:
     """Write what is in no store of a job into a file that only this user may read.
 
-    Returns its path.
+    `folders` are those that `carried_folders` named. Returns its path.
     """
     path = folder.path / _PRIVATE
     path.unlink(missing_ok=True)
-    kept = Private(env=dict(spec.env), notify=tuple(spec.notify), folders=carried_folders(spec))
+    kept = Private(env=dict(spec.env), notify=tuple(spec.notify), folders=folders)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(handle, "w") as file:
         json.dump(asdict(kept), file)

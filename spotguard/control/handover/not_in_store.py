@@ -12,7 +12,7 @@ from spotguard.spec.model import JobSpec
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_PATHS = ("script", "workdir", "template")
+_PATHS = ("script", "workdir")
 """Settings that may be paths of the machine where `up` was typed."""
 
 
@@ -33,17 +33,27 @@ class Private:
             SpecError: it is none, or a variable has no value here.
         """
         moved = {name: self._here(public[name]) for name in _PATHS if name in public}
+        if "template" in public:
+            moved["template"] = self._itself_here(public["template"])
         node = public.get("node")
         if self.folders and isinstance(node, dict):
             moved["node"] = {
                 **node,
                 "requirements": self._here(node.get("requirements")),
                 "file_mounts": {
-                    place: self._here(source)
+                    place: self._itself_here(source)
                     for place, source in (node.get("file_mounts") or {}).items()
                 },
             }
         return JobSpec.from_json({**public, **moved, "notify": list(self.notify)})
+
+    def _itself_here(self, path: object) -> object:
+        """Return where something lies here that was carried by itself.
+
+        Not what is seen of it in another folder: what git ignores there was not carried with it.
+        """
+        known = self.folders.get(path) if isinstance(path, str) else None
+        return self._here(path) if known is None else known
 
     def _here(self, path: object) -> object:
         """Return where something lies here that lay at `path`; itself if it was not carried."""

@@ -102,6 +102,20 @@ def read_own_template(path: str, *, taken: Sequence[str] = ()) -> dict[str, Any]
     return body
 
 
+def local_sources(path: str) -> list[str]:
+    """Return the files and folders of this machine that a user's template puts on the nodes.
+
+    Raises:
+        SpecError: it cannot be read, or is no template.
+    """
+    found = []
+    for given in read_own_template(path).get("file_mounts", {}).values():
+        source = given.get("source") if isinstance(given, dict) else given  # a bucket of SkyPilot's
+        several = source if isinstance(source, list) else [source]
+        found += [each for each in several if isinstance(each, str) and "://" not in each]
+    return [posixpath.normpath(each) for each in found]
+
+
 def _parsed(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:

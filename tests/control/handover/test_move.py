@@ -26,6 +26,7 @@ from spotguard.errors import (
 )
 from spotguard.shared.units import SystemClock
 from spotguard.spec.home_folder import spotguard_home
+from spotguard.spec.model import JobSpec
 from tests.control.handover.two_homes import NODE_OFFER, PRICE_USD_PER_H, RUN, Homes
 
 if TYPE_CHECKING:
@@ -84,6 +85,27 @@ def test_a_node_of_unknown_price_is_not_asked_for_under_a_budget(
             mover.move()
     assert homes.controls("laptop")
     assert not homes.record("laptop").controller_nodes
+
+
+def test_templates_of_later_phases_go_along_and_one_that_is_gone_keeps_it_here(
+    homes: Homes, tmp_path: Path
+) -> None:
+    """Without it the run would end where that phase begins; nothing of a node is written down."""
+    template = tmp_path / "elsewhere" / "mine.yaml"
+    phases = [{"until_step": 5}, {"template": str(template)}]
+    with homes.at("laptop"):
+        mover = homes.mover()
+        job = JobSpec.from_json(mover._record.spec).replace(phases=phases)
+        mover._record = replace(mover._record, job=job.to_json())
+        with pytest.raises(SpecError, match=r"mine\.yaml cannot be read"):
+            mover.move()
+        assert not homes.record("laptop").controller_nodes
+        template.parent.mkdir()
+        template.write_text("resources: {disk_tier: best}\n")
+        homes.clock.on_sleep = lambda: homes.serves()
+        mover.move()
+    [task] = homes.submitted
+    assert str(template) in task["file_mounts"].values()
 
 
 def test_a_list_of_runs_says_that_one_is_controlled_elsewhere(homes: Homes) -> None:

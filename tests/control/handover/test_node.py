@@ -19,6 +19,7 @@ from spotguard.control.handover.node import (
     KUBERNETES,
     SLURM,
     VM,
+    carried_folders,
     cheapest,
     check_job,
     check_where,
@@ -61,7 +62,15 @@ def job(folder: Path, infra: str, **more: Any) -> JobSpec:
 def task(spec: JobSpec, offer: Offer, private: Path) -> dict[str, Any]:
     """Return the task of the first node of a run of that job."""
     node = ControllerNode(number=1, cluster="job-1-c1", place="x", price_usd_per_h=0.0, since=0.0)
-    return node_task(spec, node, offer, run_id="job-1", place="s3://b/job-1", private=private)
+    return node_task(
+        spec,
+        node,
+        offer,
+        run_id="job-1",
+        place="s3://b/job-1",
+        folders=carried_folders(spec),
+        private=private,
+    )
 
 
 @pytest.mark.parametrize(
@@ -214,7 +223,7 @@ def test_on_slurm_the_jobs_folders_lie_below_the_home_and_the_job_is_told_so(
     )
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
-    private = write_private(folder, spec)
+    private = write_private(folder, spec, carried_folders(spec))
     made = task(spec, SLURM_OFFER, private)
     mounts = {there: here for there, here in made["file_mounts"].items() if here != str(private)}
     assert all(there.startswith("~/") for there in mounts)
@@ -236,8 +245,80 @@ def test_on_slurm_the_jobs_folders_lie_below_the_home_and_the_job_is_told_so(
     made = task(in_vm, NODE_OFFER, private)
     assert made["file_mounts"].items() >= {str(work): str(work), str(data): str(data)}.items()
     assert made["resources"]["labels"]
-    kept = read_private(write_private(folder, in_vm))
+    kept = read_private(write_private(folder, in_vm, carried_folders(in_vm)))
     assert kept.job(in_vm.public_json()) == in_vm
+
+
+def own_template(path: Path, mounts: str = "{}") -> str:
+    """Write a template that mounts these files, and return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"resources: {{disk_tier: best}}\nfile_mounts: {mounts}\n")
+    return str(path)
+
+
+def test_a_template_of_ones_own_goes_along_with_the_files_that_it_names(tmp_path: Path) -> None:
+    """Each launch reads them, those of phases to come, too. SkyPilot's own buckets have some."""
+    mounts = "{/a: /srv/words/, /b: s3://b/d, /c: {source: /srv/tokens}, /d: {source: s3://b/e}}"
+    first = own_template(tmp_path / "mine.yaml", mounts)
+    later = own_template(tmp_path / "later.yaml", "{/e: {source: [/srv/x, /srv/y]}}")
+    phases = [{"until_step": 5, "infra": "aws"}, {"infra": "aws", "template": later}]
+    in_vm = job(tmp_path, "aws", workdir="/srv/job", template=first, phases=phases)
+    carried = carried_folders(in_vm.in_phase(0), in_vm.phases)
+    assert set(carried) == {
+        *("/srv/job", first, "/srv/words", "/srv/tokens"),
+        *(later, "/srv/x", "/srv/y"),
+    }
+    assert all(here == there for here, there in carried.items())
+    assert task(in_vm, NODE_OFFER, tmp_path)["file_mounts"][first] == first
+    with pytest.raises(SpecError, match=r"gone\.yaml cannot be read"):
+        carried_folders(job(tmp_path, "aws", template="/srv/gone.yaml"))
+
+
+def test_on_slurm_a_template_lies_below_the_home_and_its_files_are_to_be_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The template's own words for them hold on this machine alone."""
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    template = own_template(tmp_path / "work" / "mine.yaml")
+    data = tmp_path / "work" / "data"
+    spec = job(
+        tmp_path / "work",
+        "slurm/lab/spot",
+        template=template,
+        node={"file_mounts": {"~/d": str(data)}},
+    )
+    check_job(spec, SLURM)
+    private = write_private(folder, spec, carried_folders(spec))
+    mounts = task(spec, SLURM_OFFER, private)["file_mounts"]
+    monkeypatch.setenv("HOME", str(tmp_path / "there"))
+    there = read_private(private).job(spec.public_json())
+    assert there.script == f"{there.workdir}/job.py"
+    for path, source in ((there.template, template), (there.node.file_mounts["~/d"], str(data))):
+        assert mounts[f"~/{Path(path).relative_to(tmp_path / 'there')}"] == source
+
+    own_template(tmp_path / "work" / "mine.yaml", "{/a: /srv/words}")
+    with pytest.raises(SpecError, match="has file_mounts from /srv/words") as refused:
+        check_job(spec, SLURM)
+    assert "--file-mount" in refused.value.hint
+
+
+def test_what_lies_in_a_carried_folder_goes_to_where_its_link_leads(tmp_path: Path) -> None:
+    """SkyPilot fails where a link's place is taken, and copies nothing that git ignores."""
+    mounts = {"~/d": "/srv/job/data", "/e": "/srv/jobs", "/f": "/tmp/a", "/g": "/tmp/a/b"}
+    spec = job(tmp_path, "aws", workdir="/srv/job", node={"file_mounts": mounts})
+    made = task(spec, NODE_OFFER, tmp_path)["file_mounts"]
+    carried = {there: here for there, here in made.items() if here in carried_folders(spec)}
+    assert carried == {
+        "/srv/job": "/srv/job",
+        "~/.sky/file_mounts/srv/job/data": "/srv/job/data",
+        "/srv/jobs": "/srv/jobs",
+        "/tmp/a": "/tmp/a",
+        "/tmp/a/b": "/tmp/a/b",
+    }
+    sky = pytest.importorskip("sky.backends.backend_utils")
+    behind = sky.FileMountHelper.wrap_file_mount("/srv/job/data")
+    assert behind == "~/.sky/file_mounts/srv/job/data"
 
 
 @pytest.mark.slow
