@@ -24,8 +24,9 @@ from spotguard.control.drill.report import (
 from spotguard.control.run_folder import RunFolder, runs_folder
 from spotguard.errors import JobFailed, UsageError
 from spotguard.events import env
-from spotguard.events.states import RunState
+from spotguard.events.states import Market, RunState
 from spotguard.spec.home_folder import spotguard_home
+from spotguard.spec.model.team import TeamSpec
 from spotguard.spec.sources import resolve
 
 if TYPE_CHECKING:
@@ -43,6 +44,23 @@ _HOLD_S = 20.0
 """The loop waits this long at most where a notice or signal is played, so that a fast script does
 not run past it."""
 _HOLD_FOR_KILL_S = 1.5
+
+_UNTOUCHED: dict[str, object] = {
+    "phases": (),
+    "market": Market.SPOT,
+    "on_demand": "never",
+    "max_price_usd_per_h": None,
+    "template": "base",
+    "budget_usd": None,
+    "team": TeamSpec(),
+    "deadline_s": None,
+    "start_at": None,
+    "notify": (),
+    "cache": (),
+}
+"""What the settings say of the real run and no drill heeds: it is here, now and free of charge,
+tells nobody, and stores nothing but the training. They are taken out of the made job, since a flag
+that is None or empty counts as not given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +205,6 @@ class _Drill:
             "nodes": nodes,
             "in_place": False,  # on as many nodes as before, so that all bits can be compared
             "store": str(self._folder / "store"),
-            "local.interrupt": [play.text for play in plays] or None,
         }
         environ = {k: v for k, v in os.environ.items() if k not in variables}
         spec = resolve(
@@ -196,7 +213,10 @@ class _Drill:
             args=self._args,
             environ={**environ, **{k: v for k, v in variables.items() if v}},
         ).spec
-        return spec.replace(budget_usd=None, deadline_s=None)
+        local = spec.local.model_copy(
+            update={"interrupt": tuple(play.text for play in plays), "mtbf_s": None, "trace": None}
+        )
+        return spec.replace(**_UNTOUCHED, local=local)
 
     def _wait(self, run_id: str) -> RunView:
         told = 0

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -11,7 +14,7 @@ from spotguard.control.drill.run import DrillOptions, run_drill
 from spotguard.errors import SpecError, UsageError
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from spotguard.spec.model import JobSpec
 
 
 @pytest.fixture
@@ -64,6 +67,51 @@ def test_a_script_that_is_missing_is_told_at_once(script: Path, tmp_path: Path) 
     with pytest.raises(SpecError, match="there is no file"):
         run_drill(script.with_name("gone.py"), [], {}, DrillOptions(), lambda _: None)
     assert not list((tmp_path / "home").glob("drills/*"))
+
+
+SETTINGS = (
+    'phases = [{ until_step = 9, infra = "aws", gpus = "A100:8" }, { nodes = 4 }]',
+    'budget = 5\n[team]\nbudget = "50 / month"',
+    'start_at = "2999-01-01T00:00Z"\ndeadline = "1m"\non_demand = "deadline"',
+    'notify = ["https://h/"]\ncache = ["~/.cache/huggingface"]\nmax_price = 0.01',
+    'market = "on_demand"\ntemplate = "./gone.yaml"',
+    '[local]\nmtbf = "1s"\ninterrupt = ["all@step=1:kill"]',
+    '[local]\ntrace = "gone.json"',
+)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_a_drill_is_the_same_whatever_is_set_for_the_real_run(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str
+) -> None:
+    """It runs here and now, is paid by nobody, tells nobody, and only its own plays disturb it."""
+    monkeypatch.chdir(tmp_path)
+    plain = drilled(script, monkeypatch)
+    (tmp_path / "spotguard.toml").write_text(settings)
+    assert drilled(script, monkeypatch) == plain
+    [*_, calm] = plain
+    assert (calm["name"], calm["local"]["interrupt"]) == ("drill-calm", [])
+
+
+def drilled(script: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Return the jobs that a drill checks, then the undisturbed one, whose run is not begun."""
+    jobs: list[dict[str, Any]] = []
+
+    def noted(spec: JobSpec, *_: object) -> None:
+        body = json.dumps(spec.to_json())
+        jobs.append(json.loads(body.replace(Path(spec.store).parent.name, "DRILL")))
+
+    def create(spec: JobSpec) -> None:
+        noted(spec)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(api, "launcher_for", noted)
+        patch.setattr(api, "create_run", create)
+        patch.setattr("spotguard.control.drill.run.time.strftime", lambda _: secrets.token_hex())
+        with pytest.raises(KeyboardInterrupt):
+            run_drill(script, [], {}, DrillOptions(), lambda _: None)
+    return jobs
 
 
 def test_a_drill_that_is_cut_off_leaves_no_run_behind(
