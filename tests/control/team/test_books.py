@@ -15,6 +15,7 @@ from spotguard.events import keys
 from spotguard.events.untrusted import Refused
 from spotguard.shared.units import from_iso
 from spotguard.spec.model import TeamCap
+from spotguard.spec.model.team import SWEEP
 from spotguard.storage import open_store
 from spotguard.testing.clock import FakeClock
 from tests.control.team.racing import StampedStore
@@ -262,6 +263,20 @@ def test_a_budget_is_changed_for_all_and_a_lost_promise_taken_back(tmp_path: Pat
     assert "was given back" in first.launch(word(0.0, 80.0))
     assert membership.set_cap(root, TeamCap(20.0, "day")).per == "day"
     assert membership.set_cap(root, None).left_usd is None
+
+
+@pytest.mark.parametrize("cap", [CAP, None])
+def test_a_sweeps_budget_is_no_teams_to_change(tmp_path: Path, cap: TeamCap | None) -> None:
+    """It has one period: under a month's budget or none, what was spent would be forgotten."""
+    store = open_store(str(tmp_path / "sweeps" / "lr-1"))
+    stake = Stake(spent_usd=30.0)
+    books = TeamBooks(cap=TeamCap(50.0, SWEEP), period=SWEEP, stakes={"run-1": stake})
+    store.put(keys.TEAM, to_bytes(books))
+    with pytest.raises(UsageError, match="budget of a sweep") as refused:
+        membership.set_cap(store.url, cap)
+    assert refused.value.hint == "spotguard sweep lr-1 --budget USD"
+    stands = membership.look(store.url)
+    assert (stands.per, stands.budget_usd, stands.spent_usd) == (SWEEP, 50.0, 30.0)
 
 
 def test_books_that_nobody_can_read_are_told(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from spotguard.errors import EnvironmentFailure, SpecError, UsageError
 from spotguard.events import keys
 from spotguard.events.untrusted import Refused
 from spotguard.shared.units import SystemClock, format_usd
+from spotguard.spec.model.team import SWEEP
 from spotguard.storage import open_store
+from spotguard.storage.urls import split_last
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -155,9 +157,24 @@ def look(store_root: str) -> TeamDocument:
 
 
 def set_cap(store_root: str, cap: TeamCap | None) -> TeamDocument:
-    """Change what the team allows, from now on and for all runs; return how it stands then."""
+    """Change what the team allows, from now on and for all runs; return how it stands then.
+
+    Raises:
+        UsageError: these are a sweep's books, whose one period never turns: under a month's or
+            none, what was spent would be forgotten.
+        EnvironmentFailure: the books cannot be read or written.
+    """
     store = open_store(store_root)
-    return _document(store.url, _change(store, lambda books: _with_cap(books, cap)))
+
+    def change(books: TeamBooks) -> TeamBooks:
+        if books.cap is not None and books.cap.per == SWEEP:
+            raise UsageError(
+                f"{store.url} has the budget of a sweep, and not of a team; it can be raised only",
+                hint=f"spotguard sweep {split_last(store.url)[1]} --budget USD",
+            )
+        return _with_cap(books, cap)
+
+    return _document(store.url, _change(store, change))
 
 
 def raise_cap(store_root: str, cap: TeamCap) -> TeamBooks:
