@@ -25,6 +25,7 @@ def test_all_combinations_in_the_order_in_which_they_are_written() -> None:
         ("n=8..64*2", ["8", "16", "32", "64"]),
         ("n=1e-4..0.1*10", ["0.0001", "0.001", "0.01", "0.1"]),
         ("n=10..99*3", ["10", "30", "90"]),
+        ("n=1e-300..1e300*1e300", ["1e-300", "1", "1e+300"]),
         ("n=../a,b..c", ["../a", "b..c"]),
     ],
 )
@@ -52,6 +53,7 @@ def test_ranges(text: str, values: list[str]) -> None:
         ("lr=1..9*nan", "does not grow"),
         ("n=1..9 m=1..9", "these are 81 points"),
         ("n=1..999999999999", "points; a sweep has 1 to"),
+        ("n=1e-300..1e300*10", "these are 601 points"),
     ],
 )
 def test_what_makes_no_sense_is_one_sentence(text: str, says: str) -> None:

@@ -102,9 +102,15 @@ def _multiples(name: str, part: str, found: re.Match[str]) -> Iterator[str]:
         raise _wrong(f"{name}={part} has what is no number") from None
     if not (0 < first <= last < math.inf and 1 < factor < math.inf):
         raise _wrong(f"{name}={part} does not grow from a first to a last number above 0")
-    count = math.floor(math.log(last / first, factor) + _ROUNDING) + 1
+    # Neither the quotient of both ends nor the power that leads from one to the other need be a
+    # number that a float can hold.
+    steps = (math.log(last) - math.log(first)) / math.log(factor)
+    count = math.floor(steps + _ROUNDING) + 1
     _check_count(count)
-    yield from (f"{first * factor**power:.10g}" for power in range(count))
+    value = first
+    for _ in range(count):
+        yield f"{value:.10g}"
+        value = min(value * factor, last)
 
 
 def _wrong(problem: str) -> SpecError:
