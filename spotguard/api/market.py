@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from spotguard.control.journal.market_log import market_path, note_market, read_market
 from spotguard.control.status.market import MarketDocument, SeenPlace, market_document, refreshed
 from spotguard.errors import UsageError
+from spotguard.launch.aws_prices import LONGEST_DAYS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,9 +38,15 @@ def refresh(
         tell: hears which region is asked.
 
     Raises:
-        UsageError: only one of `regions` and `instance_types` is given, or there is nothing to ask.
+        UsageError: only one of `regions` and `instance_types` is given, or there is nothing to ask,
+            or `days` is out of bounds.
         MissingExtra, EnvironmentFailure: boto3 is not installed; AWS does not answer.
     """
+    if not 0 < days <= LONGEST_DAYS:  # nor what is no number
+        raise UsageError(
+            f"days: given {days:g}; allowed: a number above 0 and up to {LONGEST_DAYS}, for AWS "
+            "remembers no more"
+        )
     if bool(regions) != bool(instance_types):
         raise UsageError("--region and --instance-type belong together")
     path = market_path()

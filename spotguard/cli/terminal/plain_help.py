@@ -1,10 +1,12 @@
-"""How `--help` shows a command: with the names that the documents use, and no types of Python's."""
+"""How commands are read, and how `--help` shows them: by names of the documents, not Python's."""
 
 from __future__ import annotations
 
 import inspect
+import math
 from typing import Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 
@@ -14,6 +16,18 @@ class PlainCommand(TyperCommand):
     def __init__(self, *args: Any, **given: Any) -> None:
         super().__init__(*args, **given)
         self.help = _unbroken(self.help)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read what was typed, and refuse numbers without end, or that are none.
+
+        Where a range is open they are in it, and in click's ranges `nan` always is.
+        """
+        rest = super().parse_args(ctx, args)
+        for parameter in self.get_params(ctx):
+            value = ctx.params.get(parameter.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise typer.BadParameter(f"given {value}; allowed: a number", ctx, parameter)
+        return rest
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters, also `--help` itself."""

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 from moto import mock_aws
 
+from spotguard.api import market as api_market
 from spotguard.control.journal.market_log import market_path, note_market, read_market
 from spotguard.control.status import market
 from spotguard.control.status.market import refreshed
+from spotguard.errors import UsageError
 from spotguard.launch.aws_prices import PricePoint
 from spotguard.policy.market.sightings import Sighting
 
@@ -34,6 +36,31 @@ def test_an_empty_market_says_so(cli: Cli) -> None:
     assert said.code == 0
     assert "nothing was seen of spot nodes yet" in said.out
     assert "H100, V100" in said.out
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--days", ("market", "refresh")),
+        ("--price", ("controller", "serve", "s3://b/job-1")),
+        ("--probe-memory", ("plan", "job.py", "--probe")),
+    ],
+)
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+def test_an_option_is_a_finite_number(
+    cli: Cli, option: str, words: tuple[str, ...], number: str
+) -> None:
+    """Without an end it is in an open range, and `nan` in any of older versions of typer."""
+    said = cli(*words, option, number)
+    assert said.code == 2
+    assert f"Invalid value for '{option}'" in said.err
+
+
+@pytest.mark.parametrize("days", [float("nan"), 1e12, 0.0, -1.0, 90.5])
+def test_a_program_asks_for_no_more_days_than_there_are(days: float) -> None:
+    """AWS remembers 90; the sentence says so before anybody is asked."""
+    with pytest.raises(UsageError, match=r"days: given .* up to 90"):
+        api_market.refresh(["us-east-1"], ["c3.large"], days=days)
 
 
 def test_what_was_seen_is_told_by_place(cli: Cli) -> None:
