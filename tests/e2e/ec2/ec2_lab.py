@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ BUCKET, GUARDED = "runs", "guarded"
 """Buckets; for the second one's a policy may be asked for."""
 EAST, WEST, OHIO, IRELAND = ("us-east-1", "us-west-2", "us-east-2", "eu-west-1")
 """Regions; each but the last has two zones."""
+WARM_IMAGE = "ami-0ec21ab0ec21ab001"
+"""As `infra/warm-image` makes them; without one, nodes are of SkyPilot's own default image."""
 _ADMIN_KEY = "AKIAEC2LABADMINADMIN"
 _LIVE = ("pending", "running", "shutting-down", "stopping", "stopped")
 
@@ -65,9 +68,11 @@ class Ec2Lab(ScriptedLab):
         """Start EC2, SkyPilot's API server, and the buckets that runs are kept in."""
         self.verb("up", timeout_s=1500.0)
         self.join()
-        for bucket in (BUCKET, GUARDED):
-            self.aws("s3", "mb", f"s3://{bucket}")
-        start_api(self)  # else it would be a child of the first controller
+        with ThreadPoolExecutor() as together:
+            served = together.submit(start_api, self)  # else a child of the first controller
+            for bucket in (BUCKET, GUARDED):
+                self.aws("s3", "mb", f"s3://{bucket}")
+            served.result()
         self.sky("check", "aws")
 
     def sky_names(self) -> list[str]:
@@ -132,8 +137,17 @@ class Beside(BucketMachine):
         self.runs: list[str] = []
         self.places: set[str] = set()
 
-    def begin(self, job: Path, *flags: str, args: tuple[str, ...], region: str = EAST) -> str:
+    def begin(
+        self,
+        job: Path,
+        *flags: str,
+        args: tuple[str, ...],
+        region: str = EAST,
+        image: str = WARM_IMAGE,
+    ) -> str:
         """Start a run and return its id."""
+        settings = self.work / "spotguard.toml"
+        settings.write_text(f'[node]\nimage = "{image}"\n' if image else "")
         infra = f"aws/{region}"
         self.places.add(infra)
         run = self.start_at(infra, job, *flags, args=args)
