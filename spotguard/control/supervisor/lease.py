@@ -31,6 +31,7 @@ from spotguard.events.untrusted import (
     text,
 )
 from spotguard.shared.units import format_duration, to_iso
+from spotguard.storage.deadline import give_up_after
 from spotguard.storage.small_objects import get_small
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ VALID_S = 90.0
 """A lease that was not renewed for so long may be taken over: four renewals were missed."""
 _LOOK_S = 5.0
 """How often it is looked whether it is time to renew it."""
+_PUT_WITHIN_S = 20.0
+"""How long a renewal may take: the store's own retries would last as long as the lease is valid."""
 _TWIN_PATIENCE_S = 10.0
 """How long a controller may take to end that has let go of its lock, or whose home has moved."""
 _TWIN_POLL_S = 0.2
@@ -186,19 +189,20 @@ class Lease:
         if not self._writing.acquire(blocking=False):  # the other thread is renewing it
             return age_s < _SAFE_S
         try:
-            return self._renew(age_s)
+            return self._renew()
         finally:
             self._writing.release()
 
-    def _renew(self, age_s: float) -> bool:
+    def _renew(self) -> bool:
         try:
-            self._write(self._etag)
+            with give_up_after(_PUT_WITHIN_S, self._clock):  # it is tried again soon
+                self._write(self._etag)
         except AlreadyExists:
             self._look_who()
             return False
         except StoreError:
-            return age_s < _SAFE_S
-        return True
+            pass
+        return self._age_s() < _SAFE_S  # not as it was before: the store may have taken long
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
@@ -257,18 +261,20 @@ class Lease:
         self.lost_to = found[0].words(self._clock.now())
 
     def _write(self, etag: str | None, *, released: bool = False, machine: str = "") -> None:
+        # Read before the store takes its time: others count the lease's age from then on, too.
+        renewed, renewed_wall = self._clock.monotonic(), self._clock.now()
         body: dict[str, object] = {
             "machine": machine or self._machine,
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "renewed_at": to_iso(self._clock.now()),
+            "renewed_at": to_iso(renewed_wall),
             "released": released,
         }
         if self.tell is not None:  # so that a list of runs costs one request for each
             body["run"] = self.tell()
         raw = with_checksum(json.dumps(body, sort_keys=True).encode())
         self._etag = self._store.put(keys.LEASE, raw, if_absent=etag is None, if_match=etag)
-        self._renewed, self._renewed_wall = self._clock.monotonic(), self._clock.now()
+        self._renewed, self._renewed_wall = renewed, renewed_wall
 
 
 def check_dead(found: tuple[Holder, str] | None, machine: str, now: float) -> Holder | None:

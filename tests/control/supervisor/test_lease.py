@@ -32,6 +32,7 @@ from spotguard.events import keys
 from spotguard.shared.units import SystemClock, to_iso
 from spotguard.spec.model import JobSpec
 from spotguard.storage import FileStore, PrefixedStore, open_store
+from spotguard.storage.deadline import remaining_s
 from spotguard.testing import FakeClock, FaultyStore, MemoryStore
 from spotguard.testing.job import FakeJob
 from spotguard.testing.launcher import FakeLauncher
@@ -167,6 +168,41 @@ def test_a_renewal_that_hangs_keeps_nobody_waiting() -> None:
         assert not lease.keep(), "another machine may soon have it"
         answered.set()
     assert lease.keep()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_renewal_is_as_old_as_its_stamp_says(fails: bool) -> None:
+    """Who waited for a slow store acts no longer than others take it for alive; and waits less
+    than a lease is valid."""
+    store, clock = FaultyStore(MemoryStore()), FakeClock()
+    lease = Lease(store, clock, "one")
+    lease.take()
+    allowed: list[float | None] = []
+
+    def slow(_key: str) -> None:
+        allowed.append(remaining_s())
+        clock.advance(VALID_S - RENEW_S)
+        if fails:
+            raise StoreUnavailable("it answered to nothing")
+
+    store.before("put", slow)
+    clock.advance(RENEW_S)
+    assert not lease.keep(), "another machine may soon have it"
+    assert allowed[0] is not None
+    assert allowed[0] < VALID_S - 2 * RENEW_S
+    assert lease.keep()
+
+
+def test_a_lease_is_never_fresher_to_its_owner_than_to_others() -> None:
+    """Also the first one, which has all the time that the store needs."""
+    store, clock = FaultyStore(MemoryStore()), FakeClock()
+    first = Lease(store, clock, "one")
+    store.before("put", lambda _: clock.advance(VALID_S + 1))
+    first.take()
+    store.fail("put")
+    acts = first.keep()
+    Lease(store, clock, "two").adopt()
+    assert not acts
 
 
 def test_a_store_that_fails_while_it_says_who_won_is_asked_again() -> None:
