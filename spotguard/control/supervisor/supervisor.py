@@ -19,7 +19,7 @@ from spotguard.control.journal.ledger import Ledger
 from spotguard.control.journal.nodes.offer import offer_to_json, place_key
 from spotguard.control.journal.record import Kind
 from spotguard.control.journal.stored.places import place_data, publish_place
-from spotguard.control.journal.stored.published_launch import Over
+from spotguard.control.journal.stored.published_launch import Over, publish_missing_ends, verdict
 from spotguard.control.journal.team.gate import TeamGate, give_back_words
 from spotguard.control.supervisor.actions import (
     Action,
@@ -188,6 +188,9 @@ class Supervisor:
                 self._clock.sleep(_STORE_RETRY_S)
                 self._ledger.catch_up()
                 continue
+            if not goes_on:
+                publish_missing_ends(self._store, self.record)
+                goes_on = True
             self._tell_jump()
             self.tick()
             self._market.update(self.record)
@@ -381,15 +384,17 @@ class Supervisor:
         return found
 
     def _note_released(self, attempt: AttemptRecord, gone_at: float) -> None:
-        """Write down that the nodes of an ended attempt are gone, and publish its verdict."""
-        data = {"gone_at": gone_at, "charged_node_s": self._charged_node_s(attempt)}
-        self._ledger.write(Kind.RELEASED, data, attempt=attempt.number)
+        """Publish the verdict on an ended attempt whose nodes are gone, and write that down.
+
+        In this order: who dies in between does both again.
+        """
+        charged_s = self._charged_node_s(attempt)
+        assert attempt.end is not None
+        end = replace(attempt.end, leaving=False, gone_at=gone_at, charged_node_s=charged_s)
+        self._publish(keys.end(attempt.number), verdict(replace(attempt, end=end)))
+        gone = {"gone_at": gone_at, "charged_node_s": charged_s}
+        self._ledger.write(Kind.RELEASED, gone, attempt=attempt.number)
         self._forget(attempt)
-        end = self._attempt(attempt.number).end
-        assert end is not None
-        body = {**asdict(end), "reason": end.reason.value, "saved": attempt.saved}
-        del body["leaving"]
-        self._publish(keys.end(attempt.number), body)
 
     def _go_on(self, attempt: AttemptRecord, action: GoOn) -> None:
         group = action.group

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,8 @@ from spotguard.control.status.history_words import history_lines
 from spotguard.control.status.make_view import run_view
 from spotguard.control.supervisor.lease import Lease
 from spotguard.control.supervisor.policy import Policy
-from spotguard.errors import NoCapacity
+from spotguard.control.supervisor.supervisor import Supervisor
+from spotguard.errors import NoCapacity, StoreUnavailable
 from spotguard.events import keys
 from spotguard.events.event import Event, Heartbeat, JobEvent
 from spotguard.events.regrouping import Group
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spotguard.control.journal.record import RunRecord
+    from spotguard.errors import StoreError
     from spotguard.launch.base import LaunchRequest, Offer
 
 
@@ -985,6 +988,39 @@ def test_nodes_that_go_are_not_forgotten_by_the_next_controller(
     assert record.settled is not None
     assert record.settled.state is RunState.FINISHED
     assert record.leaving == ()
+    check_books(world)
+
+
+@pytest.mark.parametrize("how", ["dies", "store fails"])
+def test_a_verdict_reaches_the_store_whatever_happens_as_its_nodes_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Who rebuilds a lost journal need not guess what an attempt cost: the next controller tells
+    what the one before had no time, or no store, to tell."""
+    world = on_a_cloud(tmp_path, fates={1: JobFate(how="notice", at_s=9)}, total_steps=100)
+    real = Supervisor._publish
+
+    def broken(self: Supervisor, key: str, body: dict[str, Any] | None) -> StoreError | None:
+        if key != keys.end(1):
+            return real(self, key, body)
+        if how == "dies":
+            raise SimulatedCrash
+        return StoreUnavailable("it has no minute for this")
+
+    with monkeypatch.context() as patch, suppress(SimulatedCrash):
+        patch.setattr(Supervisor, "_publish", broken)
+        while Kind.RELEASED.value not in world.kinds():
+            world.run_until(5.0)
+    assert world.record().settled is None
+    assert world.store.head(keys.end(1)) is None
+    assert (Kind.RELEASED.value in world.kinds()) == (how == "store fails")
+
+    record = world.run()
+
+    end = record.attempts[0].end
+    assert end is not None
+    published = json.loads(world.store.get(keys.end(1)))
+    assert (published["gone_at"], published["reason"]) == (end.gone_at, end.reason.value)
     check_books(world)
 
 

@@ -1,17 +1,21 @@
-"""What the run store says of launches that came to nothing: no attempt, but perhaps money.
+"""What the run store says of how launches ended: as attempts, or as nothing that cost money.
 
-`launch.json` of such a launch stays, and has `over`. Without it, whoever rebuilds a lost journal
-would take what its nodes have written for an attempt, and not know what they cost.
+`end.json` has the verdict on an attempt. `launch.json` of a launch that came to nothing stays, and
+has `over`. Without it, whoever rebuilds a lost journal would take what its nodes have written for
+an attempt, and not know what they cost.
 """
 
 from __future__ import annotations
 
+import json
+import logging
+from dataclasses import asdict
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from spotguard.checkpoint.lineage import attempt_numbers
 from spotguard.control.journal.record import Allotment
-from spotguard.errors import NotFound
+from spotguard.errors import NotFound, StoreError
 from spotguard.events import keys
 from spotguard.events.states import EndReason
 from spotguard.events.untrusted import Refused, amount, parse_object, seconds, text
@@ -20,7 +24,13 @@ from spotguard.storage.small_objects import get_small
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from spotguard.control.journal.record import AttemptRecord, RunRecord
     from spotguard.storage.base import ObjectStore
+
+log = logging.getLogger(__name__)
+
+_LOOKED_AT = 2
+"""Of how many ended attempts it is asked whether their verdicts are published: a request each."""
 
 
 class Over(str, Enum):
@@ -106,3 +116,28 @@ def newest_regions(store: ObjectStore) -> list[str]:
     launches = [launch for launch in (read_launch(store, each) for each in newest) if launch]
     found = [text(each, "region") for each in launches if text(each, "infra") == "aws"]
     return [region for region in found if region]
+
+
+def verdict(attempt: AttemptRecord) -> dict[str, Any]:
+    """Return what is published of an attempt whose nodes are gone."""
+    end = attempt.end
+    assert end is not None
+    assert not end.leaving, "who rebuilds a lost journal would take its nodes for gone"
+    body = {**asdict(end), "reason": end.reason.value, "saved": attempt.saved}
+    del body["leaving"]
+    return body
+
+
+def publish_missing_ends(store: ObjectStore, record: RunRecord) -> None:
+    """Publish the newest verdicts that did not reach the store when they were given.
+
+    A store that still fails stops nothing.
+    """
+    gone = [each for each in record.attempts if each.end is not None and not each.end.leaving]
+    for attempt in gone[-_LOOKED_AT:]:
+        key = keys.end(attempt.number)
+        try:
+            if store.head(key) is None:
+                store.put(key, json.dumps(verdict(attempt), sort_keys=True).encode())
+        except StoreError as problem:
+            log.warning("could not publish %s: %s", key, problem)
