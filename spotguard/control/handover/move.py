@@ -80,6 +80,8 @@ ADOPT_PATIENCE_S = 300.0
 _POLL_S = 2.0
 _TRIES = 3
 _RETRY_S = 15.0
+_ORDER_AGAIN_S = 60.0
+"""SkyPilot may have taken an order to end a node that it could not carry out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,12 +283,12 @@ class Mover:
         return stored
 
     def give_up(self, stored: StoredNode) -> None:
-        """Have a node end that is not needed; it counts as paid until now."""
+        """Have a node end that is not needed; it is paid until it is gone. May take minutes."""
         remove_private(self._folder)
         # Told first: should its end be refused, it goes by itself once it serves.
         tell_leaving(self._store, stored.node.number, self._clock.now() + GONE_WITHIN_S)
-        self._host.down(stored.node)
-        self._note(tell_leaving(self._store, stored.node.number, self._clock.now()).node)
+        self._tell(f"ending {stored.node.cluster}")
+        self._note(_end(self._store, stored, self._host, self._clock).node)
 
     def _hand_over(self, stored: StoredNode) -> None:
         """End the controller here, and give the lease to the node's home.
@@ -395,16 +397,38 @@ def end_node(place: str, host: Host, clock: Clock, tell: Tell) -> None:
         )
     tell(f"ending {stored.node.cluster}")
     try:
-        host.down(stored.node)
+        told = _end(store_of(place), stored, host, clock)
     except LauncherFailure as problem:
         raise LauncherFailure(
             f"{stored.node.cluster} could not be ended from here: {problem.message}",
             hint="it ends by itself a few minutes after the run came to rest",
         ) from problem
-    told = tell_leaving(store_of(place), stored.node.number, clock.now())
     folder = RunFolder(runs_folder() / split_last(place)[1])
     if folder.journal_path.exists():
         note_node(folder, told.node)
+
+
+def _end(store: ObjectStore, stored: StoredNode, host: Host, clock: Clock) -> StoredNode:
+    """Have a node end; return what is told of it. It costs until it is seen gone, or as it may be.
+
+    Blocks until then: SkyPilot takes an order at once, and an end takes minutes.
+
+    Raises:
+        LauncherFailure: the order is refused.
+    """
+    number, began_at = stored.node.number, clock.monotonic()
+    asked_at = began_at
+    host.down(stored.node)
+    told = tell_leaving(store, number, clock.now() + GONE_WITHIN_S)
+    while clock.monotonic() - began_at < GONE_WITHIN_S:
+        if host.is_gone(stored.node):
+            return tell_leaving(store, number, clock.now())
+        clock.sleep(_POLL_S)
+        if clock.monotonic() - asked_at >= _ORDER_AGAIN_S:
+            asked_at = clock.monotonic()
+            with suppress(LauncherFailure):
+                host.down(stored.node)
+    return told
 
 
 def note_node(folder: RunFolder, node: ControllerNode) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -14,12 +15,13 @@ from spotguard.control.handover.not_in_store import Private
 from spotguard.errors import SpecError, SpotguardError
 from spotguard.events import env
 from spotguard.events.states import Market
-from spotguard.launch.skypilot.launcher import end_anywhere
+from spotguard.launch.base import ClusterState
+from spotguard.launch.skypilot.launcher import end_anywhere, look
 from spotguard.launch.skypilot.prices import Place, survey
 from spotguard.launch.skypilot.sdk import ClusterPhase, JobPhase
 from spotguard.launch.taskyaml import CLUSTER_TAG, RUN_TAG, Machine, infra_of
 from spotguard.launch.wheel import build_wheel
-from spotguard.shared.units import format_usd
+from spotguard.shared.units import SystemClock, format_usd
 from spotguard.spec.home_folder import spotguard_home
 from spotguard.spec.infra import split_places
 from spotguard.spec.model.own_template import is_own_template, local_sources
@@ -43,6 +45,7 @@ _INFRA = {VM: "aws", SLURM: "slurm", KUBERNETES: "kubernetes"}
 _MACHINE = Machine(cpus="2+", memory="4+")
 """SkyPilot's own server takes most of it."""
 _STORE_EXTRAS = {"s3": "aws", "gs": "gcp", "az": "azure"}
+_MAY_BE_LEFT = (ClusterState.UP, ClusterState.STARTING, ClusterState.UNREACHABLE)
 _PLACE = "~/.spotguard/controller"
 _PRIVATE = "private.json"
 _FOLDERS = f"{_PLACE}/folders"
@@ -329,6 +332,10 @@ class Host(Protocol):
         """Ask for its end."""
         ...
 
+    def is_gone(self, node: ControllerNode) -> bool:
+        """Tell whether nothing of it is left; False in doubt."""
+        ...
+
 
 class SkyHost:
     """SkyPilot; and EC2, Slurm or Kubernetes, for the end of a node that another machine had."""
@@ -365,6 +372,14 @@ class SkyHost:
     def down(self, node: ControllerNode) -> None:
         """Terminate it."""
         end_anywhere(self._sdk, node.cluster, self._strays(node.place))
+
+    def is_gone(self, node: ControllerNode) -> bool:
+        """Look for it, also where another machine's SkyPilot had it."""
+        with suppress(SpotguardError):  # the look will say what is wrong
+            if self._sdk.is_going_down(node.cluster):
+                return False  # a look would wait for the cluster's own lock
+        view = look(self._sdk, node.cluster, SystemClock(), strays=self._strays(node.place))
+        return view.state not in _MAY_BE_LEFT
 
 
 def sky_host() -> SkyHost:

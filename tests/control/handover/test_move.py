@@ -32,6 +32,8 @@ from tests.control.handover.two_homes import NODE_OFFER, PRICE_USD_PER_H, RUN, H
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from spotguard.control.journal.nodes.controller_node import ControllerNode
+
 
 class Killed(BaseException):
     """The process is gone."""
@@ -280,6 +282,41 @@ def test_a_node_that_is_ended_is_not_paid_for_by_the_journal_here(homes: Homes) 
         end_node(homes.place, homes, homes.clock, lambda _: None)
     [node] = homes.record("laptop").controller_nodes
     assert node.until is not None
+
+
+@pytest.mark.parametrize("goes_in_s", [0.0, 90.0, 2 * GONE_WITHIN_S])
+@pytest.mark.parametrize("how", ["given up", "ended"])
+def test_a_node_costs_until_it_is_gone_and_not_until_its_end_is_asked_for(
+    homes: Homes, how: str, goes_in_s: float
+) -> None:
+    """SkyPilot takes an order at once, and VMs need minutes. One that is never seen gone costs as
+    long as one may last, and its end is asked for again."""
+    homes.goes_in_s = goes_in_s
+    asked_at: list[float] = []
+    down = homes.down
+
+    def order(node: ControllerNode) -> None:
+        asked_at.append(homes.clock.now())
+        down(node)
+
+    homes.down = order  # type: ignore[method-assign]
+    if how == "given up":
+        homes.problem, homes.mute = "no capacity", True
+        with pytest.raises(EnvironmentFailure, match="stays here"):
+            moved(homes)
+    else:
+        moved(homes)
+        homes.age_lease(1000.0)
+        homes.clock.on_sleep = lambda: None
+        with homes.at("laptop"):
+            end_node(homes.place, homes, homes.clock, lambda _: None)
+    [node] = homes.record("laptop").controller_nodes
+    [stored] = read_nodes(homes.store)
+    assert node.until == stored.node.until
+    assert node.until is not None
+    cost_s = node.until - asked_at[0]
+    assert cost_s == pytest.approx(min(goes_in_s, GONE_WITHIN_S), abs=3.0)
+    assert (len(asked_at) > 1) == (goes_in_s > 60.0)
 
 
 def test_what_a_resume_allowed_is_not_lost_by_a_move(homes: Homes) -> None:

@@ -19,6 +19,7 @@ from spotguard.control.handover.node import (
     KUBERNETES,
     SLURM,
     VM,
+    SkyHost,
     carried_folders,
     cheapest,
     check_job,
@@ -31,12 +32,13 @@ from spotguard.control.journal.nodes.controller_node import ControllerNode
 from spotguard.control.run_folder import RunFolder
 from spotguard.errors import SpecError
 from spotguard.events.states import Market
-from spotguard.launch.base import Offer, Survey
+from spotguard.launch.base import ClusterState, ClusterView, Offer, Survey
 from spotguard.launch.skypilot.import_sky import check_task
 from spotguard.launch.taskyaml import CLUSTER_TAG
 from spotguard.spec.model import JobSpec
 from spotguard.spec.templates import load_controller_node
 from tests.control.handover.two_homes import NODE_OFFER
+from tests.launch.skypilot.fake_sdk import FakeSdk
 
 _WITH_RUN = 'mount -t tmpfs run /run && mkdir /run/sshd && exec "$0" "$@"'
 SLURM_OFFER = Offer(
@@ -422,3 +424,41 @@ def write_program(path: Path, script: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!{shutil.which('bash')}\n{script}\n")
     path.chmod(0o755)
+
+
+class ElsewhereStrays:
+    """What the cloud says of clusters that this machine's SkyPilot does not know."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+
+    def look(self, cluster: str) -> ClusterView:
+        """Return it."""
+        return ClusterView(state=self._state)
+
+    def down(self, cluster: str) -> None:
+        """Take the order."""
+
+
+@pytest.mark.parametrize(
+    ("known", "going_down", "elsewhere", "is_gone"),
+    [
+        (True, 0, ClusterState.ABSENT, False),
+        (False, 1, ClusterState.ABSENT, False),
+        (False, 0, ClusterState.UP, False),
+        (False, 0, ClusterState.UNREACHABLE, False),
+        (False, 0, ClusterState.GONE, True),
+        (False, 0, ClusterState.ABSENT, True),
+    ],
+)
+def test_a_node_is_gone_only_where_nobody_may_have_it(
+    known: bool, going_down: int, elsewhere: ClusterState, is_gone: bool
+) -> None:
+    """What another machine's SkyPilot launched is not in the books here, and costs money."""
+    sdk = FakeSdk(downs_under_way=going_down)
+    node = ControllerNode(number=1, cluster="c1", place="aws", price_usd_per_h=0.1, since=0.0)
+    if known:
+        sdk.comes_up("c1", nodes=1)
+    assert SkyHost(sdk, lambda _: ElsewhereStrays(elsewhere)).is_gone(node) is is_gone
+    sdk.away = True
+    assert not SkyHost(sdk, lambda _: ElsewhereStrays(elsewhere)).is_gone(node)

@@ -114,6 +114,10 @@ class Homes:
         self.service: Service | None = None
         self.submitted: list[dict[str, Any]] = []
         self.ended: list[str] = []
+        """Clusters whose end was asked for, each as often as it was."""
+        self.goes_in_s = 0.0
+        """How long a node takes to be gone once it was told to."""
+        self._gone_at = 0.0
         self.begun_again: list[str] = []
         """Runs whose controller was begun on the laptop."""
         self.problem = ""
@@ -199,8 +203,14 @@ class Homes:
 
     def down(self, node: ControllerNode) -> None:
         """Take it away."""
+        if node.cluster not in self.ended:
+            self._gone_at = self.clock.monotonic() + self.goes_in_s
         self.ended.append(node.cluster)
         self.service = None
+
+    def is_gone(self, node: ControllerNode) -> bool:
+        """Tell whether it was told to go long enough ago."""
+        return node.cluster in self.ended and self.clock.monotonic() >= self._gone_at
 
     # ------------------------------------------------------------ parts
 
