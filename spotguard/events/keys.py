@@ -3,6 +3,7 @@
 run.json                                              the spec, written once
 places/000001.json                                    by the controller: where the run goes on
 controller/000001.json                                a node of the controller's own
+clock/<machine>.json                                  for a moment: how old is the lease?
 wishes/<ms>-<word>.json                               what the user asks of a controller elsewhere
 attempts/000001/launch.json                           by the controller: place, price, nodes
 attempts/000001/end.json                              by the controller: when it was gone, why
@@ -175,6 +176,11 @@ def heartbeat(number: int, node: int) -> str:
 def heartbeats(number: int) -> str:
     """Return the prefix of all heartbeats of an attempt."""
     return f"{attempt(number)}heartbeat/"
+
+
+def lease_clock(machine: str) -> str:
+    """Return the key under which a machine that would take over has the store stamp the time."""
+    return f"clock/{machine}.json"
 
 
 def clock(number: int, *, node: int, rank: int) -> str:

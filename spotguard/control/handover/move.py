@@ -48,7 +48,7 @@ from spotguard.control.journal.stored.controller_nodes import (
 )
 from spotguard.control.run_folder import RunFolder, runs_folder
 from spotguard.control.supervisor.decide import EXIT_UNFINISHED
-from spotguard.control.supervisor.lease import Lease, check_ours, read_holder
+from spotguard.control.supervisor.lease import Lease, aged_by_store, check_ours, read_holder
 from spotguard.errors import (
     AlreadyExists,
     EnvironmentFailure,
@@ -105,8 +105,10 @@ class Standing:
         return serving(self.nodes)
 
 
-def standing(place: str, now: float) -> Standing:
+def standing(place: str, now: float, *, to_act: bool = False) -> Standing:
     """Return where the controller of the run at `place` is; reads its store alone.
+
+    Who is `to_act` for a dead one has the store say how old its word is: `now` may be ahead.
 
     Raises:
         UsageError: what stands there makes no sense.
@@ -114,11 +116,14 @@ def standing(place: str, now: float) -> Standing:
     """
     store = store_of(place)
     found = read_holder(store)
+    holder = None if found is None else found[0]
+    if holder is not None and to_act:
+        holder = aged_by_store(store, holder, machine_id(spotguard_home()), now)
     return Standing(
         place=place,
-        holder="nobody" if found is None else found[0].words(now),
-        machine="" if found is None else found[0].machine,
-        lives=found is not None and found[0].lives(now),
+        holder="nobody" if holder is None else holder.words(now),
+        machine="" if holder is None else holder.machine,
+        lives=holder is not None and holder.lives(now),
         nodes=tuple(nodes_of(store)),
     )
 
@@ -368,7 +373,7 @@ def bring_back(place: str, clock: Clock, tell: Tell) -> None:
         EnvironmentFailure: it holds the run and does not hear.
         StoreError: the store cannot be read or written.
     """
-    now = standing(place, clock.now())
+    now = standing(place, clock.now(), to_act=True)
     if now.node is None:
         return
     if not now.lives:  # it rests on its node, or that is gone: paid no longer than it may last
@@ -385,7 +390,7 @@ def end_node(place: str, host: Host, clock: Clock, tell: Tell) -> None:
         UsageError: it has the run, which goes on; or there is none.
         LauncherFailure: SkyPilot does not end it; it does so itself a while after the run's rest.
     """
-    now = standing(place, clock.now())
+    now = standing(place, clock.now(), to_act=True)
     stored = now.nodes[-1] if now.nodes else None
     if stored is None:
         raise UsageError("The controller of this run has no node of its own.")

@@ -28,7 +28,7 @@ from spotguard.control.journal.stored.controller_nodes import (
     tell_ready,
 )
 from spotguard.control.run_folder import RunFolder, runs_folder, split_place
-from spotguard.control.supervisor.lease import Lease, read_holder
+from spotguard.control.supervisor.lease import Lease, aged_by_store, read_holder
 from spotguard.errors import (
     BudgetExhausted,
     DeadlineReached,
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spotguard.control.handover.not_in_store import Private
+    from spotguard.control.supervisor.lease import Holder
     from spotguard.shared.units import Clock
     from spotguard.spec.nodes import NodeRange
     from spotguard.storage.base import ObjectStore
@@ -197,7 +198,7 @@ class Service:
             return False
         found = read_holder(self._store)
         mine = machine_id(spotguard_home())
-        if found is not None and found[0].is_foreign(mine) and found[0].lives(time.time()):
+        if found is not None and found[0].is_foreign(mine) and self._lives(found[0], mine):
             self._tell(f"waits for the run: it is in the hands of {found[0].host}")
             return True
         self._going_on.unlink(missing_ok=True)
@@ -212,6 +213,10 @@ class Service:
             return True
         self._tell("has the run")
         return True
+
+    def _lives(self, holder: Holder, mine: str) -> bool:
+        now = time.time()
+        return aged_by_store(self._store, holder, mine, now).lives(now)
 
     @property
     def _going_on(self) -> Path:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from spotguard.errors import EnvironmentFailure, NotFound, StoreError, UsageError
 from spotguard.events import keys
 from spotguard.events.untrusted import Refused, an_object, parse_object, text
+from spotguard.storage.patterns.clock_comparison import store_now
 from spotguard.storage.small_objects import get_small
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def unanswered(store: ObjectStore) -> list[AskedThere]:
         StoreError: the store cannot be read.
     """
     listed = [info for info in store.list(keys.WISHES) if info.key != keys.WISHES_READ_AT]
-    now = _store_time(store) if listed else None
+    now = store_now(store, keys.WISHES_READ_AT) if listed else None
     found = []
     for info in sorted(listed, key=lambda each: each.key):
         key, at = info.key, info.modified_at
@@ -124,14 +125,6 @@ def refuse(store: ObjectStore, wish: AskedThere, why: str) -> None:
     """Answer a wish that cannot be carried out."""
     answered = AskedThere(key=wish.key, kind=wish.kind, data=wish.data, answer=why)
     store.put(wish.key, _written(answered))
-
-
-def _store_time(store: ObjectStore) -> float | None:
-    """Return what time it is by the store, as it tells of wishes; None if it does not say."""
-    store.put(keys.WISHES_READ_AT, b"{}")
-    written = store.head(keys.WISHES_READ_AT)
-    store.delete(keys.WISHES_READ_AT)
-    return None if written is None else written.modified_at
 
 
 def _written(wish: AskedThere) -> bytes:

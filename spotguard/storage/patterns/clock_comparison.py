@@ -36,11 +36,27 @@ def seconds_ahead(store: ObjectStore, theirs: str, mine: str, clock: Clock) -> f
     before = clock.now()
     store.put(mine, b"{}")
     after = clock.now()
-    now = store.head(mine)
-    store.delete(mine)
-    if not stamped or not now or written_at is None:
+    stamped_now = _stamp(store, mine)
+    if not stamped or stamped.modified_at is None or stamped_now is None or written_at is None:
         return None
-    if stamped.modified_at is None or now.modified_at is None:
-        return None
-    ahead_s = (before + after) / 2 - (written_at + now.modified_at - stamped.modified_at)
+    ahead_s = (before + after) / 2 - (written_at + stamped_now - stamped.modified_at)
     return ahead_s if abs(ahead_s) > _UNSURE_S + (after - before) / 2 else 0.0
+
+
+def store_now(store: ObjectStore, mine: str) -> float | None:
+    """Return what time it is by the store's own clock; None if it does not say.
+
+    The object `mine` is written for that, and removed again.
+
+    Raises:
+        StoreError: the store cannot be used.
+    """
+    store.put(mine, b"{}")
+    return _stamp(store, mine)
+
+
+def _stamp(store: ObjectStore, mine: str) -> float | None:
+    """Return when the store says that it wrote the object, and remove that."""
+    found = store.head(mine)
+    store.delete(mine)
+    return None if found is None else found.modified_at

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import stat
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -257,6 +258,21 @@ def test_the_node_of_a_run_that_goes_on_is_not_ended(homes: Homes) -> None:
     assert homes.ended == []
 
 
+def test_a_laptop_whose_clock_is_ahead_ends_no_node_that_controls_its_run(homes: Homes) -> None:
+    """Nor does it count that node as leaving, unasked."""
+    moved(homes)
+    homes.serves()
+    homes.clock.advance(3600.0)
+    with homes.at("laptop"):
+        with pytest.raises(UsageError, match="controls the run, which goes on"):
+            end_node(homes.place, homes, homes.clock, lambda _: None)
+        asked: list[str] = []
+        homes.clock.on_sleep = lambda: homes.serves()
+        bring_back(homes.place, homes.clock, asked.append)
+    assert homes.ended == []
+    assert asked == ["asking the node to let the run go"]
+
+
 @pytest.mark.parametrize("way", ["bring back", "adopt"])
 def test_a_node_that_is_gone_is_not_paid_for_ever(homes: Homes, way: str) -> None:
     """Whoever takes the run over says that its node costs no more."""
@@ -376,6 +392,22 @@ def test_a_run_that_came_to_rest_meanwhile_is_not_woken(
     homes.serves()
     assert homes.folder("node").journal_path.exists()
     assert homes.steering.asked == []
+
+
+def test_a_node_whose_clock_is_ahead_waits_for_the_run_all_the_same(
+    homes: Homes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The laptop's controller lives: by the node's clock it had shown itself an hour ago."""
+    monkeypatch.setattr(Mover, "_hand_over", lambda *_: (_ for _ in ()).throw(Killed()))
+    with pytest.raises(Killed):
+        moved(homes)
+    real = time.time
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: real() + 3600.0)
+        assert homes.serves()
+    assert not homes.folder("node").journal_path.exists()
+    assert not (homes.folder("node").path / "going-on").exists()
+    assert homes.controls("laptop")
 
 
 def test_a_run_that_is_being_stopped_is_not_handed_over(homes: Homes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -182,6 +183,7 @@ class Homes:
         del body["checksum"]
         body["renewed_at"] = to_iso(time.time() - by_s)
         self.store.put(keys.LEASE, with_checksum(json.dumps(body, sort_keys=True).encode()))
+        os.utime(self._root / "store" / RUN / keys.LEASE, (time.time() - by_s,) * 2)
 
     # ------------------------------------------------------------ SkyPilot's part
 

@@ -310,6 +310,7 @@ def test_a_damaged_lease_is_somebodys_until_it_is_old(body: bytes | str, tmp_pat
     with pytest.raises(UsageError, match="in the hands of a controller whose lease is damaged"):
         again.adopt()
     clock.advance(VALID_S + 60)
+    _age(tmp_path, VALID_S + 60)
     with pytest.raises(UsageError, match="Another machine had the run since"):
         check_ours(store, "one", clock.now())
     back = Lease(store, clock, "one")
@@ -449,4 +450,36 @@ def test_a_lease_from_the_future_is_as_old_as_the_store_says(tmp_path: Path) -> 
     with pytest.raises(UsageError, match="showed itself"):
         Lease(store, now, "two").adopt()
     now.advance(VALID_S + 1)
+    _age(tmp_path, VALID_S + 1)
     Lease(store, now, "two").adopt()
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_machine_whose_clock_is_ahead_takes_no_living_run_for_dead(
+    tmp_path: Path, name: str, damaged: bool
+) -> None:
+    """Before it takes over, it asks the store how old the lease is: also a home's copy on another
+    host. Nothing is left behind, and while the lease is young nothing is asked."""
+    store = FaultyStore(FileStore(tmp_path))
+    body = json.loads(held_by(FakeClock(time.time()), pid=1, host="another-host").get(keys.LEASE))
+    store.put(keys.LEASE, b"{}" if damaged else json.dumps(body).encode())
+    asked: list[str] = []
+    store.before("put", asked.append)
+    with pytest.raises(UsageError, match="in the hands of"):
+        Lease(store, FakeClock(time.time()), name).adopt()
+    assert asked == []
+
+    ahead = FakeClock(time.time() + 3600.0)
+    with pytest.raises(UsageError, match="in the hands of"):
+        Lease(store, ahead, name).adopt()
+    assert [info.key for info in store.list()] == [keys.LEASE]
+
+    _age(tmp_path, VALID_S + 1)
+    Lease(store, ahead, name).adopt()
+
+
+def _age(root: Path, by_s: float) -> None:
+    """Let the store have written the lease so much earlier."""
+    path = root / keys.LEASE
+    os.utime(path, (path.stat().st_atime, path.stat().st_mtime - by_s))
