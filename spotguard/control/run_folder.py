@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spotguard.control.journal.journal import Journal
-from spotguard.errors import UsageError
+from spotguard.errors import SpotguardError, UsageError
 from spotguard.events import keys
 from spotguard.shared.steady_clock import CLOCK_FILE, clock_kept_at
 from spotguard.shared.typo_guess import nearest
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("spotguard")
 
 _RETRY_S = 0.05
+_NEWEST = 20
+"""So many entries of the journal are looked at for the last one: nodes tell of what was before."""
 _MADE_AT = re.compile(r"-(\d{6}-\d{6})-[0-9a-f]{4}(-\d\d)?$")
 
 
@@ -110,7 +112,18 @@ class RunFolder:
 
     def clock(self) -> SteadyClock:
         """Return the clock by which this machine keeps the run, whatever is done to its own."""
-        return clock_kept_at(self.path / CLOCK_FILE)
+        return clock_kept_at(self.path / CLOCK_FILE, self._last_told)
+
+    def _last_told(self) -> float | None:
+        """Return what time it was when something was last written down; None if nothing is."""
+        if not self.journal_path.exists():
+            return None
+        try:
+            with self.journal(again=True) as journal:
+                newest = journal.read(journal.start_of_newest(_NEWEST) - 1)
+                return max((entry.at for entry in newest), default=None)
+        except (SpotguardError, OSError):  # who opens it for more than this says what is wrong
+            return None
 
     def journal(self, *, again: bool = False) -> Journal:
         """Open the run's journal; `again` as in `Journal.open`."""

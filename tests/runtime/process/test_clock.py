@@ -12,7 +12,7 @@ from spotguard.runtime.preemption import notices
 from spotguard.runtime.preemption.notices import AwsNotices, AzureNotices, FileNotices
 from spotguard.runtime.process import clock
 from spotguard.shared import steady_clock
-from spotguard.shared.steady_clock import SteadyClock, clock_kept_at
+from spotguard.shared.steady_clock import SteadyClock, clock_kept_at, elapsed_s
 from spotguard.shared.units import to_iso
 from spotguard.storage import open_store
 from spotguard.storage.patterns.clock_comparison import seconds_ahead
@@ -81,6 +81,7 @@ def test_a_jump_moves_no_steady_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
     """Nor one that is started after the jump, from the same file: a restarted controller's."""
+    monkeypatch.setattr(steady_clock, "_FRESH_S", 0.0)  # this machine began long ago
     path = tmp_path / "clock.json"
     before = clock_kept_at(path)
     jump(monkeypatch, seconds)
@@ -89,6 +90,43 @@ def test_a_jump_moves_no_steady_clock(
     assert before.now() == pytest.approx(_true_time(), abs=1.0)
     assert after.now() == pytest.approx(before.now(), abs=0.01)
     assert after.machine_ahead_s == pytest.approx(seconds, abs=1.0)
+
+
+@pytest.mark.skipif(steady_clock._boot_id() is None, reason="nothing tells its boots apart")
+def test_a_machine_that_boots_with_a_clock_behind_is_set_right_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its hardware's clock is an hour behind; seconds later it hears the true time. An hour would
+    be missing in each bill until the next boot. All processes follow that step, and none later."""
+    monkeypatch.setattr(steady_clock, "_FRESH_S", elapsed_s() + 1000.0)
+    path = tmp_path / "clock.json"
+    jump(monkeypatch, -HOUR_S)
+    first, second = clock_kept_at(path), clock_kept_at(path)
+    assert first.now() == pytest.approx(_true_time() - HOUR_S, abs=1.0)
+
+    jump(monkeypatch, 0.0)
+    for each in (first, clock_kept_at(path)):
+        assert each.now() == pytest.approx(_true_time(), abs=1.0)
+    jump(monkeypatch, HOUR_S)
+    monkeypatch.setattr(steady_clock, "_FRESH_S", 0.0)
+    for each in (first, second, clock_kept_at(path)):
+        assert each.now() == pytest.approx(_true_time(), abs=1.0)
+        assert each.now() == pytest.approx(first.now(), abs=0.01)
+
+
+@pytest.mark.parametrize("seconds", [HOUR_S, -HOUR_S, -1.0])
+def test_a_fresh_machine_follows_one_step_and_none_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """What is not told to other processes by the file is the same in this one."""
+    monkeypatch.setattr(steady_clock, "_FRESH_S", elapsed_s() + 1000.0)
+    folder = tmp_path / "none"
+    kept = clock_kept_at(folder / "clock.json")
+    follows = seconds > 0 and steady_clock._boot_id() is not None
+    for step in (seconds, 2 * seconds):
+        jump(monkeypatch, step)
+        expected = _true_time() + (seconds if follows else 0.0)
+        assert kept.now() == pytest.approx(expected, abs=1.0)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"boot": "x"}', '{"zero": 1e999, "boot": "x"}'])
