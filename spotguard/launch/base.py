@@ -122,6 +122,12 @@ class ClusterState(str, Enum):
     """It could not be asked; says nothing about life or death."""
 
 
+NOTHING_LEFT = frozenset(
+    {ClusterState.ABSENT, ClusterState.GONE, ClusterState.REFUSED, ClusterState.FAILED}
+)
+"""States in which no node costs money."""
+
+
 class NodeEnd(str, Enum):
     """How a node's part of the job ended."""
 

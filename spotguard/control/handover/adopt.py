@@ -68,7 +68,7 @@ from spotguard.events.untrusted import (
     seconds,
     text,
 )
-from spotguard.launch.base import ClusterState, charged_node_s
+from spotguard.launch.base import NOTHING_LEFT, ClusterState, charged_node_s
 from spotguard.launch.membership import read_group
 from spotguard.shared.units import SystemClock
 from spotguard.spec.home_folder import spotguard_home
@@ -503,7 +503,8 @@ class Rebuild:
             attempt = read_record(self._journal).attempts[-1]
             verdict = judge(attempt)
             gone_at = found.following.at if found.following else view.gone_at
-            there = view.state in (ClusterState.UP, ClusterState.STARTING)
+            # Who cannot be asked says nothing of their death: they are asked for until it is known.
+            there = not (view.state in NOTHING_LEFT or self._by_word_alone)
             charged_s = None
             if not there:
                 charged_s = charged_node_s(self._launcher, cluster, attempt.offer, attempt.nodes)
@@ -580,7 +581,7 @@ def settle(journal: Journal, detail: str, *, at: float | None = None) -> None:
     It came to rest now, unless `at` says when.
     """
     record, now = read_record(journal), time.time() if at is None else at
-    if record.current is not None or record.ahead is not None:
+    if record.may_cost:
         return
     action = decide(record, Observation(), now, Policy())
     while isinstance(action, Alert):

@@ -529,7 +529,10 @@ def _behind(record: RunRecord, seen: Observation, now: float, policy: Policy) ->
         if cluster is None or cluster.state is ClusterState.UNREACHABLE:
             continue
         if cluster.state not in (ClusterState.UP, ClusterState.STARTING):
-            return NoteReleased(attempt=attempt.number, gone_at=_gone_at(attempt, cluster, now))
+            gone_at = _gone_at(attempt, cluster, now)
+            if cluster.state is ClusterState.ABSENT and attempt.end is not None:
+                gone_at = attempt.end.gone_at  # by its last sign of life, as in `_conclude`
+            return NoteReleased(attempt=attempt.number, gone_at=gone_at)
         if isinstance(pursue_down(attempt, now, policy), SendDown):
             return SendDown(attempt=attempt.number)
     return None
