@@ -9,7 +9,8 @@ teardown, and the job saves and stops by itself early enough for a slow save bef
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from spotguard.control.journal import cost
@@ -72,10 +73,11 @@ def allot(
     )
 
 
-def beside_s(record: RunRecord, attempt: AttemptRecord, now: float) -> float:
+def beside_s(record: RunRecord, attempt: AttemptRecord, now: float, policy: Policy) -> float:
     """Return by how many seconds an attempt has to end earlier for what was spent beside it.
 
-    All that was left went to it; nodes that were asked for ahead since then are paid from the same.
+    All that was left went to it; nodes that were asked for ahead since then are paid from the same,
+    and those of earlier attempts that take longer to go than was thought.
     """
     rate = money.rate_usd_per_h(attempt.offer.price_usd_per_h, attempt.nodes)
     if not rate:
@@ -83,7 +85,48 @@ def beside_s(record: RunRecord, attempt: AttemptRecord, now: float) -> float:
     since = [each.usd or 0.0 for each in record.lost_launches if each.at >= attempt.intended_at]
     waiting = record.ahead and cost.cost_usd(record.ahead, now)
     moved = _controller_beside_usd(record, attempt.intended_at, now)
-    return (sum(since) + (waiting or 0.0) + moved) / rate * money.SECONDS_PER_H
+    late = _late_usd(record, attempt, now, policy)
+    return (sum(since) + (waiting or 0.0) + moved + late) / rate * money.SECONDS_PER_H
+
+
+def down_due(
+    record: RunRecord, attempt: AttemptRecord, now: float, policy: Policy
+) -> EndReason | None:
+    """Return the limit at which the nodes have to be taken down now, saved or not; None if none.
+
+    What is spent beside an attempt moves its budget's end also where its deadline comes first.
+    """
+    limit = attempt.allotment
+    if limit.down_at is None:
+        return None
+    broke_at = math.inf
+    if limit.down_reason is EndReason.BUDGET:
+        broke_at = limit.down_at
+    elif limit.budget_stop_at is not None and limit.deadline_stop_at is not None:
+        broke_at = limit.budget_stop_at + (limit.down_at - limit.deadline_stop_at)
+    if now + beside_s(record, attempt, now, policy) >= broke_at:
+        return EndReason.BUDGET
+    return limit.down_reason if now >= limit.down_at else None
+
+
+def _late_usd(record: RunRecord, launched: AttemptRecord, now: float, policy: Policy) -> float:
+    """Return what earlier attempts cost beyond what a launch left for the end of their nodes."""
+    at, rates = launched.intended_at, cost.attempt_rates_usd_per_h(record)
+    teardown_s = _teardown_margin_s(record, policy, before=at)
+    late_usd = 0.0
+    for each in record.attempts:
+        rate, end = rates[each.number], each.end
+        if not rate or end is None or each.number >= launched.number:
+            continue
+        if not end.leaving and end.gone_at <= at:
+            continue
+        left_s = teardown_s + (_until_taken_s(each, at) if end.at > at else 0.0)
+        before_usd = cost.cost_usd(replace(each, end=None), at) or 0.0
+        paid_usd = (cost.cost_usd(each, now) or 0.0) - before_usd
+        if end.leaving:  # what it takes from here on is not known any better
+            paid_usd += money.cost_usd(rate, teardown_s) or 0.0
+        late_usd += max(0.0, paid_usd - (money.cost_usd(rate, left_s) or 0.0))
+    return late_usd
 
 
 def _controller_beside_usd(record: RunRecord, launched_at: float, now: float) -> float:
@@ -124,23 +167,30 @@ class _Margins:
 
     @classmethod
     def of(cls, record: RunRecord, policy: Policy) -> _Margins:
-        saves_s, steps_s, teardowns_s, startups_s = [0.0], [0.0], [0.0], []
+        saves_s, steps_s = [0.0], [0.0]
         for attempt in record.attempts:
             saves_s += [save.duration_s or 0.0 for save in attempt.saves]
             if attempt.progress is not None:
                 steps_s.append(attempt.progress.step_s or 0.0)
-        for attempt in record.of_this_place:
-            teardowns_s.append(_teardown_s(attempt))
-            if attempt.started_at is not None:
-                startups_s.append(cost.startup_s(attempt, attempt.started_at))
+        startups_s = [
+            cost.startup_s(attempt, attempt.started_at)
+            for attempt in record.of_this_place
+            if attempt.started_at is not None
+        ]
         return cls(
             save_s=max(policy.save_s, 2 * (max(saves_s) + max(steps_s))),
-            teardown_s=max(policy.teardown_s, 1.5 * max(teardowns_s)),
+            teardown_s=_teardown_margin_s(record, policy),
             useful_s=policy.useful_s + min(startups_s, default=0.0),
         )
 
     def stop_at(self, end: float | None) -> float | None:
         return None if end is None else end - self.teardown_s - self.save_s
+
+
+def _teardown_margin_s(record: RunRecord, policy: Policy, *, before: float = math.inf) -> float:
+    """Return what is left for the nodes' end, by what had been seen of it `before`."""
+    seen = [each for each in record.of_this_place if each.end and each.end.gone_at <= before]
+    return max(policy.teardown_s, 1.5 * max(map(_teardown_s, seen), default=0.0))
 
 
 def _teardown_s(attempt: AttemptRecord) -> float:
@@ -167,8 +217,14 @@ def _until_taken_usd(attempt: AttemptRecord | None, teardown_s: float, now: floa
     if attempt is None or attempt.notice is None or attempt.notice.deadline_at is None:
         return 0.0
     rate = money.rate_usd_per_h(attempt.offer.price_usd_per_h, attempt.nodes)
-    left_s = max(0.0, attempt.notice.deadline_at - now) + teardown_s
-    return money.cost_usd(rate, left_s) or 0.0
+    return money.cost_usd(rate, _until_taken_s(attempt, now) + teardown_s) or 0.0
+
+
+def _until_taken_s(attempt: AttemptRecord, now: float) -> float:
+    """Return for how long an attempt's nodes are there until its notice comes true."""
+    if attempt.notice is None or attempt.notice.deadline_at is None:
+        return 0.0
+    return max(0.0, attempt.notice.deadline_at - now)
 
 
 def _budget_end(

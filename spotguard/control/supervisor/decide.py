@@ -39,7 +39,7 @@ from spotguard.control.supervisor.actions import (
     Wait,
     WriteStop,
 )
-from spotguard.control.supervisor.attempt_limits import allot, beside_s
+from spotguard.control.supervisor.attempt_limits import allot, beside_s, down_due
 from spotguard.control.supervisor.end_reason import judge, judge_nodes, words_of_patience
 from spotguard.control.supervisor.next_nodes import (
     ask_ahead,
@@ -368,7 +368,6 @@ def _end_due(
     policy: Policy,
 ) -> AskDown | None:
     """Return the order to take the nodes down, if it is time for it."""
-    limit = attempt.allotment
     job, stop = attempt.job_end, attempt.stop
     launch_problem = cluster.detail if cluster.lasting else attempt.launch_problem
     if launch_problem is not None:
@@ -377,9 +376,9 @@ def _end_due(
         return AskDown(EndReason.STOPPED, "you asked to release the nodes at once")
     if record.wish is Kind.USER_STOP and attempt.started_at is None:
         return AskDown(EndReason.STOPPED, "it had not started to train")
-    early_s = beside_s(record, attempt, now) if limit.down_reason is EndReason.BUDGET else 0.0
-    if limit.down_at is not None and now + early_s >= limit.down_at:
-        return AskDown(limit.down_reason, "the nodes were taken down at the hard limit")
+    limit = down_due(record, attempt, now, policy)
+    if limit is not None:
+        return AskDown(limit, "the nodes were taken down at the hard limit")
     if job is not None:
         regroups = job.reason.retried and may_go_on_in_place(record, attempt)
         over = cluster.job_over or (_all_left(attempt) and not regroups)
@@ -462,7 +461,7 @@ def _stop_due(
     if record.wish is not None:
         return AskToStop(EndReason.STOPPED)
     stop_at = limit.budget_stop_at
-    if stop_at is not None and now + beside_s(record, attempt, now) >= stop_at:
+    if stop_at is not None and now + beside_s(record, attempt, now, policy) >= stop_at:
         return AskToStop(EndReason.BUDGET)
     if limit.deadline_stop_at is not None and now >= limit.deadline_stop_at:
         return AskToStop(EndReason.DEADLINE)

@@ -56,9 +56,9 @@ def test_an_attempt_under_way_ends_earlier_for_a_node_that_came_later() -> None:
     later = made(*launched(0.0, price=1.0, nodes=1), node(HOUR))
     [attempt] = later.attempts
     paid = 0.5 * HOUR + 0.5 * CONTROLLER_LEAVES_S
-    assert abs(beside_s(later, attempt, 2 * HOUR) - paid) < 1e-6
+    assert abs(beside_s(later, attempt, 2 * HOUR, Policy()) - paid) < 1e-6
     before = replace(later, controller_nodes=(replace(later.controller_nodes[0], since=-1.0),))
-    assert beside_s(before, attempt, 2 * HOUR) == 0.0
+    assert beside_s(before, attempt, 2 * HOUR, Policy()) == 0.0
     replaced = replace(
         before,
         controller_nodes=(
@@ -66,4 +66,5 @@ def test_an_attempt_under_way_ends_earlier_for_a_node_that_came_later() -> None:
             replace(before.controller_nodes[0], number=2, since=HOUR),
         ),
     )
-    assert beside_s(replaced, attempt, 2 * HOUR) == 0.0, "its money pays the one in its place"
+    early_s = beside_s(replaced, attempt, 2 * HOUR, Policy())
+    assert early_s == 0.0, "its money pays the one in its place"
