@@ -12,6 +12,7 @@
     │   │   ├── StoreFull             3
     │   │   ├── TooLarge              3
     │   │   └── StoreUnavailable      3
+    │   ├── DiskFailure               3
     │   ├── JournalDamaged            3
     │   ├── LaunchesDamaged           3
     │   └── LauncherFailure           3
@@ -100,6 +101,10 @@ class StoreFull(StoreError):
 
 class StoreUnavailable(StoreError):
     """The store cannot be reached or written; nothing was changed."""
+
+
+class DiskFailure(EnvironmentFailure):
+    """A file of this machine is locked, or its disk is full. What it holds is intact."""
 
 
 class JournalDamaged(EnvironmentFailure):

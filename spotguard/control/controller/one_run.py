@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from spotguard.control.home_name import machine_id
 from spotguard.control.journal.fold import read_record
@@ -25,13 +25,13 @@ from spotguard.control.supervisor.decide import EXIT_UNFINISHED
 from spotguard.control.supervisor.lease import Lease
 from spotguard.control.supervisor.policy import policy_for
 from spotguard.control.supervisor.supervisor import Supervisor
-from spotguard.errors import EnvironmentFailure, JournalDamaged
+from spotguard.errors import DiskFailure, EnvironmentFailure, JournalDamaged
 from spotguard.events import keys
 from spotguard.events.states import RunState
 from spotguard.launch.base import ChangesFiles
 from spotguard.launch.local import LocalLauncher, LocalOptions
 from spotguard.shared.json_documents import document
-from spotguard.shared.units import Clock, SystemClock
+from spotguard.shared.units import Clock, SystemClock, format_duration
 from spotguard.spec.home_folder import spotguard_home
 from spotguard.spec.infra import LOCAL, split_places
 from spotguard.spec.model import JobSpec
@@ -39,7 +39,7 @@ from spotguard.storage import PrefixedStore, open_store
 from spotguard.storage.urls import folder_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from spotguard.control.controller.rest import Rest
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _buckets: dict[str, ObjectStore] = {}
 """By their URL: the runs of a process share connections and threads."""
 _opening = threading.Lock()
@@ -58,6 +60,8 @@ _opening = threading.Lock()
 _PREDECESSOR_PATIENCE_S = 10.0
 _STORE_RETRY_S = 5.0
 """How long until a store that cannot be read is tried again: its own retries come on top."""
+_DISK_RETRY_S = 10.0
+"""How long until a journal that cannot be written is tried again."""
 
 
 def control(folder: RunFolder, rest: Rest) -> None:
@@ -73,17 +77,32 @@ def control(folder: RunFolder, rest: Rest) -> None:
         with folder.journal() as journal:
             ledger = Ledger(journal, folder.clock())
             folder.say_who_controls()  # who waits for it goes on now: the journal can be read
-            taken = _take(ledger, folder, rest)
+            taken = _despite_disk(rest, lambda: _take(ledger, folder, rest))
             if taken is None:
                 return
             store, lease = taken
             try:
                 with lease.kept():
+                    here = partial(_control_here, folder, journal, store, lease, rest)
                     goes_on = False
-                    while _control_here(folder, journal, store, lease, rest, goes_on=goes_on):
+                    while _despite_disk(rest, partial(here, goes_on=goes_on)):
                         goes_on = True  # in the next phase
             finally:  # this process may live on, and must not be taken for the run's controller
                 lease.release()
+
+
+def _despite_disk(rest: Rest, act: Callable[[], T]) -> T:
+    """Do it; once more from its beginning whenever a disk was full for a while, or a file locked.
+
+    Who ended instead would leave nodes behind that are paid, and nobody would hear of it.
+    """
+    while True:
+        try:
+            return act()
+        except DiskFailure as problem:
+            again = format_duration(_DISK_RETRY_S)
+            log.warning("%s The run goes on once it can be: tried again in %s.", problem, again)
+        rest.sleep(_DISK_RETRY_S)
 
 
 def _control_here(

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from spotguard.errors import AlreadyExists, EnvironmentFailure, JournalDamaged
+from spotguard.errors import AlreadyExists, DiskFailure, EnvironmentFailure, JournalDamaged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -364,7 +364,7 @@ def _translated(path: Path) -> Iterator[None]:
     except sqlite3.OperationalError as problem:
         if "no such" in str(problem):  # our marks, but not our table
             raise damaged(path, str(problem)) from problem
-        raise EnvironmentFailure(
+        raise DiskFailure(
             f"The journal {path} could not be used: {problem}. What it holds is intact.",
             hint="Free some space or end what locks the file, then repeat the command.",
         ) from problem

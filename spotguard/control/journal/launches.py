@@ -16,7 +16,7 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from spotguard.control.journal.record import Kind
-from spotguard.errors import EnvironmentFailure, LaunchesDamaged, UsageError
+from spotguard.errors import DiskFailure, LaunchesDamaged, UsageError
 from spotguard.events.untrusted import (
     MOST_BYTES,
     Refused,
@@ -128,7 +128,7 @@ class Launches:
         """Have a cluster on disk that is about to be launched.
 
         Raises:
-            EnvironmentFailure: it cannot be written; so it must not be launched.
+            DiskFailure: it cannot be written; so it must not be launched.
         """
         if self.clusters.get(cluster) != attempt:
             self.clusters[cluster] = attempt
@@ -139,7 +139,7 @@ class Launches:
         if self.clusters.pop(cluster, None) is not None:
             try:
                 self._write()
-            except EnvironmentFailure as problem:
+            except DiskFailure as problem:
                 log.warning("%s", problem)
 
     def ask(self, wish: Kind | None) -> None:
@@ -160,7 +160,7 @@ class Launches:
         try:
             _replace(self.path, json.dumps(body, indent=1).encode())
         except OSError as problem:
-            raise EnvironmentFailure(
+            raise DiskFailure(
                 f"The launches of run {self.run_id} cannot be written to {self.path}: "
                 f"{problem.strerror}.",
                 hint="free some space, then repeat the command",
