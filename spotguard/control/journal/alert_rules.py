@@ -104,7 +104,8 @@ def _trains_unsaved_since(attempt: AttemptRecord) -> float | None:
 def _of_waits(record: RunRecord, rules: AlertRules, now: float) -> Iterator[Due]:
     since = record.waiting_since
     if rules.waiting_s is not None and since is not None and now - since > rules.waiting_s:
-        said = f" ({record.refusal})" if record.refusal else ""
+        why = record.offers_problem or record.refusal
+        said = f" ({why})" if why else ""
         yield Due(
             key=f"waiting {since:.0f}",
             text=f"it waits for capacity for {format_duration(now - since)}{said}",

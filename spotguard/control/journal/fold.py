@@ -224,6 +224,7 @@ def _no_capacity(record: RunRecord, entry: Entry) -> RunRecord:
         tried=(*record.tried, (entry.data["nodes"], entry.data["place"])),
         mendable=record.mendable or not entry.data.get("lasting"),
         refusal=entry.data.get("problem", ""),
+        offers_problem="",
         # A cloud may need a minute to say no. While an attempt trains nothing is waited for.
         waiting_since=min([entry.at, *asked])
         if record.waiting_since is None and not is_ahead
@@ -277,6 +278,7 @@ def _waiting(record: RunRecord, entry: Entry) -> RunRecord:
         mendable=False,
         rounds=record.rounds + 1,
         retry_at=entry.data["retry_at"],
+        offers_problem=entry.data.get("problem", ""),
         waiting_since=since,
         queued="",
     )

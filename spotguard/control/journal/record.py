@@ -471,6 +471,8 @@ class RunRecord:
     """Something in this round was refused that a wait may mend: capacity, not a right."""
     refusal: str = ""
     """What the newest refusal said."""
+    offers_problem: str = ""
+    """Why the places could not be looked up for the newest wait; empty if they could."""
     rounds: int = 0
     """Rounds of launching without any capacity, since the last launch."""
     waiting_since: float | None = None

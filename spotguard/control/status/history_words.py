@@ -246,7 +246,11 @@ def _waiting(entry: Entry) -> tuple[str, str]:
     if entry.data.get("team") is True:
         return _plain(f"waits: {entry.data['why']}", "yellow")
     wait_s = max(0.0, entry.data["retry_at"] - entry.at)
-    words = f"waiting for capacity, asking again in {format_duration(wait_s)}{_why(entry)}"
+    again = f"asking again in {format_duration(wait_s)}"
+    if entry.data.get("problem"):
+        told = f"where nodes are to be had cannot be looked up ({entry.data['problem']}), {again}"
+        return _plain(told, "yellow")
+    words = f"waiting for capacity, {again}{_why(entry)}"
     return _plain(words, "yellow")
 
 

@@ -261,8 +261,11 @@ def _detail(record: RunRecord, state: RunState, now: float) -> str:
         if record.queued:
             return f"waits: {record.queued}"
         wait_s = max(0.0, (record.retry_at or now) - now)
+        again, unlisted = f"asked again in {format_duration(wait_s)}", record.offers_problem
+        if unlisted:
+            return f"where nodes are to be had cannot be looked up ({unlisted}); {again}"
         said = f" ({record.refusal})" if record.refusal else ""
-        return f"no place has enough nodes now{said}; asked again in {format_duration(wait_s)}"
+        return f"no place has enough nodes now{said}; {again}"
     if not record.attempts and record.start_at is not None and now < record.start_at:
         wait_s = record.start_at - now
         return f"begins at {to_iso(record.start_at)}, in {format_duration(wait_s)} (--start-at)"

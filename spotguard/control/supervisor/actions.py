@@ -95,6 +95,8 @@ class BackOff:
     retry_at: float
     why: str = ""
     """Why nothing is bought until then, as a sentence."""
+    problem: str = ""
+    """Why the places could not be looked up, so that none was asked; empty if they could."""
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,7 @@ from spotguard.spec.setting import BUDGET_SHARES
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import AttemptRecord, JobEnd, RunRecord
+    from spotguard.control.supervisor.next_nodes import NoOffers
     from spotguard.control.supervisor.policy import Policy
     from spotguard.events.regrouping import Group
     from spotguard.policy.market.sightings import Sighting
@@ -94,6 +95,8 @@ class Observation:
     """Of attempts that have ended, and whose nodes are not known to be gone: their clusters."""
     offers: tuple[Offer, ...] = ()
     """The places that could be asked, best first; only needed where nodes are to be asked for."""
+    no_offers: NoOffers | None = None
+    """Why it is not known which there are; None if it is."""
     market: tuple[Sighting, ...] = ()
     """What runs of this machine saw of places, and what these say themselves now; needed where
     offers are."""
@@ -218,7 +221,9 @@ def _between_attempts(record: RunRecord, seen: Observation, now: float, policy: 
         return Wait()
     if not record.attempts and now < (record.start_at or now):
         return Wait()
-    return next_launch(record, seen.offers, now, policy, market=seen.market)
+    return next_launch(
+        record, seen.offers, now, policy, market=seen.market, no_offers=seen.no_offers
+    )
 
 
 def _settled_by(last: AttemptRecord) -> Settle | None:

@@ -8,7 +8,7 @@ place; where it is not needed after all, its nodes are given up. Both are paid w
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from spotguard.control.journal import cost
@@ -51,6 +51,15 @@ _QUOTA_OF_SPOT = re.compile("MaxSpotInstanceCount|PREEMPTIBLE|LowPriority")
 (docs.aws.amazon.com: Spot Instance quotas; cloud.google.com: preemptible quotas)."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class NoOffers:
+    """The places could not be looked up, which says nothing of the nodes that they have."""
+
+    problem: str
+    lasting: bool
+    """No wait mends it: the job makes no sense any more, or a package is missing."""
+
+
 def next_launch(
     record: RunRecord,
     offers: tuple[Offer, ...],
@@ -59,12 +68,15 @@ def next_launch(
     *,
     market: tuple[Sighting, ...] = (),
     beside: AttemptRecord | None = None,
+    no_offers: NoOffers | None = None,
 ) -> Action:
     """Take the largest number of nodes that can be paid and was not refused in this round.
 
     `market` is what other runs of this machine saw of places. `beside` is an attempt that lives on
-    until its notice comes true: it is paid till then.
+    until its notice comes true: it is paid till then. `no_offers` is why there are no `offers`.
     """
+    if no_offers is not None and no_offers.lasting:
+        return _launch_failed(no_offers.problem)
     refusals: list[EndReason] = []
     unpriced, priced = None, bool(record.tried)
     why = ""
@@ -97,22 +109,27 @@ def next_launch(
         return _unknown_price(record, unpriced)
     if refusals and not record.tried:
         return _refused(record, refusals[0], now)
-    return _no_capacity(record, offers, now, policy, why)
+    unknown = "" if no_offers is None else no_offers.problem
+    return _no_capacity(record, offers, now, policy, BackOff(now, why, unknown))
 
 
 def _no_capacity(
-    record: RunRecord, offers: tuple[Offer, ...], now: float, policy: Policy, why: str
+    record: RunRecord, offers: tuple[Offer, ...], now: float, policy: Policy, wait: BackOff
 ) -> Action:
+    """Return the `wait` for nodes with its end, or how the run settles without one."""
     lasting = record.tried and not record.mendable and record.rounds >= _rounds_of_doubt(record)
     buys_later = will_buy_later(record, offers, now, policy)
     if lasting and not (buys_later and _QUOTA_OF_SPOT.search(record.refusal)):
-        return Settle(
-            state=RunState.FAILED,
-            detail=f"the launch failed: {record.refusal}",
-            exit_code=EnvironmentFailure.exit_code,
-        )
+        return _launch_failed(record.refusal)
     since = now if record.waiting_since is None else record.waiting_since
     patience_is_over = now - since >= policy.capacity_patience_s
+    if patience_is_over and not buys_later and wait.problem:
+        return Settle(
+            state=RunState.PAUSED,
+            detail=f"where nodes are to be had cannot be looked up: {wait.problem}; it waited for "
+            f"{format_duration(now - since)}",
+            exit_code=EnvironmentFailure.exit_code,
+        )
     if patience_is_over and not buys_later:
         return Settle(
             state=RunState.PAUSED,
@@ -122,7 +139,16 @@ def _no_capacity(
         )
     # The exponent is capped so that a long wait cannot overflow a float.
     delay_s = policy.capacity_backoff_s * 2.0 ** min(record.rounds, 30)
-    return BackOff(now + min(delay_s, policy.capacity_backoff_max_s), why)
+    return replace(wait, retry_at=now + min(delay_s, policy.capacity_backoff_max_s))
+
+
+def _launch_failed(problem: str) -> Settle:
+    """Settle because no wait mends what stands against a launch."""
+    return Settle(
+        state=RunState.FAILED,
+        detail=f"the launch failed: {problem}",
+        exit_code=EnvironmentFailure.exit_code,
+    )
 
 
 def _rounds_of_doubt(record: RunRecord) -> int:

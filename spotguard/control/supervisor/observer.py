@@ -12,7 +12,7 @@ from spotguard.control.journal.job_events import JobNews
 from spotguard.control.journal.nodes.made_of import machine_of
 from spotguard.control.journal.record import Kind
 from spotguard.control.supervisor.decide import Observation
-from spotguard.control.supervisor.next_nodes import may_ask_ahead
+from spotguard.control.supervisor.next_nodes import NoOffers, may_ask_ahead
 from spotguard.control.supervisor.placement.moves import (
     cheaper_places,
     may_go_back_to_spot,
@@ -20,7 +20,7 @@ from spotguard.control.supervisor.placement.moves import (
     may_regrow,
 )
 from spotguard.control.supervisor.placement.seen_places import place_name
-from spotguard.errors import SpotguardError, StoreError
+from spotguard.errors import MissingExtra, SpotguardError, StoreError, UsageError
 from spotguard.events.states import Market
 from spotguard.launch.base import ClusterState, ClusterView, KnowsFreeNodes, NodeEnd
 from spotguard.launch.membership import read_group
@@ -78,6 +78,7 @@ class Lookout:
         self._pace = 1.0 if is_folder(store.url) else _BUCKET_PACE
         self._news = JobNews(store, ledger)
         self._watched = _Watched(0, clock.monotonic())
+        self._no_offers: NoOffers | None = None
 
     @property
     def step(self) -> int:
@@ -103,6 +104,7 @@ class Lookout:
             offers = tuple(self._offers())
             return Observation(
                 offers=offers,
+                no_offers=self._no_offers,
                 ahead=ahead,
                 leaving=leaving,
                 market=(*self._sightings(), *self._say_free(offers)),
@@ -236,13 +238,15 @@ class Lookout:
 
     def _offers(self) -> list[Offer]:
         """Return the places of the markets that the user allows, unless it is no time to ask."""
-        retry_at = self._ledger.record.retry_at
+        self._no_offers, retry_at = None, self._ledger.record.retry_at
         if retry_at is not None and self._clock.now() < retry_at:
             return []
         try:
             offers = self._launcher.offers()
         except SpotguardError as problem:
             log.warning("no offers: %s", problem)
+            lasting = isinstance(problem, (UsageError, MissingExtra))
+            self._no_offers = NoOffers(problem=problem.message, lasting=lasting)
             return []
         wanted = [offer for offer in offers if offer.market in self._markets]
         record = self._ledger.record

@@ -313,7 +313,7 @@ class Supervisor:
             case Intend():
                 return self._intend(action)
             case BackOff():
-                self._ledger.write(Kind.WAITING, {"retry_at": action.retry_at, "why": action.why})
+                self._ledger.write(Kind.WAITING, asdict(action))
             case BeginPhase():
                 begun = place_data(
                     JobSpec.from_json(self.record.job), action.phase, self.record.limits

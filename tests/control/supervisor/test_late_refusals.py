@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spotguard.control.handover.adopt import Rebuild
+from spotguard.control.journal.alert_rules import due
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.nodes.lost_launch import (
@@ -16,20 +17,25 @@ from spotguard.control.journal.nodes.lost_launch import (
     with_lost,
 )
 from spotguard.control.journal.record import Kind, Limits
+from spotguard.control.status.history_words import history_lines
+from spotguard.control.status.make_view import run_view
 from spotguard.control.supervisor.policy import Policy
+from spotguard.errors import EnvironmentFailure, MissingExtra, SpecError
 from spotguard.events.states import EndReason, Market, RunState
 from spotguard.launch.base import Unreachable
 from spotguard.testing.job import JobFate
-from spotguard.testing.launcher import FAKE_OFFER
+from spotguard.testing.launcher import FAKE_OFFER, FakeLauncher
 from tests.control.controller.test_crashes import Saboteur, repaired, run_with
 from tests.control.journal.test_snapshot import created
+from tests.control.made import intended, made
 from tests.control.world import World
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from spotguard.control.journal.record import RunRecord
-    from spotguard.launch.base import LaunchRequest
+    from spotguard.errors import SpotguardError
+    from spotguard.launch.base import LaunchRequest, Offer
 
 OTHER = replace(FAKE_OFFER, zone="here-b")
 
@@ -341,3 +347,77 @@ def check_adopted(world: World, folder: Path, record: RunRecord) -> None:
     assert len(record.lost_launches) == 2
     assert [each.number for each in adopted.attempts] == [each.number for each in record.attempts]
     assert adopted.next_number == record.next_number
+
+
+class Unlisted(FakeLauncher):
+    """Cannot say what places there are, for a while."""
+
+    problem: SpotguardError
+    times = 0
+
+    def offers(self) -> list[Offer]:
+        """Return the scripted places, once it can."""
+        if self.times > 0:
+            self.times -= 1
+            raise self.problem
+        return super().offers()
+
+
+def unlisted(folder: Path, problem: SpotguardError, times: int) -> World:
+    """Return a run of which the places cannot be looked up so many times."""
+    world = World(folder)
+    launcher = Unlisted(world.clock, world.job)
+    launcher.problem, launcher.times = problem, times
+    world.launcher = launcher
+    return world
+
+
+UNREADABLE = EnvironmentFailure("SkyPilot's prices can be neither read nor fetched")
+
+
+def test_places_that_cannot_be_looked_up_are_not_said_to_have_no_nodes(tmp_path: Path) -> None:
+    """Status, history and the alert on a long wait say what is wrong until it is mended."""
+    world = unlisted(tmp_path, UNREADABLE, 3)
+    record, now = world.run_until(2.0), world.clock.now()
+    detail = run_view(record, live=None, now=now, controller_alive=True, store_url="").state_detail
+    assert detail.startswith(f"where nodes are to be had cannot be looked up ({UNREADABLE})")
+    assert "no place" not in detail
+    patient = replace(record, spec={**record.spec, "notify_on": ["waiting 1s"]})
+    assert [UNREADABLE.message in each.text for each in due(patient, now)] == [True]
+    with world.journal() as journal:
+        texts = [line.text for line in history_lines(journal.read())]
+    assert any("cannot be looked up" in text and UNREADABLE.message in text for text in texts)
+    record = world.run()
+    assert record.settled is not None
+    assert record.settled.state is RunState.FINISHED
+
+
+def test_a_refusal_after_that_is_told_as_one() -> None:
+    """The places are known again, and the first of many has nothing."""
+    waiting = ("waiting", 1.0, None, {"retry_at": 2.0, "problem": UNREADABLE.message})
+    refused = ("no_capacity", 4.0, 1, {"nodes": 2, "place": "here-a", "problem": "none left"})
+    assert made(waiting).offers_problem == UNREADABLE.message
+    record = made(waiting, intended(3.0), refused)
+    assert (record.offers_problem, record.refusal) == ("", "none left")
+
+
+def test_who_waits_in_vain_hears_that_nobody_was_asked(tmp_path: Path) -> None:
+    """It pauses as a problem of this machine, not as a want of capacity."""
+    record = unlisted(tmp_path, UNREADABLE, 10_000).run()
+    assert record.settled is not None
+    assert (record.settled.state, record.settled.exit_code) == (RunState.PAUSED, 3)
+    assert UNREADABLE.message in record.settled.detail
+
+
+@pytest.mark.parametrize(
+    "problem", [SpecError("script", "/job.py is not there"), MissingExtra("SkyPilot is missing")]
+)
+def test_what_no_wait_mends_fails_the_run_at_once(tmp_path: Path, problem: SpotguardError) -> None:
+    """As the same problem does when it comes up in the launch."""
+    world = unlisted(tmp_path, problem, 10_000)
+    begun_at = world.clock.now()
+    record = world.run()
+    assert record.settled is not None
+    assert (record.settled.state, record.settled.exit_code) == (RunState.FAILED, 3)
+    assert record.settled.detail == f"the launch failed: {problem.message}"
+    assert world.clock.now() - begun_at < 1.0
