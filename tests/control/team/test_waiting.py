@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from spotguard.control.journal.fold import limits_to_json
 from spotguard.control.journal.record import Kind, Limits
 from spotguard.control.journal.team.books import TeamBooks
 from spotguard.control.journal.team.budget import DEAD_S, TeamBudget, Word
@@ -377,3 +378,21 @@ def test_nodes_ahead_that_the_team_does_not_pay_hold_up_nothing(team: Team) -> N
     faulty.heal()
     team.go_on(120)
     assert first.state is RunState.FINISHED
+
+
+def test_a_run_that_is_resumed_as_it_comes_to_rest_gives_its_money_back_again(team: Team) -> None:
+    """The same controller goes on with it: what it was promised the second time is not kept."""
+    member = team.add(budget_usd=1.0)
+    member.world.write(Kind.USER_STOP)
+    team.go_on(1.0)
+    assert member.record.settled is not None
+    member.world.write(Kind.RESUMED, {"limits": limits_to_json(Limits(budget_usd=1.0))})
+    member.supervisor.tick()
+    assert member.record.settled is None
+    team.go_on(3.0)
+    assert team.books().promised_usd > 0.5
+    team.go_on(120.0)
+    assert member.record.settled is not None
+    assert member.record.settled.state is RunState.FINISHED
+    assert team.books().promised_usd == 0.0
+    assert team.books().spent_usd == pytest.approx(member.world.spent_usd())

@@ -126,6 +126,9 @@ class TeamGate:
         return any(budget.is_over for budget in self._budgets)
 
     def _ask(self) -> str:
+        # What is promised now has to be given back, also where the run was resumed just after it
+        # had come to rest, and this same controller goes on.
+        self._unreleased, self._releasing_since = list(self._budgets), None
         word = self._word()
         return next((why for each in self._budgets if (why := each.ask(word))), "")
 
