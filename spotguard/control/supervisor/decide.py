@@ -40,7 +40,13 @@ from spotguard.control.supervisor.actions import (
     WriteStop,
 )
 from spotguard.control.supervisor.attempt_limits import allot, beside_s, down_due
-from spotguard.control.supervisor.end_reason import judge, judge_nodes, words_of_patience
+from spotguard.control.supervisor.end_reason import (
+    barren,
+    judge,
+    judge_nodes,
+    unsaved,
+    words_of_patience,
+)
 from spotguard.control.supervisor.next_nodes import (
     ask_ahead,
     look_after_ahead,
@@ -165,24 +171,21 @@ def state_of(record: RunRecord) -> RunState:
 def _rest(record: RunRecord, policy: Policy) -> Settle | None:
     """Return how the run settles by what its last attempt did; None if it goes on."""
     last = record.last_ended
-    settled = None
-    if last is not None and last.number > record.resumed_after:
-        settled = _settled_by(last)
-    # A job that was done before it heard of the stop is not to be resumed, only to find that out.
-    finished = settled is not None and settled.state is RunState.FINISHED
-    if record.wish is not None and not finished:
-        detail = record.wish_why or "stopped by you"
-        return Settle(state=RunState.STOPPED, detail=detail, exit_code=EXIT_UNFINISHED)
+    if last is not None and last.number <= record.resumed_after:
+        last = None
+    settled = None if last is None else _settled_by(last)
+    if record.wish is not None and not (last and _outlasts_wish(last)):
+        return _stopped(record, last)
     if settled is not None:
         return settled
-    if _barren(record) >= policy.barren_attempts:
+    if barren(record) >= policy.barren_attempts:
         return Settle(
             state=RunState.PAUSED,
             detail=f"{policy.barren_attempts} attempts in a row made no progress; "
             "see why each ended in `spotguard history`",
             exit_code=NoCapacityError.exit_code,
         )
-    if _unsaved(record) >= 2 * policy.barren_attempts:
+    if unsaved(record) >= 2 * policy.barren_attempts:
         return Settle(
             state=RunState.PAUSED,
             detail=f"{2 * policy.barren_attempts} attempts in a row saved nothing new to go on "
@@ -190,6 +193,33 @@ def _rest(record: RunRecord, policy: Policy) -> Settle | None:
             exit_code=NoCapacityError.exit_code,
         )
     return None
+
+
+def _outlasts_wish(last: AttemptRecord) -> bool:
+    """Tell whether an attempt's end says more than that the run was to stop.
+
+    A job that was done before it heard of that is not to be resumed, only to find that out; one
+    whose save failed, or that crashed, is not to be taken for saved. The signal by which its nodes
+    were taken may look like a crash.
+    """
+    assert last.end is not None
+    if last.end.reason is EndReason.FAILED:
+        return last.down is None or last.down.reason is not EndReason.STOPPED
+    return last.end.reason in (
+        EndReason.FINISHED,
+        EndReason.STORE_FAILED,
+        EndReason.UNPROTECTED,
+    )
+
+
+def _stopped(record: RunRecord, last: AttemptRecord | None) -> Settle:
+    """Settle as the sweep asked, in its words, or the user, with what is known to be saved."""
+    detail = record.wish_why or "stopped by you"
+    if not record.wish_why and last is not None and last.end and last.saved is not None:
+        detail += ", state saved" if last.saved else ", not saved in time"
+        if not last.saved and last.end.reason is EndReason.STOPPED and last.end.detail:
+            detail += f": {last.end.detail}"
+    return Settle(state=RunState.STOPPED, detail=detail, exit_code=EXIT_UNFINISHED)
 
 
 def phase_due(record: RunRecord) -> int:
@@ -246,45 +276,6 @@ def _settled_by(last: AttemptRecord) -> Settle | None:
     detail = words if last.end.detail in ("", words) else f"{words}: {last.end.detail}"
     own = BudgetOf.RUN if reason is EndReason.BUDGET else None
     return Settle(state=state, detail=detail, exit_code=exit_code, lacks_budget_of=own)
-
-
-def _barren(record: RunRecord) -> int:
-    """Return how many attempts in a row, up to the newest, finished no new step.
-
-    One that was told to go on elsewhere, before its first step, says nothing of the job.
-    """
-    count = 0
-    for attempt in reversed(record.attempts):
-        first, last = attempt.resumed_step or 0, attempt.last_step
-        if attempt.number <= record.resumed_after or (last is not None and last > first):
-            break
-        if attempt.end is not None and attempt.end.reason is EndReason.PHASE_DONE:
-            break  # it found all that it was for done already
-        if attempt.end is None or attempt.end.reason is not EndReason.MOVED:
-            count += 1
-    return count
-
-
-def _unsaved(record: RunRecord) -> int:
-    """Return how many attempts in a row, up to the newest, left nothing new to go on from.
-
-    They may have trained: steps that are lost each time are paid each time.
-    """
-    count, next_first = 0, 0
-    for attempt in reversed(record.attempts):
-        if attempt.number <= record.resumed_after or attempt.end is None:
-            break
-        if attempt.started_at is None:
-            count += attempt.end.reason is not EndReason.MOVED
-            continue
-        first, last = attempt.resumed_step or 0, attempt.last_step or 0
-        kept = attempt.last_save.step if attempt.last_save is not None else 0
-        kept = max(kept, next_first, last if attempt.saved else 0)
-        if kept > first or attempt.end.reason is EndReason.PHASE_DONE:
-            break
-        count += attempt.end.reason is not EndReason.MOVED
-        next_first = first
-    return count
 
 
 # ---------------------------------------------------------------- one attempt

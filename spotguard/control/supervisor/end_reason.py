@@ -10,7 +10,7 @@ from spotguard.launch.base import NodeEnd
 from spotguard.shared.units import format_duration
 
 if TYPE_CHECKING:
-    from spotguard.control.journal.record import AttemptRecord, JobEnd, NodeEnded
+    from spotguard.control.journal.record import AttemptRecord, JobEnd, NodeEnded, RunRecord
 
 _BLAME_WINDOW_S = 10.0
 """A job's failure within so many seconds of a node's loss is taken for its consequence."""
@@ -190,3 +190,42 @@ def _guarded(attempt: AttemptRecord) -> bool:
 def words_of_patience(what: str, patience_s: float) -> str:
     """Return a sentence part on something that did not happen in time."""
     return f"{what} within {format_duration(patience_s)}"
+
+
+def barren(record: RunRecord) -> int:
+    """Return how many attempts in a row, up to the newest, finished no new step.
+
+    One that was told to go on elsewhere, before its first step, says nothing of the job.
+    """
+    count = 0
+    for attempt in reversed(record.attempts):
+        first, last = attempt.resumed_step or 0, attempt.last_step
+        if attempt.number <= record.resumed_after or (last is not None and last > first):
+            break
+        if attempt.end is not None and attempt.end.reason is EndReason.PHASE_DONE:
+            break  # it found all that it was for done already
+        if attempt.end is None or attempt.end.reason is not EndReason.MOVED:
+            count += 1
+    return count
+
+
+def unsaved(record: RunRecord) -> int:
+    """Return how many attempts in a row, up to the newest, left nothing new to go on from.
+
+    They may have trained: steps that are lost each time are paid each time.
+    """
+    count, next_first = 0, 0
+    for attempt in reversed(record.attempts):
+        if attempt.number <= record.resumed_after or attempt.end is None:
+            break
+        if attempt.started_at is None:
+            count += attempt.end.reason is not EndReason.MOVED
+            continue
+        first, last = attempt.resumed_step or 0, attempt.last_step or 0
+        kept = attempt.last_save.step if attempt.last_save is not None else 0
+        kept = max(kept, next_first, last if attempt.saved else 0)
+        if kept > first or attempt.end.reason is EndReason.PHASE_DONE:
+            break
+        count += attempt.end.reason is not EndReason.MOVED
+        next_first = first
+    return count

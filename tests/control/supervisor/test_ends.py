@@ -1,11 +1,14 @@
-"""What the end of an attempt says of its save."""
+"""What the end of an attempt says of its save, and of the run."""
 
 from __future__ import annotations
 
 import pytest
 
-from spotguard.events.states import EndReason
-from tests.control.made import Line, launched, made, said, saved, training
+from spotguard.control.supervisor.actions import Settle
+from spotguard.control.supervisor.decide import Observation, decide
+from spotguard.control.supervisor.policy import Policy
+from spotguard.events.states import EndReason, RunState
+from tests.control.made import Line, down_asked, ended, launched, made, said, saved, training
 
 
 @pytest.mark.parametrize(
@@ -43,3 +46,62 @@ def test_what_is_not_known_is_not_claimed() -> None:
     assert {EndReason.FAILED.told(saved) for saved in (True, False, None)} == {
         EndReason.FAILED.label
     }
+
+
+STOPPING = (
+    *launched(),
+    training(),
+    saved(8.0, 8),
+    ("user_stop", 9.0),
+    ("stop_asked", 9.0, 1, {"reason": "stopped"}),
+    ("stop_written", 9.0, 1),
+)
+LOST = said(12.0, "failed", step=12, saved_step=8, saved=False)
+KILLED = (*STOPPING, down_asked(11.0, "stopped"), LOST)
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason", "state", "exit_code"),
+    [
+        (STOPPING, "finished", RunState.FINISHED, 0),
+        (STOPPING, "failed", RunState.FAILED, 10),
+        (STOPPING, "unprotected", RunState.FAILED, 10),
+        (STOPPING, "store_failed", RunState.FAILED, 3),
+        (KILLED, "store_failed", RunState.FAILED, 3),
+        (KILLED, "failed", RunState.STOPPED, 75),
+        (STOPPING, "node_lost", RunState.STOPPED, 75),
+        (STOPPING, "launch_failed", RunState.STOPPED, 75),
+    ],
+)
+def test_a_stop_that_a_job_answers_with_a_failure_is_told_as_one(
+    lines: tuple[Line, ...], reason: str, state: RunState, exit_code: int
+) -> None:
+    """Who believed that it had been saved would delete what it can be resumed from.
+
+    What a job says as its nodes are taken from it by force is no failure of its own.
+    """
+    record = made(*lines, ended(13.0, reason, last_step=12))
+    action = decide(record, Observation(), 14.0, Policy())
+    assert isinstance(action, Settle)
+    assert (action.state, action.exit_code) == (state, exit_code)
+
+
+@pytest.mark.parametrize(
+    ("lines", "detail"),
+    [
+        ((*STOPPING, saved(11.0, 12)), "stopped by you, state saved"),
+        ((*STOPPING, LOST), "stopped by you, not saved in time: so it ended"),
+        ((*launched(), ("user_stop", 9.0)), "stopped by you"),
+        (
+            (*STOPPING[:3], ("compared", 9.0, None, {"stop": True, "why": "place 2 of 2"})),
+            "place 2 of 2",
+        ),
+    ],
+)
+def test_a_run_that_you_stop_says_what_is_saved(lines: tuple[Line, ...], detail: str) -> None:
+    """As far as it is known; one that its sweep stops has that one's words."""
+    end = ended(13.0, "stopped", last_step=None if len(lines) == 3 else 12)
+    end[3]["detail"] = "so it ended"
+    action = decide(made(*lines, end), Observation(), 14.0, Policy())
+    assert isinstance(action, Settle)
+    assert (action.state, action.detail) == (RunState.STOPPED, detail)
