@@ -58,6 +58,7 @@ _VOCABULARIES: dict[str, type[Enum]] = {
 
 _KEY_ARGUMENTS: dict[str, Any] = {
     "number": 7,
+    "machine": "5f5f5f5f",
     "node": 3,
     "rank": 2,
     "step": 40,
