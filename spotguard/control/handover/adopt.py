@@ -50,7 +50,7 @@ from spotguard.control.run_folder import RunFolder, runs_folder, split_place
 from spotguard.control.supervisor.actions import Alert, Settle
 from spotguard.control.supervisor.decide import EXIT_UNFINISHED, Observation, decide
 from spotguard.control.supervisor.end_reason import judge
-from spotguard.control.supervisor.lease import Lease, check_dead, read_holder
+from spotguard.control.supervisor.lease import Lease, check_dead, read_aged_holder
 from spotguard.control.supervisor.policy import Policy
 from spotguard.control.supervisor.request import cluster_name
 from spotguard.errors import DamagedCheckpoint, JournalDamaged, NotFound, UsageError
@@ -126,7 +126,8 @@ def adopt_run(url: str, tell: Tell = _silent, *, private: Private | None = None)
     job = private.job(body["spec"])
     moves = [_place_data(place, private.job(place.job)) for place in body["places"]]
     machine = machine_id(spotguard_home())
-    was_elsewhere = check_dead(read_holder(store), machine, time.time()) is not None
+    found = read_aged_holder(store, machine, time.time())
+    was_elsewhere = check_dead(found, machine, time.time()) is not None
     folder = RunFolder(runs_folder() / run_id)
     folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
     with folder.control(patience_s=1.0) as alone:

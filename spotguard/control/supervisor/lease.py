@@ -314,6 +314,12 @@ def aged_by_store(store: ObjectStore, found: Holder, machine: str, now: float) -
     return found if theirs is None else replace(found, renewed_at=now - theirs + found.stored_at)
 
 
+def read_aged_holder(store: ObjectStore, machine: str, now: float) -> tuple[Holder, str] | None:
+    """Return what `read_holder` does, as old as the store says: for who would take the run over."""
+    found = read_holder(store)
+    return None if found is None else (aged_by_store(store, found[0], machine, now), found[1])
+
+
 def check_ours(store: ObjectStore, machine: str, now: float) -> None:
     """Check that no other machine has the run, or had it last.
 

@@ -4,12 +4,14 @@ import json
 import stat
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
 from spotguard.cli.policy.controller import words
 from spotguard.control import api
+from spotguard.control.handover import adopt as adopt_module
 from spotguard.control.handover import move as move_module
 from spotguard.control.handover import stored_wishes
 from spotguard.control.handover.move import Mover, bring_back, end_node, standing
@@ -271,6 +273,19 @@ def test_a_laptop_whose_clock_is_ahead_ends_no_node_that_controls_its_run(homes:
         bring_back(homes.place, homes.clock, asked.append)
     assert homes.ended == []
     assert asked == ["asking the node to let the run go"]
+
+
+def test_a_machine_whose_clock_is_ahead_keeps_its_journal_as_it_may_not_adopt(
+    homes: Homes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By that clock the other's controller is dead, and what it did since is missing here."""
+    moved(homes)
+    homes.serves()
+    before = sorted(homes.folder("laptop").path.iterdir())
+    monkeypatch.setattr(adopt_module, "time", SimpleNamespace(time=lambda: time.time() + 3600.0))
+    with homes.at("laptop"), pytest.raises(UsageError, match="in the hands of"):
+        homes.steering.adopt(homes.place)
+    assert sorted(homes.folder("laptop").path.iterdir()) == before
 
 
 @pytest.mark.parametrize("way", ["bring back", "adopt"])
