@@ -25,6 +25,7 @@ from torch.autograd.graph import _engine_run_backward
 from spotguard.errors import UsageError
 from spotguard.runtime.distributed.buckets import cut_into_buckets, flatten, own_copy, unflatten
 from spotguard.runtime.distributed.by_hand import TrainedByHand
+from spotguard.runtime.distributed.no_sync import NoSyncWatch
 from spotguard.runtime.distributed.wrappers import (
     LateWrappers,
     find_wrappers,
@@ -68,6 +69,9 @@ class GradientSync:
         for ddp in wrappers.ddp:
             refuse_thawed(ddp)
             settle_buckets(ddp)
+        self._no_sync = NoSyncWatch(wrappers.ddp if ranks.world_size > 1 else [])
+        self._is_last = False
+        """True while the step's last micro-batch is under way."""
         self.managed_elsewhere = bool(wrappers.modules)
         self.meets_in_forward = any(map(_meets_in_forward, [*modules, *wrappers.modules]))
         """True if all ranks must run as many forward passes in a step; see `evened_out`."""
@@ -135,11 +139,17 @@ class GradientSync:
 
     def begin(self, share: Share) -> None:
         """Prepare for the forward pass of a micro-batch; the last one synchronises."""
+        self._is_last = share.last
         for ddp in self._wrappers.ddp:
             wanted = self._only is None or any(map(self._is_wanted, ddp.parameters()))
             ddp.require_backward_grad_sync = share.last and wanted
+        if self._ranks.world_size > 1:
+            self._no_sync.begin([d for d in self._wrappers.ddp if d.require_backward_grad_sync])
+        self._tell_fsdp(synchronise=share.last)
+
+    def _tell_fsdp(self, *, synchronise: bool) -> None:
         for fsdp in self._wrappers.fsdp:
-            fsdp.set_requires_gradient_sync(share.last, recurse=False)
+            fsdp.set_requires_gradient_sync(synchronise, recurse=False)
 
     def backward(self, loss: torch.Tensor, weight: float, share: Share) -> None:
         """Add the gradient of `weight * loss`; after the last one, gradients are the global mean.
@@ -159,6 +169,10 @@ class GradientSync:
             if self._ranks.world_size > 1:  # alone nothing is counted twice, and nothing added up
                 self._look_again()
                 self._count_once(filter(self._is_wanted, self._counted.values()))
+        if self._is_last and self._ranks.world_size > 1:
+            # A script that accumulates by itself may have told it something else since `begin`.
+            self._tell_fsdp(synchronise=True)
+            self._no_sync.before_backward()
         return weight * self._ranks.world_size if self.managed_elsewhere else weight
 
     def end_backward(self, share: Share) -> None:
@@ -167,6 +181,7 @@ class GradientSync:
             self._begun = False
             self._look_again()
             if self._ranks.world_size > 1:
+                self._no_sync.after_backward()
                 self._synchronise()
 
     def _synchronise(self) -> None:
@@ -211,10 +226,10 @@ class GradientSync:
     def close(self) -> None:
         """Let what wraps a module synchronise by itself again."""
         self._late.close()
+        self._no_sync.close()
         for ddp in self._wrappers.ddp:
             ddp.require_backward_grad_sync = True
-        for fsdp in self._wrappers.fsdp:
-            fsdp.set_requires_gradient_sync(True, recurse=False)
+        self._tell_fsdp(synchronise=True)
 
     def _reduce(self, parameters: Iterable[torch.Tensor]) -> None:
         buckets = list(cut_into_buckets(parameters))
