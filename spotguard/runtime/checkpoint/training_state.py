@@ -397,7 +397,7 @@ class Keeper:
 
     def emergency_s(self) -> float:
         """Return the expected seconds of an emergency save, from the rate measured so far."""
-        return save_time.emergency_s(self.saver.last, self.objects.values())
+        return save_time.emergency_s(self.saver.last, list(self.objects.values()))
 
     def may_save(self) -> bool:
         """Return whether a save that is due at this boundary is to begin; the same on all ranks.

@@ -38,7 +38,7 @@ class NoSyncWatch:
 
     def _no_sync(self, ddp: DistributedDataParallel) -> AbstractContextManager[Any]:
         self._entered.add(id(ddp))
-        context: AbstractContextManager[Any] = type(ddp).no_sync(ddp)  # type: ignore[no-untyped-call]
+        context: AbstractContextManager[Any] = type(ddp).no_sync(ddp)
         return context
 
     def begin(self, expected: list[DistributedDataParallel]) -> None:

@@ -8,6 +8,7 @@ and sets the stop after the largest of them. A rank that is behind trains on to 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -158,7 +159,10 @@ class StopWatch:
         self._coordinator = coordinator
         self._rank = rank
         self._world_size = world_size
-        self._reserve_s = reserve_s
+        self._ask_reserve_s = reserve_s
+        self._reserved_s = 0.0
+        self._is_troubled = False
+        """True once a look has failed: that is told once."""
         self._on_agreed = on_agreed
         self._agree_timeout_s = agree_timeout_s
         self._pending: list[StopRequest] = []
@@ -244,12 +248,22 @@ class StopWatch:
         except ConnectionError:  # a request of our own must be heard all the same
             coordinator = self._coordinator
         while not self._closed:
-            request = self._due(coordinator)
+            request = self._looked(coordinator)
             if request is not None:
                 self._settle(request, coordinator)
                 return
             with self._changed:
                 self._changed.wait(_POLL_S)
+
+    def _looked(self, coordinator: Coordinator) -> StopRequest | None:
+        """Return what `_due` does; a look that fails is made again, and ends the watch of none."""
+        try:
+            return self._due(coordinator)
+        except (RuntimeError, LookupError, TypeError, ValueError) as problem:
+            if not self._is_troubled:
+                self._is_troubled = True
+                log.warning("could not look whether to stop, and looks again: %r", problem)
+            return None
 
     def _due(self, coordinator: Coordinator) -> StopRequest | None:
         """Return the request of any rank that must be acted on now."""
@@ -279,6 +293,12 @@ class StopWatch:
         # The cloud's own word says more than the SIGTERM that follows it, but may be later.
         noticed = [r for r in pending if r.reason is EndReason.PREEMPTED]
         return self.nearest((noticed or urgent)[0])
+
+    def _reserve_s(self) -> float:
+        """Return the reserve as it is, or was: the script may change what it is reckoned from."""
+        with contextlib.suppress(RuntimeError):  # "dictionary changed size during iteration"
+            self._reserved_s = self._ask_reserve_s()
+        return self._reserved_s
 
     def _begin_to_settle(self) -> bool:
         """Return True once: what makes the process stop is decided in one place."""

@@ -433,6 +433,42 @@ def test_the_reserve_is_asked_anew(clock: FakeClock) -> None:
     assert watch._mine_due() is not None
 
 
+def test_a_reserve_that_cannot_be_reckoned_is_that_of_before(clock: FakeClock) -> None:
+    """The main thread tracks one more model just then; the stop comes when it was to come."""
+    answers: list[float] = [30.0]
+
+    def reserve_s() -> float:
+        if not answers:
+            raise RuntimeError("dictionary changed size during iteration")
+        return answers.pop()
+
+    watch, _ = watch_of(StopGate(), Alone(), reserve_s=reserve_s)
+    watch.request(request(EndReason.PREEMPTED, deadline_at=clock.now() + 60))
+    assert watch._mine_due() is None
+    clock.advance(29)
+    assert watch._mine_due() is None
+    clock.advance(1)
+    assert watch._mine_due() is not None
+
+
+def test_a_look_that_fails_ends_no_watch(caplog: pytest.LogCaptureFixture) -> None:
+    """What cannot be read is told once, and the next look finds the request all the same."""
+    words = FakeRendezvous()
+    words.words["stop/request"] = "no JSON"
+    watch, told = watch_of(StopGate(), words.rank(0), world=2)
+
+    def mend(rank: int, operation: str, key: str) -> None:
+        looks.append(key)
+        if looks.count("stop/request") == 3:
+            words.words["stop/request"] = request().to_json()
+
+    looks: list[str] = []
+    words.before = mend
+    settle(watch)
+    assert [agreed.reason for agreed, _ in told] == [EndReason.TERMINATED]
+    assert sum("looks again" in message for message in caplog.messages) == 1
+
+
 @pytest.mark.parametrize(
     ("reason", "deadline_s"),
     [
