@@ -31,6 +31,7 @@ from spotguard.runtime.state.sharding import is_sharded
 from spotguard.runtime.state.tracked import Tracked, TrackedModule, TrackedOptimizer
 from spotguard.runtime.state.tree import Packed
 from spotguard.runtime.state.weight_witness import WeightWitness
+from spotguard.runtime.step import loss_to_tell
 from spotguard.shared.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -316,7 +317,6 @@ class Keeper:
     def heartbeat(self) -> Heartbeat:
         """Return how far this rank is, and what it has saved."""
         last = self.saver.last
-        loss = self.step.own_loss if self.step else None
         return Heartbeat(
             at=clock.now(),
             attempt=self._attempt,
@@ -326,7 +326,7 @@ class Keeper:
             epoch=self.epoch,
             train_s=self.train_s,
             step_s=self.step_s or None,
-            loss=None if loss is None else float(loss),
+            loss=loss_to_tell(self.step),
             saved_step=last.step if last else None,
             saved_at=last.at if last else None,
             metrics=self._metrics.newest(),

@@ -267,8 +267,12 @@ class Metrics:
         by_name: dict[str, list[_Point]] = {}
         for point in points:
             by_name.setdefault(point.name, []).append(point)
-        for name, of_name in by_name.items():
-            values = [_plain(point.value) for point in of_name]
+        for name, logged in by_name.items():
+            read = [(point, _plain(point.value)) for point in logged]
+            of_name = [point for point, value in read if value is not None]
+            values = [value for _, value in read if value is not None]
+            if not values:
+                continue
             self._newest.pop(name, None)  # the order is that of the last time
             self._newest[name] = values[-1]
             yield MetricLine(
@@ -301,8 +305,11 @@ def _number(name: str, value: Any) -> Any:
     )
 
 
-def _plain(value: Any) -> float:
+def _plain(value: Any) -> float | None:
+    """Return the number, or None if its device has failed and gives none any more."""
     try:
         return float(value)
     except OverflowError:  # an int of more than a thousand digits
         return math.inf if value > 0 else -math.inf
+    except RuntimeError:  # as of CUDA, to whatever is asked of the GPU after a failed kernel
+        return None

@@ -40,6 +40,9 @@ _CALM = frozenset({JobEvent.WITHDRAWN.value})
 _PROBLEMS = (StoreError, OSError)
 """What a store raises, and one that breaks its promise: an error that ended the thread would be the
 end of all that is heard of the job."""
+_OF_MACHINES = (RuntimeError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+_TROUBLES = (*_PROBLEMS, *_OF_MACHINES)
+"""What may come of looking at a machine whose GPU or driver fails; events are told all the same."""
 _METRICS_S = 2.0
 _LAST_WORD_S = 2.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
@@ -172,12 +175,12 @@ class Reporter:
         """Store what was logged; for a short time only, as the heartbeat waits for it."""
         if self._metrics is None:
             return
-        if measure:
-            self._metrics.measure()
         try:
+            if measure:
+                self._metrics.measure()
             with give_up_after(_METRICS_S):
                 self._metrics.flush()
-        except _PROBLEMS as problem:
+        except _TROUBLES as problem:
             log.warning("metrics could not be stored yet: %s", problem)
 
     def _last_beat(self) -> None:
@@ -188,7 +191,7 @@ class Reporter:
             with give_up_after(_METRICS_S):
                 beat = self._heartbeat()
                 self._store.put(keys.heartbeat(self._attempt, self._node), beat.to_json())
-        except _PROBLEMS as problem:
+        except _TROUBLES as problem:
             log.warning("no heartbeat: %s", problem)
 
     def _beat(self) -> None:
@@ -199,7 +202,7 @@ class Reporter:
                 self._look_for_stop()
             if self._look is not None:
                 self._look()
-        except _PROBLEMS as problem:
+        except _TROUBLES as problem:
             if self._heartbeat is not None:  # one rank of a node says so
                 log.warning("no heartbeat: %s", problem)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from spotguard.runtime.data.loader import Share
-from spotguard.runtime.step import Step
+from spotguard.runtime.step import Step, loss_to_tell
 
 _SHARE = Share(step=0, number=0, weight=1.0, indices=(0,), last=True)
 
@@ -91,3 +91,12 @@ def test_what_is_refused_before_the_pass_leaves_nothing_expected() -> None:
     with pytest.raises(ValueError, match="too late"):
         at_its_batch(witness).weighted(torch.tensor(2.0)).__enter__()
     assert witness.told == ["expected", "begun", "no more expected"]
+
+
+def test_a_loss_that_its_device_gives_no_more_is_none() -> None:
+    """A heartbeat is made of it, by the thread that has to tell the failed GPU's end."""
+    for device, told in (("cpu", 2.0), ("meta", None)):  # the latter has no values, either
+        step = at_its_batch(Witness())
+        step._pass.losses.append((_SHARE, torch.full((), 2.0, device=device), 1.0))
+        assert loss_to_tell(step) == told
+    assert loss_to_tell(None) is None

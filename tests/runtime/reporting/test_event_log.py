@@ -295,6 +295,34 @@ def test_whatever_goes_wrong_in_a_report_the_next_one_is_made() -> None:
     assert next(beats) > 1
 
 
+class Failing:
+    """A machine of which nothing can be measured any more."""
+
+    def measure(self) -> None:
+        """Fail as CUDA does once a kernel has failed."""
+        raise RuntimeError("CUDA error: an illegal memory access was encountered (scripted)")
+
+    flush = measure
+
+
+def test_a_machine_that_fails_swallows_no_event() -> None:
+    """Neither a measurement nor a heartbeat that it breaks ends the thread that tells the end."""
+    store, beaten = MemoryStore(), threading.Semaphore(0)
+
+    def beat() -> Heartbeat:
+        beaten.release()
+        raise RuntimeError("CUDA error: an illegal memory access was encountered (scripted)")
+
+    reporter = reporter_of(store, beat)
+    reporter._metrics = Failing()  # type: ignore[assignment]
+    reporter.start()
+    assert all(beaten.acquire(timeout=30.0) for _ in range(2))
+    reporter.event(JobEvent.ENDED, number=1)
+    reporter.close(30.0)
+    assert not reporter._thread.is_alive()
+    assert sorted(Seen().read(store)) == [1]
+
+
 def test_a_store_that_is_away_for_long_starves_nobody() -> None:
     """Meanwhile the heart beats, who waits is let go, and at the end it is tried once more."""
     inner, back = MemoryStore(), threading.Event()

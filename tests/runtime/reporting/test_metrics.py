@@ -213,6 +213,21 @@ def test_a_tensor_is_taken_as_it_is_now() -> None:
     assert series(store, 0) == [(0, 1.0, 1)]
 
 
+def test_a_value_that_its_device_gives_no_more_is_left_out() -> None:
+    """After a kernel has failed CUDA refuses all that is asked of it; the other values count."""
+    store = MemoryStore()
+    mine = metrics(store)
+    lost = torch.ones((), device="meta")  # which has no value, either
+    mine.log(0, {"loss": lost, "late": 1.0})
+    mine.log(1, {"loss": 2.0, "late": lost})
+    mine.log(1, {"gone": lost})
+    mine.flush()
+    assert series(store, 0) == [(1, 2.0, 1)]
+    assert series(store, 0, name="late") == [(0, 1.0, 1)]
+    assert series(store, 0, name="gone") == []
+    assert mine.newest() == {"loss": 2.0, "late": 1.0}
+
+
 @pytest.mark.parametrize("name", ["", "1st", "spotguard/step_s", "a\nb", "x" * 129, "a=b"])
 def test_names_that_are_none_are_refused(name: str) -> None:
     """Also the runtime's own."""
