@@ -310,8 +310,10 @@ class StopWatch:
     def _settle(self, request: StopRequest, coordinator: Coordinator) -> None:
         if not self._begin_to_settle():
             return
+        timeout_s = self._timeout_s(request)
+        coordinator.hurry(timeout_s)  # whoever has asked: the loop waits at its gate meanwhile
         stop_after, everybody = self._gate.agree(
-            coordinator, self._rank, self._world_size, self._timeout_s(request)
+            coordinator, self._rank, self._world_size, timeout_s
         )
         self.agreed = request if everybody else replace(request, solo=True)
         self._on_agreed(self.agreed, stop_after)

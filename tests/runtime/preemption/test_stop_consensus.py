@@ -18,6 +18,7 @@ from spotguard.runtime.preemption.stop_consensus import (
     StopWatch,
 )
 from spotguard.testing import FakeClock, FakeRendezvous
+from spotguard.testing.coordination import FakeCoordinator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -316,6 +317,26 @@ def test_the_request_of_one_rank_reaches_all() -> None:
         assert agreed.warned_at == pytest.approx(time.time(), abs=60)
         assert stop_after == 5
         assert not gate.enter(5)
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_no_rank_is_patient_while_it_holds_the_loop(*, asks: bool) -> None:
+    """Whoever has asked: an answer that takes 30 seconds is lost contact, and the loop goes on."""
+    words = FakeRendezvous()
+    words.words["stop/entered/1"] = "[0, 0]"
+    if not asks:
+        words.words["stop/request"] = request().to_json()
+    told: list[float] = []
+
+    class Told(FakeCoordinator):
+        def hurry(self, patience_s: float) -> None:
+            told.append(patience_s)
+
+    watch, _ = watch_of(StopGate(), NeverFails(Told(words, 0)), world=2, agree_timeout_s=0.5)
+    if asks:
+        watch.request(request())
+    settle(watch)
+    assert told[-1] == 0.5
 
 
 def test_a_rank_behind_trains_up_to_the_stop() -> None:
