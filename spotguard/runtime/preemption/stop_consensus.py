@@ -44,6 +44,8 @@ class StopRequest:
     """Epoch seconds of the first word of it."""
     deadline_at: float | None = None
     """Epoch seconds at which the process may be dead; None if nobody is in a hurry."""
+    source: str = ""
+    """Which source of notices has said so, and may take it back; empty if it is none."""
     solo: bool = False
     """True if the other ranks did not answer: this rank saves what it has."""
 
@@ -229,10 +231,10 @@ class StopWatch:
             return None
         return StopRequest.from_json(word) if word else None
 
-    def withdraw(self, reason: EndReason) -> None:
-        """Take back requests of `reason` that are not due yet."""
+    def withdraw(self, source: str) -> None:
+        """Take back what this source of notices has asked for, unless it is due already."""
         with self._changed:
-            self._pending = [r for r in self._pending if r.reason is not reason]
+            self._pending = [r for r in self._pending if r.source != source]
 
     def close(self, timeout_s: float = 0.0) -> None:
         """Stop watching; blocks until the thread has ended, `timeout_s` at most."""

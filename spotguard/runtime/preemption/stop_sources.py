@@ -47,7 +47,8 @@ class Listener:
         self._closed = threading.Event()
         self.sigterm: StopRequest | None = None
         """What the first SIGTERM asked for."""
-        self._noticed_until: float | None = None
+        self._noticed: dict[str, float | None] = {}
+        """The notices in force: until when there is time, by the source that says so."""
         self._began_at = clock.now()
         self._signals: SignalWatch | None = None
         self._threads: list[threading.Thread] = []
@@ -111,15 +112,19 @@ class Listener:
         now = clock.now()
         deadline = now + self._settings.grace_s
         if self._noticed_until is None and (notice := self._ask_why()) is not None:
-            self._noticed_until = min(deadline, max(notice.deadline_at or deadline, now))
-            self._mark_leaving(leaving=True)
-            return _request_of(replace(notice, deadline_at=self._noticed_until))
+            until = min(deadline, max(notice.deadline_at or deadline, now))
+            self._heed(notice.source, until)
+            return _request_of(replace(notice, deadline_at=until))
         if self._noticed_until is not None:
             # The end of an announced grace: the notice's own deadline may be nearer.
             deadline = min(deadline, max(self._noticed_until, now))
         return StopRequest(
             reason=EndReason.TERMINATED, message="SIGTERM", warned_at=now, deadline_at=deadline
         )
+
+    @property
+    def _noticed_until(self) -> float | None:
+        return min((until for until in list(self._noticed.values()) if until), default=None)
 
     def _ask_why(self) -> Notice | None:
         """Ask the cloud once: it may have announced this very end a moment ago, to nobody yet."""
@@ -181,12 +186,11 @@ class Listener:
                 Path(self._settings.leaving_file).unlink(missing_ok=True)
 
     def _changed(self, source: NoticeSource, notice: Notice | None) -> None:
-        if notice is None:
+        if notice is None or (notice.advisory and source.name in self._noticed):
             log.info("the %s notice was withdrawn", source.name)
             self._reporter.event(JobEvent.WITHDRAWN, source=source.name)
-            self._noticed_until = None
-            self._mark_leaving(leaving=False)
-            self._watch.withdraw(EndReason.PREEMPTED)
+            self._take_back(source)
+        if notice is None:
             return
         self._reporter.event(
             JobEvent.NOTICE,
@@ -198,9 +202,19 @@ class Listener:
         log.info("%s announces: %s", notice.source, notice.action)
         if notice.advisory:
             return
-        self._noticed_until = notice.deadline_at
-        self._mark_leaving(leaving=True)
+        self._heed(source.name, notice.deadline_at)
         self._watch.request(_request_of(notice))
+
+    def _heed(self, source: str, until: float | None) -> None:
+        self._noticed[source] = until
+        self._mark_leaving(leaving=True)
+
+    def _take_back(self, source: NoticeSource) -> None:
+        """Forget what this source has asked for; another one's notice stays in force."""
+        self._noticed.pop(source.name, None)
+        if not self._noticed:
+            self._mark_leaving(leaving=False)
+        self._watch.withdraw(source.name)
 
 
 def _request_of(notice: Notice) -> StopRequest:
@@ -209,6 +223,7 @@ def _request_of(notice: Notice) -> StopRequest:
         message=f"{notice.source}: {notice.action}",
         warned_at=clock.now(),
         deadline_at=notice.deadline_at,
+        source=notice.source,
     )
 
 

@@ -542,15 +542,24 @@ def test_a_deadline_that_comes_after_the_agreement_counts() -> None:
 
 
 def test_a_withdrawn_notice_stops_nothing(clock: FakeClock) -> None:
-    """Azure takes evictions back; other requests stay."""
+    """Azure takes evictions back; other requests stay, also another source's of the same kind."""
     watch, _ = watch_of(StopGate(), Alone())
-    watch.request(request(EndReason.PREEMPTED, deadline_at=clock.now() + 50))
-    watch.withdraw(EndReason.PREEMPTED)
+    watch.request(request(EndReason.PREEMPTED, deadline_at=clock.now() + 50, source="azure"))
+    watch.withdraw("azure")
     clock.advance(60)
     assert watch._mine_due() is None
 
+    watch.request(request(EndReason.PREEMPTED, deadline_at=clock.now() + 50, source="file"))
+    watch.withdraw("azure")
+    assert watch._mine_due() is None
+    clock.advance(60)
+    due = watch._mine_due()
+    assert due is not None
+    assert due.source == "file"
+    watch.withdraw("file")
+
     watch.request(request(EndReason.BUDGET))
-    watch.withdraw(EndReason.PREEMPTED)
+    watch.withdraw("azure")
     due = watch._mine_due()
     assert due is not None
     assert due.reason is EndReason.BUDGET

@@ -28,7 +28,7 @@ class Heard:
 
     events: list[tuple[JobEvent, dict[str, Any]]] = field(default_factory=list)
     requests: list[StopRequest] = field(default_factory=list)
-    withdrawn: list[EndReason] = field(default_factory=list)
+    withdrawn: list[str] = field(default_factory=list)
 
     def event(self, kind: JobEvent, **data: Any) -> None:
         """Be told an event."""
@@ -38,9 +38,9 @@ class Heard:
         """Be asked to stop."""
         self.requests.append(request)
 
-    def withdraw(self, reason: EndReason) -> None:
+    def withdraw(self, source: str) -> None:
         """Be told that it is over."""
-        self.withdrawn.append(reason)
+        self.withdrawn.append(source)
 
     def kinds(self) -> list[JobEvent]:
         """Return the events without their data."""
@@ -149,8 +149,36 @@ def test_a_withdrawn_notice_takes_its_request_back(listen: Any) -> None:
     poll(listener, Script([NOTICE, None, None, NOTICE]))
 
     assert heard.kinds() == [JobEvent.NOTICE, JobEvent.WITHDRAWN, JobEvent.NOTICE]
-    assert heard.withdrawn == [EndReason.PREEMPTED]
-    assert len(heard.requests) == 2
+    assert heard.withdrawn == ["aws"]
+    assert [request.source for request in heard.requests] == ["aws", "aws"]
+
+
+def test_what_one_source_takes_back_stays_another_ones(listen: Any, tmp_path: Path) -> None:
+    """A notice file is still there when the cloud's eviction is off: the node is to be left."""
+    leaving = tmp_path / "leaving"
+    listener, heard = listen(leaving_file=str(leaving))
+    told = Notice(source="file", action="file", deadline_at=1_900_000_000.0)
+    poll(listener, Script([told], name="file"))
+    poll(listener, Script([NOTICE, None]))
+    assert heard.withdrawn == ["aws"]
+    assert leaving.exists()
+    assert listener._noticed_until == told.deadline_at
+    poll(listener, Script([told, None], name="file"))
+    assert heard.withdrawn == ["aws", "file"]
+    assert not leaving.exists()
+    assert listener._noticed_until is None
+
+
+def test_an_interruption_that_becomes_a_recommendation_is_taken_back(
+    listen: Any, tmp_path: Path
+) -> None:
+    """The node is not to be taken any more; that it may be some day stops nothing."""
+    leaving = tmp_path / "leaving"
+    listener, heard = listen(leaving_file=str(leaving))
+    poll(listener, Script([NOTICE, ADVICE]))
+    assert heard.kinds() == [JobEvent.NOTICE, JobEvent.WITHDRAWN, JobEvent.NOTICE]
+    assert heard.withdrawn == ["aws"]
+    assert not leaving.exists()
 
 
 def test_a_source_that_fails_warns_once(listen: Any) -> None:
@@ -269,7 +297,7 @@ def test_sigterm_keeps_the_nearer_deadline(listen: Any) -> None:
     near = Notice(source="aws", action="terminate", deadline_at=time.time() + 4)
     poll(listener, Script([near]))
     listener._on_sigterm()
-    listener._noticed_until = time.time() - 10
+    listener._noticed["aws"] = time.time() - 10
     listener._on_sigterm()
 
     alone, noticed, after, late = heard.requests
