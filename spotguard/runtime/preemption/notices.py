@@ -258,19 +258,27 @@ class FileNotices:
     def __init__(self, path: str) -> None:
         self._path = Path(path)
         self._was_missing = False
+        self._seen: tuple[str, float, Notice] | None = None
 
     def check(self) -> Notice | None:
         """Return the notice while the file exists."""
         try:
             text = self._path.read_text()
-            written_at = self._path.stat().st_mtime if self._was_missing else None
+            modified_at = self._path.stat().st_mtime
         except FileNotFoundError:
-            self._was_missing = True
+            self._was_missing, self._seen = True, None
             return None
+        if self._seen is None or self._seen[:2] != (text, modified_at):
+            # Only what was written since the last look tells what time it is for its writer.
+            is_new = self._was_missing or self._seen is not None
+            self._seen = text, modified_at, self._read(text, modified_at if is_new else None)
+            self._was_missing = False
+        return self._seen[2]
+
+    def _read(self, text: str, written_at: float | None) -> Notice:
         body = untrusted.parse_object(text, "the notice") if text.strip() else {}
         told_at = _instant(body, "deadline_at") if body.get("deadline_at") else None
         deadline_at = None if told_at is None else _by_clock(told_at, written_at)
-        self._was_missing = False
         return Notice(source=self.name, action="file", deadline_at=deadline_at)
 
 

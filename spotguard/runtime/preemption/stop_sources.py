@@ -34,6 +34,8 @@ _SILENT_AFTER = 5
 _SLOW_POLL_S = 5.0
 _OUTLIVED_S = 30.0
 _JOIN_S = 1.0  # a source may be asked just now, and be slow to answer
+_NEARER_S = 2.0
+"""By how much a deadline must come nearer to be told: it may be recomputed at each look."""
 _ASK_S = 0.3  # a metadata service answers within milliseconds, and SIGTERM leaves 15 s or more
 
 
@@ -154,7 +156,7 @@ class Listener:
         return None if notice.deadline_at < self._began_at - _OUTLIVED_S else notice
 
     def _poll(self, source: NoticeSource) -> None:
-        """Ask `source` until the process ends; report the first notice and its withdrawal."""
+        """Ask `source` until the process ends; report what changes: a notice, its withdrawal."""
         known: Notice | None = None
         failures = 0
         while not self._closed.is_set():
@@ -170,7 +172,7 @@ class Listener:
                     )
                 self._closed.wait(1.0 if failures < _SILENT_AFTER else _SLOW_POLL_S)
                 continue
-            if found != known and not _same(found, known):
+            if found != known and (not _same(found, known) or _is_nearer(found, known)):
                 self._changed(source, found)
                 known = found
             self._closed.wait(source.poll_s)
@@ -232,3 +234,10 @@ def _same(one: Notice | None, other: Notice | None) -> bool:
     if one is None or other is None:
         return one is other
     return (one.source, one.action, one.advisory) == (other.source, other.action, other.advisory)
+
+
+def _is_nearer(one: Notice | None, other: Notice | None) -> bool:
+    """Return True if `one` leaves clearly less time than `other`, or says at last how much."""
+    if one is None or other is None or one.deadline_at is None:
+        return False
+    return other.deadline_at is None or one.deadline_at < other.deadline_at - _NEARER_S

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import threading
 import time
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -259,6 +261,22 @@ def test_a_file_is_a_notice(tmp_path: Path) -> None:
     path.unlink()
 
     assert source.check() is None
+
+
+def test_the_clock_of_a_files_writer_counts_at_each_look(tmp_path: Path) -> None:
+    """One an hour ahead, as on a shared folder: what its notice means does not change with time."""
+    path = tmp_path / "notice"
+    source = FileNotices(str(path))
+    assert source.check() is None
+    for left_s in (90, 40):
+        now = int(time.time()) + 3600
+        at = datetime.fromtimestamp(now + left_s, timezone.utc).isoformat()
+        path.write_text(json.dumps({"deadline_at": at}))
+        os.utime(path, (now, now))
+        first, again = source.check(), source.check()
+        assert first is not None
+        assert first.deadline_at == pytest.approx(time.time() + left_s, abs=20)
+        assert again == first
 
 
 @pytest.mark.parametrize("text", ["not json", "[]", '{"deadline_at": "soon"}'])

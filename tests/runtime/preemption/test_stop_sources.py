@@ -133,6 +133,24 @@ def test_a_notice_is_reported_once_and_asks_to_stop(listen: Any) -> None:
     assert request.warned_at == pytest.approx(time.time(), abs=60)
 
 
+def test_a_deadline_that_comes_nearer_asks_again(listen: Any) -> None:
+    """Azure's eviction that starts before its time, a file that is rewritten.
+
+    One that is recomputed at each look, or put off, is the notice that is known; one that is named
+    at last is told, too.
+    """
+    listener, heard = listen()
+    until = NOTICE.deadline_at or 0.0
+    moved = [until, until + 60, until - 1.5, until - 30, until - 31, until + 1]
+    notices = [Notice(source="aws", action="terminate", deadline_at=at) for at in (None, *moved)]
+    poll(listener, Script([*notices]))
+
+    assert [request.deadline_at for request in heard.requests] == [None, until, until - 30]
+    assert heard.kinds() == [JobEvent.NOTICE] * 3
+    assert heard.withdrawn == []
+    assert listener._noticed_until == until - 30
+
+
 def test_a_recommendation_only_advises(listen: Any) -> None:
     """A rebalance recommendation is reported, but stops nothing: the node may live for hours."""
     listener, heard = listen()
