@@ -17,6 +17,7 @@ from torch.compiler import is_compiling
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from spotguard.errors import UsageError
+from spotguard.runtime.distributed.carried_gradients import CarriedGradients, has_gradient
 from spotguard.runtime.distributed.gradients import count_parameters
 from spotguard.runtime.distributed.wrappers import parameters_of
 from spotguard.runtime.state.module_wrappers import plain_key
@@ -47,9 +48,13 @@ class OptimizerWatch:
         gradients: GradientSync | BitwiseSync,
         keeper: Keeper,
         world_size: int,
+        *,
+        tell: Callable[[str], None],
     ) -> None:
+        """`tell` is for what the script does that an interruption would make a loss."""
         self._gradients = gradients
         self._keeper = keeper
+        self._carried = CarriedGradients(optimizers, keeper, tell)
         self._by_hand = not optimizers
         self._check = (
             GradientCheck(_names(keeper), modules, optimizers, gradients)
@@ -67,6 +72,8 @@ class OptimizerWatch:
     @property
     def expected_gradients(self) -> AbstractContextManager[None]:
         """Within it, gradients are those of `step.backward`."""
+        if self._carried.may_be:
+            self._carried.look()
         if self._check is None or not self._check.is_looking:
             return _UNWATCHED
         return self._check.expected_gradients()
@@ -80,6 +87,7 @@ class OptimizerWatch:
 
     def end_of_step(self) -> None:
         """Take it that a script which trained a parameter rightly once always does."""
+        self._carried.end_of_step()
         if self._check is not None:
             self._check.end_of_step()
 
@@ -202,7 +210,7 @@ class GradientCheck:
     def expected_gradients(self) -> Iterator[None]:
         """Within it, gradients are made as they should be."""
         # Gradients that were thrown away before this backward pass do no harm.
-        self._outside = {key: p for key, p in self._outside.items() if _has_gradient(p)}
+        self._outside = {key: p for key, p in self._outside.items() if has_gradient(p)}
         self._expected = True
         try:
             yield
@@ -249,7 +257,7 @@ class GradientCheck:
             self._settled[optimizer] = count
         self._stepped.update(id(p) for p in mine if p.grad is not None)
         self._refuse(
-            (p for p in mine if id(p) in self._outside and _has_gradient(p)),
+            (p for p in mine if id(p) in self._outside and has_gradient(p)),
             "got a gradient outside of step.backward(), which is not synchronised",
             'give each backward pass a phase: with step.phase("name"): for batch in step: ... '
             "step.backward(loss)",
@@ -258,7 +266,7 @@ class GradientCheck:
             return
         known = self._gradients.synchronised()
         self._refuse(
-            (p for p in mine if id(p) in self._names.keys() - known and _has_gradient(p)),
+            (p for p in mine if id(p) in self._names.keys() - known and has_gradient(p)),
             "is trained by an optimizer that is not tracked, so nobody synchronises its gradient",
             "call run.track(optimizer=optimizer) before the loop",
         )
@@ -281,13 +289,6 @@ def _names(keeper: Keeper) -> dict[int, str]:
         if isinstance(item, TrackedModule)
         for of_module, parameter in item.bare.named_parameters()
     }
-
-
-def _has_gradient(parameter: torch.Tensor) -> bool:
-    gradient = parameter.grad
-    if gradient is None:
-        return False
-    return bool((gradient.to_local() if is_dtensor(gradient) else gradient).any())
 
 
 def _calls_closure_first(optimizer: torch.optim.Optimizer) -> bool:

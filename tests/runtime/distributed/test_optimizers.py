@@ -113,7 +113,7 @@ def test_what_an_optimizer_does_not_train_may_change_once_gradients_are_there(
     )
     gradients: Any = SimpleNamespace(catch_up=lambda: None, may_be_trained_by_hand=beside)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-    watch = OptimizerWatch([], [optimizer] if tracked else [], gradients, keeper, 1)
+    watch = OptimizerWatch([], [optimizer] if tracked else [], gradients, keeper, 1, tell=print)
 
     watch.gradients_are_there()
     assert changes == expected
