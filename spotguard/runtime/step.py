@@ -524,15 +524,3 @@ def _refuse_infinite(loss: torch.Tensor, weight: float) -> None:
             f"step.backward: a micro-batch of weight 0 has the loss {float(loss.detach())}",
             hint="a mean over no token is NaN: divide by max(tokens, 1), so that it is 0",
         )
-
-
-def loss_to_tell(step: Step | None) -> float | None:
-    """Return the loss of a rank's own samples; None also if its device has failed and gives none.
-
-    CUDA answers with an error to whatever is asked of a GPU after a kernel failed there.
-    """
-    try:
-        loss = None if step is None else step.own_loss
-        return None if loss is None else float(loss)
-    except RuntimeError:
-        return None

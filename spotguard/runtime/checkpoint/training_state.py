@@ -19,6 +19,7 @@ from spotguard.events.states import CheckpointKind
 from spotguard.runtime.checkpoint import save_time
 from spotguard.runtime.checkpoint.saver import Saver
 from spotguard.runtime.process import clock
+from spotguard.runtime.process.device_number import number_of
 from spotguard.runtime.state.best import Best, BestState
 from spotguard.runtime.state.boundary_copy import (
     BoundaryState,
@@ -31,7 +32,6 @@ from spotguard.runtime.state.sharding import is_sharded
 from spotguard.runtime.state.tracked import Tracked, TrackedModule, TrackedOptimizer
 from spotguard.runtime.state.tree import Packed
 from spotguard.runtime.state.weight_witness import WeightWitness
-from spotguard.runtime.step import loss_to_tell
 from spotguard.shared.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -326,7 +326,7 @@ class Keeper:
             epoch=self.epoch,
             train_s=self.train_s,
             step_s=self.step_s or None,
-            loss=loss_to_tell(self.step),
+            loss=number_of(lambda: self.step.own_loss if self.step else None),
             saved_step=last.step if last else None,
             saved_at=last.at if last else None,
             metrics=self._metrics.newest(),

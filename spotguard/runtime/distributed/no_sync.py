@@ -50,7 +50,7 @@ class NoSyncWatch:
         """Take note of the gradients that may be about to stay this rank's own."""
         doubtful = [ddp for ddp in self._expected if self._is_held_back(ddp)]
         parameters = (p for ddp in doubtful for p in parameters_synchronised_by(ddp))
-        self._before = [(p, p.grad, _version(p.grad)) for p in parameters]
+        self._before = [(p, p.grad, _changes_of(p.grad)) for p in parameters]
 
     def _is_held_back(self, ddp: DistributedDataParallel) -> bool:
         """Return True if its last forward pass was none to add up after, and was told so.
@@ -68,7 +68,7 @@ class NoSyncWatch:
             UsageError: some did.
         """
         before, self._before = self._before, []
-        if any(p.grad is not was or _version(p.grad) != version for p, was, version in before):
+        if any(p.grad is not was or _changes_of(p.grad) != version for p, was, version in before):
             raise UsageError(
                 "a step's last micro-batch was trained on under no_sync(), so that "
                 "DistributedDataParallel did not add up the gradients: the ranks would train apart",
@@ -82,5 +82,5 @@ class NoSyncWatch:
             ddp.__dict__.pop("no_sync", None)
 
 
-def _version(gradient: torch.Tensor | None) -> int:
+def _changes_of(gradient: torch.Tensor | None) -> int:
     return -1 if gradient is None else gradient._version

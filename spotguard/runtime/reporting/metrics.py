@@ -22,6 +22,7 @@ from spotguard.events import keys, metric
 from spotguard.events.metric import NAME, OWN, MetricLine
 from spotguard.events.untrusted import LARGEST
 from spotguard.runtime.process import clock
+from spotguard.runtime.process.device_number import number_of
 from spotguard.runtime.reporting.machine_use import MachineUse
 from spotguard.runtime.reporting.trackers import TrackerFeed
 from spotguard.storage.deadline import give_up_after
@@ -306,10 +307,7 @@ def _number(name: str, value: Any) -> Any:
 
 
 def _plain(value: Any) -> float | None:
-    """Return the number, or None if its device has failed and gives none any more."""
     try:
-        return float(value)
+        return number_of(lambda: value)
     except OverflowError:  # an int of more than a thousand digits
         return math.inf if value > 0 else -math.inf
-    except RuntimeError:  # as of CUDA, to whatever is asked of the GPU after a failed kernel
-        return None

@@ -23,12 +23,13 @@ class Script:
         self.model = torch.nn.Linear(3, 1)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.told: list[str] = []
-        self.keeper: Any = SimpleNamespace(
+        keeper: Any = SimpleNamespace(
             objects={}, current=None, has_changed=False, begin_to_change=self._change
         )
         gradients: Any = SimpleNamespace(catch_up=lambda: None)
+        self.keeper = keeper
         self.watch = OptimizerWatch(
-            [], [self.optimizer], gradients, self.keeper, 1, tell=self.told.append
+            [], [self.optimizer], gradients, keeper, 1, tell=self.told.append
         )
 
     def _change(self, **_: bool) -> None:
