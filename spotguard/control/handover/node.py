@@ -16,9 +16,10 @@ from spotguard.errors import SpecError, SpotguardError
 from spotguard.events import env
 from spotguard.events.states import Market
 from spotguard.launch.base import ClusterState
-from spotguard.launch.skypilot.launcher import end_anywhere, look
+from spotguard.launch.skypilot.launcher import look
 from spotguard.launch.skypilot.prices import Place, survey
 from spotguard.launch.skypilot.sdk import ClusterPhase, JobPhase
+from spotguard.launch.skypilot.strays import end_anywhere
 from spotguard.launch.taskyaml import CLUSTER_TAG, RUN_TAG, Machine, infra_of
 from spotguard.launch.wheel import build_wheel
 from spotguard.shared.units import SystemClock, format_usd

@@ -8,7 +8,6 @@ wrote to the run store is known long before SkyPilot knows that something is wro
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from contextlib import suppress
 from contextvars import copy_context
@@ -26,7 +25,8 @@ from spotguard.launch.base import (
     Unreachable,
 )
 from spotguard.launch.skypilot.ec2.bill import charged_node_s
-from spotguard.launch.skypilot.sdk import ClusterPhase, JobPhase
+from spotguard.launch.skypilot.sdk import ClusterPhase, JobPhase, by_node
+from spotguard.launch.skypilot.strays import end_anywhere
 from spotguard.launch.taskyaml import Machine
 from spotguard.shared.units import SystemClock, format_duration
 
@@ -56,6 +56,8 @@ set-up; but no longer than while it is heard."""
 _CALM_EVERY_S = 120.0
 """While the job is heard: what ends it writes to the run store first, its silence is followed by a
 look at once, and each look takes seconds of a core, here and on the first node."""
+_OVER_EVERY_S = 60.0
+"""While nothing is left of a launch: it will not change, and a run may wait for hours after it."""
 _ASK_CLOUD_EVERY_S = 4.0
 _ANSWER_WITHIN_S = 60.0
 """SkyPilot needs up to 20 s for a look where it is busy; one that hangs must not look calm."""
@@ -66,8 +68,6 @@ _AWS, _SLURM, _KUBERNETES = "aws", "slurm", "kubernetes"
 _FREE_FRESH_S = 30.0
 """How old the word on free nodes may be; twice that, should who knows be slow to answer."""
 _OFFERS_FRESH_S = 300.0
-_COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
-_MARK = re.compile(rb"\((?:setup|[\w-]+, rank=(\d+)|task)[^)]*\) ?")
 _CAME_TO_NOTHING = {
     ClusterPhase.NO_CAPACITY: ClusterState.REFUSED,
     ClusterPhase.FAILED: ClusterState.FAILED,
@@ -208,29 +208,14 @@ class SkyPilotLauncher:
         return look(self._sdk, cluster, self._clock, strays=self._strays)
 
     def _refresh(self, cluster: str, view: ClusterView | None) -> None:
-        now = self._clock.monotonic()
         for known, watch in list(self._watches.items()):
             # One that is being taken down is looked at until it is gone, others as long as wanted.
-            wanted = now - watch.wanted_at < _ANSWER_WITHIN_S or watch.is_going_down
-            if known == cluster or not wanted:
+            if known == cluster or not (watch.is_wanted or watch.is_going_down):
                 watch.stop()
                 del self._watches[known]
         self._watches[cluster] = _Watch(self._sdk, cluster, view, self._clock, self._strays)
         if self._in_background:
             self._watches[cluster].start()
-
-
-def by_node(log: bytes) -> dict[int, bytes]:
-    """Return SkyPilot's one stream as each node's own: it marks lines `(worker1, rank=1, …)`.
-
-    What belongs to no node (the set-up, SkyPilot's own words) counts as node 0's.
-    """
-    streams: dict[int, bytearray] = {}
-    for line in _COLOUR.sub(b"", log).splitlines(keepends=True):
-        mark = _MARK.match(line)
-        node = int(mark[1]) if mark and mark[1] else 0
-        streams.setdefault(node, bytearray()).extend(line[mark.end() :] if mark else line)
-    return {node: bytes(stream) for node, stream in streams.items()}
 
 
 class _FreeNodes:
@@ -299,6 +284,8 @@ class _Watch(threading.Thread):
         self.wanted_at = clock.monotonic()
         """When somebody last asked for what it sees."""
         self._took_s = 0.0
+        self._missing = 0
+        """Looks in a row that found no such cluster."""
         self._sdk = sdk
         self._strays = strays
         self._clock = clock
@@ -337,13 +324,34 @@ class _Watch(threading.Thread):
         self._wake.set()
 
     @property
+    def is_wanted(self) -> bool:
+        """True if somebody has asked a moment ago for what it sees."""
+        return self._clock.monotonic() - self.wanted_at < _ANSWER_WITHIN_S
+
+    def _is_over(self) -> bool:
+        """Tell whether nothing is left of a launch that came to nothing, or was never made.
+
+        Nodes whose end was asked for just now may have been on their way.
+        """
+        down_at = self._down_at
+        if down_at is not None and self._clock.monotonic() - down_at < _GOING_DOWN_PATIENCE_S:
+            return False
+        if self.view.state is ClusterState.ABSENT:
+            return self._missing >= _GONE_TWICE
+        return self.view.state in _CAME_TO_NOTHING.values()
+
+    @property
     def is_going_down(self) -> bool:
         """True once somebody has asked for the end of the cluster, until it is seen gone."""
-        return self._down_at is not None and self.view.state is not ClusterState.GONE
+        is_gone = self.view.state is ClusterState.GONE or self._is_over()
+        return self._down_at is not None and not is_gone
 
     @property
     def has_died(self) -> bool:
-        """True if it looks no more, though the cluster was not seen gone: an error ended it."""
+        """True if it looks no more, though the cluster was not seen gone.
+
+        An error ended it, or nothing was left of a launch, and nobody asked for that any more.
+        """
         over = self._stopped.is_set() or self.view.state is ClusterState.GONE
         return self.ident is not None and not self.is_alive() and not over
 
@@ -353,19 +361,20 @@ class _Watch(threading.Thread):
         self._wake.set()
 
     def _look_on(self) -> None:
-        missing = 0
         while not self._stopped.is_set() and self.view.state is not ClusterState.GONE:
             if self.answered.is_set() or self._down_under_way:
                 self._rest()
+            if self._is_over() and not self.is_wanted:
+                return
             self._wake.clear()
             self._down_under_way = self._is_being_taken_down()
             if not self._down_under_way:
                 began_at = self._clock.monotonic()
                 view = self._look()
                 self._took_s = self._clock.monotonic() - began_at
-                missing = missing + 1 if view.state is ClusterState.ABSENT else 0
+                self._missing = self._missing + 1 if view.state is ClusterState.ABSENT else 0
                 # A request that was taken a moment ago may not be in the books yet.
-                if not self.answered.is_set() or missing == 0 or missing >= _GONE_TWICE:
+                if not self.answered.is_set() or not 0 < self._missing < _GONE_TWICE:
                     self.view = view
                     self.answered.set()
                 self._end_it_again(view)
@@ -450,6 +459,8 @@ class _Watch(threading.Thread):
     def _pause_s(self) -> float:
         if self._down_under_way:
             return _GOING_DOWN_EVERY_S
+        if self._is_over():
+            return _OVER_EVERY_S
         calm = self.view.state is ClusterState.UP and not self.view.job_over
         if not calm or self._down_at is not None:
             return _LOOK_EVERY_S
@@ -458,21 +469,6 @@ class _Watch(threading.Thread):
         if self._was_heard:
             return _WATCH_EVERY_S
         return min(max(_WATCH_EVERY_S, _SET_UP_SHARE * self._took_s), _CALM_EVERY_S)
-
-
-def end_anywhere(sdk: Sdk, cluster: str, strays: Strays | None) -> None:
-    """Ask for the end of a cluster's nodes, also where they live and SkyPilot does not know it."""
-    sdk.down(cluster)
-    if strays is not None and not _is_known(sdk, cluster):
-        strays.down(cluster)
-
-
-def _is_known(sdk: Sdk, cluster: str) -> bool:
-    """Return whether SkyPilot has, or had, a cluster or a request for it; True in doubt."""
-    try:
-        return sdk.launch_of(cluster) is not None or sdk.ended_at(cluster) is not None
-    except SpotguardError:
-        return True
 
 
 def look(

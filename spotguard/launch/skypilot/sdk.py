@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
+_MARK = re.compile(rb"\((?:setup|[\w-]+, rank=(\d+)|task)[^)]*\) ?")
 _PROBLEM_CHARS = 600
 _HISTORY_DAYS = 30
 
@@ -147,6 +149,19 @@ class Sdk(Protocol):
         up or is being taken down.
         """
         ...
+
+
+def by_node(log: bytes) -> dict[int, bytes]:
+    """Return SkyPilot's one stream as each node's own: it marks lines `(worker1, rank=1, …)`.
+
+    What belongs to no node (the set-up, SkyPilot's own words) counts as node 0's.
+    """
+    streams: dict[int, bytearray] = {}
+    for line in _COLOUR.sub(b"", log).splitlines(keepends=True):
+        mark = _MARK.match(line)
+        node = int(mark[1]) if mark and mark[1] else 0
+        streams.setdefault(node, bytearray()).extend(line[mark.end() :] if mark else line)
+    return {node: bytes(stream) for node, stream in streams.items()}
 
 
 class SkySdk:

@@ -13,7 +13,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from spotguard.errors import LauncherFailure
+from spotguard.errors import LauncherFailure, SpotguardError
 from spotguard.launch.base import ClusterState, ClusterView, NodeEnd, NodeView, Unreachable
 from spotguard.launch.skypilot.ec2.calls import client_of, instances_of, unanswered
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from spotguard.launch.base import Offer
     from spotguard.launch.skypilot.prices import Place
+    from spotguard.launch.skypilot.sdk import Sdk
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,21 @@ class Strays(Protocol):
             LauncherFailure: it is refused.
         """
         ...
+
+
+def end_anywhere(sdk: Sdk, cluster: str, strays: Strays | None) -> None:
+    """Ask for the end of a cluster's nodes, also where they live and SkyPilot does not know it."""
+    sdk.down(cluster)
+    if strays is not None and not _is_known(sdk, cluster):
+        strays.down(cluster)
+
+
+def _is_known(sdk: Sdk, cluster: str) -> bool:
+    """Return whether SkyPilot has, or had, a cluster or a request for it; True in doubt."""
+    try:
+        return sdk.launch_of(cluster) is not None or sdk.ended_at(cluster) is not None
+    except SpotguardError:
+        return True
 
 
 class Everywhere:

@@ -18,8 +18,8 @@ from spotguard.launch.base import (
 )
 from spotguard.launch.skypilot import launcher as launcher_module
 from spotguard.launch.skypilot import sdk as sdk_module
-from spotguard.launch.skypilot.launcher import SkyPilotLauncher, by_node, look
-from spotguard.launch.skypilot.sdk import ClusterPhase, JobPhase, LaunchFacts
+from spotguard.launch.skypilot.launcher import SkyPilotLauncher, look
+from spotguard.launch.skypilot.sdk import ClusterPhase, JobPhase, LaunchFacts, by_node
 from spotguard.launch.taskyaml import Machine
 from spotguard.testing.clock import FakeClock
 from spotguard.testing.launcher import FAKE_OFFER
@@ -717,6 +717,107 @@ def test_an_observer_never_waits_for_skypilot() -> None:
         assert following.observe(NAME).state is ClusterState.UP
     finally:
         following.close()
+
+
+class Ticking(threading.Event):
+    """Lets the clock pass while somebody waits; others act then."""
+
+    def __init__(self, clock: FakeClock, then: Callable[[], None]) -> None:
+        super().__init__()
+        self._clock, self._then = clock, then
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Return at once, later."""
+        if not self.is_set():
+            self._clock.advance(timeout or 0.0)
+            self._then()
+        return self.is_set()
+
+
+def looks_at(
+    launches: dict[str, LaunchFacts], *, for_s: float = 600.0, wanted: bool, downs: bool = False
+) -> tuple[launcher_module._Watch, list[float]]:
+    """Let a watch look on for some minutes after a launch; return it, and when it looked."""
+    clock, at = FakeClock(now=500.0), list[float]()
+    sdk = FakeSdk(launches=dict(launches))
+    watch = launcher_module._Watch(sdk, NAME, ClusterView(state=ClusterState.STARTING), clock)
+
+    def asked_for() -> None:
+        if wanted:
+            watch.wanted_at = clock.monotonic()
+
+    def looked() -> None:
+        at.append(clock.now() - 500.0)
+        if at[-1] >= for_s:
+            watch.stop()
+
+    watch._wake = Ticking(clock, asked_for)
+    if downs:
+        watch.goes_down()
+    sdk.before_look = looked
+    watch.run()
+    return watch, at
+
+
+@pytest.mark.parametrize("launches", [{NAME: REFUSED}, {NAME: FAILED}, {}], ids=repr)
+def test_a_launch_that_came_to_nothing_is_hardly_looked_at_any_more(
+    launches: dict[str, LaunchFacts],
+) -> None:
+    """A run may wait for a day after it, and each look takes seconds of a core."""
+    watch, at = looks_at(launches, wanted=False)
+    assert len(at) == (1 if launches else 2), "whoever wants to know it again begins anew"
+    assert not watch._stopped.is_set()
+    _, at = looks_at(launches, wanted=True)
+    assert 8 <= len(at) <= 12
+
+
+def test_a_first_look_that_finds_nothing_is_repeated_soon() -> None:
+    """A request that was taken a moment ago may not be in the books yet."""
+    clock, sdk, at = FakeClock(now=500.0), FakeSdk(), list[float]()
+    watch = launcher_module._Watch(sdk, NAME, None, clock)
+    watch._wake = Ticking(clock, lambda: None)
+
+    def looked() -> None:
+        at.append(clock.now() - 500.0)
+        if len(at) == 2:
+            sdk.launches[NAME] = UNDER_WAY
+            watch.stop()
+
+    sdk.before_look = looked
+    watch.run()
+    assert at == [0.0, launcher_module._LOOK_EVERY_S]
+    assert watch.view.state is ClusterState.STARTING
+
+
+def test_a_launch_under_way_is_looked_at_closely_whoever_wants_it() -> None:
+    """It is about to change, and may cost money."""
+    _, at = looks_at({NAME: UNDER_WAY}, wanted=False)
+    assert len(at) == 300
+
+
+def test_nodes_that_are_told_to_go_may_have_been_on_their_way() -> None:
+    """What SkyPilot says of a launch in that moment is not the last word."""
+    watch, at = looks_at({NAME: FAILED}, wanted=False, downs=True)
+    assert len([each for each in at if each < 120.0]) >= 55
+    assert at[-1] <= 125.0
+    assert not watch.is_going_down
+
+
+def test_who_asks_again_for_a_launch_that_came_to_nothing_is_answered() -> None:
+    """The thread that had looked for it has ended meanwhile."""
+    clock = FakeClock()
+    subject = launcher(FakeSdk(launches={NAME: REFUSED}), clock, in_background=True)
+    try:
+        assert subject.observe(NAME).state is ClusterState.REFUSED
+        before = subject._watches[NAME]
+        clock.advance(1000.0)
+        before._wake.set()  # it need not be waited for
+        before.join(60.0)
+        assert not before.is_alive()
+        assert subject.observe(NAME).state is ClusterState.REFUSED
+        assert subject._watches[NAME] is not before
+    finally:
+        subject.close()
 
 
 def test_a_first_answer_that_does_not_come_is_not_waited_for(
