@@ -50,9 +50,10 @@ _GOING_DOWN_PATIENCE_S = 120.0
 _END_AGAIN_AFTER_S = 15.0
 _WATCH_EVERY_S = 8.0
 """While the nodes are up and the job has fallen silent, or may have lost some of them."""
+_SET_UP_EVERY_S = 20.0
 _SET_UP_SHARE = 3.0
 """Before a job is first heard, looks rest so many times as long as they take, for they hold up its
-set-up; but no longer than while it is heard."""
+set-up; but no longer than while it is heard. What ends it, its node tells the run store."""
 _CALM_EVERY_S = 120.0
 """While the job is heard: what ends it writes to the run store first, its silence is followed by a
 look at once, and each look takes seconds of a core, here and on the first node."""
@@ -468,7 +469,7 @@ class _Watch(threading.Thread):
             return _CALM_EVERY_S
         if self._was_heard:
             return _WATCH_EVERY_S
-        return min(max(_WATCH_EVERY_S, _SET_UP_SHARE * self._took_s), _CALM_EVERY_S)
+        return min(max(_SET_UP_EVERY_S, _SET_UP_SHARE * self._took_s), _CALM_EVERY_S)
 
 
 def look(

@@ -455,7 +455,7 @@ def test_a_job_that_is_heard_is_looked_at_seldom() -> None:
     watch._wake = Noted()
     watch.run()
     calm, seldom = launcher_module._WATCH_EVERY_S, launcher_module._CALM_EVERY_S
-    assert waits == [calm, seldom, calm, calm, calm]
+    assert waits == [launcher_module._SET_UP_EVERY_S, seldom, calm, calm, calm]
 
 
 def test_looks_do_not_hold_up_the_set_up_of_a_job() -> None:
@@ -856,7 +856,7 @@ def test_an_old_answer_is_no_answer() -> None:
     subject = launcher(sdk, clock, in_background=True)
     try:
         assert subject.observe(NAME).state is ClusterState.UP
-        clock.advance(launcher_module._ANSWER_WITHIN_S + launcher_module._WATCH_EVERY_S + 1.0)
+        clock.advance(launcher_module._ANSWER_WITHIN_S + launcher_module._SET_UP_EVERY_S + 1.0)
         view = subject.observe(NAME)
         assert view.state is ClusterState.UNREACHABLE
         assert "has not answered for" in view.detail
