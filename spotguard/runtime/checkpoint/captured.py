@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spotguard.errors import CheckpointError
+from spotguard.runtime.process import clock
+from spotguard.shared.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from spotguard.events.states import CheckpointKind
+    from spotguard.runtime.checkpoint.staging import Plan
     from spotguard.runtime.state.tree import Leaf
 
 
@@ -33,6 +38,26 @@ class Capture:
         return sum(leaf.size_bytes for leaf in self.leaves)
 
 
+class Held(NamedTuple):
+    """A captured state whose bytes are copied: whatever the script does with its objects now."""
+
+    capture: Capture
+    plan: Plan
+    data: memoryview
+
+
+class Open(NamedTuple):
+    """What the script does between two steps, and begins anew after a resume from there."""
+
+    evaluation: bool = False
+    epoch_end: bool = False
+
+    @classmethod
+    def of(cls, counters: Mapping[str, Any]) -> Open:
+        """Return what the counters of a checkpoint say; of earlier versions they say nothing."""
+        return cls(counters.get("evaluating") is True, counters.get("epoch_end") is True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Saved:
     """A committed checkpoint."""
@@ -44,6 +69,36 @@ class Saved:
     size_bytes: int
     stall_s: float
     duration_s: float
+
+    @classmethod
+    def of(cls, capture: Capture, prefix: str) -> Saved:
+        """Return what was just committed, without what it cost."""
+        return cls(
+            step=capture.step,
+            checkpoint=prefix,
+            kind=capture.kind,
+            at=clock.now(),
+            size_bytes=capture.size_bytes,
+            stall_s=0.0,
+            duration_s=0.0,
+        )
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return what the history says of it, beside its step."""
+        return {
+            "checkpoint": self.checkpoint,
+            "checkpoint_kind": str(self.kind),
+            "size_bytes": self.size_bytes,
+            "stall_s": round(self.stall_s, 6),
+            "duration_s": round(self.duration_s, 6),
+        }
+
+    @property
+    def words(self) -> str:
+        """Return what the log says of it."""
+        size, took = format_bytes(self.size_bytes), format_duration(self.duration_s)
+        return f"saved step {self.step} ({self.kind.label}, {size}, {took})"
 
 
 class WithoutOthers(CheckpointError):

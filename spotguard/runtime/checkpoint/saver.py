@@ -29,7 +29,13 @@ from spotguard.checkpoint.tensors import ShardInfo
 from spotguard.errors import AlreadyExists, CheckpointError, Fenced, SpotguardError, StoreError
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
-from spotguard.runtime.checkpoint.captured import Capture, OutOfContact, Saved, WithoutOthers
+from spotguard.runtime.checkpoint.captured import (
+    Capture,
+    Held,
+    OutOfContact,
+    Saved,
+    WithoutOthers,
+)
 from spotguard.runtime.checkpoint.early_base import BASE_TIMEOUT_S, EarlyBase
 from spotguard.runtime.checkpoint.frozen_base import FrozenBase
 from spotguard.runtime.checkpoint.own_state import own_tree, random_tree
@@ -273,13 +279,30 @@ class Saver:
         self._stall_s += waited_s
         return waited_s
 
+    def hold(self, capture: Capture, patience_s: float) -> Held | None:
+        """Copy a state that may be saved later; None if the buffer is not free in time.
+
+        From here on the buffer is its own: only `save_now` may be called.
+        """
+        self.wait(patience_s)
+        if self._thread is not None:
+            return None
+        plan = self._plan_of(capture.leaves)
+        return Held(capture, plan, self._buffer.stage(capture.leaves, plan, overlap=False).data)
+
     @without_collections()
     def save_now(
-        self, capture: Capture, *, solo: bool = False, timeout_s: float | None = None
+        self,
+        capture: Capture,
+        *,
+        solo: bool = False,
+        timeout_s: float | None = None,
+        held: Held | None = None,
     ) -> Saved | None:
         """Store straight from the live tensors and return once committed (on every rank).
 
-        With `solo` no other rank is waited for. The live tensors must not change meanwhile.
+        With `solo` no other rank is waited for. The live tensors must not change meanwhile, unless
+        the state is `held`.
 
         Raises:
             SpotguardError: it could not be stored; the previous checkpoint stands.
@@ -293,8 +316,10 @@ class Saver:
             self.wait(min(timeout_s / 2, _GIVE_UP_PATIENCE_S))
         if self.last is not None and self.last.step == capture.step:
             return self.last  # nothing has changed since
-        plan = self._plan_of(capture.leaves)
-        if in_flight is None or not in_flight.is_alive():
+        plan = held.plan if held is not None else self._plan_of(capture.leaves)
+        if held is not None:
+            data = [held.data]
+        elif in_flight is None or not in_flight.is_alive():
             data = self._buffer.gather(capture.leaves, plan)
         else:  # it was given up, but still reads the buffer
             data = live_views(capture.leaves, plan.layout)
@@ -382,7 +407,7 @@ class Saver:
         prefix = keys.checkpoint(capture.step, self._attempt)
         end = time.monotonic() + timeout_s
         base_s = 0.0
-        word = f"save/{capture.step}/{capture.kind}"
+        word = _word(capture.step, capture.kind)
         try:
             with give_up_after(timeout_s), saving(self._saving_file):
                 waits_from = time.monotonic()
@@ -392,7 +417,7 @@ class Saver:
                 mine = base if own is None else (own, *base)
                 saved = self._meet(capture, prefix, mine, connection, word, end, solo)
         except AlreadyExists:  # a survivor beside us committed this very step
-            saved = _saved(capture, prefix)
+            saved = Saved.of(capture, prefix)
         except ConnectionError as problem:
             raise OutOfContact(f"step {capture.step} not saved: {problem}") from problem
         except BaseException as problem:  # whatever it is, the other ranks wait for a word
@@ -400,11 +425,7 @@ class Saver:
             alone = isinstance(problem, WithoutOthers) and self.alone.is_set()
             lost = ended or alone or isinstance(problem, OutOfContact)
             said = str(problem) if isinstance(problem, SpotguardError) else repr(problem)
-            _tell(
-                connection,
-                f"{word}/done" if not self._rank else f"{word}/{self._rank}",
-                f"{_LOST if lost else _FAILED}{said}",
-            )
+            self._tell_not_saved(connection, word, f"{_LOST if lost else _FAILED}{said}")
             raise
         duration_s = time.monotonic() - started - base_s  # a base is stored once: no save's pace
         self.parent = prefix
@@ -415,6 +436,13 @@ class Saver:
             if capture.kind is not CheckpointKind.EMERGENCY:  # nothing else may cost grace
                 self._prune()
         return self.last
+
+    def decline(self, step: int, kind: CheckpointKind, why: str) -> None:
+        """Tell the other ranks that this one has no such state, so that none waits for it."""
+        self._tell_not_saved(self._coordinator, _word(step, kind), f"{_FAILED}{why}")
+
+    def _tell_not_saved(self, connection: Coordinator, word: str, said: str) -> None:
+        _tell(connection, f"{word}/done" if not self._rank else f"{word}/{self._rank}", said)
 
     def _clean_up(self) -> None:
         """Free what saves of dead ranks left half-written; a living one may still be at it."""
@@ -501,7 +529,7 @@ class Saver:
             raise WithoutOthers(f"step {capture.step} not saved: no answer")
         if done != _COMMITTED:
             raise _refused(done, f"step {capture.step} not saved: ")
-        return _saved(capture, prefix)
+        return Saved.of(capture, prefix)
 
     def _hear(self, connection: Coordinator, key: str, end: float) -> str | None:
         """Wait for a word of another rank, but not when one is gone: perhaps that very one."""
@@ -544,7 +572,12 @@ class Saver:
             log.info("step %d was committed already", capture.step)
         else:
             self._seen[prefix] = replace(manifest, state=None, ranks={})
-        return replace(_saved(capture, prefix), size_bytes=manifest.size_bytes)
+        return replace(Saved.of(capture, prefix), size_bytes=manifest.size_bytes)
+
+
+def _word(step: int, kind: CheckpointKind) -> str:
+    """Return under what the ranks talk about a save."""
+    return f"save/{step}/{kind}"
 
 
 def _tell(connection: Coordinator, key: str, value: str) -> None:
@@ -552,15 +585,3 @@ def _tell(connection: Coordinator, key: str, value: str) -> None:
         connection.set(key, value)
     except ConnectionError as problem:
         log.warning("could not tell the other ranks: %s", problem)
-
-
-def _saved(capture: Capture, prefix: str) -> Saved:
-    return Saved(
-        step=capture.step,
-        checkpoint=prefix,
-        kind=capture.kind,
-        at=clock.now(),
-        size_bytes=capture.size_bytes,
-        stall_s=0.0,
-        duration_s=0.0,
-    )

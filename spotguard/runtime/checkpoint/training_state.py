@@ -10,34 +10,29 @@ import logging
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from spotguard.checkpoint.retention import Retention
 from spotguard.errors import Fenced, SpotguardError, StoreError
 from spotguard.events.event import Heartbeat, JobEvent
 from spotguard.events.states import CheckpointKind
-from spotguard.runtime.checkpoint import save_time
+from spotguard.runtime.checkpoint import left_loop, save_time
+from spotguard.runtime.checkpoint.captured import Open
+from spotguard.runtime.checkpoint.left_loop import LeftLoop
 from spotguard.runtime.checkpoint.saver import Saver
 from spotguard.runtime.process import clock
 from spotguard.runtime.process.device_number import number_of
 from spotguard.runtime.state.best import Best, BestState
-from spotguard.runtime.state.boundary_copy import (
-    BoundaryState,
-    BufferShadow,
-    GroupShadow,
-    ObjectShadow,
-    StepShadow,
-)
+from spotguard.runtime.state.boundary_copy import BoundaryState, ObjectShadow, StepShadow
 from spotguard.runtime.state.sharding import is_sharded
 from spotguard.runtime.state.tracked import Tracked, TrackedModule, TrackedOptimizer
 from spotguard.runtime.state.tree import Packed
 from spotguard.runtime.state.weight_witness import WeightWitness
-from spotguard.shared.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
-    from spotguard.runtime.checkpoint.captured import Capture, Saved
+    from spotguard.runtime.checkpoint.captured import Capture, Held, Saved
     from spotguard.runtime.checkpoint.local_copy import LocalCopy
     from spotguard.runtime.checkpoint.restore import Restored
     from spotguard.runtime.data.loader import Loader
@@ -54,18 +49,6 @@ log = logging.getLogger("spotguard")
 
 _FAILED_SAVES_BEFORE_STOP = 3
 _LAST_SAVE_S = 10.0
-
-
-class Open(NamedTuple):
-    """What the script does between two steps, and begins anew after a resume from there."""
-
-    evaluation: bool = False
-    epoch_end: bool = False
-
-    @classmethod
-    def of(cls, counters: Mapping[str, Any]) -> Open:
-        """Return what the counters of a checkpoint say; of earlier versions they say nothing."""
-        return cls(counters.get("evaluating") is True, counters.get("epoch_end") is True)
 
 
 class Keeper:
@@ -108,8 +91,7 @@ class Keeper:
         """True if the script has evaluated between two steps, in this attempt or before it."""
         self._witness: WeightWitness | None = None
         """What notices that weights were exchanged, of a script that evaluates."""
-        self._left = False
-        self._left_done = False
+        self._left: LeftLoop | None = None
         self.lock = threading.Lock()
         """Held while the state changes from one boundary to the next."""
         self.changing = False
@@ -188,12 +170,7 @@ class Keeper:
 
     def begin(self, first: int, total: int) -> None:
         """Take `first` of `total` steps done as the first boundary."""
-        modules = [i.bare for i in self.objects.values() if isinstance(i, TrackedModule)]
-        self._shadow = StepShadow(
-            BufferShadow(modules),
-            ObjectShadow(self.objects, with_random=self._save_random),
-            GroupShadow(item.value for item in self.objects.values()),
-        )
+        self._shadow = StepShadow.of(self.objects, with_random=self._save_random)
         self._optimizers = {
             name: item for name, item in self.objects.items() if isinstance(item, TrackedOptimizer)
         }
@@ -239,16 +216,17 @@ class Keeper:
     def watch_weights(self) -> None:
         """From here on notice weights that the script exchanges after a boundary, to evaluate."""
         self._evaluates = True
+        self._call_witness()
+
+    def _call_witness(self) -> None:
         if self._witness is None and self._optimizers:
-            modules = [i.bare for i in self.objects.values() if isinstance(i, TrackedModule)]
-            optimizers = (item.value for item in self._optimizers.values())
-            self._witness = WeightWitness(optimizers, modules)
+            self._witness = WeightWitness.of(self.objects.values())
             self._witness.take()
 
     @property
     def has_left(self) -> bool:
         """True once the script has left the loop: what it does then is no part of a step."""
-        return self._left
+        return self._left is not None
 
     def begin_at_epoch_end(self) -> None:
         """Take it that this attempt begins with what the script does at the end of an epoch."""
@@ -273,7 +251,8 @@ class Keeper:
     @property
     def has_boundary(self) -> bool:
         """True if the state of the last boundary can be saved."""
-        return not self.changing or self._copy is not None
+        copied = self._copy is not None or self._held() is not None
+        return copied or not self.changing
 
     def _copied(self) -> BoundaryState | None:
         """Return a copy of the state as it is, if that was asked for and it is small."""
@@ -336,11 +315,14 @@ class Keeper:
         """Keep the state as it is, unless the job left.
 
         The weights of the last step are intact until something begins to change them; the lock,
-        which is kept, keeps it from beginning. Blocks while an optimizer is at it, `patience_s` at
+        which is kept, keeps it from beginning. Where a loop was left on purpose is a boundary, too,
+        whatever comes after it. Blocks while an optimizer is at it, `patience_s` at
         most: its step is short, unless it waits for other ranks, in a closure or a later phase.
         """
         end = time.monotonic() + patience_s
         while not left.is_set():
+            if self.has_left and not left_loop.script_handles_error():
+                self.left_early()
             self.lock.acquire()
             if self.has_boundary or time.monotonic() > end:
                 return
@@ -417,56 +399,91 @@ class Keeper:
         self._stall_s = time.monotonic() - started
         self.stalled_s += self._stall_s
 
-    def loop_left(self) -> None:
+    def loop_left(self, *, copies: bool = False) -> LeftLoop:
         """Take note that the loop was left in the body of a step: by `break`, or by an error.
 
         A step that changed the weights is done. Nothing is decided yet: if it was an error, the
-        last save stands.
+        last save stands. With `copies` the state is copied, since the script goes on with it.
         """
-        self._left, self._left_done = True, self._changed
-        if self._left_done:
+        done = self._changed
+        if done:
             self._loader.keep(self.finished + 1)
             self._take_boundary()
+        self._left = LeftLoop(self.finished + done)
+        if copies and (done or not (self.changing or self._is_as_restored)):
+            held = left_loop.copied(self.saver, lambda: self._capture_where_left(done=done))
+            self._left = self._left._replace(held=held)
+        return self._left
+
+    def _capture_where_left(self, *, done: bool) -> Capture:
+        self._call_witness()  # for a rank that will have no copy
+        epoch = self.current.epoch if done and self.current is not None else self.epoch
+        of = (self.finished + done, epoch)
+        return self._capture(CheckpointKind.FINAL, halfway=not done, of=of)
 
     def left_early(self) -> None:
-        """Take the place at which the loop was left, on purpose, for the last boundary."""
-        if not self._left:  # the script still holds the loop's iterator
-            self.loop_left()
-        if self._left_done and self.current is not None:
-            self._pass_boundary(self.finished + 1, self.current)
+        """Take the place at which the loop was left, on purpose, for the last boundary.
+
+        Two threads may do so: what is told to stop after it, and the script's end.
+        """
+        left = self._left or self.loop_left()  # the script may hold the loop's iterator
+        if left.finished > self.finished and self.current is not None:
+            self._pass_boundary(left.finished, self.current)
+
+    def _held(self, *, solo: bool = False) -> Held | None:
+        """Return the copy of this boundary, if there is one; alone, of what this rank has whole."""
+        left = self._left if not solo or not self._settings.rank else None
+        return left.held_for(self.finished) if left is not None else None
 
     def save_final(self, *, halfway: bool = False) -> None:
         """Save the state after the last step, unless it is what this attempt began with."""
         self.saver.wait()
         if self._is_as_restored:
             return
-        final = CheckpointKind.FINAL
         try:
-            self.saver.save_now(self._capture(final, halfway=halfway))
+            self._save_final(halfway=halfway)
         except SpotguardError:
             if not self._can_save_alone:
                 raise
-            self.saver.save_now(self._capture(final, solo=True, halfway=halfway), solo=True)
+            self._save_final(solo=True, halfway=halfway)
+
+    def _save_final(self, *, solo: bool = False, halfway: bool = False) -> None:
+        if halfway and self._weights_are_exchanged:
+            if self._held(solo=solo) is None:
+                self.saver.decline(self.finished, CheckpointKind.FINAL, left_loop.NOT_COPIED)
+                self._say_not_saved(left_loop.NOT_COPIED, "final")
+                return
+            log.info("weights have changed since the loop was left: those from there are saved")
+        self._save_now(CheckpointKind.FINAL, solo=solo, halfway=halfway)
+
+    def _save_now(
+        self, kind: CheckpointKind, *, solo: bool, halfway: bool, timeout_s: float | None = None
+    ) -> None:
+        held = self._held(solo=solo) if halfway else None
+        if held is not None:
+            state = replace(held.capture, kind=kind)
+        else:
+            state = self._capture(kind, solo=solo, halfway=halfway)
+        self.saver.save_now(state, solo=solo, timeout_s=timeout_s, held=held)
 
     def save_for(self, request: StopRequest, *, halfway: bool = False) -> SpotguardError | None:
         """Make the emergency save that `request` leaves time for; return what went wrong."""
         if self._is_as_restored:
             return None
-        if halfway and self._copy is None and self._weights_are_exchanged:
+        copied = self._copy is not None or self._held(solo=request.solo) is not None
+        if halfway and not copied and self._weights_are_exchanged:
             self.saver.wait(_LAST_SAVE_S)  # one in flight is the newest there can be
             self._say_not_saved(
                 "the weights are others than after the last step, as in an evaluation of averaged "
-                "ones: the last save counts"
+                "ones, or after the loop: the last save counts"
             )
             return None  # which is no fault of the store's
         timeout_s = 60.0
         if request.deadline_at is not None:
             timeout_s = max(request.deadline_at - clock.now() - 0.2, 0.5)
         try:
-            self.saver.save_now(
-                self._capture(CheckpointKind.EMERGENCY, solo=request.solo, halfway=halfway),
-                solo=request.solo,
-                timeout_s=timeout_s,
+            self._save_now(
+                CheckpointKind.EMERGENCY, solo=request.solo, halfway=halfway, timeout_s=timeout_s
             )
         except SpotguardError as problem:
             if self._can_save_alone and not request.solo:
@@ -475,10 +492,10 @@ class Keeper:
             return problem
         return None
 
-    def _say_not_saved(self, problem: str) -> None:
+    def _say_not_saved(self, problem: str, kind: str = "emergency") -> None:
         self._failed_at_end = True
         self._reporter.event(JobEvent.SAVE_FAILED, step=self.finished, problem=problem)
-        log.error("the emergency save failed: %s", problem)
+        log.error("the %s save failed: %s", kind, problem)
 
     @property
     def _weights_are_exchanged(self) -> bool:
@@ -493,36 +510,35 @@ class Keeper:
         return None
 
     def _capture(
-        self, kind: CheckpointKind, *, solo: bool = False, halfway: bool = False
+        self,
+        kind: CheckpointKind,
+        *,
+        solo: bool = False,
+        halfway: bool = False,
+        of: tuple[int, int] | None = None,
     ) -> Capture:
-        """Return the state to save; `halfway` through a step, that of the boundary before it."""
+        """Return the state to save; `halfway` through a step, that of the boundary before it.
+
+        `of`: how many steps are done in it, and its epoch; by default, those of the last boundary.
+        """
         now = self._halfway() if halfway else self._at_boundary()
-        best = now.best
+        step, epoch = of or (self.finished, self.epoch)
+        best_is_new = kind is not CheckpointKind.BEST and (now.best.is_new or self._best_owed(step))
         counters = {
             "train_s": self.train_s,
-            "epoch": self.epoch,
+            "epoch": epoch,
             "total_steps": self.total,
             "loader": self._loader.identity(),
             "micro_batch": self._loader.remembered,
             "place": now.shared,
             "evaluating": self.evaluating,
             "evaluates": self._evaluates,
-            "epoch_end": self.epoch_end,
-            "best": best.value,
-            "best_is_new": kind is not CheckpointKind.BEST and (best.is_new or self._best_owed),
-            "best_mark": best.mark,
-            "best_since": best.since,
+            "epoch_end": self.epoch_end and step == self.finished,
+            **now.best._replace(is_new=best_is_new).counters(),
             "changed_in_loop": self.set_up.changes(halfway=halfway),
         }
-        return self.saver.capture(
-            self.finished,
-            kind,
-            now.objects,
-            counters,
-            solo=solo,
-            random_states=now.random_states,
-            place=now.own,
-        )
+        own = {"random_states": now.random_states, "place": now.own}
+        return self.saver.capture(step, kind, now.objects, counters, solo=solo, **own)
 
     def _at_boundary(self) -> BoundaryState:
         """Return the state as it is: nothing has happened since the boundary."""
@@ -537,12 +553,11 @@ class Keeper:
         places = self._loader.shared, self._loader.own
         return BoundaryState(objects, self._shadow.random_states, self.best.at_boundary, *places)
 
-    @property
-    def _best_owed(self) -> bool:
-        """True if the save of the best state, of this very boundary, gave way to this one."""
+    def _best_owed(self, step: int) -> bool:
+        """Return whether the save of the best state, of this very boundary, gave way to it."""
         last = self.saver.last
-        saved = last is not None and (last.step, last.kind) == (self.finished, CheckpointKind.BEST)
-        return self._best_at == self.finished and not saved
+        saved = last is not None and (last.step, last.kind) == (step, CheckpointKind.BEST)
+        return self._best_at == step and not saved
 
     def _say_if_it_fits(self, saved: Saved) -> None:
         """After the first save, when the rate is known: would an emergency save be in time?"""
@@ -561,22 +576,9 @@ class Keeper:
             self._first_save = False
             self._say_if_it_fits(saved)
         self._reporter.event(
-            JobEvent.SAVED,
-            step=saved.step,
-            checkpoint=saved.checkpoint,
-            checkpoint_kind=str(saved.kind),
-            size_bytes=saved.size_bytes,
-            stall_s=round(saved.stall_s, 6),
-            duration_s=round(saved.duration_s, 6),
-            train_s=counters["train_s"],
+            JobEvent.SAVED, step=saved.step, **saved.facts, train_s=counters["train_s"]
         )
-        log.info(
-            "saved step %d (%s, %s, %s)",
-            saved.step,
-            saved.kind.label,
-            format_bytes(saved.size_bytes),
-            format_duration(saved.duration_s),
-        )
+        log.info("%s", saved.words)
 
     def _on_save_failed(self, step: int, problem: SpotguardError) -> None:
         if self.saver.last is not self._saved_before_failures:

@@ -157,7 +157,10 @@ class Leaving:
         self._keeper.freeze(self.begun, self._change_patience_s(request))
         if self.begun.is_set():
             return False
-        log.warning("step %d takes too long and is given up", self._keeper.finished + 1)
+        if self._keeper.has_left:
+            log.warning("what comes after the loop takes too long and is given up")
+        else:
+            log.warning("step %d takes too long and is given up", self._keeper.finished + 1)
         if request.solo:
             free_device()
             # Should the save hang all the same:

@@ -237,10 +237,13 @@ class Training:
 
     def left(self) -> None:
         """Take note that the script left its loop in the body of a step, or after its last one."""
-        keeper = self._job.keeper
-        if self.step is None and self._job.phase is Phase.TRAINING:
-            keeper.take_boundary_again()
-        keeper.loop_left()
+        job = self._job
+        in_loop = job.phase is Phase.TRAINING
+        if self.step is None and in_loop:
+            job.keeper.take_boundary_again()
+        # One that is about to end goes on with nothing, and may have been told to hurry.
+        ends = job.leaving.begun.is_set() or job.exits.called
+        job.keeper.loop_left(copies=in_loop and not ends)
 
     def close(self) -> None:
         """End what reads the data."""

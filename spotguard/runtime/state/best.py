@@ -28,6 +28,15 @@ class BestState(NamedTuple):
         mark, since = counters.get("best_mark", value), counters.get("best_since", 0)
         return cls(value, is_new, mark, since)
 
+    def counters(self) -> dict[str, Any]:
+        """Return what `of` reads."""
+        return {
+            "best": self.value,
+            "best_is_new": self.is_new,
+            "best_mark": self.mark,
+            "best_since": self.since,
+        }
+
 
 class Best:
     """Remembers the best value; `now` is part of the training state."""

@@ -15,7 +15,7 @@ import torch
 from spotguard.runtime.state.frozen import NotPlainError, TooLargeError, frozen
 from spotguard.runtime.state.module_buffers import SmallBuffers
 from spotguard.runtime.state.rng import capture_random_states
-from spotguard.runtime.state.tracked import TrackedStateful, TrackedValue
+from spotguard.runtime.state.tracked import TrackedModule, TrackedStateful, TrackedValue
 from spotguard.runtime.state.tree import Leaf, Packed, pack
 
 if TYPE_CHECKING:
@@ -143,6 +143,16 @@ class StepShadow:
         self._buffers = buffers or BufferShadow()
         self._objects = objects or ObjectShadow()
         self._groups = groups or GroupShadow()
+
+    @classmethod
+    def of(cls, objects: Mapping[str, Tracked], *, with_random: bool) -> StepShadow:
+        """Return that of all tracked objects, and of the global generators."""
+        modules = [item.bare for item in objects.values() if isinstance(item, TrackedModule)]
+        return cls(
+            BufferShadow(modules),
+            ObjectShadow(objects, with_random=with_random),
+            GroupShadow(item.value for item in objects.values()),
+        )
 
     @property
     def random_states(self) -> dict[str, Any] | None:

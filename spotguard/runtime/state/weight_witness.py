@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from spotguard.runtime.state.sharding import is_dtensor, is_fsdp_module
+from spotguard.runtime.state.tracked import TrackedModule, TrackedOptimizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from spotguard.runtime.state.tracked import Tracked
 
 _ELEMENTS = 8
 _OPTIMIZERS = _MODULES = 4
@@ -51,6 +54,13 @@ class WeightWitness:
             )
             self._weights += _outermost(others)
         self._kept: list[torch.Tensor] | None = None
+
+    @classmethod
+    def of(cls, objects: Iterable[Tracked]) -> WeightWitness:
+        """Return that of all tracked objects."""
+        found = list(objects)
+        optimizers = (item.value for item in found if isinstance(item, TrackedOptimizer))
+        return cls(optimizers, [item.bare for item in found if isinstance(item, TrackedModule)])
 
     @torch.inference_mode(False)  # what is made within one may not be written to after it
     def take(self) -> None:

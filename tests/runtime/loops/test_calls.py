@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from spotguard.errors import UnsupportedState, UsageError
-from spotguard.runtime.checkpoint.training_state import Open
+from spotguard.runtime.checkpoint.captured import Open
 from spotguard.runtime.data.drawn_by_script import DrawnLoader
 from spotguard.runtime.loop.epochs import _epoch_of
 from spotguard.runtime.preemption.stop_consensus import StopGate

@@ -1,0 +1,85 @@
+"""What is kept of the place at which a script left its loop, in the body of a step.
+
+Nothing is decided there yet: it may have been `break`, or an error. It is saved when the script
+ends, which may do anything until then: load its best weights, take an average of them, cast them
+for a test. So the state is copied as the loop is left, into the memory of the periodic saves.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from spotguard.errors import SpotguardError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from spotguard.runtime.checkpoint.captured import Capture, Held
+    from spotguard.runtime.checkpoint.saver import Saver
+
+log = logging.getLogger("spotguard")
+
+PATIENCE_S = 10.0
+"""How long a save in flight, or a GPU, may hold up the copy. If it was an error that left the loop,
+both would be waited for so long anyway, or may never end."""
+NOT_COPIED = "weights have changed since the loop was left, where they could not be copied"
+_LOOK_S = 0.001
+
+
+class LeftLoop(NamedTuple):
+    """Where the loop was left."""
+
+    finished: int
+    """Steps done there: one more than at the last boundary, if the weights had changed."""
+    held: Held | None = None
+    """The state there, if it could be copied."""
+
+    def held_for(self, finished: int) -> Held | None:
+        """Return the copy if it is of this boundary.
+
+        It is not while it may have been an error that left the loop: the step may be half done.
+        """
+        return self.held if self.finished == finished else None
+
+
+def copied(saver: Saver, state: Callable[[], Capture]) -> Held | None:
+    """Return a copy of the state; None if it cannot be had soon, or at all."""
+    try:
+        return saver.hold(state(), PATIENCE_S) if _device_is_quiet() else None
+    except (SpotguardError, RuntimeError) as problem:  # a GPU may have failed, and the script by it
+        log.debug("the state where the loop was left is not copied: %s", problem)
+        return None
+
+
+def _device_is_quiet() -> bool:
+    """Return whether a GPU has done what it was given; it never has where a rank is gone.
+
+    A copy would be queued behind that, and wait for ever.
+    """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return True
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record()
+    end = time.monotonic() + PATIENCE_S
+    while not done.query():  # type: ignore[no-untyped-call]
+        if time.monotonic() > end:
+            return False
+        time.sleep(_LOOK_S)
+    return True
+
+
+def script_handles_error() -> bool:
+    """Return whether the main thread is in an `except` or a `finally` for an exception.
+
+    A loop that was left by an error looks like one that was left by `break` until the hook for
+    exceptions is called, which such a block may put off for long.
+    """
+    found = sys._current_exceptions().get(threading.main_thread().ident or 0)
+    # Python 3.10 and 3.11 return what `sys.exc_info` would.
+    return (found[1] if isinstance(found, tuple) else found) is not None
