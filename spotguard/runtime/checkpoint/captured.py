@@ -7,13 +7,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spotguard.errors import CheckpointError
+from spotguard.events.states import CheckpointKind
 from spotguard.runtime.process import clock
 from spotguard.shared.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from spotguard.events.states import CheckpointKind
     from spotguard.runtime.checkpoint.staging import Plan
     from spotguard.runtime.state.tree import Leaf
 
@@ -73,12 +73,21 @@ class Saved:
     @classmethod
     def of(cls, capture: Capture, prefix: str) -> Saved:
         """Return what was just committed, without what it cost."""
+        return cls._now(capture.step, capture.kind, prefix, capture.size_bytes)
+
+    @classmethod
+    def by_other(cls, step: int, prefix: str) -> Saved:
+        """Return what another rank has just committed, which cost this one nothing."""
+        return cls._now(step, CheckpointKind.EMERGENCY, prefix, 0)
+
+    @classmethod
+    def _now(cls, step: int, kind: CheckpointKind, prefix: str, size_bytes: int) -> Saved:
         return cls(
-            step=capture.step,
+            step=step,
             checkpoint=prefix,
-            kind=capture.kind,
+            kind=kind,
             at=clock.now(),
-            size_bytes=capture.size_bytes,
+            size_bytes=size_bytes,
             stall_s=0.0,
             duration_s=0.0,
         )

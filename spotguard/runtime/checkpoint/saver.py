@@ -437,6 +437,10 @@ class Saver:
                 self._prune()
         return self.last
 
+    def take_from_other(self, step: int, checkpoint: str) -> None:
+        """Take note of a checkpoint that another rank has committed alone."""
+        self.parent, self.last = checkpoint, Saved.by_other(step, checkpoint)
+
     def decline(self, step: int, kind: CheckpointKind, why: str) -> None:
         """Tell the other ranks that this one has no such state, so that none waits for it."""
         self._tell_not_saved(self._coordinator, _word(step, kind), f"{_FAILED}{why}")

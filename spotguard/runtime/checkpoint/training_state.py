@@ -478,19 +478,22 @@ class Keeper:
                 "ones, or after the loop: the last save counts"
             )
             return None  # which is no fault of the store's
-        timeout_s = 60.0
-        if request.deadline_at is not None:
-            timeout_s = max(request.deadline_at - clock.now() - 0.2, 0.5)
+        timeout_s, kind = self.last_save_s(request), CheckpointKind.EMERGENCY
         try:
-            self._save_now(
-                CheckpointKind.EMERGENCY, solo=request.solo, halfway=halfway, timeout_s=timeout_s
-            )
+            self._save_now(kind, solo=request.solo, halfway=halfway, timeout_s=timeout_s)
         except SpotguardError as problem:
             if self._can_save_alone and not request.solo:
                 return self.save_for(replace(request, solo=True), halfway=halfway)
             self._say_not_saved(str(problem))
             return problem
         return None
+
+    @staticmethod
+    def last_save_s(request: StopRequest) -> float:
+        """Return the seconds that an emergency save may take from now on."""
+        if request.deadline_at is None:
+            return 60.0
+        return max(request.deadline_at - clock.now() - 0.2, 0.5)
 
     def _say_not_saved(self, problem: str, kind: str = "emergency") -> None:
         self._failed_at_end = True

@@ -38,7 +38,7 @@ class EndWriter:
         keeper: Keeper,
         reporter: Reporter,
     ) -> None:
-        self._rank = rank
+        self.rank = rank
         self._world_size = world_size
         self._coordinator = coordinator
         self._keeper = keeper
@@ -53,7 +53,7 @@ class EndWriter:
     @property
     def is_first(self) -> bool:
         """Return True on the rank that writes for all, while all are there."""
-        return self._rank == 0
+        return self.rank == 0
 
     def agreed(self, request: StopRequest, stop_step: int) -> None:
         """Write down what all ranks agreed on; the first rank does."""
@@ -80,7 +80,7 @@ class EndWriter:
         if not self._lock.acquire(blocking=False):
             return False
         try:  # the first rank writes; it must not lose its rendezvous before it has
-            self._coordinator.set(f"leaves/{self._rank}", "1")
+            self._coordinator.set(f"leaves/{self.rank}", "1")
             self._coordinator.get("ended", 5.0)
         except ConnectionError:
             log.debug("the rendezvous ended first")
@@ -151,6 +151,6 @@ class EndWriter:
     def say_failure(self) -> bool:
         """Tell the other ranks that the script failed; True if we are the first."""
         try:
-            return self._coordinator.first("failure", str(self._rank)) == str(self._rank)
+            return self._coordinator.first("failure", str(self.rank)) == str(self.rank)
         except ConnectionError:
             return True

@@ -22,6 +22,7 @@ from spotguard.events.event import JobEvent
 from spotguard.events.states import EXIT_CODE_OF_JOB_TOLD_TO_STOP, EndReason
 from spotguard.runtime.checkpoint.captured import WithoutOthers
 from spotguard.runtime.distributed.rendezvous import Alone
+from spotguard.runtime.ending.late_save import save_by_one
 from spotguard.runtime.ending.ways_out import WAYS_OUT, Cause, Ends, Saves, cause_of
 from spotguard.runtime.preemption.stop_consensus import BEFORE_LOOP, StopRequest
 from spotguard.runtime.process import clock
@@ -387,8 +388,19 @@ class Leaving:
             return None
         if saves is Saves.AGREED_STEP:
             return self._keeper.save_for(request, halfway=halfway)
-        alone = request if self._keeper.needs_all_ranks else replace(request, solo=True)
-        return self._keeper.save_boundary(alone)
+        if self._keeper.needs_all_ranks:
+            return self._keeper.save_boundary(request)
+        alone = replace(request, solo=True)
+        if request.solo or self._keeper.saver.alone.is_set():
+            return self._keeper.save_boundary(alone)
+        return save_by_one(
+            self._coordinator,
+            self._keeper.saver,
+            lambda: self._keeper.save_boundary(alone),
+            rank=self._end.rank,
+            step=self._keeper.finished,
+            patience_s=self._keeper.last_save_s(request),
+        )
 
     def _write(
         self,
