@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 
     from spotguard.runtime.checkpoint.local_copy import LocalCopy
     from spotguard.runtime.distributed.rendezvous import Coordinator
+    from spotguard.runtime.state.boundary_copy import BufferShadow
     from spotguard.runtime.state.tracked import Packs
     from spotguard.runtime.state.tree import Leaf
     from spotguard.storage.base import ObjectStore
@@ -148,11 +149,12 @@ class Saver:
         solo: bool = False,
         random_states: dict[str, Any] | None = None,
         place: Any = None,
+        buffers: BufferShadow | None = None,
     ) -> Capture:
         """Return the state of `objects` now; nothing is copied yet.
 
-        `random_states` replaces those that the global generators have now; `place` is where this
-        rank is in data that only it reads.
+        `random_states` replaces those that the global generators have now, and `buffers` those of
+        the modules; `place` is where this rank is in data that only it reads.
         """
         tree, packed = self._packer.pack(objects)
         leaves = list(packed.leaves.values())
@@ -162,6 +164,8 @@ class Saver:
             mine = self._base.changing(leaves, mine, frozen_addresses(objects))
             if solo and self._rank:
                 self._base.take_over(self._bases_before())
+        if buffers is not None:
+            mine = buffers.over(mine)
         random = random_tree(random_states) if self._save_random else None
         return Capture(
             step=step,

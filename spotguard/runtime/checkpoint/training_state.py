@@ -471,7 +471,8 @@ class Keeper:
         if self._is_as_restored:
             return None
         copied = self._copy is not None or self._held(solo=request.solo) is not None
-        if halfway and not copied and self._weights_are_exchanged:
+        changed_after_loop = self.has_left and self.changing
+        if halfway and not copied and (changed_after_loop or self._weights_are_exchanged):
             self.saver.wait(_LAST_SAVE_S)  # one in flight is the newest there can be
             self._say_not_saved(
                 "the weights are others than after the last step, as in an evaluation of averaged "
@@ -540,7 +541,7 @@ class Keeper:
             **now.best._replace(is_new=best_is_new).counters(),
             "changed_in_loop": self.set_up.changes(halfway=halfway),
         }
-        own = {"random_states": now.random_states, "place": now.own}
+        own = {"random_states": now.random_states, "place": now.own, "buffers": now.buffers}
         return self.saver.capture(step, kind, now.objects, counters, solo=solo, **own)
 
     def _at_boundary(self) -> BoundaryState:
@@ -554,7 +555,8 @@ class Keeper:
             return self._copy
         objects = self._shadow.boundary(self.objects)
         places = self._loader.shared, self._loader.own
-        return BoundaryState(objects, self._shadow.random_states, self.best.at_boundary, *places)
+        shadow, best = self._shadow, self.best.at_boundary
+        return BoundaryState(objects, shadow.random_states, best, *places, shadow.buffers)
 
     def _best_owed(self, step: int) -> bool:
         """Return whether the save of the best state, of this very boundary, gave way to it."""

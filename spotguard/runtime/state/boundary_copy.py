@@ -7,7 +7,7 @@ is saved must be all of one boundary: that of the weights.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,10 +40,19 @@ class BufferShadow:
         if self._copies:
             self._buffers.copy_to(self._copies)
 
-    def put_back(self) -> None:
-        """Give the buffers the values of the last `take`."""
-        if self._copies:
-            self._buffers.copy_from(self._copies)
+    def over(self, leaves: Iterable[Leaf]) -> list[Leaf]:
+        """Return `leaves` with copies of the last `take` in the place of these buffers.
+
+        The buffers stay as they are: forward passes may go on to change them while it is saved.
+        """
+        held = dict(zip(map(_place, self._buffers.tensors()), self._copies, strict=True))
+        held.pop(None, None)
+        return [
+            replace(leaf, tensor=copy.clone())
+            if (copy := held.get(_place(leaf.tensor))) is not None
+            else leaf
+            for leaf in leaves
+        ]
 
 
 class ObjectShadow:
@@ -155,6 +164,11 @@ class StepShadow:
         )
 
     @property
+    def buffers(self) -> BufferShadow:
+        """Return what puts the buffers as they were among the leaves of a state."""
+        return self._buffers
+
+    @property
     def random_states(self) -> dict[str, Any] | None:
         """Return the global generators' states, if they are part of what is saved."""
         return self._objects.random_states
@@ -166,11 +180,10 @@ class StepShadow:
         self._groups.take()
 
     def boundary(self, objects: Mapping[str, Tracked]) -> dict[str, Packs]:
-        """Return `objects` as they were.
+        """Return `objects` as they were, but for buffers, which `buffers` puts in.
 
-        Buffers and the optimizers' groups are put back in place, the rest is left alone.
+        The optimizers' groups are put back in place, the rest is left alone.
         """
-        self._buffers.put_back()
         self._groups.put_back()
         return self._objects.over(objects)
 
@@ -186,6 +199,8 @@ class BoundaryState:
     """The loader's place, the same on all ranks."""
     own: Any
     """This rank's part of it."""
+    buffers: BufferShadow | None = None
+    """Puts modules' buffers as they were at the boundary among the leaves; None: as they are."""
 
 
 @dataclass(frozen=True)
@@ -221,6 +236,13 @@ class _HeldTree:
         """Return the tree of the state."""
         into.leaves.update(self.leaves)
         return self.tree
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, torch.dtype, torch.Size, torch.device] | None:
+    """Return where a tensor's values are; None if it has none."""
+    if not tensor.numel():
+        return None
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.device
 
 
 def _values(group: dict[str, Any]) -> dict[str, Any]:

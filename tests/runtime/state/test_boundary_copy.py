@@ -10,7 +10,14 @@ from torch import nn
 
 from spotguard.errors import UsageError
 from spotguard.events.states import CheckpointKind
-from spotguard.runtime.state.boundary_copy import BufferShadow, GroupShadow, ObjectShadow
+from spotguard.runtime.state.boundary_copy import (
+    BufferShadow,
+    GroupShadow,
+    ObjectShadow,
+    StepShadow,
+)
+from spotguard.runtime.state.tree import Leaf
+from spotguard.testing import MemoryStore
 from tests.runtime.harness.lab import Rank, adapters, next_attempt
 
 
@@ -172,8 +179,17 @@ def test_a_rate_that_is_a_tensor_goes_back_too() -> None:
     assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(0.1)
 
 
-def test_buffers_go_back_to_the_last_boundary() -> None:
-    """BatchNorm's statistics move in the forward pass, long before the weights."""
+def saved_buffers(shadow: BufferShadow, model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the buffers that a save within a step holds."""
+    leaves = [Leaf(name, buffer.detach()) for name, buffer in model.named_buffers()]
+    return {leaf.name: leaf.tensor for leaf in shadow.over(leaves)}
+
+
+def test_buffers_are_saved_as_at_the_last_boundary() -> None:
+    """BatchNorm's statistics move in the forward pass, long before the weights.
+
+    The script's own stay as they are: its thread may be in the midst of that pass.
+    """
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     shadow = BufferShadow([model])
     model(torch.randn(5, 3))
@@ -181,10 +197,12 @@ def test_buffers_go_back_to_the_last_boundary() -> None:
     expected = {name: buffer.clone() for name, buffer in model.named_buffers()}
     model(torch.randn(5, 3))
     moved = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    shadow.put_back()
+    saved = saved_buffers(shadow, model)
+    shadow.take()
 
     for name, buffer in model.named_buffers():
-        assert torch.equal(buffer, expected[name])
+        assert torch.equal(saved[name], expected[name])
+        assert torch.equal(buffer, moved[name])
         assert not torch.equal(moved[name], expected[name])
 
 
@@ -193,27 +211,60 @@ def test_a_large_table_does_not_hide_the_statistics() -> None:
     model = nn.BatchNorm1d(3)
     model.register_buffer("table", torch.zeros(2_000_000))
     model.register_buffer("passing", torch.zeros(3), persistent=False)
+    model.register_buffer("nothing", torch.zeros(0))
     shadow = BufferShadow([model])
     shadow.take()
     for buffer in model.buffers():
         buffer.add_(1)
-    shadow.put_back()
+    saved = saved_buffers(shadow, model)
 
-    assert {name: buffer.max().item() for name, buffer in model.named_buffers()} == {
+    assert saved.pop("nothing").shape == (0,)
+    assert {name: buffer.max().item() for name, buffer in saved.items()} == {
         "running_mean": 0, "running_var": 1, "num_batches_tracked": 0, "table": 1, "passing": 1
     }  # fmt: skip
 
 
-def test_a_buffer_that_is_replaced_goes_back_too() -> None:
+def test_a_buffer_that_is_replaced_is_saved_as_it_was() -> None:
     """`self.mean = 0.9 * self.mean + ...` puts another tensor in the buffer's place."""
     model: Any = nn.Module()
     model.register_buffer("mean", torch.tensor(1.0))
     shadow = BufferShadow([model])
     shadow.take()
     model.mean = model.mean * 2
-    shadow.put_back()
 
-    assert model.mean == 1.0
+    assert saved_buffers(shadow, model)["mean"] == 1.0
+
+
+def test_a_forward_pass_beside_a_late_save_changes_nothing_of_it() -> None:
+    """The hash is of the very bytes that leave: the script's thread goes on with its step."""
+    model = nn.BatchNorm1d(3)
+    shadow = StepShadow.of(adapters({"m": model}), with_random=False)
+    shadow.take()
+    expected = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model(torch.randn(5, 3))
+
+    class Slow(MemoryStore):
+        """A store to which the bytes go while the script trains on."""
+
+        def put(self, key: str, data: Any, **how: Any) -> str:
+            parts = []
+            for part in data if key.endswith(".safetensors") else ():
+                parts.append(part)  # the hash has seen it
+                model(torch.randn(5, 3))
+            return super().put(key, b"".join(map(bytes, parts)) if parts else data, **how)
+
+    rank = Rank(Slow())
+    rank.start()
+    rank.saver.save_now(
+        rank.saver.capture(
+            1, CheckpointKind.EMERGENCY, adapters({"m": model}), {}, buffers=shadow.buffers
+        )
+    )
+    fresh = nn.BatchNorm1d(3)
+    next_attempt(rank.store, m=fresh)
+
+    for name, buffer in fresh.named_buffers():
+        assert torch.equal(buffer, expected[name]), name
 
 
 def test_a_buffer_that_changes_its_shape_is_refused() -> None:
@@ -230,7 +281,7 @@ def test_a_buffer_that_changes_its_shape_is_refused() -> None:
 def test_nothing_to_shadow_is_fine() -> None:
     """A script without buffers or objects costs nothing."""
     BufferShadow().take()
-    BufferShadow().put_back()
+    assert BufferShadow().over([]) == []
     shadow = ObjectShadow()
     shadow.take()
 
