@@ -170,7 +170,7 @@ class Keeper:
 
     def begin(self, first: int, total: int) -> None:
         """Take `first` of `total` steps done as the first boundary."""
-        self._shadow = StepShadow.of(self.objects, with_random=self._save_random)
+        self._shadow = StepShadow.of(self.objects, with_random=self._save_random, warn=self._warn)
         self._optimizers = {
             name: item for name, item in self.objects.items() if isinstance(item, TrackedOptimizer)
         }
@@ -196,6 +196,11 @@ class Keeper:
             raise StoreError(
                 f"{self._failed_saves} saves in a row failed; stopping, as nothing would be kept"
             )
+
+    def _warn(self, message: str) -> None:
+        if not self._settings.rank:  # the same on all ranks
+            log.warning("%s", message)
+            self._reporter.event(JobEvent.WARNING, message=message)
 
     def _look_at_new_state(self) -> None:
         """Refuse what cannot be stored when an optimizer begins to keep it, not at the notice."""

@@ -17,6 +17,7 @@ from spotguard.runtime.state.module_buffers import SmallBuffers
 from spotguard.runtime.state.rng import capture_random_states
 from spotguard.runtime.state.tracked import TrackedModule, TrackedStateful, TrackedValue
 from spotguard.runtime.state.tree import Leaf, Packed, pack
+from spotguard.shared.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -69,7 +70,10 @@ class ObjectShadow:
         *,
         with_random: bool = False,
         all_kinds: bool = False,
+        warn: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """`warn` is told, once, of each object that is left out after all."""
+        self._warn = warn
         self._copies = {
             name: _copying(name, item)
             for name, item in (objects or {}).items()
@@ -94,6 +98,7 @@ class ObjectShadow:
             if held is None:
                 del self._copies[name]
                 self._held.pop(name, None)
+                self._warn(_not_held(name))
             else:
                 self._held[name] = held
         if self._with_random:
@@ -154,12 +159,18 @@ class StepShadow:
         self._groups = groups or GroupShadow()
 
     @classmethod
-    def of(cls, objects: Mapping[str, Tracked], *, with_random: bool) -> StepShadow:
+    def of(
+        cls,
+        objects: Mapping[str, Tracked],
+        *,
+        with_random: bool,
+        warn: Callable[[str], None] = lambda _: None,
+    ) -> StepShadow:
         """Return that of all tracked objects, and of the global generators."""
         modules = [item.bare for item in objects.values() if isinstance(item, TrackedModule)]
         return cls(
             BufferShadow(modules),
-            ObjectShadow(objects, with_random=with_random),
+            ObjectShadow(objects, with_random=with_random, warn=warn),
             GroupShadow(item.value for item in objects.values()),
         )
 
@@ -236,6 +247,15 @@ class _HeldTree:
         """Return the tree of the state."""
         into.leaves.update(self.leaves)
         return self.tree
+
+
+def _not_held(name: str) -> str:
+    return (
+        f"{name} is not copied after each step, as it has more than {format_bytes(_LARGEST_BYTES)} "
+        "or is in parts: a save within a step holds what that step has changed of it by then, and "
+        "the step is done again; what changes after optimizer.step() is safe, else give it a "
+        "hold_state()"
+    )
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, torch.dtype, torch.Size, torch.device] | None:

@@ -155,6 +155,73 @@ def test_weights_scalers_and_large_objects_are_not_copied_each_step() -> None:
     assert set(over) == set(tracked)
 
 
+class Buffer:
+    """A replay buffer of more than 4 MB; `quick` is what it may be asked for instead."""
+
+    def __init__(self) -> None:
+        self.rows = torch.zeros(2_000_000)
+        self.count = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return live state."""
+        return {"rows": self.rows, "count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take it back."""
+        self.rows, self.count = state["rows"], state["count"]
+
+    def add(self) -> None:
+        """Do what a step does to it, before its weights change."""
+        self.rows[self.count] = 1
+        self.count += 1
+
+
+class HeldBuffer(Buffer):
+    """One that can say later what it was: its places beyond the count were empty."""
+
+    def hold_state(self) -> Any:
+        """Return what gives the state of this moment."""
+        count = self.count
+
+        def later() -> dict[str, Any]:
+            rows = self.rows.clone()
+            rows[count:] = 0
+            return {"rows": rows, "count": count}
+
+        return later
+
+
+def test_an_object_that_is_too_large_for_a_copy_is_told_of_once() -> None:
+    """A save within a step holds parts of that step: its owner hears of it, and of the way out."""
+    live, told = {"replay": Buffer(), "seen": {"count": 1}}, list[str]()
+    shadow = StepShadow.of(adapters(live), with_random=False, warn=told.append)
+    for _ in range(3):
+        shadow.take()
+
+    [warning] = told
+    assert warning.startswith("replay is not copied after each step, as it has more than 4.2 MB")
+    assert "hold_state()" in warning
+
+
+def test_a_large_object_that_holds_its_state_is_saved_as_at_the_boundary() -> None:
+    """It is asked after each step, and for all of its state only if that is saved."""
+    replay, told = HeldBuffer(), list[str]()
+    tracked = adapters({"replay": replay})
+    shadow = StepShadow.of(tracked, with_random=False, warn=told.append)
+    replay.add()
+    shadow.take()
+    replay.add()
+    rank = Rank()
+    rank.start()
+    objects = shadow.boundary(tracked)
+    rank.saver.save_now(rank.saver.capture(1, CheckpointKind.EMERGENCY, objects, {}))
+    fresh = Buffer()
+    next_attempt(rank.store, replay=fresh)
+
+    assert (fresh.count, float(fresh.rows.sum())) == (1, 1.0)
+    assert told == []
+
+
 def test_learning_rates_go_back_to_the_last_boundary() -> None:
     """A schedule that follows a metric moves them in the body, before the weights change."""
     model = nn.Linear(2, 2)
