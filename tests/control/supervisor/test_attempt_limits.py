@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -28,7 +28,7 @@ POLICY = Policy(teardown_s=30.0)
 UP = ClusterView(state=ClusterState.UP)
 
 
-def two_attempts(*more: Line, price: float = 1.0, **limit: object) -> RunRecord:
+def two_attempts(*more: Line, price: float = 1.0, **limit: Any) -> RunRecord:
     """Return a run whose second attempt is launched at 100 while the first one's nodes go."""
     leaving = ended(100.0, "preempted")
     leaving[3]["leaving"] = True
@@ -67,7 +67,7 @@ def test_an_attempt_ends_earlier_by_what_old_nodes_cost(record: RunRecord, early
 
 def test_what_is_spent_beside_an_attempt_counts_where_its_deadline_is_nearer() -> None:
     """The budget's hard limit moves; that the deadline's comes a little before it is no matter."""
-    limits = {
+    limits: dict[str, Any] = {
         "budget_stop_at": 560.0,
         "deadline_stop_at": 540.0,
         "down_at": 550.0,
