@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -93,8 +93,7 @@ def test_weights_of_after_the_loop_are_not_saved(
     said = jobs.run(script, LEAVES=leaves, AFTER=after)
     [end] = jobs.ends()
     assert (end["reason"], end["saved_step"], end["saved"]) == ("finished", step, True)
-    if after == "exchanged":  # a witness does not compare weights of another type
-        assert "those from there are saved" in said
+    assert "those from there are saved" in said
 
     assert digest(jobs.run(script, SPOTGUARD_ATTEMPT=2)) == undisturbed
 
@@ -155,6 +154,28 @@ def test_two_ranks_save_where_they_left_their_loops(jobs: Jobs, script: Path) ->
     assert [job.wait() for job in left] == [0, 0], left[0].said
     [end] = jobs.ends()
     assert (end["reason"], end["saved_step"], end["saved"]) == ("finished", 6, True)
+    resumed = jobs.start_ranks(2, script=script, SPOTGUARD_ATTEMPT=2)
+
+    assert [job.wait() for job in resumed] == [0, 0], resumed[0].said
+    assert digest(resumed[0].said) == digest(calm[0].said)
+
+
+def test_two_ranks_that_are_told_after_their_loops_save_where_they_left_them(
+    jobs: Jobs, script: Path
+) -> None:
+    """Whichever is the first to save: the second one has no copy of the weights, and knows it."""
+    calm = jobs.start_ranks(2, script=script, SPOTGUARD_RUN_ID="calm")
+    assert [job.wait() for job in calm] == [0, 0], calm[0].said
+
+    notice = jobs.folder / "notice"
+    how: dict[str, Any] = {"LEAVES": "end", "AFTER": "told", "SPOTGUARD_NOTICE_FILE": notice}
+    told = jobs.start_ranks(2, script=script, **how)
+    for job in told:
+        job.wait_for("the loop is over")
+    notice.write_text(f'{{"deadline_at": "{to_iso(time.time() + 6)}"}}')
+    assert [job.wait() for job in told] == [75, 75], told[0].said
+    [end] = jobs.ends()
+    assert (end["reason"], end["saved_step"], end["saved"]) == ("preempted", 6, True), told[0].said
     resumed = jobs.start_ranks(2, script=script, SPOTGUARD_ATTEMPT=2)
 
     assert [job.wait() for job in resumed] == [0, 0], resumed[0].said
