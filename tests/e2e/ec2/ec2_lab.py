@@ -114,6 +114,10 @@ class Ec2Lab(ScriptedLab):
         found: list[dict[str, Any]] = json.loads(self.verb("calls"))
         return found
 
+    def events(self) -> list[str]:
+        """Return what happened, a line each."""
+        return self.verb("events").splitlines()
+
     def calm(self, runs: list[str], regions: set[str]) -> None:
         """Take back capacity and faults of some regions, and end what is left of some runs."""
         for region in regions:
