@@ -530,8 +530,8 @@ def adopt(
 ) -> str:
     """Rebuild a run's journal from its store alone and return the run's id.
 
-    A damaged journal is moved aside. A run whose nodes still live gets a controller, any other
-    comes to rest. `tell` hears what is waited for. `private` is what of the job is in no store.
+    A damaged journal is moved aside. A controller sees to nodes that may live; without any, the run
+    rests at once. `tell` hears what is waited for. `private` is what of the job is in no store.
 
     Raises:
         UsageError: there is no run at `url`, or its journal is whole.
@@ -540,7 +540,7 @@ def adopt(
 
     folder = adopt_run(url, tell, private=private)
     if ensure_controlled(folder.run_id):
-        tell("its nodes live: a controller of this machine has taken them over")
+        tell("its nodes live, or may: a controller of this machine looks after them")
     return folder.run_id
 
 

@@ -109,9 +109,9 @@ def _silent(_: str) -> None:
 def adopt_run(url: str, tell: Tell = _silent, *, private: Private | None = None) -> RunFolder:
     """Rebuild the journal of the run at `url` (`STORE/RUN_ID`) and return its folder.
 
-    A journal that is damaged, or older than what another machine did, is moved aside. A run
-    without living nodes is settled. `tell` hears what is being waited for. `private` is what of
-    the job is in no store.
+    A journal that is damaged, or older than what another machine did, is moved aside. A run that
+    trains on no node is settled, once none of its earlier ones may live. `tell` hears what is being
+    waited for. `private` is what of the job is in no store.
 
     Raises:
         UsageError: there is no run at `url`, another machine's controller is alive, or nobody
@@ -195,14 +195,16 @@ def _rebuild(
             rebuild.places = list(zip(body["places"], known.moves, strict=True))
             rebuild.controller_nodes = body["controller_nodes"]
             rebuild.attempts(store)
+            rests = f"{ADOPTED_WORDS}; `spotguard resume` goes on"
             told = {
                 "store": store_root,
                 "chunks_left": rebuild.chunks_left,
                 "lost_launches": rebuild.lost_launches,
+                "rests": rests,
             }
             journal.append(Kind.ADOPTED.value, at=time.time(), data=told)
             keep_snapshot(journal, read_record(journal), None, now=time.time())
-            settle(journal, f"{ADOPTED_WORDS}; `spotguard resume` goes on")
+            settle(journal, rests)
         record = read_record(journal)
     draft.rename(folder.journal_path)
     return record

@@ -225,6 +225,8 @@ class Service:
 
     def _go_on(self, record: RunRecord) -> None:
         """Have a run go on that had no nodes when it was adopted, and so came to rest."""
+        if record.settled is None and record.rests:
+            return  # it does so once its earlier nodes are gone
         if record.settled is not None and record.settled.detail.startswith(ADOPTED_WORDS):
             self._tell("goes on")
             try:

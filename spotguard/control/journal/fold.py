@@ -245,13 +245,15 @@ def _lost(record: RunRecord, entry: Entry) -> tuple[LostLaunch, ...]:
 
 
 def _adopted(record: RunRecord, entry: Entry) -> RunRecord:
-    """Take over what launches cost of which the store has nothing else."""
+    """Take over what launches cost of which the store has nothing else, and how the run rests."""
     for each in objects(entry.data, "lost_launches"):
         at, paid_s = seconds(each, "at"), number(each, "paid_s")
         if at is not None and paid_s is not None:
             new = LostLaunch(at=at, paid_s=paid_s, usd=amount(each, "usd"))
             record = replace(record, lost_launches=with_lost(record.lost_launches, new))
-    return record
+    if record.current is not None or record.ahead is not None:
+        return record  # it goes on on the nodes that it has
+    return replace(record, rests=text(entry.data, "rests") or "")
 
 
 def _controller_node(record: RunRecord, entry: Entry) -> RunRecord:
@@ -342,6 +344,7 @@ def _resumed(record: RunRecord, entry: Entry) -> RunRecord:
         wish=None,
         wish_why="",
         settled=None,
+        rests="",
         is_away=False,
         alerted=(),
         tried=(),

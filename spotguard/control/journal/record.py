@@ -495,6 +495,9 @@ class RunRecord:
     """USER_STOP or USER_DOWN while the user, or its sweep, wants the run to end."""
     wish_why: str = ""
     """Why its sweep does; empty if it is the user."""
+    rests: str = ""
+    """In which words it rests once none of its nodes may live, as it trained on none when it was
+    adopted; empty: it goes on."""
     resumed_after: int = 0
     """Number of the last attempt before the last `resume`; its end no longer settles the run."""
     untold: tuple[Tiding, ...] = ()

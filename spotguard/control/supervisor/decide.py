@@ -153,6 +153,8 @@ def state_of(record: RunRecord) -> RunState:
     if attempt is None:
         if record.store_problem is not None:
             return RunState.CONTACT_LOST
+        if record.rests:
+            return RunState.DRAINING
         if record.waiting_since is not None or record.queued:
             return RunState.WAITING
         return RunState.RECOVERING if record.attempts else RunState.LAUNCHING
@@ -192,6 +194,8 @@ def _rest(record: RunRecord, policy: Policy) -> Settle | None:
             "from; save more often, or see why saves fail in `spotguard history`",
             exit_code=NoCapacityError.exit_code,
         )
+    if record.rests:  # the user decides whether more nodes are bought
+        return Settle(state=RunState.PAUSED, detail=record.rests, exit_code=EXIT_UNFINISHED)
     return None
 
 

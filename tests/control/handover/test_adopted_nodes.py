@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from spotguard.control.journal.record import RunRecord
 
 
+WORDS = "adopted; resume it"
+
+
 def with_nodes_that_go(folder: Path) -> World:
     """Return a run on AWS, of which the second attempt trains while the first one's nodes go."""
     world = World(
@@ -55,7 +58,8 @@ def adopted(world: World, *, by_word_alone: bool = False) -> RunRecord:
         journal.append(Kind.CREATED.value, at=created.at, data=created.data)
         rebuild = Rebuild(journal, world.launcher, RUN_ID, by_word_alone=by_word_alone)
         rebuild.attempts(world.store)
-        settle(journal, "adopted", at=world.clock.now())
+        journal.append(Kind.ADOPTED.value, at=world.clock.now(), data={"rests": WORDS})
+        settle(journal, WORDS, at=world.clock.now())
         return read_record(journal)
 
 
@@ -96,6 +100,25 @@ def test_an_adopted_run_is_not_at_rest_while_earlier_nodes_may_live(tmp_path: Pa
     assert record.current is None
     assert [attempt.number for attempt in record.leaving] == [1]
     assert record.settled is None
+
+
+@pytest.mark.parametrize("silent_s", [0.0, 90.0])
+def test_who_adopts_a_run_without_an_attempt_that_lives_buys_no_nodes(
+    tmp_path: Path, silent_s: float
+) -> None:
+    """A controller sees to the end of the earlier nodes, and the user decides about new ones."""
+    world = with_nodes_that_go(tmp_path)
+    world.launcher.down(world.launcher.started[-1])
+    end = b'{"reason": "preempted", "detail": "", "gone_at": %d}' % world.clock.now()
+    world.store.put(keys.end(2), end)
+    world.launcher.outage_until = world.clock.now() + silent_s
+    assert adopted(world).settled is None
+    before = len(world.launcher.started)
+    record = world.run()
+    assert len(world.launcher.started) == before
+    assert world.launcher.started[0] not in world.launcher.living()
+    assert record.settled is not None
+    assert (record.settled.state, record.settled.detail) == (RunState.PAUSED, WORDS)
 
 
 def test_nodes_that_nobody_ever_knew_are_paid_until_they_were_last_heard_of() -> None:

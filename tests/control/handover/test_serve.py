@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spotguard.control.handover import stored_wishes
+from spotguard.control.handover.adopt import ADOPTED_WORDS
 from spotguard.control.handover.serve import Service
 from spotguard.control.journal.record import Kind
 from spotguard.control.journal.stored.controller_nodes import GONE_WITHIN_S, read_nodes
@@ -153,6 +154,24 @@ def test_at_rest_it_stays_a_while_and_then_says_until_when_it_costs(homes: Homes
     assert stored.node.until <= homes.clock.now() + GONE_WITHIN_S
     assert homes.record("node").controller_nodes == (stored.node,)
     assert homes.record("node").controller_node is None
+
+
+def test_a_run_goes_on_once_the_earlier_nodes_of_an_adopted_one_are_gone(homes: Homes) -> None:
+    """Not before it has come to rest, which may take more looks than one."""
+    with homes.folder("node").journal() as journal:
+        journal.append(Kind.RESUMED.value, at=homes.clock.now(), data={"limits": {}})
+        rests = {"rests": ADOPTED_WORDS}
+        journal.append(Kind.ADOPTED.value, at=homes.clock.now(), data=rests)
+    (homes.folder("node").path / "going-on").touch()
+    assert homes.serves()
+    assert homes.serves()
+    assert homes.steering.asked == []
+    with homes.folder("node").journal() as journal:
+        rest = {"state": "paused", "detail": ADOPTED_WORDS, "exit_code": 75}
+        journal.append(Kind.SETTLED.value, at=homes.clock.now(), data=rest)
+    assert homes.serves()
+    assert homes.serves()
+    assert homes.steering.asked == ["resume None None"]
 
 
 def test_a_run_that_another_machine_took_is_left_to_it(homes: Homes) -> None:
