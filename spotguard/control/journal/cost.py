@@ -2,7 +2,8 @@
 
 Pure functions over the record. An attempt is billed from the moment at which its nodes
 began to cost (where the launcher cannot tell: at which its launch was written down) until the
-launcher confirmed its last node gone. Where the cloud itself tells afterwards for how long it
+launcher confirmed its last node gone. Where nobody could be asked since it was known to live, that
+counts until its last sign of life. Where the cloud itself tells afterwards for how long it
 charged each node, that counts. A launch that came to nothing is billed, too, unless it is
 proven that no node of it ran. Unknown stays unknown (None).
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 def billed_s(attempt: AttemptRecord, now: float) -> float:
     """Return for how many seconds the attempt's nodes have been paid."""
     end = attempt.end
-    until = now if end is None or end.leaving else end.gone_at
+    until = now if end is None or (end.leaving and not attempt.in_doubt) else end.gone_at
     if attempt.gone_by is not None:  # while nobody can be asked, or nobody asked
         until = min(until, attempt.gone_by)
     return max(0.0, until - attempt.billed_from)
@@ -122,10 +123,11 @@ def price_usd_per_h(record: RunRecord, offer: Offer) -> float | None:
 def rate_usd_per_h(record: RunRecord) -> float | None:
     """Return what the run costs in an hour now: 0 without nodes, None if a price is unknown.
 
-    Nodes of an ended attempt that were told to go are paid until they are gone.
+    Nodes of an ended attempt that were told to go are paid until they are gone. Of those in doubt
+    it is not known whether they cost anything.
     """
     living = [each for each in (record.current, record.ahead) if each is not None]
-    living += record.leaving
+    living += [each for each in record.leaving if not each.in_doubt]
     rates = attempt_rates_usd_per_h(record) if living else {}
     usd_per_h = [rates[attempt.number] for attempt in living]
     if record.controller_node is not None:

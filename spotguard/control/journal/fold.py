@@ -466,6 +466,16 @@ def _store_lost(record: RunRecord, entry: Entry) -> RunRecord:
     return replace(record, store_problem=str(entry.data.get("problem") or "no reason is known"))
 
 
+def _released(record: RunRecord, entry: Entry) -> RunRecord:
+    if entry.data.get("unseen") is not True:
+        return record
+    return _warn(
+        record,
+        f"attempt {entry.attempt}: nobody could be asked whether its nodes live; look for them: "
+        "spotguard doctor",
+    )
+
+
 def _without(record: RunRecord, number: int) -> tuple[AttemptRecord, ...]:
     return tuple(attempt for attempt in record.attempts if attempt.number != number)
 
@@ -494,6 +504,7 @@ _ON_RUN: dict[str, Callable[[RunRecord, Entry], RunRecord]] = {
     Kind.TOLD.value: _told,
     Kind.STORE_LOST.value: _store_lost,
     Kind.STORE_BACK.value: lambda record, _: replace(record, store_problem=None),
+    Kind.RELEASED.value: _released,
     Kind.SET_ASIDE.value: _set_aside,
     Kind.PROGRESS.value: _total_steps,
     JOB_PREFIX + JobEvent.STARTED.value: _total_steps,

@@ -328,6 +328,16 @@ class AttemptRecord:
         return None if self.given_back_at is None else self.given_back_at + _KILL_WAIT_S
 
     @property
+    def in_doubt(self) -> bool:
+        """True if it has ended and its nodes may live, but nobody saw them do so since.
+
+        Who adopts a run may not be able to ask for them; who sees them has them taken down.
+        """
+        down = self.down  # only what was seen to live is told to go
+        ordered = down is not None and (down.sent_at is not None or down.failed_at is not None)
+        return self.end is not None and self.end.leaving and not ordered
+
+    @property
     def by_sweep(self) -> bool:
         """True if it was stopped because other points of its sweep did better."""
         return self.stop is not None and bool(self.stop.why)

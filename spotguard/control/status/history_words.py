@@ -442,6 +442,13 @@ def _of(text: str, colour: str = "default") -> Callable[[Entry], tuple[str, str]
     return tell
 
 
+def _released(entry: Entry) -> tuple[str, str]:
+    if entry.data.get("unseen") is True:
+        unknown = f"nobody could be asked whether the nodes of attempt {entry.attempt} live"
+        return f"{unknown}; look for them: spotguard doctor", "yellow"
+    return f"the nodes of attempt {entry.attempt} are gone", "default"
+
+
 _ENDS: dict[str, Callable[..., tuple[str, str]]] = {
     Kind.STOP_ASKED.value: _asked("asking the job to save and stop"),
     Kind.DOWN_ASKED.value: _asked("taking the nodes down"),
@@ -473,7 +480,7 @@ _TELLERS: dict[str, Callable[[Entry], tuple[str, str]]] = {
     Kind.STORE_LOST.value: _of("the run's store cannot be read: {problem}", "yellow"),
     Kind.STORE_BACK.value: _of("the run's store can be read again", "green"),
     Kind.DOWN_FAILED.value: _of("the nodes could not be taken down yet: {problem}", "yellow"),
-    Kind.RELEASED.value: _of("the nodes of attempt {attempt} are gone"),
+    Kind.RELEASED.value: _released,
     Kind.WENT_ON.value: _went_on,
     Kind.TOOK_OVER.value: _of("its nodes were asked for ahead, and take over", "cyan"),
     Kind.GIVEN_UP.value: _given_up,

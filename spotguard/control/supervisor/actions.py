@@ -156,6 +156,8 @@ class NoteReleased:
 
     attempt: int
     gone_at: float
+    unseen: bool = False
+    """Nobody says so: it is not waited for an answer any longer."""
 
 
 @dataclass(frozen=True, kw_only=True)

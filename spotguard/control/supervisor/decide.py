@@ -44,7 +44,9 @@ from spotguard.control.supervisor.end_reason import (
     barren,
     judge,
     judge_nodes,
+    last_sign_at,
     unsaved,
+    when_gone,
     words_of_patience,
 )
 from spotguard.control.supervisor.next_nodes import (
@@ -99,6 +101,8 @@ class Observation:
     """Of the attempt whose nodes were asked for ahead; None if there is none."""
     leaving: tuple[tuple[int, ClusterView], ...] = ()
     """Of attempts that have ended, and whose nodes are not known to be gone: their clusters."""
+    looked_s: float = 0.0
+    """Seconds for which this controller has looked; only needed between attempts."""
     offers: tuple[Offer, ...] = ()
     """The places that could be asked, best first; only needed where nodes are to be asked for."""
     no_offers: NoOffers | None = None
@@ -133,8 +137,9 @@ def decide(record: RunRecord, seen: Observation, now: float, policy: Policy) -> 
         action = rest or between or _between_attempts(record, seen, now, policy)
         # A run is at rest once nothing of it costs money any more; nor is there any other launcher
         # for a phase before, who could be asked for nodes that are left of it.
-        costs = record.leaving or record.ahead
-        return Wait() if isinstance(action, (Settle, BeginPhase)) and costs else action
+        if isinstance(action, (Settle, BeginPhase)) and (record.leaving or record.ahead):
+            return _without_answer(record, seen, policy) or Wait()
+        return action
     if seen.cluster is None:
         return Wait()
     if not attempt.launched:
@@ -528,8 +533,8 @@ def _behind(record: RunRecord, seen: Observation, now: float, policy: Policy) ->
         if cluster is None or cluster.state is ClusterState.UNREACHABLE:
             continue
         if cluster.state not in (ClusterState.UP, ClusterState.STARTING):
-            gone_at = _gone_at(attempt, cluster, now)
-            if cluster.state is ClusterState.ABSENT and attempt.end is not None:
+            gone_at = when_gone(attempt, cluster, now)
+            if cluster.state is ClusterState.ABSENT and attempt.in_doubt and attempt.end:
                 gone_at = attempt.end.gone_at  # by its last sign of life, as in `_conclude`
             return NoteReleased(attempt=attempt.number, gone_at=gone_at)
         if isinstance(pursue_down(attempt, now, policy), SendDown):
@@ -537,12 +542,22 @@ def _behind(record: RunRecord, seen: Observation, now: float, policy: Policy) ->
     return None
 
 
+def _without_answer(record: RunRecord, seen: Observation, policy: Policy) -> NoteReleased | None:
+    """Give up nodes that nobody can be asked for: else a run that is over is never at rest."""
+    if seen.looked_s < policy.answer_patience_s:
+        return None
+    lost = next((each for each in record.leaving if each.in_doubt and each.end), None)
+    if lost is None or lost.end is None:
+        return None
+    return NoteReleased(attempt=lost.number, gone_at=lost.end.gone_at, unseen=True)
+
+
 def _conclude(attempt: AttemptRecord, cluster: ClusterView, now: float) -> Conclude:
     verdict = judge(attempt)
-    gone_at = _gone_at(attempt, cluster, now)
+    gone_at = when_gone(attempt, cluster, now)
     if cluster.state is ClusterState.ABSENT:
         # A launcher that forgot the cluster (the run was adopted elsewhere): what was seen last.
-        gone_at = _last_sign_at(attempt)
+        gone_at = last_sign_at(attempt)
     if attempt.gone_by is not None:  # SkyPilot may have been asked hours later
         gone_at = min(gone_at, attempt.gone_by)
     ends = [node.at for node in attempt.node_ends]
@@ -554,26 +569,6 @@ def _conclude(attempt: AttemptRecord, cluster: ClusterView, now: float) -> Concl
         training_ended_at=min(ended_at, gone_at),
         traceback=verdict.traceback,
     )
-
-
-def _gone_at(attempt: AttemptRecord, cluster: ClusterView, now: float) -> float:
-    """Return when the nodes were gone: after the job's last word, and not in the future.
-
-    The launcher reads the machine's clock, which may have been set since the run began.
-    """
-    at = now if cluster.gone_at is None else cluster.gone_at
-    return min(max(at, *_words_at(attempt)), now)
-
-
-def _last_sign_at(attempt: AttemptRecord) -> float:
-    seen = [attempt.progress.at] if attempt.progress else []
-    return max([*_words_at(attempt), *seen, *(node.at for node in attempt.node_ends)])
-
-
-def _words_at(attempt: AttemptRecord) -> list[float]:
-    """Return when the job is known to have lived, by its own words: others are of who saw it."""
-    words = [attempt.intended_at, attempt.started_at or 0.0, *(each.at for each in attempt.saves)]
-    return words + [each.at for each in (attempt.job_end, attempt.notice) if each]
 
 
 def alert_percents(record: RunRecord) -> list[int]:

@@ -11,6 +11,7 @@ from spotguard.shared.units import format_duration
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import AttemptRecord, JobEnd, NodeEnded, RunRecord
+    from spotguard.launch.base import ClusterView
 
 _BLAME_WINDOW_S = 10.0
 """A job's failure within so many seconds of a node's loss is taken for its consequence."""
@@ -185,6 +186,27 @@ def _guarded(attempt: AttemptRecord) -> bool:
     if lifetime_s is None:
         return False
     return attempt.lost_nodes[0].at >= attempt.intended_at + lifetime_s - 1.0
+
+
+def when_gone(attempt: AttemptRecord, cluster: ClusterView, now: float) -> float:
+    """Return when the nodes were gone: after the job's last word, and not in the future.
+
+    The launcher reads the machine's clock, which may have been set since the run began.
+    """
+    at = now if cluster.gone_at is None else cluster.gone_at
+    return min(max(at, *_words_at(attempt)), now)
+
+
+def last_sign_at(attempt: AttemptRecord) -> float:
+    """Return when something was last heard of the job, or of its nodes."""
+    seen = [attempt.progress.at] if attempt.progress else []
+    return max([*_words_at(attempt), *seen, *(node.at for node in attempt.node_ends)])
+
+
+def _words_at(attempt: AttemptRecord) -> list[float]:
+    """Return when the job is known to have lived, by its own words: others are of who saw it."""
+    words = [attempt.intended_at, attempt.started_at or 0.0, *(each.at for each in attempt.saves)]
+    return words + [each.at for each in (attempt.job_end, attempt.notice) if each]
 
 
 def words_of_patience(what: str, patience_s: float) -> str:

@@ -79,6 +79,7 @@ class Lookout:
         self._news = JobNews(store, ledger)
         self._watched = _Watched(0, clock.monotonic())
         self._no_offers: NoOffers | None = None
+        self._began_at = clock.monotonic()
 
     @property
     def step(self) -> int:
@@ -107,6 +108,7 @@ class Lookout:
                 no_offers=self._no_offers,
                 ahead=ahead,
                 leaving=leaving,
+                looked_s=self._clock.monotonic() - self._began_at,
                 market=(*self._sightings(), *self._say_free(offers)),
             )
         if attempt.number != self._watched.attempt:

@@ -76,6 +76,9 @@ class Policy:
     """So many attempts in a row without one new step pause the run."""
     contact_patience_s: float = 15.0
     """Silence that counts as lost contact."""
+    answer_patience_s: float = 600.0
+    """For the launcher to say whether nodes live of which nothing is known, before the run rests
+    without its word."""
     save_s: float = 3.0
     """Kept for the last save, until a slower one has been measured."""
     teardown_s: float = 7.0
@@ -94,6 +97,7 @@ SKY_POLICY = Policy(
     capacity_backoff_s=10.0,
     capacity_backoff_max_s=300.0,
     contact_patience_s=60.0,
+    answer_patience_s=3600.0,
     save_s=10.0,
     teardown_s=225.0,  # 60 s until a frozen job is killed; SkyPilot ended its cluster after 155 s
     useful_s=60.0,

@@ -325,7 +325,7 @@ class Supervisor:
             case Settle():
                 return self._come_to_rest(action)
             case NoteReleased():
-                self._note_released(self._attempt(action.attempt), action.gone_at)
+                self._note_released(self._attempt(action.attempt), action)
             case SendDown(attempt=int(ended)):
                 self._send_down(self._attempt(ended))
             case TakeOver():
@@ -383,16 +383,16 @@ class Supervisor:
         assert found is not None, f"attempt {number} is not in the record"
         return found
 
-    def _note_released(self, attempt: AttemptRecord, gone_at: float) -> None:
+    def _note_released(self, attempt: AttemptRecord, action: NoteReleased) -> None:
         """Publish the verdict on an ended attempt whose nodes are gone, and write that down.
 
         In this order: who dies in between does both again.
         """
-        charged_s = self._charged_node_s(attempt)
+        charged_s, gone_at = self._charged_node_s(attempt), action.gone_at
         assert attempt.end is not None
         end = replace(attempt.end, leaving=False, gone_at=gone_at, charged_node_s=charged_s)
         self._publish(keys.end(attempt.number), verdict(replace(attempt, end=end)))
-        gone = {"gone_at": gone_at, "charged_node_s": charged_s}
+        gone = {"gone_at": gone_at, "charged_node_s": charged_s, "unseen": action.unseen}
         self._ledger.write(Kind.RELEASED, gone, attempt=attempt.number)
         self._forget(attempt)
 

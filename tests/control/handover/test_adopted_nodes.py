@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spotguard.control.handover.adopt import Rebuild, settle
+from spotguard.control.journal import cost
 from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import Kind, Limits
+from spotguard.control.status.history_words import history_lines
 from spotguard.control.supervisor.actions import NoteReleased
 from spotguard.control.supervisor.decide import Observation, decide
 from spotguard.control.supervisor.policy import Policy
@@ -119,6 +121,45 @@ def test_who_adopts_a_run_without_an_attempt_that_lives_buys_no_nodes(
     assert world.launcher.started[0] not in world.launcher.living()
     assert record.settled is not None
     assert (record.settled.state, record.settled.detail) == (RunState.PAUSED, WORDS)
+
+
+def test_a_run_that_is_over_rests_where_nobody_can_ever_be_asked_for_earlier_nodes(
+    tmp_path: Path,
+) -> None:
+    """They cost what they did when something was last heard of them, and the user is told."""
+    world = with_nodes_that_go(tmp_path)
+    world.launcher.down(world.launcher.started[-1])
+    end = b'{"reason": "finished", "detail": "", "gone_at": %d}' % world.clock.now()
+    world.store.put(keys.end(2), end)
+    world.launcher.outage_until = float("inf")
+    record = adopted(world)
+    spent_usd = world.spent_usd()
+    world.clock.sleep(86_400.0)
+    assert world.spent_usd() == spent_usd
+    assert cost.rate_usd_per_h(record) == 0.0
+    begun_at = world.clock.now()
+    record = world.run()
+    assert world.clock.now() - begun_at == pytest.approx(world.policy.answer_patience_s, abs=2.0)
+    assert record.settled is not None
+    assert record.settled.state is RunState.FINISHED
+    assert world.spent_usd() == spent_usd
+    assert [each for each in record.warnings if "attempt 1: nobody could be asked" in each]
+    with world.journal() as journal:
+        texts = [line.text for line in history_lines(journal.read())]
+    assert not any(text == "the nodes of attempt 1 are gone" for text in texts)
+    assert any(text.startswith("nobody could be asked whether the nodes") for text in texts)
+
+
+@pytest.mark.parametrize("state", ["down_sent", "down_failed"])
+def test_nodes_that_were_seen_and_told_to_go_are_paid_until_they_are_gone(state: str) -> None:
+    """Where a cluster is gone its launcher may know it no more: a pod, a job that was purged."""
+    end = ended(50.0, "preempted")
+    end[3]["leaving"] = True
+    ordered = (state, 60.0, 1, {"problem": ""})
+    record = made(*launched(infra="aws"), down_asked(49.0, "preempted"), end, ordered)
+    absent = ClusterView(state=ClusterState.ABSENT)
+    action = decide(record, Observation(leaving=((1, absent),)), 300.0, Policy())
+    assert action == NoteReleased(attempt=1, gone_at=300.0)
 
 
 def test_nodes_that_nobody_ever_knew_are_paid_until_they_were_last_heard_of() -> None:
