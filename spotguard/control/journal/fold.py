@@ -197,7 +197,8 @@ def _launched(record: RunRecord, _: Entry) -> RunRecord:
         waiting_since=record.waiting_since,
     )
     record = replace(record, tried=(), mendable=False, refusal="")
-    return replace(record, rounds=0, waiting_since=None, retry_at=None, search=search)
+    record = replace(record, rounds=0, waiting_since=None, retry_at=None, search=search)
+    return replace(record, offers_problem="", unlisted_since=None)
 
 
 def _no_capacity(record: RunRecord, entry: Entry) -> RunRecord:
@@ -225,6 +226,7 @@ def _no_capacity(record: RunRecord, entry: Entry) -> RunRecord:
         mendable=record.mendable or not entry.data.get("lasting"),
         refusal=entry.data.get("problem", ""),
         offers_problem="",
+        unlisted_since=None,
         # A cloud may need a minute to say no. While an attempt trains nothing is waited for.
         waiting_since=min([entry.at, *asked])
         if record.waiting_since is None and not is_ahead
@@ -274,13 +276,17 @@ def _waiting(record: RunRecord, entry: Entry) -> RunRecord:
         record = _wait_over(record, entry)
         return replace(record, queued=str(entry.data["why"]), rounds=0)
     since = entry.at if record.waiting_since is None else record.waiting_since
+    problem, unlisted_since = entry.data.get("problem", ""), record.unlisted_since
     return replace(
         record,
         tried=(),
         mendable=False,
         rounds=record.rounds + 1,
         retry_at=entry.data["retry_at"],
-        offers_problem=entry.data.get("problem", ""),
+        offers_problem=problem,
+        unlisted_since=(entry.at if unlisted_since is None else unlisted_since)
+        if problem
+        else None,
         waiting_since=since,
         queued="",
     )
@@ -289,6 +295,7 @@ def _waiting(record: RunRecord, entry: Entry) -> RunRecord:
 def _wait_over(record: RunRecord, entry: Entry) -> RunRecord:
     """Give up a wait that led to no launch: what it took stays in the total."""
     waited_s = cost.waited_s(record, entry.at)
+    record = replace(record, offers_problem="", unlisted_since=None)
     return replace(record, waited_s=waited_s, waiting_since=None)
 
 

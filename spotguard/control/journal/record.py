@@ -483,6 +483,8 @@ class RunRecord:
     """What the newest refusal said."""
     offers_problem: str = ""
     """Why the places could not be looked up for the newest wait; empty if they could."""
+    unlisted_since: float | None = None
+    """Since when they could not be; None if they could."""
     rounds: int = 0
     """Rounds of launching without any capacity, since the last launch."""
     waiting_since: float | None = None

@@ -57,7 +57,7 @@ class NoOffers:
 
     problem: str
     lasting: bool
-    """No wait mends it: the job makes no sense any more, or a package is missing."""
+    """No wait mends it: the job makes no sense any more, or a package is missing, at two looks."""
 
 
 def next_launch(
@@ -121,7 +121,9 @@ def _no_capacity(
     buys_later = will_buy_later(record, offers, now, policy)
     if lasting and not (buys_later and _QUOTA_OF_SPOT.search(record.refusal)):
         return _launch_failed(record.refusal)
-    since = now if record.waiting_since is None else record.waiting_since
+    # A look-up that fails once says nothing of the wait before it: the next one may answer.
+    since = record.unlisted_since if wait.problem else record.waiting_since
+    since = now if since is None else since
     patience_is_over = now - since >= policy.capacity_patience_s
     if patience_is_over and not buys_later and wait.problem:
         return Settle(

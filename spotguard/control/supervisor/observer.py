@@ -247,7 +247,9 @@ class Lookout:
             offers = self._launcher.offers()
         except SpotguardError as problem:
             log.warning("no offers: %s", problem)
-            lasting = isinstance(problem, (UsageError, MissingExtra))
+            # Files that are being saved, or a package that is renewed, are there a moment later.
+            stands = self._ledger.record.offers_problem == problem.message
+            lasting = stands and isinstance(problem, (UsageError, MissingExtra))
             self._no_offers = NoOffers(problem=problem.message, lasting=lasting)
             return []
         wanted = [offer for offer in offers if offer.market in self._markets]

@@ -19,8 +19,10 @@ from spotguard.control.journal.nodes.lost_launch import (
 from spotguard.control.journal.record import Kind, Limits
 from spotguard.control.status.history_words import history_lines
 from spotguard.control.status.make_view import run_view
+from spotguard.control.supervisor.actions import BackOff, Settle
+from spotguard.control.supervisor.next_nodes import NoOffers, next_launch
 from spotguard.control.supervisor.policy import Policy
-from spotguard.errors import EnvironmentFailure, MissingExtra, SpecError
+from spotguard.errors import EnvironmentFailure, MissingExtra, NoCapacity, SpecError
 from spotguard.events.states import EndReason, Market, RunState
 from spotguard.launch.base import Unreachable
 from spotguard.testing.job import JobFate
@@ -409,10 +411,32 @@ def test_who_waits_in_vain_hears_that_nobody_was_asked(tmp_path: Path) -> None:
     assert UNREADABLE.message in record.settled.detail
 
 
+def test_one_failed_look_up_does_not_rename_a_day_without_nodes() -> None:
+    """The next one tells, and look-ups have a patience of their own."""
+    policy = Policy(capacity_patience_s=60.0)
+    refused = ("no_capacity", 2.0, 1, {"nodes": 1, "place": "here-a", "problem": "none left"})
+    short = made(intended(1.0), refused, ("waiting", 2.0, None, {"retry_at": 3.0}))
+    failed = NoOffers(problem=UNREADABLE.message, lasting=False)
+    assert isinstance(next_launch(short, (), 100.0, policy, no_offers=failed), BackOff)
+    settled = next_launch(short, (), 100.0, policy)
+    assert isinstance(settled, Settle)
+    assert settled.exit_code == NoCapacity.exit_code
+
+    fails = ("waiting", 100.0, None, {"retry_at": 101.0, "problem": UNREADABLE.message})
+    again = ("waiting", 130.0, None, {"retry_at": 131.0, "problem": UNREADABLE.message})
+    record = made(intended(1.0), refused, fails, again)
+    assert isinstance(next_launch(record, (), 159.0, policy, no_offers=failed), BackOff)
+    settled = next_launch(record, (), 161.0, policy, no_offers=failed)
+    assert isinstance(settled, Settle)
+    assert settled.exit_code == EnvironmentFailure.exit_code
+
+
 @pytest.mark.parametrize(
     "problem", [SpecError("script", "/job.py is not there"), MissingExtra("SkyPilot is missing")]
 )
-def test_what_no_wait_mends_fails_the_run_at_once(tmp_path: Path, problem: SpotguardError) -> None:
+def test_what_no_wait_mends_fails_the_run_at_the_second_look(
+    tmp_path: Path, problem: SpotguardError
+) -> None:
     """As the same problem does when it comes up in the launch."""
     world = unlisted(tmp_path, problem, 10_000)
     begun_at = world.clock.now()
@@ -420,4 +444,16 @@ def test_what_no_wait_mends_fails_the_run_at_once(tmp_path: Path, problem: Spotg
     assert record.settled is not None
     assert (record.settled.state, record.settled.exit_code) == (RunState.FAILED, 3)
     assert record.settled.detail == f"the launch failed: {problem.message}"
-    assert world.clock.now() - begun_at < 1.0
+    assert world.clock.now() - begun_at <= 2 * world.policy.capacity_backoff_s
+
+
+@pytest.mark.parametrize(
+    "problem", [SpecError("script", "/job.py is not there"), MissingExtra("SkyPilot is missing")]
+)
+def test_a_file_that_is_gone_for_a_moment_ends_no_run(
+    tmp_path: Path, problem: SpotguardError
+) -> None:
+    """It is being saved, say, or a package is renewed, while the run waits."""
+    record = unlisted(tmp_path, problem, 1).run()
+    assert record.settled is not None
+    assert record.settled.state is RunState.FINISHED
