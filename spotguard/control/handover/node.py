@@ -371,7 +371,10 @@ class SkyHost:
         return NodeState(there=True)
 
     def down(self, node: ControllerNode) -> None:
-        """Terminate it."""
+        """Terminate it, unless that is under way: orders would wait for each other."""
+        with suppress(SpotguardError):  # the order will say what is wrong
+            if self._sdk.is_going_down(node.cluster):
+                return
         end_anywhere(self._sdk, node.cluster, self._strays(node.place))
 
     def is_gone(self, node: ControllerNode) -> bool:

@@ -462,3 +462,12 @@ def test_a_node_is_gone_only_where_nobody_may_have_it(
     assert SkyHost(sdk, lambda _: ElsewhereStrays(elsewhere)).is_gone(node) is is_gone
     sdk.away = True
     assert not SkyHost(sdk, lambda _: ElsewhereStrays(elsewhere)).is_gone(node)
+
+
+@pytest.mark.parametrize("going_down", [0, 1])
+def test_a_node_that_is_going_down_is_not_told_to_once_more(going_down: int) -> None:
+    """Each order would wait for the cluster's lock, which the one before holds for minutes."""
+    sdk = FakeSdk(downs_under_way=going_down)
+    node = ControllerNode(number=1, cluster="c1", place="aws", price_usd_per_h=0.1, since=0.0)
+    SkyHost(sdk, lambda _: ElsewhereStrays(ClusterState.ABSENT)).down(node)
+    assert sdk.asked.count("down") == 1 - going_down
