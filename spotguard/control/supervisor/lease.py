@@ -311,7 +311,9 @@ def aged_by_store(store: ObjectStore, found: Holder, machine: str, now: float) -
     if found.released or found.lives(now) or is_of_here or found.stored_at is None:
         return found
     theirs = store_now(store, keys.lease_clock(machine))
-    return found if theirs is None else replace(found, renewed_at=now - theirs + found.stored_at)
+    if theirs is None:  # another process of this home removed it at once: in doubt it lives
+        return replace(found, renewed_at=now)
+    return replace(found, renewed_at=now - theirs + found.stored_at)
 
 
 def read_aged_holder(store: ObjectStore, machine: str, now: float) -> tuple[Holder, str] | None:

@@ -479,6 +479,16 @@ def test_a_machine_whose_clock_is_ahead_takes_no_living_run_for_dead(
     Lease(store, ahead, name).adopt()
 
 
+def test_in_doubt_how_old_a_lease_is_its_holder_lives(tmp_path: Path) -> None:
+    """Two processes of a home ask the store at once, and one removes what the other asked by."""
+    store = FaultyStore(FileStore(tmp_path))
+    Lease(store, FakeClock(time.time()), "one").take()
+    mine = keys.lease_clock("two")
+    store.before("head", lambda key: store.delete(mine) if key == mine else None)
+    with pytest.raises(UsageError, match="in the hands of"):
+        Lease(store, FakeClock(time.time() + 3600.0), "two").adopt()
+
+
 def _age(root: Path, by_s: float) -> None:
     """Let the store have written the lease so much earlier."""
     path = root / keys.LEASE
