@@ -225,9 +225,13 @@ def _stopped(record: RunRecord, last: AttemptRecord | None) -> Settle:
     """Settle as the sweep asked, in its words, or the user, with what is known to be saved."""
     detail = record.wish_why or "stopped by you"
     if not record.wish_why and last is not None and last.end and last.saved is not None:
-        detail += ", state saved" if last.saved else ", not saved in time"
-        if not last.saved and last.end.reason is EndReason.STOPPED and last.end.detail:
-            detail += f": {last.end.detail}"
+        told = any(each and each.reason is EndReason.STOPPED for each in (last.stop, last.down))
+        if last.saved:
+            detail += ", state saved"
+        elif told:  # else it had ended before, and there was nothing to save
+            detail += ", not saved in time"
+            why = last.end.detail if last.end.reason is EndReason.STOPPED else ""
+            detail += f": {why}" if why else ""
     return Settle(state=RunState.STOPPED, detail=detail, exit_code=EXIT_UNFINISHED)
 
 

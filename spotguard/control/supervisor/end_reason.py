@@ -137,6 +137,10 @@ def _exited_badly(attempt: AttemptRecord) -> Verdict:
             detail=f"it left after the notice with exit code {node.exit_code}, and could not say "
             "whether it had saved",
         )
+    codes = {each.exit_code for each in attempt.failed_nodes}
+    if attempt.stop is not None and codes == {EXIT_CODE_OF_JOB_TOLD_TO_STOP}:
+        told = "it left as it was told to stop, and could not say whether it had saved"
+        return Verdict(reason=attempt.stop.reason, detail=_with_save(attempt, told))
     if _was_told(node):
         return Verdict(
             reason=EndReason.NODE_LOST,

@@ -6,9 +6,20 @@ import pytest
 
 from spotguard.control.supervisor.actions import Settle
 from spotguard.control.supervisor.decide import Observation, decide
+from spotguard.control.supervisor.end_reason import judge
 from spotguard.control.supervisor.policy import Policy
 from spotguard.events.states import EndReason, RunState
-from tests.control.made import Line, down_asked, ended, launched, made, said, saved, training
+from tests.control.made import (
+    Line,
+    down_asked,
+    ended,
+    launched,
+    made,
+    node_ended,
+    said,
+    saved,
+    training,
+)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +100,7 @@ def test_a_stop_that_a_job_answers_with_a_failure_is_told_as_one(
 @pytest.mark.parametrize(
     ("lines", "detail"),
     [
+        ((*STOPPING[:4], ended(8.5, "vanished", last_step=12), STOPPING[4]), "stopped by you"),
         ((*STOPPING, saved(11.0, 12)), "stopped by you, state saved"),
         ((*STOPPING, LOST), "stopped by you, not saved in time: so it ended"),
         ((*launched(), ("user_stop", 9.0)), "stopped by you"),
@@ -102,6 +114,21 @@ def test_a_run_that_you_stop_says_what_is_saved(lines: tuple[Line, ...], detail:
     """As far as it is known; one that its sweep stops has that one's words."""
     end = ended(13.0, "stopped", last_step=None if len(lines) == 3 else 12)
     end[3]["detail"] = "so it ended"
-    action = decide(made(*lines, end), Observation(), 14.0, Policy())
+    over = any(line[0] == end[0] for line in lines)
+    record = made(*lines) if over else made(*lines, end)
+    action = decide(record, Observation(), 14.0, Policy())
     assert isinstance(action, Settle)
     assert (action.state, action.detail) == (RunState.STOPPED, detail)
+
+
+@pytest.mark.parametrize(
+    ("codes", "reason"), [((75, 75), "stopped"), ((75, 1), "failed"), ((1, 1), "failed")]
+)
+def test_a_job_that_leaves_as_it_was_told_to_has_not_failed(
+    codes: tuple[int, int], reason: str
+) -> None:
+    """Also where the store did not take its word for that: its exit code has the same."""
+    ends = [node_ended(12.0, node, code=code) for node, code in enumerate(codes)]
+    verdict = judge(made(*STOPPING, *ends).attempts[0])
+    assert verdict.reason.value == reason
+    assert (verdict.reason is EndReason.STOPPED) == ("the last save is of step 8" in verdict.detail)
