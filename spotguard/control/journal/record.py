@@ -334,8 +334,9 @@ class AttemptRecord:
         Who adopts a run may not be able to ask for them; who sees them has them taken down.
         """
         down = self.down  # only what was seen to live is told to go
-        ordered = down is not None and (down.sent_at is not None or down.failed_at is not None)
-        return self.end is not None and self.end.leaving and not ordered
+        if down is None or self.end is None or not self.end.leaving:
+            return False
+        return down.sent_at is None and down.failed_at is None
 
     @property
     def by_sweep(self) -> bool:
