@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from spotguard.events.event import JobEvent
 from spotguard.runtime.preemption.notices import promised_grace_s
+from spotguard.runtime.process import clock
 from spotguard.runtime.state.tracked import TrackedModule
 from spotguard.shared.units import format_bytes, format_duration
 
@@ -13,7 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from spotguard.runtime.checkpoint.captured import Saved
+    from spotguard.runtime.process.settings import Settings
+    from spotguard.runtime.reporting.node_reports import Reporter
     from spotguard.runtime.state.tracked import Tracked
+
+log = logging.getLogger("spotguard")
 
 MARGIN_S = 1.0
 """Seconds kept free beside every estimate."""
@@ -59,3 +66,21 @@ def fit(saved: Saved, metadata: str, sigterm_grace_s: float) -> Fit:
     )
     verdict = "it fits" if need_s <= grace_s else "too long: save more often, only those count"
     return Fit(emergency_s=need_s, grace_s=grace_s, message=f"{words}: {verdict}")
+
+
+def tell_fit(saved: Saved, settings: Settings, reporter: Reporter) -> None:
+    """After the first save, when the rate is known: would an emergency save be in time?"""
+    found = fit(saved, settings.metadata, settings.grace_s)
+    log.log(logging.INFO if found.fits else logging.WARNING, "%s", found.message)
+    reporter.event(
+        JobEvent.FITS if found.fits else JobEvent.WARNING,
+        emergency_s=found.emergency_s,
+        grace_s=found.grace_s,
+        fits=found.fits,
+        message=found.message,
+    )
+
+
+def last_save_s(deadline_at: float | None) -> float:
+    """Return the seconds that an emergency save may take from now on."""
+    return 60.0 if deadline_at is None else max(deadline_at - clock.now() - 0.2, 0.5)

@@ -347,6 +347,11 @@ class Keeper:
         return self.saver.last.duration_s if self.saver.last else 4 * self._stall_s
 
     @property
+    def node(self) -> int:
+        """The number of the machine that this rank is on."""
+        return self._settings.node
+
+    @property
     def needs_all_ranks(self) -> bool:
         """True if no rank alone holds what a checkpoint must have."""
         return self._loader.has_own_state or any(
@@ -484,7 +489,7 @@ class Keeper:
                 "ones, or after the loop: the last save counts"
             )
             return None  # which is no fault of the store's
-        timeout_s, kind = self.last_save_s(request), CheckpointKind.EMERGENCY
+        timeout_s, kind = save_time.last_save_s(request.deadline_at), CheckpointKind.EMERGENCY
         try:
             self._save_now(kind, solo=request.solo, halfway=halfway, timeout_s=timeout_s)
         except SpotguardError as problem:
@@ -493,13 +498,6 @@ class Keeper:
             self._say_not_saved(str(problem))
             return problem
         return None
-
-    @staticmethod
-    def last_save_s(request: StopRequest) -> float:
-        """Return the seconds that an emergency save may take from now on."""
-        if request.deadline_at is None:
-            return 60.0
-        return max(request.deadline_at - clock.now() - 0.2, 0.5)
 
     def _say_not_saved(self, problem: str, kind: str = "emergency") -> None:
         self._failed_at_end = True
@@ -569,22 +567,10 @@ class Keeper:
         saved = last is not None and (last.step, last.kind) == (step, CheckpointKind.BEST)
         return self._best_at == step and not saved
 
-    def _say_if_it_fits(self, saved: Saved) -> None:
-        """After the first save, when the rate is known: would an emergency save be in time?"""
-        found = save_time.fit(saved, self._settings.metadata, self._settings.grace_s)
-        log.log(logging.INFO if found.fits else logging.WARNING, "%s", found.message)
-        self._reporter.event(
-            JobEvent.FITS if found.fits else JobEvent.WARNING,
-            emergency_s=found.emergency_s,
-            grace_s=found.grace_s,
-            fits=found.fits,
-            message=found.message,
-        )
-
     def _on_saved(self, saved: Saved, counters: dict[str, Any]) -> None:
         if self._first_save:
             self._first_save = False
-            self._say_if_it_fits(saved)
+            save_time.tell_fit(saved, self._settings, self._reporter)
         self._reporter.event(
             JobEvent.SAVED, step=saved.step, **saved.facts, train_s=counters["train_s"]
         )

@@ -21,8 +21,9 @@ from spotguard.errors import SpotguardError
 from spotguard.events.event import JobEvent
 from spotguard.events.states import EXIT_CODE_OF_JOB_TOLD_TO_STOP, EndReason
 from spotguard.runtime.checkpoint.captured import WithoutOthers
+from spotguard.runtime.checkpoint.save_time import last_save_s
 from spotguard.runtime.distributed.rendezvous import Alone
-from spotguard.runtime.ending.late_save import save_by_one
+from spotguard.runtime.ending.late_save import LateRank, patience_for_others_s, save_by_few
 from spotguard.runtime.ending.ways_out import WAYS_OUT, Cause, Ends, Saves, cause_of
 from spotguard.runtime.preemption.stop_consensus import BEFORE_LOOP, StopRequest
 from spotguard.runtime.process import clock
@@ -393,13 +394,15 @@ class Leaving:
         alone = replace(request, solo=True)
         if request.solo or self._keeper.saver.alone.is_set():
             return self._keeper.save_boundary(alone)
-        return save_by_one(
+        keeper = self._keeper
+        left_s = last_save_s(request.deadline_at)
+        return save_by_few(
             self._coordinator,
-            self._keeper.saver,
-            lambda: self._keeper.save_boundary(alone),
-            rank=self._end.rank,
-            step=self._keeper.finished,
-            patience_s=self._keeper.last_save_s(request),
+            keeper.saver,
+            lambda: keeper.save_boundary(alone),
+            of=LateRank(self._end.rank, keeper.node, keeper.has_boundary),
+            step=keeper.finished,
+            patience_s=patience_for_others_s(left_s, 1.2 * keeper.emergency_s()),
         )
 
     def _write(

@@ -1,4 +1,4 @@
-"""Ranks that are late together store one copy of what each of them holds."""
+"""Ranks that are late together store few copies of what each of them holds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from spotguard.checkpoint.lineage import claim_attempt
 from spotguard.errors import SpotguardError, StoreError
 from spotguard.events.states import CheckpointKind
-from spotguard.runtime.ending.late_save import save_by_one
+from spotguard.runtime.ending.late_save import LateRank, patience_for_others_s, save_by_few
 from spotguard.shared.units import to_iso
 from spotguard.testing import FakeRendezvous, MemoryStore
 from tests.runtime.harness.lab import Rank, adapters, next_attempt, together
@@ -47,13 +47,15 @@ class Late:
         saver.save_now(capture, solo=True)
         return None
 
-    def leave(self, patience_s: float = 20.0) -> SpotguardError | None:
+    def leave(
+        self, patience_s: float = 20.0, *, node: int = 0, can_save: bool = True
+    ) -> SpotguardError | None:
         """Do what the watcher does."""
-        return save_by_one(
+        return save_by_few(
             self.rank.coordinator,
             self.rank.saver,
             self.save,
-            rank=self.rank.rank,
+            of=LateRank(self.rank.rank, node, can_save),
             step=9,
             patience_s=patience_s,
         )
@@ -110,7 +112,7 @@ def test_nobody_relies_on_a_rank_that_is_gone(gone: str) -> None:
     """It was to save, and died: the ring says so, or it says nothing any more."""
     store, words = MemoryStore(), FakeRendezvous()
     dead, survivor, *_ = late_ranks(words, store)
-    dead.rank.coordinator.first("late-save/9", "0")
+    dead.rank.coordinator.first("late-save/9/0", "0/0")
     if gone == "told":
         survivor.rank.saver.alone.set()
     if gone == "no contact":
@@ -119,6 +121,72 @@ def test_nobody_relies_on_a_rank_that_is_gone(gone: str) -> None:
     assert survivor.leave(0.01 if gone == "silent" else 20.0) is None
     assert survivor.tried == 1
     assert restored(store) == [7.0] * 5
+
+
+def test_a_node_that_stalls_is_not_the_only_one_that_saves() -> None:
+    """It may be the one that goes, and there is no time for a second try: two begin at once."""
+    store, others_left = MemoryStore(), threading.Event()
+
+    def stalls(late: Late) -> None:
+        if late.rank.rank == 0:
+            others_left.wait(20)
+
+    late = late_ranks(FakeRendezvous(), store, stalls)
+    stalled, *others = late
+    stalled.rank.coordinator.first("late-save/9/0", "0/0")
+
+    def the_others() -> list[Any]:
+        try:
+            return [rank.leave(2.0, node=rank.rank.rank % 2) for rank in others]
+        finally:
+            others_left.set()
+
+    problems = together(stalled.leave, the_others)
+
+    assert problems == [None, [None] * 3]
+    assert [rank.tried for rank in late] == [1, 1, 0, 0]
+    assert restored(store) == [7.0] * 5
+
+
+def test_who_could_not_save_takes_the_word_of_the_other_who_did() -> None:
+    """The end says that the step is saved, whichever rank writes it."""
+    store = MemoryStore()
+
+    def fails(late: Late) -> None:
+        if late.rank.rank == 0:
+            raise StoreError("its network is gone")
+
+    first, second, *_ = late_ranks(FakeRendezvous(), store, fails)
+    first.rank.coordinator.first("late-save/9/0", "0/0")
+
+    assert together(first.leave, lambda: second.leave(node=1)) == [None, None]
+    assert first.rank.saver.last is not None
+
+
+def test_a_rank_without_the_state_is_not_elected() -> None:
+    """Its weights are neither old nor new: it waits for one that has them, if there is one."""
+    store = MemoryStore()
+    without, other, *_ = late_ranks(FakeRendezvous(), store)
+
+    assert together(lambda: without.leave(can_save=False), other.leave) == [None, None]
+    assert [without.tried, other.tried] == [0, 1]
+    assert restored(store) == [7.0] * 5
+
+
+def test_ranks_without_the_state_do_not_wait_for_each_other() -> None:
+    """Nobody is elected: each of them says itself that there is nothing to save."""
+    words = FakeRendezvous(patience_s=0.01)
+    late = late_ranks(words, MemoryStore())
+
+    together(*(lambda rank=rank: rank.leave(can_save=False) for rank in late))
+    assert [rank.tried for rank in late] == [1] * WORLD
+    assert not [key for key in words.words if key.startswith("late-save")]
+
+
+def test_the_others_wait_as_long_as_a_save_of_their_own_has_time() -> None:
+    """Where there is no time for two, the one under way is not disturbed."""
+    assert patience_for_others_s(110.0, 12.0) == 98.0
+    assert patience_for_others_s(12.5, 12.0) == 12.5
 
 
 @pytest.mark.e2e
