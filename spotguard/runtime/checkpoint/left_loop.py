@@ -28,7 +28,7 @@ log = logging.getLogger("spotguard")
 PATIENCE_S = 10.0
 """How long a save in flight, or a GPU, may hold up the copy. If it was an error that left the loop,
 both would be waited for so long anyway, or may never end."""
-NOT_COPIED = "weights have changed since the loop was left, where they could not be copied"
+NOT_COPIED = "weights have changed since the last step, after which they were not copied"
 _LOOK_S = 0.001
 
 
@@ -48,10 +48,11 @@ class LeftLoop(NamedTuple):
         return self.held if self.finished == finished else None
 
 
-def copied(saver: Saver, state: Callable[[], Capture]) -> Held | None:
+def copied(saver: Saver, state: Callable[[], Capture | None]) -> Held | None:
     """Return a copy of the state; None if it cannot be had soon, or at all."""
     try:
-        return saver.hold(state(), PATIENCE_S) if _device_is_quiet() else None
+        capture = state() if _device_is_quiet() else None
+        return saver.hold(capture, PATIENCE_S) if capture is not None else None
     except (SpotguardError, RuntimeError) as problem:  # a GPU may have failed, and the script by it
         log.debug("the state where the loop was left is not copied: %s", problem)
         return None

@@ -425,7 +425,9 @@ class Keeper:
             self._left = self._left._replace(held=held)
         return self._left
 
-    def _capture_where_left(self, *, done: bool) -> Capture:
+    def _capture_where_left(self, *, done: bool) -> Capture | None:
+        if not done and self._copy is None and self._weights_are_exchanged:
+            return None  # an average is in their place, or the best ones: no boundary's weights
         self._call_witness()  # for a rank that will have no copy
         epoch = self.current.epoch if done and self.current is not None else self.epoch
         of = (self.finished + done, epoch)

@@ -107,7 +107,7 @@ def test_weights_that_changed_and_were_not_copied_are_told(
 
     [end] = jobs.ends()
     assert (end["reason"], end["saved_step"], end["saved"]) == ("finished", 4, False)
-    assert "where they could not be copied" in said
+    assert "after which they were not copied" in said
     assert [e.kind for e in jobs.events()].count("save_failed") == 1
     assert digest(jobs.run(script, SPOTGUARD_ATTEMPT=2)) == undisturbed
 

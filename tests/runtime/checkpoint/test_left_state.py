@@ -1,0 +1,150 @@
+"""What the keeper has of the place at which a script left its loop, and what it saves of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from spotguard.checkpoint.lineage import claim_attempt
+from spotguard.events.event import JobEvent
+from spotguard.events.states import EndReason
+from spotguard.runtime.checkpoint.training_state import Keeper
+from spotguard.runtime.distributed.rendezvous import Alone
+from spotguard.runtime.preemption.stop_consensus import StopRequest
+from spotguard.runtime.process.settings import Settings
+from spotguard.runtime.reporting.metrics import Metrics
+from spotguard.runtime.state.changed_setup import SetUp
+from spotguard.testing import MemoryStore
+from tests.runtime.harness.lab import adapters, next_attempt
+
+if TYPE_CHECKING:
+    from spotguard.runtime.data.loader import Loader
+    from spotguard.runtime.distributed.rendezvous import Coordinator
+    from spotguard.runtime.reporting.node_reports import Reporter
+    from spotguard.runtime.step import Step
+    from spotguard.storage.base import ObjectStore
+
+TOLD = StopRequest(reason=EndReason.PREEMPTED, message="a notice", solo=True)
+
+
+class Script:
+    """One rank of a script with a model of one weight, and its keeper; `told` is its history."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        coordinator: Coordinator | None = None,
+        keeps_copies: bool = False,
+    ) -> None:
+        self.model = torch.nn.Linear(1, 1, bias=False)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
+        self.told: list[JobEvent] = []
+        self.keeper = Keeper(
+            Settings(
+                run_id="a-run",
+                attempt=1,
+                store_url="memory",
+                rank=rank,
+                world_size=world_size,
+                local_rank=rank,
+                node=0,
+                launched=False,
+            ),
+            store=store,
+            run_id="a-run",
+            attempt=1,
+            coordinator=coordinator or Alone(),
+            local_copy=None,
+            reporter=cast("Reporter", SimpleNamespace(event=lambda kind, **_: self._note(kind))),
+            metrics=Metrics(store, attempt=1, node=0, local_rank=rank, rank=rank),
+            save_random=False,
+            on_fenced=lambda _: None,
+        )
+        self._begin(keeps_copies)
+
+    def _note(self, kind: JobEvent) -> None:
+        self.told.append(kind)
+
+    def _begin(self, keeps_copies: bool) -> None:
+        keeper = self.keeper
+        keeper.objects.update(adapters({"model": self.model, "optimizer": self.optimizer}))
+        keeper.set_up = SetUp(keeper.objects)
+        loader = SimpleNamespace(
+            keep=lambda _: None,
+            identity=dict,
+            remembered=None,
+            shared=None,
+            own=None,
+            has_own_state=False,
+        )
+        restored = SimpleNamespace(manifest=None, prefix=None, bases=())
+        keeper.restored(cast("Any", restored), cast("Loader", loader))
+        keeper.begin(0, 10)
+        if keeps_copies:
+            keeper.keep_copies()
+        keeper.watch_weights()
+
+    def change(self, weight: float) -> None:
+        """Put another weight in place, as an evaluation of an average does."""
+        with torch.no_grad():
+            self.model.weight.fill_(weight)
+
+    def train(self, step: int, weight: float, *, to_its_end: bool = True) -> None:
+        """Do a step, which has changed the weight so."""
+        done = cast("Step", SimpleNamespace(epoch=0, done=1, own_loss=None))
+        self.keeper.current = done
+        self.keeper.begin_to_change()
+        self.change(weight)
+        if to_its_end:
+            self.keeper.finished_step(step, 1.0, done)
+            self.keeper.saver.wait()
+
+
+def saved(store: MemoryStore) -> tuple[int, float]:
+    """Return the step of the newest checkpoint, and the weight in it."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    found = next_attempt(store, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0))
+    return (found.manifest.step if found.manifest else 0), float(model.weight.detach())
+
+
+def claimed() -> MemoryStore:
+    """Return the store of a run whose first attempt has begun."""
+    store = MemoryStore()
+    claim_attempt(store, 1, None)
+    return store
+
+
+def test_other_weights_that_are_in_place_where_the_loop_is_left_are_not_kept() -> None:
+    """Averaged ones, or the best: with the last step's moments they would be taken up again."""
+    store = claimed()
+    script = Script(store)
+    script.train(1, 7.0)
+    script.keeper.save_in_background()
+    script.keeper.saver.wait()
+    script.train(2, 8.0)
+    script.change(100.0)
+    script.keeper.loop_left(copies=True)
+    script.keeper.left_early()
+
+    assert script.keeper.save_boundary(TOLD) is None
+    assert script.told[-1] is JobEvent.SAVE_FAILED
+    assert saved(store) == (1, 7.0)
+
+
+def test_weights_that_were_put_back_after_the_loop_are_saved() -> None:
+    """What puts averaged weights in place for a while may do so around the loop's last lines."""
+    store = claimed()
+    script = Script(store)
+    script.train(1, 7.0)
+    script.change(100.0)
+    script.keeper.loop_left(copies=True)
+    script.keeper.left_early()
+    script.change(7.0)
+
+    assert script.keeper.save_boundary(TOLD) is None
+    assert saved(store) == (1, 7.0)
