@@ -283,11 +283,16 @@ class Keeper:
             self.epoch_end = self.evaluating = False
         self.resumed = Open()
 
-    def _pass_boundary(self, finished: int, step: Step, *, ends_epoch: bool = False) -> None:
-        """Take the state as it is, or as it was last taken, for that after `finished` steps."""
+    def _pass_boundary(
+        self, finished: int, step: Step, *, ends_epoch: bool = False, copies: bool = True
+    ) -> None:
+        """Take the state as it is, or as it was last taken, for that after `finished` steps.
+
+        Without `copies` the script has gone on since then, and the state may be another one.
+        """
         self.epoch = step.epoch
         self.step = step
-        copy = self._copied()
+        copy = self._copied() if copies else None
         with self.lock:
             self._copy = copy
             self.finished = finished
@@ -438,9 +443,10 @@ class Keeper:
 
         Two threads may do so: what is told to stop after it, and the script's end.
         """
+        was_left = self.has_left
         left = self._left or self.loop_left()  # the script may hold the loop's iterator
         if left.finished > self.finished and self.current is not None:
-            self._pass_boundary(left.finished, self.current)
+            self._pass_boundary(left.finished, self.current, copies=not was_left)
 
     def _held(self, *, solo: bool = False) -> Held | None:
         """Return the copy of this boundary, if there is one; alone, of what this rank has whole."""

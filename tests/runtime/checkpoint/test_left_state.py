@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+import pytest
 import torch
 
 from spotguard.checkpoint.lineage import claim_attempt
@@ -148,3 +149,20 @@ def test_weights_that_were_put_back_after_the_loop_are_saved() -> None:
 
     assert script.keeper.save_boundary(TOLD) is None
     assert saved(store) == (1, 7.0)
+
+
+@pytest.mark.parametrize("copies", [True, False], ids=["copied", "not copied"])
+def test_a_copy_of_each_boundary_is_none_of_what_comes_after_the_loop(copies: bool) -> None:
+    """A script of phases has one of each step: it was taken when the script ended, or was told."""
+    store = claimed()
+    script = Script(store, keeps_copies=True)
+    script.train(1, 7.0)
+    script.keeper.save_in_background()
+    script.keeper.saver.wait()
+    script.train(2, 8.0, to_its_end=False)
+    script.keeper.loop_left(copies=copies)
+    script.change(100.0)
+    script.keeper.left_early()
+
+    assert script.keeper.save_boundary(TOLD) is None
+    assert saved(store) == ((2, 8.0) if copies else (1, 7.0))
