@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from spotguard.checkpoint.lineage import read_claim
-from spotguard.events.event import JobEvent
+from spotguard.events.event import Heartbeat, JobEvent
 from spotguard.events.profile import DATA
 from spotguard.events.states import EXIT_CODE_OF_JOB_TOLD_TO_STOP, EndReason
 from spotguard.runtime.checkpoint.local_copy import LocalCopy
@@ -25,6 +25,7 @@ from spotguard.runtime.preemption.peer_monitor import join_ring
 from spotguard.runtime.preemption.stop_consensus import StopGate, StopRequest, StopWatch
 from spotguard.runtime.preemption.stop_sources import Listener
 from spotguard.runtime.process import clock
+from spotguard.runtime.process.device_number import number_of
 from spotguard.runtime.process.identity import identify
 from spotguard.runtime.process.surroundings import (
     ProgressFile,
@@ -93,7 +94,7 @@ class Job:
             node=settings.node,
             rank=self.rank,
             heartbeat_s=settings.heartbeat_s,
-            heartbeat=(lambda: self.keeper.heartbeat()) if settings.local_rank == 0 else None,
+            heartbeat=self._heartbeat if settings.local_rank == 0 else None,
             on_stop=lambda request: self.watch.request(request),
             metrics=self.metrics,
             look=self.profiling.look,
@@ -163,6 +164,24 @@ class Job:
         )
         self.metrics.waits_for_data = lambda: made.mark(DATA)
         return made
+
+    def _heartbeat(self) -> Heartbeat:
+        """Return how far this rank is, and what it has saved."""
+        keeper, last = self.keeper, self.keeper.saver.last
+        return Heartbeat(
+            at=clock.now(),
+            attempt=self.attempt,
+            node=self.settings.node,
+            step=keeper.finished,
+            total_steps=keeper.total,
+            epoch=keeper.epoch,
+            train_s=keeper.train_s,
+            step_s=keeper.step_s or None,
+            loss=number_of(lambda: keeper.step.own_loss if keeper.step else None),
+            saved_step=last.step if last else None,
+            saved_at=last.at if last else None,
+            metrics=self.metrics.newest(),
+        )
 
     def claim_extra(self) -> dict[str, Any]:
         """Return what the claim tells beside its number: place, price, ranks, host."""

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from spotguard.checkpoint.retention import Retention
 from spotguard.errors import Fenced, SpotguardError, StoreError
-from spotguard.events.event import Heartbeat, JobEvent
+from spotguard.events.event import JobEvent
 from spotguard.events.states import CheckpointKind
 from spotguard.runtime.checkpoint import left_loop, save_time
 from spotguard.runtime.checkpoint.captured import Open
 from spotguard.runtime.checkpoint.left_loop import LeftLoop
 from spotguard.runtime.checkpoint.saver import Saver
-from spotguard.runtime.process import clock
-from spotguard.runtime.process.device_number import number_of
 from spotguard.runtime.state.best import Best, BestState
 from spotguard.runtime.state.boundary_copy import BoundaryState, ObjectShadow, StepShadow
 from spotguard.runtime.state.sharding import is_sharded
@@ -98,7 +96,6 @@ class Keeper:
         """True from where weights may change until the next boundary: the state is neither."""
         self._changed = False
         """True between an optimizer's step and the next boundary."""
-        self._attempt = attempt
         self._settings = settings
         self._reporter = reporter
         self._save_random = save_random
@@ -125,7 +122,6 @@ class Keeper:
         self._stall_s = 0.0
         self.stalled_s = 0.0
         """How long all saves so far have held up the loop, in seconds."""
-        self._metrics = metrics
         self.saver = Saver(
             store,
             run_id=run_id,
@@ -303,24 +299,6 @@ class Keeper:
         """Return the steps finished, and the micro-batches done of the one under way."""
         return self.finished, self.current.done if self.current is not None else 0
 
-    def heartbeat(self) -> Heartbeat:
-        """Return how far this rank is, and what it has saved."""
-        last = self.saver.last
-        return Heartbeat(
-            at=clock.now(),
-            attempt=self._attempt,
-            node=self._settings.node,
-            step=self.finished,
-            total_steps=self.total,
-            epoch=self.epoch,
-            train_s=self.train_s,
-            step_s=self.step_s or None,
-            loss=number_of(lambda: self.step.own_loss if self.step else None),
-            saved_step=last.step if last else None,
-            saved_at=last.at if last else None,
-            metrics=self._metrics.newest(),
-        )
-
     def freeze(self, left: threading.Event, patience_s: float) -> None:
         """Keep the state as it is, unless the job left.
 
@@ -453,6 +431,17 @@ class Keeper:
         left = self._left if not solo or not self._settings.rank else None
         return left.held_for(self.finished) if left is not None else None
 
+    @property
+    def _first_rank_holds_it(self) -> bool:
+        """True if where the loop was left was copied, but of whole weights by the first rank."""
+        copied = self._copy is not None or self._held(solo=True) is not None
+        return not copied and self._held() is not None
+
+    @property
+    def may_be_elected(self) -> bool:
+        """True if this rank may save the last boundary for all others, which wait for it."""
+        return self.has_boundary and not self._first_rank_holds_it
+
     def save_final(self, *, halfway: bool = False) -> None:
         """Save the state after the last step, unless it is what this attempt began with."""
         self.saver.wait()
@@ -488,6 +477,9 @@ class Keeper:
         """Make the emergency save that `request` leaves time for; return what went wrong."""
         if self._is_as_restored:
             return None
+        if request.solo and self._first_rank_holds_it and not self.saver.alone.is_set():
+            log.info("the first rank holds the weights from where the loop was left")
+            return None  # which told what became of them
         copied = self._copy is not None or self._held(solo=request.solo) is not None
         changed_after_loop = self.has_left and self.changing
         if halfway and not copied and (changed_after_loop or self._weights_are_exchanged):

@@ -400,7 +400,7 @@ class Leaving:
             self._coordinator,
             keeper.saver,
             lambda: keeper.save_boundary(alone),
-            of=LateRank(self._end.rank, keeper.node, keeper.has_boundary),
+            of=LateRank(self._end.rank, keeper.node, keeper.may_be_elected),
             step=keeper.finished,
             patience_s=patience_for_others_s(left_s, 1.2 * keeper.emergency_s()),
         )

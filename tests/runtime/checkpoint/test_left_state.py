@@ -17,7 +17,7 @@ from spotguard.runtime.preemption.stop_consensus import StopRequest
 from spotguard.runtime.process.settings import Settings
 from spotguard.runtime.reporting.metrics import Metrics
 from spotguard.runtime.state.changed_setup import SetUp
-from spotguard.testing import MemoryStore
+from spotguard.testing import FakeRendezvous, MemoryStore
 from tests.runtime.harness.lab import adapters, next_attempt
 
 if TYPE_CHECKING:
@@ -166,3 +166,37 @@ def test_a_copy_of_each_boundary_is_none_of_what_comes_after_the_loop(copies: bo
 
     assert script.keeper.save_boundary(TOLD) is None
     assert saved(store) == ((2, 8.0) if copies else (1, 7.0))
+
+
+def left_by_two(store: MemoryStore, words: FakeRendezvous) -> list[Script]:
+    """Return two ranks that have left their loops in step 2, and what they did then."""
+    ranks = [Script(store, rank=r, world_size=2, coordinator=words.rank(r)) for r in range(2)]
+    for rank in ranks:
+        rank.train(1, 7.0)
+        rank.train(2, 8.0, to_its_end=False)
+        rank.keeper.loop_left(copies=True)
+        rank.change(100.0)
+        rank.keeper.left_early()
+    return ranks
+
+
+def test_the_rank_that_holds_the_weights_of_a_break_is_elected() -> None:
+    """The other one has nothing to save, which is no failure: its word comes first or last."""
+    store = claimed()
+    first, second = left_by_two(store, FakeRendezvous())
+
+    assert [first.keeper.may_be_elected, second.keeper.may_be_elected] == [True, False]
+    assert second.keeper.save_boundary(TOLD) is None
+    assert JobEvent.SAVE_FAILED not in second.told
+    assert first.keeper.save_boundary(TOLD) is None
+    assert saved(store) == (2, 8.0)
+
+
+def test_a_rank_without_a_copy_commits_no_weights_of_its_own() -> None:
+    """A few weights are looked at, and others may have changed since the loop was left."""
+    store = claimed()
+    _, second = left_by_two(store, FakeRendezvous())
+    second.change(8.0)
+
+    assert second.keeper.save_boundary(TOLD) is None
+    assert saved(store)[0] == 0
