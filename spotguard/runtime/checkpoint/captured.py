@@ -116,3 +116,7 @@ class WithoutOthers(CheckpointError):
 
 class OutOfContact(WithoutOthers):
     """The other ranks cannot be heard: their rendezvous is gone, perhaps with the first of them."""
+
+
+class Declined(CheckpointError):
+    """A rank has the state no more, and says so: it is not saved, and nothing has failed."""

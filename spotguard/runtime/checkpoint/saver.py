@@ -31,6 +31,7 @@ from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
 from spotguard.runtime.checkpoint.captured import (
     Capture,
+    Declined,
     Held,
     OutOfContact,
     Saved,
@@ -68,8 +69,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("spotguard")
 
 _COMMITTED = "ok"
-_FAILED, _LOST = "!", "?"
-"""How a word begins that is no success: the save failed, or another rank is gone."""
+_FAILED, _LOST, _DECLINED = "!", "?", "-"
+"""How a word begins that is no success: the save failed, another rank is gone, or one has no such
+state."""
+_REFUSALS = {_FAILED: CheckpointError, _LOST: OutOfContact, _DECLINED: Declined}
 _GIVE_UP_PATIENCE_S = 2.0
 _LOOK_UP_S = 0.25
 _PEER_TIMEOUT_S = 120.0
@@ -78,9 +81,8 @@ _ROOM_FOR_COPY = 4.0  # an emergency save's own time, so often, must be left for
 
 
 def _refused(word: str, beginning: str) -> CheckpointError:
-    """Return the error that another rank's word is: it failed, or knows of a rank that is gone."""
-    kind = OutOfContact if word.startswith(_LOST) else CheckpointError
-    return kind(f"{beginning}{word[1:]}")
+    """Return the error that another rank's word is."""
+    return _REFUSALS[word[0]](f"{beginning}{word[1:]}")
 
 
 class Saver:
@@ -428,8 +430,9 @@ class Saver:
             ended = not isinstance(problem, Exception)  # by Ctrl-C, or by a handler of the script's
             alone = isinstance(problem, WithoutOthers) and self.alone.is_set()
             lost = ended or alone or isinstance(problem, OutOfContact)
+            other = _DECLINED if isinstance(problem, Declined) else _FAILED
             said = str(problem) if isinstance(problem, SpotguardError) else repr(problem)
-            self._tell_not_saved(connection, word, f"{_LOST if lost else _FAILED}{said}")
+            self._tell_not_saved(connection, word, f"{_LOST if lost else other}{said}")
             raise
         duration_s = time.monotonic() - started - base_s  # a base is stored once: no save's pace
         self.parent = prefix
@@ -447,7 +450,7 @@ class Saver:
 
     def decline(self, step: int, kind: CheckpointKind, why: str) -> None:
         """Tell the other ranks that this one has no such state, so that none waits for it."""
-        self._tell_not_saved(self._coordinator, _word(step, kind), f"{_FAILED}{why}")
+        self._tell_not_saved(self._coordinator, _word(step, kind), f"{_DECLINED}{why}")
 
     def _tell_not_saved(self, connection: Coordinator, word: str, said: str) -> None:
         _tell(connection, f"{word}/done" if not self._rank else f"{word}/{self._rank}", said)
@@ -515,7 +518,7 @@ class Saver:
                 text = self._hear(connection, f"{word}/{peer}", end)
                 if text is None:
                     raise WithoutOthers(f"step {capture.step} not saved: rank {peer} is silent")
-                if text.startswith((_FAILED, _LOST)):
+                if text.startswith(tuple(_REFUSALS)):
                     raise _refused(text, f"step {capture.step} not saved: rank {peer}: ")
                 body = json.loads(text)
                 shards = (ShardInfo.from_json(each, "a shard") for each in body["shards"])

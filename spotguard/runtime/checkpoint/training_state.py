@@ -17,7 +17,7 @@ from spotguard.errors import Fenced, SpotguardError, StoreError
 from spotguard.events.event import JobEvent
 from spotguard.events.states import CheckpointKind
 from spotguard.runtime.checkpoint import left_loop, save_time
-from spotguard.runtime.checkpoint.captured import Open
+from spotguard.runtime.checkpoint.captured import Declined, Open
 from spotguard.runtime.checkpoint.left_loop import LeftLoop
 from spotguard.runtime.checkpoint.saver import Saver
 from spotguard.runtime.state.best import Best, BestState
@@ -455,23 +455,28 @@ class Keeper:
             self._save_final(solo=True, halfway=halfway)
 
     def _save_final(self, *, solo: bool = False, halfway: bool = False) -> None:
-        if halfway and self._weights_are_exchanged:
-            if self._held(solo=solo) is None:
+        state, held = self._to_save(CheckpointKind.FINAL, solo=solo, halfway=halfway)
+        # A rank that stores no weights need not have them: the others' save is not its to refuse.
+        if halfway and state.leaves and self._weights_are_exchanged:
+            if held is None:
                 self.saver.decline(self.finished, CheckpointKind.FINAL, left_loop.NOT_COPIED)
                 self._say_not_saved(left_loop.NOT_COPIED, "final")
                 return
             log.info("weights have changed since the loop was left: those from there are saved")
-        self._save_now(CheckpointKind.FINAL, solo=solo, halfway=halfway)
+        try:
+            self.saver.save_now(state, solo=solo, held=held)
+        except Declined as problem:  # the rank that did so has told it
+            self._failed_at_end = True
+            log.info("%s", problem)
 
-    def _save_now(
-        self, kind: CheckpointKind, *, solo: bool, halfway: bool, timeout_s: float | None = None
-    ) -> None:
+    def _to_save(
+        self, kind: CheckpointKind, *, solo: bool, halfway: bool
+    ) -> tuple[Capture, Held | None]:
+        """Return the state to save at the end, and the copy of it if there is one."""
         held = self._held(solo=solo) if halfway else None
         if held is not None:
-            state = replace(held.capture, kind=kind)
-        else:
-            state = self._capture(kind, solo=solo, halfway=halfway)
-        self.saver.save_now(state, solo=solo, timeout_s=timeout_s, held=held)
+            return replace(held.capture, kind=kind), held
+        return self._capture(kind, solo=solo, halfway=halfway), None
 
     def save_for(self, request: StopRequest, *, halfway: bool = False) -> SpotguardError | None:
         """Make the emergency save that `request` leaves time for; return what went wrong."""
@@ -489,9 +494,10 @@ class Keeper:
                 "ones, or after the loop: the last save counts"
             )
             return None  # which is no fault of the store's
-        timeout_s, kind = save_time.last_save_s(request.deadline_at), CheckpointKind.EMERGENCY
+        timeout_s, solo = save_time.last_save_s(request.deadline_at), request.solo
         try:
-            self._save_now(kind, solo=request.solo, halfway=halfway, timeout_s=timeout_s)
+            state, held = self._to_save(CheckpointKind.EMERGENCY, solo=solo, halfway=halfway)
+            self.saver.save_now(state, solo=solo, timeout_s=timeout_s, held=held)
         except SpotguardError as problem:
             if self._can_save_alone and not request.solo:
                 return self.save_for(replace(request, solo=True), halfway=halfway)

@@ -18,7 +18,7 @@ from spotguard.runtime.process.settings import Settings
 from spotguard.runtime.reporting.metrics import Metrics
 from spotguard.runtime.state.changed_setup import SetUp
 from spotguard.testing import FakeRendezvous, MemoryStore
-from tests.runtime.harness.lab import adapters, next_attempt
+from tests.runtime.harness.lab import adapters, next_attempt, together
 
 if TYPE_CHECKING:
     from spotguard.runtime.data.loader import Loader
@@ -200,3 +200,40 @@ def test_a_rank_without_a_copy_commits_no_weights_of_its_own() -> None:
 
     assert second.keeper.save_boundary(TOLD) is None
     assert saved(store)[0] == 0
+
+
+def two_that_may_not_copy(monkeypatch: pytest.MonkeyPatch, without: set[int]) -> list[Script]:
+    """Return two ranks after a break; those `without` a copy could make none."""
+    words = FakeRendezvous()
+    store = claimed()
+    ranks = [Script(store, rank=r, world_size=2, coordinator=words.rank(r)) for r in range(2)]
+    for index, rank in enumerate(ranks):
+        rank.train(1, 8.0, to_its_end=False)
+        if index in without:
+            monkeypatch.setattr(rank.keeper.saver, "hold", lambda *_: None)
+        rank.keeper.loop_left(copies=True)
+        rank.keeper.left_early()
+    return ranks
+
+
+def test_a_rank_that_has_the_weights_no_more_fails_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only the first rank loads the best weights: the run is finished, not saved, on all ranks."""
+    first, second = two_that_may_not_copy(monkeypatch, {0, 1})
+    first.change(100.0)
+    ends = [lambda rank=rank: rank.keeper.save_final(halfway=True) for rank in (first, second)]
+
+    assert together(*ends) == [None, None]
+    assert [first.keeper.is_saved, second.keeper.is_saved] == [False, False]
+    assert [first.told.count(JobEvent.SAVE_FAILED), len(second.told)] == [1, 0]
+
+
+def test_a_rank_that_stores_nothing_refuses_no_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the first rank holds is whole, whatever has become of the weights of another."""
+    first, second = two_that_may_not_copy(monkeypatch, {1})
+    second.change(100.0)
+    ends = [lambda rank=rank: rank.keeper.save_final(halfway=True) for rank in (first, second)]
+
+    assert together(*ends) == [None, None]
+    assert [first.keeper.is_saved, second.keeper.is_saved] == [True, True]
