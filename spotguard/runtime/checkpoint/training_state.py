@@ -145,6 +145,7 @@ class Keeper:
 
         `done`: by an optimizer, so that a step which is left from here on counts.
         """
+        self._shadow.look()
         self.stalled_s += self.saver.wait_copied()
         with self.lock:  # held for ever by a save that abandons this step
             self.changing = True

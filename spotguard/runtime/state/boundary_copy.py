@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from spotguard.runtime.state.tracked import Packs, Tracked
 
 _LARGEST_BYTES = 4 << 20
+_STEPS_LOOKED_AT = 10
+_MOST_MARKS = 10_000
 _PLAIN = frozenset({float, int, bool, str, tuple, type(None)})
 
 
@@ -56,6 +58,40 @@ class BufferShadow:
         ]
 
 
+class _LargeObjects:
+    """Tells of objects that a step changes before its weights, and that are too large for copies.
+
+    Many are not: an average of the weights follows them after `optimizer.step()`. So each is looked
+    at in the first few steps, and no longer, since to be asked for its state may cost it much.
+    """
+
+    def __init__(self, warn: Callable[[str], None] | None) -> None:
+        self._warn = warn
+        self._items: dict[str, TrackedValue | TrackedStateful] = {}
+        self._marks: dict[str, list[Any]] = {}
+        self._steps_left = _STEPS_LOOKED_AT
+
+    def add(self, name: str, item: Tracked) -> None:
+        """Look at an object from this boundary on."""
+        if self._warn is not None and isinstance(item, (TrackedValue, TrackedStateful)):
+            self._items[name] = item
+            self._steps_left = _STEPS_LOOKED_AT
+
+    def take(self) -> None:
+        """Take note of what the objects are like at a boundary."""
+        if self._steps_left:
+            self._steps_left -= 1
+            self._marks = {name: _mark_of(item.read()) for name, item in self._items.items()}
+
+    def look(self) -> None:
+        """Tell, once, of each object that has changed since the boundary."""
+        marks, self._marks = self._marks, {}  # what changes from here on is safe
+        for name, mark in marks.items():
+            if self._warn is not None and _mark_of(self._items[name].read()) != mark:
+                del self._items[name]
+                self._warn(_not_held(name))
+
+
 class ObjectShadow:
     """Keeps the state of generators, dicts and the user's own objects of the last `take`.
 
@@ -70,13 +106,14 @@ class ObjectShadow:
         *,
         with_random: bool = False,
         all_kinds: bool = False,
-        warn: Callable[[str], None] = lambda _: None,
+        warn: Callable[[str], None] | None = None,
     ) -> None:
-        """`warn` is told, once, of each object that is left out after all."""
-        self._warn = warn
+        """`warn` is told, once, of each object that is left out and changes before the weights."""
+        self._large = _LargeObjects(warn)
+        self._objects = objects or {}
         self._copies = {
             name: _copying(name, item)
-            for name, item in (objects or {}).items()
+            for name, item in self._objects.items()
             if all_kinds
             or isinstance(item, TrackedValue)
             or (
@@ -98,11 +135,16 @@ class ObjectShadow:
             if held is None:
                 del self._copies[name]
                 self._held.pop(name, None)
-                self._warn(_not_held(name))
+                self._large.add(name, self._objects[name])
             else:
                 self._held[name] = held
+        self._large.take()
         if self._with_random:
             self.random_states = capture_random_states()
+
+    def look(self) -> None:
+        """See what has changed of the objects that are left out: weights are about to."""
+        self._large.look()
 
     @property
     def is_whole(self) -> bool:
@@ -164,7 +206,7 @@ class StepShadow:
         objects: Mapping[str, Tracked],
         *,
         with_random: bool,
-        warn: Callable[[str], None] = lambda _: None,
+        warn: Callable[[str], None] | None = None,
     ) -> StepShadow:
         """Return that of all tracked objects, and of the global generators."""
         modules = [item.bare for item in objects.values() if isinstance(item, TrackedModule)]
@@ -189,6 +231,10 @@ class StepShadow:
         self._buffers.take()
         self._objects.take()
         self._groups.take()
+
+    def look(self) -> None:
+        """See, before weights change, what a save within this step would have held in part."""
+        self._objects.look()
 
     def boundary(self, objects: Mapping[str, Tracked]) -> dict[str, Packs]:
         """Return `objects` as they were, but for buffers, which `buffers` puts in.
@@ -249,12 +295,33 @@ class _HeldTree:
         return self.tree
 
 
+def _mark_of(state: Any) -> list[Any]:
+    """Return what tells a state from a later one: values, and how often tensors were written to.
+
+    Of arrays only the shape is looked at: what fills them counts in a value beside them.
+    """
+    found: list[Any] = []
+    waiting = [state]
+    while waiting and len(found) < _MOST_MARKS:
+        value = waiting.pop()
+        if isinstance(value, torch.Tensor):
+            found.append((value.shape, None if value.is_inference() else value._version))
+        elif isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, (list, tuple)):
+            found.append(len(value))
+            waiting += value[-_MOST_MARKS:]
+        else:
+            found.append(repr(value) if type(value) in _PLAIN else getattr(value, "shape", None))
+    return found
+
+
 def _not_held(name: str) -> str:
     return (
-        f"{name} is not copied after each step, as it has more than {format_bytes(_LARGEST_BYTES)} "
-        "or is in parts: a save within a step holds what that step has changed of it by then, and "
-        "the step is done again; what changes after optimizer.step() is safe, else give it a "
-        "hold_state()"
+        f"{name} changes before optimizer.step() and is not copied after each step, as it has more "
+        f"than {format_bytes(_LARGEST_BYTES)} or is in parts: a save within a step holds what that "
+        "step has changed of it by then, and the step is done again; change it after "
+        "optimizer.step(), or give it a hold_state()"
     )
 
 
