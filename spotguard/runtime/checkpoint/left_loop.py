@@ -79,7 +79,7 @@ def script_handles_error() -> bool:
     """Return whether the main thread is in an `except` or a `finally` for an exception.
 
     A loop that was left by an error looks like one that was left by `break` until the hook for
-    exceptions is called, which such a block may put off for long.
+    exceptions is called, which such a block may put off for long. In the hook nothing handles it.
     """
     found = sys._current_exceptions().get(threading.main_thread().ident or 0)
     # Python 3.10 and 3.11 return what `sys.exc_info` would.

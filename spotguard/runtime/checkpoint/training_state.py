@@ -259,9 +259,7 @@ class Keeper:
     def _copied(self) -> BoundaryState | None:
         """Return a copy of the state as it is, if that was asked for and it is small."""
         everything = self._everything
-        if everything is not None and everything.is_whole:
-            everything.take()  # which finds out whether it is too large
-        if everything is None or not everything.is_whole:
+        if everything is None or not everything.take_whole():
             return None
         return BoundaryState(
             everything.over(self.objects),
@@ -300,17 +298,25 @@ class Keeper:
         """Return the steps finished, and the micro-batches done of the one under way."""
         return self.finished, self.current.done if self.current is not None else 0
 
-    def freeze(self, left: threading.Event, patience_s: float) -> None:
+    def freeze(
+        self,
+        left: threading.Event,
+        patience_s: float,
+        *,
+        by_error: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Keep the state as it is, unless the job left.
 
         The weights of the last step are intact until something begins to change them; the lock,
-        which is kept, keeps it from beginning. Where a loop was left on purpose is a boundary, too,
-        whatever comes after it. Blocks while an optimizer is at it, `patience_s` at
-        most: its step is short, unless it waits for other ranks, in a closure or a later phase.
+        which is kept, keeps it from beginning. Where a loop was left on purpose, not `by_error`, is
+        a boundary, too, whatever comes after it. Blocks while an optimizer is at it, `patience_s`
+        at most: its step is short, unless it waits for other ranks, in a closure or a later phase.
         """
         end = time.monotonic() + patience_s
         while not left.is_set():
-            if self.has_left and not left_loop.script_handles_error():
+            # In this order: an error is handled in the loop's generator, and then told. While the
+            # state is copied there, it is handled, too: so the copy is whole before it is used.
+            if self.has_left and not left_loop.script_handles_error() and not by_error():
                 self.left_early()
             self.lock.acquire()
             if self.has_boundary or time.monotonic() > end:

@@ -156,7 +156,8 @@ class Leaving:
 
     def _give_up_step(self, request: StopRequest) -> bool:
         """Give up the step that the main thread hangs in; False if it has left by itself."""
-        self._keeper.freeze(self.begun, self._change_patience_s(request))
+        patience_s = self._change_patience_s(request)
+        self._keeper.freeze(self.begun, patience_s, by_error=self._may_be_left_by_error)
         if self.begun.is_set():
             return False
         if self._keeper.has_left:
@@ -168,6 +169,14 @@ class Leaving:
             # Should the save hang all the same:
             exit_soon(max(HUNG_SAVE_S, 3 * self._keeper.emergency_s()))
         return True
+
+    def _may_be_left_by_error(self) -> bool:
+        """Return whether the script ended itself, or an error has come to its hook, which may last.
+
+        Nothing handles the error there, so that the loop would look like one left by `break`.
+        """
+        exits = self._exits
+        return self.failure is not None or exits.called or exits.error is not None
 
     def _change_patience_s(self, request: StopRequest) -> float:
         """Return how long weights that are changing may take to be those of a boundary."""
@@ -208,6 +217,7 @@ class Leaving:
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         """Show what the script did not catch, and end by it."""
+        self.failure = error  # first: to show it takes a moment, in which another thread may leave
         if isinstance(error, SpotguardError):
             log.error("%s%s", place_in_script(trace), sentence(error))
         else:

@@ -146,9 +146,14 @@ class ObjectShadow:
         """See what has changed of the objects that are left out: weights are about to."""
         self._large.look()
 
+    def take_whole(self) -> bool:
+        """Keep the states as they are now; False, for ever, once one is too large or in parts."""
+        if self._is_whole:
+            self.take()  # which finds out
+        return self._is_whole
+
     @property
-    def is_whole(self) -> bool:
-        """True unless something was too large, or in parts."""
+    def _is_whole(self) -> bool:
         return len(self._copies) == self._count
 
     def over(self, objects: Mapping[str, Tracked]) -> dict[str, Packs]:

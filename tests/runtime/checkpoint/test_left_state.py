@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,6 +14,7 @@ from spotguard.events.event import JobEvent
 from spotguard.events.states import EndReason
 from spotguard.runtime.checkpoint.training_state import Keeper
 from spotguard.runtime.distributed.rendezvous import Alone
+from spotguard.runtime.ending.leaving import Leaving
 from spotguard.runtime.preemption.stop_consensus import StopRequest
 from spotguard.runtime.process.settings import Settings
 from spotguard.runtime.reporting.metrics import Metrics
@@ -23,6 +25,9 @@ from tests.runtime.harness.lab import adapters, next_attempt, together
 if TYPE_CHECKING:
     from spotguard.runtime.data.loader import Loader
     from spotguard.runtime.distributed.rendezvous import Coordinator
+    from spotguard.runtime.ending.end_writer import EndWriter
+    from spotguard.runtime.preemption.exit_hooks import ExitWatch
+    from spotguard.runtime.preemption.stop_sources import Listener
     from spotguard.runtime.reporting.node_reports import Reporter
     from spotguard.runtime.step import Step
     from spotguard.storage.base import ObjectStore
@@ -237,3 +242,30 @@ def test_a_rank_that_stores_nothing_refuses_no_save(monkeypatch: pytest.MonkeyPa
 
     assert together(*ends) == [None, None]
     assert [first.keeper.is_saved, second.keeper.is_saved] == [True, True]
+
+
+@pytest.mark.parametrize("error", [ValueError("a mistake"), None], ids=["error", "break"])
+def test_a_notice_while_an_error_is_shown_takes_it_for_no_break(error: Exception | None) -> None:
+    """In the hook for exceptions nothing handles it, and its step may be half done."""
+    script = Script(claimed())
+    script.train(1, 7.0)
+    script.train(2, 8.0, to_its_end=False)
+    script.keeper.loop_left(copies=True)
+    told = replace(TOLD, solo=False, deadline_at=1.0)
+    leaving = Leaving(
+        coordinator=Alone(),
+        keeper=script.keeper,
+        reporter=cast("Reporter", None),
+        end=cast("EndWriter", SimpleNamespace(begun=True)),
+        peer_timeout_s=None,
+    )
+    hook = SimpleNamespace(
+        previous_hook=lambda *_: leaving._give_up_step(told), called=False, error=None
+    )
+    leaving.listen_to(cast("Listener", None), cast("ExitWatch", hook))
+
+    if error is not None:
+        leaving.by_exception(type(error), error, None)
+    else:
+        leaving._give_up_step(told)
+    assert script.keeper.finished == (1 if error else 2)
