@@ -523,10 +523,10 @@ class Rebuild:
                 "charged_node_s": None if found.following else charged_s,
             }
         if end.get("leaving"):  # nobody knows whether they were told to go
-            why = {"reason": end["reason"], "detail": "another attempt was launched after it"}
-            self._journal.append(
-                Kind.DOWN_ASKED.value, at=time.time(), attempt=found.number, data=why
-            )
+            words = "another attempt was launched after it"
+            why = {"reason": end["reason"], "detail": words, "in_doubt": True}
+            asked, number = Kind.DOWN_ASKED.value, found.number
+            self._journal.append(asked, at=time.time(), attempt=number, data=why)
         self._journal.append(
             Kind.ATTEMPT_ENDED.value, at=float(end["gone_at"]), attempt=found.number, data=end
         )

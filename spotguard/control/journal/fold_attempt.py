@@ -106,6 +106,7 @@ def _down_asked(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
         reason=EndReason(data["reason"]),
         detail=data["detail"],
         log=data.get("log"),
+        in_doubt=data.get("in_doubt") is True,
     )
     return _end_seen(replace(attempt, down=attempt.down or asked), entry.at)
 

@@ -228,6 +228,8 @@ class DownAsked:
     detail: str
     log: str | None = None
     """The last lines of the job's output, if it failed: a cloud forgets them with the cluster."""
+    in_doubt: bool = False
+    """Who adopted the run asks: whether nodes live, nobody said."""
     sent_at: float | None = None
     failed_at: float | None = None
 
@@ -329,12 +331,9 @@ class AttemptRecord:
 
     @property
     def in_doubt(self) -> bool:
-        """True if it has ended and its nodes may live, but nobody saw them do so since.
-
-        Who adopts a run may not be able to ask for them; who sees them has them taken down.
-        """
+        """True if who adopted the run could not ask for its nodes, and nobody saw them since."""
         down = self.down  # only what was seen to live is told to go
-        if down is None or self.end is None or not self.end.leaving:
+        if down is None or not down.in_doubt or self.end is None or not self.end.leaving:
             return False
         return down.sent_at is None and down.failed_at is None
 

@@ -166,7 +166,9 @@ def test_nodes_that_nobody_ever_knew_are_paid_until_they_were_last_heard_of() ->
     """It may be days after that the launcher can be asked again, and has no cluster of the name."""
     end = ended(50.0, "preempted")
     end[3]["leaving"] = True
-    record = made(*launched(infra="aws"), down_asked(49.0, "preempted"), end)
+    asked = down_asked(49.0, "preempted")
+    asked[3]["in_doubt"] = True
+    record = made(*launched(infra="aws"), asked, end)
     absent = ClusterView(state=ClusterState.ABSENT)
     action = decide(record, Observation(leaving=((1, absent),)), 90_000.0, Policy())
     assert action == NoteReleased(attempt=1, gone_at=50.0)

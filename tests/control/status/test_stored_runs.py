@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections import Counter
@@ -74,6 +75,7 @@ def a_run(root: Path, run_id: str, line: RunSummary | None = None, *, age_s: flo
     happened(store, "started", 1, {"resumed_step": 0})
     if line is not None:
         hold(store, line, age_s=age_s)
+        os.utime(root / run_id / keys.LEASE, (time.time() - age_s,) * 2)
 
 
 def hold(store: ObjectStore, line: RunSummary, *, age_s: float = 0.0) -> None:
