@@ -269,6 +269,8 @@ def _detail(record: RunRecord, state: RunState, now: float) -> str:
     if not record.attempts and record.start_at is not None and now < record.start_at:
         wait_s = record.start_at - now
         return f"begins at {to_iso(record.start_at)}, in {format_duration(wait_s)} (--start-at)"
+    if record.rests:
+        return "nodes of earlier attempts go, or may live; then the run rests"
     last = record.last_ended
     if last is not None and last.end is not None:
         words = last.end.reason.told(last.saved)

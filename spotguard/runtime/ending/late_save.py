@@ -62,9 +62,11 @@ def save_by_few(
     try:
         seat = election.seat_of(of) if of.can_save else None
         # Where nobody can save, nobody is elected, and there is nothing to wait for.
-        if not of.can_save and not election.has_begun(min(_ANSWER_S, patience_s)):
-            return save()
+        is_left = not of.can_save and not election.has_begun(min(_ANSWER_S, patience_s))
     except ConnectionError:
+        is_left = True
+    if is_left:
+        saver.alone.set()  # also of the first rank's copy nothing is to be expected
         return save()
     problem = None
     if seat is not None:

@@ -218,12 +218,14 @@ class Leaving:
     ) -> None:
         """Show what the script did not catch, and end by it."""
         self.failure = error  # first: to show it takes a moment, in which another thread may leave
-        if isinstance(error, SpotguardError):
-            log.error("%s%s", place_in_script(trace), sentence(error))
-        else:
-            with contextlib.suppress(OSError):  # the log pipe may be dead already
-                self._exits.previous_hook(kind, error, trace)
-        self._by_error(error)
+        try:
+            if isinstance(error, SpotguardError):
+                log.error("%s%s", place_in_script(trace), sentence(error))
+            else:
+                with contextlib.suppress(OSError):  # the log pipe may be dead already
+                    self._exits.previous_hook(kind, error, trace)
+        finally:  # a hook of the script's may fail, and a second Ctrl-C break it off
+            self._by_error(error)
         if isinstance(error, SpotguardError) and not at_prompt():
             raise SystemExit(error.exit_code)
 
@@ -235,6 +237,7 @@ class Leaving:
         ctrl_c = isinstance(error, KeyboardInterrupt)
         if not ctrl_c and self._is_loss_of_peer(error):
             self._tell_peer_lost(str(error).split(". ")[0][:200])
+            self._keeper.saver.alone.set()  # the ring may not have told yet
             lost = self._request_of(Cause.PEER_LOST, "another rank vanished")
             self._take(Cause.PEER_LOST, replace(self._watch.agreed or lost, solo=True))
         elif (told := self._told_before(error)) is not None:

@@ -13,6 +13,7 @@ from spotguard.control.journal.fold import read_record
 from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import Kind, Limits
 from spotguard.control.status.history_words import history_lines
+from spotguard.control.status.make_view import run_view
 from spotguard.control.supervisor.actions import NoteReleased
 from spotguard.control.supervisor.decide import Observation, decide
 from spotguard.control.supervisor.policy import Policy
@@ -114,7 +115,11 @@ def test_who_adopts_a_run_without_an_attempt_that_lives_buys_no_nodes(
     end = b'{"reason": "preempted", "detail": "", "gone_at": %d}' % world.clock.now()
     world.store.put(keys.end(2), end)
     world.launcher.outage_until = world.clock.now() + silent_s
-    assert adopted(world).settled is None
+    waits = adopted(world)
+    assert waits.settled is None
+    now, url = world.clock.now(), world.store.url
+    view = run_view(waits, live=None, now=now, controller_alive=True, store_url=url)
+    assert view.state_detail.endswith("then the run rests")
     before = len(world.launcher.started)
     record = world.run()
     assert len(world.launcher.started) == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import sqlite3
 import tarfile
@@ -40,7 +41,9 @@ def place(archive: Path, lab: Lab, *, only_store: bool = False) -> str:
     folder = lab.home.parent
     with tarfile.open(archive) as tar:
         kept = [each for each in tar if each.name.split("/")[0] in _PARTS[only_store:]]
-        tar.extractall(folder, kept, filter="tar")
+        # Python 3.14 has a stricter one of its own; the first releases of 3.10 and 3.11 have none.
+        tar.extraction_filter = getattr(tarfile, "tar_filter", None)
+        tar.extractall(folder, kept)
     _rewrite(folder, PLACEHOLDER, str(folder))
     (lab.work / JOB.name).write_bytes(JOB.read_bytes())
     [run_json] = folder.glob("store/*/run.json")
@@ -84,8 +87,9 @@ def _rewrite(folder: Path, old: str, new: str) -> None:
         elif path.name == "journal.db":
             _rewrite_journal(path, old, new)
         elif path.is_file():
-            raw = path.read_bytes()
+            raw, before = path.read_bytes(), path.stat()
             path.write_bytes(raw.replace(old.encode(), new.encode()))
+            os.utime(path, (before.st_atime, before.st_mtime))  # a lease is as old as its file
 
 
 def _rewrite_journal(path: Path, old: str, new: str) -> None:

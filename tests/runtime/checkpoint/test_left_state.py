@@ -23,6 +23,8 @@ from spotguard.testing import FakeRendezvous, MemoryStore
 from tests.runtime.harness.lab import adapters, next_attempt, together
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from spotguard.runtime.data.loader import Loader
     from spotguard.runtime.distributed.rendezvous import Coordinator
     from spotguard.runtime.ending.end_writer import EndWriter
@@ -244,6 +246,20 @@ def test_a_rank_that_stores_nothing_refuses_no_save(monkeypatch: pytest.MonkeyPa
     assert [first.keeper.is_saved, second.keeper.is_saved] == [True, True]
 
 
+def leaving_of(script: Script, previous_hook: Callable[..., object]) -> Leaving:
+    """Return what ends a script, as far as these tests go."""
+    leaving = Leaving(
+        coordinator=Alone(),
+        keeper=script.keeper,
+        reporter=cast("Reporter", None),
+        end=cast("EndWriter", SimpleNamespace(begun=True)),
+        peer_timeout_s=None,
+    )
+    hook = SimpleNamespace(previous_hook=previous_hook, called=False, error=None)
+    leaving.listen_to(cast("Listener", None), cast("ExitWatch", hook))
+    return leaving
+
+
 @pytest.mark.parametrize("error", [ValueError("a mistake"), None], ids=["error", "break"])
 def test_a_notice_while_an_error_is_shown_takes_it_for_no_break(error: Exception | None) -> None:
     """In the hook for exceptions nothing handles it, and its step may be half done."""
@@ -252,20 +268,44 @@ def test_a_notice_while_an_error_is_shown_takes_it_for_no_break(error: Exception
     script.train(2, 8.0, to_its_end=False)
     script.keeper.loop_left(copies=True)
     told = replace(TOLD, solo=False, deadline_at=1.0)
-    leaving = Leaving(
-        coordinator=Alone(),
-        keeper=script.keeper,
-        reporter=cast("Reporter", None),
-        end=cast("EndWriter", SimpleNamespace(begun=True)),
-        peer_timeout_s=None,
-    )
-    hook = SimpleNamespace(
-        previous_hook=lambda *_: leaving._give_up_step(told), called=False, error=None
-    )
-    leaving.listen_to(cast("Listener", None), cast("ExitWatch", hook))
+    leaving = leaving_of(script, lambda *_: leaving._give_up_step(told))
 
     if error is not None:
         leaving.by_exception(type(error), error, None)
     else:
         leaving._give_up_step(told)
     assert script.keeper.finished == (1 if error else 2)
+
+
+def test_an_error_whose_hook_is_broken_off_ends_the_run_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By a second Ctrl-C, or by a mistake in a hook of the script's own."""
+    seen: list[BaseException] = []
+
+    def broken_off(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    leaving = leaving_of(Script(claimed()), broken_off)
+    monkeypatch.setattr(leaving, "_by_error", seen.append)
+    error = ValueError("a mistake")
+    with pytest.raises(KeyboardInterrupt):
+        leaving.by_exception(ValueError, error, None)
+    assert seen == [error]
+
+
+def test_who_lost_a_rank_relies_on_no_copy_of_the_first_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A collective fails before the ring tells, and it may be the first rank that is gone."""
+    script = Script(claimed())
+    leaving = leaving_of(script, lambda *_: None)
+    relied: list[bool] = []
+    monkeypatch.setattr(leaving, "_end", SimpleNamespace(begun=False))
+    monkeypatch.setattr(leaving, "_watch", SimpleNamespace(agreed=None), raising=False)
+    monkeypatch.setattr(leaving, "_is_loss_of_peer", lambda _: True)
+    monkeypatch.setattr(leaving, "_tell_peer_lost", lambda _: None)
+    alone = script.keeper.saver.alone
+    monkeypatch.setattr(leaving, "_take", lambda *_: relied.append(not alone.is_set()))
+    leaving.by_exception(RuntimeError, RuntimeError("Connection closed by peer"), None)
+    assert relied == [False]

@@ -120,6 +120,7 @@ def test_nobody_relies_on_a_rank_that_is_gone(gone: str) -> None:
 
     assert survivor.leave(0.01 if gone == "silent" else 20.0) is None
     assert survivor.tried == 1
+    assert survivor.rank.saver.alone.is_set() == (gone != "silent")
     assert restored(store) == [7.0] * 5
 
 
@@ -180,6 +181,7 @@ def test_ranks_without_the_state_do_not_wait_for_each_other() -> None:
 
     together(*(lambda rank=rank: rank.leave(can_save=False) for rank in late))
     assert [rank.tried for rank in late] == [1] * WORLD
+    assert all(rank.rank.saver.alone.is_set() for rank in late)
     assert not [key for key in words.words if key.startswith("late-save")]
 
 
