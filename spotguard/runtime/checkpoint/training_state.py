@@ -442,7 +442,7 @@ class Keeper:
     def _first_rank_holds_it(self) -> bool:
         """True if where the loop was left was copied, but of whole weights by the first rank."""
         copied = self._copy is not None or self._held(solo=True) is not None
-        return not copied and self._held() is not None
+        return not copied and self._held() is not None and not self.needs_all_ranks
 
     @property
     def may_be_elected(self) -> bool:
