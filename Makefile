@@ -27,7 +27,7 @@ help:
 	@echo "make cloud-tests  a few cents' worth of real nodes, in SPOTGUARD_CLOUD: docs/reference/cloud-tests.md"
 	@echo "make lab-tests  whole runs through SkyPilot on such a cluster (brings up its own)"
 	@echo "make ec2-lab  an EC2 of virtual nodes under a real SkyPilot (root, Debian 12); ec2-lab-down ends it"
-	@echo "make ec2-tests  whole runs there (brings up its own); ec2-faults: each AWS call fails once, an hour or more"
+	@echo "make ec2-tests  whole runs there (brings up its own); ec2-faults: each AWS call fails in each way, an hour or so"
 	@echo "make k8s-lab  a Kubernetes of virtual nodes, built from Debian's source: a quarter of an hour, once; k8s-lab-down ends it"
 	@echo "make k8s-tests  a whole run through SkyPilot on its pods (brings up its own)"
 	@echo "make docs    the site of the pages and of the public names, in site/; needs no network"

@@ -230,7 +230,7 @@ class Job:
     def begin_training(self, first: int, total: int) -> None:
         """Say that the loop begins with `first` of `total` steps done."""
         self.exits.forget()
-        self.keeper.begin(first, total)
+        self.keeper.begin(first, total, warn=self.warn_of_script)
         self.metrics.begin(first)
         if not self.gate.start(first):  # the watcher is about to end the process
             exit_soon(HUNG_SAVE_S)
@@ -319,6 +319,11 @@ class Job:
         """Tell what is wrong, in the log and in the run store."""
         log.warning("%s", message)
         self.reporter.event(JobEvent.WARNING, message=message)
+
+    def warn_of_script(self, message: str) -> None:
+        """Tell what is wrong with the script, once: it is the same on all ranks."""
+        if self.rank == 0:
+            self.warn(message)
 
     def _on_exception(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None

@@ -2,9 +2,9 @@
 
 Money and deadlines are counted by it. The machine's clock is read once, when counting begins, or
 once more soon after its boot; from there on the seconds are counted that really pass, a sleeping
-laptop's too. Who keeps such a clock
-in a file goes on counting where another process of the same machine began, so that a controller
-that is started again after a jump lives in the same time as the one before.
+laptop's too. Who keeps such a clock in a file goes on counting where another process of the same
+machine began, so that a controller that is started again after a jump lives in the same time as the
+one before.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ from spotguard.control.journal.stored.controller_nodes import (
 )
 from spotguard.control.run_folder import RunFolder, runs_folder
 from spotguard.control.supervisor.decide import EXIT_UNFINISHED
-from spotguard.control.supervisor.lease import Lease, aged_by_store, check_ours, read_holder
+from spotguard.control.supervisor.lease import Lease, check_ours, read_aged_holder, read_holder
 from spotguard.errors import (
     AlreadyExists,
     EnvironmentFailure,
@@ -115,15 +115,13 @@ def standing(place: str, now: float, *, to_act: bool = False) -> Standing:
         StoreError: the store cannot be read.
     """
     store = store_of(place)
-    found = read_holder(store)
-    holder = None if found is None else found[0]
-    if holder is not None and to_act:
-        holder = aged_by_store(store, holder, machine_id(spotguard_home()), now)
+    mine = machine_id(spotguard_home())
+    found = read_aged_holder(store, mine, now) if to_act else read_holder(store)
     return Standing(
         place=place,
-        holder="nobody" if holder is None else holder.words(now),
-        machine="" if holder is None else holder.machine,
-        lives=holder is not None and holder.lives(now),
+        holder="nobody" if found is None else found[0].words(now),
+        machine="" if found is None else found[0].machine,
+        lives=found is not None and found[0].lives(now),
         nodes=tuple(nodes_of(store)),
     )
 

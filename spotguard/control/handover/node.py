@@ -15,7 +15,7 @@ from spotguard.control.handover.not_in_store import Private
 from spotguard.errors import SpecError, SpotguardError
 from spotguard.events import env
 from spotguard.events.states import Market
-from spotguard.launch.base import ClusterState
+from spotguard.launch.base import NOTHING_LEFT
 from spotguard.launch.skypilot.launcher import look
 from spotguard.launch.skypilot.prices import Place, survey
 from spotguard.launch.skypilot.sdk import ClusterPhase, JobPhase
@@ -46,7 +46,6 @@ _INFRA = {VM: "aws", SLURM: "slurm", KUBERNETES: "kubernetes"}
 _MACHINE = Machine(cpus="2+", memory="4+")
 """SkyPilot's own server takes most of it."""
 _STORE_EXTRAS = {"s3": "aws", "gs": "gcp", "az": "azure"}
-_MAY_BE_LEFT = (ClusterState.UP, ClusterState.STARTING, ClusterState.UNREACHABLE)
 _PLACE = "~/.spotguard/controller"
 _PRIVATE = "private.json"
 _FOLDERS = f"{_PLACE}/folders"
@@ -383,7 +382,7 @@ class SkyHost:
             if self._sdk.is_going_down(node.cluster):
                 return False  # a look would wait for the cluster's own lock
         view = look(self._sdk, node.cluster, SystemClock(), strays=self._strays(node.place))
-        return view.state not in _MAY_BE_LEFT
+        return view.state in NOTHING_LEFT
 
 
 def sky_host() -> SkyHost:

@@ -28,7 +28,7 @@ from spotguard.control.journal.stored.controller_nodes import (
     tell_ready,
 )
 from spotguard.control.run_folder import RunFolder, runs_folder, split_place
-from spotguard.control.supervisor.lease import Lease, aged_by_store, read_holder
+from spotguard.control.supervisor.lease import Lease, read_aged_holder
 from spotguard.errors import (
     BudgetExhausted,
     DeadlineReached,
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spotguard.control.handover.not_in_store import Private
-    from spotguard.control.supervisor.lease import Holder
     from spotguard.shared.units import Clock
     from spotguard.spec.nodes import NodeRange
     from spotguard.storage.base import ObjectStore
@@ -196,9 +195,9 @@ class Service:
         if stored.node.until is not None:
             self._tell("this node was told to go before it had the run")
             return False
-        found = read_holder(self._store)
-        mine = machine_id(spotguard_home())
-        if found is not None and found[0].is_foreign(mine) and self._lives(found[0], mine):
+        mine, now = machine_id(spotguard_home()), time.time()
+        found = read_aged_holder(self._store, mine, now)
+        if found is not None and found[0].is_foreign(mine) and found[0].lives(now):
             self._tell(f"waits for the run: it is in the hands of {found[0].host}")
             return True
         self._going_on.unlink(missing_ok=True)
@@ -213,10 +212,6 @@ class Service:
             return True
         self._tell("has the run")
         return True
-
-    def _lives(self, holder: Holder, mine: str) -> bool:
-        now = time.time()
-        return aged_by_store(self._store, holder, mine, now).lives(now)
 
     @property
     def _going_on(self) -> Path:

@@ -2,10 +2,10 @@
 
 Pure functions over the record. An attempt is billed from the moment at which its nodes
 began to cost (where the launcher cannot tell: at which its launch was written down) until the
-launcher confirmed its last node gone. Where nobody could be asked since it was known to live, that
-counts until its last sign of life. Where the cloud itself tells afterwards for how long it
-charged each node, that counts. A launch that came to nothing is billed, too, unless it is
-proven that no node of it ran. Unknown stays unknown (None).
+launcher confirmed its last node gone, or until its last sign of life where nobody could be asked
+since. Where the cloud itself tells afterwards for how long it charged each node, that counts. A
+launch that came to nothing is billed, too, unless it is proven that no node of it ran. Unknown
+stays unknown (None).
 
 Where local nodes have demo prices, that money is played, and it is told of while the whole run is.
 Beside money that is really spent it counts for nothing.

@@ -550,10 +550,10 @@ def _without_answer(record: RunRecord, seen: Observation, policy: Policy) -> Not
     """Give up nodes that nobody can be asked for: else a run that is over is never at rest."""
     if seen.looked_s < policy.answer_patience_s:
         return None
-    lost = next((each for each in record.leaving if each.in_doubt and each.end), None)
-    if lost is None or lost.end is None:
-        return None
-    return NoteReleased(attempt=lost.number, gone_at=lost.end.gone_at, unseen=True)
+    for each in record.leaving:
+        if each.in_doubt and each.end is not None:
+            return NoteReleased(attempt=each.number, gone_at=each.end.gone_at, unseen=True)
+    return None
 
 
 def _conclude(attempt: AttemptRecord, cluster: ClusterView, now: float) -> Conclude:

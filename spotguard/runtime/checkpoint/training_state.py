@@ -165,9 +165,9 @@ class Keeper:
         self.epoch_end = self.resumed.epoch_end
         self._was_open = any(self.resumed)
 
-    def begin(self, first: int, total: int) -> None:
-        """Take `first` of `total` steps done as the first boundary."""
-        self._shadow = StepShadow.of(self.objects, with_random=self._save_random, warn=self._warn)
+    def begin(self, first: int, total: int, *, warn: Callable[[str], None] | None = None) -> None:
+        """Take `first` of `total` steps done as the first boundary; `warn` hears of the script."""
+        self._shadow = StepShadow.of(self.objects, with_random=self._save_random, warn=warn)
         self._optimizers = {
             name: item for name, item in self.objects.items() if isinstance(item, TrackedOptimizer)
         }
@@ -193,11 +193,6 @@ class Keeper:
             raise StoreError(
                 f"{self._failed_saves} saves in a row failed; stopping, as nothing would be kept"
             )
-
-    def _warn(self, message: str) -> None:
-        if not self._settings.rank:  # the same on all ranks
-            log.warning("%s", message)
-            self._reporter.event(JobEvent.WARNING, message=message)
 
     def _look_at_new_state(self) -> None:
         """Refuse what cannot be stored when an optimizer begins to keep it, not at the notice."""

@@ -142,12 +142,17 @@ class Leaving:
             return
         self._take(Cause.TOLD_AND_LATE, request, in_loop=in_loop)
 
+    @property
+    def _save_needs_s(self) -> float:
+        """The time that an emergency save is given: somewhat more than the ones before took."""
+        return 1.2 * self._keeper.emergency_s()
+
     def _patience_s(self, request: StopRequest) -> float:
         """Return how long the main thread may still take to leave."""
         limits = [math.inf]
         if request.deadline_at is not None:
-            need_s = 1.2 * self._keeper.emergency_s() + 0.5
-            limits.append(max(request.deadline_at - clock.now() - need_s, 0.0))
+            left_s = request.deadline_at - clock.now()
+            limits.append(max(left_s - self._save_needs_s - 0.5, 0.0))
         if request.solo:  # it may hang in a collective with a peer that is gone
             limits.append(min(max(3 * self._keeper.step_s, 1.0), self._solo_patience_s))
         if self.phase is Phase.AFTER:
@@ -415,7 +420,7 @@ class Leaving:
             lambda: keeper.save_boundary(alone),
             of=LateRank(self._end.rank, keeper.node, keeper.may_be_elected),
             step=keeper.finished,
-            patience_s=patience_for_others_s(left_s, 1.2 * keeper.emergency_s()),
+            patience_s=patience_for_others_s(left_s, self._save_needs_s),
         )
 
     def _write(

@@ -439,16 +439,12 @@ class Training:
             self._gradients,
             job.keeper,
             job.world_size,
-            tell=self._warn_of_script,
+            tell=job.warn_of_script,
         )
         self._of.gives_back.callback(self._optimizers.close)
         if job.settings.smoke_samples is not None:
             self._learning = LearningCheck(modules, optimizers)
             self._of.gives_back.callback(self._learning.close)
-
-    def _warn_of_script(self, message: str) -> None:
-        if self._job.rank == 0:  # the script is the same on all ranks
-            self._job.warn(message)
 
     def _last_step(self, total: int | None, epochs: int | None) -> int:
         """Return how many steps there are in all, as seen from where this attempt begins."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -57,100 +58,100 @@ _ALONE = [pytest.param(each, marks=pytest.mark.alone) for each in CALLS_OF_NO_RE
 _OVER = ("finished", "failed", "paused")
 
 
+@dataclass(frozen=True)
+class Trial:
+    """Runs of one node each, from a user's machine."""
+
+    beside: Beside
+    ec2: Ec2Lab
+    region: str
+    """The one that this worker of pytest has for itself."""
+    undisturbed: Weights
+
+    def fails_once(self, action: str, kind: str) -> None:
+        """Let the next such call fail."""
+        where = "*" if action in CALLS_OF_NO_REGION else self.region
+        self.ec2.verb("fault", action, kind, "1", "0", where)
+
+    def forget_groups(self) -> None:
+        """Remove SkyPilot's security group: else only the first run of a region asks for one."""
+        words = ("--region", self.region, "--output", "text")
+        query = "SecurityGroups[?GroupName!='default'].GroupId"
+        found = self.ec2.aws("ec2", "describe-security-groups", "--query", query, *words)
+        for group in found.split():
+            self.ec2.aws("ec2", "delete-security-group", "--group-id", group, *words)
+
+    def begin(self) -> str:
+        """Start a run and return its id."""
+        return self.beside.begin(EXACT, *FLAGS, args=("--epochs", EPOCHS), region=self.region)
+
+    def over(self, run: str) -> Status:
+        """Return how a run ended, with the right weights if it finished."""
+        status = self.beside.is_in(run, *_OVER)
+        if status["state"] == "finished":
+            assert self.beside.final_weights(status) == self.undisturbed
+        return status
+
+    def ended(self, run: str) -> Status:
+        """Return how a run ended, of which nothing is left, and nothing came twice."""
+        status = self.over(run)
+        wait_until(lambda: not self.ec2.living(run), "its node is gone", timeout_s=300.0)
+        trained = [each for each in status["attempts"] if each["last_step"]]
+        assert len(trained) <= 1, status
+        at_once = [(each.begin_at, each.end_at or 0.0) for each in self.ec2.instances(run)]
+        assert all(ended <= begun for (_, ended), (begun, _) in pairwise(at_once))
+        return status
+
+
 @pytest.fixture
-def region() -> str:
-    """Return the region that this worker of pytest has for itself."""
-    return WEST if os.environ.get("PYTEST_XDIST_WORKER") == "gw1" else EAST
+def trial(
+    machine: Callable[[str], Beside], ec2: Ec2Lab, undisturbed: Callable[..., Weights]
+) -> Trial:
+    """Return one of a user's machine, and of a region that no other worker uses."""
+    region = WEST if os.environ.get("PYTEST_XDIST_WORKER") == "gw1" else EAST
+    return Trial(machine("user"), ec2, region, undisturbed(EXACT, "--epochs", EPOCHS))
 
 
 @pytest.mark.parametrize("action", [*CALLS, *_ALONE])
-def test_a_call_fails_in_each_way_that_passes(
-    action: str,
-    region: str,
-    machine: Callable[[str], Beside],
-    ec2: Ec2Lab,
-    undisturbed: Callable[..., Weights],
-) -> None:
+def test_a_call_fails_in_each_way_that_passes(action: str, trial: Trial) -> None:
     """Throttled, by an internal error, done and not answered: one after the other, a call each.
 
     A run may make the call less often: then more runs follow, until each of them was met.
     """
-    beside = machine("user")
-    before = len(ec2.events())
+    before = len(trial.ec2.events())
     for kind in PASSING:
-        ec2.verb("fault", action, kind, "1", "0", _where(action, region))
+        trial.fails_once(action, kind)
     for _ in PASSING:
-        _forget_groups(ec2, region)
-        run = beside.begin(EXACT, *FLAGS, args=("--epochs", EPOCHS), region=region)
-        assert _ended(beside, ec2, run, undisturbed)["state"] == "finished"
-        met = [line for line in ec2.events()[before:] if f" {action} " in line]
+        trial.forget_groups()
+        status = trial.ended(trial.begin())
+        assert status["state"] == "finished", status["state_detail"]
+        met = [line for line in trial.ec2.events()[before:] if f" {action} " in line]
         if action in SELDOM_ASKED or all(any(x in line for line in met) for x in PASSING.values()):
             return
     raise AssertionError(f"{action} met only {met}")
 
 
 @pytest.mark.parametrize("action", [*CALLS, *_ALONE])
-def test_a_right_is_missing_once(
-    action: str,
-    region: str,
-    machine: Callable[[str], Beside],
-    ec2: Ec2Lab,
-    undisturbed: Callable[..., Weights],
-) -> None:
+def test_a_right_is_missing_once(action: str, trial: Trial) -> None:
     """The run ends right, or says which one."""
-    beside = machine("user")
-    _forget_groups(ec2, region)
-    ec2.verb("fault", action, "deny", "1", "0", _where(action, region))
-    run = beside.begin(EXACT, *FLAGS, args=("--epochs", EPOCHS), region=region)
-    status = _ended(beside, ec2, run, undisturbed)
+    trial.forget_groups()
+    trial.fails_once(action, "deny")
+    status = trial.ended(trial.begin())
     if status["state"] != "finished":
         assert action.partition(":")[2] in status["state_detail"], status["state_detail"]
 
 
-def _forget_groups(ec2: Ec2Lab, region: str) -> None:
-    """Remove SkyPilot's security group: else only the first run of a region asks for one."""
-    words = ("--region", region, "--output", "text")
-    query = "SecurityGroups[?GroupName!='default'].GroupId"
-    for group in ec2.aws("ec2", "describe-security-groups", "--query", query, *words).split():
-        ec2.aws("ec2", "delete-security-group", "--group-id", group, *words)
-
-
-def _where(action: str, region: str) -> str:
-    return "*" if action in CALLS_OF_NO_REGION else region
-
-
-def _ended(beside: Beside, ec2: Ec2Lab, run: str, undisturbed: Callable[..., Weights]) -> Status:
-    """Return how a run ended: nothing is left of it, nothing came twice, its weights are right."""
-    status = beside.is_in(run, *_OVER)
-    wait_until(lambda: not ec2.living(run), "its node is gone", timeout_s=300.0)
-    trained = [each for each in status["attempts"] if each["last_step"]]
-    assert len(trained) <= 1, status
-    at_once = [(each.begin_at, each.end_at or 0.0) for each in ec2.instances(run)]
-    assert all(ended <= begun for (_, ended), (begun, _) in pairwise(at_once))
-    if status["state"] == "finished":
-        assert beside.final_weights(status) == undisturbed(EXACT, "--epochs", EPOCHS)
-    return status
-
-
 @pytest.mark.parametrize("after_s", [2.0, 20.0])
-def test_a_spot_machine_goes_while_it_is_set_up(
-    after_s: float,
-    region: str,
-    machine: Callable[[str], Beside],
-    ec2: Ec2Lab,
-    undisturbed: Callable[..., Weights],
-) -> None:
+def test_a_spot_machine_goes_while_it_is_set_up(after_s: float, trial: Trial) -> None:
     """While SkyPilot waits for its SSH, and later: EC2's word ends the wait, others follow."""
-    beside = machine("user")
-    run = beside.begin(EXACT, *FLAGS, args=("--epochs", EPOCHS), region=region)
+    ec2, run = trial.ec2, trial.begin()
     wait_until(lambda: [i for i in ec2.living(run) if i.state == "running"], "a node runs")
     time.sleep(after_s)
     ec2.verb("crash", ec2.living(run)[0].id)
-    status = beside.is_in(run, *_OVER)
+    status = trial.over(run)
     assert status["state"] == "finished", status["state_detail"]
     assert reasons(status) == ["node_lost", "finished"]
     assert status["attempts"][0]["last_step"] is None
-    assert beside.final_weights(status) == undisturbed(EXACT, "--epochs", EPOCHS)
     assert len(ec2.instances(run)) == 2
 
 
@@ -185,12 +186,10 @@ def _is_set_up(ec2: Ec2Lab, run: str) -> bool:
     return any(ec2.verb("exec", each.id, "bash", "-c", look).strip() for each in nodes)
 
 
-def test_no_call_is_left_out(region: str, machine: Callable[[str], Beside], ec2: Ec2Lab) -> None:
+def test_no_call_is_left_out(trial: Trial) -> None:
     """What a run from its start to its end asks AWS for, S3 aside, is tried above."""
-    beside = machine("user")
-    before = len(ec2.calls())
-    run = beside.begin(EXACT, *FLAGS, args=("--epochs", EPOCHS), region=region)
-    beside.is_in(run, "finished")
-    wait_until(lambda: not ec2.living(run), "its node is gone", timeout_s=300.0)
-    asked = {call["call"] for call in ec2.calls()[before:] if not call["call"].startswith("s3:")}
+    before = len(trial.ec2.calls())
+    assert trial.ended(trial.begin())["state"] == "finished"
+    calls = trial.ec2.calls()[before:]
+    asked = {call["call"] for call in calls if not call["call"].startswith("s3:")}
     assert asked <= {*CALLS, *CALLS_OF_NO_REGION}
