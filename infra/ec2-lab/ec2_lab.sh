@@ -20,7 +20,8 @@
 #   ec2_lab.sh price ZONE USD [TYPE] [SECONDS]   the spot price from now on: in DescribeSpotPriceHistory, and in the catalogue
 #                                   of EC2LAB_HOME; above on-demand's, instances get a notice of SECONDS (120), new ones are refused
 #   ec2_lab.sh fault ACTION KIND [TIMES|all] [SECONDS] [REGION]   calls such as ec2:RunInstances or s3:* fail: throttle,
-#                                   error (5xx), lost (done, but answered 5xx), slow, deny. One time is a call with all its retries
+#                                   error (5xx), lost (done, but answered 5xx), slow, deny, unseen (RunInstances: other calls do not
+#                                   know its instances for SECONDS). One time is a call with all its retries
 #   ec2_lab.sh policy FILE BUCKET PREFIX | off   S3 asks for the rights of a policy as in infra/iam
 #   ec2_lab.sh calm [REGION]        take back capacity, faults, rights; end every instance
 #

@@ -79,6 +79,22 @@ def _launch(
         return reservation
 
 
+def keep_pending(instances: list[str], seconds: float) -> None:
+    """Let instances be `pending` for so long, as EC2's are for a while; ours run at once."""
+    with lock:
+        for each in instances if seconds else []:
+            set_state(nodes[each].instance, "pending")
+            after = threading.Timer(seconds, _runs, args=(nodes[each],))
+            after.daemon = True
+            after.start()
+
+
+def _runs(node: Node) -> None:
+    with lock:
+        if node.instance.state == "pending":
+            set_state(node.instance, "running")
+
+
 def _zone_of(backend: Any, given: dict[str, Any]) -> str:
     named = [nic["SubnetId"] for nic in given.get("nics") or [] if "SubnetId" in nic]
     subnet = given.get("subnet_id") or (named[0] if named else None)

@@ -18,10 +18,12 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
+import account
 import journal
 import prices
 import settings
 import spot_requests
+import unseen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -29,7 +31,10 @@ if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 _CREDENTIAL = re.compile(r"Credential=([^/]+)/\d+/([^/]+)/([^/]+)/aws4_request")
-_KINDS = ("throttle", "error", "lost", "slow", "deny")
+_KINDS = ("throttle", "error", "lost", "slow", "deny", "unseen")
+
+_DONE = ("lost", "unseen")
+"""Faults of calls that are carried out."""
 
 
 @dataclass
@@ -140,7 +145,9 @@ class Gate:
         if rule is not None and rule.kind == "slow":
             time.sleep(rule.seconds)
             rule = None
-        if rule is not None and rule.kind != "lost":
+        if unseen.names(call.form) and rule is None:
+            return _failure(call, "unknown")
+        if rule is not None and rule.kind not in _DONE:
             journal.note(f"{call.name} meets {rule.kind}")
             return _failure(call, rule.kind)
         if not self._may(call):
@@ -151,10 +158,15 @@ class Gate:
             bucket = call.actions[0][1].partition("/")[0]
             if call.prefix is None and not self._allowed("s3:ListBucket", bucket, None):
                 return _failure(call, "deny")
-        if rule is not None:
-            journal.note(f"{call.name} was done, but the answer is lost")
-            return _failure(call, "error")
-        return answer
+        if rule is None:
+            return unseen.without(answer) if call.name == "ec2:DescribeInstances" else answer
+        if rule.kind == "unseen":
+            journal.note(f"{call.name} was done, but others do not see it")
+            unseen.note(answer[2], rule.seconds)
+            return answer
+        journal.note(f"{call.name} was done, but the answer is lost")
+        account.keep_pending(unseen.instances_in(answer[2]), rule.seconds)
+        return _failure(call, "error")
 
     def _passed(
         self, call: Call, environ: WSGIEnvironment
@@ -351,6 +363,13 @@ def _said(call: Call, kind: str) -> tuple[str, str, str]:
             return "403 Forbidden", "AccessDenied", "Access Denied"
         words = f"User: {who} is not authorized to perform: {call.name} on resource: *"
         return "403 Forbidden", "AccessDenied", words
+    if kind == "unknown":
+        (name,) = unseen.names(call.form)[:1]
+        return (
+            "400 Bad Request",
+            "InvalidInstanceID.NotFound",
+            f"The instance ID '{name}' does not exist",
+        )
     if kind == "throttle":
         code, status = {
             "ec2": ("RequestLimitExceeded", "503 Service Unavailable"),

@@ -355,7 +355,7 @@ class SkyHost:
         try:
             launch = self._sdk.launch_of(cluster)
             if launch is not None and launch.phase is ClusterPhase.UNDER_WAY:
-                return NodeState(there=True)
+                return NodeState(there=True, problem=self._sdk.end_extra_nodes(cluster))
             facts = self._sdk.cluster(cluster, fresh=False)
             job = self._sdk.job(cluster) if facts is not None and facts.up else None
         except SpotguardError:

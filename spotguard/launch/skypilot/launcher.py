@@ -25,6 +25,7 @@ from spotguard.launch.base import (
     Unreachable,
 )
 from spotguard.launch.skypilot.ec2.bill import charged_node_s
+from spotguard.launch.skypilot.free_nodes import FreeNodes
 from spotguard.launch.skypilot.sdk import ClusterPhase, JobPhase, by_node
 from spotguard.launch.skypilot.strays import end_anywhere
 from spotguard.launch.taskyaml import Machine
@@ -59,6 +60,9 @@ _CALM_EVERY_S = 120.0
 look at once, and each look takes seconds of a core, here and on the first node."""
 _OVER_EVERY_S = 60.0
 """While nothing is left of a launch: it will not change, and a run may wait for hours after it."""
+_FORGOTTEN_FOR_S = 180.0
+"""So long a cloud is asked whether it has nodes of a launch of which SkyPilot says that nothing is
+left: EC2 may list an instance some time after it has launched it."""
 _ASK_CLOUD_EVERY_S = 4.0
 _ANSWER_WITHIN_S = 60.0
 """SkyPilot needs up to 20 s for a look where it is busy; one that hangs must not look calm."""
@@ -66,8 +70,6 @@ _FIRST_ANSWER_S = 20.0
 _NO_ANSWER_YET = "SkyPilot has not answered yet"
 _LOG_FRESH_S = 5.0
 _AWS, _SLURM, _KUBERNETES = "aws", "slurm", "kubernetes"
-_FREE_FRESH_S = 30.0
-"""How old the word on free nodes may be; twice that, should who knows be slow to answer."""
 _OFFERS_FRESH_S = 300.0
 _CAME_TO_NOTHING = {
     ClusterPhase.NO_CAPACITY: ClusterState.REFUSED,
@@ -108,7 +110,7 @@ class SkyPilotLauncher:
         self._clock = clock or SystemClock()
         self._in_background = in_background
         self._watches: dict[str, _Watch] = {}
-        self._free: dict[tuple[str | None, ...], _FreeNodes] = {}
+        self._free: dict[tuple[str | None, ...], FreeNodes] = {}
         self._known: tuple[float, list[Offer]] | None = None
         self._log: tuple[str, float, dict[int, bytes] | LauncherFailure] | None = None
 
@@ -156,7 +158,7 @@ class SkyPilotLauncher:
         if question is None:
             return None
         if place not in self._free:
-            self._free[place] = _FreeNodes(question, "/".join(filter(None, place)), self._clock)
+            self._free[place] = FreeNodes(question, "/".join(filter(None, place)), self._clock)
         return self._free[place].count(in_background=self._in_background)
 
     def charged_node_s(self, cluster: str, offer: Offer, nodes: int) -> float | None:
@@ -211,54 +213,13 @@ class SkyPilotLauncher:
     def _refresh(self, cluster: str, view: ClusterView | None) -> None:
         for known, watch in list(self._watches.items()):
             # One that is being taken down is looked at until it is gone, others as long as wanted.
-            if known == cluster or not (watch.is_wanted or watch.is_going_down):
+            goes_on = watch.is_wanted or watch.is_going_down or watch.may_be_forgotten
+            if known == cluster or not goes_on:
                 watch.stop()
                 del self._watches[known]
         self._watches[cluster] = _Watch(self._sdk, cluster, view, self._clock, self._strays)
         if self._in_background:
             self._watches[cluster].start()
-
-
-class _FreeNodes:
-    """How many nodes of a place are free, asked for in a thread of its own."""
-
-    def __init__(self, question: Callable[[], int | None], place: str, clock: Clock) -> None:
-        self._question = question
-        self._place = place
-        self._clock = clock
-        self._asked_at = self._told_at = float("-inf")
-        self._told: int | None = None
-        self._thread: threading.Thread | None = None
-
-    def count(self, *, in_background: bool) -> int | None:
-        """Return the last answer, or 0 if there is none that is fresh.
-
-        Who does not answer would not launch anything either: what a run has, it keeps. None is an
-        answer, too: nobody can tell, so only a launch can.
-        """
-        now = self._clock.monotonic()
-        busy = self._thread is not None and self._thread.is_alive()
-        if now - self._asked_at >= _FREE_FRESH_S and not busy:
-            self._asked_at = now
-            if in_background:
-                self._thread = threading.Thread(
-                    target=copy_context().run, args=(self._ask,), name="spotguard-free", daemon=True
-                )
-                self._thread.start()
-            else:
-                self._ask()
-        return self._told if now - self._told_at <= 2 * _FREE_FRESH_S else 0
-
-    def _ask(self) -> None:
-        try:
-            self._told = self._question()
-        except Unreachable as problem:
-            log.info("free nodes of %s: %s", self._place, problem)
-            self._told = 0
-        except SpotguardError as problem:
-            log.info("free nodes of %s: %s", self._place, problem)
-            self._told = None
-        self._told_at = self._clock.monotonic()
 
 
 class _Watch(threading.Thread):
@@ -287,6 +248,8 @@ class _Watch(threading.Thread):
         self._took_s = 0.0
         self._missing = 0
         """Looks in a row that found no such cluster."""
+        self._nothing_at: float | None = None
+        """Since when nothing is left of its launch."""
         self._sdk = sdk
         self._strays = strays
         self._clock = clock
@@ -341,6 +304,18 @@ class _Watch(threading.Thread):
             return self._missing >= _GONE_TWICE
         return self.view.state in _CAME_TO_NOTHING.values()
 
+    def _note_nothing(self) -> None:
+        if self.view.state not in _CAME_TO_NOTHING.values():
+            self._nothing_at = None
+        elif self._nothing_at is None:
+            self._nothing_at = self._clock.monotonic()
+
+    @property
+    def may_be_forgotten(self) -> bool:
+        """True while the cloud may still have nodes of a launch that came to nothing."""
+        since = self._nothing_at
+        return since is not None and self._clock.monotonic() - since < _FORGOTTEN_FOR_S
+
     @property
     def is_going_down(self) -> bool:
         """True once somebody has asked for the end of the cluster, until it is seen gone."""
@@ -365,7 +340,7 @@ class _Watch(threading.Thread):
         while not self._stopped.is_set() and self.view.state is not ClusterState.GONE:
             if self.answered.is_set() or self._down_under_way:
                 self._rest()
-            if self._is_over() and not self.is_wanted:
+            if self._is_over() and not (self.is_wanted or self.may_be_forgotten):
                 return
             self._wake.clear()
             self._down_under_way = self._is_being_taken_down()
@@ -377,6 +352,7 @@ class _Watch(threading.Thread):
                 # A request that was taken a moment ago may not be in the books yet.
                 if not self.answered.is_set() or not 0 < self._missing < _GONE_TWICE:
                     self.view = view
+                    self._note_nothing()
                     self.answered.set()
                 self._end_it_again(view)
             self._due_at = self._clock.monotonic() + self._pause_s()
@@ -429,6 +405,8 @@ class _Watch(threading.Thread):
         left_s, self._lost = self._due_at - self._clock.monotonic(), ""
         while left_s > 0.0 and not self._wake.wait(min(left_s, _ASK_CLOUD_EVERY_S)):
             left_s -= _ASK_CLOUD_EVERY_S
+            if self.may_be_forgotten:
+                self._sdk.end_forgotten_nodes(self.cluster)
             self._lost = self._said_lost()
             if self._lost:
                 return
@@ -442,7 +420,8 @@ class _Watch(threading.Thread):
         lives = starting or self.view.state is ClusterState.UP
         if not lives or self.view.job_over or self._down_at is not None:
             return ""
-        lost = self._sdk.lost(self.cluster, starting=starting)
+        extra = self._sdk.end_extra_nodes(self.cluster) if starting else ""
+        lost = extra or self._sdk.lost(self.cluster, starting=starting)
         self._lost_early = lost if starting else ""
         return lost
 

@@ -10,7 +10,7 @@ import copy
 import io
 import logging
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,8 +20,9 @@ from spotguard.launch.base import LogGone, Unreachable
 from spotguard.launch.skypilot.cloud_check import reason_in
 from spotguard.launch.skypilot.cluster_list import our_clusters
 from spotguard.launch.skypilot.ec2.ends import Ec2Ends
+from spotguard.launch.skypilot.ec2.extras import Ec2Extras
+from spotguard.launch.skypilot.free_nodes import free_pods
 from spotguard.launch.skypilot.import_sky import load_sky, off_stdout
-from spotguard.launch.skypilot.pods import free_pods
 from spotguard.launch.skypilot.refusals import read_refusal
 from spotguard.launch.skypilot.together import AskedTogether
 
@@ -117,9 +118,20 @@ class Sdk(Protocol):
     def lost(self, cluster: str, *, starting: bool) -> str:
         """Return how the cloud itself says that a node of a cluster ended; empty if it does not.
 
-        While it is `starting`, only what the cloud has ended counts. Milliseconds, where a cloud is
-        asked. Only clusters that were submitted or looked at can be asked for.
+        While it is `starting`, only what nobody has ordered counts. Milliseconds, where a cloud is
+        asked.
         """
+        ...
+
+    def end_extra_nodes(self, cluster: str) -> str:
+        """End nodes of a cluster that comes up which its cloud launched without SkyPilot's knowing.
+
+        Returns what is wrong with it where that is too late; empty if nothing is.
+        """
+        ...
+
+    def end_forgotten_nodes(self, cluster: str) -> None:
+        """End what the cloud still has of a cluster of which SkyPilot says that nothing is left."""
         ...
 
     def ended_at(self, cluster: str) -> float | None:
@@ -169,14 +181,14 @@ class SkySdk:
 
     def __init__(self) -> None:
         self._billed_from: dict[str, float] = {}
-        self._aws_regions: dict[str, str] = {}
+        self._on_aws: dict[str, tuple[str, int] | None] = {}
+        """The region of a cluster, and how many nodes were asked for; None if it is elsewhere."""
 
     def submit(self, task: dict[str, Any], cluster: str) -> None:
         """Ask for a new cluster, which takes itself down when it is idle."""
         sky = load_sky()
         cloud, _, place = str(task["resources"].get("infra", "")).partition("/")
-        if cloud.upper() == _AWS and place:
-            self._aws_regions[cluster] = place.partition("/")[0]
+        self._note_place(cluster, cloud, place.partition("/")[0], task.get("num_nodes", 1))
         with _translated():
             made = sky.Task.from_yaml_config(copy.deepcopy(task))  # which takes it apart
             sky.launch(
@@ -208,8 +220,7 @@ class SkySdk:
             # While nodes end themselves they are still there, and know how their job ended; before
             # its API version 29 SkyPilot called them up, too.
             is_up = str(getattr(status["status"], "name", "")) in ("UP", "AUTOSTOPPING")
-            if status.get("cloud") == _AWS and status.get("region"):
-                self._aws_regions[cluster] = status["region"]
+            self._note_place(cluster, status.get("cloud"), status.get("region"), status["nodes"])
             return ClusterFacts(
                 up=is_up,
                 unhealthy=not is_up and status.get("init_kind") != "launching",
@@ -220,8 +231,35 @@ class SkySdk:
 
     def lost(self, cluster: str, *, starting: bool) -> str:
         """Ask EC2; other clouds are not asked."""
-        region = self._aws_regions.get(cluster)
-        return _ENDS.why(region, cluster, taken=starting) if region else ""
+        place = self._place(cluster)
+        return _ENDS.why(place[0], cluster, taken=starting) if place else ""
+
+    def end_extra_nodes(self, cluster: str) -> str:
+        """Ask EC2; other clouds are not asked."""
+        place = self._place(cluster)
+        return _EXTRAS.end(place[0], cluster, place[1]) if place else ""
+
+    def end_forgotten_nodes(self, cluster: str) -> None:
+        """Ask EC2; other clouds are not asked."""
+        place = self._on_aws.get(cluster)
+        if place:
+            _EXTRAS.end_all(place[0], cluster)
+
+    def _note_place(self, cluster: str, cloud: str | None, region: str | None, nodes: Any) -> None:
+        if cloud and cloud.upper() != _AWS:
+            self._on_aws[cluster] = None
+        elif cloud and region:
+            self._on_aws[cluster] = region, int(nodes)
+
+    def _place(self, cluster: str) -> tuple[str, int] | None:
+        """Return where it is on AWS; SkyPilot's books know it of one that another process began."""
+        if cluster not in self._on_aws:
+            with suppress(SpotguardError):  # the next question will ask again
+                status = _statuses([cluster], fresh=False).get(cluster) or {}
+                self._note_place(
+                    cluster, status.get("cloud"), status.get("region"), status.get("nodes", 1)
+                )
+        return self._on_aws.get(cluster)
 
     def ended_at(self, cluster: str) -> float | None:
         """Look among the clusters that SkyPilot has billed."""
@@ -426,6 +464,7 @@ def _statuses(clusters: Sequence[str], *, fresh: bool = True) -> dict[str, Any]:
 _LOOKS: AskedTogether[Any] = AskedTogether(_statuses)
 """All runs of this process look at their clusters by it."""
 _ENDS = Ec2Ends()
+_EXTRAS = Ec2Extras()
 _AWS = "AWS"
 """SkyPilot's name of the cloud."""
 _IDLE = ("idle", "idle~")

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from spotguard.errors import LauncherFailure, SpotguardError
 from spotguard.launch.base import ClusterState, ClusterView, NodeEnd, NodeView, Unreachable
-from spotguard.launch.skypilot.ec2.calls import client_of, instances_of, unanswered
+from spotguard.launch.skypilot.ec2.calls import (
+    client_of,
+    instances_of,
+    is_known,
+    unanswered,
+    was_ordered,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -118,6 +124,15 @@ class _Found:
     def living(self) -> list[str]:
         return [each["InstanceId"] for each in self.instances if each["State"]["Name"] not in _GONE]
 
+    @property
+    def nodes(self) -> list[dict[str, Any]]:
+        """All but those that SkyPilot did not know, and that were ended for that."""
+        return [
+            each
+            for each in self.instances
+            if each["State"]["Name"] in _UP or is_known(each) or not was_ordered(each)
+        ] or list(self.instances)
+
 
 class Ec2Strays:
     """EC2's own list of instances, by the tag of the cluster. Safe to use from any thread."""
@@ -135,7 +150,7 @@ class Ec2Strays:
             return ClusterView(state=ClusterState.ABSENT)
         if not found.living:
             return ClusterView(state=ClusterState.GONE)
-        begun = [each["LaunchTime"].timestamp() for each in found.instances]
+        begun = [each["LaunchTime"].timestamp() for each in found.nodes]
         return ClusterView(
             state=ClusterState.UP,
             nodes=tuple(
@@ -144,7 +159,7 @@ class Ec2Strays:
                     end=NodeEnd.RUNNING if each["State"]["Name"] in _UP else NodeEnd.LOST,
                     detail="" if each["State"]["Name"] in _UP else "EC2 says that it is gone",
                 )
-                for index, each in enumerate(found.instances)
+                for index, each in enumerate(found.nodes)
             ),
             up_at=min(begun),
             detail="launched by another machine",

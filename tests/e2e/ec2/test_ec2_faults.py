@@ -52,6 +52,8 @@ CALLS_OF_NO_REGION = ("iam:GetInstanceProfile", "sts:GetCallerIdentity")
 them to be all. The calls of no region fail for whoever comes first."""
 SELDOM_ASKED = ("ec2:CreateTags", "ec2:DescribeSpotInstanceRequests")
 """Only after some faults and interruptions."""
+TWICE_S = 60.0
+"""How long an instance may live that EC2 launched twice, as it did not say that it had."""
 PASSING = {"throttle": "meets throttle", "error": "meets error", "lost": "was done, but"}
 """Faults that pass by themselves, and how the lab tells of each."""
 _ALONE = [pytest.param(each, marks=pytest.mark.alone) for each in CALLS_OF_NO_REGION]
@@ -68,10 +70,10 @@ class Trial:
     """The one that this worker of pytest has for itself."""
     undisturbed: Weights
 
-    def fails_once(self, action: str, kind: str) -> None:
+    def fails_once(self, action: str, kind: str, *, seconds: int = 0) -> None:
         """Let the next such call fail."""
         where = "*" if action in CALLS_OF_NO_REGION else self.region
-        self.ec2.verb("fault", action, kind, "1", "0", where)
+        self.ec2.verb("fault", action, kind, "1", str(seconds), where)
 
     def forget_groups(self) -> None:
         """Remove SkyPilot's security group: else only the first run of a region asks for one."""
@@ -92,14 +94,19 @@ class Trial:
             assert self.beside.final_weights(status) == self.undisturbed
         return status
 
-    def ended(self, run: str) -> Status:
-        """Return how a run ended, of which nothing is left, and nothing came twice."""
+    def ended(self, run: str, *, twice_s: float = 0.0) -> Status:
+        """Return how a run ended, of which nothing is left, and nothing came twice.
+
+        Unless for `twice_s` at most: where EC2 does not answer an order that it has carried out,
+        SkyPilot orders once more.
+        """
         status = self.over(run)
         wait_until(lambda: not self.ec2.living(run), "its node is gone", timeout_s=300.0)
         trained = [each for each in status["attempts"] if each["last_step"]]
         assert len(trained) <= 1, status
-        at_once = [(each.begin_at, each.end_at or 0.0) for each in self.ec2.instances(run)]
-        assert all(ended <= begun for (_, ended), (begun, _) in pairwise(at_once))
+        for one, next_one in pairwise(self.ec2.instances(run)):
+            ended_at = min(one.end_at or 0.0, next_one.end_at or 0.0)
+            assert ended_at - next_one.begin_at <= twice_s, self.ec2.instances(run)
         return status
 
 
@@ -123,7 +130,9 @@ def test_a_call_fails_in_each_way_that_passes(action: str, trial: Trial) -> None
         trial.fails_once(action, kind)
     for _ in PASSING:
         trial.forget_groups()
-        status = trial.ended(trial.begin())
+        status = trial.ended(
+            trial.begin(), twice_s=TWICE_S if action == "ec2:RunInstances" else 0.0
+        )
         assert status["state"] == "finished", status["state_detail"]
         met = [line for line in trial.ec2.events()[before:] if f" {action} " in line]
         if action in SELDOM_ASKED or all(any(x in line for line in met) for x in PASSING.values()):
@@ -139,6 +148,50 @@ def test_a_right_is_missing_once(action: str, trial: Trial) -> None:
     status = trial.ended(trial.begin())
     if status["state"] != "finished":
         assert action.partition(":")[2] in status["state_detail"], status["state_detail"]
+
+
+def test_instances_of_an_order_without_an_answer_are_ended_while_they_are_pending(
+    trial: Trial,
+) -> None:
+    """SkyPilot orders once more; what it does not know is ended before it takes it for its own."""
+    trial.fails_once("ec2:RunInstances", "lost", seconds=20)
+    run = trial.begin()
+    status = trial.ended(run, twice_s=TWICE_S)
+    assert status["state"] == "finished", status["state_detail"]
+    assert reasons(status) == ["finished"], "the other node is not spoilt by it"
+    assert len(trial.ec2.instances(run)) == 2
+
+
+def test_instances_that_ec2_lists_late_are_ended_though_their_launch_was_given_up(
+    trial: Trial,
+) -> None:
+    """SkyPilot may not mark them, gives the launch up, and finds nothing to end."""
+    trial.fails_once("ec2:RunInstances", "unseen", seconds=45)
+    run = trial.begin()
+    status = trial.ended(run, twice_s=2 * TWICE_S)
+    assert status["state"] == "finished", status["state_detail"]
+    assert len(trial.ec2.instances(run)) == 2
+
+
+def test_a_node_falls_silent_that_ec2_calls_running(
+    machine: Callable[[str], Beside], ec2: Ec2Lab, undisturbed: Callable[..., Weights]
+) -> None:
+    """A host that fails may be in EC2's list for minutes: nobody but its silence tells of it."""
+    beside = machine("silent")
+    run = beside.begin(
+        EXACT,
+        *("--nodes", "2", "--budget", "5"),
+        args=("--epochs", "12", "--pause", "0.7", "--until-attempt", "2"),
+        region=IRELAND,
+    )
+    beside.trains(run, attempt=1)
+    silent = next(each for each in ec2.living(run) if not each.name.endswith("-head"))
+    ec2.verb("cut", silent.id)
+    status = beside.settled(run)
+    assert status["state"] == "finished", status["state_detail"]
+    assert reasons(status) in (["vanished", "finished"], ["node_lost", "finished"])
+    assert beside.final_weights(status) == undisturbed(EXACT, "--epochs", "12")
+    assert ec2.living(run) == []
 
 
 @pytest.mark.parametrize("after_s", [2.0, 20.0])

@@ -23,15 +23,21 @@ class FakeSdk:
     clusters: dict[str, ClusterFacts] = field(default_factory=dict)
     ends: dict[str, float] = field(default_factory=dict)
     said_lost: dict[str, str] = field(default_factory=dict)
+    """How the cloud says that a node of a cluster ended."""
     taken: set[str] = field(default_factory=set)
     """Clusters whose lost node the cloud itself has ended."""
-    """How the cloud says that a node of a cluster ended."""
     jobs: dict[str, JobPhase] = field(default_factory=dict)
     printed: bytes = b""
     submitted: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     downed: list[str] = field(default_factory=list)
     downs_under_way: int = 0
     """How often it will be said that a cluster is still being taken down."""
+    extra: str = ""
+    """What is wrong where a node too many was found too late."""
+    asked_for_extra: list[str] = field(default_factory=list)
+    """Clusters of which nodes too many were looked for."""
+    asked_for_forgotten: list[str] = field(default_factory=list)
+    """Clusters of which nodes were looked for that SkyPilot does not know."""
     asked: list[str] = field(default_factory=list)
     """The name of each call, in order."""
     away: bool = False
@@ -83,6 +89,15 @@ class FakeSdk:
         """Return what the test set; not noted as a call, for SkyPilot is not asked."""
         counts = cluster in self.taken or not starting
         return self.said_lost.get(cluster, "") if counts else ""
+
+    def end_extra_nodes(self, cluster: str) -> str:
+        """Return what the test set; not noted as a call, for SkyPilot is not asked."""
+        self.asked_for_extra.append(cluster)
+        return self.extra
+
+    def end_forgotten_nodes(self, cluster: str) -> None:
+        """Note it; not as a call, for SkyPilot is not asked."""
+        self.asked_for_forgotten.append(cluster)
 
     def ended_at(self, cluster: str) -> float | None:
         """Return what the test set."""

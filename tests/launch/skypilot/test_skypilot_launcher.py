@@ -296,11 +296,81 @@ def test_ec2_is_asked_of_a_launch_whose_region_is_known(
         return "gone" if taken else ""
 
     monkeypatch.setattr(sdk_module._ENDS, "why", why)
+    monkeypatch.setattr(sdk_module, "_statuses", lambda names, fresh: {})
     resources: dict[str, Any] = {"autostop": {"idle_minutes": 5}}
+    extras = list[tuple[str, str, int]]()
+
+    def end(*words: Any) -> str:
+        extras.append(words)
+        return ""
+
+    monkeypatch.setattr(sdk_module._EXTRAS, "end", end)
+    resources |= {"infra": infra} if infra else {}
     sdk = sdk_module.SkySdk()
-    sdk.submit({"resources": resources | ({"infra": infra} if infra else {})}, NAME)
+    sdk.submit({"num_nodes": 3, "resources": resources}, NAME)
     assert sdk.lost(NAME, starting=True) == ("gone" if asked else "")
     assert regions == asked
+    sdk.end_extra_nodes(NAME)
+    assert extras == [(region, NAME, 3) for region in asked]
+
+
+@pytest.mark.parametrize(
+    ("cloud", "asked"), [("AWS", [("us-west-2", NAME, 2)]), ("GCP", []), (None, [])]
+)
+def test_skypilots_books_tell_where_a_launch_is_that_another_process_began(
+    cloud: str | None, asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A controller that starts anew while its nodes come up. Until they do, it asks again."""
+    status = {"cloud": cloud, "region": "us-west-2", "nodes": 2}
+    books = list[dict[str, Any]]([{}, {NAME: status}, {NAME: status}])
+    monkeypatch.setattr(sdk_module, "_statuses", lambda names, fresh: books.pop(0))
+    extras = list[Any]()
+    monkeypatch.setattr(sdk_module._EXTRAS, "end", lambda *words: extras.append(words))
+    sdk = sdk_module.SkySdk()
+    for _ in range(2):
+        sdk.end_extra_nodes(NAME)
+    assert extras == asked
+    sdk.end_extra_nodes(NAME)
+    assert extras == asked * 2
+    assert len(books) == (1 if cloud else 0), "what is known is not asked again"
+
+
+def watch_of(sdk: FakeSdk, state: ClusterState, clock: FakeClock) -> Any:
+    """Return a watch that has last seen a cluster so, and has not begun."""
+    watch = launcher_module._Watch(sdk, NAME, ClusterView(state=state), clock)
+    watch._wake = Passing()
+    return watch
+
+
+def test_nodes_too_many_are_looked_for_until_the_launch_is_done() -> None:
+    """Later the job may be on any of them. Found too late, they spoil the cluster."""
+    sdk = FakeSdk()
+    watch = watch_of(sdk, ClusterState.STARTING, FakeClock(now=500.0))
+    assert watch._said_lost() == ""
+    assert sdk.asked_for_extra == [NAME]
+    sdk.extra = "EC2 launched i-1 once more than SkyPilot asked for"
+    assert watch._said_lost() == sdk.extra
+    watch.view = ClusterView(state=ClusterState.UP)
+    assert watch._said_lost() == ""
+    assert sdk.asked_for_extra == [NAME] * 2
+
+
+def test_forgotten_nodes_are_looked_for_some_minutes_after_a_launch_came_to_nothing() -> None:
+    """EC2 may list them late. The watch goes on so long, though nobody wants to know any more."""
+    clock = FakeClock(now=500.0)
+    refused = LaunchFacts(phase=ClusterPhase.NO_CAPACITY, problem="busy", busy=True)
+    sdk = FakeSdk(launches={NAME: refused})
+    watch = watch_of(sdk, ClusterState.STARTING, clock)
+    at = list[float]()
+
+    def look() -> None:
+        at.append(clock.now())
+        clock.advance(70.0)
+
+    sdk.before_look = look
+    watch.run()
+    assert len(at) == 4, "none after three minutes, and the one that saw it first"
+    assert len(sdk.asked_for_forgotten) > 2
 
 
 @pytest.mark.parametrize(
@@ -763,9 +833,12 @@ def looks_at(
 def test_a_launch_that_came_to_nothing_is_hardly_looked_at_any_more(
     launches: dict[str, LaunchFacts],
 ) -> None:
-    """A run may wait for a day after it, and each look takes seconds of a core."""
+    """A run may wait for a day after it, and each look takes seconds of a core.
+
+    Only nodes that the cloud lists late are waited for, for three minutes.
+    """
     watch, at = looks_at(launches, wanted=False)
-    assert len(at) == (1 if launches else 2), "whoever wants to know it again begins anew"
+    assert len(at) == (3 if launches else 2), "whoever wants to know it again begins anew"
     assert not watch._stopped.is_set()
     _, at = looks_at(launches, wanted=True)
     assert 8 <= len(at) <= 12

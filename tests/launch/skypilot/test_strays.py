@@ -29,6 +29,10 @@ class Region:
     states: list[str] = field(default_factory=list)
     """Of the instances of the cluster NAME, oldest first."""
     ended: list[str] = field(default_factory=list)
+    ordered: set[int] = field(default_factory=set)
+    """Those that ended by somebody's order."""
+    known: set[int] = field(default_factory=set)
+    """Those that SkyPilot knows."""
     away: bool = False
 
     def get_paginator(self, _: str) -> Region:
@@ -43,7 +47,12 @@ class Region:
             return
         for index, state in reversed(list(enumerate(self.states))):
             at = datetime.fromtimestamp(1000.0 + index, tz=timezone.utc)
-            instance = {"InstanceId": f"i-{index}", "LaunchTime": at, "State": {"Name": state}}
+            why = "Client.UserInitiatedShutdown" if index in self.ordered else "Server.Ended"
+            tags = [{"Key": "skypilot-head-node", "Value": "0"}] if index in self.known else []
+            instance = {
+                **{"InstanceId": f"i-{index}", "LaunchTime": at, "State": {"Name": state}},
+                **{"StateReason": {"Code": why}, "Tags": tags},
+            }
             yield {"Reservations": [{"Instances": [instance]}]}
 
     def terminate_instances(self, *, InstanceIds: list[str]) -> None:
@@ -103,6 +112,19 @@ def test_one_that_was_taken_is_lost_until_all_are_gone(regions: dict[str, Region
     assert seen(regions).state is ClusterState.GONE
     regions["east"].states = []
     assert seen(regions).state is ClusterState.ABSENT
+
+
+def test_one_that_skypilot_did_not_know_and_that_was_ended_for_that_was_no_node(
+    regions: dict[str, Region],
+) -> None:
+    """EC2 launched it, and SkyPilot was not told; one that it knew, and ended, was a node."""
+    east = regions["east"]
+    east.states, east.ordered, east.known = ["terminated", "running", "running"], {0}, {1, 2}
+    view = seen(regions)
+    assert [node.end for node in view.nodes] == [NodeEnd.RUNNING] * 2
+    assert view.up_at == 1001.0
+    east.known = {0, 1, 2}
+    assert seen(regions).nodes[0].end is NodeEnd.LOST
 
 
 def test_an_ec2_that_does_not_answer_proves_nothing(regions: dict[str, Region]) -> None:

@@ -10,6 +10,9 @@ from spotguard.launch.taskyaml import CLUSTER_TAG
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_SKYPILOTS_MARK = "skypilot-head-node"
+"""A tag that SkyPilot gives to each instance once it has the answer to its order."""
+
 
 def can_ask() -> bool:
     """Return whether boto3 is installed."""
@@ -54,3 +57,24 @@ def instances_of(client: Any, clusters: Sequence[str], *, states: Sequence[str] 
         for reservation in page["Reservations"]
         for each in reservation["Instances"]
     ]
+
+
+def tags_of(instance: Any) -> dict[str, str]:
+    """Return the tags of an instance, by EC2's words on it."""
+    return {tag["Key"]: tag["Value"] for tag in instance.get("Tags") or ()}
+
+
+def is_known(instance: Any) -> bool:
+    """Return whether SkyPilot knows an instance that was launched for it."""
+    return _SKYPILOTS_MARK in tags_of(instance)
+
+
+def was_ordered(instance: Any) -> bool:
+    """Return whether an instance ended because somebody asked EC2 for it."""
+    code = str((instance.get("StateReason") or {}).get("Code", ""))
+    return code.startswith("Client.UserInitiated")
+
+
+def cluster_of(instance: Any) -> str:
+    """Return the cluster of ours to which an instance belongs."""
+    return tags_of(instance)[CLUSTER_TAG]

@@ -10,7 +10,8 @@ import pytest
 from botocore.exceptions import EndpointConnectionError
 from botocore.parsers import ResponseParserError
 
-from spotguard.launch.skypilot.ec2.ends import ASK_EVERY_S, Ec2Ends
+from spotguard.launch.skypilot.ec2.ends import Ec2Ends
+from spotguard.launch.skypilot.ec2.poll import ASK_EVERY_S
 from spotguard.launch.taskyaml import CLUSTER_TAG
 from spotguard.testing.clock import FakeClock
 
@@ -56,13 +57,21 @@ def launched(client: Any, cluster: str, count: int = 1) -> list[str]:
     return [each["InstanceId"] for each in made["Instances"]]
 
 
+def mark(client: Any, *instances: str) -> None:
+    """Tag them as SkyPilot tags its workers, once it knows them."""
+    client.create_tags(
+        Resources=list(instances), Tags=[{"Key": "skypilot-head-node", "Value": "0"}]
+    )
+
+
 @moto.mock_aws
 def test_one_of_two_nodes_ends_and_its_cluster_alone_is_told_of() -> None:
     """The other cluster lives; EC2 is asked once for both, and not again within four seconds."""
     ec2, clock = boto3.client("ec2", region_name=REGION), FakeClock()
     counted = Counted(ec2)
     subject = Ec2Ends(clock, lambda region: counted)
-    _, second = launched(ec2, "mine", 2)
+    first, second = launched(ec2, "mine", 2)
+    mark(ec2, first, second)
     launched(ec2, "other")
     assert subject.why(REGION, "mine") == ""
     assert subject.why(REGION, "other") == ""
@@ -77,14 +86,23 @@ def test_one_of_two_nodes_ends_and_its_cluster_alone_is_told_of() -> None:
 
 
 @moto.mock_aws
-def test_what_somebody_ordered_is_told_from_what_ec2_took() -> None:
+@pytest.mark.parametrize(
+    "code",
+    [
+        *("Server.SpotInstanceTermination", "Server.InternalError", "Client.InternalError"),
+        *("Client.VolumeLimitExceeded", "Client.InvalidSnapshot.NotFound"),
+        "Client.InstanceInitiatedShutdown",
+    ],
+)
+def test_what_somebody_ordered_is_told_from_what_ec2_took(code: str) -> None:
     """SkyPilot ends what it got in one place before it goes on to the next: it is no loss."""
     ec2, clock = boto3.client("ec2", region_name=REGION), FakeClock()
     subject = Ec2Ends(clock, lambda region: ec2)
     [ordered], [taken] = launched(ec2, "ordered"), launched(ec2, "taken")
+    mark(ec2, ordered)
     ec2.terminate_instances(InstanceIds=[ordered, taken])
     backend = moto.backends.get_backend("ec2")["123456789012"][REGION]
-    backend.get_instance(taken).state_reason.code = "Server.SpotInstanceTermination"
+    backend.get_instance(taken).state_reason.code = code
     assert subject.why(REGION, "ordered") != ""
     clock.advance(ASK_EVERY_S)
     assert subject.why(REGION, "taken").startswith(f"EC2 says that {taken} is terminated")
@@ -120,7 +138,9 @@ def test_a_cloud_that_does_not_answer_says_nothing_and_is_left_alone(problem: Ex
     ec2, clock = boto3.client("ec2", region_name=REGION), FakeClock()
     counted = Counted(ec2)
     subject = Ec2Ends(clock, lambda region: counted)
-    ec2.terminate_instances(InstanceIds=launched(ec2, "gone"))
+    [gone] = launched(ec2, "gone")
+    mark(ec2, gone)
+    ec2.terminate_instances(InstanceIds=[gone])
     told = subject.why(REGION, "gone")
     assert told
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from spotguard.launch.skypilot.pods import free_pods
+from spotguard.launch.skypilot.free_nodes import free_pods
 from spotguard.launch.taskyaml import Machine
 
 
