@@ -43,6 +43,7 @@ mkdir "$root/run/lab" && mount --bind "$INFRA" "$root/run/lab"
 echo "$pid" > "$here/pid"
 cd "$root" && pivot_root . old && umount -l /old && cd /
 
+# shellcheck disable=SC2016  # what is written there is expanded there
 boot() {  # once per disk: what an AMI and cloud-init would have done
   sed -i '/:1000:/d' /etc/passwd /etc/group
   echo 'ubuntu:x:1000:1000:Ubuntu:/home/ubuntu:/bin/bash' >> /etc/passwd
@@ -53,12 +54,14 @@ boot() {  # once per disk: what an AMI and cloud-init would have done
   printf 'Defaults secure_path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"\nroot ALL=(ALL:ALL) ALL\n@includedir /etc/sudoers.d\n' > /etc/sudoers
   mkdir -p /etc/sudoers.d /usr/local/bin /usr/local/sbin
   printf 'auth sufficient pam_permit.so\naccount sufficient pam_permit.so\nsession sufficient pam_permit.so\n' > /etc/pam.d/sudo
-  # No systemd here. What SkyPilot asks of it is not needed; a shutdown ends PID 1.
+  # No systemd here. What SkyPilot asks of it is not needed; a shutdown ends PID 1, as `shutdown -P +120` in 120 minutes.
   printf '#!/bin/sh\nexit 0\n' > /usr/local/bin/systemctl
   printf '#!/bin/sh\n[ "$2" = restart ] || [ "$2" = reload ] && kill -HUP "$(cat /run/sshd.pid)"\nexit 0\n' > /usr/local/sbin/service
   printf '#!/bin/sh\nkill -TERM 1\n' > /usr/local/sbin/poweroff
-  chmod 755 /usr/local/bin/systemctl /usr/local/sbin/{service,poweroff}
-  ln -sf poweroff /usr/local/sbin/shutdown; ln -sf poweroff /usr/local/sbin/halt
+  printf '%s\n' '#!/bin/bash' 'for when; do :; done; [[ $when = +[0-9]* ]] || exec poweroff' \
+    '(setsid bash -c "sleep ${when#+}m; poweroff" < /dev/null > /dev/null 2>&1 &)' > /usr/local/sbin/shutdown
+  chmod 755 /usr/local/bin/systemctl /usr/local/sbin/{service,poweroff,shutdown}
+  ln -sf poweroff /usr/local/sbin/halt
   printf '%s\n' 'HostKey /etc/ssh/ssh_host_ed25519_key' 'PidFile /run/sshd.pid' 'UsePAM no' 'PasswordAuthentication no' \
     'Subsystem sftp /usr/lib/openssh/sftp-server' \
     "SetEnv AWS_ENDPOINT_URL=$ENDPOINT AWS_DEFAULT_REGION=$REGION PIP_NO_INDEX=1 UV_OFFLINE=1 UV_PYTHON_DOWNLOADS=never" \
