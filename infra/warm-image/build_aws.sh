@@ -3,13 +3,14 @@
 #
 #   build_aws.sh REGION INSTANCE_TYPE [REQUIREMENT...]
 #
-# Starts one on-demand instance by SkyPilot, lets it install what each node of a run would, removes what belongs to
-# that one cluster, and makes an image of its disk. Prints the image's id, and ends the instance whatever happens.
+# Starts one on-demand instance by SkyPilot, lets it install what each node of a run would, removes all else from it
+# (clean_node.sh), and makes an image of its disk. Prints the image's id, and ends the instance whatever happens.
 # INSTANCE_TYPE is one of the kind that you train on (m6i.xlarge; g6.xlarge with a GPU); it is paid for some minutes.
 # REQUIREMENTs are your job's packages; spotguard's own and boto3 come without saying. Needs sky, aws and python3 with
 # spotguard on PATH. The image and its snapshot cost some cents a month until you deregister and delete them.
 set -euo pipefail
 [ $# -ge 2 ] || { sed -n '2,/^set -/{/^set -/d;s/^# \{0,1\}//;p}' "$0"; exit 2; }
+here=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
 region=$1 kind=$2; shift 2
 cluster=spotguard-image-$(date +%m%d%H%M%S)
 folder=$(mktemp -d)
@@ -24,6 +25,7 @@ print("\n".join(each.partition(";")[0].strip() for each in plain if "python_vers
 PY
 )
 printf '%s\n' "$own" "$@" | base64 -w 0 > "$folder/requirements"
+# What is imported first is compiled now.
 cat > "$folder/task.yaml" <<YAML
 envs: {REQUIREMENTS: "$(cat "$folder/requirements")"}
 setup: |
@@ -31,26 +33,19 @@ setup: |
   base64 --decode <<< "\$REQUIREMENTS" > /tmp/requirements.txt
   "\$HOME/.local/bin/uv" pip install --python "\$HOME/sky-user-env/bin/python" -r /tmp/requirements.txt
 run: |
+  set -e
   "\$HOME/sky-user-env/bin/python" -c 'import torch; print("torch", torch.__version__)'
+  "\$HOME/skypilot-runtime/bin/python" -m compileall -q "\$HOME"/skypilot-runtime/lib/python3*/site-packages/sky >/dev/null || true
+  "\$HOME/sky-user-env/bin/python" -m compileall -q "\$HOME"/sky-user-env/lib/python3*/site-packages >/dev/null || true
 YAML
 sky launch -y -c "$cluster" --infra "aws/$region" --instance-type "$kind" --no-use-spot "$folder/task.yaml" >&2
 
 instance=$(aws ec2 describe-instances --region "$region" --query 'Reservations[].Instances[].InstanceId' --output text \
   --filters "Name=tag:skypilot-cluster-name,Values=$cluster-*" Name=instance-state-name,Values=running)
 [ "$(wc -w <<< "$instance")" = 1 ] || { echo "no instance of $cluster" >&2; exit 1; }
-# What tells a node which cluster it is of, and who may log in, goes: a new instance gets its own from cloud-init.
-# SkyPilot's mark of its own wheel stays (else each start would install it anew), and what is imported first is
-# compiled now. A job of SkyPilot's would end with SkyPilot: so it is done over SSH.
+# Over SSH, since a job of SkyPilot's would end with SkyPilot. Nobody can log in afterwards, nor has to.
 keys=$HOME/.sky/generated
-ssh -F "$keys/ssh/$cluster" -i "$keys/ssh-keys/$cluster.key" "$cluster" 'bash -s' >&2 <<'CLEAN'
-pkill -f sky.skylet.skylet || true
-"$HOME/skypilot-runtime/bin/ray" stop --force >/dev/null 2>&1 || true
-"$HOME/skypilot-runtime/bin/python" -m compileall -q "$HOME"/skypilot-runtime/lib/python3*/site-packages/sky >/dev/null || true
-"$HOME/sky-user-env/bin/python" -m compileall -q "$HOME"/sky-user-env/lib/python3*/site-packages >/dev/null || true
-find ~/.sky -mindepth 1 -maxdepth 1 ! -name wheels -exec rm -rf {} +
-rm -rf ~/sky_logs ~/sky_workdir ~/.spotguard ~/.aws ~/.cache /tmp/spotguard-* /tmp/requirements.txt ~/.ssh/authorized_keys
-sync
-CLEAN
+ssh -F "$keys/ssh/$cluster" -i "$keys/ssh-keys/$cluster.key" "$cluster" 'bash -s' < "$here/clean_node.sh" >&2
 image=$(aws ec2 create-image --region "$region" --instance-id "$instance" --name "$cluster" \
   --description 'SkyPilot runtime and the packages of a job' --query ImageId --output text)
 echo "waiting for $image, some minutes" >&2

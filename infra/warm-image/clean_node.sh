@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Runs on the node of which build_aws.sh makes an image, as SkyPilot's user there: all goes that is not the image's.
+#
+#   clean_node.sh [ROOT]   ROOT stands before each folder of the system, for tests
+#
+# SkyPilot copies the logins of all clouds that it knows onto a node, and the key by which its nodes are reached. Who may
+# launch from the image could read them. So what stays is named here, and everything else goes: also the login of a
+# cloud that SkyPilot learns tomorrow.
+set -euo pipefail
+
+# keep FOLDER [NAME...]: of what is in FOLDER all goes that has none of these names. A removed file's blocks would still
+# be in the snapshot, so small files are overwritten first, unless they vanish meanwhile. One with a second name is
+# not: it may be a package's file, which uv has in its cache as well.
+keep() {
+  local folder=$1 name named=() gone=()
+  shift
+  [ -d "$folder" ] || return 0
+  for name; do named+=(! -name "$name"); done
+  mapfile -d '' -t gone < <(sudo find "$folder" -mindepth 1 -maxdepth 1 "${named[@]}" -print0)
+  wait "$!"  # which fails where `find` has failed
+  [ "${#gone[@]}" -gt 0 ] || return 0
+  sudo find "${gone[@]}" -xdev -type f -links 1 -size -2048k -exec shred --iterations=1 {} + || true
+  sudo rm -rf --one-file-system "${gone[@]}"
+}
+
+main() {
+  local root=${1:-}
+  # Once skylet is gone nothing on this node ends it. So it is told to end by itself, should nobody come back for it.
+  # That is kept in /run, which is in memory, and so in no image.
+  sudo shutdown -P +120
+  pkill -KILL -f sky.skylet.skylet || true
+  "$HOME/skypilot-runtime/bin/ray" stop --force > /dev/null 2>&1 || true
+
+  # What a node would install: uv and its Pythons, SkyPilot's runtime, the environment with the job's packages, and a
+  # conda that SkyPilot's image may have. Without SkyPilot's mark of its own wheel, in ~/.sky/wheels, each start would
+  # install that anew.
+  keep "$HOME" .bashrc .bash_profile .bash_logout .profile .condarc miniconda3 .local .sky sky-user-env skypilot-runtime
+  keep "$HOME/.sky" wheels
+  keep "$HOME/.local" bin lib share
+  keep "$HOME/.local/share" uv
+  keep "$HOME/.local/share/uv" python
+  keep "$root/root" .bashrc .profile
+  keep "$root/tmp"
+  keep "$root/var/tmp"
+
+  # A new instance gets its own at its first boot: host keys, who may log in, its id. Of this one neither those stay, nor
+  # its user data and logs.
+  if command -v cloud-init > /dev/null; then sudo cloud-init clean --logs; fi
+  sudo rm -f "$root"/etc/ssh/ssh_host_* "$root/var/lib/dbus/machine-id"
+  sudo truncate --size=0 "$root/etc/machine-id"
+  keep "$root/var/log/journal"
+  sudo find "$root/var/log" -ignore_readdir_race -xdev -type f -delete
+  sync
+}
+
+# It comes by SSH on stdin: no command may read what is left of it, and half of it does nothing.
+main "$@" < /dev/null
