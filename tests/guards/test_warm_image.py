@@ -103,6 +103,46 @@ def test_an_image_is_made_of_a_clean_disk(aws: World) -> None:
     assert "costs money" not in done.stderr
 
 
+def test_an_instance_ends_though_this_machine_is_gone(aws: World) -> None:
+    """From its set-up on; once SkyPilot cannot end it, by a shutdown that no reboot forgets."""
+    build(aws)
+    launch = aws.told[aws.asked("sky launch")]
+    assert " -i 10 --down " in launch
+    commands = (aws.folder / "task").read_text().split("setup: |\n")[1].splitlines()
+    assert commands[1].strip() == "sudo shutdown -P +120"
+    ends = aws.asked("aws ec2 modify-instance-attribute")
+    assert aws.told[ends].endswith("instanceInitiatedShutdownBehavior --value terminate")
+    assert ends < aws.asked("ssh")
+    assert "--no-reboot" in aws.told[aws.asked("aws ec2 create-image")]
+
+
+def test_an_end_that_fails_is_asked_for_again(aws: World) -> None:
+    """Until EC2 says that nothing is left."""
+    (aws.folder / "refusals").write_text("no\n" * 3)
+    assert build(aws).returncode == 0
+    assert sum(line.startswith("sky down") for line in aws.told) == 4
+
+
+@pytest.mark.parametrize(("blind", "left"), [(False, "i-1"), (True, "INSTANCE_ID")])
+def test_an_instance_that_stays_is_said(aws: World, blind: bool, left: str) -> None:
+    """With what ends it by hand, and by the exit code; also where EC2 does not answer."""
+    (aws.folder / "refusals").write_text("no\n" * 99)
+    if blind:
+        (aws.folder / "blind").touch()
+    done = build(aws)
+    assert done.returncode == 1
+    assert "MAY STILL COST MONEY" in done.stderr
+    assert "\n  sky down -y spotguard-image-" in done.stderr
+    assert f"terminate-instances --region us-east-1 --instance-ids {left}\n" in done.stderr
+
+
+def test_nothing_is_launched_whose_end_could_not_be_seen(aws: World) -> None:
+    """A login without the right to see instances is told before anything costs money."""
+    aws.program("aws", "exit 255")
+    assert build(aws).returncode == 255
+    assert not any(line.startswith("sky launch") for line in aws.told)
+
+
 def test_packages_that_do_not_work_fail_the_job(aws: World) -> None:
     """What comes after the trial of them does not hide it."""
     build(aws)
@@ -118,6 +158,25 @@ def test_no_image_is_made_of_a_disk_that_is_not_clean(aws: World) -> None:
     aws.program("ssh", "exit 255")
     assert build(aws).returncode == 255
     assert not any("create-image" in line for line in aws.told)
+    assert (aws.folder / "instances").read_text() == ""
+
+
+def test_an_image_may_take_longer_than_aws_waits(aws: World) -> None:
+    """`aws ec2 wait` gives up after 40 looks."""
+    (aws.folder / "states").write_text("pending\n" * 100 + "available\n")
+    done = build(aws)
+    assert (done.returncode, done.stdout) == (0, "ami-1\n")
+
+
+@pytest.mark.parametrize("state", ["failed", "pending"])
+def test_an_image_that_does_not_come_is_said(aws: World, state: str) -> None:
+    """By its id, with what removes it and its snapshots."""
+    (aws.folder / "states").write_text(f"pending\n{state}\n")
+    done = build(aws)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"ami-1 is {state}" in done.stderr
+    assert "deregister-image --region us-east-1 --image-id ami-1\n" in done.stderr
+    assert "xargs -rn1 aws ec2 delete-snapshot --region us-east-1 --snapshot-id\n" in done.stderr
     assert (aws.folder / "instances").read_text() == ""
 
 
