@@ -169,6 +169,9 @@ class ClusterView:
     a quota or a network is missing."""
     busy: bool = False
     """Its launch came to nothing, but not for want of nodes: it is worth to ask again at once."""
+    quota_full: bool = False
+    """Its launch came to nothing because a quota of the account is full, maybe only until nodes
+    that have ended count no more."""
     nodes_ran: bool = False
     """Its launch came to nothing, and nodes of it may have run, and cost money, until it did."""
     some_lost: bool = False

@@ -158,14 +158,20 @@ class FakeLauncher:
         times: int = 1,
         lasting: bool = False,
         nodes_ran: bool = False,
+        quota_full: bool = False,
     ) -> FakeLauncher:
         """Let the next launches be taken, and turn out to have no capacity some seconds later.
 
         `lasting`: it is a right, an image, a quota or a network that is missing. `nodes_ran`: they
-        did from the launch on, and this cloud bills them.
+        did from the launch on, and this cloud bills them. `quota_full`: the quota is there, and
+        used up.
         """
         view = ClusterView(
-            state=ClusterState.REFUSED, detail=problem, lasting=lasting, nodes_ran=nodes_ran
+            state=ClusterState.REFUSED,
+            detail=problem,
+            lasting=lasting or quota_full,
+            nodes_ran=nodes_ran,
+            quota_full=quota_full,
         )
         self._late += [_Late(after_s=after_s, view=view)] * times
         return self

@@ -13,6 +13,7 @@ from spotguard.control.journal.journal import making_sense
 from spotguard.control.journal.nodes.controller_node import ControllerNode
 from spotguard.control.journal.nodes.lost_launch import LostLaunch, with_lost
 from spotguard.control.journal.nodes.offer import offer_from_json
+from spotguard.control.journal.nodes.search import Search
 from spotguard.control.journal.record import (
     JOB_PREFIX,
     Allotment,
@@ -23,7 +24,6 @@ from spotguard.control.journal.record import (
     Limits,
     Placing,
     RunRecord,
-    Search,
     Settled,
     Tiding,
 )
@@ -178,7 +178,7 @@ def _without_ahead(record: RunRecord, number: int) -> RunRecord:
 
 def _went_on(record: RunRecord, entry: Entry) -> RunRecord:
     """Give the verdict on the attempt before, and begin this one: one event, or half is lost."""
-    data = entry.data
+    data, record = entry.data, _quota_freed(record, entry)
     ended = replace(entry, attempt=data["after"], data=data["ended"])
     attempts = tuple(
         end_attempt(attempt, ended) if attempt.number == data["after"] else attempt
@@ -192,11 +192,13 @@ def _went_on(record: RunRecord, entry: Entry) -> RunRecord:
 def _launched(record: RunRecord, _: Entry) -> RunRecord:
     search = Search(
         tried=record.tried,
+        full=record.full,
         mendable=record.mendable,
         rounds=record.rounds,
         waiting_since=record.waiting_since,
+        quota_until=record.quota_until,
     )
-    record = replace(record, tried=(), mendable=False, refusal="")
+    record = replace(record, tried=(), full=(), mendable=False, refusal="", quota_until=None)
     record = replace(record, rounds=0, waiting_since=None, retry_at=None, search=search)
     return replace(record, offers_problem="", unlisted_since=None)
 
@@ -210,11 +212,14 @@ def _no_capacity(record: RunRecord, entry: Entry) -> RunRecord:
         record = replace(
             record,
             tried=search.tried,
+            full=search.full,
             mendable=search.mendable,
             rounds=search.rounds,
             waiting_since=search.waiting_since,
+            quota_until=search.quota_until,
         )
     is_ahead = record.ahead is not None and record.ahead.number == refused
+    place = (entry.data["nodes"], entry.data["place"])
     return replace(
         record,
         attempts=_without(record, refused),
@@ -222,7 +227,8 @@ def _no_capacity(record: RunRecord, entry: Entry) -> RunRecord:
         next_number=refused,
         refused=record.refused + 1,
         lost_launches=_lost(record, entry),
-        tried=(*record.tried, (entry.data["nodes"], entry.data["place"])),
+        tried=(*record.tried, place),
+        full=(*record.full, place) if entry.data.get("quota_full") else record.full,
         mendable=record.mendable or not entry.data.get("lasting"),
         refusal=entry.data.get("problem", ""),
         offers_problem="",
@@ -232,6 +238,16 @@ def _no_capacity(record: RunRecord, entry: Entry) -> RunRecord:
         if record.waiting_since is None and not is_ahead
         else record.waiting_since,
     )
+
+
+def _quota_freed(record: RunRecord, _: Entry) -> RunRecord:
+    """Forget what full quotas refused while an attempt lived: its own nodes filled them."""
+    tried = tuple(place for place in record.tried if place not in record.full)
+    search = record.search
+    if search is not None:
+        left = tuple(place for place in search.tried if place not in search.full)
+        search = replace(search, tried=left, full=())
+    return replace(record, tried=tried, full=(), search=search)
 
 
 def _lost(record: RunRecord, entry: Entry) -> tuple[LostLaunch, ...]:
@@ -280,8 +296,10 @@ def _waiting(record: RunRecord, entry: Entry) -> RunRecord:
     return replace(
         record,
         tried=(),
+        full=(),
         mendable=False,
         rounds=record.rounds + 1,
+        quota_until=number(entry.data, "quota_until"),
         retry_at=entry.data["retry_at"],
         offers_problem=problem,
         unlisted_since=(entry.at if unlisted_since is None else unlisted_since)
@@ -296,7 +314,7 @@ def _wait_over(record: RunRecord, entry: Entry) -> RunRecord:
     """Give up a wait that led to no launch: what it took stays in the total."""
     waited_s = cost.waited_s(record, entry.at)
     record = replace(record, offers_problem="", unlisted_since=None)
-    return replace(record, waited_s=waited_s, waiting_since=None)
+    return replace(record, waited_s=waited_s, waiting_since=None, quota_until=None)
 
 
 def _settled(record: RunRecord, entry: Entry) -> RunRecord:
@@ -355,6 +373,7 @@ def _resumed(record: RunRecord, entry: Entry) -> RunRecord:
         is_away=False,
         alerted=(),
         tried=(),
+        full=(),
         mendable=False,
         refusal="",
         rounds=0,
@@ -384,6 +403,7 @@ def _placed(record: RunRecord, entry: Entry) -> RunRecord:
         limits=Limits(**data["limits"]),
         placing=placing,
         tried=(),
+        full=(),
         mendable=False,
         refusal="",
         rounds=0,
@@ -497,6 +517,7 @@ _ON_RUN: dict[str, Callable[[RunRecord, Entry], RunRecord]] = {
     Kind.TOOK_OVER.value: _took_over,
     Kind.GIVEN_UP.value: _given_up,
     Kind.NO_CAPACITY.value: _no_capacity,
+    Kind.ATTEMPT_ENDED.value: _quota_freed,
     Kind.DROPPED.value: _dropped,
     Kind.WAITING.value: _waiting,
     Kind.SETTLED.value: _settled,

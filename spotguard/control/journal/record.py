@@ -14,6 +14,7 @@ from typing import Any
 from spotguard.control.journal.nodes.controller_node import ControllerNode  # noqa: TC001 - snapshots read it
 from spotguard.control.journal.nodes.energy_counter import EnergyCounter  # noqa: TC001 - snapshots read it
 from spotguard.control.journal.nodes.lost_launch import LostLaunch  # noqa: TC001 - snapshots read it
+from spotguard.control.journal.nodes.search import Search  # noqa: TC001 - snapshots read it
 from spotguard.events.states import CheckpointKind, EndReason, RunState
 from spotguard.events.untrusted import integer, number, objects
 from spotguard.launch.base import NodeEnd, Offer
@@ -414,16 +415,6 @@ class Settled:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
-    """How far a search for capacity is."""
-
-    tried: tuple[tuple[int, str], ...]
-    mendable: bool
-    rounds: int
-    waiting_since: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Tiding:
     """An event that people want to hear of."""
 
@@ -477,6 +468,8 @@ class RunRecord:
     next_number: int = 1
     tried: tuple[tuple[int, str], ...] = ()
     """(nodes, place) that had no capacity in this round of launching."""
+    full: tuple[tuple[int, str], ...] = ()
+    """Those of them for which a quota of the account was full."""
     mendable: bool = False
     """Something in this round was refused that a wait may mend: capacity, not a right."""
     refusal: str = ""
@@ -488,6 +481,8 @@ class RunRecord:
     rounds: int = 0
     """Rounds of launching without any capacity, since the last launch."""
     waiting_since: float | None = None
+    quota_until: float | None = None
+    """Until when a full quota counts as full for a moment; None: no quota is waited for."""
     waited_s: float = 0.0
     """Seconds of waits for capacity that are over, and that no attempt has: it was not launched."""
     queued: str = ""

@@ -16,7 +16,7 @@ from spotguard.control.status.view import HistoryLine
 from spotguard.events.event import JobEvent
 from spotguard.events.states import EndReason, RunState
 from spotguard.events.untrusted import instant, integer, number
-from spotguard.shared.units import format_bytes, format_duration, format_usd
+from spotguard.shared.units import format_bytes, format_duration, format_usd, to_iso
 from spotguard.spec.infra import LOCAL
 
 if TYPE_CHECKING:
@@ -250,7 +250,10 @@ def _waiting(entry: Entry) -> tuple[str, str]:
     if entry.data.get("problem"):
         told = f"where nodes are to be had cannot be looked up ({entry.data['problem']}), {again}"
         return _plain(told, "yellow")
-    words = f"waiting for capacity, {again}{_why(entry)}"
+    what, until_at = "capacity", number(entry.data, "quota_until")
+    if until_at is not None:
+        what = f"room in a full quota, until {to_iso(until_at)}"
+    words = f"waiting for {what}, {again}{_why(entry)}"
     return _plain(words, "yellow")
 
 
@@ -391,6 +394,8 @@ def _refused(entry: Entry) -> tuple[str, str]:
     what = f"no capacity for {data['nodes']} node(s)"
     if data.get("busy"):
         what = f"the cloud could not launch {data['nodes']} node(s) just then"
+    elif data.get("quota_full"):
+        what = f"a quota has no room for {data['nodes']} node(s)"
     elif data.get("lasting"):
         what = f"the cloud refused {data['nodes']} node(s)"
     said = f"{what}: {data.get('problem', '')}"

@@ -265,6 +265,11 @@ def _detail(record: RunRecord, state: RunState, now: float) -> str:
         if unlisted:
             return f"where nodes are to be had cannot be looked up ({unlisted}); {again}"
         said = f" ({record.refusal})" if record.refusal else ""
+        if record.quota_until is not None:
+            return (
+                f"a quota of the account is full{said}, and a cloud counts nodes for some time "
+                f"after they have ended; {again}, until {to_iso(record.quota_until)}"
+            )
         return f"no place has enough nodes now{said}; {again}"
     if not record.attempts and record.start_at is not None and now < record.start_at:
         wait_s = record.start_at - now

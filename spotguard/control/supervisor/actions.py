@@ -56,6 +56,8 @@ class NoteRefused:
     """No wait will mend it."""
     busy: bool = False
     """The cloud could not just then, and said nothing of capacity."""
+    quota_full: bool = False
+    """A quota of the account is full, maybe only until nodes that have ended count no more."""
     paid_until: float | None = None
     """Nodes may have cost money until then; None: none was started."""
 
@@ -97,6 +99,8 @@ class BackOff:
     """Why nothing is bought until then, as a sentence."""
     problem: str = ""
     """Why the places could not be looked up, so that none was asked; empty if they could."""
+    quota_until: float | None = None
+    """Until when a full quota is waited for; None: it is not what is waited for."""
 
 
 @dataclass(frozen=True)

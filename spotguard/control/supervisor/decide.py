@@ -358,6 +358,7 @@ def _never_came(attempt: AttemptRecord, cluster: ClusterView, now: float) -> Act
             cluster.detail,
             lasting=cluster.lasting,
             busy=cluster.busy,
+            quota_full=cluster.quota_full,
             paid_until=gone_at if ran else None,
         )
     return Conclude(

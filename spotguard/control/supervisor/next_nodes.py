@@ -49,6 +49,10 @@ _ROUNDS_OF_DOUBT = 3
 _QUOTA_OF_SPOT = re.compile("MaxSpotInstanceCount|PREEMPTIBLE|LowPriority")
 """How AWS, GCP and Azure name the quotas of spot machines, beside which those on demand have others
 (docs.aws.amazon.com: Spot Instance quotas; cloud.google.com: preemptible quotas)."""
+_FULL_FOR_LONG = (
+    "; the quota stayed full: ask the cloud for a larger one (docs/aws.md says how on AWS), or end "
+    "what else of the account uses it"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,10 +121,12 @@ def _no_capacity(
     record: RunRecord, offers: tuple[Offer, ...], now: float, policy: Policy, wait: BackOff
 ) -> Action:
     """Return the `wait` for nodes with its end, or how the run settles without one."""
-    lasting = record.tried and not record.mendable and record.rounds >= _rounds_of_doubt(record)
     buys_later = will_buy_later(record, offers, now, policy)
-    if lasting and not (buys_later and _QUOTA_OF_SPOT.search(record.refusal)):
-        return _launch_failed(record.refusal)
+    if record.tried and not (record.mendable or _may_be_bought(record, buys_later=buys_later)):
+        wait = replace(wait, quota_until=_quota_until(record, now, policy))
+        doubts = record.rounds < _rounds_of_doubt(record)
+        if not doubts and (wait.quota_until is None or now >= wait.quota_until):
+            return _launch_failed(record.refusal + (_FULL_FOR_LONG if record.full else ""))
     # A look-up that fails once says nothing of the wait before it: the next one may answer.
     since = record.unlisted_since if wait.problem else record.waiting_since
     since = now if since is None else since
@@ -141,7 +147,38 @@ def _no_capacity(
         )
     # The exponent is capped so that a long wait cannot overflow a float.
     delay_s = policy.capacity_backoff_s * 2.0 ** min(record.rounds, 30)
-    return replace(wait, retry_at=now + min(delay_s, policy.capacity_backoff_max_s))
+    retry_at = now + min(delay_s, policy.capacity_backoff_max_s)
+    if wait.quota_until is not None and now < wait.quota_until:
+        retry_at = min(retry_at, wait.quota_until)  # the last try comes when it is said to
+    return replace(wait, retry_at=retry_at)
+
+
+def _may_be_bought(record: RunRecord, *, buys_later: bool) -> bool:
+    """Tell whether what a quota of spot refuses will be bought on demand, which has its own."""
+    return buys_later and _QUOTA_OF_SPOT.search(record.refusal) is not None
+
+
+def _quota_until(record: RunRecord, now: float, policy: Policy) -> float | None:
+    """Return until when a quota that refused nodes in this round may be full for a moment only.
+
+    It counts nodes for a while after they have ended. None: no quota is in the way.
+    """
+    if not record.full:
+        return None
+    if record.quota_until is not None and not record.leaving:
+        return record.quota_until
+    ends = _own_nodes_ended(record, now)
+    return max([now + policy.quota_patience_s, *(end + policy.quota_freed_s for end in ends)])
+
+
+def _own_nodes_ended(record: RunRecord, now: float) -> list[float]:
+    """Return when nodes of the run ended that ran or may have run; now for those still there."""
+    ended = [
+        now if attempt.end.leaving else attempt.end.gone_at
+        for attempt in record.attempts
+        if attempt.end is not None and attempt.end.gone_at > attempt.billed_from
+    ]
+    return [*ended, *(lost.at + lost.paid_s for lost in record.lost_launches)]
 
 
 def _launch_failed(problem: str) -> Settle:
@@ -324,7 +361,11 @@ def _never_took_over(ahead: AttemptRecord, cluster: ClusterView, now: float) -> 
     paid_until = max(until, ahead.billed_from) if ran else None
     if cluster.state is ClusterState.REFUSED and ahead.down is None:
         return NoteRefused(
-            cluster.detail, lasting=cluster.lasting, busy=cluster.busy, paid_until=paid_until
+            cluster.detail,
+            lasting=cluster.lasting,
+            busy=cluster.busy,
+            quota_full=cluster.quota_full,
+            paid_until=paid_until,
         )
     why = cluster.detail if ahead.down is None else ahead.down.detail
     return GiveUp(why=why, paid_until=paid_until)

@@ -72,6 +72,12 @@ class Policy:
     capacity_backoff_s: float = 1.0
     """The first wait between rounds of launching; doubles up to `capacity_backoff_max_s`."""
     capacity_backoff_max_s: float = 30.0
+    quota_patience_s: float = 180.0
+    """A quota that is full may be so for a moment only: nodes count until a cloud has closed their
+    books. A run that never had nodes is not kept waiting for long, as it may have no quota at all.
+    """
+    quota_freed_s: float = 900.0
+    """The same after the end of the run's own last nodes, which filled it."""
     barren_attempts: int = 3
     """So many attempts in a row without one new step pause the run."""
     contact_patience_s: float = 15.0

@@ -475,8 +475,7 @@ class Supervisor:
             self._give_up(attempt, GiveUp(why="its team does not pay for it now", paid_until=None))
             return True
         self._publish_launch(attempt)
-        now = self._clock.now()
-        record, market = self._ledger.record, self._market.sightings()
+        now, record, market = self._clock.now(), self._ledger.record, self._market.sightings()
         hazard = hazard_of(record, attempt, now, market)
         request = launch_request(record, attempt, self._spec, now=now, hazard=hazard)
         is_new, self._unasked = attempt.cluster == self._unasked, None
@@ -508,6 +507,7 @@ class Supervisor:
             "late": late,
             "lasting": refusal.lasting,
             "busy": refusal.busy,
+            "quota_full": refusal.quota_full,
             "paid_s": self._paid_s(attempt, refusal.paid_until),
         }
         self._ledger.write(Kind.NO_CAPACITY, data, attempt=attempt.number)

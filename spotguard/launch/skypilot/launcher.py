@@ -503,7 +503,7 @@ def _look(sdk: Sdk, cluster: str, clock: Clock, *, was_starting: bool, lost: str
             nodes=_all_nodes(facts, NodeEnd.LOST, f"the launch failed: {launch.problem}"),
             up_at=facts.launched_at,
             detail=launch.problem,
-            lasting=launch.lasting,
+            lasting=launch.lasting and not launch.quota_full,  # its own nodes may have filled it
         )
     if launch is None and not (facts.up or facts.unhealthy):
         # It will not come up: the request is not in the books of a server that began anew.
@@ -531,6 +531,7 @@ def _came_to_nothing(sdk: Sdk, cluster: str, launch: LaunchFacts, clock: Clock) 
         detail=launch.problem,
         lasting=launch.lasting,
         busy=launch.busy,
+        quota_full=launch.quota_full,
         nodes_ran=launch.nodes_ran,
         gone_at=None if ended_at is None else min(ended_at, clock.now()),
     )

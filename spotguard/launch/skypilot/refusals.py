@@ -62,6 +62,12 @@ _AWAY = (
     *("Failed to establish a new connection", "NameResolutionError"),
 )
 """What this machine says when it does not reach the cloud."""
+_QUOTA_FULL = (
+    *("VcpuLimitExceeded", "InstanceLimitExceeded", "MaxSpotInstanceCountExceeded"),
+    *("quotaExceeded", "QUOTA_EXCEEDED", "QuotaFailure", "exceeded quota", "exceeding approved"),
+)
+"""What clouds say of a quota that is used up. Nodes count until a cloud has closed their books,
+which is some time after they have ended. SkyPilot's "Found no quota" is of one that is zero."""
 _LASTING = (
     *("UnauthorizedOperation", "AccessDenied", "AuthFailure", "InvalidClientTokenId"),
     *("ExpiredToken", "RequestExpired", "OptInRequired", "IAM_PERMISSION_DENIED", "access denied"),
@@ -70,16 +76,14 @@ _LASTING = (
     *("invalid cloud credentials", "InvalidCloudCredentials", "invalid cloud config"),
     *("InvalidAMIID", "image not found", "ImageNotFound", "ErrImagePull", "ImagePullBackOff"),
     *("InvalidImageName", "disk size cannot be smaller", "PlatformImageNotFound"),
-    *("VcpuLimitExceeded", "InstanceLimitExceeded", "MaxSpotInstanceCountExceeded"),
-    *("LimitExceeded", "quotaExceeded", "QUOTA_EXCEEDED", "QuotaExceeded", "QuotaFailure"),
-    *("Found no quota", "exceeded quota", "exceeding approved"),
+    *("LimitExceeded", "Found no quota"),
     *("VPC_NOT_FOUND", "SUBNET_NOT_FOUND", "InvalidSubnet", "InvalidVpcID", "InvalidGroup"),
     *("No default VPC", "No VPC with name", "No subnets found", "no usable subnets"),
     *("SKYPILOT_ERROR_NO_NODES_LAUNCHED", "Reason: Unauthorized", "denied the request"),
     *("SERVICE_DISABLED", "accessNotConfigured", "before or it is disabled", "invalid_grant"),
     *("Reauthentication is needed", *_AWAY),
 )
-"""What clouds say when a right, an image, a quota or a network is missing."""
+"""What clouds say when a right, an image, a network, or a whole quota is missing."""
 _LASTING_ERRORS = frozenset(
     {
         *("ProvisionUnsupportedError", "InvalidCloudConfigs", "InvalidCloudCredentials"),
@@ -124,6 +128,8 @@ class Refusal:
     """True if nodes were there, and were lost or out of reach while they were set up."""
     busy: bool = False
     """True if it is worth to ask again at once, and nothing was said of capacity."""
+    quota_full: bool = False
+    """True if a quota of the account is full: `lasting`, unless it is so only for a moment."""
     nodes_ran: bool = False
     """True unless what was said proves that no node was started: then nothing was billed."""
 
@@ -163,6 +169,9 @@ def _understood(own: dict[str, str], lines: list[str], errors: list[BaseExceptio
     for code, sentence in own.items():
         if _SERVER_FAULT.fullmatch(code):
             return Refusal(words=sentence, busy=True)
+    found = _first(own, lines, _QUOTA_FULL)
+    if found:
+        return Refusal(words=found, lasting=True, quota_full=True)
     named = next((error for error in errors if type(error).__name__ in _LASTING_ERRORS), None)
     if own:  # a code of AWS that is none of those above is not about capacity
         return Refusal(words=next(iter(own.values())), lasting=True)

@@ -61,6 +61,8 @@ class LaunchFacts:
     """Nothing that a wait would mend: a right, an image, a quota, a network."""
     busy: bool = False
     """It is worth to ask again at once."""
+    quota_full: bool = False
+    """A quota of the account is full, maybe only for a moment."""
     nodes_ran: bool = False
     """Nodes may have run, and cost money, until the launch was given up."""
     broke_off: bool = False
@@ -417,12 +419,13 @@ class SkySdk:
                 return _broken_off(problem.message)
             history = [] if cause is None else [*getattr(cause, "failover_history", ()), cause]
             refusal = read_refusal(history, _plain_lines(self._printed(request_id)))
-            asks_again = isinstance(problem, NoCapacity) or refusal.busy
+            asks_again = isinstance(problem, NoCapacity) or refusal.busy or refusal.quota_full
             return LaunchFacts(
                 phase=ClusterPhase.NO_CAPACITY if asks_again else ClusterPhase.FAILED,
                 problem=refusal.words or problem.message,
                 lasting=refusal.lasting,
                 busy=refusal.busy,
+                quota_full=refusal.quota_full,
                 nodes_ran=refusal.nodes_ran,
                 broke_off=refusal.broke_off and not asks_again,
             )

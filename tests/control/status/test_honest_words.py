@@ -54,6 +54,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "full": ({}, "no capacity for 2 node(s): word"),
     "busy": ({"busy": True}, "the cloud could not launch 2 node(s) just then: word"),
     "lasting": ({"lasting": True}, "the cloud refused 2 node(s): word"),
+    "quota": ({"lasting": True, "quota_full": True}, "a quota has no room for 2 node(s): word"),
     "paid": (
         {"busy": True, "paid_s": 177.0},
         "the cloud could not launch 2 node(s) just then: word; "

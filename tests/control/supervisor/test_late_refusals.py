@@ -117,11 +117,11 @@ def test_a_late_failure_settles_the_run(tmp_path: Path) -> None:
 def test_what_no_wait_will_mend_ends_the_run_with_its_cause(tmp_path: Path) -> None:
     """Every place and number of nodes is asked once, and nothing is waited for."""
     world = World(tmp_path, limits=Limits(nodes_min=1, nodes_max=2))
-    world.launcher.refuse_late("VcpuLimitExceeded", times=100, lasting=True)
+    world.launcher.refuse_late("AccessDenied", times=100, lasting=True)
     record = world.run()
     assert record.settled is not None
     assert (record.settled.state, record.settled.exit_code) == (RunState.FAILED, 3)
-    assert record.settled.detail == "the launch failed: VcpuLimitExceeded"
+    assert record.settled.detail == "the launch failed: AccessDenied"
     assert len(world.launcher.started) == 2
     assert "waiting" not in world.kinds()
     assert world.spent_usd() == 0.0
@@ -140,13 +140,18 @@ def test_a_quota_of_spot_ends_no_run_that_will_buy_on_demand(
         tmp_path,
         total_steps=30,
         launcher={"offers": [FAKE_OFFER, on_demand]},
-        policy=Policy(market=Market.SPOT, on_demand_after_s=120.0),
-        spec={"infra": "aws", "on_demand": "fallback-after 120s"},
+        policy=Policy(market=Market.SPOT, on_demand_after_s=500.0),
+        spec={"infra": "aws", "on_demand": "fallback-after 500s"},
     )
-    world.launcher.refuse_late(refusal, times=3, lasting=True)
+    full = state is RunState.FINISHED
+    world.launcher.refuse_late(refusal, times=12, lasting=True, quota_full=full)
+    begun_at = world.clock.now()
     done = world.run()
     assert done.settled is not None
     assert done.settled.state is state
+    if full:
+        waited_s = done.attempts[0].intended_at - begun_at
+        assert waited_s > world.policy.quota_patience_s, "the rule has a patience of its own"
 
 
 def test_one_place_without_capacity_is_waited_for_whatever_the_others_lack(tmp_path: Path) -> None:

@@ -75,6 +75,34 @@ def test_what_no_wait_will_mend_is_told_apart(name: str) -> None:
     assert name in refusal.words
 
 
+FULL = {
+    "VcpuLimitExceeded": LASTS["VcpuLimitExceeded"],
+    "MaxSpotInstanceCountExceeded": LASTS["MaxSpotInstanceCountExceeded"],
+    "InstanceLimitExceeded": aws("InstanceLimitExceeded", "Your quota allows for 0 more running"),
+    "QUOTA_EXCEEDED": LASTS["QUOTA_EXCEEDED"],
+    "quotaExceeded": "Got return code 'quotaExceeded' in us-central1-a: Quota 'SSD' exceeded",
+    "QuotaExceeded": "(QuotaExceeded) Operation could not be completed",
+    "exceeding approved": "results in exceeding approved Total Regional Cores quota",
+    "exceeded quota": "pods is forbidden: exceeded quota: gpus, requested: 1, used: 8, limited: 8",
+}
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_a_quota_that_is_full_is_told_from_one_that_is_missing(name: str) -> None:
+    """It may be so for a moment only; also where a right is missing in another place."""
+    for said in (FULL[name], LASTS["UnauthorizedOperation"] + "\n" + FULL[name]):
+        refusal = read_refusal([], said)
+        assert (refusal.quota_full, refusal.lasting, refusal.nodes_ran) == (True, True, False)
+        assert name in refusal.words
+
+
+@pytest.mark.parametrize("name", sorted(LASTS.keys() - FULL.keys()))
+def test_what_is_no_full_quota_is_not_waited_for(name: str) -> None:
+    """A quota of zero, which SkyPilot looks up, is not freed by anybody."""
+    assert not read_refusal([], LASTS[name]).quota_full
+    assert not read_refusal([], aws("LimitExceeded", "Too many", "CreateRole")).quota_full
+
+
 def test_without_a_word_that_is_understood_it_is_waited_for() -> None:
     """SkyPilot called it a lack of resources."""
     refusal = read_refusal([RuntimeError(GENERIC)], GENERIC)
@@ -229,6 +257,7 @@ LOGS: dict[str, tuple[str, str, LaunchFacts]] = {
             phase=ClusterPhase.NO_CAPACITY,
             problem="VcpuLimitExceeded (RunInstances): You have requested more vCPU capacity",
             lasting=True,
+            quota_full=True,
         ),
     ),
     "no log": (

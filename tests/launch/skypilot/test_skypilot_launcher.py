@@ -1138,6 +1138,15 @@ def test_what_no_wait_will_mend_is_said_of_a_refusal(left: bool) -> None:
     assert (view.lasting, view.detail) == (True, "quota")
 
 
+@pytest.mark.parametrize("left", [False, True])
+def test_a_full_quota_is_told_apart_and_lost_nodes_are_followed_by_others(left: bool) -> None:
+    """What is left of the cluster may be all that fills it: it goes, and the run goes on."""
+    launch = LaunchFacts(phase=ClusterPhase.NO_CAPACITY, lasting=True, quota_full=True)
+    view = seen(FakeSdk(launches={NAME: launch}, clusters={NAME: unhealthy()} if left else {}))
+    assert view.state is (ClusterState.UP if left else ClusterState.REFUSED)
+    assert (view.lasting, view.quota_full) == ((False, False) if left else (True, True))
+
+
 def test_logs_are_read_from_an_offset_and_fetched_seldom() -> None:
     """Reading on costs nothing; the whole of it comes anew every few seconds."""
     sdk, clock = FakeSdk(printed=LOG), FakeClock()
