@@ -277,6 +277,16 @@ LOGS: dict[str, tuple[str, str, LaunchFacts]] = {
             phase=ClusterPhase.NO_CAPACITY, problem="Throttling", busy=True, nodes_ran=True
         ),
     ),
+    "exit, at a full quota": (
+        "SystemExit",
+        "QUOTA_EXCEEDED: Quota 'CPUS' exceeded.",
+        LaunchFacts(
+            phase=ClusterPhase.NO_CAPACITY,
+            problem="QUOTA_EXCEEDED: Quota 'CPUS' exceeded.",
+            lasting=True,
+            quota_full=True,
+        ),
+    ),
     "died in its set-up": (
         "ClusterSetUpError",
         "Instance is up.\nFailed to SSH to 10.0.0.7 after timeout 600s",
