@@ -17,13 +17,15 @@
 #   ec2_lab.sh crash ID             the instance dies at once, without notice
 #   ec2_lab.sh cut|heal ID          network partition
 #   ec2_lab.sh capacity ZONE N|any [spot|on-demand]   how many instances a zone gives; then InsufficientInstanceCapacity
+#   ec2_lab.sh quota VCPUS [REGION|*] [spot|on-demand] [SECONDS]   how many vCPUs the account may have (0: any), then
+#                                   MaxSpotInstanceCountExceeded, VcpuLimitExceeded; who ended counts for SECONDS (0) from then
 #   ec2_lab.sh price ZONE USD [TYPE] [SECONDS]   the spot price from now on: in DescribeSpotPriceHistory, and in the catalogue
 #                                   of EC2LAB_HOME; above on-demand's, instances get a notice of SECONDS (120), new ones are refused
 #   ec2_lab.sh fault ACTION KIND [TIMES|all] [SECONDS] [REGION]   calls such as ec2:RunInstances or s3:* fail: throttle,
 #                                   error (5xx), lost (done, but answered 5xx), slow, deny, unseen (RunInstances: other calls do not
 #                                   know its instances for SECONDS). One time is a call with all its retries
 #   ec2_lab.sh policy FILE BUCKET PREFIX | off   S3 asks for the rights of a policy as in infra/iam
-#   ec2_lab.sh calm [REGION]        take back capacity, faults, rights; end every instance
+#   ec2_lab.sh calm [REGION]        take back capacity, quotas, faults, rights; end every instance
 #
 # EC2LAB_DATA (/tmp/ec2-lab/data) holds all state, EC2LAB_HOME (/tmp/ec2-lab/home) is the home of SkyPilot's client and
 # API server, EC2LAB_VENV (.venv) has moto[server] and skypilot, EC2LAB_API_PORT (46777) is the port of the API server.
@@ -134,6 +136,7 @@ exec) id=$1; shift; nsenter -t "$(cat "$DATA/nodes/$id/pid")" --net --uts --moun
 interrupt) lab interrupt "id=$1" "seconds=${2:-120}" ;;
 rebalance | crash | cut | heal) lab "$verb" "id=$1" ;;
 capacity) lab capacity "zone=$1" "n=$2" "market=${3:-spot}" ;;
+quota) lab quota "vcpus=$1" "region=${2:-*}" "market=${3:-spot}" "seconds=${4:-0}" ;;
 price) lab price "zone=$1" "usd=$2" ${3:+"type=$3"} ${4:+"seconds=$4"} ;;
 fault) lab fault "action=$1" "kind=$2" "times=${3:-1}" "seconds=${4:-0}" "region=${5:-*}" ;;
 policy) [ "$1" = off ] && lab policy || lab policy "file=$(realpath "$1")" "bucket=$2" "prefix=$3" ;;

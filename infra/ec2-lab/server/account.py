@@ -27,6 +27,9 @@ _NO_SPOT = "There is no Spot capacity available that matches your request."
 _SPOT_ENDED = "Server.SpotInstanceTermination"
 capacity: dict[tuple[str, str], int] = {}
 """How many instances a zone gives in a market; absent: any number."""
+quotas: dict[tuple[str, str], tuple[int, float]] = {}
+"""How many vCPUs the account may have in a region and a market, and for how many seconds after its
+end an instance still counts, as EC2 closes its books late; absent: any number."""
 
 _run_instances = InstanceBackend.run_instances
 _create_image = AmiBackend.create_image
@@ -68,6 +71,7 @@ def _launch(
         zone = _zone_of(self, given)
         market = "spot" if given.get("instance_market_options") else "on-demand"
         kind = str(given.get("instance_type") or "m5.large")
+        _check_quota(zone[:-1], market, kind, int(count))
         _check_price(zone, market, kind)
         _check_capacity(zone, market, kind, int(count))
         reservation = _run_instances(self, image_id, count, user_data, security_groups, **given)
@@ -129,6 +133,32 @@ def _check_capacity(zone: str, market: str, kind: str, count: int) -> None:
             f"requested ({zone})."
         )
     raise EC2ClientError("InsufficientInstanceCapacity", words)
+
+
+def _check_quota(region: str, market: str, kind: str, count: int) -> None:
+    limit, late_s = quotas.get((region, market), (1 << 30, 0.0))
+    used = sum(
+        prices.vcpus(node.instance.instance_type)
+        for node in nodes.values()
+        if node.instance.region_name == region
+        and market_of(node.instance) == market
+        and _counts(node, late_s)
+    )
+    if used + count * prices.vcpus(kind) <= limit:
+        return
+    journal.note(f"quota of {limit} {market} vCPUs in {region} is full: {used} are used")
+    if market == "spot":
+        raise EC2ClientError("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
+    words = f"You have requested more vCPU capacity than your current vCPU limit of {limit} allows."
+    raise EC2ClientError("VcpuLimitExceeded", words)
+
+
+def _counts(node: Node, late_s: float) -> bool:
+    """Tell whether a quota counts an instance: until some time after it was told to end."""
+    if node.instance.state in (*LIVE, "shutting-down"):
+        return True
+    ended_at = node.billed[-1][1] if node.billed else None
+    return ended_at is not None and time.time() - ended_at < late_s
 
 
 def _make_image(self: Any, instance_id: str, *given: Any, **named: Any) -> Ami:

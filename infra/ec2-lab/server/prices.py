@@ -34,6 +34,7 @@ class Change:
 
 _changes: list[Change] = []
 _on_demand: dict[tuple[str, str], float] = {}
+_vcpus: dict[str, int] = {}
 _zone_of_id: dict[str, str] = {}
 _lock = threading.Lock()
 
@@ -49,9 +50,15 @@ def load() -> None:
         if zone is None:
             continue
         _on_demand[row["InstanceType"], row["Region"]] = float(row["Price"])
+        _vcpus[row["InstanceType"]] = int(float(row["vCPUs"]))
         if row["SpotPrice"]:
             change = Change(long_ago, row["InstanceType"], zone, float(row["SpotPrice"]))
             _changes.append(change)
+
+
+def vcpus(instance_type: str) -> int:
+    """Return how many vCPUs an instance counts for, as the catalogue says."""
+    return _vcpus.get(instance_type, 2)
 
 
 def spot_usd_per_h(instance_type: str, zone: str, at: float | None = None) -> float | None:

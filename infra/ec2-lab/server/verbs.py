@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import account
 import journal
 import prices
+import settings
 from gate import Rule
 from nodes import Node, chosen, market_of, nodes
 
@@ -60,6 +61,19 @@ def capacity(query: Query) -> dict[str, int]:
             account.capacity[key] = int(query["n"])
         journal.note(f"capacity of {' '.join(key)}: {query.get('n', 'any')}")
     return {" ".join(key): n for key, n in account.capacity.items()}
+
+
+def quota(query: Query) -> dict[str, tuple[int, float]]:
+    """Let the account have so many vCPUs in a region and a market; 0 is any number."""
+    if "vcpus" in query:
+        vcpus, market = int(query["vcpus"]), query.get("market", "spot")
+        wanted = query.get("region", "*")
+        for region in settings.REGIONS if wanted == "*" else [wanted]:
+            account.quotas.pop((region, market), None)
+            if vcpus:
+                account.quotas[region, market] = vcpus, float(query.get("seconds", 0))
+        journal.note(f"quota of {market} vCPUs in {wanted}: {vcpus or 'any'}")
+    return {" ".join(key): each for key, each in account.quotas.items()}
 
 
 def price(query: Query) -> list[str]:
@@ -113,7 +127,7 @@ class Verbs:
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        plain = (books, capacity, price, interrupt, rebalance, crash, cut, heal)
+        plain = (books, capacity, quota, price, interrupt, rebalance, crash, cut, heal)
         self._known: dict[str, Callable[[Query], Any]] = {verb.__name__: verb for verb in plain}
         self._known |= {
             "events": lambda _: journal.events,
@@ -159,7 +173,7 @@ class Verbs:
         return query["file"]
 
     def _calm(self, query: Query) -> str:
-        """Take back what was said of capacity, faults and rights; end every instance.
+        """Take back what was said of capacity, quotas, faults and rights; end every instance.
 
         With a region: only of that one; rights belong to none.
         """
@@ -170,6 +184,9 @@ class Verbs:
         for zone, market in list(account.capacity):
             if region in (None, zone[:-1]):
                 del account.capacity[zone, market]
+        for place, market in list(account.quotas):
+            if region in (None, place):
+                del account.quotas[place, market]
         for node in list(nodes.values()):
             if node.alive and region in (None, node.instance.region_name):
                 node.cut(False)
