@@ -65,6 +65,7 @@ class Epoch:
             at_once = training.step is not None  # else the script has ended it
             if at_once:
                 training.end(epoch_until=self.steps.stop)
+        training.begin_epoch_end(self.number)
 
     @property
     def is_over(self) -> bool:
@@ -99,6 +100,7 @@ def epochs_of(
     while number < total and (at_its_end or not training.is_done):
         steps = range(first_step_of(number), first_step_of(number + 1))
         epoch = Epoch(training, number, steps, total=total)
+        training.begin_epoch(number)
         yield epoch
         if not epoch.is_over:
             raise UsageError(

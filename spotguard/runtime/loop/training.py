@@ -41,7 +41,7 @@ from spotguard.runtime.process.outside_loop import outside_loop
 from spotguard.runtime.process.wait_for_turn import await_turn
 from spotguard.runtime.state.best import Best, BestState
 from spotguard.runtime.state.changed_setup import SetUp
-from spotguard.runtime.state.rng import BOUNDARY, mix, seed_everything
+from spotguard.runtime.state.rng import BOUNDARY, EPOCH_END, EPOCH_TOP, mix, seed_everything
 from spotguard.runtime.state.tracked import TrackedModule
 from spotguard.runtime.step import Step, TrainingLoop
 
@@ -328,6 +328,14 @@ class Training:
         """Take it that this attempt begins with what the script does at the end of an epoch."""
         self._job.keeper.begin_at_epoch_end()
 
+    def begin_epoch(self, number: int) -> None:
+        """Make ready for what the script does at the top of an epoch's body, before its steps."""
+        self._seed(number, EPOCH_TOP)
+
+    def begin_epoch_end(self, number: int) -> None:
+        """Make ready for what the script does at the end of an epoch, all its steps done."""
+        self._seed(number, EPOCH_END)
+
     def end_epoch(self) -> None:
         """Take what the script has done at the end of an epoch for a part of the boundary."""
         with self._errors_end_it:
@@ -537,8 +545,12 @@ class Training:
             )
 
     def _seed_boundary(self, step: int, *, after: bool) -> None:
+        self._seed(step, BOUNDARY, int(after))
+
+    def _seed(self, *place: int) -> None:
+        """Seed what the script draws from, by where it is, if that is asked for."""
         if self._of.reseed:
-            seed_everything(mix(self._job.settings.seed, step, BOUNDARY, int(after)))
+            seed_everything(mix(self._job.settings.seed, *place))
 
     def _count_of(self, step: int) -> int:
         """Return how many micro-batches this rank is given in a step."""

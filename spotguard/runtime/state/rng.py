@@ -27,6 +27,13 @@ _MASK = (1 << 64) - 1
 BOUNDARY = -1
 """Pseudo micro index: the code between two steps."""
 
+EPOCH_TOP, EPOCH_END = -3, -4
+"""Pseudo micro indices, of an epoch instead of a step: its body before its steps, and after them.
+
+A script that draws a permutation there, or a part of the data to evaluate, comes to that line again
+in an attempt that resumes within the epoch. It must be the same one, on every rank.
+"""
+
 _SETUP = -2  # pseudo step: the script before its loop
 
 _python: Any = random.seed.__self__  # type: ignore[attr-defined]  # of all functions of `random`

@@ -103,19 +103,26 @@ def by_a_framework() -> None:
 
 
 def by_epochs() -> None:
-    """Evaluate, step the scheduler and keep the best at the end of each epoch."""
+    """Evaluate, step the scheduler and keep the best at the end of each epoch.
+
+    Draw at random what an epoch needs, before its steps and after them.
+    """
     global best
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
     run.track(scheduler=scheduler)
     run.track_values(globals(), "best", "history")
+    torch.rand(run.rank + 2 * int(os.environ.get("SPOTGUARD_ATTEMPT", 1)))  # as a set-up may
     for epoch in run.epochs(loader, total=3):
+        order = torch.randperm(len(epoch))
         assert (len(epoch), len(epoch.dataset)) == (6, 26)
         for number, step in enumerate(epoch, epoch.done):
             assert step.number == epoch.steps[number]
+            optimizer.param_groups[0]["weight_decay"] = 0.1 * int(order[number])
             train(step)
         assert epoch.done == len(epoch)
         history.append(epoch.number)
-        value = evaluate(str(epoch.number))
+        drawn = float(torch.rand(()))
+        value = drawn + evaluate(str(epoch.number))
         scheduler.step(value)
         run.best(value)
         best = min(best, value)
