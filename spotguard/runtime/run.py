@@ -369,7 +369,9 @@ class Run(RunData):
 
         What comes after an epoch's steps is done once for each: if the run is interrupted there,
         the next attempt yields that epoch again, with no step left, and does it from its beginning,
-        with the state that it began with. It may change anything that is tracked but weights.
+        with the state that it began with. It may change anything that is tracked but weights. So
+        may what comes before the steps: it comes again in each attempt that resumes within the
+        epoch, finds what it found the first time, and what it changes counts once.
 
         Leaves by `SystemExit` with code 75, saved, when told to stop. `break` out of the outer loop
         ends the run early, as does `run.end` in either. An epoch's own loop cannot be left early.

@@ -166,6 +166,15 @@ def test_show_of_a_large_one_is_short_and_says_so(
     assert len(json.loads(cli("checkpoints", "show", "--json").out)["tensors"]) == 9
 
 
+def test_show_cuts_a_counter_that_is_the_state_of_a_generator(
+    cli: Cli, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody reads it, and it fills the screen; JSON has it whole."""
+    monkeypatch.setattr("spotguard.cli.views.checkpoints._LONGEST_COUNTER", 2)
+    assert "train_s 1. …" in " ".join(cli("checkpoints", "show").out.split())
+    assert '"train_s": 1.5' in cli("checkpoints", "show", "--json").out
+
+
 def test_verify_returns_0_for_whole_and_10_for_damaged(cli: Cli, store: ObjectStore) -> None:
     """The file is named, in words and as JSON; other checkpoints stay whole."""
     said = cli("checkpoints", "verify", "--all")

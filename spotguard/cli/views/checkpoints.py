@@ -34,6 +34,8 @@ _OUTSIDE = (
     "never restored"
 )
 
+_LONGEST_COUNTER = 200
+
 
 def checkpoints_screen(rows: Sequence[CheckpointRow]) -> RenderableType:
     """Return the checkpoints, one in a row, and below it what is wrong with the damaged ones."""
@@ -104,7 +106,8 @@ def _facts(detail: CheckpointDetail, run_id: str) -> Table:
     facts.add_row("created", _created(row.created_at))
     facts.add_row("size", f"{_size(row)} by {formats.count(row.world_size)} ranks")
     facts.add_row("parents", _parents(detail))
-    facts.add_row("counters", _pairs({k: json.dumps(v) for k, v in detail.counters.items()}))
+    counters = {name: _beginning(json.dumps(value)) for name, value in detail.counters.items()}
+    facts.add_row("counters", _pairs(counters))
     facts.add_row("written by", _pairs(detail.versions))
     return facts
 
@@ -206,6 +209,11 @@ def _parents(detail: CheckpointDetail) -> str:
 def _short(prefix: str) -> str:
     ref = CheckpointRef.of(prefix)
     return short_name(ref.step, ref.attempt) if ref else clean(prefix)
+
+
+def _beginning(value: str) -> str:
+    """Return the beginning of what is long, such as the state of a random generator."""
+    return value if len(value) <= _LONGEST_COUNTER else f"{value[:_LONGEST_COUNTER]} …"
 
 
 def _pairs(values: dict[str, str]) -> str:

@@ -35,7 +35,7 @@ class RankGenerators:
     """Which of the tracked generators are this rank's own."""
 
     def __init__(self, names: frozenset[str] = frozenset()) -> None:
-        self._names = names
+        self.names = names
 
     @classmethod
     def found(
@@ -77,7 +77,7 @@ class RankGenerators:
 
     def states(self, objects: Mapping[str, Packs]) -> dict[str, Any]:
         """Return the state of each as plain JSON, by name."""
-        return {name: _plain(name, objects[name]) for name in sorted(self._names)}
+        return {name: _plain(name, objects[name]) for name in sorted(self.names)}
 
     def read(self, manifest: Manifest, rank: int) -> dict[str, Any]:
         """Return the states that a checkpoint holds of this rank's, by name.
@@ -85,7 +85,7 @@ class RankGenerators:
         Raises:
             DamagedCheckpoint: one of them makes no sense.
         """
-        kept = {name: _kept(manifest, str(rank), name) for name in sorted(self._names)}
+        kept = {name: _kept(manifest, str(rank), name) for name in sorted(self.names)}
         return {name: _state(each) for name, each in kept.items() if each is not None}
 
     def restore(
@@ -101,7 +101,7 @@ class RankGenerators:
         Raises:
             StateMismatch: it is the state of something else.
         """
-        for name in sorted(self._names):
+        for name in sorted(self.names):
             item = objects[name]
             assert isinstance(item, RandomGenerator)
             if name in states:

@@ -24,7 +24,7 @@ from spotguard.errors import (
     StateMismatch,
 )
 from spotguard.events.states import CheckpointKind
-from spotguard.runtime.checkpoint.own_state import GENERATORS, PLACE
+from spotguard.runtime.checkpoint.own_state import BESIDE_RANDOM, PLACE
 from spotguard.runtime.checkpoint.tensor_reader import StoredTensors
 from spotguard.runtime.distributed.rendezvous import LostContact
 from spotguard.runtime.process.surroundings import without_collections
@@ -352,9 +352,15 @@ def _order(item: Tracked) -> int:
 def restore_random(manifest: Manifest, rank: int, world_size: int) -> bool:
     """Put back this rank's random states; False if the checkpoint has none for this rank."""
     own: Any = manifest.ranks.get(str(rank)) or {}
-    tree = {name: value for name, value in own.items() if name not in (PLACE, GENERATORS)}
+    tree = {name: value for name, value in own.items() if name not in BESIDE_RANDOM}
     if not tree or manifest.world_size != world_size:
         return False
+    put_random_back(tree)
+    return True
+
+
+def put_random_back(tree: Any) -> None:
+    """Put back the random states that `random_tree` has made JSON of."""
     plain = unpack(tree, _no_tensor)
     states: dict[str, Any] = {
         name: torch.frombuffer(bytearray(value), dtype=torch.uint8)
@@ -369,7 +375,6 @@ def restore_random(manifest: Manifest, rank: int, world_size: int) -> bool:
         if isinstance(inner.get("key"), list):
             inner["key"] = np.array(inner["key"], dtype=np.uint32)
     restore_random_states(states)
-    return True
 
 
 def places_of_ranks(manifest: Manifest) -> dict[int, Any]:

@@ -39,7 +39,7 @@ from spotguard.runtime.checkpoint.captured import (
 )
 from spotguard.runtime.checkpoint.early_base import BASE_TIMEOUT_S, EarlyBase
 from spotguard.runtime.checkpoint.frozen_base import FrozenBase
-from spotguard.runtime.checkpoint.own_state import own_tree, random_tree
+from spotguard.runtime.checkpoint.own_state import EpochBegun, own_tree, random_tree
 from spotguard.runtime.checkpoint.rank_generators import RankGenerators
 from spotguard.runtime.checkpoint.staging import (
     Plan,
@@ -152,6 +152,7 @@ class Saver:
         random_states: dict[str, Any] | None = None,
         place: Any = None,
         buffers: BufferShadow | None = None,
+        begun: EpochBegun | None = None,
     ) -> Capture:
         """Return the state of `objects` now; nothing is copied yet.
 
@@ -174,7 +175,7 @@ class Saver:
             kind=kind,
             tree=tree,
             leaves=mine,
-            own=own_tree(random, place, self.generators.states(objects)),
+            own=own_tree(random, place, self.generators.states(objects), begun),
             counters=counters,
             sharded=sharded or (place is not None and self._world_size > 1),
         )

@@ -19,6 +19,7 @@ from spotguard.events.states import CheckpointKind
 from spotguard.runtime.checkpoint import left_loop, save_time
 from spotguard.runtime.checkpoint.captured import Declined, Open
 from spotguard.runtime.checkpoint.left_loop import LeftLoop
+from spotguard.runtime.checkpoint.own_state import EPOCH_BEGUN, EpochBegun
 from spotguard.runtime.checkpoint.saver import Saver
 from spotguard.runtime.state.best import Best, BestState
 from spotguard.runtime.state.boundary_copy import BoundaryState, ObjectShadow, StepShadow
@@ -82,6 +83,8 @@ class Keeper:
         """True within an evaluation between two steps, which a resume from here does again."""
         self.epoch_end = False
         """True while the script does what comes at the end of an epoch, after its last step."""
+        self.epoch_begun: EpochBegun | None = None
+        """Of the boundary: set once the state holds what the top of an epoch's body has changed."""
         self.resumed = Open()
         """What was under way at the boundary that this attempt began with."""
         self._was_open = False
@@ -110,8 +113,7 @@ class Keeper:
         """What the script had set up when it was to be restored."""
         self._failed_saves = 0
         self._saved_before_failures: Saved | None = None
-        """The save after which the failed ones came: all ranks know it, where `_on_saved` is called
-        on the first alone."""
+        """The save after which the failed ones came; all ranks know it, `_on_saved` only one."""
         self._failed_at_end = False
         self._optimizers: dict[str, TrackedOptimizer] = {}
         self._kept: list[int] = []
@@ -163,6 +165,7 @@ class Keeper:
         self.resumed = Open.of(counters)
         self._evaluates = counters.get("evaluates") is True
         self.epoch_end = self.resumed.epoch_end
+        self.epoch_begun = EpochBegun.of(manifest, self._settings.rank)
         self._was_open = any(self.resumed)
 
     def begin(self, first: int, total: int, *, warn: Callable[[str], None] | None = None) -> None:
@@ -264,13 +267,13 @@ class Keeper:
             self._loader.own,
         )
 
-    def take_boundary_again(self) -> None:
+    def take_boundary_again(self, begun: EpochBegun | None = None) -> None:
         """Take the state as it is now for that of the last boundary: what came after it is over."""
         self._take_boundary()
         copy = self._copied()
         with self.lock:
             self._copy = copy
-            self.epoch_end = self.evaluating = False
+            self.epoch_end, self.evaluating, self.epoch_begun = False, False, begun
         self.resumed = Open()
 
     def _pass_boundary(
@@ -411,7 +414,7 @@ class Keeper:
         return self._left
 
     def _capture_where_left(self, *, done: bool) -> Capture | None:
-        if not done and self._copy is None and self._weights_are_exchanged:
+        if not done and self._copy is None and self.weights_are_exchanged:
             return None  # an average is in their place, or the best ones: no boundary's weights
         self._call_witness()  # for a rank that will have no copy
         epoch = self.current.epoch if done and self.current is not None else self.epoch
@@ -459,7 +462,7 @@ class Keeper:
     def _save_final(self, *, solo: bool = False, halfway: bool = False) -> None:
         state, held = self._to_save(CheckpointKind.FINAL, solo=solo, halfway=halfway)
         # A rank that stores no weights need not have them: the others' save is not its to refuse.
-        if halfway and state.leaves and self._weights_are_exchanged:
+        if halfway and state.leaves and self.weights_are_exchanged:
             if held is None:
                 self.saver.decline(self.finished, CheckpointKind.FINAL, left_loop.NOT_COPIED)
                 self._say_not_saved(left_loop.NOT_COPIED, "final")
@@ -489,7 +492,7 @@ class Keeper:
             return None  # which told what became of them
         copied = self._copy is not None or self._held(solo=request.solo) is not None
         changed_after_loop = self.has_left and self.changing
-        if halfway and not copied and (changed_after_loop or self._weights_are_exchanged):
+        if halfway and not copied and (changed_after_loop or self.weights_are_exchanged):
             self.saver.wait(_LAST_SAVE_S)  # one in flight is the newest there can be
             self._say_not_saved(
                 "the weights are others than after the last step, as in an evaluation of averaged "
@@ -513,7 +516,8 @@ class Keeper:
         log.error("the %s save failed: %s", kind, problem)
 
     @property
-    def _weights_are_exchanged(self) -> bool:
+    def weights_are_exchanged(self) -> bool:
+        """True if some weights are others than at the last boundary, and no step has begun."""
         return not self.changing and self._witness is not None and self._witness.differs()
 
     def save_boundary(self, request: StopRequest) -> SpotguardError | None:
@@ -549,11 +553,13 @@ class Keeper:
             "evaluating": self.evaluating,
             "evaluates": self._evaluates,
             "epoch_end": self.epoch_end and step == self.finished,
+            EPOCH_BEGUN: self.epoch_begun and self.epoch_begun.counters(),
             **now.best._replace(is_new=best_is_new).counters(),
             "changed_in_loop": self.set_up.changes(halfway=halfway),
         }
         own = {"random_states": now.random_states, "place": now.own, "buffers": now.buffers}
-        return self.saver.capture(step, kind, now.objects, counters, solo=solo, **own)
+        begun = self.epoch_begun
+        return self.saver.capture(step, kind, now.objects, counters, solo=solo, begun=begun, **own)
 
     def _at_boundary(self) -> BoundaryState:
         """Return the state as it is: nothing has happened since the boundary."""
@@ -562,7 +568,7 @@ class Keeper:
 
     def _halfway(self) -> BoundaryState:
         """Return the state of the last boundary, in the midst of a step."""
-        if self._copy is not None and (self.changing or self._weights_are_exchanged):
+        if self._copy is not None and (self.changing or self.weights_are_exchanged):
             return self._copy
         objects = self._shadow.boundary(self.objects)
         places = self._loader.shared, self._loader.own

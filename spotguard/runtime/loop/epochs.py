@@ -91,7 +91,7 @@ def epochs_of(
     def first_step_of(epoch: int) -> int:
         return loader.first_step_of(epoch) if steps_per_epoch is None else epoch * steps_per_epoch
 
-    training.expect_epoch_ends()
+    training.expect_epochs()
     if steps_per_epoch is None and loader.begins_at_epoch_end:
         training.begin_at_epoch_end()
     number = _epoch_of(training.finished, total, first_step_of)

@@ -33,6 +33,7 @@ from spotguard.runtime.distributed.weighted_mean import WeightedMeans
 from spotguard.runtime.ending.leaving import Phase
 from spotguard.runtime.loop.batch_probe import BatchProbe
 from spotguard.runtime.loop.batch_trial import BatchTrial, end_without_curve
+from spotguard.runtime.loop.epoch_top import EpochTop
 from spotguard.runtime.loop.learning_check import LearningCheck
 from spotguard.runtime.loop.loader_trial import LoaderTrial
 from spotguard.runtime.loop.profile_facts import facts_of
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from spotguard.checkpoint.manifest import Manifest
+    from spotguard.runtime.checkpoint.own_state import EpochBegun
     from spotguard.runtime.data.loader import Loader, Share
     from spotguard.runtime.data.sample_log import SampleTrace
     from spotguard.runtime.distributed.collectives import ProcessGroup
@@ -139,6 +141,8 @@ class Training:
         self._own_states: dict[str, Any] = {}
         """Of random generators that are this rank's own, in the checkpoint to go on from."""
         self._started = 0.0
+        self._top: EpochTop | None = None
+        """What knows of the top of an epoch's body, in a loop over epochs."""
         self.step: Step | None = None
         """The step under way."""
         self.end_early: str | None = None
@@ -199,7 +203,7 @@ class Training:
             )
         with self._errors_end_it:
             if not at_once:
-                self._job.keeper.take_boundary_again()
+                self._take_boundary_again()
             if not self.is_done:
                 return self._begin(reads_next=reads_next)
             self._finish()
@@ -227,7 +231,7 @@ class Training:
             self.end_early = reason or "ended early"
         with self._errors_end_it:
             if self.step is None:
-                self._job.keeper.take_boundary_again()
+                self._take_boundary_again()
             self._finish()
 
     @property
@@ -240,7 +244,7 @@ class Training:
         job = self._job
         in_loop = job.phase is Phase.TRAINING
         if self.step is None and in_loop:
-            job.keeper.take_boundary_again()
+            self._take_boundary_again()
         # One that is about to end goes on with nothing, and may have been told to hurry.
         ends = job.leaving.begun.is_set() or job.exits.called
         job.keeper.loop_left(copies=in_loop and not ends)
@@ -320,9 +324,11 @@ class Training:
         """True while the script does what comes at the end of an epoch."""
         return self._job.keeper.epoch_end
 
-    def expect_epoch_ends(self) -> None:
-        """Watch weights from here on: a script may change some before it evaluates there."""
-        self._job.keeper.watch_weights()
+    def expect_epochs(self) -> None:
+        """Watch from here on what a script does before an epoch's steps and after them."""
+        job = self._job
+        job.keeper.watch_weights()  # it may change some before it evaluates there
+        self._top = EpochTop(job.keeper, job.warn_of_script, with_random=not self._of.reseed)
 
     def begin_at_epoch_end(self) -> None:
         """Take it that this attempt begins with what the script does at the end of an epoch."""
@@ -330,16 +336,29 @@ class Training:
 
     def begin_epoch(self, number: int) -> None:
         """Make ready for what the script does at the top of an epoch's body, before its steps."""
+        with self._errors_end_it:
+            assert self._top is not None
+            self._top.begin(number)
         self._seed(number, EPOCH_TOP)
 
     def begin_epoch_end(self, number: int) -> None:
         """Make ready for what the script does at the end of an epoch, all its steps done."""
+        with self._errors_end_it:
+            self._leave_epoch_top()
         self._seed(number, EPOCH_END)
 
     def end_epoch(self) -> None:
         """Take what the script has done at the end of an epoch for a part of the boundary."""
         with self._errors_end_it:
             self._job.keeper.take_boundary_again()
+
+    def _take_boundary_again(self) -> None:
+        """Take the state as it is now for that of the last boundary, the top of an epoch done."""
+        self._job.keeper.take_boundary_again(self._leave_epoch_top())
+
+    def _leave_epoch_top(self) -> EpochBegun | None:
+        """Take it that the script is done with the top of an epoch's body, if it was there."""
+        return None if self._top is None else self._top.end()
 
     def evaluate(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
         """Yield from `batches`; when told to stop, leave between two of them, saved."""

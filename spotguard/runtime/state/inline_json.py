@@ -34,6 +34,11 @@ def to_inline(value: Any, name: str) -> dict[str, Any]:
             f"the state of {name} has {size_bytes >> 20} MB, at most {_LARGEST_BYTES >> 20} fit",
             hint="let its state_dict() tell where it is, not what it holds (such as a buffer)",
         )
+    return inlined(tree, packed)
+
+
+def inlined(tree: Any, packed: Packed) -> dict[str, Any]:
+    """Return a packed tree with its tensors, all of which are whole, as `from_inline` takes it."""
     return {"tree": tree, "tensors": {n: _encoded(leaf) for n, leaf in packed.leaves.items()}}
 
 

@@ -1,0 +1,251 @@
+"""The top of an epoch's body, which a resume within the epoch comes to again.
+
+    for epoch in run.epochs(loader, total=200):
+        scheduler.step()
+        order = torch.randperm(100, generator=generator)
+        for step in epoch: ...
+
+What such lines make for the rest of the epoch must be there again. What they change of the tracked
+state is in the state already, once an epoch's steps have begun. So a checkpoint from then on holds,
+beside the state, what they had changed of it, as it was before them. A resume puts that in place,
+yields the epoch, and, where its steps go on, puts in place what it had restored. So each line finds
+what it found the first time, and nothing counts twice.
+
+That is for what is small: schedules, values, random generators, the settings of optimizers. Weights
+and moments are left out, and what has more than 4 MB.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import torch
+
+from spotguard.errors import SpotguardError, UnsupportedState
+from spotguard.runtime.checkpoint.own_state import EpochBegun, random_tree
+from spotguard.runtime.checkpoint.restore import put_random_back
+from spotguard.runtime.state.inline_json import from_inline, inlined, to_inline
+from spotguard.runtime.state.tracked import (
+    SENSELESS,
+    TrackedOptimizer,
+    TrackedStateful,
+    TrackedValue,
+)
+from spotguard.runtime.state.tree import Packed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from spotguard.errors import StateMismatch
+    from spotguard.runtime.checkpoint.training_state import Keeper
+    from spotguard.runtime.state.tracked import Reading, Tracked
+
+_RANDOM = "$random"
+"""Stands for the global generators among the names of what is tracked."""
+_LARGEST_BYTES = 4 << 20
+_LONGEST_KEPT = 1 << 16
+"""Characters of a state that are put into a manifest, which each rank reads."""
+_WEIGHTS = (
+    "the script changes weights at the top of an epoch's body, before its first step: where an "
+    "attempt resumes within the epoch, it changes them once more; do so after the epoch's steps"
+)
+_NOT_SETTINGS = ("params", "param_names")
+
+
+class _Part(Protocol):
+    """A part of the small state, read and written as text."""
+
+    def read(self) -> str | None:
+        """Return its state; None if it cannot be had, or is too large."""
+        ...
+
+    def write(self, text: str) -> None:
+        """Give it the state that was read."""
+        ...
+
+
+class EpochTop:
+    """What the top of an epoch's body changes of the small state, and how it was before."""
+
+    def __init__(
+        self, keeper: Keeper, tell: Callable[[str], None], *, with_random: bool = False
+    ) -> None:
+        """Take the state of `keeper` for what it has restored; `tell` hears of the script, once.
+
+        `with_random`: the global generators belong to it, as nothing seeds them at an epoch's top.
+        """
+        self._keeper = keeper
+        self._tell = tell
+        self._own = {*keeper.saver.generators.names, _RANDOM}
+        """The names of what is another one on each rank."""
+        self._parts = _parts_of(keeper.objects)
+        if with_random:
+            self._parts[_RANDOM] = _GlobalGenerators()
+        self._begun = self._restored = keeper.epoch_begun
+        self._held: dict[str, str] = {}
+        """What the state was like when the epoch was to be yielded."""
+        self._epoch = 0
+        self._is_open = False
+        """True while the script is at the top."""
+        self._comes_again = False
+        """True if an earlier attempt has come to this epoch's top, and its state counts."""
+        self._told = False
+
+    def begin(self, epoch: int) -> None:
+        """Make the state ready for what the script does before the steps of an epoch."""
+        before, self._restored = self._restored, None  # it is of this attempt's first epoch
+        self._epoch, self._is_open = epoch, True
+        states = {name: part.read() for name, part in self._parts.items()}
+        self._held = {name: state for name, state in states.items() if state is not None}
+        # What is large is not asked again: to be asked may cost it much.
+        self._parts = {name: self._parts[name] for name in self._held}
+        self._comes_again = before is not None and before.epoch == epoch
+        if before is not None and self._comes_again:
+            self._put_before(before)
+
+    def end(self) -> EpochBegun | None:
+        """Take it that the script is done with the top; return what a checkpoint has of it.
+
+        What it has changed a second time is put back as it was restored.
+        """
+        if not self._is_open:
+            return self._begun
+        self._is_open = False
+        self._look_at_weights()
+        changed = {n: held for n, held in self._held.items() if self._parts[n].read() != held}
+        if self._comes_again:
+            self._put_back(changed)
+        else:
+            self._begun = self._kept(changed)
+        return self._begun
+
+    def _look_at_weights(self) -> None:
+        if not self._told and self._keeper.weights_are_exchanged:
+            self._told = True
+            self._tell(_WEIGHTS)
+
+    def _put_before(self, begun: EpochBegun) -> None:
+        states = {**begun.before, **begun.own}
+        for name, part in self._parts.items():
+            if name in states:
+                try:
+                    part.write(json.dumps(states[name]))
+                except (*SENSELESS, SpotguardError):  # it comes from a store, and may be anything
+                    part.write(self._held[name])
+
+    def _put_back(self, changed: Mapping[str, str]) -> None:
+        for name, held in changed.items():
+            self._parts[name].write(held)
+        best = self._keeper.best
+        best.now = best.at_boundary  # `run.best` was told before
+
+    def _kept(self, changed: Mapping[str, str]) -> EpochBegun:
+        states = {n: json.loads(text) for n, text in changed.items() if len(text) <= _LONGEST_KEPT}
+        own = {name: state for name, state in states.items() if name in self._own}
+        shared = {name: state for name, state in states.items() if name not in self._own}
+        return EpochBegun(self._epoch, shared, own)
+
+
+def _parts_of(objects: Mapping[str, Tracked]) -> dict[str, _Part]:
+    """Return the small parts; optimizers last, whose settings a schedule may set as it loads."""
+    found: dict[str, _Part] = {}
+    for name, item in objects.items():
+        # A gradient scaler changes with the weights, and its state waits for the device.
+        if isinstance(item, (TrackedValue, TrackedStateful)) and not isinstance(
+            item.value, torch.amp.GradScaler
+        ):
+            found[name] = _Object(name, item)
+    for name, item in objects.items():
+        if isinstance(item, TrackedOptimizer):
+            found[name] = _Settings(name, item.value)
+    return found
+
+
+class _Object:
+    """A tracked object with a state of its own."""
+
+    def __init__(self, name: str, item: Tracked) -> None:
+        self._name = name
+        self._item = item
+
+    def read(self) -> str | None:
+        packed = Packed()
+        try:
+            tree = self._item.pack(self._name, packed)
+        except UnsupportedState:  # which a save tells
+            return None
+        leaves = packed.leaves.values()
+        in_parts = any(leaf.global_shape is not None for leaf in leaves)
+        if in_parts or sum(leaf.size_bytes for leaf in leaves) > _LARGEST_BYTES:
+            return None
+        return json.dumps(inlined(tree, packed))
+
+    def write(self, text: str) -> None:
+        stored = json.loads(text)
+        self._item.restore(self._name, stored["tree"], cast("Reading", _Inline(stored)))()
+
+
+class _Inline:
+    """The tensors of a state that has them in its text, for a `restore` that asks for them."""
+
+    def __init__(self, stored: dict[str, Any]) -> None:
+        self._stored = stored
+
+    def later(self, tree: Any) -> Callable[[], Any]:
+        return lambda: from_inline({**self._stored, "tree": tree})
+
+    def differs(self, problem: StateMismatch) -> None:
+        raise problem
+
+
+class _Settings:
+    """The parameter groups of an optimizer: rates, decays, and how many there are."""
+
+    def __init__(self, name: str, optimizer: torch.optim.Optimizer) -> None:
+        self._name = name
+        self._optimizer = optimizer
+        self._aside: list[dict[str, Any]] = []
+        """Groups that were not there yet before the top: it adds them, or knows that it has."""
+
+    def read(self) -> str | None:
+        groups = [_settings(group) for group in self._optimizer.param_groups]
+        try:
+            return json.dumps(to_inline(groups, self._name))
+        except UnsupportedState:
+            return None
+
+    def write(self, text: str) -> None:
+        kept = from_inline(json.loads(text))
+        groups = self._optimizer.param_groups
+        if len(groups) < len(kept):
+            groups += self._aside[len(groups) - len(kept) :]
+        elif len(groups) > len(kept):
+            self._aside = groups[len(kept) :]
+            del groups[len(kept) :]
+        for group, values in zip(groups, kept, strict=False):
+            _put(values, group)
+
+
+class _GlobalGenerators:
+    """The global random generators of this rank."""
+
+    def read(self) -> str:
+        return json.dumps(random_tree(None))
+
+    def write(self, text: str) -> None:
+        put_random_back(json.loads(text))
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key not in _NOT_SETTINGS}
+
+
+def _put(values: Mapping[str, Any], group: dict[str, Any]) -> None:
+    """Give a group its settings; a rate that is a tensor stays the one that kernels know."""
+    for key, value in values.items():
+        held = group.get(key)
+        if isinstance(held, torch.Tensor) and isinstance(value, torch.Tensor):
+            held.detach().copy_(value)
+        else:
+            group[key] = value
