@@ -385,7 +385,7 @@ class Training:
         """Restore, claim the attempt, and return the steps done already and those in all."""
         job = self._job
         await_turn(job.settings, job.store, job.coordinator)
-        job.keeper.set_up = SetUp(job.keeper.objects)
+        job.keeper.set_up = SetUp(job.keeper.objects, job.warn_of_script)
         self._check_ranks_track_the_same()
         objects, timeout_s = job.keeper.objects, restoring.TIMEOUT_S
         job.keeper.saver.generators = RankGenerators.found(

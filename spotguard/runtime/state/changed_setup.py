@@ -1,9 +1,10 @@
-"""What the loop changed of what the script had set up: thawed parameters, groups of optimizers.
+"""What the loop changed of what the script had set up: thawed parameters, groups, layers.
 
 A script that thaws its backbone in the third epoch does so once. An attempt that begins after it
 runs the set-up again, in which the backbone is frozen, and never comes to that line: it would go on
 with other gradients, and nothing would say so. So a checkpoint tells what the loop had changed, and
-a resume repeats it, if the set-up is still the same.
+a resume repeats it, if the set-up is still the same. Layers that the loop adds or reshapes it
+cannot make; so it is told, at the first save that has them, that no attempt takes that checkpoint.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import hashlib
 import logging
 from typing import TYPE_CHECKING, Any
 
+from torch.nn.parameter import is_lazy
+
 from spotguard.runtime.state.module_wrappers import plain_key
 from spotguard.runtime.state.tracked import TrackedModule, TrackedOptimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import torch
 
@@ -26,19 +29,28 @@ log = logging.getLogger("spotguard")
 
 _Place = tuple[str, str]
 """A tracked module's name, and a parameter's in it."""
+_Shape = tuple[int, ...] | None
+_MOST_NAMED = 4
 
 
 class SetUp:
     """What the tracked modules and optimizers were like when the loop was to begin."""
 
-    def __init__(self, objects: Mapping[str, Tracked]) -> None:
-        """Take the objects as they are now for what the script has set up."""
+    def __init__(
+        self, objects: Mapping[str, Tracked], tell: Callable[[str], None] = log.warning
+    ) -> None:
+        """Take the objects as they are now for what the script has set up.
+
+        `tell` hears what no resume can repeat, once for each object.
+        """
         self._modules = {n: i.bare for n, i in objects.items() if isinstance(i, TrackedModule)}
         self._optimizers = {
             n: i.value for n, i in objects.items() if isinstance(i, TrackedOptimizer)
         }
         self._trained = {name: _trained(module) for name, module in self._modules.items()}
         self._groups = {name: _counts(optimizer) for name, optimizer in self._optimizers.items()}
+        self._shapes = {name: _shapes(module) for name, module in self._modules.items()}
+        self._tell_all = tell
         self._told: set[str] = set()
         self._known = {name: list(_named(module)) for name, module in self._modules.items()}
         self.take()
@@ -55,8 +67,10 @@ class SetUp:
         """Return what has changed since, as JSON; empty if nothing has, as in most runs.
 
         `halfway` through a step it is what had changed at the last `take`: the step is done again,
-        and with it what it has frozen for a while, or added.
+        and with it what it has frozen for a while, or added. A save asks, and hardly anyone else.
         """
+        for name in self._modules:
+            self._look_at_shapes(name)
         found = {
             **{f"module {name}": self._thawed(name, halfway) for name in self._modules},
             **{f"optimizer {name}": self._added(name, halfway) for name in self._optimizers},
@@ -137,14 +151,50 @@ class SetUp:
             if len(found) == len(group) and grouped.isdisjoint(map(id, found)):
                 optimizer.add_param_group({"params": found})
 
-    def _tell(self, name: str, words: str) -> None:
-        if name not in self._told:
-            self._told.add(name)
-            log.warning("%s", words)
+    # ------------------------------------------------------------------ layers
+
+    def _look_at_shapes(self, name: str) -> None:
+        begun, now = self._shapes[name], _shapes(self._modules[name])
+        changed = sorted(key for key in {**begun, **now} if not _as_it_was(key, begun, now))
+        if changed:
+            more = " …" if len(changed) > _MOST_NAMED else ""
+            self._tell(
+                f"layers of {name}",
+                f"{name}: the loop added, removed or reshaped {', '.join(changed[:_MOST_NAMED])}"
+                f"{more}; the next attempt sets the model up without that, and refuses the "
+                "checkpoint: make all layers before the loop, and use them when they are due",
+            )
+
+    def _tell(self, about: str, words: str) -> None:
+        if about not in self._told:
+            self._told.add(about)
+            self._tell_all(words)
 
 
 def _named(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
     return ((plain_key(key), parameter) for key, parameter in module.named_parameters())
+
+
+def _shapes(module: torch.nn.Module) -> dict[str, _Shape]:
+    """Return what a checkpoint holds of a module, by name, without asking for any value."""
+    shapes = {key: _shape(parameter) for key, parameter in _named(module)}
+    for path, each in module.named_modules():
+        prefix = f"{path}." if path else ""
+        for key, buffer in each.named_buffers(recurse=False):
+            if key not in each._non_persistent_buffers_set:
+                shapes[plain_key(prefix + key)] = _shape(buffer)
+    return shapes
+
+
+def _shape(tensor: torch.Tensor) -> _Shape:
+    """Return a tensor's shape; None of a lazy one, which its first forward pass gives one."""
+    return None if is_lazy(tensor) else tuple(tensor.shape)
+
+
+def _as_it_was(key: str, begun: Mapping[str, _Shape], now: Mapping[str, _Shape]) -> bool:
+    if key not in begun or key not in now:
+        return False
+    return begun[key] == now[key] or None in (begun[key], now[key])
 
 
 def _trained(module: torch.nn.Module) -> dict[str, bool]:

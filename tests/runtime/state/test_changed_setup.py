@@ -190,3 +190,40 @@ def test_a_group_of_what_is_grouped_already_is_passed_over() -> None:
     _, optimizer, set_up = made()
     set_up.follow(changes)
     assert [len(group["params"]) for group in optimizer.param_groups] == [2]
+
+
+def reshape(model: Any) -> None:
+    """Give the model's head more classes, and another buffer."""
+    model[1] = torch.nn.Linear(2, 3)
+    model.register_buffer("seen", torch.zeros(1))
+
+
+def test_layers_that_the_loop_reshapes_are_told_at_the_first_save() -> None:
+    """The next attempt sets up the old ones, and refuses: its user hears so before that."""
+    model, told = net(), list[str]()
+    set_up = SetUp(
+        {"model": tracked("model", model), "other": tracked("other", net())}, told.append
+    )
+    set_up.take()
+    set_up.changes()
+    assert told == []
+    reshape(model)
+    set_up.take()
+    assert told == []  # no step pays for it
+    set_up.changes()
+    set_up.changes(halfway=True)
+    [words] = told
+    assert "model: the loop added, removed or reshaped 1.bias, 1.weight, seen; " in words
+    assert "make all layers before the loop" in words
+
+
+def test_what_no_checkpoint_holds_may_be_of_another_shape() -> None:
+    """A mask that is kept for the longest text so far; a lazy layer, which had no shape yet."""
+    model, told = net(), list[str]()
+    model[0] = torch.nn.LazyLinear(2)  # type: ignore[operator]
+    model.register_buffer("mask", torch.zeros(1), persistent=False)
+    set_up = SetUp({"model": tracked("model", model)}, told.append)
+    model(torch.zeros(1, 2))
+    model.mask = torch.zeros(2)
+    set_up.changes()
+    assert told == []
