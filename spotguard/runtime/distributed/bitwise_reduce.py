@@ -158,6 +158,9 @@ class BitwiseSync:
         with only_parameters_of(optimizers, self._modules, self._optimizers):
             yield
 
+    def refuse_lost(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse nothing: gradients are in the tree before a script could throw them away."""
+
     def catch_up(self) -> None:
         """Refuse parameters that an optimizer got after the backward pass.
 

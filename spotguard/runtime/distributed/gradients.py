@@ -25,6 +25,7 @@ from torch.autograd.graph import _engine_run_backward
 from spotguard.errors import UsageError
 from spotguard.runtime.distributed.buckets import cut_into_buckets, flatten, own_copy, unflatten
 from spotguard.runtime.distributed.by_hand import TrainedByHand
+from spotguard.runtime.distributed.kept_gradients import KeptGradients
 from spotguard.runtime.distributed.no_sync import NoSyncWatch
 from spotguard.runtime.distributed.wrappers import (
     LateWrappers,
@@ -70,6 +71,7 @@ class GradientSync:
             refuse_thawed(ddp)
             settle_buckets(ddp)
         self._no_sync = NoSyncWatch(wrappers.ddp if ranks.world_size > 1 else [])
+        self._kept = KeptGradients(self._optimizers)
         self._is_last = False
         """True while the step's last micro-batch is under way."""
         self.managed_elsewhere = bool(wrappers.modules)
@@ -161,8 +163,11 @@ class GradientSync:
 
     def begin_backward(self, weight: float) -> float:
         """Prepare for a backward pass; return what its loss is to be multiplied by for `weight`."""
-        if not self._begun:
+        if self._begun:
+            self._kept.look()
+        else:
             self._begun = True
+            self._kept.begin()
             if not self._ever_begun:
                 self._ever_begun = True
                 self._late.refuse()
@@ -177,7 +182,9 @@ class GradientSync:
 
     def end_backward(self, share: Share) -> None:
         """Synchronise after the backward pass of the step's last micro-batch; blocks, as above."""
-        if share.last:
+        if not share.last:
+            self._kept.take(self._only)
+        else:
             self._begun = False
             self._look_again()
             if self._ranks.world_size > 1:
@@ -199,6 +206,14 @@ class GradientSync:
                     parameter.grad.zero_()
                 elif self._correction != 1.0:
                     parameter.grad /= self._correction
+
+    def refuse_lost(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse that `optimizer` steps on what is left of gradients that were thrown away.
+
+        Raises:
+            UsageError: a script did so between the step's micro-batches; on one rank, too.
+        """
+        self._kept.refuse_lost(optimizer)
 
     def catch_up(self) -> None:
         """Synchronise parameters that an optimizer got after the last backward pass.

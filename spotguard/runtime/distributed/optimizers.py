@@ -103,11 +103,13 @@ class OptimizerWatch:
                 "call optimizer.step() there",
             )
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if closure is None or not _calls_closure_first(optimizer):
-            self._begin_to_change()
         if closure is None:
+            self._gradients.refuse_lost(optimizer)
+            self._begin_to_change()
             return None
-        evaluate = self._evaluated(closure)
+        if not _calls_closure_first(optimizer):
+            self._begin_to_change()
+        evaluate = self._evaluated(optimizer, closure)
         if "closure" in kwargs:
             return args, {**kwargs, "closure": evaluate}
         return (args[0], evaluate, *args[2:]), kwargs
@@ -116,7 +118,9 @@ class OptimizerWatch:
         self._gradients.catch_up()
         self._keeper.begin_to_change()
 
-    def _evaluated(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+    def _evaluated(
+        self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]
+    ) -> Callable[[], Any]:
         """Return a closure after which weights may change, and whose loss is that of all ranks."""
 
         def evaluate() -> Any:
@@ -125,6 +129,7 @@ class OptimizerWatch:
             loss = closure()
             if step is not None and step.passes_done > before:
                 loss = step.mean_loss()
+            self._gradients.refuse_lost(optimizer)
             self._begin_to_change()
             return loss
 

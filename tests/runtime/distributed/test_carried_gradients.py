@@ -26,7 +26,7 @@ class Script:
         keeper: Any = SimpleNamespace(
             objects={}, current=None, has_changed=False, begin_to_change=self._change
         )
-        gradients: Any = SimpleNamespace(catch_up=lambda: None)
+        gradients: Any = SimpleNamespace(catch_up=lambda: None, refuse_lost=lambda _: None)
         self.keeper = keeper
         self.watch = OptimizerWatch(
             [], [self.optimizer], gradients, keeper, 1, tell=self.told.append

@@ -79,6 +79,10 @@ REFUSED = {
         f"for x, y in step: {BACKWARD}; first.step(); first.zero_grad()",
         "optimizer.step() came before the last micro-batch of the step",
     ),
+    "gradients thrown away within the loop": (
+        f"for x, y in step: first.zero_grad(); {BACKWARD}\n    first.step()",
+        "zero_grad() came between the micro-batches of the step",
+    ),
     "an optimizer that is not tracked": (
         "third = torch.optim.SGD(spare.parameters(), lr=0.1)\n    for x, y in step: "
         "step.backward(spare(x).sum())\n    third.step()",
