@@ -10,11 +10,14 @@ with nothing to be seen.
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
+from collections import OrderedDict
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from torch.compiler import is_compiling
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from spotguard.errors import UsageError
 from spotguard.runtime.distributed.carried_gradients import CarriedGradients, has_gradient
@@ -280,6 +283,56 @@ class GradientCheck:
         for parameter in parameters:
             name = self._names.get(id(parameter), "a parameter")
             raise UsageError(f"{name} {what}: the ranks would train apart", hint=hint)
+
+
+def hook_steps(optimizers: Iterable[Optimizer]) -> contextlib.ExitStack:
+    """Have the steps of all of them call hooks; closed, what is returned takes that back.
+
+    Torch sees to it in `Optimizer.__init__`, which a Lookahead or a SAM may never call: its weights
+    would count as unchanged while it changes them.
+
+    Raises:
+        UsageError: one has a `step` that cannot be replaced.
+    """
+    undo = contextlib.ExitStack()
+    for optimizer in optimizers:
+        for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+            optimizer.__dict__.setdefault(hooks, OrderedDict())
+        if not _calls_hooks(optimizer):
+            undo.callback(_hook_step(optimizer))
+    return undo
+
+
+def _calls_hooks(optimizer: Optimizer) -> bool:
+    step = optimizer.step  # it may be another optimizer's
+    return getattr(step, "hooked", False) and getattr(step, "__self__", optimizer) is optimizer
+
+
+def _hook_step(optimizer: Optimizer) -> Callable[[], None]:
+    """Put a step that calls hooks in the place of this one's; return what takes it back."""
+    of_instance, own = optimizer.__dict__.get("step"), optimizer.step
+
+    @functools.wraps(own)  # a scheduler looks for its mark on it
+    def step(_: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        return own(*args, **kwargs)
+
+    hooked = MethodType(Optimizer.profile_hook_step(step), optimizer)
+    optimizer.__dict__["step"] = hooked
+    if optimizer.step is not hooked:
+        del optimizer.__dict__["step"]
+        raise UsageError(
+            f"{type(optimizer).__name__}: nobody can tell when its step() begins to change weights",
+            hint="track the optimizer that it steps by, in its place",
+        )
+
+    def take_back() -> None:
+        if optimizer.__dict__.get("step") is not hooked:
+            return  # a scheduler has put its own around it
+        del optimizer.__dict__["step"]
+        if of_instance is not None:
+            optimizer.__dict__["step"] = of_instance
+
+    return take_back
 
 
 def _remove(handles: Iterable[Any]) -> None:

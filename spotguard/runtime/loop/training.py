@@ -28,7 +28,7 @@ from spotguard.runtime.data.loader import ElasticLoader
 from spotguard.runtime.data.single_sample_batches import warning_of_lone_sample
 from spotguard.runtime.distributed.bitwise_reduce import BitwiseSync
 from spotguard.runtime.distributed.gradients import GradientSync, broadcast_initial, evened_out
-from spotguard.runtime.distributed.optimizers import OptimizerWatch
+from spotguard.runtime.distributed.optimizers import OptimizerWatch, hook_steps
 from spotguard.runtime.distributed.weighted_mean import WeightedMeans
 from spotguard.runtime.ending.leaving import Phase
 from spotguard.runtime.loop.batch_probe import BatchProbe
@@ -104,6 +104,7 @@ class Training:
         modules = [v for v in values if isinstance(v, torch.nn.Module)]
         optimizers = [v for v in values if isinstance(v, torch.optim.Optimizer)]
         gives_back = circumstances.gives_back
+        gives_back.callback(hook_steps(optimizers).close)  # first, as others hook onto them
         self._gradients: GradientSync | BitwiseSync
         if circumstances.bitwise:
             self._gradients = BitwiseSync(modules, optimizers, circumstances.ranks, loader)
