@@ -69,7 +69,6 @@ class Run(RunData):
         self._ranks = ProcessGroup(job.rank, job.world_size)
         job.metrics.communicated_s = lambda: self._ranks.waited_s
         self._training: Training | None = None
-        self._end_early: str | None = None
         settings = job.settings
         self._trace = (
             SampleTrace(
@@ -163,11 +162,11 @@ class Run(RunData):
     def end(self, reason: str = "ended early") -> None:
         """Finish the run at the end of this step, as if all steps were done (early stopping).
 
-        All ranks must call it in the same step.
+        All ranks must call it in the same step. It is a part of the training state: where what
+        follows the loop is interrupted, the next attempt begins there. Started again with a larger
+        `total` or `epochs`, the run trains on.
         """
-        self._end_early = reason
-        if self._training is not None:
-            self._training.end_early = reason
+        self._job.keeper.early_end.why = reason
 
     def best(
         self,
@@ -493,7 +492,8 @@ class Run(RunData):
         step under way counts if its optimizer has stepped. All ranks must call it at the same step.
 
         Args:
-            reason: Why it ended before its last step; told in the log.
+            reason: Why it ended before its last step; told in the log. With one, it has ended for
+                good, as by `end`: the next attempt has no step to do.
         """
         self._trained("run.finish").finish(reason)
 
@@ -550,7 +550,6 @@ class Run(RunData):
             ),
             loader,
         )
-        self._training.end_early = self._end_early
         return self._training
 
     def _check(self, caller: str, loader: Any, total: int | None, epochs: int | None) -> None:

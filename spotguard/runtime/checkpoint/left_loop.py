@@ -29,6 +29,10 @@ PATIENCE_S = 10.0
 """How long a save in flight, or a GPU, may hold up the copy. If it was an error that left the loop,
 both would be waited for so long anyway, or may never end."""
 NOT_COPIED = "weights have changed since the last step, after which they were not copied"
+OTHER_WEIGHTS = (
+    "the weights are others than after the last step, as in an evaluation of averaged ones, or "
+    "after the loop: the last save counts"
+)
 _LOOK_S = 0.001
 
 

@@ -18,6 +18,7 @@ from spotguard.events.event import JobEvent
 from spotguard.events.states import CheckpointKind
 from spotguard.runtime.checkpoint import left_loop, save_time
 from spotguard.runtime.checkpoint.captured import Declined, Open
+from spotguard.runtime.checkpoint.early_end import EarlyEnd
 from spotguard.runtime.checkpoint.left_loop import LeftLoop
 from spotguard.runtime.checkpoint.own_state import EPOCH_BEGUN, EpochBegun
 from spotguard.runtime.checkpoint.saver import Saver
@@ -75,6 +76,7 @@ class Keeper:
         self.step_s = 0.0
         self.epoch = 0
         self.best = Best()
+        self.early_end = EarlyEnd()
         self.step: Step | None = None
         """The last finished one."""
         self.current: Step | None = None
@@ -259,13 +261,8 @@ class Keeper:
         everything = self._everything
         if everything is None or not everything.take_whole():
             return None
-        return BoundaryState(
-            everything.over(self.objects),
-            everything.random_states,
-            self.best.now,
-            self._loader.shared,
-            self._loader.own,
-        )
+        objects, random = everything.over(self.objects), everything.random_states
+        return replace(self._at_boundary(), objects=objects, random_states=random)
 
     def take_boundary_again(self, begun: EpochBegun | None = None) -> None:
         """Take the state as it is now for that of the last boundary: what came after it is over."""
@@ -273,6 +270,7 @@ class Keeper:
         copy = self._copied()
         with self.lock:
             self._copy = copy
+            self.early_end.take()
             self.epoch_end, self.evaluating, self.epoch_begun = False, False, begun
         self.resumed = Open()
 
@@ -289,6 +287,7 @@ class Keeper:
         with self.lock:
             self._copy = copy
             self.finished = finished
+            self.early_end.take()
             self.epoch_end = ends_epoch
             self.changing = self._changed = False
 
@@ -404,6 +403,7 @@ class Keeper:
         last save stands. With `copies` the state is copied, since the script goes on with it.
         """
         done = self._changed
+        self.early_end.loop_left()
         if done:
             self._loader.keep(self.finished + 1)
             self._take_boundary()
@@ -430,6 +430,7 @@ class Keeper:
         left = self._left or self.loop_left()  # the script may hold the loop's iterator
         if left.finished > self.finished and self.current is not None:
             self._pass_boundary(left.finished, self.current, copies=not was_left)
+        self.early_end.left_on_purpose()
 
     def _held(self, *, solo: bool = False) -> Held | None:
         """Return the copy of this boundary, if there is one; alone, of what this rank has whole."""
@@ -480,7 +481,8 @@ class Keeper:
         """Return the state to save at the end, and the copy of it if there is one."""
         held = self._held(solo=solo) if halfway else None
         if held is not None:
-            return replace(held.capture, kind=kind), held
+            counters = {**held.capture.counters, **self.early_end.counters()}
+            return replace(held.capture, kind=kind, counters=counters), held
         return self._capture(kind, solo=solo, halfway=halfway), None
 
     def save_for(self, request: StopRequest, *, halfway: bool = False) -> SpotguardError | None:
@@ -494,10 +496,7 @@ class Keeper:
         changed_after_loop = self.has_left and self.changing
         if halfway and not copied and (changed_after_loop or self.weights_are_exchanged):
             self.saver.wait(_LAST_SAVE_S)  # one in flight is the newest there can be
-            self._say_not_saved(
-                "the weights are others than after the last step, as in an evaluation of averaged "
-                "ones, or after the loop: the last save counts"
-            )
+            self._say_not_saved(left_loop.OTHER_WEIGHTS)
             return None  # which is no fault of the store's
         timeout_s, solo = save_time.last_save_s(request.deadline_at), request.solo
         try:
@@ -555,6 +554,7 @@ class Keeper:
             "epoch_end": self.epoch_end and step == self.finished,
             EPOCH_BEGUN: self.epoch_begun and self.epoch_begun.counters(),
             **now.best._replace(is_new=best_is_new).counters(),
+            **self.early_end.counters(),
             "changed_in_loop": self.set_up.changes(halfway=halfway),
         }
         own = {"random_states": now.random_states, "place": now.own, "buffers": now.buffers}
@@ -563,8 +563,9 @@ class Keeper:
 
     def _at_boundary(self) -> BoundaryState:
         """Return the state as it is: nothing has happened since the boundary."""
-        places = self._loader.shared, self._loader.own
-        return BoundaryState(self.objects, None, self.best.now, *places)
+        return BoundaryState(
+            self.objects, None, self.best.now, self._loader.shared, self._loader.own
+        )
 
     def _halfway(self) -> BoundaryState:
         """Return the state of the last boundary, in the midst of a step."""

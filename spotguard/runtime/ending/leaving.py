@@ -162,6 +162,7 @@ class Leaving:
     def _give_up_step(self, request: StopRequest) -> bool:
         """Give up the step that the main thread hangs in; False if it has left by itself."""
         patience_s = self._change_patience_s(request)
+        self._keeper.early_end.told(request)
         self._keeper.freeze(self.begun, patience_s, by_error=self._may_be_left_by_error)
         if self.begun.is_set():
             return False
@@ -354,6 +355,7 @@ class Leaving:
         Where it left by `break` is the boundary; an exit may have cut an optimizer short.
         """
         if not self._exits.called:
+            self._keeper.early_end.told(told)
             self._keeper.left_early()
         self._take(Cause.TOLD_AND_LEFT, told)
         return EXIT_CODE_OF_JOB_TOLD_TO_STOP

@@ -4,9 +4,9 @@ What a script does after the steps of an epoch (an evaluation, a scheduler, a lo
 weights. So it belongs to no step: it comes between the boundary after the epoch's last step and
 the next one. A checkpoint that is saved in the midst of it holds the state at its beginning, and
 says so; the next attempt begins with that epoch, none of its steps left to do, and does it all
-again. So it does where the global batch has grown with the ranks, and what is left of the epoch is
-less than one, and left out. Once the script asks for the next epoch, what it changed belongs to the
-state.
+again. So it does where the script has ended the run in the midst of an epoch, and where the global
+batch has grown with the ranks, and what is left of the epoch is less than one, and left out. Once
+the script asks for the next epoch, what it changed belongs to the state.
 """
 
 from __future__ import annotations
@@ -95,8 +95,9 @@ def epochs_of(
     if steps_per_epoch is None and loader.begins_at_epoch_end:
         training.begin_at_epoch_end()
     number = _epoch_of(training.finished, total, first_step_of)
-    at_its_end = training.at_epoch_end and first_step_of(number) == training.finished
-    number -= at_its_end
+    is_whole = first_step_of(number) == training.finished
+    at_its_end = training.at_epoch_end and (is_whole or training.end_early is not None)
+    number -= at_its_end and is_whole
     while number < total and (at_its_end or not training.is_done):
         steps = range(first_step_of(number), first_step_of(number + 1))
         epoch = Epoch(training, number, steps, total=total)

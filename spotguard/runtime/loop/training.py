@@ -146,8 +146,6 @@ class Training:
         """What knows of the top of an epoch's body, in a loop over epochs."""
         self.step: Step | None = None
         """The step under way."""
-        self.end_early: str | None = None
-        """Why the loop is to end before its last step, once it is."""
 
     def _total(self, value: float) -> float:
         """Return the sum of a number over the ranks, which must all call it."""
@@ -207,7 +205,7 @@ class Training:
                 self._take_boundary_again()
             if not self.is_done:
                 return self._begin(reads_next=reads_next)
-            self._finish()
+            self._finish(self.end_early)
         return None
 
     def end(self, *, epoch_until: int | None = None) -> None:
@@ -228,12 +226,18 @@ class Training:
         """End the loop where it is; nothing happens if it has ended."""
         if self._job.phase is Phase.AFTER:
             return
-        if self.end_early is None and (reason or not self.is_done):
-            self.end_early = reason or "ended early"
+        why = self.end_early or reason or (None if self.is_done else "ended early")
+        if reason and not self.is_done:  # without one a framework decides again
+            self._job.keeper.early_end.why = reason
         with self._errors_end_it:
             if self.step is None:
                 self._take_boundary_again()
-            self._finish()
+            self._finish(why)
+
+    @property
+    def end_early(self) -> str | None:
+        """Why the loop is to end before its last step, once it is."""
+        return self._job.keeper.early_end.why
 
     @property
     def is_done(self) -> bool:
@@ -254,8 +258,8 @@ class Training:
         """End what reads the data."""
         self._open.close()
 
-    def _finish(self) -> None:
-        self._job.finish_loop(self.end_early, left_early=self.step is not None)
+    def _finish(self, why: str | None) -> None:
+        self._job.finish_loop(why, left_early=self.step is not None)
         self.step = None
         self.close()
 
@@ -425,7 +429,8 @@ class Training:
                 self._restore_random(restored.manifest)
         change = self.loader.begin(first)
         last = self._last_step(total, epochs)
-        if first < last:
+        self._heed_early_end(restored.manifest, total, epochs)
+        if first < last and self.end_early is None:
             self._settle_micro_batches(restored.manifest, first)
         job.restored(restored, last)
         if change is not None and job.rank == 0:
@@ -434,6 +439,15 @@ class Training:
         self._check_ranks_agree(first)
         self.loader.keep(first)
         return first, last
+
+    def _heed_early_end(
+        self, manifest: Manifest | None, total: int | None, epochs: int | None
+    ) -> None:
+        """Do no step if the script has ended its training, and asks for no more than then."""
+        counters = manifest.counters if manifest else {}
+        ended = self._job.keeper.early_end.begin(total, epochs, counters)
+        if ended and self._job.rank == 0:
+            log.info("the training was ended before; it goes on if more steps are asked for")
 
     def _settle_micro_batches(self, manifest: Manifest | None, first: int) -> None:
         """Find how many samples fit, if that was asked for; the ranks do so together."""
