@@ -65,6 +65,7 @@ class TensorCopy(NamedTuple):
     target: torch.Tensor
     source: torch.Tensor
     stream: torch.cuda.Stream | None
+    """Of the source's own GPU: torch enqueues a copy where that one works just now."""
 
     def run(self) -> None:
         """Copy; returns when it is done, also on a GPU."""
@@ -274,7 +275,7 @@ class StagingBuffer:
         self._now: list[Chunk] = []
         self._later: list[Chunk] = []
         self._sources: list[torch.Tensor] = []
-        self._stream: torch.cuda.Stream | None = None
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def stage(self, leaves: list[Leaf], plan: Plan, *, overlap: bool) -> Staged:
         """Copy `leaves`; with `overlap`, steady ones are left to `Staged.copy_rest`.
@@ -283,8 +284,8 @@ class StagingBuffer:
         """
         if overlap != self._overlap or not same_items(leaves, self._leaves):
             self._lay_out(leaves, plan, overlap=overlap)
-        if self._stream is not None:  # its copies see all that was enqueued before
-            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        for device, stream in self._streams.items():  # its copies see all that was enqueued before
+            stream.wait_stream(torch.cuda.current_stream(device))
         for chunk in self._now:
             chunk.run()
         data = memoryview(self._flat.numpy().data)[: plan.layout.data_bytes]
@@ -313,9 +314,12 @@ class StagingBuffer:
 
     def _lay_out(self, leaves: list[Leaf], plan: Plan, *, overlap: bool) -> None:
         devices = {leaf.tensor.device for leaf in leaves if leaf.tensor.is_cuda}
-        self._stream = torch.cuda.Stream(devices.pop()) if devices else None  # type: ignore[no-untyped-call]
+        self._streams = {
+            device: torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            for device in devices
+        }
         if plan.layout.data_bytes > len(self._flat):
-            self._flat = _memory(plan.layout.data_bytes, pinned=self._stream is not None)
+            self._flat = _memory(plan.layout.data_bytes, pinned=bool(self._streams))
         now, later = _Chunks(), _Chunks()
         self._sources = []
         for index in plan.layout.order:
@@ -334,7 +338,8 @@ class StagingBuffer:
         tensor = leaf.tensor
         target = self._flat[offset : offset + leaf.size_bytes]
         if tensor.device.type != "cpu" or not tensor.is_contiguous():
-            yield TensorCopy(target.view(tensor.dtype).view(tensor.shape), tensor, self._stream)
+            shaped = target.view(tensor.dtype).view(tensor.shape)
+            yield TensorCopy(shaped, tensor, self._streams.get(tensor.device))
             return
         start = 0
         while start < leaf.size_bytes:  # no copy belongs to two chunks
