@@ -563,9 +563,8 @@ class Keeper:
 
     def _at_boundary(self) -> BoundaryState:
         """Return the state as it is: nothing has happened since the boundary."""
-        return BoundaryState(
-            self.objects, None, self.best.now, self._loader.shared, self._loader.own
-        )
+        places = self._loader.shared, self._loader.own
+        return BoundaryState(self.objects, None, self.best.now, *places)
 
     def _halfway(self) -> BoundaryState:
         """Return the state of the last boundary, in the midst of a step."""

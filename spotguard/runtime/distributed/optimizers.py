@@ -23,7 +23,7 @@ from spotguard.errors import UsageError
 from spotguard.runtime.distributed.carried_gradients import CarriedGradients, has_gradient
 from spotguard.runtime.distributed.gradients import count_parameters
 from spotguard.runtime.distributed.wrappers import parameters_of
-from spotguard.runtime.state.module_wrappers import plain_key
+from spotguard.runtime.state.module_wrappers import plain_keys
 from spotguard.runtime.state.sharding import is_dtensor
 from spotguard.runtime.state.tracked import TrackedModule
 
@@ -342,9 +342,10 @@ def _remove(handles: Iterable[Any]) -> None:
 
 def _names(keeper: Keeper) -> dict[int, str]:
     return {
-        id(parameter): f"{name}.{plain_key(of_module)}"
+        id(parameter): f"{name}.{key_of(of_module)}"
         for name, item in keeper.objects.items()
         if isinstance(item, TrackedModule)
+        for key_of in (plain_keys(item.bare),)
         for of_module, parameter in item.bare.named_parameters()
     }
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.nn.parameter import is_lazy
 
-from spotguard.runtime.state.module_wrappers import plain_key
+from spotguard.runtime.state.module_wrappers import key_before, plain_keys
 from spotguard.runtime.state.tracked import TrackedModule, TrackedOptimizer
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class SetUp:
         """
         told = changes if isinstance(changes, dict) else {}
         for name in self._modules:
-            self._follow_module(name, told.get(f"module {name}"))
+            self._follow_module(name, self._by_todays_keys(name, told.get(f"module {name}")))
         for name in self._optimizers:
             self._follow_optimizer(name, told.get(f"optimizer {name}"))
 
@@ -98,6 +98,15 @@ class SetUp:
             now = {key: flag for (key, _), flag in known}
         switched = {key: now[key] for key in now if now[key] is not begun.get(key)}
         return {"set_up": _digest(begun), "trained": switched} if switched else {}
+
+    def _by_todays_keys(self, name: str, change: Any) -> Any:
+        """Return a change as it would be told today; versions before this one had other keys."""
+        begun, keys = self._trained[name], _keys_before(self._modules[name])
+        before = {old: begun[key] for old, key in keys.items() if key in begun}
+        if before == begun or not _is_of(change, _digest(before)):
+            return change
+        trained = {keys.get(old, old): on for old, on in _switched_in(change).items()}
+        return {"set_up": _digest(begun), "trained": trained}
 
     def _follow_module(self, name: str, change: Any) -> None:
         begun = self._trained[name]
@@ -145,6 +154,9 @@ class SetUp:
         if not _is_of(change, begun):  # a difference is told when the state does not fit
             return
         parameters = {(n, key): p for n, m in self._modules.items() for key, p in _named(m)}
+        for module_name, module in self._modules.items():
+            for old, key in _keys_before(module).items():
+                parameters.setdefault((module_name, old), parameters[module_name, key])
         for group in _groups_of(change.get("added")):
             grouped = {id(p) for each in optimizer.param_groups for p in each["params"]}
             found = [parameters[place] for place in group if place in parameters]
@@ -172,17 +184,25 @@ class SetUp:
 
 
 def _named(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    return ((plain_key(key), parameter) for key, parameter in module.named_parameters())
+    key_of = plain_keys(module)
+    return ((key_of(key), parameter) for key, parameter in module.named_parameters())
+
+
+def _keys_before(module: torch.nn.Module) -> dict[str, str]:
+    """Return the parameters' keys of today by those that versions before this one stored."""
+    key_of = plain_keys(module)
+    return {key_before(key): key_of(key) for key, _ in module.named_parameters()}
 
 
 def _shapes(module: torch.nn.Module) -> dict[str, _Shape]:
     """Return what a checkpoint holds of a module, by name, without asking for any value."""
+    key_of = plain_keys(module)
     shapes = {key: _shape(parameter) for key, parameter in _named(module)}
     for path, each in module.named_modules():
         prefix = f"{path}." if path else ""
         for key, buffer in each.named_buffers(recurse=False):
             if key not in each._non_persistent_buffers_set:
-                shapes[plain_key(prefix + key)] = _shape(buffer)
+                shapes[key_of(prefix + key)] = _shape(buffer)
     return shapes
 
 

@@ -15,7 +15,7 @@ import torch
 from spotguard.checkpoint.outside import BaseFiles
 from spotguard.errors import StateMismatch, UnsupportedState, UsageError
 from spotguard.runtime.state.expanded_tensors import fill
-from spotguard.runtime.state.module_wrappers import bare_module, plain_key
+from spotguard.runtime.state.module_wrappers import bare_module, by_todays_keys, plain_keys
 from spotguard.runtime.state.sharding import is_dtensor
 from spotguard.runtime.state.tree import Packed, pack
 
@@ -122,7 +122,7 @@ class TrackedModule:
 
     def pack(self, name: str, into: Packed) -> Any:
         """Return the tree of the module's state dict, in its order."""
-        return _pack_entries(self.bare.state_dict(), name, into)
+        return self._pack_state(self.bare.state_dict(), name, into)
 
     def bulk(self, name: str) -> Bulk | None:
         """Return the state dict as it is now, if it holds nothing but tensors."""
@@ -130,14 +130,19 @@ class TrackedModule:
         tensors = list(state.values())
         if not all(isinstance(value, torch.Tensor) for value in tensors):
             return None
-        return Bulk(tensors, partial(_pack_entries, state, name), lambda tree, into: tree)
+        return Bulk(tensors, partial(self._pack_state, state, name), lambda tree, into: tree)
+
+    def _pack_state(self, state: Mapping[str, Any], name: str, into: Packed) -> Any:
+        key_of = plain_keys(self.bare)
+        pairs = [(key_of(key), value) for key, value in state.items()]
+        return [[key, pack(value, f"{name}.{key}", into)] for key, value in pairs]
 
     def restore(self, name: str, tree: Any, reading: Reading) -> Finish:
         """Have the stored values read into the module's own tensors, on their device, in place."""
         state = self.bare.state_dict()
-        own_keys = {plain_key(key): key for key in state}
+        own_keys = dict(zip(map(plain_keys(self.bare), state), state, strict=True))
         mine = {plain: state[key] for plain, key in own_keys.items()}
-        stored = {plain_key(key): value for key, value in tree}
+        stored = by_todays_keys(tree, mine)
         tensors = {
             key: stored[key]["name"]
             for key, value in mine.items()
@@ -527,11 +532,6 @@ def _pairs(tree: Any) -> list[tuple[int, list[tuple[str, Any]]]]:
     """Return [(parameter index, [(state key, subtree)])] of a packed optimizer state."""
     entries = tree["items"] if "$" in tree else list(tree.items())
     return [(int(index), list(state.items())) for index, state in entries]
-
-
-def _pack_entries(state: Mapping[str, Any], name: str, into: Packed) -> Any:
-    pairs = [(plain_key(key), value) for key, value in state.items()]
-    return [[key, pack(value, f"{name}.{key}", into)] for key, value in pairs]
 
 
 def _pack_steady(state: dict[Any, Any], name: str, into: Packed) -> Any:
