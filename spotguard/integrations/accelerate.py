@@ -18,10 +18,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from torch.optim.lr_scheduler import LambdaLR
-
 import spotguard.runtime as spotguard
 from spotguard.errors import UsageError
+from spotguard.integrations.accelerate_schedule import Schedule
 from spotguard.integrations.installed import check_installed
 from spotguard.integrations.torch_data import make_loader
 from spotguard.runtime.state.rng import kept_random_states
@@ -145,7 +144,7 @@ class SpotguardDataLoader:
         Raises:
             SystemExit: with code 75, saved: the process was told to stop.
         """
-        self._take()
+        self._take(total * self._steps_per_epoch)
         for epoch in self._run.epochs(self._loader, total=total, strict=self._strict):
             self._epoch = epoch
             yield epoch.number
@@ -179,8 +178,11 @@ class SpotguardDataLoader:
         """
         return self._run.evaluate(batches)
 
-    def _take(self) -> None:
-        """Track what the Accelerator prepared, and have losses weighted by their share."""
+    def _take(self, steps: int) -> None:
+        """Track what the Accelerator prepared, and have losses weighted by their share.
+
+        `steps` are those of all epochs.
+        """
         accelerator: Any = self._accelerator
         parts: dict[str, Any] = {}
         for number, model in enumerate(accelerator._models):
@@ -188,7 +190,9 @@ class SpotguardDataLoader:
         for number, optimizer in enumerate(accelerator._optimizers):
             parts[f"optimizer{number or ''}"] = optimizer.optimizer
         for number, scheduler in enumerate(accelerator._schedulers):
-            parts[f"scheduler{number or ''}"] = Schedule(scheduler, accelerator.num_processes)
+            parts[f"scheduler{number or ''}"] = Schedule(
+                scheduler, accelerator.num_processes, steps
+            )
         for number, thing in enumerate(accelerator._custom_objects):
             parts[f"registered{number or ''}"] = thing
         if accelerator.scaler is not None:
@@ -214,60 +218,6 @@ class SpotguardDataLoader:
                 own_backward(weighted * _BATCHES_A_STEP, **kwargs)
 
         accelerator.backward = backward
-
-
-class Schedule:
-    """A scheduler that Accelerate steps once for each process, on any number of them.
-
-    With `split_batches`, or where the script steps it by itself, it is stepped once everywhere.
-
-    Of schedules by a function, which is not part of a state, one whose length is in steps of all
-    processes has its place moved; any other goes on as in the first attempt.
-    """
-
-    def __init__(self, accelerated: Any, processes: int) -> None:
-        self._scheduler = accelerated.scheduler
-        self._times = 1
-        if accelerated.step_with_optimizer and not accelerated.split_batches:
-            self._times = processes
-            accelerated.split_batches = True  # stepped once, it steps as often as it should
-            accelerated.scheduler = self
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_scheduler"], name)
-
-    def step(self, *args: Any, **kwargs: Any) -> None:
-        """Step as often as Accelerate would have in the run's first attempt."""
-        scheduler = self._scheduler
-        for _ in range(self._times):
-            if getattr(scheduler, "total_steps", None) is None or (
-                scheduler._step_count <= scheduler.total_steps
-            ):
-                scheduler.step(*args, **kwargs)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the scheduler's state, and how often a step of the optimizer steps it."""
-        return {"scheduler": self._scheduler.state_dict(), "times": self._times}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on at the same place of the schedule."""
-        stored, before = dict(state["scheduler"]), state["times"]
-        if before != self._times:
-            moved = stored["last_epoch"] * self._times // before
-            if _fits(self._scheduler, moved, stored):
-                stored["last_epoch"] = moved
-            else:
-                self._times = before
-        self._scheduler.load_state_dict(stored)
-
-
-def _fits(scheduler: Any, place: int, stored: dict[str, Any]) -> bool:
-    """Return True if a schedule by functions has the stored rates at `place`."""
-    if not isinstance(scheduler, LambdaLR):
-        return False  # what its length is comes with its state
-    base_lrs: Any = scheduler.base_lrs
-    pairs = zip(base_lrs, scheduler.lr_lambdas, stored["_last_lr"], strict=True)
-    return all(abs(base * rate(place) - last) <= 1e-6 * abs(base) for base, rate, last in pairs)
 
 
 def _hooks_may_keep_more(accelerator: Any) -> bool:
