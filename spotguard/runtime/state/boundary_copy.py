@@ -330,11 +330,11 @@ def _not_held(name: str) -> str:
     )
 
 
-def _place(tensor: torch.Tensor) -> tuple[int, torch.dtype, torch.Size, torch.device] | None:
-    """Return where a tensor's values are; None if it has none."""
+def _place(tensor: torch.Tensor) -> tuple[object, ...] | None:
+    """Return where a tensor's values are, and in which order; None if it has none."""
     if not tensor.numel():
         return None
-    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.device
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device
 
 
 def _values(group: dict[str, Any]) -> dict[str, Any]:

@@ -327,6 +327,22 @@ def test_a_large_table_does_not_hide_the_statistics() -> None:
     }  # fmt: skip
 
 
+def test_two_buffers_over_one_memory_are_each_saved_in_their_own_order() -> None:
+    """A square table and its transpose lie in the same place, and are not the same values."""
+    model = nn.Module()
+    table = torch.arange(9.0).view(3, 3)
+    model.register_buffer("table", table)
+    model.register_buffer("turned", table.t())
+    expected = {key: value.clone() for key, value in model.state_dict().items()}
+    shadow = BufferShadow([model])
+    shadow.take()
+    table.zero_()
+    saved = saved_buffers(shadow, model)
+
+    assert saved.keys() == expected.keys()
+    assert all(torch.equal(saved[key], expected[key]) for key in expected)
+
+
 def test_a_buffer_that_is_replaced_is_saved_as_it_was() -> None:
     """`self.mean = 0.9 * self.mean + ...` puts another tensor in the buffer's place."""
     model: Any = nn.Module()
