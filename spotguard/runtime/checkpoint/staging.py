@@ -232,6 +232,14 @@ class Staged:
                 self._problem = problem
             self._note_done(index)
 
+    def give_up(self) -> None:
+        """Copy nothing more; returns once nobody writes to the buffer any more."""
+        if self.copied.is_set():
+            return
+        self._problem = self._problem or CheckpointError("its copy gave way to a later one")
+        self.copy_rest()
+        self.copied.wait()
+
     def wait_ready(self, end: int | None = None) -> None:
         """Block until the first `end` bytes (None: all) may be read; raise what copying raised."""
         if end is None:
@@ -261,7 +269,7 @@ class Staged:
                 hint="change weights right after optimizer.step(), or track what changes them",
             )
         self._ready_bytes = len(self.data)
-        self._sources = []
+        self._sources, self._chunks = [], []  # which hold tensors
         self.copied.set()
 
 
@@ -276,12 +284,16 @@ class StagingBuffer:
         self._later: list[Chunk] = []
         self._sources: list[torch.Tensor] = []
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._staged: Staged | None = None
+        """What was staged last: its save may be over while it is still copied."""
 
     def stage(self, leaves: list[Leaf], plan: Plan, *, overlap: bool) -> Staged:
         """Copy `leaves`; with `overlap`, steady ones are left to `Staged.copy_rest`.
 
         The state staged before must not be needed any more.
         """
+        if self._staged is not None:
+            self._staged.give_up()
         if overlap != self._overlap or not same_items(leaves, self._leaves):
             self._lay_out(leaves, plan, overlap=overlap)
         for device, stream in self._streams.items():  # its copies see all that was enqueued before
@@ -295,6 +307,7 @@ class StagingBuffer:
         fits = _CHUNK_BYTES % plan.layout.piece_bytes == 0
         pieces = plan.layout.piece_bytes if whole and fits else None
         staged = Staged(data, self._later, self._sources, piece_bytes=pieces)
+        self._staged = staged
         if not plan.leaves:
             self._leaves, self._now, self._later, self._sources = [], [], [], []
         return staged

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import xxhash
 from torch import nn
 
+from spotguard.errors import CheckpointError
 from spotguard.events.states import CheckpointKind
 from spotguard.runtime.checkpoint import staging
 from spotguard.runtime.checkpoint.staging import Plan, StagingBuffer, WeightsChanged, live_views
@@ -326,6 +328,55 @@ def test_a_forked_worker_costs_the_buffer_nothing() -> None:
         os._exit(any(staged.data))
 
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_nobody_writes_to_the_buffer_for_a_save_that_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A store that refuses at once ends a save while it is copied; the next one has the buffer.
+
+    What lies elsewhere in that one is not written over by the copies that are still under way.
+    """
+    monkeypatch.setattr(staging, "_CHUNK_BYTES", 64)
+    begun, go = threading.Event(), threading.Event()
+    run = staging.Chunk.run
+
+    def slow(chunk: staging.Chunk) -> None:
+        begun.set()
+        assert go.wait(10)
+        run(chunk)
+
+    first, second = leaves((16,), (16,), (16,)), leaves((8,), (48,))
+    for leaf in first:
+        leaf.steady = True
+    buffer = StagingBuffer()
+    old = buffer.stage(first, Plan.of(first, {}, None), overlap=True)
+    monkeypatch.setattr(staging.Chunk, "run", slow)
+    copier = threading.Thread(target=old.copy_rest)
+    copier.start()
+    assert begun.wait(10)
+    monkeypatch.setattr(staging.Chunk, "run", run)
+    threading.Timer(0.05, go.set).start()
+    plan = Plan.of(second, {}, None)
+    new = buffer.stage(second, plan, overlap=False)
+    copier.join(10)
+
+    assert bytes(new.data) == b"".join(map(bytes, live_views(second, plan.layout)))
+    with pytest.raises(CheckpointError, match="gave way to a later one"):
+        old.wait_ready()
+
+
+def test_a_state_that_is_copied_holds_no_tensor() -> None:
+    """On a GPU, a step that makes new weights would have its memory taken twice."""
+    tensors = [Leaf("turned", torch.randn(40, 30).t(), steady=True)]
+    gone = weakref.ref(tensors[0].tensor)
+    plan = Plan.of(tensors, {}, None, keep=False)
+    staged = StagingBuffer().stage(tensors, plan, overlap=True)
+    staged.copy_rest()
+    staged.wait_ready()
+    tensors.clear()
+
+    assert gone() is None
 
 
 def test_the_front_can_be_written_while_the_end_is_copied(
