@@ -42,7 +42,14 @@ from spotguard.runtime.process.outside_loop import outside_loop
 from spotguard.runtime.process.wait_for_turn import await_turn
 from spotguard.runtime.state.best import Best, BestState
 from spotguard.runtime.state.changed_setup import SetUp
-from spotguard.runtime.state.rng import BOUNDARY, EPOCH_END, EPOCH_TOP, mix, seed_everything
+from spotguard.runtime.state.rng import (
+    BOUNDARY,
+    EPOCH_END,
+    EPOCH_TOP,
+    mix,
+    seed_everything,
+    spread_over,
+)
 from spotguard.runtime.state.tracked import TrackedModule
 from spotguard.runtime.step import Step, TrainingLoop
 
@@ -391,6 +398,8 @@ class Training:
         job = self._job
         await_turn(job.settings, job.store, job.coordinator)
         job.keeper.set_up = SetUp(job.keeper.objects, job.warn_of_script)
+        modules = [i.bare for i in job.keeper.objects.values() if isinstance(i, TrackedModule)]
+        spread_over(modules)
         self._check_ranks_track_the_same()
         objects, timeout_s = job.keeper.objects, restoring.TIMEOUT_S
         job.keeper.saver.generators = RankGenerators.found(
@@ -407,7 +416,6 @@ class Training:
             strict=strict,
         )
         if restored.manifest is None:
-            modules = [i.bare for i in job.keeper.objects.values() if isinstance(i, TrackedModule)]
             broadcast_initial(modules, self._of.ranks)
         first = restored.manifest.step if restored.manifest else 0
         if job.rank == 0:

@@ -15,12 +15,13 @@ import importlib
 import importlib.util
 import random
 import sys
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 _MASK = (1 << 64) - 1
 
@@ -36,8 +37,23 @@ in an attempt that resumes within the epoch. It must be the same one, on every r
 
 _SETUP = -2  # pseudo step: the script before its loop
 
+_beside: list[int] = []
+"""The GPUs that this process's models lie on, which may be others than the current one."""
+
+_OTHER_GPU = "cuda:"
+"""How the name of another GPU's state begins."""
+
 _python: Any = random.seed.__self__  # type: ignore[attr-defined]  # of all functions of `random`
 _seed_python = super(random.Random, _python).seed  # without a look at what kind of seed it is
+
+
+def spread_over(modules: Iterable[torch.nn.Module]) -> None:
+    """Have the generators of all GPUs seeded and kept that these modules lie on.
+
+    What one process runs on several of them, such as a dropout, draws from each one's own.
+    """
+    tensors = (chain(module.parameters(), module.buffers()) for module in modules)
+    _beside[:] = sorted({t.device.index for t in chain.from_iterable(tensors) if t.is_cuda})
 
 
 def mix(*parts: int) -> int:
@@ -65,9 +81,8 @@ def seed_everything(value: int) -> None:
         except TypeError:  # of another kind than usual, by `numpy.random.set_bit_generator`
             numpy.random.seed(value & 0xFFFFFFFF)
     torch.default_generator.manual_seed(value)
-    if _cuda_in_use():
-        # Only this rank's device: seeding all of a node's eight would cost eight calls a batch.
-        torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(value)
+    for gpu in _gpus():
+        torch.cuda.default_generators[gpu].manual_seed(value)
 
 
 def seed_setup(seed: int) -> None:
@@ -89,8 +104,8 @@ def capture_random_states() -> dict[str, Any]:
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
         states["numpy"] = numpy.random.get_state(legacy=False)
-    if _cuda_in_use():
-        states["cuda"] = torch.cuda.get_rng_state()
+    for number, gpu in enumerate(_gpus()):  # the first is this rank's own, whatever its index
+        states[f"{_OTHER_GPU}{gpu}" if number else "cuda"] = torch.cuda.get_rng_state(gpu)
     return states
 
 
@@ -104,6 +119,10 @@ def restore_random_states(states: dict[str, Any]) -> None:
         np.random.set_state(states["numpy"])
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
+        for name in states:
+            gpu = name.removeprefix(_OTHER_GPU)
+            if gpu != name and int(gpu) < torch.cuda.device_count():
+                torch.cuda.set_rng_state(states[name], int(gpu))
 
 
 @contextlib.contextmanager
@@ -114,6 +133,17 @@ def kept_random_states() -> Iterator[None]:
         yield
     finally:
         restore_random_states(states)
+
+
+def _gpus() -> list[int]:
+    """Return this rank's GPU and the others that its models lie on.
+
+    Not all of a node's: to seed eight would cost eight calls a batch.
+    """
+    if not _cuda_in_use():
+        return []
+    own = torch.cuda.current_device()
+    return [own, *(gpu for gpu in _beside if gpu != own)]
 
 
 def _cuda_in_use() -> bool:
