@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from spotguard.errors import SpotguardError
+from spotguard.runtime.state.rng import gpus_in_use
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,24 +56,21 @@ class LeftLoop(NamedTuple):
 def copied(saver: Saver, state: Callable[[], Capture | None]) -> Held | None:
     """Return a copy of the state; None if it cannot be had soon, or at all."""
     try:
-        capture = state() if _device_is_quiet() else None
+        capture = state() if _devices_are_quiet() else None
         return saver.hold(capture, PATIENCE_S) if capture is not None else None
     except (SpotguardError, RuntimeError) as problem:  # a GPU may have failed, and the script by it
         log.debug("the state where the loop was left is not copied: %s", problem)
         return None
 
 
-def _device_is_quiet() -> bool:
-    """Return whether a GPU has done what it was given; it never has where a rank is gone.
+def _devices_are_quiet() -> bool:
+    """Return whether all GPUs have done what they were given; one never has where a rank is gone.
 
     A copy would be queued behind that, and wait for ever.
     """
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return True
-    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    done.record()
+    done = [torch.cuda.current_stream(gpu).record_event() for gpu in gpus_in_use()]
     end = time.monotonic() + PATIENCE_S
-    while not done.query():  # type: ignore[no-untyped-call]
+    while not all(each.query() for each in done):
         if time.monotonic() > end:
             return False
         time.sleep(_LOOK_S)

@@ -81,7 +81,7 @@ def seed_everything(value: int) -> None:
         except TypeError:  # of another kind than usual, by `numpy.random.set_bit_generator`
             numpy.random.seed(value & 0xFFFFFFFF)
     torch.default_generator.manual_seed(value)
-    for gpu in _gpus():
+    for gpu in gpus_in_use():
         torch.cuda.default_generators[gpu].manual_seed(value)
 
 
@@ -104,7 +104,7 @@ def capture_random_states() -> dict[str, Any]:
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
         states["numpy"] = numpy.random.get_state(legacy=False)
-    for number, gpu in enumerate(_gpus()):  # the first is this rank's own, whatever its index
+    for number, gpu in enumerate(gpus_in_use()):  # the first is this rank's own, whatever its index
         states[f"{_OTHER_GPU}{gpu}" if number else "cuda"] = torch.cuda.get_rng_state(gpu)
     return states
 
@@ -135,8 +135,8 @@ def kept_random_states() -> Iterator[None]:
         restore_random_states(states)
 
 
-def _gpus() -> list[int]:
-    """Return this rank's GPU and the others that its models lie on.
+def gpus_in_use() -> list[int]:
+    """Return this rank's GPU and the others that its models lie on; none before it uses one.
 
     Not all of a node's: to seed eight would cost eight calls a batch.
     """

@@ -11,7 +11,8 @@ import torch
 
 from spotguard.checkpoint.lineage import claim_attempt
 from spotguard.events.event import JobEvent
-from spotguard.events.states import EndReason
+from spotguard.events.states import CheckpointKind, EndReason
+from spotguard.runtime.checkpoint import left_loop
 from spotguard.runtime.checkpoint.training_state import Keeper
 from spotguard.runtime.distributed.rendezvous import Alone
 from spotguard.runtime.ending.leaving import Leaving
@@ -20,7 +21,7 @@ from spotguard.runtime.process.settings import Settings
 from spotguard.runtime.reporting.metrics import Metrics
 from spotguard.runtime.state.changed_setup import SetUp
 from spotguard.testing import FakeRendezvous, MemoryStore
-from tests.runtime.harness.lab import adapters, next_attempt, together
+from tests.runtime.harness.lab import Rank, adapters, next_attempt, together
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -309,3 +310,22 @@ def test_who_lost_a_rank_relies_on_no_copy_of_the_first_one(
     monkeypatch.setattr(leaving, "_take", lambda *_: relied.append(not alone.is_set()))
     leaving.by_exception(RuntimeError, RuntimeError("Connection closed by peer"), None)
     assert relied == [False]
+
+
+@pytest.mark.parametrize("stuck", [0, 1, None])
+def test_no_copy_is_queued_behind_a_gpu_that_waits_for_ever(
+    monkeypatch: pytest.MonkeyPatch, stuck: int | None
+) -> None:
+    """Whichever of a process's GPUs it is: one that waits for a rank that is gone is never done."""
+
+    def stream(gpu: int) -> Any:
+        done = SimpleNamespace(query=lambda: gpu != stuck)
+        return SimpleNamespace(record_event=lambda: done)
+
+    monkeypatch.setattr(left_loop, "gpus_in_use", lambda: [0, 1])
+    monkeypatch.setattr(left_loop, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(torch.cuda, "current_stream", stream)
+    saver, objects = Rank().saver, adapters({"model": torch.nn.Linear(1, 1)})
+    held = left_loop.copied(saver, lambda: saver.capture(1, CheckpointKind.EMERGENCY, objects, {}))
+
+    assert (held is None) == (stuck is not None)
