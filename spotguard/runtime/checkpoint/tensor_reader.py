@@ -49,7 +49,8 @@ class StoredTensors:
         self._readers = shard_readers(store, manifest, near=near, named=named)
         self._wants: dict[int, list[Want]] = {}
         self._afterwards: list[Callable[[], None]] = []
-        self._asked: set[tuple[str, int]] = set()
+        self._asked: dict[tuple[object, ...], tuple[str, torch.Tensor]] = {}
+        """What is read into which memory, which stays its own as long as this holds the tensor."""
 
     def differs(self, problem: StateMismatch) -> None:
         """Raise `problem`; or write it down, if what fits shall be restored without the rest."""
@@ -91,16 +92,39 @@ class StoredTensors:
             self._fill(name, target.to_local().detach(), _Box(offsets, part))
             return
         target = target.detach()
-        place = (name, target.data_ptr())
-        if place in self._asked:  # tied weights stand twice in a module's state
+        place = _place(target)
+        if target.numel() and place in self._asked:  # tied weights stand twice in a module's state
+            self._check_tied(self._asked[place][0], name, target)
             return
-        self._asked.add(place)
+        self._asked[place] = name, target
         index, info = self._parts_of(name)[0]
         if info.global_shape is None and _takes_bytes(target, info):  # nearly all are like this
             if info.size_bytes:
                 self._wants.setdefault(index, []).append(Want(info.start, _bytes_of(target)))
             return
         self._fill(name, target, _Box((0,) * len(shape), shape))
+
+    def _check_tied(self, first: str, name: str, target: torch.Tensor) -> None:
+        """See to it that what is stored as two tensors, and is one in the script, is the same.
+
+        It would else be the one or the other, or a part of each.
+        """
+        if first == name:
+            return
+        second = torch.empty(target.shape, dtype=target.dtype)
+        self.into(name, second)
+
+        def check() -> None:
+            if not _is_same(second, target.cpu()):
+                self.differs(
+                    StateMismatch(
+                        f"{first} and {name} are one tensor in the script, and two that differ in "
+                        "the checkpoint",
+                        hint="tie them, or leave them apart, as the code that made the checkpoint",
+                    )
+                )
+
+        self._afterwards.append(check)
 
     def new(self, name: str, like: torch.Tensor | None = None) -> torch.Tensor:
         """Return new memory that `read` fills: whole, or cut and placed like the DTensor `like`."""
@@ -302,6 +326,18 @@ def _form(info: TensorInfo) -> tuple[str, tuple[int, ...]]:
 
 def _slices(box: _Box) -> tuple[slice, ...]:
     return tuple(slice(at, at + size) for at, size in zip(box.start, box.shape, strict=True))
+
+
+def _place(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Return where a tensor's values are, and how they lie there."""
+    form = tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()
+    return tensor.data_ptr(), tensor.device, form
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether both hold the same bytes, those of a NaN, too."""
+    flat = [each.contiguous().view(-1).view(torch.uint8) for each in (one, other)]
+    return torch.equal(*flat)
 
 
 def _takes_bytes(target: torch.Tensor, info: TensorInfo) -> bool:

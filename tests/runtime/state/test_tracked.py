@@ -418,6 +418,53 @@ def mismatch(stored: nn.Module, mine: nn.Module) -> StateMismatch:
     return problem.value
 
 
+def two_layers(*, tied: bool, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """Return two layers of a shape, which may have one weight."""
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)).to(dtype)
+    if tied:
+        model[1].weight = model[0].weight
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_that_have_been_tied_since_are_restored_if_they_were_the_same(
+    dtype: torch.dtype,
+) -> None:
+    """They may have lain on two GPUs; two that differ would leave one of both, or a mixture."""
+    stored, mine = two_layers(tied=False), two_layers(tied=True, dtype=dtype)
+    apart = saved(model=stored)
+    with pytest.raises(
+        StateMismatch, match=r"model\.0\.weight and model\.1\.weight are one tensor in the script"
+    ):
+        next_attempt(apart.store, model=mine)
+    stored.load_state_dict({"0.weight": torch.ones(3, 3), "1.weight": torch.ones(3, 3)})
+    next_attempt(saved(model=stored).store, model=mine)
+    assert all(bool((value == 1).all()) for value in mine.state_dict().values())
+
+
+def test_two_buffers_over_one_memory_are_two() -> None:
+    """A table beside its transpose, and beside its conjugate, which torch makes lazily."""
+
+    def made(table: torch.Tensor) -> nn.Module:
+        model = nn.Module()
+        model.register_buffer("table", table)
+        model.register_buffer("turned", table.t())
+        model.register_buffer("conjugate", table.conj())
+        return model
+
+    stored, mine = made(torch.randn(3, 3, dtype=torch.complex64)), made(torch.zeros(3, 3) * 1j)
+    expected = {key: value.clone() for key, value in stored.state_dict().items()}
+    next_attempt(saved(model=stored).store, model=mine)
+    assert all(torch.equal(mine.state_dict()[key], value) for key, value in expected.items())
+
+
+def test_weights_that_are_no_longer_tied_are_both_restored() -> None:
+    """What was stored once is read twice."""
+    stored, mine = two_layers(tied=True), two_layers(tied=False)
+    next_attempt(saved(model=stored).store, model=mine)
+    assert same(dict(mine.state_dict()), dict(stored.state_dict()))
+
+
 def test_a_changed_model_is_told_apart_by_name() -> None:
     """Missing, unexpected and reshaped tensors are listed, each as what it is."""
     smaller, larger = (
