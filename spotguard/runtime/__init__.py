@@ -15,7 +15,7 @@ from spotguard.runtime.data.loader import ElasticLoader
 from spotguard.runtime.loop.epochs import Epoch
 from spotguard.runtime.run import Run
 from spotguard.runtime.starting import init, reset
-from spotguard.runtime.state.tracked_value import Box
+from spotguard.runtime.state.tracked import Box
 from spotguard.runtime.step import Step
 
 __all__ = ["Box", "ElasticLoader", "Epoch", "init", "reset", "Run", "Step"]

@@ -25,7 +25,8 @@ from spotguard.runtime.checkpoint.saver import Saver
 from spotguard.runtime.state.best import Best, BestState
 from spotguard.runtime.state.boundary_copy import BoundaryState, ObjectShadow, StepShadow
 from spotguard.runtime.state.sharding import is_sharded
-from spotguard.runtime.state.tracked import Tracked, TrackedModule, TrackedOptimizer
+from spotguard.runtime.state.tracked import Tracked, TrackedModule
+from spotguard.runtime.state.tracked_optimizer import TrackedOptimizer
 from spotguard.runtime.state.tree import Packed
 from spotguard.runtime.state.weight_witness import WeightWitness
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from torch.nn.parameter import is_lazy
 
 from spotguard.runtime.state.module_wrappers import key_before, plain_keys
-from spotguard.runtime.state.tracked import TrackedModule, TrackedOptimizer
+from spotguard.runtime.state.tracked import TrackedModule
+from spotguard.runtime.state.tracked_optimizer import TrackedOptimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from spotguard.checkpoint.strict_json import Encoded
-from spotguard.runtime.state.tracked import TrackedModule, TrackedOptimizer
+from spotguard.runtime.state.tracked import TrackedModule
+from spotguard.runtime.state.tracked_optimizer import TrackedOptimizer
 from spotguard.runtime.state.tree import Packed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from spotguard.runtime.state.tracked import Bulk, Packs
+    from spotguard.runtime.state.tracked import Packs
+    from spotguard.runtime.state.tree import Bulk
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 

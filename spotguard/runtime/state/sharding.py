@@ -59,3 +59,13 @@ def local_part(value: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
         value.shape, value.device_mesh, value.placements
     )
     return tuple(shape), tuple(offsets)
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this rank holds of a tensor."""
+    return tensor.to_local().detach() if is_dtensor(tensor) else tensor
+
+
+def address(tensor: torch.Tensor) -> int:
+    """Return where this rank's part of a tensor begins in memory."""
+    return local_of(tensor).data_ptr()

@@ -8,7 +8,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -16,8 +16,9 @@ from spotguard.checkpoint.outside import BaseFiles
 from spotguard.errors import StateMismatch, UnsupportedState, UsageError
 from spotguard.runtime.state.expanded_tensors import fill
 from spotguard.runtime.state.module_wrappers import bare_module, by_todays_keys, plain_keys
-from spotguard.runtime.state.sharding import is_dtensor
-from spotguard.runtime.state.tree import Packed, pack
+from spotguard.runtime.state.sharding import address, is_dtensor, local_of
+from spotguard.runtime.state.tracked_optimizer import TrackedOptimizer
+from spotguard.runtime.state.tree import Bulk, Packed, is_tensor, pack
 
 Finish = Callable[[], None]
 """Completes a restore once all tensors have been read."""
@@ -86,16 +87,6 @@ class Tracked(Packs, Protocol):
         ...
 
 
-class Bulk(NamedTuple):
-    """The part of an object's state that is tensors and nothing else."""
-
-    tensors: list[torch.Tensor]
-    pack: Callable[[Packed], Any]
-    """Return the part's tree."""
-    complete: Callable[[Any, Packed], Any]
-    """Return the object's tree, given that of the part."""
-
-
 class TrackedModule:
     """A module: parameters and buffers by name, whatever wraps it."""
 
@@ -118,7 +109,7 @@ class TrackedModule:
         if self.skips_frozen:
             for parameter in self.bare.parameters():
                 if not parameter.requires_grad:
-                    yield _address(parameter)
+                    yield address(parameter)
 
     def pack(self, name: str, into: Packed) -> Any:
         """Return the tree of the module's state dict, in its order."""
@@ -146,7 +137,7 @@ class TrackedModule:
         tensors = {
             key: stored[key]["name"]
             for key, value in mine.items()
-            if isinstance(value, torch.Tensor) and _is_tensor(stored.get(key))
+            if isinstance(value, torch.Tensor) and is_tensor(stored.get(key))
         }
         shapes = {key: reading.shape(stored_name) for key, stored_name in tensors.items()}
         problem = _difference(name, list(stored), mine, shapes)
@@ -154,7 +145,7 @@ class TrackedModule:
             reading.differs(problem)
             fitting = {k: v for k, v in tensors.items() if shapes[k] == tuple(mine[k].shape)}
             reading.left_out |= {
-                _address(value)
+                address(value)
                 for key, value in mine.items()
                 if isinstance(value, torch.Tensor) and key not in fitting
             }
@@ -175,7 +166,7 @@ class TrackedModule:
             values: dict[str, Any] = {key: value() for key, value in others.items()}
             if plain:
                 for key, tensor in read.items():
-                    fill(_local(mine[key]), _local(tensor))
+                    fill(local_of(mine[key]), local_of(tensor))
             else:  # whoever has a say in loading gets the values to load
                 values.update(read)
             if values:
@@ -183,93 +174,6 @@ class TrackedModule:
                 self.bare.load_state_dict(own, strict=len(own) == len(mine))
 
         return finish
-
-
-class TrackedOptimizer:
-    """An optimizer: parameter groups and per-parameter state, dtype-exact."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.value = optimizer
-
-    def pack(self, name: str, into: Packed) -> Any:
-        """Return the tree of the optimizer's state dict."""
-        return _pack_steady(self.value.state_dict(), name, into)
-
-    def bulk(self, name: str) -> Bulk | None:
-        """Return the per-parameter state as it is now, if it holds nothing but tensors."""
-        rest = dict(self.value.state_dict())
-        state = rest.pop("state", None)
-        if not isinstance(state, dict) or not all(isinstance(e, dict) for e in state.values()):
-            return None
-        tensors = [value for entries in state.values() for value in entries.values()]
-        if not all(isinstance(value, torch.Tensor) for value in tensors):
-            return None
-        return Bulk(
-            tensors,
-            partial(_pack_steady, state, f"{name}.state"),
-            lambda tree, into: {"state": tree, **_pack_steady(rest, name, into)},
-        )
-
-    def addresses(self) -> Iterator[int]:
-        """Yield the addresses of the parameters that its step changes."""
-        for group in self.value.param_groups:
-            for parameter in group["params"]:
-                yield _address(parameter)
-
-    def restore(self, name: str, tree: Any, reading: Reading) -> Finish:
-        """Have the state read, into the optimizer's own tensors where it has them already.
-
-        Each tensor keeps the dtype that it was saved with.
-        """
-        params = [p for group in self.value.param_groups for p in group["params"]]
-        groups = reading.later(tree["param_groups"])
-        stored = [_count(group) for group in tree["param_groups"]]
-        mine = [len(group["params"]) for group in self.value.param_groups]
-        if stored != mine:
-            reading.differs(
-                StateMismatch(
-                    f"{name}: parameter groups of {stored} tensors are stored, "
-                    f"the script has {mine}",
-                    hint="build the optimizer over the same parameters, in the same order",
-                )
-            )
-            return lambda: None  # it begins anew
-        state = {
-            index: {key: self._entry(value, key, params[index], reading) for key, value in entries}
-            for index, entries in _pairs(tree["state"])
-            if _address(params[index]) not in reading.left_out
-        }
-
-        def finish() -> None:
-            values = {
-                index: {key: value() for key, value in entries.items()}
-                for index, entries in state.items()
-            }
-            self.value.load_state_dict({"state": values, "param_groups": groups()})
-            # load_state_dict casts floating state to the parameter's dtype: fp32 moments of bf16
-            # parameters would come back rounded. Put the exact ones back.
-            for index, entries in values.items():
-                for key, value in entries.items():
-                    held = self.value.state[params[index]].get(key)
-                    if isinstance(value, torch.Tensor) and held.dtype != value.dtype:
-                        self.value.state[params[index]][key] = value.to(held.device)
-
-        return finish
-
-    def _entry(
-        self, tree: Any, key: str, param: torch.Tensor, reading: Reading
-    ) -> Callable[[], Any]:
-        """Have one entry of a parameter's state read; return what gives it then."""
-        if not _is_tensor(tree):
-            return reading.later(tree)
-        value = self.value.state.get(param, {}).get(key)
-        stored = tree["name"]
-        if reading.in_place(stored) and reading.fits(stored, value):
-            reading.into(stored, value)
-        else:  # a sharded parameter has sharded moments
-            like_param = is_dtensor(param) and reading.shape(stored) == tuple(param.shape)
-            value = reading.new(stored, param if like_param else None)
-        return lambda: value
 
 
 class TrackedStateful:
@@ -318,6 +222,32 @@ class TrackedValue:
         """Have the state read; it is written into the same object then."""
         state = reading.later(tree)
         return lambda: self._write(self.value, state())
+
+
+class Box:
+    """Holds one plain value, so that it can be saved and restored: a counter, a best loss.
+
+        best = spotguard.Box(float("inf"))
+        run.track(model=model, best=best)
+        best.value = min(best.value, loss)
+
+    A resume gives back the value that it had.
+    """
+
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
+        """The value as it is now."""
+
+    def __repr__(self) -> str:
+        return f"Box({self.value!r})"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is saved."""
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the saved value."""
+        self.value = state["value"]
 
 
 SAME_OBJECTS = (
@@ -526,37 +456,6 @@ def random_accessors(
 def _replace_dict(target: dict[Any, Any], state: dict[Any, Any]) -> None:
     target.clear()
     target.update(state)
-
-
-def _pairs(tree: Any) -> list[tuple[int, list[tuple[str, Any]]]]:
-    """Return [(parameter index, [(state key, subtree)])] of a packed optimizer state."""
-    entries = tree["items"] if "$" in tree else list(tree.items())
-    return [(int(index), list(state.items())) for index, state in entries]
-
-
-def _pack_steady(state: dict[Any, Any], name: str, into: Packed) -> Any:
-    into.all_steady = True
-    try:
-        return pack(state, name, into)
-    finally:
-        into.all_steady = False
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return _local(tensor).data_ptr()
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what this rank holds of a tensor."""
-    return tensor.to_local().detach() if is_dtensor(tensor) else tensor
-
-
-def _is_tensor(tree: Any) -> bool:
-    return isinstance(tree, dict) and tree.get("$") == "tensor"
-
-
-def _count(group: Any) -> int:
-    return len(group["params"])
 
 
 def _loads_plainly(module: torch.nn.Module) -> bool:

@@ -10,9 +10,9 @@ import base64
 import collections
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -111,6 +111,16 @@ class Packed:
         return name
 
 
+class Bulk(NamedTuple):
+    """The part of an object's state that is tensors and nothing else."""
+
+    tensors: list[torch.Tensor]
+    pack: Callable[[Packed], Any]
+    """Return the part's tree."""
+    complete: Callable[[Any, Packed], Any]
+    """Return the object's tree, given that of the part."""
+
+
 def _leaf(path: str, value: torch.Tensor) -> Leaf:
     value = value.detach()
     if is_dtensor(value):
@@ -158,6 +168,15 @@ def pack(value: Any, path: str, into: Packed) -> Any:
         return _pack(value, path, into)
     except RecursionError:
         raise _unsupported(path, value, "it is nested too deeply, or holds itself") from None
+
+
+def pack_steady(value: Any, path: str, into: Packed) -> Any:
+    """Return the tree of what nothing but an optimizer's step changes, as `pack` does."""
+    into.all_steady = True
+    try:
+        return pack(value, path, into)
+    finally:
+        into.all_steady = False
 
 
 def _pack(value: Any, path: str, into: Packed) -> Any:
@@ -300,6 +319,24 @@ _DECODERS: dict[str, Callable[[dict[str, Any], Fetch], Any]] = {
     "ndarray": _unpack_ndarray,
     "quantized": _unpack_quantized,
 }
+
+
+def is_tensor(tree: Any) -> bool:
+    """Return True if a tree is that of one tensor."""
+    return isinstance(tree, dict) and tree.get(_TAG) == "tensor"
+
+
+def items_of(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the keys of a packed dict, as they were, and the trees of its values."""
+    if _TAG not in tree:
+        yield from tree.items()
+        return
+    for key, item in tree["items"]:
+        yield (None if tensor_names(key) else unpack(key, _no_tensor)), item
+
+
+def _no_tensor(name: str) -> torch.Tensor:
+    raise ValueError(f"a key names the tensor {name!r}")
 
 
 def tensor_names(tree: Any) -> list[str]:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from spotguard.runtime.state.sharding import is_dtensor, is_fsdp_module
-from spotguard.runtime.state.tracked import TrackedModule, TrackedOptimizer
+from spotguard.runtime.state.tracked import TrackedModule
+from spotguard.runtime.state.tracked_optimizer import TrackedOptimizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

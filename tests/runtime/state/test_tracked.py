@@ -13,8 +13,7 @@ from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 from spotguard.errors import StateMismatch, UnsupportedState
 from spotguard.events.states import CheckpointKind
 from spotguard.runtime.distributed.rendezvous import Alone
-from spotguard.runtime.state.tracked import TrackedModule, tracked
-from spotguard.runtime.state.tracked_value import Box
+from spotguard.runtime.state.tracked import Box, TrackedModule, tracked
 from spotguard.runtime.state.tree import Packed
 from tests.runtime.harness.lab import Rank, adapters, next_attempt, same
 
