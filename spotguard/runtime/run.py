@@ -94,9 +94,9 @@ class Run(RunData):
 
         Modules, optimizers, anything with `state_dict()` and `load_state_dict()`, random
         generators (`random.Random`, `numpy.random.Generator`, `torch.Generator`), and dicts of
-        plain values and tensors (restored in place). Models may be in DDP, FSDP2 (`fully_shard`)
-        and `torch.compile`, in any order, also within a module: they are saved under their own
-        names, so that a compiled run goes on uncompiled, and the other way round.
+        plain values and tensors (which are filled in place). Models may be in DDP, FSDP2
+        (`fully_shard`) and `torch.compile`, in any order, also within a module: they are saved
+        under their own names, so that a compiled run goes on uncompiled, and the other way round.
 
             run.track(model=lora_model, frozen="skip")  # saves of megabytes
             run.track(model=lora_model, base="base.safetensors")  # which is stored nowhere else

@@ -7,6 +7,7 @@ restores from any other; only the pieces of the shards that are needed are read.
 from __future__ import annotations
 
 import math
+from collections import deque
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,9 +16,10 @@ import torch
 from spotguard.checkpoint.manifest import shard_readers, tensors_that_count
 from spotguard.checkpoint.reading import Want, holds_already, read_wanted
 from spotguard.errors import DamagedCheckpoint, StateMismatch
+from spotguard.runtime.checkpoint.filled_memory import Claims, may_be_filled
 from spotguard.runtime.state.expanded_tensors import fill
-from spotguard.runtime.state.sharding import is_dtensor, local_part
-from spotguard.runtime.state.tree import TORCH_DTYPES, tensor_names, unpack
+from spotguard.runtime.state.sharding import is_dtensor, local_of, local_part
+from spotguard.runtime.state.tree import TORCH_DTYPES, leaves_beside, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +53,7 @@ class StoredTensors:
         self._afterwards: list[Callable[[], None]] = []
         self._asked: dict[tuple[object, ...], tuple[str, torch.Tensor]] = {}
         """What is read into which memory, which stays its own as long as this holds the tensor."""
+        self._claims = Claims()
 
     def differs(self, problem: StateMismatch) -> None:
         """Raise `problem`; or write it down, if what fits shall be restored without the rest."""
@@ -68,7 +71,7 @@ class StoredTensors:
             isinstance(value, torch.Tensor)
             and not is_dtensor(value)
             and value.dtype == self._dtype(name)
-            and tuple(value.shape) == self.shape(name)
+            and self._has_shape(name, value)
         )
 
     def in_place(self, name: str) -> bool:
@@ -87,6 +90,7 @@ class StoredTensors:
             raise StateMismatch(
                 f"{name}: reshaped since the checkpoint: {shape} → {tuple(target.shape)}"
             )
+        self.claims(name, target)
         if is_dtensor(target):
             part, offsets = local_part(target)
             self._fill(name, target.to_local().detach(), _Box(offsets, part))
@@ -147,12 +151,35 @@ class StoredTensors:
         self.into(name, tensor)
         return tensor
 
-    def later(self, tree: Any) -> Callable[[], Any]:
-        """Return what unpacks `tree` once `read` has been called."""
-        held: dict[str, list[torch.Tensor]] = {}
-        for name in tensor_names(tree):
-            held.setdefault(name, []).append(self.new(name))
-        return lambda: unpack(tree, lambda name: held[name].pop())
+    def later(self, tree: Any, beside: Any = None, *, fills: bool = False) -> Callable[[], Any]:
+        """Return what unpacks `tree` once `read` has been called.
+
+        A tensor in whose place `beside` has one now comes on that one's device. With `fills` it is
+        that very one, filled, if it has the stored one's shape and dtype, and no other stored
+        tensor goes to its memory.
+        """
+        asked: dict[str, deque[tuple[torch.Tensor, Any]]] = {}
+        for name, present in leaves_beside(tree, beside):
+            like = present if is_dtensor(present) and self._has_shape(name, present) else None
+            asked.setdefault(name, deque()).append((self.new(name, like), present))
+            if fills and isinstance(present, torch.Tensor):
+                self.claims(name, present)
+
+        def placed(name: str) -> torch.Tensor:
+            read, present = asked[name].popleft()
+            if not isinstance(present, torch.Tensor):
+                return read
+            if fills and may_be_filled(present, read) and self._claims.are_one(name, present):
+                with torch.no_grad():
+                    local_of(present).copy_(local_of(read))
+                return present
+            return read if is_dtensor(read) else read.to(present.device)
+
+        return lambda: unpack(tree, placed)
+
+    def claims(self, name: str, target: torch.Tensor) -> None:
+        """Say that `target` will be filled with a stored tensor, so that no other one may be."""
+        self._claims.add(name, target)
 
     def read(self) -> None:
         """Read, prove and place all that was asked for; blocks until it is there.
@@ -202,6 +229,9 @@ class StoredTensors:
         if not parts:
             raise DamagedCheckpoint(f"no shard holds the tensor {name!r}")
         return parts
+
+    def _has_shape(self, name: str, value: torch.Tensor) -> bool:
+        return tuple(value.shape) == self.shape(name)
 
     def _dtype(self, name: str) -> torch.dtype:
         return _dtype_of(self._parts_of(name)[0].info)

@@ -18,7 +18,7 @@ from spotguard.runtime.state.expanded_tensors import fill
 from spotguard.runtime.state.module_wrappers import bare_module, by_todays_keys, plain_keys
 from spotguard.runtime.state.sharding import address, is_dtensor, local_of
 from spotguard.runtime.state.tracked_optimizer import TrackedOptimizer
-from spotguard.runtime.state.tree import Bulk, Packed, is_tensor, pack
+from spotguard.runtime.state.tree import Bulk, Packed, is_tensor, pack, tensor_names
 
 Finish = Callable[[], None]
 """Completes a restore once all tensors have been read."""
@@ -54,8 +54,16 @@ class Reading(Protocol):
         """Return new memory to be filled: whole, or cut and placed like the sharded `like`."""
         ...
 
-    def later(self, tree: Any) -> Callable[[], Any]:
-        """Return what unpacks `tree` once its tensors have been read."""
+    def later(self, tree: Any, beside: Any = None, *, fills: bool = False) -> Callable[[], Any]:
+        """Return what unpacks `tree` once its tensors have been read.
+
+        A tensor in whose place `beside` has one now comes on that one's device. With `fills` it is
+        that very one, filled, if it has the stored one's shape and dtype.
+        """
+        ...
+
+    def claims(self, name: str, target: torch.Tensor) -> None:
+        """Say that `target` will be filled with a stored tensor, so that no other one may be."""
         ...
 
     def differs(self, problem: StateMismatch) -> None:
@@ -151,7 +159,9 @@ class TrackedModule:
             }
             tensors = fitting
         others = {
-            key: reading.later(stored[key]) for key in mine if key in stored and key not in shapes
+            key: reading.later(stored[key], value)
+            for key, value in mine.items()
+            if key in stored and key not in shapes
         }
         plain = _loads_plainly(self.bare)
         read: dict[str, torch.Tensor] = {}
@@ -159,6 +169,7 @@ class TrackedModule:
             if plain and reading.in_place(stored_name):
                 reading.into(stored_name, mine[key])
             else:
+                reading.claims(stored_name, mine[key])
                 like = mine[key] if is_dtensor(mine[key]) else None
                 read[key] = reading.new(stored_name, like)
 
@@ -195,8 +206,9 @@ class TrackedStateful:
         return state
 
     def restore(self, name: str, tree: Any, reading: Reading) -> Finish:
-        """Have the state dict read; the object loads it then."""
-        state = reading.later(tree)
+        """Have the state dict read; the object loads it then, each tensor on its device."""
+        beside = self.read() if tensor_names(tree) else None
+        state = reading.later(tree, beside, fills=isinstance(self.value, Box))
         return lambda: self.value.load_state_dict(state()) and None
 
 
@@ -219,8 +231,9 @@ class TrackedValue:
         return self._read(self.value)
 
     def restore(self, name: str, tree: Any, reading: Reading) -> Finish:
-        """Have the state read; it is written into the same object then."""
-        state = reading.later(tree)
+        """Have the state read; it is written into the same object then, a dict's tensors, too."""
+        beside = self.value if isinstance(self.value, dict) else None
+        state = reading.later(tree, beside, fills=True)
         return lambda: self._write(self.value, state())
 
 

@@ -62,7 +62,7 @@ class TrackedOptimizer:
 
     def addresses(self) -> Iterator[int]:
         """Yield the addresses of the parameters that its step changes."""
-        return map(address, self._parameters())
+        return map(address, self.parameters())
 
     def restore(self, name: str, tree: Any, reading: Reading) -> Finish:
         """Have the state read, into the optimizer's own tensors where it has them already.
@@ -74,8 +74,10 @@ class TrackedOptimizer:
         if problem is not None:
             reading.differs(problem)
             return lambda: None  # it begins anew
-        parts = {key: reading.later(part) for key, part in stored.items() if key != "state"}
-        state = self._entries(stored["state"], reading)
+        held: dict[Any, Any] = {**self.value.state_dict()}
+        state = self._entries(stored["state"], held["state"], reading)
+        others = {key: part for key, part in stored.items() if key != "state"}
+        parts = {key: reading.later(part, held.get(key)) for key, part in others.items()}
 
         def finish() -> None:
             values = {key: value() for key, value in state.items()}
@@ -83,7 +85,8 @@ class TrackedOptimizer:
 
         return finish
 
-    def _parameters(self) -> list[torch.Tensor]:
+    def parameters(self) -> list[torch.Tensor]:
+        """Return what it trains, in the order of its groups."""
         return [p for group in self.value.param_groups for p in group["params"]]
 
     def _difference(self, name: str, groups: Any) -> StateMismatch | None:
@@ -95,13 +98,15 @@ class TrackedOptimizer:
             hint="build the optimizer over the same parameters, in the same order",
         )
 
-    def _entries(self, tree: Any, reading: Reading) -> dict[Any, Callable[[], Any]]:
-        """Have the state read; return what gives each of its entries then."""
-        parameters, held = self._parameters(), self._held()
+    def _entries(
+        self, tree: Any, held: dict[Any, Any], reading: Reading
+    ) -> dict[Any, Callable[[], Any]]:
+        """Have the state read, into what is `held`; return what gives each of its entries then."""
+        parameters = self.parameters()
         entries: dict[Any, Callable[[], Any]] = {}
         for key, part in items_of(tree):
             if not _is_number(key) or key >= len(parameters):  # a value of no parameter
-                entries[key] = reading.later(part)
+                entries[key] = reading.later(part, held.get(key))
             elif address(parameters[key]) not in reading.left_out:
                 entries[key] = _entry(part, held.get(key), parameters[key], reading)
         return entries
@@ -143,7 +148,7 @@ def _oddity(state: Any, sizes: list[int]) -> str | None:
 def _entry(tree: Any, held: Any, parameter: torch.Tensor, reading: Reading) -> Callable[[], Any]:
     """Have a parameter's state read, into what is `held` of it; return what gives it then."""
     if not isinstance(tree, dict) or "$" in tree:  # no dict with names as keys
-        return reading.later(tree)
+        return reading.later(tree, held)
     known = held if isinstance(held, dict) else {}
     parts = {key: _value(part, known.get(key), parameter, reading) for key, part in items_of(tree)}
     return lambda: {key: value() for key, value in parts.items()}
@@ -152,7 +157,7 @@ def _entry(tree: Any, held: Any, parameter: torch.Tensor, reading: Reading) -> C
 def _value(tree: Any, value: Any, parameter: torch.Tensor, reading: Reading) -> Callable[[], Any]:
     """Have one value of a parameter's state read; return what gives it then."""
     if not is_tensor(tree):
-        return reading.later(tree)
+        return reading.later(tree, value)
     stored = tree["name"]
     if reading.in_place(stored) and reading.fits(stored, value):
         reading.into(stored, value)

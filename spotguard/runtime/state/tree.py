@@ -339,6 +339,51 @@ def _no_tensor(name: str) -> torch.Tensor:
     raise ValueError(f"a key names the tensor {name!r}")
 
 
+def leaves_beside(tree: Any, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the name of each tensor in a tree, and what `value` has in its place now.
+
+    That is None where `value` is of another form, and for an array, which is never on a device.
+    """
+    if isinstance(tree, list):
+        yield from _items_beside(tree, value)
+    elif isinstance(tree, dict):
+        yield from _LEAVES.get(str(tree.get(_TAG, "dict")), _no_leaves)(tree, value)
+
+
+def _items_beside(items: list[Any], value: Any) -> Iterator[tuple[str, Any]]:
+    held = list(value) if isinstance(value, (list, tuple)) else []
+    for item, beside in zip(items, held + [None] * len(items), strict=False):
+        yield from leaves_beside(item, beside)
+
+
+def _values_beside(tree: Any, value: Any) -> Iterator[tuple[str, Any]]:
+    held = value if isinstance(value, dict) else {}
+    if _TAG in tree:
+        yield from _items_beside([key for key, _ in tree["items"]], None)
+    for key, item in items_of(tree):
+        yield from leaves_beside(item, held.get(key))
+
+
+def _parts_beside(tree: Any, value: Any) -> Iterator[tuple[str, Any]]:
+    for name, part in tree["parts"].items():
+        yield from leaves_beside(part, getattr(value, name, None))
+    yield from leaves_beside(tree["made_by"], None)
+
+
+def _no_leaves(tree: Any, value: Any) -> Iterator[tuple[str, Any]]:
+    return iter(())
+
+
+_LEAVES: dict[str, Callable[[Any, Any], Iterator[tuple[str, Any]]]] = {
+    "tensor": lambda tree, value: iter([(tree["name"], value)]),
+    "ndarray": lambda tree, value: iter([(tree["name"], None)]),
+    "quantized": _parts_beside,
+    **dict.fromkeys(("dict", "Counter"), _values_beside),
+    **dict.fromkeys(("tuple", "Size"), lambda tree, value: _items_beside(tree["items"], value)),
+    **dict.fromkeys(("set", "frozenset"), lambda tree, value: _items_beside(tree["items"], None)),
+}
+
+
 def tensor_names(tree: Any) -> list[str]:
     """Return the names of all tensors in a tree, in order."""
     if isinstance(tree, list):

@@ -105,7 +105,7 @@ def through_a_checkpoint(value: Any) -> Any:
     came: list[Any] = []
     rank = Rank()
     rank.start(x={})
-    item = TrackedValue(value, lambda v: v, lambda _, state: came.append(state))
+    item = TrackedValue(None, lambda _: value, lambda _, state: came.append(state))
     rank.saver.save_now(rank.saver.capture(1, CheckpointKind.FINAL, {"x": item}, {}))
     rank.restore({"x": item})
     return came[0]

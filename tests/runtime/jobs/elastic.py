@@ -1,6 +1,7 @@
 """Trains the GPT of the examples, smaller, and says each step's loss and a hash of the state.
 
 EXACT goes to `init`; WRAP is none, ddp or fsdp; WORKERS read ahead; PACE_S is added to each step.
+With AVERAGE a dict of averaged weights is tracked, sharded like the model, and its length is said.
 """
 
 import hashlib
@@ -30,12 +31,16 @@ def example() -> Any:
     return module
 
 
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return found.detach()
+
+
 def fingerprint(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     state = hashlib.sha256()
     moments = [list(kept.values()) for kept in optimizer.state_dict()["state"].values()]
     for tensor in [*model.parameters(), *(value for kept in moments for value in kept)]:
-        whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-        state.update(whole.detach().contiguous().numpy().tobytes())
+        state.update(whole(tensor).contiguous().numpy().tobytes())
     return state.hexdigest()
 
 
@@ -65,6 +70,10 @@ def main() -> None:
         num_workers=int(os.environ.get("WORKERS", "0")),
     )
     run.track(model=model, optimizer=optimizer, scheduler=scheduler)
+    average: dict[str, torch.Tensor] = {}
+    if os.environ.get("AVERAGE"):
+        average = {name: p.detach().clone() for name, p in model.named_parameters()}
+        run.track(average=average)
     for step in run.steps(loader, total=STEPS):
         for x, y in step:
             logits = model(x)
@@ -73,9 +82,15 @@ def main() -> None:
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad(set_to_none=True)
+        for name, parameter in model.named_parameters():
+            if name in average:
+                average[name].lerp_(parameter.detach(), 0.1)
         loss = 0.0 if step.loss is None else step.loss.item()
         sys.stdout.write(f"loss {step.number} {loss!r}\n")
         sys.stdout.write(f"state {step.number} {fingerprint(model, optimizer)}\n")
+        if average:
+            squares = (whole(value).square().sum().item() for value in average.values())
+            sys.stdout.write(f"average {step.number} {sum(squares) ** 0.5!r}\n")
         sys.stdout.flush()
         time.sleep(float(os.environ.get("PACE_S", "0")))
     sys.stdout.write(f"digest {fingerprint(model, optimizer)}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 import time
 from pathlib import Path
@@ -76,8 +77,11 @@ def test_a_rank_killed_at_any_moment(jobs: Jobs) -> None:
 
 
 def test_a_sharded_run_is_that_of_replicas(jobs: Jobs) -> None:
-    """FSDP2 on 4, 2, then 3 ranks: at each step the loss of DDP on as many, and of one process."""
-    losses = []
+    """FSDP2 on 4, 2, then 3 ranks: at each step the loss of DDP on as many, and of one process.
+
+    So it is with an average of the weights in a dict, which is in parts like them.
+    """
+    losses, averages = [], []
     for wrap in ("fsdp", "ddp"):
         said = []
         for world, until in ((4, 4), (2, 8), (3, STEPS)):
@@ -88,10 +92,14 @@ def test_a_sharded_run_is_that_of_replicas(jobs: Jobs) -> None:
                 SPOTGUARD_MAX_STEPS=until,
                 EXACT="",
                 WRAP=wrap,
+                AVERAGE=1,
             )
             assert [job.wait() for job in ranks] == [0] * world, ranks[0].said
             said += [job.said for job in ranks]
         losses.append(losses_in(said))
+        averages.append([float(v) for v in re.findall(r"average \d+ (\S+)", "".join(said))])
     sharded, replicated = losses
     assert list(sharded) == list(range(STEPS))
     assert sharded == pytest.approx(replicated, rel=1e-5)
+    assert averages[0] == pytest.approx(averages[1], rel=1e-5)
+    assert len(averages[0]) == 4 * 4 + 4 * 2 + 4 * 3

@@ -1,0 +1,67 @@
+"""Whether a restore may fill a tensor that a script holds, where it is.
+
+Two names may stand for one memory when a script is set up, and for two by the time it is saved: the
+best weights are the model's own until they are copied. To fill both would leave the last one's
+values in either. So it is known of each place in memory which stored tensors go there.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from spotguard.runtime.state.sharding import is_dtensor, local_of
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+class Claims:
+    """Which stored tensors are read to which memory."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, list[tuple[int, int, str]]] = {}
+        """Of each storage, by its address: from where to where in it, and what goes there."""
+
+    def add(self, name: str, target: torch.Tensor) -> None:
+        """Take note that the stored tensor `name` goes to the memory of `target`."""
+        storage, start, end = _extent(target)
+        if end > start:
+            self._places.setdefault(storage, []).append((start, end, name))
+
+    def are_one(self, name: str, target: torch.Tensor) -> bool:
+        """Return True if nothing but `name` goes to any of the memory of `target`."""
+        storage, start, end = _extent(target)
+        return all(
+            name == other or end <= first or last <= start
+            for first, last, other in self._places.get(storage, ())
+        )
+
+
+def may_be_filled(present: torch.Tensor, values: torch.Tensor) -> bool:
+    """Return True if a script's tensor is such that these values can be put into it as they are."""
+    return (
+        (type(present) in _PLAIN or is_dtensor(present))
+        and is_dtensor(present) == is_dtensor(values)
+        and present.dtype == values.dtype
+        and present.shape == values.shape
+        and not present.is_inference()
+        and not _is_expanded(local_of(present))
+    )
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    """Return True if several elements lie in one place, which can have one value only."""
+    return any(
+        stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+    )
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Return the address of a tensor's storage, and where in memory it begins and ends."""
+    local = local_of(tensor)
+    start = local.data_ptr()
+    if not start or not local.numel():  # it has no memory
+        return 0, 0, 0
+    steps = zip(local.shape, local.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in steps)
+    end = start + (last + 1) * local.element_size()
+    return local.untyped_storage().data_ptr(), start, end
