@@ -1,8 +1,8 @@
 """The modules that synchronise gradients by themselves: DDP and FSDP2, wherever they are.
 
 A script may track the bare module and call the DDP around it, compile either, put one into a larger
-module, or track the optimizer alone. So they are looked for among all living modules, by the
-parameters that they share with what is tracked.
+module, or track a dict of its parameters alone. So they are looked for among all living modules, by
+the parameters that they share with what is tracked.
 """
 
 from __future__ import annotations

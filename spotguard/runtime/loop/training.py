@@ -37,6 +37,7 @@ from spotguard.runtime.loop.epoch_top import EpochTop
 from spotguard.runtime.loop.learning_check import LearningCheck
 from spotguard.runtime.loop.loader_trial import LoaderTrial
 from spotguard.runtime.loop.profile_facts import facts_of
+from spotguard.runtime.loop.untracked_parameters import refuse_untracked
 from spotguard.runtime.process.clock import RUN_CLOCK
 from spotguard.runtime.process.outside_loop import outside_loop
 from spotguard.runtime.process.wait_for_turn import await_turn
@@ -396,6 +397,7 @@ class Training:
     def _restore(self, total: int | None, epochs: int | None, *, strict: bool) -> tuple[int, int]:
         """Restore, claim the attempt, and return the steps done already and those in all."""
         job = self._job
+        refuse_untracked(job.keeper.objects, job.warn_of_script)
         await_turn(job.settings, job.store, job.coordinator)
         job.keeper.set_up = SetUp(job.keeper.objects, job.warn_of_script)
         modules = [i.bare for i in job.keeper.objects.values() if isinstance(i, TrackedModule)]

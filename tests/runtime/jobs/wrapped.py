@@ -1,9 +1,9 @@
 """Trains a small net in the wrapper that WRAP names; says the weights' hash and length each step.
 
-WRAP is plain, ddp, raw (DDP around it, the net itself tracked), untracked (the same, only the
-optimizer tracked), nested, compiled, unused, bn, ignored (DDP leaves a parameter out), late (DDP
-made in the loop), fsdp, or parts (FSDP2 on the layers alone). In step AT (from 0) rank VICTIM sends
-itself SIGNAL, or is busy alone for ever if that is `busy`.
+WRAP is plain, ddp, raw (DDP around it, the net itself tracked), untracked (the same, only its
+parameters tracked, in a dict), nested, compiled, unused, bn, ignored (DDP leaves a parameter out),
+late (DDP made in the loop), fsdp, or parts (FSDP2 on the layers alone). In step AT (from 0) rank
+VICTIM sends itself SIGNAL, or is busy alone for ever if that is `busy`.
 """
 
 import hashlib
@@ -90,7 +90,9 @@ def main() -> None:
     data = torch.randn(60, 7, generator=torch.Generator().manual_seed(2))
     # Seven micro-batches: 3, 2 and 2 on three ranks.
     loader = run.loader(list(data), global_batch_size=20, micro_batch_size=3)
-    if WRAP != "untracked":
+    if WRAP == "untracked":
+        run.track(weights=dict(bare.named_parameters()))
+    else:
         run.track(model=bare if WRAP == "raw" else model)
     run.track(optimizer=optimizer)
     victim = run.rank == int(os.environ.get("VICTIM", "-1")) and run.attempt == 1

@@ -103,7 +103,7 @@ print("PYTHONPATH", os.environ.get("PYTHONPATH"))
 """
 INIT = "import spotguard.runtime as s\nrun = s.init()\n"
 LOOP = """
-run.track(optimizer=optimizer)
+run.track(optimizer=optimizer, weight={"weight": weight})
 for step in run.steps(run.episodes(1), total=2):
     for _ in step:
         step.backward((weight * 2).sum())

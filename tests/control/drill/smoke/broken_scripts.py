@@ -238,8 +238,8 @@ SCRIPTS = {
     ),
     "an optimizer of another model": _broken(
         HEAD + SETUP,
-        "optimizer = torch.optim.AdamW(torch.nn.Linear(8, 1).parameters())\n",
-        TRACK + LOADER + loop(),
+        "other = torch.nn.Linear(8, 1)\noptimizer = torch.optim.AdamW(other.parameters())\n",
+        TRACK.replace(")", ", other=dict(other.named_parameters()))") + LOADER + loop(),
         blames="run.track",
         says="none of the model's parameters",
     ),
