@@ -68,6 +68,12 @@ def fit(saved: Saved, metadata: str, sigterm_grace_s: float) -> Fit:
     return Fit(emergency_s=need_s, grace_s=grace_s, message=f"{words}: {verdict}")
 
 
+def tell_saved(saved: Saved, train_s: float, reporter: Reporter) -> None:
+    """After each save: what it is, and how much training is in it."""
+    reporter.event(JobEvent.SAVED, step=saved.step, **saved.facts, train_s=train_s)
+    log.info("%s", saved.words)
+
+
 def tell_fit(saved: Saved, settings: Settings, reporter: Reporter) -> None:
     """After the first save, when the rate is known: would an emergency save be in time?"""
     found = fit(saved, settings.metadata, settings.grace_s)

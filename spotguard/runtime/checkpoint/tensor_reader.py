@@ -16,8 +16,7 @@ import torch
 from spotguard.checkpoint.manifest import shard_readers, tensors_that_count
 from spotguard.checkpoint.reading import Want, holds_already, read_wanted
 from spotguard.errors import DamagedCheckpoint, StateMismatch
-from spotguard.runtime.checkpoint.filled_memory import Claims, may_be_filled
-from spotguard.runtime.state.expanded_tensors import fill
+from spotguard.runtime.state.filling import Claims, fill, may_be_filled
 from spotguard.runtime.state.sharding import is_dtensor, local_of, local_part
 from spotguard.runtime.state.tree import TORCH_DTYPES, leaves_beside, unpack
 

@@ -586,10 +586,7 @@ class Keeper:
         if self._first_save:
             self._first_save = False
             save_time.tell_fit(saved, self._settings, self._reporter)
-        self._reporter.event(
-            JobEvent.SAVED, step=saved.step, **saved.facts, train_s=counters["train_s"]
-        )
-        log.info("%s", saved.words)
+        save_time.tell_saved(saved, counters["train_s"], self._reporter)
 
     def _on_save_failed(self, step: int, problem: SpotguardError) -> None:
         if self.saver.last is not self._saved_before_failures:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 import torch.distributed as dist
 
-from spotguard.runtime.state.expanded_tensors import fill
+from spotguard.runtime.state.filling import fill
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

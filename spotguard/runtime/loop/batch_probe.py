@@ -29,7 +29,7 @@ from spotguard.runtime.process.memory import (
     memory_of,
 )
 from spotguard.runtime.process.outside_loop import outside_loop
-from spotguard.runtime.state.expanded_tensors import fill
+from spotguard.runtime.state.filling import fill
 from spotguard.runtime.state.rng import capture_random_states, restore_random_states
 from spotguard.runtime.state.sharding import is_dtensor
 from spotguard.runtime.state.tracked import random_accessors

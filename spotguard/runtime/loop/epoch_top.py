@@ -28,10 +28,10 @@ from spotguard.runtime.checkpoint.restore import put_random_back
 from spotguard.runtime.state.inline_json import from_inline, inlined, to_inline
 from spotguard.runtime.state.tracked import (
     SENSELESS,
-    TrackedOptimizer,
     TrackedStateful,
     TrackedValue,
 )
+from spotguard.runtime.state.tracked_optimizer import TrackedOptimizer
 from spotguard.runtime.state.tree import Packed
 
 if TYPE_CHECKING:

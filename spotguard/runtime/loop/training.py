@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from spotguard.checkpoint.lineage import claim_attempt
-from spotguard.checkpoint.manifest import check_run
-from spotguard.errors import Fenced, SpotguardError, UsageError
+from spotguard.errors import SpotguardError, UsageError
 from spotguard.events.event import JobEvent
 from spotguard.events.profile import RANKS, SAVING
 from spotguard.runtime.checkpoint import restore as restoring
@@ -31,6 +30,11 @@ from spotguard.runtime.distributed.gradients import GradientSync, broadcast_init
 from spotguard.runtime.distributed.optimizers import OptimizerWatch, hook_steps
 from spotguard.runtime.distributed.weighted_mean import WeightedMeans
 from spotguard.runtime.ending.leaving import Phase
+from spotguard.runtime.loop.agreement import (
+    check_fits,
+    check_ranks_read_the_same,
+    check_ranks_track_the_same,
+)
 from spotguard.runtime.loop.batch_probe import BatchProbe
 from spotguard.runtime.loop.batch_trial import BatchTrial, end_without_curve
 from spotguard.runtime.loop.epoch_top import EpochTop
@@ -402,7 +406,7 @@ class Training:
         job.keeper.set_up = SetUp(job.keeper.objects, job.warn_of_script)
         modules = [i.bare for i in job.keeper.objects.values() if isinstance(i, TrackedModule)]
         spread_over(modules)
-        self._check_ranks_track_the_same()
+        check_ranks_track_the_same(job.coordinator, job.rank, job.keeper.objects)
         objects, timeout_s = job.keeper.objects, restoring.TIMEOUT_S
         job.keeper.saver.generators = RankGenerators.found(
             objects, job.coordinator, job.rank, job.world_size, timeout_s
@@ -446,7 +450,7 @@ class Training:
         if change is not None and job.rank == 0:
             log.info("%s", change["message"])
             job.reporter.event(JobEvent.RESCALED, **change)
-        self._check_ranks_agree(first)
+        check_ranks_read_the_same(job.coordinator, job.rank, self.loader.checksum(first))
         self.loader.keep(first)
         return first, last
 
@@ -517,26 +521,6 @@ class Training:
         word = job.coordinator.get("best", restoring.TIMEOUT_S)
         return best if word is None else best._replace(value=json.loads(word))
 
-    def _check_ranks_track_the_same(self) -> None:
-        """Raise unless they do; the values of what only one of them has would be waited for."""
-        tracked = " ".join(sorted(self._job.keeper.objects))
-        if self._job.coordinator.first("tracked", tracked) != tracked:
-            raise UsageError(
-                f"run.track: rank {self._job.rank} tracks other names than another rank: {tracked}",
-                hint="track the same on all ranks, also what only the first one uses: any of them "
-                "may be the one that saves, and all of them restore",
-            )
-
-    def _check_ranks_agree(self, first: int) -> None:
-        """Raise unless a sampler, if there is one, gives all ranks the same order to begin with."""
-        mine, rank = self.loader.checksum(first), self._job.rank
-        if mine is not None and self._job.coordinator.first("order", str(mine)) != str(mine):
-            raise UsageError(
-                f"run.loader: the sampler gives rank {rank} another order than another rank",
-                hint="it must not depend on the rank, nor on the order of a set: pass one sampler "
-                "of the whole dataset",
-            )
-
     def _restore_place(self, manifest: Manifest) -> None:
         """Go on where the data was; what cannot be exact is told."""
         own = restoring.places_of_ranks(manifest)
@@ -563,30 +547,9 @@ class Training:
 
     def _prepare_for(self, manifest: Manifest) -> None:
         """Make the objects such as the checkpoint's were, if it fits this attempt."""
-        self._check_fits(manifest)
+        check_fits(manifest, self.loader.identity(), self._job.run_id, self._job.attempt)
         self._own_states = self._job.keeper.saver.generators.read(manifest, self._job.rank)
         self._job.keeper.set_up.follow(manifest.counters.get("changed_in_loop"))
-
-    def _check_fits(self, manifest: Manifest) -> None:
-        """Raise unless this attempt may go on from the checkpoint, with this loader."""
-        check_run(manifest, self._job.run_id)
-        if manifest.attempt >= self._job.attempt:
-            raise Fenced(
-                f"attempt {self._job.attempt} is already claimed",
-                hint="each start of the job needs an attempt number of its own",
-            )
-        stored = manifest.counters.get("loader")
-        mine = self.loader.identity()
-        if stored is not None and stored != mine:
-            changed = [
-                f"{key} was {stored.get(key)!r} and is {mine.get(key)!r}"
-                for key in {**stored, **mine}
-                if stored.get(key) != mine.get(key)
-            ]
-            raise UsageError(
-                f"run.loader changed since the checkpoint: {'; '.join(changed)}",
-                hint="use the same values to resume, or start a new run",
-            )
 
     def _seed_boundary(self, step: int, *, after: bool) -> None:
         self._seed(step, BOUNDARY, int(after))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from spotguard.errors import UsageError
-from spotguard.runtime.state.expanded_tensors import fill
+from spotguard.runtime.state.filling import fill
 from spotguard.runtime.state.sharding import is_dtensor
 
 if TYPE_CHECKING:

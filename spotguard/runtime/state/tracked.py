@@ -14,7 +14,7 @@ import torch
 
 from spotguard.checkpoint.outside import BaseFiles
 from spotguard.errors import StateMismatch, UnsupportedState, UsageError
-from spotguard.runtime.state.expanded_tensors import fill
+from spotguard.runtime.state.filling import fill
 from spotguard.runtime.state.module_wrappers import bare_module, by_todays_keys, plain_keys
 from spotguard.runtime.state.sharding import address, is_dtensor, local_of
 from spotguard.runtime.state.tracked_optimizer import TrackedOptimizer

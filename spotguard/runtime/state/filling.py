@@ -1,4 +1,8 @@
-"""Whether a restore may fill a tensor that a script holds, where it is.
+"""Writing stored values into tensors that a script holds, where they are.
+
+Of an expanded tensor several elements lie in one place of memory. Torch reads such a tensor like
+any other and refuses to write to it: a module with an expanded mask would train and be saved, and
+could never be restored.
 
 Two names may stand for one memory when a script is set up, and for two by the time it is saved: the
 best weights are the model's own until they are copied. To fill both would leave the last one's
@@ -9,9 +13,37 @@ from __future__ import annotations
 
 import torch
 
+from spotguard.errors import StateMismatch
 from spotguard.runtime.state.sharding import is_dtensor, local_of
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def fill(target: torch.Tensor, values: torch.Tensor) -> None:
+    """Give `target` these values, of its own shape; to an expanded one once for each place.
+
+    Raises:
+        StateMismatch: elements that lie in one place would have to differ.
+    """
+    axes = [a for a, s in enumerate(target.stride()) if s == 0 and target.shape[a] > 1]
+    if not axes:
+        target.copy_(values)
+        return
+    once, values_once = target, values
+    for axis in axes:
+        once, values_once = once.narrow(axis, 0, 1), values_once.narrow(axis, 0, 1)
+    if not _same(values_once.expand(values.shape), values):
+        raise StateMismatch(
+            f"a tensor of shape {tuple(target.shape)} is expanded from one of {tuple(once.shape)} "
+            "in this script, and has values in the checkpoint that differ along it",
+            hint="call .clone() on what expand() returns",
+        )
+    once.copy_(values_once)
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether all values are equal, or no numbers in both."""
+    return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 class Claims:
