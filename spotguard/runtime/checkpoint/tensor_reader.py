@@ -16,8 +16,8 @@ import torch
 from spotguard.checkpoint.manifest import shard_readers, tensors_that_count
 from spotguard.checkpoint.reading import Want, holds_already, read_wanted
 from spotguard.errors import DamagedCheckpoint, StateMismatch
-from spotguard.runtime.state.filling import Claims, fill, may_be_filled
-from spotguard.runtime.state.sharding import is_dtensor, local_of, local_part
+from spotguard.runtime.state.filling import Claims, fill, placed
+from spotguard.runtime.state.sharding import is_dtensor, local_part
 from spotguard.runtime.state.tree import TORCH_DTYPES, leaves_beside, unpack
 
 if TYPE_CHECKING:
@@ -164,17 +164,12 @@ class StoredTensors:
             if fills and isinstance(present, torch.Tensor):
                 self.claims(name, present)
 
-        def placed(name: str) -> torch.Tensor:
+        def take(name: str) -> torch.Tensor:
             read, present = asked[name].popleft()
-            if not isinstance(present, torch.Tensor):
-                return read
-            if fills and may_be_filled(present, read) and self._claims.are_one(name, present):
-                with torch.no_grad():
-                    local_of(present).copy_(local_of(read))
-                return present
-            return read if is_dtensor(read) else read.to(present.device)
+            may_fill = fills and isinstance(present, torch.Tensor)
+            return placed(read, present, fills=may_fill and self._claims.are_one(name, present))
 
-        return lambda: unpack(tree, placed)
+        return lambda: unpack(tree, take)
 
     def claims(self, name: str, target: torch.Tensor) -> None:
         """Say that `target` will be filled with a stored tensor, so that no other one may be."""

@@ -192,8 +192,11 @@ class _Inline:
     def __init__(self, stored: dict[str, Any]) -> None:
         self._stored = stored
 
-    def later(self, tree: Any) -> Callable[[], Any]:
-        return lambda: from_inline({**self._stored, "tree": tree})
+    def later(self, tree: Any, beside: Any = None, *, fills: bool = False) -> Callable[[], Any]:
+        return lambda: from_inline({**self._stored, "tree": tree}, beside, fills=fills)
+
+    def claims(self, name: str, target: torch.Tensor) -> None:
+        pass  # of one object only: what shares memory with another one is as it was before
 
     def differs(self, problem: StateMismatch) -> None:
         raise problem

@@ -68,7 +68,21 @@ class Claims:
         )
 
 
-def may_be_filled(present: torch.Tensor, values: torch.Tensor) -> bool:
+def placed(values: torch.Tensor, present: object, *, fills: bool) -> torch.Tensor:
+    """Return stored values where `present` is, if that is a tensor: on its device.
+
+    With `fills` it is filled with them, and returned, if it is such that they can be put into it.
+    """
+    if not isinstance(present, torch.Tensor):
+        return values
+    if fills and _may_be_filled(present, values):
+        with torch.no_grad():
+            local_of(present).copy_(local_of(values))
+        return present
+    return values if is_dtensor(values) else values.to(present.device)
+
+
+def _may_be_filled(present: torch.Tensor, values: torch.Tensor) -> bool:
     """Return True if a script's tensor is such that these values can be put into it as they are."""
     return (
         (type(present) in _PLAIN or is_dtensor(present))

@@ -7,12 +7,21 @@ and need not be cut, placed or read in parts.
 from __future__ import annotations
 
 import base64
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from spotguard.errors import UnsupportedState
-from spotguard.runtime.state.tree import DTYPES, TORCH_DTYPES, Packed, pack, unpack
+from spotguard.runtime.state.filling import placed
+from spotguard.runtime.state.tree import (
+    DTYPES,
+    TORCH_DTYPES,
+    Packed,
+    leaves_beside,
+    pack,
+    unpack,
+)
 
 if TYPE_CHECKING:
     from spotguard.runtime.state.tree import Leaf
@@ -42,9 +51,20 @@ def inlined(tree: Any, packed: Packed) -> dict[str, Any]:
     return {"tree": tree, "tensors": {n: _encoded(leaf) for n, leaf in packed.leaves.items()}}
 
 
-def from_inline(stored: dict[str, Any]) -> Any:
-    """Return a value equal to the one that `to_inline` was given."""
-    return unpack(stored["tree"], lambda name: _decoded(stored["tensors"][name]))
+def from_inline(stored: dict[str, Any], beside: Any = None, *, fills: bool = False) -> Any:
+    """Return a value equal to the one that `to_inline` was given.
+
+    A tensor in whose place `beside` has one comes on that one's device; with `fills` it is that
+    very one, filled, if it has the same shape and dtype.
+    """
+    present: dict[str, deque[Any]] = {}
+    for name, each in leaves_beside(stored["tree"], beside):
+        present.setdefault(name, deque()).append(each)
+
+    def take(name: str) -> torch.Tensor:
+        return placed(_decoded(stored["tensors"][name]), present[name].popleft(), fills=fills)
+
+    return unpack(stored["tree"], take)
 
 
 def _encoded(leaf: Leaf) -> list[Any]:

@@ -184,7 +184,7 @@ def test_a_framework_ends_for_good_if_it_says_why(
     told = []
     state = EarlyEnd()
     training = Training.__new__(Training)
-    keeper = SimpleNamespace(early_end=state, take_boundary_again=state.take)
+    keeper = SimpleNamespace(early_end=state, take_boundary_again=lambda _: state.take())
     training._job = cast(
         "Any",
         SimpleNamespace(
@@ -195,7 +195,7 @@ def test_a_framework_ends_for_good_if_it_says_why(
     )
     training._errors_end_it = cast("Any", contextlib.nullcontext())
     training._open = contextlib.ExitStack()
-    training.step, training.finished, training._last = None, finished, 9
+    training.step, training.finished, training._last, training._top = None, finished, 9, None
     training.finish(reason)
     assert told == [logged]
     assert state.counters().get("ended_early", {}).get("why") == why
@@ -228,7 +228,13 @@ class Resumed:
         self.step = None
         self.finished += 1
 
-    def expect_epoch_ends(self) -> None:
+    def expect_epochs(self) -> None:
+        """Do nothing."""
+
+    def begin_epoch(self, number: int) -> None:
+        """Do nothing."""
+
+    def begin_epoch_end(self, number: int) -> None:
         """Do nothing."""
 
     def end_epoch(self) -> None:

@@ -1,0 +1,1 @@
+"""Optimizers other than torch's own."""
