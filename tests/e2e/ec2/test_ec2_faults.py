@@ -12,6 +12,7 @@ import os
 import time
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -35,10 +36,7 @@ CALLS = (
     "ec2:AuthorizeSecurityGroupIngress",
     "ec2:CreateSecurityGroup",
     "ec2:CreateTags",
-    "ec2:DescribeAvailabilityZones",
-    "ec2:DescribeImages",
     "ec2:DescribeInstances",
-    "ec2:DescribeRegions",
     "ec2:DescribeRouteTables",
     "ec2:DescribeSecurityGroups",
     "ec2:DescribeSpotInstanceRequests",
@@ -47,16 +45,23 @@ CALLS = (
     "ec2:RunInstances",
     "ec2:TerminateInstances",
 )
-CALLS_OF_NO_REGION = ("iam:GetInstanceProfile", "sts:GetCallerIdentity")
+ASKED_ONCE = (
+    "ec2:DescribeAvailabilityZones",
+    "ec2:DescribeImages",
+    "ec2:DescribeRegions",
+    "sts:GetCallerIdentity",
+)
+"""By a SkyPilot that has never been at AWS, or whose server is new."""
+CALLS_OF_NO_REGION = ("iam:GetInstanceProfile", *ASKED_ONCE)
 """What a run asks AWS for, by SkyPilot or itself, by the lab's own journal; the last test holds
-them to be all. The calls of no region fail for whoever comes first."""
+them to be all. These fail for whoever comes first, in any region."""
 SELDOM_ASKED = ("ec2:CreateTags", "ec2:DescribeSpotInstanceRequests")
 """Only after some faults and interruptions."""
 TWICE_S = 60.0
 """How long an instance may live that EC2 launched twice, as it did not say that it had."""
 PASSING = {"throttle": "meets throttle", "error": "meets error", "lost": "was done, but"}
 """Faults that pass by themselves, and how the lab tells of each."""
-_ALONE = [pytest.param(each, marks=pytest.mark.alone) for each in CALLS_OF_NO_REGION]
+_ALONE = pytest.param("iam:GetInstanceProfile", marks=pytest.mark.alone)
 _OVER = ("finished", "failed", "paused")
 
 
@@ -74,6 +79,12 @@ class Trial:
         """Let the next such call fail."""
         where = "*" if action in CALLS_OF_NO_REGION else self.region
         self.ec2.verb("fault", action, kind, "1", str(seconds), where)
+
+    def begin_anew(self) -> None:
+        """Let SkyPilot forget what it has asked AWS for; its server is a new one."""
+        self.ec2.verb("end-api")
+        for found in Path(self.ec2.environ["HOME"], ".sky").rglob("az_mappings-*"):
+            found.unlink()
 
     def forget_groups(self) -> None:
         """Remove SkyPilot's security group: else only the first run of a region asks for one."""
@@ -119,7 +130,7 @@ def trial(
     return Trial(machine("user"), ec2, region, undisturbed(EXACT, "--epochs", EPOCHS))
 
 
-@pytest.mark.parametrize("action", [*CALLS, *_ALONE])
+@pytest.mark.parametrize("action", [*CALLS, _ALONE])
 def test_a_call_fails_in_each_way_that_passes(action: str, trial: Trial) -> None:
     """Throttled, by an internal error, done and not answered: one after the other, a call each.
 
@@ -140,11 +151,38 @@ def test_a_call_fails_in_each_way_that_passes(action: str, trial: Trial) -> None
     raise AssertionError(f"{action} met only {met}")
 
 
-@pytest.mark.parametrize("action", [*CALLS, *_ALONE])
+@pytest.mark.parametrize("action", [*CALLS, _ALONE])
 def test_a_right_is_missing_once(action: str, trial: Trial) -> None:
     """The run ends right, or says which one."""
     trial.forget_groups()
     trial.fails_once(action, "deny")
+    status = trial.ended(trial.begin())
+    if status["state"] != "finished":
+        assert action.partition(":")[2] in status["state_detail"], status["state_detail"]
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("kind", PASSING)
+def test_what_is_asked_once_fails_in_a_way_that_passes(kind: str, trial: Trial) -> None:
+    """Each of these calls, in one run of a SkyPilot that begins anew."""
+    before = len(trial.ec2.events())
+    trial.begin_anew()
+    for action in ASKED_ONCE:
+        trial.fails_once(action, kind)
+    start_api(trial.ec2)
+    status = trial.ended(trial.begin())
+    assert status["state"] == "finished", status["state_detail"]
+    told = [line for line in trial.ec2.events()[before:] if PASSING[kind] in line]
+    assert all(any(f" {action} " in line for line in told) for action in ASKED_ONCE), told
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("action", ASKED_ONCE)
+def test_a_right_for_what_is_asked_once_is_missing(action: str, trial: Trial) -> None:
+    """The run ends right, or says which one."""
+    trial.begin_anew()
+    trial.fails_once(action, "deny")
+    start_api(trial.ec2)
     status = trial.ended(trial.begin())
     if status["state"] != "finished":
         assert action.partition(":")[2] in status["state_detail"], status["state_detail"]
