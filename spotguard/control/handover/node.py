@@ -362,6 +362,7 @@ class SkyHost:
             return NodeState(there=True)  # nobody can say it
         failed = launch is not None and launch.phase is not ClusterPhase.DONE
         if launch is not None and failed:
+            self._sdk.end_forgotten_nodes(cluster)
             return NodeState(there=facts is not None, problem=launch.problem or "it was refused")
         if facts is None:
             return NodeState(there=False, problem="it is not there")

@@ -60,9 +60,6 @@ _CALM_EVERY_S = 120.0
 look at once, and each look takes seconds of a core, here and on the first node."""
 _OVER_EVERY_S = 60.0
 """While nothing is left of a launch: it will not change, and a run may wait for hours after it."""
-_FORGOTTEN_FOR_S = 180.0
-"""So long a cloud is asked whether it has nodes of a launch of which SkyPilot says that nothing is
-left: EC2 may list an instance some time after it has launched it."""
 _ASK_CLOUD_EVERY_S = 4.0
 _ANSWER_WITHIN_S = 60.0
 """SkyPilot needs up to 20 s for a look where it is busy; one that hangs must not look calm."""
@@ -213,8 +210,7 @@ class SkyPilotLauncher:
     def _refresh(self, cluster: str, view: ClusterView | None) -> None:
         for known, watch in list(self._watches.items()):
             # One that is being taken down is looked at until it is gone, others as long as wanted.
-            goes_on = watch.is_wanted or watch.is_going_down or watch.may_be_forgotten
-            if known == cluster or not goes_on:
+            if known == cluster or not (watch.is_wanted or watch.is_going_down):
                 watch.stop()
                 del self._watches[known]
         self._watches[cluster] = _Watch(self._sdk, cluster, view, self._clock, self._strays)
@@ -248,8 +244,6 @@ class _Watch(threading.Thread):
         self._took_s = 0.0
         self._missing = 0
         """Looks in a row that found no such cluster."""
-        self._nothing_at: float | None = None
-        """Since when nothing is left of its launch."""
         self._sdk = sdk
         self._strays = strays
         self._clock = clock
@@ -304,17 +298,11 @@ class _Watch(threading.Thread):
             return self._missing >= _GONE_TWICE
         return self.view.state in _CAME_TO_NOTHING.values()
 
-    def _note_nothing(self) -> None:
-        if self.view.state not in _CAME_TO_NOTHING.values():
-            self._nothing_at = None
-        elif self._nothing_at is None:
-            self._nothing_at = self._clock.monotonic()
-
-    @property
-    def may_be_forgotten(self) -> bool:
-        """True while the cloud may still have nodes of a launch that came to nothing."""
-        since = self._nothing_at
-        return since is not None and self._clock.monotonic() - since < _FORGOTTEN_FOR_S
+    def _note_nothing(self, view: ClusterView) -> None:
+        """Have nodes ended that the cloud still has of a launch that came to nothing just now."""
+        nothing = _CAME_TO_NOTHING.values()
+        if view.state in nothing and self.view.state not in nothing:
+            self._sdk.end_forgotten_nodes(self.cluster)
 
     @property
     def is_going_down(self) -> bool:
@@ -340,7 +328,7 @@ class _Watch(threading.Thread):
         while not self._stopped.is_set() and self.view.state is not ClusterState.GONE:
             if self.answered.is_set() or self._down_under_way:
                 self._rest()
-            if self._is_over() and not (self.is_wanted or self.may_be_forgotten):
+            if self._is_over() and not self.is_wanted:
                 return
             self._wake.clear()
             self._down_under_way = self._is_being_taken_down()
@@ -351,8 +339,8 @@ class _Watch(threading.Thread):
                 self._missing = self._missing + 1 if view.state is ClusterState.ABSENT else 0
                 # A request that was taken a moment ago may not be in the books yet.
                 if not self.answered.is_set() or not 0 < self._missing < _GONE_TWICE:
+                    self._note_nothing(view)
                     self.view = view
-                    self._note_nothing()
                     self.answered.set()
                 self._end_it_again(view)
             self._due_at = self._clock.monotonic() + self._pause_s()
@@ -405,8 +393,6 @@ class _Watch(threading.Thread):
         left_s, self._lost = self._due_at - self._clock.monotonic(), ""
         while left_s > 0.0 and not self._wake.wait(min(left_s, _ASK_CLOUD_EVERY_S)):
             left_s -= _ASK_CLOUD_EVERY_S
-            if self.may_be_forgotten:
-                self._sdk.end_forgotten_nodes(self.cluster)
             self._lost = self._said_lost()
             if self._lost:
                 return

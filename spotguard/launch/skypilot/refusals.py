@@ -53,7 +53,8 @@ _BUSY = (
 """What clouds say when they are busy, or not yet done with what they were asked before: it is worth
 to ask again."""
 _SERVER_FAULT = re.compile(
-    r"5\d\d|Unavailable|ServerInternal|ServiceFailure|RequestTimeout|TooManyRequestsException"
+    r"5\d\d|(?:Service)?Unavailable|Internal(?:Error|Failure)|ServerInternal|ServiceFailure"
+    r"|RequestTimeout|TooManyRequestsException"
 )
 """Codes of AWS that say the same. Whole codes, for as parts of sentences they say too little; the
 SDK takes the HTTP status for the code of an answer that is none of AWS's own."""
@@ -184,7 +185,10 @@ def _understood(own: dict[str, str], lines: list[str], errors: list[BaseExceptio
 def _nodes_ran(lines: list[str], understood: Refusal) -> bool:
     """Tell whether nodes may have run: they did, or nothing that was said rules it out."""
     text = "\n".join(lines)
-    calls = {asked for _, asked, _ in _AWS_ERROR.findall(text)}
+    errors = _AWS_ERROR.findall(text)
+    calls = {asked for _, asked, _ in errors}
+    if any(asked == "RunInstances" and _SERVER_FAULT.fullmatch(code) for code, asked, _ in errors):
+        return True  # EC2 may have launched them before it failed
     if _NODES_UP.search(text) or not all(map(_BEFORE_NODES.fullmatch, calls)):
         return True
     if any(word in text for word in _NEVER_ASKED) or _QUEUED.search(text):

@@ -20,7 +20,7 @@ from spotguard.launch.base import LogGone, Unreachable
 from spotguard.launch.skypilot.cloud_check import reason_in
 from spotguard.launch.skypilot.cluster_list import our_clusters
 from spotguard.launch.skypilot.ec2.ends import Ec2Ends
-from spotguard.launch.skypilot.ec2.extras import Ec2Extras
+from spotguard.launch.skypilot.ec2.extras import Ec2Extras, Ec2Forgotten
 from spotguard.launch.skypilot.free_nodes import free_pods
 from spotguard.launch.skypilot.import_sky import load_sky, off_stdout
 from spotguard.launch.skypilot.refusals import read_refusal
@@ -133,7 +133,10 @@ class Sdk(Protocol):
         ...
 
     def end_forgotten_nodes(self, cluster: str) -> None:
-        """End what the cloud still has of a cluster of which SkyPilot says that nothing is left."""
+        """Have nodes ended that the cloud has of a cluster of which nothing is left, by SkyPilot.
+
+        Returns at once: the cloud may list them late, and is asked for some minutes.
+        """
         ...
 
     def ended_at(self, cluster: str) -> float | None:
@@ -233,7 +236,7 @@ class SkySdk:
 
     def lost(self, cluster: str, *, starting: bool) -> str:
         """Ask EC2; other clouds are not asked."""
-        place = self._place(cluster)
+        place = self._on_aws.get(cluster)
         return _ENDS.why(place[0], cluster, taken=starting) if place else ""
 
     def end_extra_nodes(self, cluster: str) -> str:
@@ -245,7 +248,7 @@ class SkySdk:
         """Ask EC2; other clouds are not asked."""
         place = self._on_aws.get(cluster)
         if place:
-            _EXTRAS.end_all(place[0], cluster)
+            _FORGOTTEN.add(place[0], cluster)
 
     def _note_place(self, cluster: str, cloud: str | None, region: str | None, nodes: Any) -> None:
         if cloud and cloud.upper() != _AWS:
@@ -254,7 +257,10 @@ class SkySdk:
             self._on_aws[cluster] = region, int(nodes)
 
     def _place(self, cluster: str) -> tuple[str, int] | None:
-        """Return where it is on AWS; SkyPilot's books know it of one that another process began."""
+        """Return where it is on AWS; SkyPilot's books know it of one that another process began.
+
+        Only of one that comes up: they have none that another machine launched.
+        """
         if cluster not in self._on_aws:
             with suppress(SpotguardError):  # the next question will ask again
                 status = _statuses([cluster], fresh=False).get(cluster) or {}
@@ -468,6 +474,7 @@ _LOOKS: AskedTogether[Any] = AskedTogether(_statuses)
 """All runs of this process look at their clusters by it."""
 _ENDS = Ec2Ends()
 _EXTRAS = Ec2Extras()
+_FORGOTTEN = Ec2Forgotten(_EXTRAS)
 _AWS = "AWS"
 """SkyPilot's name of the cloud."""
 _IDLE = ("idle", "idle~")

@@ -112,6 +112,8 @@ def test_without_a_word_that_is_understood_it_is_waited_for() -> None:
 RAN = {
     "tags": aws("RequestLimitExceeded", "Request limit exceeded.", "CreateTags"),
     "look": aws("InternalError", "An internal error has occurred.", "DescribeInstances"),
+    "EC2 fails after it": aws("InternalError", "An internal error has occurred.", "RunInstances"),
+    "EC2 is away": aws("Unavailable", "The service is unavailable.", "RunInstances"),
     "Slurm: died": "Instances are up.\nFailed to acquire resources in spot for {Slurm(cpus=1+)}.",
     "no SSH": "└── Instances are up.\nTimed out waiting for SSH",
     "second zone": WAITS["InsufficientInstanceCapacity"] + "└── Instance is up.\nRay failed",

@@ -326,9 +326,11 @@ def test_skypilots_books_tell_where_a_launch_is_that_another_process_began(
     monkeypatch.setattr(sdk_module, "_statuses", lambda names, fresh: books.pop(0))
     extras = list[Any]()
     monkeypatch.setattr(sdk_module._EXTRAS, "end", lambda *words: extras.append(words))
+    monkeypatch.setattr(sdk_module._ENDS, "why", lambda *words, taken: "")
     sdk = sdk_module.SkySdk()
     for _ in range(2):
         sdk.end_extra_nodes(NAME)
+        assert sdk.lost(NAME, starting=False) == "", "it asks for none that SkyPilot has not"
     assert extras == asked
     sdk.end_extra_nodes(NAME)
     assert extras == asked * 2
@@ -355,22 +357,20 @@ def test_nodes_too_many_are_looked_for_until_the_launch_is_done() -> None:
     assert sdk.asked_for_extra == [NAME] * 2
 
 
-def test_forgotten_nodes_are_looked_for_some_minutes_after_a_launch_came_to_nothing() -> None:
-    """EC2 may list them late. The watch goes on so long, though nobody wants to know any more."""
-    clock = FakeClock(now=500.0)
-    refused = LaunchFacts(phase=ClusterPhase.NO_CAPACITY, problem="busy", busy=True)
-    sdk = FakeSdk(launches={NAME: refused})
-    watch = watch_of(sdk, ClusterState.STARTING, clock)
-    at = list[float]()
+def test_forgotten_nodes_are_looked_for_once_a_launch_came_to_nothing() -> None:
+    """EC2 may list them late, and SkyPilot says that nothing is left."""
+    sdk = FakeSdk()
+    watch = watch_of(sdk, ClusterState.STARTING, FakeClock(now=500.0))
+    states = [UNDER_WAY, REFUSED, REFUSED]
 
     def look() -> None:
-        at.append(clock.now())
-        clock.advance(70.0)
+        sdk.launches[NAME] = states.pop(0)
+        if not states:
+            watch.stop()
 
     sdk.before_look = look
     watch.run()
-    assert len(at) == 4, "none after three minutes, and the one that saw it first"
-    assert len(sdk.asked_for_forgotten) > 2
+    assert sdk.asked_for_forgotten == [NAME], "not again at the next look"
 
 
 @pytest.mark.parametrize(
@@ -833,12 +833,9 @@ def looks_at(
 def test_a_launch_that_came_to_nothing_is_hardly_looked_at_any_more(
     launches: dict[str, LaunchFacts],
 ) -> None:
-    """A run may wait for a day after it, and each look takes seconds of a core.
-
-    Only nodes that the cloud lists late are waited for, for three minutes.
-    """
+    """A run may wait for a day after it, and each look takes seconds of a core."""
     watch, at = looks_at(launches, wanted=False)
-    assert len(at) == (3 if launches else 2), "whoever wants to know it again begins anew"
+    assert len(at) == (1 if launches else 2), "whoever wants to know it again begins anew"
     assert not watch._stopped.is_set()
     _, at = looks_at(launches, wanted=True)
     assert 8 <= len(at) <= 12

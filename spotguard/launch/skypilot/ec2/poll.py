@@ -48,10 +48,16 @@ class Ec2Poll(Generic[Answer]):
         question: Callable[[Any, Sequence[str]], dict[str, Answer]],
         clock: Clock | None = None,
         client: Callable[[str], Any] | None = None,
+        *,
+        keeps: bool = True,
     ) -> None:
-        """`question` asks a client about clusters; `client` makes boto3's client for a region."""
+        """`question` asks a client about clusters; `client` makes boto3's client for a region.
+
+        What was told is kept while EC2 does not answer, if it `keeps` true.
+        """
         self._question = question
         self._clock = clock or SystemClock()
+        self._keeps = keeps
         self._client = client or partial(client_of, within_s=_ASK_WITHIN_S, tries=1)
         self._regions: dict[str, _Region[Answer]] = {}
 
@@ -81,12 +87,14 @@ class Ec2Poll(Generic[Answer]):
         try:
             mine.client = mine.client or self._client(region)
             mine.told = self._ask_all(mine.client, list(mine.wanted))
+            return
         except unanswered() as problem:
             log.info("EC2 does not say how instances in %s are: %s", region, problem)
-            mine.ask_at = now + _AFTER_PROBLEM_S
         except (AttributeError, KeyError, TypeError, ValueError) as problem:
             log.warning("EC2 describes instances in another form than expected: %r", problem)
-            mine.ask_at = now + _AFTER_PROBLEM_S
+        mine.ask_at = now + _AFTER_PROBLEM_S
+        if not self._keeps:
+            mine.told = {}
 
     def _ask_all(self, client: Any, clusters: Sequence[str]) -> dict[str, Answer]:
         told: dict[str, Answer] = {}

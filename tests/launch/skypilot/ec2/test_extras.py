@@ -8,10 +8,16 @@ from typing import Any
 import boto3
 import moto
 import pytest
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, EndpointConnectionError
 
 from spotguard.launch.skypilot.ec2.ends import Ec2Ends
-from spotguard.launch.skypilot.ec2.extras import Ec2Extras, Living, extras
+from spotguard.launch.skypilot.ec2.extras import (
+    LISTED_WITHIN_S,
+    Ec2Extras,
+    Ec2Forgotten,
+    Living,
+    extras,
+)
 from spotguard.launch.skypilot.ec2.poll import ASK_EVERY_S
 from spotguard.testing.clock import FakeClock
 from tests.launch.skypilot.ec2.test_ends import REGION, launched, mark
@@ -113,6 +119,48 @@ def test_all_is_ended_of_what_skypilot_has_forgotten(ec2: Any) -> None:
     subject.end_all("eu-west-1", "mine")
 
 
+def test_what_is_forgotten_is_looked_for_until_ec2_would_list_it(
+    ec2: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An instance that it lists after a minute is ended; then the thread ends."""
+    clock, at = FakeClock(), list[float]()
+
+    def rest(seconds: float) -> None:
+        at.append(clock.monotonic())
+        clock.advance(seconds)
+        if len(at) == 15:
+            launched(ec2, "late")
+
+    subject = Ec2Forgotten(Ec2Extras(clock, lambda region: ec2), clock, rest)
+    other = launched(ec2, "other")
+    begun = list[str]()
+    monkeypatch.setattr("threading.Thread.start", lambda thread: begun.append(thread.name))
+    subject.add(REGION, "late")
+    subject.add(REGION, "late")
+    subject.look_on()
+    assert living(ec2) == {*other}
+    assert at[-1] - at[0] == pytest.approx(LISTED_WITHIN_S, abs=2 * ASK_EVERY_S)
+    subject.add(REGION, "other")
+    subject.look_on()
+    assert living(ec2) == set()
+    assert len(begun) == 2, "a thread as long as there is something to look for"
+
+
+def test_nothing_is_ended_by_an_old_list(ec2: Any) -> None:
+    """While EC2 does not answer, what was pending may run, and be one of SkyPilot's nodes."""
+    client, clock = Refusing(ec2), FakeClock()
+    subject = Ec2Extras(clock, lambda region: client)
+    [extra], [mine] = launched(ec2, "mine"), launched(ec2, "mine")
+    pend(extra)
+    mark(ec2, mine)
+    subject.end(REGION, "mine", 1)
+    client.refuses, client.is_away = False, True
+    clock.advance(ASK_EVERY_S)
+    subject.end(REGION, "mine", 1)
+    assert client.orders == 1
+    assert len(living(ec2)) == 2
+
+
 class Refusing:
     """EC2 that refuses to end instances, for a while."""
 
@@ -120,9 +168,12 @@ class Refusing:
         self._ec2 = ec2
         self.orders = 0
         self.refuses = True
+        self.is_away = False
 
     def get_paginator(self, call: str) -> Any:
         """Ask moto."""
+        if self.is_away:
+            raise EndpointConnectionError(endpoint_url="https://ec2")
         return self._ec2.get_paginator(call)
 
     def terminate_instances(self, *, InstanceIds: list[str]) -> None:
