@@ -88,9 +88,11 @@ instance=$(instances)
 # An on-demand instance that shuts itself down is only stopped, and its disk is paid for, unless this is said of it.
 aws ec2 modify-instance-attribute --region "$region" --instance-id "$instance" \
   --attribute instanceInitiatedShutdownBehavior --value terminate
-# Over SSH, since a job of SkyPilot's would end with SkyPilot. Nobody can log in afterwards, nor has to.
+# Over SSH, since a job of SkyPilot's would end with SkyPilot. Nobody can log in afterwards, nor has to. It cleans no
+# machine but that of this id.
 keys=$HOME/.sky/generated
-ssh -F "$keys/ssh/$cluster" -i "$keys/ssh-keys/$cluster.key" "$cluster" 'bash -s' < "$here/clean_node.sh" >&2
+ssh -F "$keys/ssh/$cluster" -i "$keys/ssh-keys/$cluster.key" "$cluster" "bash -s -- $instance" \
+  < "$here/clean_node.sh" >&2
 # A reboot would lose the planned shutdown. Without one the image is of a disk to which all was written: `sync` was last.
 image=$(aws ec2 create-image --region "$region" --instance-id "$instance" --name "$cluster" --no-reboot \
   --description 'SkyPilot runtime and the packages of a job' --query ImageId --output text)

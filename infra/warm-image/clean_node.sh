@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Runs on the node of which build_aws.sh makes an image, as SkyPilot's user there: all goes that is not the image's.
 #
-#   clean_node.sh [ROOT]   ROOT stands before each folder of the system, for tests
+#   bash -s -- INSTANCE [ROOT] < clean_node.sh   ROOT stands before each folder, the home too, for tests
+#
+# INSTANCE is the id of the machine that shall be cleaned. On any other nothing is touched: here it would be your home.
 #
 # SkyPilot copies the logins of all clouds that it knows onto a node, and the key by which its nodes are reached. Who may
 # launch from the image could read them. So what stays is named here, and everything else goes: also the login of a
@@ -23,22 +25,36 @@ keep() {
   sudo rm -rf --one-file-system "${gone[@]}"
 }
 
+# The id of the EC2 instance that this is, by EC2's own word; fails where nobody says it, as on your machine.
+this_instance() {
+  local service=http://169.254.169.254/latest header=X-aws-ec2-metadata-token token
+  local ask=(curl --silent --fail --noproxy '*' --connect-timeout 2 --max-time 5)  # SkyPilot installs uv by curl
+  token=$("${ask[@]}" -X PUT -H "$header-ttl-seconds: 60" "$service/api/token") || return 1
+  "${ask[@]}" -H "$header: $token" "$service/meta-data/instance-id"
+}
+
 main() {
-  local root=${1:-}
+  local instance=${1:-} root=${2:-} this
+  this=$(this_instance) || this='no instance of EC2'
+  if [ -z "$instance" ] || [ "$this" != "$instance" ]; then
+    echo "clean_node.sh: shall clean '$instance', and this is $this: nothing was touched" >&2
+    exit 2
+  fi
+  local home=$root$HOME
   # Once skylet is gone nothing on this node ends it. So it is told to end by itself, should nobody come back for it.
   # That is kept in /run, which is in memory, and so in no image.
   sudo shutdown -P +120
   pkill -KILL -f sky.skylet.skylet || true
-  "$HOME/skypilot-runtime/bin/ray" stop --force > /dev/null 2>&1 || true
+  "$home/skypilot-runtime/bin/ray" stop --force > /dev/null 2>&1 || true
 
   # What a node would install: uv and its Pythons, SkyPilot's runtime, the environment with the job's packages, and a
   # conda that SkyPilot's image may have. Without SkyPilot's mark of its own wheel, in ~/.sky/wheels, each start would
   # install that anew.
-  keep "$HOME" .bashrc .bash_profile .bash_logout .profile .condarc miniconda3 .local .sky sky-user-env skypilot-runtime
-  keep "$HOME/.sky" wheels
-  keep "$HOME/.local" bin lib share
-  keep "$HOME/.local/share" uv
-  keep "$HOME/.local/share/uv" python
+  keep "$home" .bashrc .bash_profile .bash_logout .profile .condarc miniconda3 .local .sky sky-user-env skypilot-runtime
+  keep "$home/.sky" wheels
+  keep "$home/.local" bin lib share
+  keep "$home/.local/share" uv
+  keep "$home/.local/share/uv" python
   keep "$root/root" .bashrc .profile
   keep "$root/tmp"
   keep "$root/var/tmp"

@@ -38,6 +38,16 @@ esac; done
 exec "$@"
 """
 """For what removes things: it touches nothing outside the test's folder."""
+_CURL = """
+[ ! -e "$WORLD/gone" ] || exit 28
+[ ! -e "$WORLD/empty" ] || exit 0
+case "$*" in
+*' -X PUT -H X-aws-ec2-metadata-token-ttl-seconds: '*/latest/api/token) echo a-token ;;
+*' -H X-aws-ec2-metadata-token: a-token '*/latest/meta-data/instance-id) echo i-1 ;;
+*) exit 22 ;;
+esac
+"""
+"""EC2's metadata service, which answers nobody without a token of its own."""
 
 
 class World:
@@ -60,11 +70,14 @@ class World:
         path.write_text(f"#!/bin/bash\n{script}\n")
         path.chmod(0o755)
 
-    def run(self, script: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, script: Path, *words: str, stdin: str = "", **environ: str
+    ) -> subprocess.CompletedProcess[str]:
         """Run one of the folder's scripts to its end."""
         path = f"{self._bin}:{os.environ['PATH']}"
         return subprocess.run(
             [script, *words],
+            input=stdin,
             env={**os.environ, "PATH": path, "WORLD": str(self.folder), **environ},
             capture_output=True,
             text=True,
@@ -99,6 +112,7 @@ def test_an_image_is_made_of_a_clean_disk(aws: World) -> None:
     done = build(aws, "transformers")
     assert (done.returncode, done.stdout) == (0, "ami-1\n"), done.stderr
     assert (aws.folder / "ssh").read_text() == _CLEAN.read_text()
+    assert aws.told[aws.asked("ssh")].endswith(" bash -s -- i-1"), "no other machine is cleaned"
     assert aws.asked("ssh") < aws.asked("aws ec2 create-image") < aws.asked("sky down")
     assert "costs money" not in done.stderr
 
@@ -186,6 +200,7 @@ def node(tmp_path: Path) -> World:
     quiet = dict.fromkeys(("shutdown", "pkill", "cloud-init", "sync"), "")
     world = World(tmp_path / "world", **quiet)
     world.program("sudo", _SUDO)
+    world.program("curl", _CURL)
     for path in ("root", "tmp", "var/tmp", "var/log/journal/1", "etc/ssh", "home"):
         (tmp_path / path).mkdir(parents=True)
     return world
@@ -198,10 +213,14 @@ def put(path: Path, text: str = _SECRET) -> Path:
     return path
 
 
-def clean(node: World, script: Path = _CLEAN) -> subprocess.CompletedProcess[str]:
-    """Clean what stands for a node's disk."""
-    root = node.folder.parent
-    return node.run(script, str(root), HOME=str(root / "home"), ROOT=str(root))
+def clean(
+    node: World, instance: str = "i-1", text: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Clean what stands for a node's disk, as over SSH."""
+    root = str(node.folder.parent)
+    said = _CLEAN.read_text() if text is None else text
+    words = ("-s", "--", instance, root)
+    return node.run(Path("/bin/bash"), *words, stdin=said, HOME="/home", ROOT=root)
 
 
 def files(folder: Path) -> list[str]:
@@ -217,6 +236,25 @@ _LOGINS = (
     *(".local/share/uv/credentials/all.toml", ".bash_history", ".python_history"),
     *(".tomorrows-cloud/key", "sky_logs/run.log", "sky_workdir/.env", ".spotguard/wheels/a.whl"),
 )
+
+
+@pytest.mark.parametrize(
+    ("instance", "service"),
+    [("", ""), ("i-2", ""), ("", "gone"), ("i-1", "gone"), ("", "empty"), ("i-1", "empty")],
+)
+def test_no_other_machine_is_touched(node: World, instance: str, service: str) -> None:
+    """Started by hand it deleted its caller's home; nor can it be started by its name."""
+    kept = put(node.folder.parent / "home/thesis.tex")
+    this = {"": "i-1", "gone": "no instance of EC2", "empty": ""}[service]
+    if service:
+        (node.folder / service).touch()
+    done = clean(node, instance)
+    assert (done.returncode, node.told) == (2, [])
+    assert done.stderr == (
+        f"clean_node.sh: shall clean '{instance}', and this is {this}: nothing was touched\n"
+    )
+    assert kept.exists()
+    assert not os.access(_CLEAN, os.X_OK)
 
 
 def test_no_login_is_in_an_image(node: World) -> None:
@@ -286,6 +324,5 @@ def test_half_of_the_cleaning_does_nothing(node: World) -> None:
     """It comes by SSH, which may break off."""
     text = _CLEAN.read_text()
     half = text[: text.index('keep "$root/tmp"')]
-    node.program("half", f"exec bash -s \"$1\" <<'HALF'\n{half}\nHALF")
-    assert clean(node, node.folder / "bin" / "half").returncode != 0
+    assert clean(node, text=half).returncode != 0
     assert node.told == []
