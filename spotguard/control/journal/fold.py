@@ -193,14 +193,15 @@ def _launched(record: RunRecord, _: Entry) -> RunRecord:
     search = Search(
         tried=record.tried,
         full=record.full,
+        quota_refusal=record.quota_refusal,
         mendable=record.mendable,
         rounds=record.rounds,
         waiting_since=record.waiting_since,
         quota_until=record.quota_until,
     )
-    record = replace(record, tried=(), full=(), mendable=False, refusal="", quota_until=None)
+    record = replace(record, tried=(), full=(), mendable=False, refusal="", quota_refusal="")
     record = replace(record, rounds=0, waiting_since=None, retry_at=None, search=search)
-    return replace(record, offers_problem="", unlisted_since=None)
+    return replace(record, quota_until=None, offers_problem="", unlisted_since=None)
 
 
 def _no_capacity(record: RunRecord, entry: Entry) -> RunRecord:
@@ -213,6 +214,7 @@ def _no_capacity(record: RunRecord, entry: Entry) -> RunRecord:
             record,
             tried=search.tried,
             full=search.full,
+            quota_refusal=search.quota_refusal,
             mendable=search.mendable,
             rounds=search.rounds,
             waiting_since=search.waiting_since,
@@ -220,6 +222,7 @@ def _no_capacity(record: RunRecord, entry: Entry) -> RunRecord:
         )
     is_ahead = record.ahead is not None and record.ahead.number == refused
     place = (entry.data["nodes"], entry.data["place"])
+    problem, is_full = entry.data.get("problem", ""), entry.data.get("quota_full")
     return replace(
         record,
         attempts=_without(record, refused),
@@ -228,9 +231,10 @@ def _no_capacity(record: RunRecord, entry: Entry) -> RunRecord:
         refused=record.refused + 1,
         lost_launches=_lost(record, entry),
         tried=(*record.tried, place),
-        full=(*record.full, place) if entry.data.get("quota_full") else record.full,
+        full=(*record.full, place) if is_full else record.full,
+        quota_refusal=problem if is_full else record.quota_refusal,
         mendable=record.mendable or not entry.data.get("lasting"),
-        refusal=entry.data.get("problem", ""),
+        refusal=problem,
         offers_problem="",
         unlisted_since=None,
         # A cloud may need a minute to say no. While an attempt trains nothing is waited for.
@@ -376,6 +380,7 @@ def _resumed(record: RunRecord, entry: Entry) -> RunRecord:
         full=(),
         mendable=False,
         refusal="",
+        quota_refusal="",
         rounds=0,
         queued="",
         retry_at=None,
@@ -406,6 +411,7 @@ def _placed(record: RunRecord, entry: Entry) -> RunRecord:
         full=(),
         mendable=False,
         refusal="",
+        quota_refusal="",
         rounds=0,
         retry_at=None,
         search=None,

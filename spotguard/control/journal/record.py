@@ -470,6 +470,8 @@ class RunRecord:
     """(nodes, place) that had no capacity in this round of launching."""
     full: tuple[tuple[int, str], ...] = ()
     """Those of them for which a quota of the account was full."""
+    quota_refusal: str = ""
+    """What the newest refusal by a full quota said, since the last launch."""
     mendable: bool = False
     """Something in this round was refused that a wait may mend: capacity, not a right."""
     refusal: str = ""

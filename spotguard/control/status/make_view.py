@@ -264,7 +264,8 @@ def _detail(record: RunRecord, state: RunState, now: float) -> str:
         again, unlisted = f"asked again in {format_duration(wait_s)}", record.offers_problem
         if unlisted:
             return f"where nodes are to be had cannot be looked up ({unlisted}); {again}"
-        said = f" ({record.refusal})" if record.refusal else ""
+        why = record.refusal if record.quota_until is None else record.quota_refusal
+        said = f" ({why})" if why else ""
         if record.quota_until is not None:
             return (
                 f"a quota of the account is full{said}, and a cloud counts nodes for some time "

@@ -126,7 +126,8 @@ def _no_capacity(
         wait = replace(wait, quota_until=_quota_until(record, now, policy))
         doubts = record.rounds < _rounds_of_doubt(record)
         if not doubts and (wait.quota_until is None or now >= wait.quota_until):
-            return _launch_failed(record.refusal + (_FULL_FOR_LONG if record.full else ""))
+            full = record.quota_refusal + _FULL_FOR_LONG
+            return _launch_failed(full if record.full else record.refusal)
     # A look-up that fails once says nothing of the wait before it: the next one may answer.
     since = record.unlisted_since if wait.problem else record.waiting_since
     since = now if since is None else since
@@ -155,7 +156,8 @@ def _no_capacity(
 
 def _may_be_bought(record: RunRecord, *, buys_later: bool) -> bool:
     """Tell whether what a quota of spot refuses will be bought on demand, which has its own."""
-    return buys_later and _QUOTA_OF_SPOT.search(record.refusal) is not None
+    is_of_spot = _QUOTA_OF_SPOT.search(record.quota_refusal) is not None
+    return buys_later and bool(record.full) and is_of_spot
 
 
 def _quota_until(record: RunRecord, now: float, policy: Policy) -> float | None:

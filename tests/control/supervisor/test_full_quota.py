@@ -14,7 +14,7 @@ from spotguard.control.status.make_view import run_view
 from spotguard.control.supervisor.actions import BackOff, Settle
 from spotguard.control.supervisor.next_nodes import next_launch
 from spotguard.control.supervisor.policy import SKY_POLICY, Policy
-from spotguard.events.states import RunState
+from spotguard.events.states import Market, RunState
 from spotguard.shared.units import to_iso
 from spotguard.testing.job import JobFate
 from spotguard.testing.launcher import FAKE_OFFER
@@ -180,6 +180,41 @@ def test_another_patience_holds_where_something_else_is_in_the_way() -> None:
     settled = next_launch(made(*denied, limits=TWO), (), 102.0, POLICY)
     assert isinstance(settled, Settle)
     assert settled.detail == "the launch failed: AccessDenied"
+
+
+DENIED = "UnauthorizedOperation (RunInstances): You are not authorized"
+
+
+def beside_a_missing_right(*, late: bool) -> tuple[Line, ...]:
+    """A quota is full in one place; another, asked later, lacks a right."""
+    right = refused(101.0, place="q", problem=DENIED, quota_full=False, late=late)
+    taken: tuple[Line, ...] = (("launched", 101.0, 1),) if late else ()
+    return (*refused(100.0), right[0], *taken, right[1])
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_quota_of_spot_counts_whatever_is_refused_after_it(late: bool) -> None:
+    """Nodes that will be bought on demand are waited for: the run failed by the last refusal."""
+    buys = replace(POLICY, market=Market.SPOT, on_demand_after_s=500.0)
+    on_demand = replace(ON_AWS, market=Market.ON_DEMAND)
+    record = replace(made(*beside_a_missing_right(late=late), limits=TWO), quota_until=280.0)
+    assert isinstance(next_launch(record, (on_demand,), 302.0, buys), BackOff)
+    lines = (*refused(100.0), ("waiting", 100.0, None, {"retry_at": 110.0, "quota_until": None}))
+    denied = refused(111.0, problem=DENIED, quota_full=False)
+    no_more = made(*lines, *denied, limits=TWO)
+    assert isinstance(next_launch(no_more, (on_demand,), 112.0, buys), Settle)
+
+
+def test_a_quota_that_stays_full_is_told_in_its_own_words() -> None:
+    """Not in those of what was refused after it."""
+    waiting = ("waiting", 102.0, None, {"retry_at": 110.0, "quota_until": 280.0})
+    record = made(*beside_a_missing_right(late=False), waiting, limits=TWO)
+    view = run_view(record, live=None, now=103.0, controller_alive=True, store_url="")
+    assert view.state_detail.startswith(f"a quota of the account is full ({FULL}), and a cloud")
+    record = replace(made(*beside_a_missing_right(late=False), limits=TWO), quota_until=102.0)
+    settled = next_launch(record, (), 103.0, POLICY)
+    assert isinstance(settled, Settle)
+    assert settled.detail.startswith(f"the launch failed: {FULL}; the quota stayed full")
 
 
 def test_a_quota_that_a_round_did_not_meet_begins_anew() -> None:

@@ -11,6 +11,7 @@ class Search:
 
     tried: tuple[tuple[int, str], ...]
     full: tuple[tuple[int, str], ...]
+    quota_refusal: str
     mendable: bool
     rounds: int
     waiting_since: float | None
