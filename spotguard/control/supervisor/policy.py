@@ -74,7 +74,7 @@ class Policy:
     capacity_backoff_max_s: float = 30.0
     quota_patience_s: float = 180.0
     """A quota that is full may be so for a moment only: nodes count until a cloud has closed their
-    books. A run that never had nodes is not kept waiting for long, as it may have no quota at all.
+    books. A run that had no nodes of late is not kept waiting long, as it may have no quota at all.
     """
     quota_freed_s: float = 900.0
     """The same after the end of the run's own last nodes, which filled it."""

@@ -67,8 +67,9 @@ _QUOTA_FULL = (
     *("VcpuLimitExceeded", "InstanceLimitExceeded", "MaxSpotInstanceCountExceeded"),
     *("quotaExceeded", "QUOTA_EXCEEDED", "QuotaFailure", "exceeded quota", "exceeding approved"),
 )
-"""What clouds say of a quota that is used up. Nodes count until a cloud has closed their books,
-which is some time after they have ended. SkyPilot's "Found no quota" is of one that is zero."""
+"""What clouds say of a quota that is used up, or zero. Nodes count until a cloud has closed their
+books, which is some time after they have ended. SkyPilot's "Found no quota" is of a zero one only.
+"""
 _LASTING = (
     *("UnauthorizedOperation", "AccessDenied", "AuthFailure", "InvalidClientTokenId"),
     *("ExpiredToken", "RequestExpired", "OptInRequired", "IAM_PERMISSION_DENIED", "access denied"),
