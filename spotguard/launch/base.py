@@ -176,6 +176,8 @@ class ClusterView:
     """Its launch came to nothing, and nodes of it may have run, and cost money, until it did."""
     some_lost: bool = False
     """`nodes` are all called lost because some are: the launcher cannot say which."""
+    in_vain: bool = False
+    """Nobody took the nodes that are called lost: the launch came to nothing though they ran."""
 
     @property
     def job_over(self) -> bool:

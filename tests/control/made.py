@@ -73,10 +73,15 @@ def said(at: float, reason: str, attempt: int = 1, **more: Any) -> Line:
 
 
 def node_ended(
-    at: float, node: int = 0, end: str = "exited", code: int | None = None, attempt: int = 1
+    at: float,
+    node: int = 0,
+    end: str = "exited",
+    code: int | None = None,
+    attempt: int = 1,
+    **more: Any,
 ) -> Line:
     """A node's part of the job ended."""
-    data = {"node": node, "end": end, "exit_code": code, "detail": ""}
+    data = {"node": node, "end": end, "exit_code": code, "detail": "", **more}
     return ("node_ended", at, attempt, data)
 
 

@@ -84,7 +84,8 @@ def _node_ended(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
         end=NodeEnd(data["end"]),
         exit_code=data["exit_code"],
         detail=data["detail"],
-        in_doubt=data.get("in_doubt") is True,  # journals of earlier versions do not say it
+        in_doubt=data.get("in_doubt") is True,  # journals of earlier versions do not say these
+        in_vain=data.get("in_vain") is True,
     )
     return _end_seen(replace(attempt, node_ends=(*attempt.node_ends, node)), entry.at)
 

@@ -199,7 +199,7 @@ class JobEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeEnded:
-    """A node's part of the job ended, as the launcher told; `in_doubt` if maybe another one did."""
+    """A node's end as the launcher told; `in_doubt`: maybe another's, `in_vain`: nobody took it."""
 
     node: int
     at: float
@@ -207,6 +207,7 @@ class NodeEnded:
     exit_code: int | None
     detail: str
     in_doubt: bool = False
+    in_vain: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spotguard.control.journal.market_log import note_market, read_market
-from spotguard.control.supervisor.placement.seen_places import TAKEN, accelerator_of, place_name
+from spotguard.control.supervisor.placement.seen_places import accelerator_of, place_name, was_taken
 from spotguard.events.states import EndReason
 from spotguard.policy.market.sightings import ASKED, GRANTED, LEFT, LOST, REFUSED, Sighting
 
@@ -69,7 +69,7 @@ class MarketNotes:
         life = [self._sighting(attempt, GRANTED, begun_at)]
         end = attempt.end
         if end is not None and not end.leaving and end.reason not in _NEVER_CAME:
-            kind = LOST if end.reason in TAKEN else LEFT
+            kind = LOST if was_taken(attempt) else LEFT
             age_s = max(0.0, end.gone_at - begun_at)
             life.append(self._sighting(attempt, kind, max(begun_at, end.gone_at), age_s))
         return life

@@ -275,6 +275,7 @@ class Lookout:
                         "exit_code": node.exit_code,
                         "detail": node.detail,
                         "in_doubt": cluster.some_lost and node.end is NodeEnd.LOST,
+                        "in_vain": cluster.in_vain and node.end is NodeEnd.LOST,
                     },
                     attempt=attempt.number,
                 )

@@ -11,21 +11,28 @@ from spotguard.control.journal.record import Limits
 from spotguard.control.supervisor.actions import NoteRefused
 from spotguard.control.supervisor.market_notes import MarketNotes
 from spotguard.control.supervisor.placement.advice import advised
-from spotguard.control.supervisor.placement.seen_places import hazard_of, place_name, seen_of
+from spotguard.control.supervisor.placement.seen_places import (
+    hazard_of,
+    place_name,
+    seen_of,
+    was_taken,
+)
 from spotguard.control.supervisor.policy import Policy
 from spotguard.control.supervisor.request import launch_request
-from spotguard.events.states import Market
+from spotguard.events.states import EndReason, Market
 from spotguard.policy.market.hazard import pooled
 from spotguard.policy.market.sightings import Sighting
 from spotguard.shared.hazard import HazardByAge
 from spotguard.spec.model import JobSpec
 from spotguard.testing.job import JobFate
 from spotguard.testing.launcher import FAKE_OFFER
-from tests.control.made import ended, intended, launched, made, training
+from tests.control.made import ended, intended, launched, made, node_ended, training
 from tests.control.world import World
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from spotguard.launch.base import ClusterView
 
 PLACE = place_name(FAKE_OFFER)
 DEAR = replace(FAKE_OFFER, market=Market.ON_DEMAND, price_usd_per_h=3.0)
@@ -57,6 +64,16 @@ def test_nodes_that_were_given_back_were_not_lost(tmp_path: Path) -> None:
     )  # fmt: skip
     MarketNotes(path, record).update(record)
     assert _told(path) == [("granted", 1, None), ("left", 1, 600.0)]
+
+
+def test_nodes_of_a_launch_that_came_to_nothing_were_not_lost(tmp_path: Path) -> None:
+    """Other runs do not avoid a place for one instance too many."""
+    path = tmp_path / "market.jsonl"
+    up = ("cluster_up", 130.0, 1, {"at": 130.0})
+    in_vain = node_ended(190.0, end="lost", in_doubt=True, in_vain=True)
+    record = made(*launched(100.0), up, in_vain, ended(230.0, "node_lost"))
+    MarketNotes(path, record).update(record)
+    assert _told(path) == [("granted", 1, None), ("left", 1, 100.0)]
 
 
 def test_of_several_accelerators_the_one_that_came_is_noted(tmp_path: Path) -> None:
@@ -98,6 +115,30 @@ def test_a_whole_run_notes_what_it_saw(tmp_path: Path) -> None:
     assert kinds.count("granted") == 2
     assert kinds.count("lost") == 1
     assert kinds.count("left") == 1
+
+
+@pytest.mark.parametrize("in_vain", [False, True])
+def test_a_controller_tells_a_launch_in_vain_from_a_loss(tmp_path: Path, in_vain: bool) -> None:
+    """It keeps what the launcher says of it; the next attempt follows as after a loss."""
+    path = tmp_path / "market.jsonl"
+    world = World(tmp_path, total_steps=30)
+    world.launcher.lose_in_set_up("one instance too many")
+    inner = world.launcher.observe
+
+    def observe(name: str, *, heard: bool = False) -> ClusterView:
+        seen = inner(name, heard=heard)
+        up_at = world.clock.now() if seen.some_lost else None
+        return replace(seen, in_vain=seen.some_lost and in_vain, up_at=up_at)
+
+    world.launcher.observe = observe  # type: ignore[assignment,method-assign]
+    with world.journal() as journal:
+        record = world.supervisor(journal, market_path=path).run()
+    first = record.attempts[0]
+    assert first.end is not None
+    assert first.end.reason is EndReason.NODE_LOST
+    assert [node.in_vain for node in first.node_ends] == [in_vain]
+    assert was_taken(first) is not in_vain
+    assert [a.end.reason for a in record.attempts[1:] if a.end] == [EndReason.FINISHED]
 
 
 def test_what_other_runs_saw_counts(tmp_path: Path) -> None:

@@ -30,7 +30,16 @@ from spotguard.events.states import EndReason, Market
 from spotguard.policy.market.hazard import pooled
 from spotguard.policy.market.sightings import FREE, Sighting
 from spotguard.testing.launcher import FAKE_OFFER
-from tests.control.made import Line, ended, intended, launched, made, saved, training
+from tests.control.made import (
+    Line,
+    ended,
+    intended,
+    launched,
+    made,
+    node_ended,
+    saved,
+    training,
+)
 
 if TYPE_CHECKING:
     from spotguard.control.journal.record import RunRecord
@@ -161,6 +170,18 @@ def test_a_place_that_took_nodes_is_asked_last_for_a_while(reason: str, avoided:
     assert soon == ([OTHER, FAKE_OFFER, DEAR] if avoided else [FAKE_OFFER, OTHER, DEAR])
     later = order(lines, 100.0 + policy.avoid_lost_place_s, policy)
     assert later == [FAKE_OFFER, OTHER, DEAR]
+
+
+@pytest.mark.parametrize("in_vain", [False, True])
+def test_a_launch_that_came_to_nothing_is_no_loss_of_its_place(in_vain: bool) -> None:
+    """One instance too many says nothing of the spot market: nobody took a node."""
+    up = ("cluster_up", 30.0, 1, {"at": 30.0})
+    lost = node_ended(100.0, end="lost", in_doubt=True, in_vain=in_vain)
+    lines = (*launched(), up, lost, ended(110.0, "node_lost"))
+    first = OTHER if not in_vain else FAKE_OFFER
+    assert order(lines, 120.0, Policy())[0] == first
+    seen = seen_of(made(*lines), FAKE_OFFER, 2, 120.0, pooled("", 2))
+    assert (seen.taken > 0, seen.up) == (not in_vain, in_vain)
 
 
 def test_what_may_not_be_bought_is_not_asked() -> None:

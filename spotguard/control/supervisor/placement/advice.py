@@ -15,10 +15,10 @@ from spotguard.control.journal import cost
 from spotguard.control.journal.nodes.offer import place_key
 from spotguard.control.supervisor.attempt_limits import end_margin_s
 from spotguard.control.supervisor.placement.seen_places import (
-    TAKEN,
     accelerator_of,
     place_name,
     seen_of,
+    was_taken,
 )
 from spotguard.control.supervisor.placement.time_left import (
     SLACK,
@@ -117,7 +117,7 @@ def offers_now(
 def _is_taken(attempt: AttemptRecord) -> bool:
     """Tell whether its place took nodes of it, or has announced that it will."""
     if attempt.end is not None:
-        return attempt.end.reason in TAKEN
+        return was_taken(attempt)
     return attempt.notice is not None and attempt.notice.deadline_at is not None
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from spotguard.policy.market.hazard import Hazard
     from spotguard.policy.market.sightings import Sighting
 
-TAKEN: Final = frozenset(
+_TAKEN: Final = frozenset(
     {EndReason.PREEMPTED, EndReason.TERMINATED, EndReason.NODE_LOST, EndReason.VANISHED}
 )
 """The ends that a spot market brings."""
@@ -29,6 +29,16 @@ _LOOK_EVERY_S = 3600.0
 """What is looked at so often does not count as out of sight (`policy.market.memory.STALE_S`)."""
 _REMEMBERED_S = 3 * 86400.0
 """What was seen counts half as much after a day."""
+
+
+def was_taken(attempt: AttemptRecord) -> bool:
+    """Tell whether the market took nodes of an attempt that has ended.
+
+    A launch that came to nothing by itself says nothing of it, though nodes of it are lost.
+    """
+    if attempt.end is None or any(node.in_vain for node in attempt.node_ends):
+        return False
+    return attempt.end.reason in _TAKEN
 
 
 def place_name(offer: Offer) -> str:
@@ -65,7 +75,7 @@ def seen_of(
         if place_key(attempt.offer) != key:
             continue
         told += [(at, True) for at in _lived(attempt, now)]
-        if attempt.end is not None and attempt.end.reason in TAKEN:
+        if attempt.end is not None and was_taken(attempt):
             told.append((attempt.end.gone_at, False))
     if (nodes, key) in record.tried:
         told.append((now, False))
@@ -86,7 +96,7 @@ def _lived(attempt: AttemptRecord, now: float) -> Iterator[float]:
     while at < until:
         yield at
         at += _LOOK_EVERY_S
-    if attempt.end is None or attempt.end.reason not in TAKEN:
+    if not was_taken(attempt):
         yield until
 
 
