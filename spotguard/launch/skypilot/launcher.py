@@ -256,6 +256,8 @@ class _Watch(threading.Thread):
         self._lost = ""
         self._lost_early = ""
         """How the cloud says that a node ended, now and while SkyPilot set the nodes up."""
+        self._in_vain = False
+        """It was no end of a node: the cloud had launched too many."""
         self._due_at = clock.monotonic() + (0.0 if view is None else self._pause_s())
         """From when on the next look is waited for."""
 
@@ -379,7 +381,7 @@ class _Watch(threading.Thread):
         return seen[0]
 
     def _look_once(self, lost: str) -> ClusterView:
-        return look(
+        view = look(
             self._sdk,
             self.cluster,
             self._clock,
@@ -387,6 +389,7 @@ class _Watch(threading.Thread):
             strays=self._strays,
             lost=lost,
         )
+        return replace(view, in_vain=True) if lost and self._in_vain else view
 
     def _rest(self) -> None:
         """Rest until it is time to look, somebody asks for it, or the cloud tells of an end."""
@@ -408,7 +411,7 @@ class _Watch(threading.Thread):
             return ""
         extra = self._sdk.end_extra_nodes(self.cluster) if starting else ""
         lost = extra or self._sdk.lost(self.cluster, starting=starting)
-        self._lost_early = lost if starting else ""
+        self._lost_early, self._in_vain = lost if starting else "", bool(extra)
         return lost
 
     def _is_being_taken_down(self) -> bool:
@@ -490,6 +493,7 @@ def _look(sdk: Sdk, cluster: str, clock: Clock, *, was_starting: bool, lost: str
             up_at=facts.launched_at,
             detail=launch.problem,
             lasting=launch.lasting and not launch.quota_full,  # its own nodes may have filled it
+            in_vain=launch.quota_full,
         )
     if launch is None and not (facts.up or facts.unhealthy):
         # It will not come up: the request is not in the books of a server that began anew.

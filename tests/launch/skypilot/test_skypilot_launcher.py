@@ -345,16 +345,33 @@ def watch_of(sdk: FakeSdk, state: ClusterState, clock: FakeClock) -> Any:
 
 
 def test_nodes_too_many_are_looked_for_until_the_launch_is_done() -> None:
-    """Later the job may be on any of them. Found too late, they spoil the cluster."""
+    """Later the job may be on any of them."""
     sdk = FakeSdk()
     watch = watch_of(sdk, ClusterState.STARTING, FakeClock(now=500.0))
     assert watch._said_lost() == ""
     assert sdk.asked_for_extra == [NAME]
-    sdk.extra = "EC2 launched i-1 once more than SkyPilot asked for"
-    assert watch._said_lost() == sdk.extra
     watch.view = ClusterView(state=ClusterState.UP)
     assert watch._said_lost() == ""
-    assert sdk.asked_for_extra == [NAME] * 2
+    assert sdk.asked_for_extra == [NAME]
+
+
+def test_a_node_too_many_that_is_found_too_late_spoils_the_cluster_for_good() -> None:
+    """But its place has taken nothing from the run."""
+    sdk = FakeSdk(launches={NAME: UNDER_WAY}, extra="EC2 launched i-1 once more")
+    watch = watch_of(sdk, ClusterState.STARTING, FakeClock(now=500.0))
+    for _ in range(2):
+        watch._lost = watch._said_lost()
+        watch.view = watch._look()
+        assert watch.view.state is ClusterState.UP
+        assert watch.view.in_vain
+        assert [node.end for node in watch.view.nodes] == [NodeEnd.LOST]
+
+
+def test_a_launch_that_met_a_full_quota_and_left_something_was_in_vain() -> None:
+    """What is left has to be taken down; the place has taken nothing."""
+    met = replace(REFUSED, quota_full=True)
+    assert seen(FakeSdk(launches={NAME: met}, clusters={NAME: unhealthy()})).in_vain
+    assert not seen(FakeSdk(launches={NAME: REFUSED}, clusters={NAME: unhealthy()})).in_vain
 
 
 def test_forgotten_nodes_are_looked_for_once_a_launch_came_to_nothing() -> None:
