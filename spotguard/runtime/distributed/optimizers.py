@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from spotguard.runtime.distributed.bitwise_reduce import BitwiseSync
     from spotguard.runtime.distributed.gradients import GradientSync
 
+_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+"""Where torch has the hooks of an optimizer's steps."""
 _UNWATCHED = contextlib.nullcontext()
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -296,7 +298,7 @@ def hook_steps(optimizers: Iterable[Optimizer]) -> contextlib.ExitStack:
     """
     undo = contextlib.ExitStack()
     for optimizer in optimizers:
-        for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        for hooks in _HOOKS:
             optimizer.__dict__.setdefault(hooks, OrderedDict())
         if not _calls_hooks(optimizer):
             undo.callback(_hook_step(optimizer))
@@ -308,13 +310,29 @@ def _calls_hooks(optimizer: Optimizer) -> bool:
     return getattr(step, "hooked", False) and getattr(step, "__self__", optimizer) is optimizer
 
 
+@contextlib.contextmanager
+def _without_hooks(optimizer: Optimizer) -> Iterator[None]:
+    """Within it the optimizer calls none of its hooks.
+
+    A script's own step may go around the class's, which calls them as well: a rate would be scaled
+    twice. Whether it gets there, or takes its place, nobody can tell before.
+    """
+    before = {name: optimizer.__dict__[name] for name in _HOOKS}
+    optimizer.__dict__.update((name, OrderedDict()) for name in _HOOKS)
+    try:
+        yield
+    finally:
+        optimizer.__dict__.update(before)
+
+
 def _hook_step(optimizer: Optimizer) -> Callable[[], None]:
     """Put a step that calls hooks in the place of this one's; return what takes it back."""
     of_instance, own = optimizer.__dict__.get("step"), optimizer.step
 
     @functools.wraps(own)  # a scheduler looks for its mark on it
     def step(_: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        return own(*args, **kwargs)
+        with _without_hooks(optimizer):
+            return own(*args, **kwargs)
 
     hooked = MethodType(Optimizer.profile_hook_step(step), optimizer)
     optimizer.__dict__["step"] = hooked

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import StepLR
 
 from spotguard.errors import UsageError
+from spotguard.runtime.data.batch_scaling import LearningRateScale
 from spotguard.runtime.distributed.optimizers import OptimizerWatch, hook_steps
 from tests.runtime.harness.processes import digest
 
@@ -165,6 +166,63 @@ def test_one_of_torchs_own_is_left_alone() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     hook_steps([optimizer])
     assert "step" not in optimizer.__dict__
+
+
+class Wrapped:
+    """One of torch's own whose step the script has put a step of its own around."""
+
+    def __init__(self, wrapper: Callable[..., Any] | None = None) -> None:
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.weight.grad = torch.ones(1)
+        self.optimizer = torch.optim.SGD([self.weight], lr=1.0)
+        own = self.optimizer.step
+        step: Any = wrapper or (lambda *args, **kwargs: own(*args, **kwargs))
+        self.optimizer.__dict__["step"] = step
+        self.hooked = hook_steps([self.optimizer])
+        self.changes = 0
+        self.optimizer.register_step_pre_hook(self._note)
+
+    def _note(self, *_: Any) -> None:
+        self.changes += 1
+
+    def train(self) -> float:
+        """Return by how much the weight fell."""
+        before = self.weight.item()
+        self.optimizer.step()
+        return before - self.weight.item()
+
+
+def test_a_step_around_one_of_torchs_calls_hooks_once() -> None:
+    """That one calls them as well; a rate that is scaled twice would grow with each step."""
+    script = Wrapped()
+    scale = LearningRateScale("linear", reference=1, warmup_steps=0)
+    scale.begin(2, 0)
+    scale.attach([script.optimizer], lambda: 0)
+    assert [script.train() for _ in range(4)] == [2.0] * 4
+    assert script.changes == 4
+    assert script.optimizer.param_groups[0]["lr"] == 1.0
+
+
+def test_a_step_in_the_place_of_one_of_torchs_calls_hooks_too() -> None:
+    """A patched one never gets to the class's own."""
+    script = Wrapped(lambda: None)
+    script.train()
+    assert script.changes == 1
+
+
+def test_hooks_are_there_again_after_a_step_that_fails() -> None:
+    """Such as one that runs out of memory, which a script may try again."""
+    broken = iter([True])
+
+    def step() -> None:
+        if next(broken, False):
+            raise RuntimeError("out of memory")
+
+    script = Wrapped(step)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        script.train()
+    script.train()
+    assert script.changes == 2
 
 
 class Sealed(Lookahead):

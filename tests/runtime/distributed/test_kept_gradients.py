@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import logging
 import re
+import weakref
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -189,7 +191,7 @@ def test_clipping_between_the_micro_batches_is_the_scripts_own_matter(
         script.optimizer.step()
         script.optimizer.zero_grad()
         seen.append(asked)
-    assert seen == [2, 2, 2, 2]
+    assert seen == [4, 4, 4, 4], "of two parameters, before and after"
 
 
 def test_gradients_that_are_zero_by_themselves_are_not_lost(script: Script) -> None:
@@ -282,3 +284,80 @@ def test_of_three_ranks_those_with_several_micro_batches_refuse() -> None:
         return False
 
     assert on_ranks(3, train) == [False, True, True]
+
+
+def test_no_gradient_is_held_beyond_the_steps_last_pass() -> None:
+    """That of an LLM's embedding takes gigabytes, which the next forward pass is to have."""
+    script = Script()
+    script.backward(count=3)
+    gradients = [weakref.ref(p.grad) for p in script.bare.parameters() if p.grad is not None]
+    script.optimizer.step()
+    script.optimizer.zero_grad()
+    assert len(gradients) == 2
+    assert [each() for each in gradients] == [None, None]
+    script.close()
+
+
+def drop(parameter: torch.Tensor) -> Callable[[], None]:
+    """Return what throws away the gradient of this one alone."""
+
+    def by_none() -> None:
+        parameter.grad = None
+
+    return by_none
+
+
+def blank(parameter: torch.Tensor) -> Callable[[], None]:
+    """Return what writes zeros to the gradient of this one alone."""
+
+    def in_place() -> None:
+        if parameter.grad is not None:
+            parameter.grad[:] = 0
+
+    return in_place
+
+
+@pytest.mark.parametrize("mask", [drop, blank])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_mask_over_one_parameter_is_the_scripts_own_matter(
+    script: Script,
+    monkeypatch: pytest.MonkeyPatch,
+    mask: Callable[[torch.Tensor], Callable[[], None]],
+    number: int,
+) -> None:
+    """Such as of a last layer that is not to learn yet, or of tokens; no value is asked for."""
+    monkeypatch.setattr(kept_gradients, "has_gradient", lambda _: pytest.fail("asked"))
+    for _ in range(3):
+        script.backward(mask(list(script.bare.parameters())[number]), count=3)
+        script.optimizer.step()
+        script.optimizer.zero_grad()
+
+
+def test_gradients_that_are_zero_by_themselves_hide_no_loss(script: Script) -> None:
+    """Of two that are watched, the other one tells."""
+    for _ in range(2):
+        script.backward(script.zero(to_none=False), loss=lambda: script.model(X - 1).sum())
+        if _ == 0:
+            script.optimizer.step()
+    with pytest.raises(UsageError, match=REFUSED):
+        script.optimizer.step()
+
+
+def test_zeros_in_a_single_parameter_are_told_of_and_not_refused(
+    script: Script, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where one embedding is trained: it may be a mask, and it may be `zero_grad`."""
+    script.bare.bias.requires_grad_(False)
+    with caplog.at_level(logging.WARNING, logger="spotguard"):
+        for _ in range(4):
+            script.backward(script.zero(to_none=False))
+            script.optimizer.step()
+    assert caplog.text.count("zeros were written to its only gradient") == 1
+
+
+def test_a_single_parameter_without_its_gradient_is_refused(script: Script) -> None:
+    """No mask does that to all there is."""
+    script.bare.bias.requires_grad_(False)
+    script.backward(drop(script.bare.weight))
+    with pytest.raises(UsageError, match=REFUSED):
+        script.optimizer.step()
