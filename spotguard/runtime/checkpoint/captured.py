@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spotguard.errors import CheckpointError
 from spotguard.events.states import CheckpointKind
+from spotguard.runtime.checkpoint.early_end import is_early_end
 from spotguard.runtime.process import clock
 from spotguard.shared.units import format_bytes, format_duration
 
@@ -69,11 +70,14 @@ class Saved:
     size_bytes: int
     stall_s: float
     duration_s: float
+    ended_early: bool | None = None
+    """Whether it says that the training is over; None if another rank knows."""
 
     @classmethod
     def of(cls, capture: Capture, prefix: str) -> Saved:
         """Return what was just committed, without what it cost."""
-        return cls._now(capture.step, capture.kind, prefix, capture.size_bytes)
+        saved = cls._now(capture.step, capture.kind, prefix, capture.size_bytes)
+        return replace(saved, ended_early=is_early_end(capture.counters))
 
     @classmethod
     def by_other(cls, step: int, prefix: str) -> Saved:

@@ -6,6 +6,7 @@ next attempt has to begin there, too, and must not train on to the last step wit
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from spotguard.runtime.process import clock
@@ -13,7 +14,10 @@ from spotguard.runtime.process import clock
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from spotguard.runtime.checkpoint.captured import Saved
     from spotguard.runtime.preemption.stop_consensus import StopRequest
+
+log = logging.getLogger("spotguard")
 
 SAME_MOMENT_S: Final = 5.0
 """A script that leaves its loop by `break` so shortly before it is told to stop, or after that, may
@@ -32,6 +36,7 @@ class EarlyEnd:
         self._asked_for: dict[str, int | None] = {}
         self._loop_left_at = 0.0
         self._told_at: float | None = None
+        self._said_not_kept = False
 
     def begin(self, total: int | None, epochs: int | None, counters: Mapping[str, Any]) -> bool:
         """Return whether the training was ended early in the checkpoint with these counters.
@@ -73,11 +78,32 @@ class EarlyEnd:
             self.why = self.why or "the loop was left early"
         self.take()
 
+    def saved(self, saved: Saved | None) -> None:
+        """Say once that the boundary's checkpoint does not tell of the end, which came after it.
+
+        A step is saved once in an attempt, so the next one will train on from there.
+        """
+        if saved is None or self._at_boundary is None or saved.ended_early is not False:
+            return
+        if not self._said_not_kept:
+            self._said_not_kept = True
+            log.warning(
+                "step %d was saved before the training was ended (%s), so no checkpoint tells of "
+                "it: if the job is interrupted from here on, the next attempt trains on",
+                saved.step,
+                self._at_boundary,
+            )
+
     def counters(self) -> dict[str, Any]:
         """Return what `begin` reads."""
         if self._at_boundary is None:
             return {}
         return {_KEY: {"why": self._at_boundary, **self._asked_for}}
+
+
+def is_early_end(counters: Mapping[str, Any]) -> bool:
+    """Return whether a checkpoint with these counters tells of an early end."""
+    return counters.get(_KEY) is not None
 
 
 def _number(value: object) -> int:

@@ -471,7 +471,7 @@ class Keeper:
                 return
             log.info("weights have changed since the loop was left: those from there are saved")
         try:
-            self.saver.save_now(state, solo=solo, held=held)
+            self.early_end.saved(self.saver.save_now(state, solo=solo, held=held))
         except Declined as problem:  # the rank that did so has told it
             self._failed_at_end = True
             log.info("%s", problem)
@@ -502,7 +502,8 @@ class Keeper:
         timeout_s, solo = save_time.last_save_s(request.deadline_at), request.solo
         try:
             state, held = self._to_save(CheckpointKind.EMERGENCY, solo=solo, halfway=halfway)
-            self.saver.save_now(state, solo=solo, timeout_s=timeout_s, held=held)
+            saved = self.saver.save_now(state, solo=solo, timeout_s=timeout_s, held=held)
+            self.early_end.saved(saved)
         except SpotguardError as problem:
             if self._can_save_alone and not request.solo:
                 return self.save_for(replace(request, solo=True), halfway=halfway)

@@ -6,7 +6,8 @@ to be seen. An optimizer that steps on that is refused; one that does not, as th
 whose gradients are but a by-product, may throw away what it likes.
 
 `zero_grad()` takes all that an optimizer has, but a script may rightly mask a part of it, such as a
-layer that is not to learn yet. So two of its parameters are watched, and both must have lost theirs.
+layer that is not to learn yet. So two of its parameters are watched, and both must have lost their
+gradients.
 """
 
 from __future__ import annotations

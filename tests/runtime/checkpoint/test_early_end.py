@@ -72,6 +72,37 @@ def test_what_comes_between_two_steps_may_end_the_training() -> None:
     assert ended(store) == (1, {"why": "solved", "total": None, "epochs": 3})
 
 
+@pytest.mark.parametrize("told", [True, False], ids=["told to stop", "at its end"])
+@pytest.mark.parametrize("saved_before", [True, False])
+def test_an_early_end_that_comes_after_the_save_of_its_boundary_is_told_of(
+    caplog: pytest.LogCaptureFixture, *, told: bool, saved_before: bool
+) -> None:
+    """A step is saved once, and the next attempt will train on: who reads the log knows why."""
+    script = Script(claimed())
+    asks_for(script, 10)
+    script.train(1, 7.0)
+    if saved_before:
+        script.keeper.save_in_background()
+        script.keeper.saver.wait()
+    script.keeper.early_end.why = "solved"
+    script.keeper.take_boundary_again()
+    for _ in range(2):
+        if told:
+            script.keeper.save_boundary(TOLD)
+        else:
+            script.keeper.save_final()
+    assert caplog.text.count("step 1 was saved before the training was ended") == saved_before
+
+
+def test_without_an_early_end_nothing_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """The save of the last boundary is enough."""
+    script = Script(claimed())
+    script.train(1, 7.0)
+    script.keeper.save_in_background()
+    script.keeper.save_final()
+    assert "was saved before" not in caplog.text
+
+
 def left_by_break(store: ObjectStore, *, told_after_s: float | None) -> Script:
     """Return a script that left its loop after a step, and was told to stop so long after it."""
     script = Script(store)
