@@ -16,7 +16,7 @@ import torch
 from spotguard.checkpoint.manifest import shard_readers, tensors_that_count
 from spotguard.checkpoint.reading import Want, holds_already, read_wanted
 from spotguard.errors import DamagedCheckpoint, StateMismatch
-from spotguard.runtime.state.filling import Claims, fill, placed
+from spotguard.runtime.state.filling import Claims, Placing, fill
 from spotguard.runtime.state.sharding import is_dtensor, local_part
 from spotguard.runtime.state.tree import TORCH_DTYPES, leaves_beside, unpack
 
@@ -53,6 +53,8 @@ class StoredTensors:
         self._asked: dict[tuple[object, ...], tuple[str, torch.Tensor]] = {}
         """What is read into which memory, which stays its own as long as this holds the tensor."""
         self._claims = Claims()
+        self._short_of: set[torch.device] = set()
+        """Devices of which was said that they have no room for what is restored."""
 
     def differs(self, problem: StateMismatch) -> None:
         """Raise `problem`; or write it down, if what fits shall be restored without the rest."""
@@ -155,7 +157,7 @@ class StoredTensors:
 
         A tensor in whose place `beside` has one now comes on that one's device. With `fills` it is
         that very one, filled, if it has the stored one's shape and dtype, and no other stored
-        tensor goes to its memory.
+        tensor goes to its memory. Where the device has no room, it comes on the CPU.
         """
         asked: dict[str, deque[tuple[torch.Tensor, Any]]] = {}
         for name, present in leaves_beside(tree, beside):
@@ -164,12 +166,20 @@ class StoredTensors:
             if fills and isinstance(present, torch.Tensor):
                 self.claims(name, present)
 
-        def take(name: str) -> torch.Tensor:
-            read, present = asked[name].popleft()
-            may_fill = fills and isinstance(present, torch.Tensor)
-            return placed(read, present, fills=may_fill and self._claims.are_one(name, present))
+        def unpacked() -> Any:
+            # What is filled needs no room, and hardly any is not, with `fills`.
+            moved = () if fills else (pair for pairs in asked.values() for pair in pairs)
+            placing = Placing(moved, self._short_of)
 
-        return lambda: unpack(tree, take)
+            def take(name: str) -> Any:
+                read, present = asked[name].popleft()
+                may_fill = fills and isinstance(present, torch.Tensor)
+                may_fill = may_fill and self._claims.are_one(name, present)
+                return placing.placed(name, read, present, fills=may_fill)
+
+            return unpack(tree, take)
+
+        return unpacked
 
     def claims(self, name: str, target: torch.Tensor) -> None:
         """Say that `target` will be filled with a stored tensor, so that no other one may be."""

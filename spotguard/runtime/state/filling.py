@@ -11,11 +11,25 @@ values in either. So it is known of each place in memory which stored tensors go
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
 import torch
 
 from spotguard.errors import StateMismatch
+from spotguard.runtime.process.memory import is_lack_of_memory
 from spotguard.runtime.state.sharding import is_dtensor, local_of
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Pair = tuple[torch.Tensor, object]
+"""Stored values, and what the script has in their place."""
+
+log = logging.getLogger("spotguard")
+
+_LARGE_BYTES = 256 << 20
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
@@ -68,18 +82,72 @@ class Claims:
         )
 
 
-def placed(values: torch.Tensor, present: object, *, fills: bool) -> torch.Tensor:
-    """Return stored values where `present` is, if that is a tensor: on its device.
+class Placing:
+    """Puts the stored values of one object where the script has its own, while there is room.
 
-    With `fills` it is filled with them, and returned, if it is such that they can be put into it.
+    Beside the object's own on a device they take its memory twice, and thrice if it copies them. A
+    run that nearly fills its device would end at each resume. So what finds no room stays on the
+    CPU with all that follows it, and an object that has it copied into its own needs none.
     """
-    if not isinstance(present, torch.Tensor):
+
+    def __init__(
+        self, pairs: Iterable[Pair] = (), short_of: set[torch.device] | None = None
+    ) -> None:
+        """Of large `pairs` it is asked first whether there is room; `short_of` was told before."""
+        self._short_of = set() if short_of is None else short_of
+        self._full = _first_full(pairs)
+        """The device that had no room."""
+
+    def placed(self, name: str, values: torch.Tensor, present: object, *, fills: bool) -> Any:
+        """Return stored values where `present` is, if that is a tensor: on its device.
+
+        With `fills` it is filled with them, and returned, if they can be put into it.
+        """
+        if not isinstance(present, torch.Tensor):
+            return values
+        if fills and _may_be_filled(present, values):
+            with torch.no_grad():
+                local_of(present).copy_(local_of(values))
+            return present
+        if is_dtensor(values) or present.device == values.device:
+            return values
+        if self._full is None:
+            try:
+                return values.to(present.device)
+            except RuntimeError as problem:
+                if not is_lack_of_memory(problem):
+                    raise
+            self._full = present.device
+        self._tell(name)
         return values
-    if fills and _may_be_filled(present, values):
-        with torch.no_grad():
-            local_of(present).copy_(local_of(values))
-        return present
-    return values if is_dtensor(values) else values.to(present.device)
+
+    def _tell(self, name: str) -> None:
+        """Say that a device is full, once."""
+        if self._full is not None and self._full not in self._short_of:
+            self._short_of.add(self._full)
+            log.warning(
+                "%s has no room for a second copy of %s: it and what follows it in the same object "
+                "are handed to load_state_dict on the CPU",
+                self._full,
+                name,
+            )
+
+
+def _first_full(pairs: Iterable[Pair]) -> torch.device | None:
+    """Return a device that has not twice the room for what would be moved there; None if all have.
+
+    Twice, since an object may copy what it gets. Little is moved without a question.
+    """
+    needed: Counter[torch.device] = Counter()
+    for values, present in pairs:
+        if isinstance(present, torch.Tensor) and not is_dtensor(values):
+            needed[present.device] += values.nbytes
+    for device, size in needed.items():
+        if size > _LARGE_BYTES and device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(device)
+            if free < 2 * size:
+                return device
+    return None
 
 
 def _may_be_filled(present: torch.Tensor, values: torch.Tensor) -> bool:

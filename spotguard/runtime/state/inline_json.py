@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from spotguard.errors import UnsupportedState
-from spotguard.runtime.state.filling import placed
+from spotguard.runtime.state.filling import Placing
 from spotguard.runtime.state.tree import (
     DTYPES,
     TORCH_DTYPES,
@@ -61,8 +61,11 @@ def from_inline(stored: dict[str, Any], beside: Any = None, *, fills: bool = Fal
     for name, each in leaves_beside(stored["tree"], beside):
         present.setdefault(name, deque()).append(each)
 
-    def take(name: str) -> torch.Tensor:
-        return placed(_decoded(stored["tensors"][name]), present[name].popleft(), fills=fills)
+    placing = Placing()
+
+    def take(name: str) -> Any:
+        values = _decoded(stored["tensors"][name])
+        return placing.placed(name, values, present[name].popleft(), fills=fills)
 
     return unpack(stored["tree"], take)
 

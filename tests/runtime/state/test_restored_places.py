@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from spotguard.checkpoint.lineage import highest_claim
+from spotguard.runtime.state import filling
+from spotguard.runtime.state.inline_json import from_inline, to_inline
 from spotguard.runtime.state.tracked import Box
 from tests.runtime.harness.lab import Rank, adapters, next_attempt, same
 
@@ -220,3 +222,85 @@ def test_an_optimizers_further_parts_come_on_their_device() -> None:
     next_attempt(store, optimizer=again)
     count: Any = again.state
     assert (again.slow.device.type, count["count"].device.type) == ("meta", "meta")
+
+
+def moves_end(monkeypatch: pytest.MonkeyPatch, *, after: int, problem: RuntimeError) -> None:
+    """Let a number of tensors be moved off the CPU, and none after them."""
+    move, left = torch.Tensor.to, [None] * after
+
+    def to(tensor: torch.Tensor, device: Any) -> torch.Tensor:
+        if not left:
+            raise problem
+        left.pop()
+        return move(tensor, device)
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+
+
+OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_what_finds_no_room_on_a_device_comes_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the rest of its object, and no try for each; one word of it for all objects."""
+    store = saved(a=Average("cpu", count=3), b=Average("cpu"))
+    a, b = Average("meta", count=3), Average("meta")
+    moves_end(monkeypatch, after=1, problem=OUT_OF_MEMORY)
+    next_attempt(store, a=a, b=b)
+
+    assert [t.device.type for t in a.shadow] == ["meta", "cpu", "cpu"]
+    assert [t.tolist() for t in (*a.shadow[1:], *b.shadow)] == [[1, 1]] * 4
+    [said] = [m for m in caplog.messages if "has no room" in m]
+    assert said.startswith("meta has no room for a second copy of a.shadow.1:")
+
+
+def test_what_lies_in_text_comes_on_the_cpu_then_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An epoch's top is kept there."""
+    stored = to_inline([torch.ones(2)], "top")
+    moves_end(monkeypatch, after=0, problem=OUT_OF_MEMORY)
+    assert from_inline(stored, [torch.zeros(2, device="meta")])[0].tolist() == [1, 1]
+
+
+def test_another_failure_of_a_move_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no lack of memory."""
+    store = saved(ema=Average("cpu"))
+    moves_end(monkeypatch, after=0, problem=RuntimeError("an illegal memory access"))
+    with pytest.raises(RuntimeError, match="illegal"):
+        next_attempt(store, ema=Average("meta"))
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it lies on a GPU."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """Return the GPU."""
+        return torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("large", "free", "moved"), [(40, 95, False), (40, 96, True), (48, 0, True)],
+    ids=["scarce", "enough", "small"],
+)  # fmt: skip
+def test_a_large_object_is_not_moved_where_it_would_fill_the_device(
+    monkeypatch: pytest.MonkeyPatch, large: int, free: int, moved: bool
+) -> None:
+    """The script has to find room after it: twice its size is free, or nothing is tried."""
+    monkeypatch.setattr(filling, "_LARGE_BYTES", large)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 1000))
+    moves: list[torch.device] = []
+
+    def to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        moves.append(device)
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    average = Average("cpu", count=6)  # of 48 bytes
+    store = saved(ema=average)
+    again = Average("cpu", count=6)
+    again.shadow = [t.as_subclass(OnGpu) for t in again.shadow]
+    next_attempt(store, ema=again)
+
+    assert moves == [torch.device("cuda", 0)] * (6 if moved else 0)
+    assert [t.tolist() for t in again.shadow] == [[1, 1]] * 6
