@@ -6,6 +6,7 @@ other weights than it had, and nothing would fail. So the loop does not begin wi
 
 from __future__ import annotations
 
+from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,10 @@ _WAY_OUT = (
     "track what holds them: run.track(head=arcface), or, of parameters alone, a dict: "
     'run.track(alpha={"log_alpha": log_alpha})'
 )
+_FEW = 1000
+"""Of so many numbers it is looked at each one."""
+_UNKNOWN = -1
+_WITHOUT_NUMBERS = (type(None), int, torch.dtype, torch.device)
 _WITHOUT_COPIES = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler, Box)
 
 
@@ -82,39 +87,62 @@ def _tensors_of(item: Tracked) -> Iterator[torch.Tensor]:
 def _tensors_in(state: Any) -> Iterator[torch.Tensor]:
     if isinstance(state, torch.Tensor):
         yield state
-    elif isinstance(state, dict):
-        for value in state.values():
-            yield from _tensors_in(value)
-    elif isinstance(state, (list, tuple)):
-        for value in state:
-            yield from _tensors_in(value)
+        return
+    for value in _parts(state):
+        yield from _tensors_in(value)
+
+
+def _parts(state: Any) -> Iterable[Any]:
+    """Return what a container holds; nothing of many numbers, such as a history of millions."""
+    if isinstance(state, dict):
+        return state.values()
+    if isinstance(state, (list, tuple)) and _count(state) <= _FEW:
+        return state
+    return ()
+
+
+def _count(items: list[Any] | tuple[Any, ...]) -> int:
+    """Return how many numbers a list holds, or lists of the same length in it; 0 if others.
+
+    It looks at the first and the last of them only, so it takes no time.
+    """
+    if not items:
+        return 0
+    first, last = items[0], items[-1]
+    if isinstance(first, Number) and isinstance(last, Number):
+        return len(items)
+    if isinstance(first, (list, tuple)) and isinstance(last, (list, tuple)):
+        each = _count(first)
+        return len(items) * each if last is first or _count(last) == each else 0
+    return 0
 
 
 def _may_hold(item: Tracked, lost: list[torch.Tensor]) -> bool:
     """Return True if an object of the script's may have copies of these parameters in its state.
 
-    It has as many numbers in one place as the first has, or the number that a single one is.
+    It has as many numbers in one place as the first has, or as all have, or the number that a
+    single one is. Or it has something of which is not known what it holds, such as bytes.
     """
     if not isinstance(item, TrackedStateful) or isinstance(item.value, _WITHOUT_COPIES):
         return False
-    count = lost[0].numel()
-    return any(size == count for size in _sizes_in(item.read()))
+    sizes = (lost[0].numel(), sum(parameter.numel() for parameter in lost), _UNKNOWN)
+    return any(size in sizes for size in _sizes_in(item.read()))
 
 
 def _sizes_in(state: Any) -> Iterator[int]:
-    if isinstance(state, dict):
-        for value in state.values():
-            yield from _sizes_in(value)
-    elif isinstance(state, (list, tuple)):
-        for value in state:
+    """Yield how many numbers there are in each place of a state, as far as it is known."""
+    if isinstance(state, (dict, list, tuple)):
+        if not isinstance(state, dict):
+            yield _count(state)
+        for value in _parts(state):
             yield from _sizes_in(value)
     elif isinstance(state, torch.Tensor):
         yield state.numel()
     elif isinstance(state, float):
         yield 1
-    else:  # an array of NumPy's has its size, other values have none
-        size = getattr(state, "size", None)
-        yield size if isinstance(size, int) else 0
+    elif not isinstance(state, _WITHOUT_NUMBERS):
+        size = getattr(state, "size", _UNKNOWN)  # an array of NumPy's has its size
+        yield size if isinstance(size, int) else _UNKNOWN
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:

@@ -15,6 +15,8 @@ from spotguard.runtime.state.tracked import Box
 from tests.runtime.harness.lab import adapters
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.runtime.harness.processes import Jobs
 
 
@@ -30,8 +32,23 @@ def sgd(*parameters: torch.Tensor) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
 
 
+class Agent:
+    """Tells its state as it is told to."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def state_dict(self) -> Any:
+        """Return it."""
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        """Take nothing back."""
+
+
 MODEL, HEAD = nn.Linear(3, 2), nn.Linear(2, 5)
 ALPHA = torch.zeros(1, requires_grad=True)
+LARGE = torch.zeros(1000, 100, requires_grad=True)
 IMAGE = nn.Parameter(torch.zeros(1, 3, 4, 4))
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a loss with weights": (
@@ -49,6 +66,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         r"of_alpha trains 1 parameters .* shape \(1,\)",
     ),
     "an image": ({"optimizer": torch.optim.LBFGS([IMAGE])}, r"shape \(1, 3, 4, 4\): a resume wou"),
+    "a head, beside a history": (
+        {
+            "log": Agent({"losses": [0.5] * 7, "pairs": [(1, 0.5)] * 4, "n": 3}),
+            "o": sgd(HEAD.weight),
+        },
+        r"o trains 1 parameters .* shape \(5, 2\)",
+    ),
     "a copy in a dict": ({"alpha": {"a": ALPHA.detach().clone()}, "o": sgd(ALPHA)}, "o trains 1"),
 }
 
@@ -63,21 +87,10 @@ def test_what_a_resume_would_lose_is_refused(name: str) -> None:
     assert 'run.track(alpha={"log_alpha": log_alpha})' in str(refused.value.hint)
 
 
-class Agent:
-    """Tells its state as it is told to."""
-
-    def __init__(self, state: Any) -> None:
-        self.state = state
-
-    def state_dict(self) -> Any:
-        """Return it."""
-        return self.state
-
-    def load_state_dict(self, state: Any) -> None:
-        """Take nothing back."""
-
-
 FLAT = torch.zeros(6)
+EMBEDDING, TIED_HEAD = nn.Embedding(7, 3), nn.Linear(3, 7, bias=False)
+TIED_HEAD.weight = EMBEDDING.weight
+ADAPTED = nn.ModuleDict({"base": nn.Linear(3, 2).requires_grad_(False), "lora": nn.Linear(3, 1)})
 LAZY = nn.LazyLinear(3)
 PART = FLAT[2:4].requires_grad_()
 TRACKED: dict[str, dict[str, Any]] = {
@@ -92,6 +105,10 @@ TRACKED: dict[str, dict[str, Any]] = {
     "in an object's state": {"agent": Agent({"model": MODEL.state_dict()}), "o": sgd(MODEL.weight)},
     "compiled": {"model": torch.compile(MODEL, backend="eager"), "o": sgd(*MODEL.parameters())},
     "tied": {"model": nn.Sequential(MODEL, MODEL), "o": sgd(*MODEL.parameters())},
+    "tied, of two modules": {"a": EMBEDDING, "o": sgd(*TIED_HEAD.parameters())},
+    "adapters, and a frozen base": {"model": ADAPTED, "o": sgd(*ADAPTED["lora"].parameters())},
+    "and the base with them": {"model": ADAPTED, "o": sgd(*ADAPTED.parameters())},
+    "numbered, of many": {"all": {"x": [*enumerate([ALPHA] * 2000)]}, "o": sgd(ALPHA)},
     "of no shape yet": {"model": LAZY, "o": torch.optim.SGD(LAZY.parameters())},
 }  # fmt: skip
 
@@ -108,14 +125,58 @@ def test_what_is_saved_is_not_refused(name: str) -> None:
         ({"shadow": [p.detach().clone() for p in HEAD.parameters()]}, HEAD.weight),
         ({"alpha": np.zeros(1)}, ALPHA),
         ({"alpha": 0.5}, ALPHA),
+        ({"step_and_alpha": (3, 0.5)}, ALPHA),
+        ({"head": HEAD.bias.tolist()}, HEAD.bias),
+        ({"head": tuple(HEAD.weight.flatten().tolist())}, HEAD.weight),
+        ({"head": HEAD.weight.tolist()}, HEAD.weight),
+        ({"all": [0.5] * 100_000}, LARGE),
+        (
+            {"head": torch.nn.utils.parameters_to_vector(HEAD.parameters()).detach()},
+            [*HEAD.parameters()],
+        ),
+        ({"head": b"PK.."}, HEAD.weight),
+        ({"head": bytearray(3)}, HEAD.weight),
+        ({"head": ["AAAA"]}, HEAD.weight),
+        ({"head": {1.5, 2.5}}, HEAD.weight),
     ],
-    ids=["copies", "array", "number"],
+    ids=[
+        "copies",
+        "array",
+        "number",
+        "in a tuple",
+        "list",
+        "flat tuple",
+        "lists",
+        "long list",
+        "one vector",
+        "bytes",
+        "bytearray",
+        "text",
+        "other",
+    ],
 )
-def test_an_object_that_may_save_it_is_believed(state: Any, parameter: torch.Tensor) -> None:
-    """Its state dict has copies, it seems: one warning for the optimizer, which names it."""
-    [warning] = told(agent=Agent(state), o=sgd(parameter))
-    assert "o trains 1 parameters" in warning
+def test_an_object_that_may_save_it_is_believed(state: Any, parameter: Any) -> None:
+    """Its state dict has copies, or may have: one warning for the optimizer, which names it."""
+    parameters = parameter if isinstance(parameter, list) else [parameter]
+    [warning] = told(agent=Agent(state), o=sgd(*parameters))
+    assert f"o trains {len(parameters)} parameters" in warning
     assert "a resume has their values only if agent saves them (track what" in warning
+
+
+class Watched(list[Any]):
+    """Tells if somebody goes through it."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Fail."""
+        raise AssertionError("it was gone through")
+
+
+def test_a_long_history_is_not_gone_through() -> None:
+    """Of millions of numbers, or of lists of them, the length says enough."""
+    state = {"returns": Watched([0.5] * 5000), "moves": Watched([(1, 2, 0.5)] * 5000)}
+    with pytest.raises(UsageError, match="o trains 1"):
+        told(agent=Agent(state), o=sgd(HEAD.weight))
+    assert told(all={**state, "head": HEAD.weight}, o=sgd(HEAD.weight)) == []
 
 
 SCRIPT = """
