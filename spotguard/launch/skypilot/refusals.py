@@ -18,6 +18,9 @@ _WORDS_CHARS = 400
 _AWS_ERROR = re.compile(
     r"An error occurred \((\S+?)\) when calling the (\w+) operation(?: \([^)]*\))?: (.*)"
 )
+_BOTO_ERROR = re.compile(
+    r"Boto3 error: \{.*?'Code': '(\S+?)', 'Message': ([\"'])(.*?)\2\}.*'operation_name': '(\w+)'"
+)
 _ERROR_CODE = re.compile(r"Error code: ([\w.]+)")
 """How SkyPilot's AWS code tells what it could not do before it asked for nodes."""
 _NO_VERDICT = frozenset({"None", "DryRunOperation"})
@@ -186,7 +189,7 @@ def _understood(own: dict[str, str], lines: list[str], errors: list[BaseExceptio
 def _nodes_ran(lines: list[str], understood: Refusal) -> bool:
     """Tell whether nodes may have run: they did, or nothing that was said rules it out."""
     text = "\n".join(lines)
-    errors = _AWS_ERROR.findall(text)
+    errors = _aws_errors(lines)
     calls = {asked for _, asked, _ in errors}
     if any(asked == "RunInstances" and _SERVER_FAULT.fullmatch(code) for code, asked, _ in errors):
         return True  # EC2 may have launched them before it failed
@@ -201,13 +204,21 @@ def _nodes_ran(lines: list[str], understood: Refusal) -> bool:
 def _by_code(lines: list[str]) -> dict[str, str]:
     """Return the codes that AWS gave, each with its sentence."""
     own: dict[str, str] = {}
-    for line in lines:
-        for code, asked, sentence in _AWS_ERROR.findall(line):
-            words = sentence.partition("Encoded authorization failure message")[0].strip()
-            own.setdefault(code, f"{code} ({asked}): {words}"[:_WORDS_CHARS])
-        for code in _ERROR_CODE.findall(line):
-            own.setdefault(code, code)
+    for code, asked, sentence in _aws_errors(lines):
+        words = sentence.partition("Encoded authorization failure message")[0].strip()
+        own.setdefault(code, f"{code} ({asked}): {words}"[:_WORDS_CHARS])
+    for code in _ERROR_CODE.findall("\n".join(lines)):  # where nothing more is said of it
+        own.setdefault(code, code)
     return {code: words for code, words in own.items() if code not in _NO_VERDICT}
+
+
+def _aws_errors(lines: list[str]) -> list[tuple[str, str, str]]:
+    """Return what AWS refused: its code, the call, and its sentence."""
+    found: list[tuple[str, str, str]] = []
+    for line in lines:
+        found += _AWS_ERROR.findall(line)
+        found += [(code, asked, said) for code, _, said, asked in _BOTO_ERROR.findall(line)]
+    return found
 
 
 def _first(own: dict[str, str], lines: list[str], words: tuple[str, ...]) -> str:

@@ -151,6 +151,22 @@ def test_a_busy_cloud_is_told_from_a_full_one() -> None:
     assert not read_refusal([], LASTS["VcpuLimitExceeded"]).busy
 
 
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_a_call_that_skypilot_leaves_the_program_for_is_named(quote: str) -> None:
+    """It tells the code first, and the whole in a form of Python's, of any message."""
+    why = f"{quote}User: arn:aws:iam::1:user/me is not authorized: ec2:DescribeRouteTables{quote}"
+    said = (
+        "C 11-29 07:06:51.153 PID=1 utils.py:83] Failed to fetch available subnets from AWS.\n"
+        "C 11-29 07:06:51.153 PID=1 utils.py:83] Error code: UnauthorizedOperation\n"
+        "E 11-29 07:06:51.153 PID=1 utils.py:85] Boto3 error: {'response': {'Error': {'Code': "
+        f"'UnauthorizedOperation', 'Message': {why}}}, 'ResponseMetadata': {{'RetryAttempts': 0}}}}"
+        ", 'operation_name': 'DescribeRouteTables'} <built-in function exec>"
+    )
+    refusal = read_refusal([SystemExit(1)], said)
+    assert (refusal.lasting, refusal.nodes_ran) == (True, False)
+    assert refusal.words.startswith("UnauthorizedOperation (DescribeRouteTables): User: arn:aws")
+
+
 @pytest.mark.parametrize("code", RACES)
 def test_what_another_launch_made_in_the_same_moment_is_asked_again(code: str) -> None:
     """Two runs begin in a fresh region: both see no security group, and both make one."""
