@@ -13,6 +13,11 @@ what it found the first time, and nothing counts twice.
 
 That is for what is small: schedules, values, random generators, the settings of optimizers. Weights
 and moments are left out, and what has more than 4 MB.
+
+Weights are there as they were changed. So is what says that they were, or else a script that asks
+would change them once more: the flags of optimizers are left out (of a schedule-free one `train()`
+moves the weights, and says so there); and where weights were changed nothing is kept but random
+generators, which say nothing of weights.
 """
 
 from __future__ import annotations
@@ -25,14 +30,17 @@ import torch
 from spotguard.errors import SpotguardError, UnsupportedState
 from spotguard.runtime.checkpoint.own_state import EpochBegun, random_tree
 from spotguard.runtime.checkpoint.restore import put_random_back
+from spotguard.runtime.state.filling import Claims, may_share
 from spotguard.runtime.state.inline_json import from_inline, inlined, to_inline
 from spotguard.runtime.state.tracked import (
     SENSELESS,
+    RandomGenerator,
+    TrackedModule,
     TrackedStateful,
     TrackedValue,
 )
 from spotguard.runtime.state.tracked_optimizer import TrackedOptimizer
-from spotguard.runtime.state.tree import Packed
+from spotguard.runtime.state.tree import Packed, tensor_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -48,7 +56,8 @@ _LONGEST_KEPT = 1 << 16
 """Characters of a state that are put into a manifest, which each rank reads."""
 _WEIGHTS = (
     "the script changes weights at the top of an epoch's body, before its first step: where an "
-    "attempt resumes within the epoch, it changes them once more; do so after the epoch's steps"
+    "attempt resumes within the epoch, it changes them once more, unless it asks something tracked "
+    "whether it has; else do so after the epoch's steps"
 )
 _NOT_SETTINGS = ("params", "param_names")
 
@@ -82,6 +91,13 @@ class EpochTop:
         self._parts = _parts_of(keeper.objects)
         if with_random:
             self._parts[_RANDOM] = _GlobalGenerators()
+        self._draws = {n for n, item in keeper.objects.items() if isinstance(item, RandomGenerator)}
+        self._draws.add(_RANDOM)
+        self._optimizers = _optimizers_of(keeper.objects)
+        self._flags: list[dict[str, bool]] = []
+        """Those of all optimizers, as they were when the epoch was to be yielded."""
+        self._versions: list[tuple[torch.Tensor, int]] = []
+        """Of what optimizers train: how often each was written to by then."""
         self._begun = self._restored = keeper.epoch_begun
         self._held: dict[str, str] = {}
         """What the state was like when the epoch was to be yielded."""
@@ -96,6 +112,8 @@ class EpochTop:
         """Make the state ready for what the script does before the steps of an epoch."""
         before, self._restored = self._restored, None  # it is of this attempt's first epoch
         self._epoch, self._is_open = epoch, True
+        self._flags = _flags(self._optimizers)
+        self._versions = _versions(self._optimizers)
         states = {name: part.read() for name, part in self._parts.items()}
         self._held = {name: state for name, state in states.items() if state is not None}
         # What is large is not asked again: to be asked may cost it much.
@@ -112,18 +130,30 @@ class EpochTop:
         if not self._is_open:
             return self._begun
         self._is_open = False
-        self._look_at_weights()
+        exchanged = self._keeper.weights_are_exchanged
+        if exchanged:
+            self._tell_of_weights()
         changed = {n: held for n, held in self._held.items() if self._parts[n].read() != held}
         if self._comes_again:
             self._put_back(changed)
         else:
-            self._begun = self._kept(changed)
+            moved = exchanged or self._some_were_written_to()
+            kept = {n: held for n, held in changed.items() if not moved or n in self._draws}
+            self._begun = self._kept(kept)
         return self._begun
 
-    def _look_at_weights(self) -> None:
-        if not self._told and self._keeper.weights_are_exchanged:
+    def _tell_of_weights(self) -> None:
+        """Tell it once, unless an optimizer has moved them that knows by a flag that it has."""
+        if not self._told and _flags(self._optimizers) == self._flags:
             self._told = True
             self._tell(_WEIGHTS)
+
+    def _some_were_written_to(self) -> bool:
+        """Return True if some weight was, of which the witness looks at a few only.
+
+        One that was exchanged for a while was, too; what is kept then is too little, never wrong.
+        """
+        return any(weight._version != version for weight, version in self._versions)
 
     def _put_before(self, begun: EpochBegun) -> None:
         states = {**begun.before, **begun.own}
@@ -155,19 +185,40 @@ def _parts_of(objects: Mapping[str, Tracked]) -> dict[str, _Part]:
         if isinstance(item, (TrackedValue, TrackedStateful)) and not isinstance(
             item.value, torch.amp.GradScaler
         ):
-            found[name] = _Object(name, item)
+            found[name] = _Object(name, item, objects)
     for name, item in objects.items():
         if isinstance(item, TrackedOptimizer):
             found[name] = _Settings(name, item.value)
     return found
 
 
+def _optimizers_of(objects: Mapping[str, Tracked]) -> list[torch.optim.Optimizer]:
+    return [item.value for item in objects.values() if isinstance(item, TrackedOptimizer)]
+
+
+def _memory_of(objects: Mapping[str, Tracked]) -> Claims:
+    """Return where modules and optimizers have their tensors."""
+    tensors: list[Any] = []
+    for item in objects.values():
+        if isinstance(item, TrackedModule):
+            tensors += [*item.bare.parameters(), *item.bare.buffers()]
+    for optimizer in _optimizers_of(objects):
+        for entries in optimizer.state.values():
+            tensors += entries.values() if isinstance(entries, dict) else ()
+    memory = Claims()
+    for tensor in filter(may_share, tensors):
+        memory.add("training", tensor)
+    return memory
+
+
 class _Object:
     """A tracked object with a state of its own."""
 
-    def __init__(self, name: str, item: Tracked) -> None:
+    def __init__(self, name: str, item: Tracked, objects: Mapping[str, Tracked]) -> None:
         self._name = name
         self._item = item
+        self._objects = objects
+        """All that is tracked: what of it may be in this one for the time being."""
 
     def read(self) -> str | None:
         packed = Packed()
@@ -183,17 +234,27 @@ class _Object:
 
     def write(self, text: str) -> None:
         stored = json.loads(text)
-        self._item.restore(self._name, stored["tree"], cast("Reading", _Inline(stored)))()
+        self._item.restore(
+            self._name, stored["tree"], cast("Reading", _Inline(stored, self._objects))
+        )()
 
 
 class _Inline:
     """The tensors of a state that has them in its text, for a `restore` that asks for them."""
 
-    def __init__(self, stored: dict[str, Any]) -> None:
+    def __init__(self, stored: dict[str, Any], objects: Mapping[str, Tracked]) -> None:
         self._stored = stored
+        self._objects = objects
 
     def later(self, tree: Any, beside: Any = None, *, fills: bool = False) -> Callable[[], Any]:
-        return lambda: from_inline({**self._stored, "tree": tree}, beside, fills=fills)
+        # The best weights may be the model's own until they are copied: to fill those would
+        # change the model.
+        memory = _memory_of(self._objects) if fills and tensor_names(tree) else Claims()
+
+        def may_fill(present: torch.Tensor) -> bool:
+            return fills and may_share(present) and memory.are_one("state", present)
+
+        return lambda: from_inline({**self._stored, "tree": tree}, beside, fills=may_fill)
 
     def claims(self, name: str, target: torch.Tensor) -> None:
         pass  # of one object only: what shares memory with another one is as it was before
@@ -227,7 +288,7 @@ class _Settings:
             self._aside = groups[len(kept) :]
             del groups[len(kept) :]
         for group, values in zip(groups, kept, strict=False):
-            _put(values, group)
+            _put(_settings(values), group)  # without the flags that another version has stored
 
 
 class _GlobalGenerators:
@@ -241,7 +302,25 @@ class _GlobalGenerators:
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key not in _NOT_SETTINGS}
+    return {
+        key: value
+        for key, value in group.items()
+        if key not in _NOT_SETTINGS and not isinstance(value, bool)
+    }
+
+
+def _flags(optimizers: list[torch.optim.Optimizer]) -> list[dict[str, bool]]:
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return [
+        {k: value for k, value in group.items() if value is True or value is False}
+        for group in groups
+    ]
+
+
+def _versions(optimizers: list[torch.optim.Optimizer]) -> list[tuple[torch.Tensor, int]]:
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    weights = [weight for group in groups for weight in group["params"]]
+    return [(weight, weight._version) for weight in weights if not weight.is_inference()]
 
 
 def _put(values: Mapping[str, Any], group: dict[str, Any]) -> None:

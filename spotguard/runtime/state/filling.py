@@ -82,6 +82,13 @@ class Claims:
         )
 
 
+def may_share(value: object) -> bool:
+    """Return True if `value` is a plain tensor, whose place in memory can be asked for."""
+    if not isinstance(value, torch.Tensor) or value.is_meta or value.layout is not torch.strided:
+        return False
+    return type(value) in _PLAIN or is_dtensor(value)
+
+
 class Placing:
     """Puts the stored values of one object where the script has its own, while there is room.
 

@@ -24,6 +24,8 @@ from spotguard.runtime.state.tree import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from spotguard.runtime.state.tree import Leaf
 
 _LARGEST_BYTES = 16 << 20  # every rank reads all of a manifest, and sends its part of it to one
@@ -51,11 +53,16 @@ def inlined(tree: Any, packed: Packed) -> dict[str, Any]:
     return {"tree": tree, "tensors": {n: _encoded(leaf) for n, leaf in packed.leaves.items()}}
 
 
-def from_inline(stored: dict[str, Any], beside: Any = None, *, fills: bool = False) -> Any:
+def from_inline(
+    stored: dict[str, Any],
+    beside: Any = None,
+    *,
+    fills: Callable[[torch.Tensor], bool] = lambda _: False,
+) -> Any:
     """Return a value equal to the one that `to_inline` was given.
 
-    A tensor in whose place `beside` has one comes on that one's device; with `fills` it is that
-    very one, filled, if it has the same shape and dtype.
+    A tensor in whose place `beside` has one comes on that one's device; where `fills` says so of
+    that one, it is that very one, filled, if it has the same shape and dtype.
     """
     present: dict[str, deque[Any]] = {}
     for name, each in leaves_beside(stored["tree"], beside):
@@ -64,8 +71,9 @@ def from_inline(stored: dict[str, Any], beside: Any = None, *, fills: bool = Fal
     placing = Placing()
 
     def take(name: str) -> Any:
-        values = _decoded(stored["tensors"][name])
-        return placing.placed(name, values, present[name].popleft(), fills=fills)
+        values, there = _decoded(stored["tensors"][name]), present[name].popleft()
+        may_fill = isinstance(there, torch.Tensor) and fills(there)
+        return placing.placed(name, values, there, fills=may_fill)
 
     return unpack(stored["tree"], take)
 

@@ -261,3 +261,84 @@ def test_weights_that_the_top_changes_are_told_once() -> None:
         script.top.end()
         script.top.end()
     assert ["weights at the top of an epoch's body" in told for told in script.told] == [True]
+
+
+def test_what_says_that_weights_were_changed_stays_with_them() -> None:
+    """Flags of an optimizer are never put back, nor is anything but generators where it changed."""
+    script = Script()
+    group = script.optimizer.param_groups[0]
+    group["train_mode"] = False
+    script.top.begin(0)
+    group["train_mode"], group["lr"] = True, 0.5
+    begun = script.top.end()
+    assert begun is not None
+    again = Script(begun)
+    again.optimizer.param_groups[0].update(train_mode=True, lr=0.5)
+    again.top.begin(0)
+    assert again.optimizer.param_groups[0]["train_mode"] is True
+    assert again.optimizer.param_groups[0]["lr"] == 1.0
+    script.top.begin(1)
+    script.lines()
+    script.keeper.weights_are_exchanged = True
+    begun = script.top.end()
+    assert begun is not None
+    assert (set(begun.before), set(begun.own)) == ({"draws"}, {"noise"})
+    assert len(script.told) == 1
+
+
+def test_a_weight_that_nobody_watches_is_seen_to_change() -> None:
+    """The witness looks at the first and the last one; a script may begin a middle one anew."""
+    script = Script()
+    script.top.begin(0)
+    script.seen["reset_at"] = 0
+    torch.nn.init.zeros_(script.model.weight)
+    assert script.top.end() == EpochBegun(0, {}, {})
+    script.top.begin(1)
+    script.seen["tops"] = 1
+    begun = script.top.end()
+    assert begun is not None
+    assert set(begun.before) == {"seen"}
+
+
+def test_an_optimizer_that_knows_it_has_moved_the_weights_is_not_told_of() -> None:
+    """Its `train()` may be called again; a script that moves them besides is told."""
+    script = Script()
+    script.keeper.weights_are_exchanged = True
+    group = script.optimizer.param_groups[0]
+    group["train_mode"] = False
+    script.top.begin(0)
+    group["train_mode"] = True
+    script.top.end()
+    assert script.told == []
+    script.top.begin(1)
+    script.top.end()
+    assert len(script.told) == 1
+
+
+@pytest.mark.parametrize("aliased", ["at the top", "before it", "moments"])
+def test_state_that_is_the_models_own_for_the_time_being_is_not_written_to(aliased: str) -> None:
+    """The best weights are, until the first are copied. To put old ones there changed the model."""
+    script = Script()
+    moments = script.optimizer.state[script.model.weight]["momentum_buffer"] = torch.ones(2, 2)
+    own = moments if aliased == "moments" else script.model.state_dict()["weight"]
+    values = own.clone()
+    old, kept = torch.full((2, 2), 3.0), torch.zeros(2, 2)
+    best: dict[str, Any] = {"loss": 0.5, "weight": old.clone(), "kept": kept}
+    script.keeper.objects.update(adapters({"best": best}))
+    script.top = EpochTop(cast("Keeper", script.keeper), script.told.append)
+    script.top.begin(0)
+    best.update(loss=1.0, weight=own)
+    kept.add_(1.0)
+    begun = script.top.end()
+    if aliased != "before it":
+        best.update(loss=0.5, weight=old.clone())
+    script.keeper.epoch_begun = stored(begun)
+    script.top = EpochTop(cast("Keeper", script.keeper), script.told.append)
+    script.top.begin(0)
+    assert torch.equal(best["weight"], old)
+    assert torch.equal(own, values)
+    assert best["kept"] is kept
+    best.update(loss=1.0, weight=own)
+    script.top.end()
+    assert torch.equal(own, values)
+    assert torch.equal(best["weight"], values if aliased == "before it" else old)

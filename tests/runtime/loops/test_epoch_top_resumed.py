@@ -145,3 +145,69 @@ def test_a_group_that_the_top_adds_is_added_again(jobs: Jobs, script: Path) -> N
         env = {"SPOTGUARD_ATTEMPT": number, "HURT": hurt, "RESEED": "yes"}
         said = attempt(jobs, script, 75 if hurt else 0, **env)
     assert [digest(each) for each in said] == [digest(each) for each in calm]
+
+
+SCHEDULE_FREE = """
+class Free(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1, "k": 0, "train_mode": False})
+    @torch.no_grad()
+    def _move(self, train):
+        for group in self.param_groups:
+            if group["train_mode"] != train:
+                group["train_mode"] = train
+                for p in group["params"]:
+                    if "z" in self.state[p]:
+                        p.lerp_(self.state[p]["z"], 0.1 if train else 1 - 1 / 0.9)
+    def train(self):
+        self._move(True)
+    def eval(self):
+        self._move(False)
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            assert group["train_mode"]
+            group["k"] += 1
+            part, lr = 1 / group["k"], group["lr"]
+            for p in group["params"]:
+                z = self.state[p].setdefault("z", p.clone())
+                p.lerp_(z, part).add_(p.grad, alpha=lr * (0.9 * (1 - part) - 1))
+                z.sub_(p.grad, alpha=lr)
+
+optimizer = Free(model.parameters())
+"""
+MOVED = {
+    "schedule-free": (
+        ("optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)\n", SCHEDULE_FREE),
+        ('\n    seen["tops"] += 1', '\n    optimizer.train()\n    seen["tops"] += 1'),
+        ("    part = ", "    optimizer.eval()\n    part = "),
+    ),
+    "guarded": (
+        (
+            '\n    seen["tops"] += 1',
+            '\n    if seen.get("reset_at") != epoch.number:'
+            "\n        model.weight.data.mul_(0.5)"
+            '\n        seen["reset_at"] = epoch.number'
+            '\n    seen["tops"] += 1',
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_weights_that_the_script_knows_it_has_changed_are_changed_once(
+    jobs: Jobs, script: Path, name: str
+) -> None:
+    """What tells it so is there as it was restored, in the first epoch and in a later one."""
+    text = SCRIPT
+    for old, new in MOVED[name]:
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    script.write_text(text)
+    calm = attempt(jobs, script, 0, RESEED="yes", SPOTGUARD_RUN_ID="calm")
+    for number, hurt in enumerate(("step 2", "top 1", "step 8", "end 1", ""), 1):
+        env = {"SPOTGUARD_ATTEMPT": number, "HURT": hurt, "RESEED": "yes"}
+        said = attempt(jobs, script, 75 if hurt else 0, **env)
+    assert [digest(each) for each in said] == [digest(each) for each in calm]
+    told = ["the script changes weights at the top" in each for each in calm]
+    assert told == [name == "guarded", False, False]
