@@ -16,7 +16,7 @@ import torch
 from spotguard.checkpoint.manifest import shard_readers, tensors_that_count
 from spotguard.checkpoint.reading import Want, holds_already, read_wanted
 from spotguard.errors import DamagedCheckpoint, StateMismatch
-from spotguard.runtime.state.filling import Claims, Placing, fill
+from spotguard.runtime.state.filling import Claims, Placer, fill
 from spotguard.runtime.state.sharding import is_dtensor, local_part
 from spotguard.runtime.state.tree import TORCH_DTYPES, leaves_beside, unpack
 
@@ -169,13 +169,13 @@ class StoredTensors:
         def unpacked() -> Any:
             # What is filled needs no room, and hardly any is not, with `fills`.
             moved = () if fills else (pair for pairs in asked.values() for pair in pairs)
-            placing = Placing(moved, self._short_of)
+            placer = Placer(moved, self._short_of)
 
             def take(name: str) -> Any:
                 read, present = asked[name].popleft()
                 may_fill = fills and isinstance(present, torch.Tensor)
                 may_fill = may_fill and self._claims.are_one(name, present)
-                return placing.placed(name, read, present, fills=may_fill)
+                return placer.placed(name, read, present, fills=may_fill)
 
             return unpack(tree, take)
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from spotguard.errors import StateMismatch
-from spotguard.runtime.process.memory import is_lack_of_memory
 from spotguard.runtime.state.sharding import is_dtensor, local_of
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ def may_share(value: object) -> bool:
     return type(value) in _PLAIN or is_dtensor(value)
 
 
-class Placing:
+class Placer:
     """Puts the stored values of one object where the script has its own, while there is room.
 
     Beside the object's own on a device they take its memory twice, and thrice if it copies them. A
@@ -121,10 +120,8 @@ class Placing:
         if self._full is None:
             try:
                 return values.to(present.device)
-            except RuntimeError as problem:
-                if not is_lack_of_memory(problem):
-                    raise
-            self._full = present.device
+            except torch.OutOfMemoryError:
+                self._full = present.device
         self._tell(name)
         return values
 

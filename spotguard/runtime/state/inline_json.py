@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from spotguard.errors import UnsupportedState
-from spotguard.runtime.state.filling import Placing
+from spotguard.runtime.state.filling import Placer
 from spotguard.runtime.state.tree import (
     DTYPES,
     TORCH_DTYPES,
@@ -68,12 +68,12 @@ def from_inline(
     for name, each in leaves_beside(stored["tree"], beside):
         present.setdefault(name, deque()).append(each)
 
-    placing = Placing()
+    placer = Placer()
 
     def take(name: str) -> Any:
         values, there = _decoded(stored["tensors"][name]), present[name].popleft()
         may_fill = isinstance(there, torch.Tensor) and fills(there)
-        return placing.placed(name, values, there, fills=may_fill)
+        return placer.placed(name, values, there, fills=may_fill)
 
     return unpack(stored["tree"], take)
 
