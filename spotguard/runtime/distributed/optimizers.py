@@ -322,6 +322,8 @@ def _without_hooks(optimizer: Optimizer) -> Iterator[None]:
     try:
         yield
     finally:
+        for name, hooks in before.items():
+            hooks.update(optimizer.__dict__[name])  # those that the step itself has registered
         optimizer.__dict__.update(before)
 
 

@@ -43,7 +43,7 @@ from spotguard.runtime.state.tracked_optimizer import TrackedOptimizer
 from spotguard.runtime.state.tree import Packed, tensor_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from spotguard.errors import StateMismatch
     from spotguard.runtime.checkpoint.training_state import Keeper
@@ -58,6 +58,10 @@ _WEIGHTS = (
     "the script changes weights at the top of an epoch's body, before its first step: where an "
     "attempt resumes within the epoch, it changes them once more, unless it asks something tracked "
     "whether it has; else do so after the epoch's steps"
+)
+_VALUES = (
+    "weights are written to at the top of an epoch's body, where it changes {names}, too: an "
+    "attempt that resumes within the epoch comes there with {names} as changed already"
 )
 _NOT_SETTINGS = ("params", "param_names")
 
@@ -138,8 +142,10 @@ class EpochTop:
             self._put_back(changed)
         else:
             moved = exchanged or self._some_were_written_to()
+            self._tell_of_values(changed.keys() - self._draws if moved else ())
             kept = {n: held for n, held in changed.items() if not moved or n in self._draws}
             self._begun = self._kept(kept)
+        self._versions = []  # which hold weights that the script may drop
         return self._begun
 
     def _tell_of_weights(self) -> None:
@@ -148,10 +154,16 @@ class EpochTop:
             self._told = True
             self._tell(_WEIGHTS)
 
+    def _tell_of_values(self, names: Iterable[str]) -> None:
+        """Tell it once of values that are not kept as they were before the top."""
+        if not self._told and any(names):
+            self._told = True
+            self._tell(_VALUES.format(names=", ".join(sorted(names))))
+
     def _some_were_written_to(self) -> bool:
         """Return True if some weight was, of which the witness looks at a few only.
 
-        One that was exchanged for a while was, too; what is kept then is too little, never wrong.
+        One that was exchanged for a while was, too: then too little is kept, which is told.
         """
         return any(weight._version != version for weight, version in self._versions)
 

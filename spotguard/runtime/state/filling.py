@@ -93,7 +93,7 @@ class Placer:
 
     Beside the object's own on a device they take its memory twice, and thrice if it copies them. A
     run that nearly fills its device would end at each resume. So what finds no room stays on the
-    CPU with all that follows it, and an object that has it copied into its own needs none.
+    CPU with all that follows it there, and an object that has it copied into its own needs none.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class Placer:
     ) -> None:
         """Of large `pairs` it is asked first whether there is room; `short_of` was told before."""
         self._short_of = set() if short_of is None else short_of
-        self._full = _first_full(pairs)
-        """The device that had no room."""
+        self._full = _full_devices(pairs)
+        """Devices that had no room."""
 
     def placed(self, name: str, values: torch.Tensor, present: object, *, fills: bool) -> Any:
         """Return stored values where `present` is, if that is a tensor: on its device.
@@ -117,28 +117,28 @@ class Placer:
             return present
         if is_dtensor(values) or present.device == values.device:
             return values
-        if self._full is None:
+        if present.device not in self._full:
             try:
                 return values.to(present.device)
             except torch.OutOfMemoryError:
-                self._full = present.device
-        self._tell(name)
+                self._full.add(present.device)
+        self._tell(name, present.device)
         return values
 
-    def _tell(self, name: str) -> None:
+    def _tell(self, name: str, device: torch.device) -> None:
         """Say that a device is full, once."""
-        if self._full is not None and self._full not in self._short_of:
-            self._short_of.add(self._full)
+        if device not in self._short_of:
+            self._short_of.add(device)
             log.warning(
                 "%s has no room for a second copy of %s: it and what follows it in the same object "
                 "are handed to load_state_dict on the CPU",
-                self._full,
+                device,
                 name,
             )
 
 
-def _first_full(pairs: Iterable[Pair]) -> torch.device | None:
-    """Return a device that has not twice the room for what would be moved there; None if all have.
+def _full_devices(pairs: Iterable[Pair]) -> set[torch.device]:
+    """Return the devices that have not twice the room for what would be moved there.
 
     Twice, since an object may copy what it gets. Little is moved without a question.
     """
@@ -146,12 +146,17 @@ def _first_full(pairs: Iterable[Pair]) -> torch.device | None:
     for values, present in pairs:
         if isinstance(present, torch.Tensor) and not is_dtensor(values):
             needed[present.device] += values.nbytes
-    for device, size in needed.items():
-        if size > _LARGE_BYTES and device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(device)
-            if free < 2 * size:
-                return device
-    return None
+    return {
+        device
+        for device, size in needed.items()
+        if size > _LARGE_BYTES and device.type == "cuda" and _room(device) < 2 * size
+    }
+
+
+def _room(device: torch.device) -> int:
+    """Return how many bytes can be had of a GPU; what torch holds and does not use is free, too."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def _may_be_filled(present: torch.Tensor, values: torch.Tensor) -> bool:

@@ -241,7 +241,8 @@ def test_a_spot_machine_goes_while_it_is_set_up(after_s: float, trial: Trial) ->
     ec2.verb("crash", ec2.living(run)[0].id)
     status = trial.over(run)
     assert status["state"] == "finished", status["state_detail"]
-    assert reasons(status) == ["node_lost", "finished"]
+    # As EC2 tells of it, or as SkyPilot does, which may be about to hand the job over.
+    assert reasons(status) in (["node_lost", "finished"], ["vanished", "finished"])
     assert status["attempts"][0]["last_step"] is None
     assert len(ec2.instances(run)) == 2
 

@@ -293,6 +293,7 @@ def test_a_weight_that_nobody_watches_is_seen_to_change() -> None:
     script.seen["reset_at"] = 0
     torch.nn.init.zeros_(script.model.weight)
     assert script.top.end() == EpochBegun(0, {}, {})
+    assert ["where it changes seen, too" in told for told in script.told] == [True]
     script.top.begin(1)
     script.seen["tops"] = 1
     begun = script.top.end()

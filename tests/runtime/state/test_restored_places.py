@@ -280,15 +280,18 @@ class OnGpu(torch.Tensor):
 
 
 @pytest.mark.parametrize(
-    ("large", "free", "moved"), [(40, 95, False), (40, 96, True), (48, 0, True)],
-    ids=["scarce", "enough", "small"],
-)  # fmt: skip
+    ("large", "free", "cached", "moved"),
+    [(40, 95, 0, False), (40, 96, 0, True), (40, 0, 96, True), (48, 0, 0, True)],
+    ids=["scarce", "enough", "held by torch", "small"],
+)
 def test_a_large_object_is_not_moved_where_it_would_fill_the_device(
-    monkeypatch: pytest.MonkeyPatch, large: int, free: int, moved: bool
+    monkeypatch: pytest.MonkeyPatch, large: int, free: int, cached: int, moved: bool
 ) -> None:
     """The script has to find room after it: twice its size is free, or nothing is tried."""
     monkeypatch.setattr(filling, "_LARGE_BYTES", large)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 500)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 500 - cached)
     moves: list[torch.device] = []
 
     def to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
