@@ -31,6 +31,8 @@ STATES = {
     "stopped": 80,
 }
 LIVE = ("pending", "running")
+_POWER_OFF_S = 25.0
+"""A node that is told to shut down has so long."""
 lock = threading.RLock()
 nodes: dict[str, Node] = {}
 """By instance id; the dead ones stay, as EC2's own list keeps them for a while."""
@@ -197,7 +199,14 @@ class Node:
             self.billed[-1][1] = time.time()
 
     def shut_down(self) -> None:
-        """Press the power button: SIGTERM to all, 20 s later SIGKILL. EC2 itself waits minutes."""
+        """Press the power button: SIGTERM to all, 20 s later SIGKILL. EC2 itself waits minutes.
+
+        A node that is just booting does not hear it yet: its power is cut, some seconds later.
+        """
+        if self.process is not None:
+            after = threading.Timer(_POWER_OFF_S, self.process.kill)
+            after.daemon = True
+            after.start()
         try:
             os.kill(int((self.here / "pid").read_text()), signal.SIGTERM)
         except (OSError, ValueError):  # it has not come so far yet
