@@ -16,6 +16,7 @@ import requests
 from spotguard.errors import EnvironmentFailure
 from spotguard.events.states import Market
 from spotguard.launch.base import Offer, PriceSource, Skipped, Survey
+from spotguard.launch.skypilot.ec2.calls import can_ask, unanswered
 from spotguard.launch.skypilot.import_sky import load_sky, off_stdout
 from spotguard.launch.taskyaml import BUYS_SPOT, infra_of
 
@@ -93,11 +94,24 @@ def survey(
             f"SkyPilot's prices can be neither read nor fetched: {_first_line(problem)}",
             hint="is this machine online? SkyPilot keeps them in ~/.sky/catalogs",
         ) from problem
+    except (RuntimeError, *_of_aws()) as problem:
+        raise EnvironmentFailure(
+            f"SkyPilot does not learn where your account may have nodes: {_first_line(problem)}",
+            hint="try again; of a right that is missing, ask who gives rights in this account",
+        ) from problem
     return Survey(
         offers=tuple(sorted(_with_on_demand(offers), key=rank)),
         skipped=tuple(skipped),
         sources=sources,
     )
+
+
+def _of_aws() -> tuple[type[Exception], ...]:
+    """Return what AWS' SDK raises: SkyPilot asks AWS once for the regions and zones of an account.
+
+    What SkyPilot understands of it becomes a `RuntimeError`.
+    """
+    return unanswered() if can_ask() else ()
 
 
 def _look_everywhere(

@@ -1,4 +1,7 @@
-"""What SkyPilot prints while it works must not spoil the documents that we print."""
+"""What SkyPilot prints while it works must not spoil the documents that we print.
+
+Nor is what it meets then a fault of ours.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import pytest
+from botocore.exceptions import ClientError, EndpointConnectionError
 
+from spotguard.errors import EnvironmentFailure
 from spotguard.events.states import Market
 from spotguard.launch.skypilot import import_sky, prices
 from spotguard.launch.skypilot import sdk as sdk_module
@@ -114,3 +119,28 @@ def test_what_a_spinner_should_show_is_told_as_words(
     with import_sky.off_stdout():
         print(printed, end="")  # noqa: T201 - as SkyPilot does
     assert capsys.readouterr().err == told
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        ClientError({"Error": {"Code": "RequestLimitExceeded"}}, "DescribeRegions"),
+        EndpointConnectionError(endpoint_url="https://ec2.us-east-1.amazonaws.com"),
+        RuntimeError(
+            "Failed to retrieve AWS regions. Please ensure that the `ec2:DescribeRegions`"
+        ),
+    ],
+    ids=lambda problem: type(problem).__name__,
+)
+def test_an_aws_that_does_not_tell_the_regions_of_an_account_is_no_bug_of_ours(
+    problem: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SkyPilot asks for them once, when somebody first wants its prices."""
+
+    def look(*_: object) -> Any:
+        raise problem
+
+    monkeypatch.setattr(prices, "_look_everywhere", look)
+    with pytest.raises(EnvironmentFailure, match="DescribeRegions|endpoint") as told:
+        survey([Place.parse("aws")], Machine(), market=Market.SPOT)
+    assert told.value.hint
