@@ -94,7 +94,7 @@ def survey(
             f"SkyPilot's prices can be neither read nor fetched: {_first_line(problem)}",
             hint="is this machine online? SkyPilot keeps them in ~/.sky/catalogs",
         ) from problem
-    except (RuntimeError, *_of_aws()) as problem:
+    except _of_aws() as problem:
         raise EnvironmentFailure(
             f"SkyPilot does not learn where your account may have nodes: {_first_line(problem)}",
             hint="try again; of a right that is missing, ask who gives rights in this account",
@@ -111,7 +111,7 @@ def _of_aws() -> tuple[type[Exception], ...]:
 
     What SkyPilot understands of it becomes a `RuntimeError`.
     """
-    return unanswered() if can_ask() else ()
+    return (RuntimeError, *unanswered()) if can_ask() else (RuntimeError,)
 
 
 def _look_everywhere(

@@ -141,6 +141,6 @@ def test_an_aws_that_does_not_tell_the_regions_of_an_account_is_no_bug_of_ours(
         raise problem
 
     monkeypatch.setattr(prices, "_look_everywhere", look)
-    with pytest.raises(EnvironmentFailure, match="DescribeRegions|endpoint") as told:
+    with pytest.raises(EnvironmentFailure, match=r"DescribeRegions|endpoint") as told:
         survey([Place.parse("aws")], Machine(), market=Market.SPOT)
     assert told.value.hint
