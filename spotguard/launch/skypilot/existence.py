@@ -10,11 +10,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import requests
-
 from spotguard.errors import LauncherFailure
 from spotguard.launch.base import Unchecked
 from spotguard.launch.skypilot.ask_in_subprocess import ask
+from spotguard.launch.skypilot.ec2.calls import catalogue_problems
 from spotguard.launch.skypilot.import_sky import load_sky, off_stdout
 from spotguard.launch.taskyaml import BUYS_SPOT
 
@@ -143,7 +142,7 @@ def _refusal_by_catalogue(place: Place) -> str:
             catalog.validate_region_zone(place.region, place.zone, clouds=place.infra)
     except ValueError as problem:
         return str(problem)
-    except (requests.RequestException, OSError):
+    except catalogue_problems():
         return ""  # whoever asks for prices says so
     return ""
 

@@ -16,7 +16,7 @@ import requests
 from spotguard.errors import EnvironmentFailure
 from spotguard.events.states import Market
 from spotguard.launch.base import Offer, PriceSource, Skipped, Survey
-from spotguard.launch.skypilot.ec2.calls import can_ask, unanswered
+from spotguard.launch.skypilot.ec2.calls import catalogue_problems
 from spotguard.launch.skypilot.import_sky import load_sky, off_stdout
 from spotguard.launch.taskyaml import BUYS_SPOT, infra_of
 
@@ -94,7 +94,7 @@ def survey(
             f"SkyPilot's prices can be neither read nor fetched: {_first_line(problem)}",
             hint="is this machine online? SkyPilot keeps them in ~/.sky/catalogs",
         ) from problem
-    except _of_aws() as problem:
+    except catalogue_problems() as problem:
         raise EnvironmentFailure(
             f"SkyPilot does not learn where your account may have nodes: {_first_line(problem)}",
             hint="try again; of a right that is missing, ask who gives rights in this account",
@@ -104,14 +104,6 @@ def survey(
         skipped=tuple(skipped),
         sources=sources,
     )
-
-
-def _of_aws() -> tuple[type[Exception], ...]:
-    """Return what AWS' SDK raises: SkyPilot asks AWS once for the regions and zones of an account.
-
-    What SkyPilot understands of it becomes a `RuntimeError`.
-    """
-    return (RuntimeError, *unanswered()) if can_ask() else (RuntimeError,)
 
 
 def _look_everywhere(

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from spotguard.errors import LauncherFailure, MissingExtra
 from spotguard.launch.base import Unchecked, Unreachable
@@ -81,6 +82,19 @@ def catalogue(zones: tuple[str, ...]) -> Any:
         get_region_zones_for_instance_type=lambda *_, **__: [region],
     )
     return lambda: SimpleNamespace(catalog=catalog)
+
+
+def test_an_aws_that_does_not_tell_of_its_zones_says_nothing_of_a_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever asks for prices meets the same, and tells of it."""
+
+    def validate(*_: object, **__: object) -> None:
+        raise ClientError({"Error": {"Code": "RequestLimitExceeded"}}, "DescribeRegions")
+
+    catalog = SimpleNamespace(validate_region_zone=validate)
+    monkeypatch.setattr(existence, "load_sky", lambda: SimpleNamespace(catalog=catalog))
+    assert list(look_up([Place.parse("aws/us-east-1")])) == []
 
 
 @pytest.mark.parametrize(

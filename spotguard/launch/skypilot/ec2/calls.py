@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+import requests
+
 from spotguard.launch.taskyaml import CLUSTER_TAG
 
 if TYPE_CHECKING:
@@ -28,6 +30,16 @@ def unanswered() -> tuple[type[Exception], ...]:
     from botocore.parsers import ResponseParserError
 
     return BotoCoreError, ClientError, ResponseParserError, OSError
+
+
+def catalogue_problems() -> tuple[type[Exception], ...]:
+    """Return what SkyPilot's catalogues raise where they, or AWS of an account, are out of reach.
+
+    AWS is asked for the regions and zones of one when somebody first wants to know something of it.
+    What SkyPilot understands of a refusal becomes a `RuntimeError`.
+    """
+    of_any = (RuntimeError, requests.RequestException, OSError)
+    return (*of_any, *unanswered()) if can_ask() else of_any
 
 
 def client_of(region: str, *, within_s: float, tries: int) -> Any:
