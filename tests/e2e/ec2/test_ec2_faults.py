@@ -49,9 +49,9 @@ ASKED_ONCE = (
     "ec2:DescribeAvailabilityZones",
     "ec2:DescribeImages",
     "ec2:DescribeRegions",
-    "sts:GetCallerIdentity",
 )
-"""By a SkyPilot that has never been at AWS, or whose server is new."""
+"""By a SkyPilot that has never been at AWS, or whose server is new. `sky check`, which comes before
+the first run, asks `sts:GetCallerIdentity` besides, and no run does."""
 CALLS_OF_NO_REGION = ("iam:GetInstanceProfile", *ASKED_ONCE)
 """What a run asks AWS for, by SkyPilot or itself, by the lab's own journal; the last test holds
 them to be all. These fail for whoever comes first, in any region."""
