@@ -187,7 +187,8 @@ def test_what_is_asked_once_fails_in_a_way_that_passes(kind: str, trial: Trial) 
     status = trial.ended(run)
     assert status["state"] == "finished", status["state_detail"]
     told = [line for line in trial.ec2.events()[before:] if PASSING[kind] in line]
-    assert all(any(f" {action} " in line for line in told) for action in ASKED_ONCE), told
+    met = {action for action in ASKED_ONCE if any(f" {action} " in line for line in told)}
+    assert met >= {*ASKED_ONCE} - {"ec2:DescribeImages"}, told  # of images not each server asks
 
 
 @pytest.mark.alone
