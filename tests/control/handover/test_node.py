@@ -19,6 +19,7 @@ from spotguard.control.handover.node import (
     KUBERNETES,
     SLURM,
     VM,
+    NodeState,
     SkyHost,
     carried_folders,
     cheapest,
@@ -34,6 +35,7 @@ from spotguard.errors import SpecError
 from spotguard.events.states import Market
 from spotguard.launch.base import ClusterState, ClusterView, Offer, Survey
 from spotguard.launch.skypilot.import_sky import check_task
+from spotguard.launch.skypilot.sdk import ClusterPhase, LaunchFacts
 from spotguard.launch.taskyaml import CLUSTER_TAG
 from spotguard.spec.model import JobSpec
 from spotguard.spec.templates import load_controller_node
@@ -471,3 +473,15 @@ def test_a_node_that_is_going_down_is_not_told_to_once_more(going_down: int) -> 
     node = ControllerNode(number=1, cluster="c1", place="aws", price_usd_per_h=0.1, since=0.0)
     SkyHost(sdk, lambda _: ElsewhereStrays(ClusterState.ABSENT)).down(node)
     assert sdk.asked.count("down") == 1 - going_down
+
+
+def test_nodes_too_many_of_a_launch_are_ended_and_spoil_it_if_that_is_too_late() -> None:
+    """As of a job's nodes; a launch that came to nothing may have left some that EC2 lists late."""
+    under_way = LaunchFacts(phase=ClusterPhase.UNDER_WAY)
+    sdk = FakeSdk(launches={"c1": under_way}, extra="EC2 launched i-1 once more")
+    host = SkyHost(sdk, lambda _: ElsewhereStrays(ClusterState.ABSENT))
+    assert host.state("c1") == NodeState(there=True, problem=sdk.extra)
+    assert (sdk.asked_for_extra, sdk.asked_for_forgotten) == (["c1"], [])
+    sdk.launches["c1"] = LaunchFacts(phase=ClusterPhase.FAILED, problem="no such image")
+    assert host.state("c1") == NodeState(there=False, problem="no such image")
+    assert (sdk.asked_for_extra, sdk.asked_for_forgotten) == (["c1"], ["c1"])

@@ -225,6 +225,21 @@ def test_hooks_are_there_again_after_a_step_that_fails() -> None:
     assert script.changes == 2
 
 
+def test_a_hook_that_a_step_of_the_scripts_own_registers_stays() -> None:
+    """As some do in their first step."""
+    first, calls = iter([True]), list[int]()
+
+    def step() -> None:
+        if next(first, False):
+            script.optimizer.register_step_post_hook(lambda *_: calls.append(1))
+
+    script = Wrapped(step)
+    for _ in range(3):
+        script.train()
+    assert len(calls) == 3, "the step that registers it is over after it"
+    assert script.changes == 3
+
+
 class Sealed(Lookahead):
     """Has a step that nobody can replace."""
 

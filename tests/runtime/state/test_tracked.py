@@ -134,7 +134,11 @@ class Fp32Moments(torch.optim.Optimizer):
                 state["count"] = torch.zeros((), dtype=torch.int64)
             state["moment"].mul_(0.9).add_(parameter.grad.float(), alpha=0.1)
             state["count"] += 1
-            parameter.add_(state["moment"].to(parameter.dtype), alpha=-0.01)
+            parameter.add_(state["moment"].to(parameter.dtype), alpha=-self.rate())
+
+    def rate(self) -> float:
+        """Return the rate of this step."""
+        return 0.01
 
 
 class EightBit(torch.optim.Optimizer):

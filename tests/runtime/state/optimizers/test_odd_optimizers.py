@@ -13,26 +13,14 @@ from spotguard.errors import UnsupportedState
 from spotguard.runtime.state.tracked import tracked
 from spotguard.runtime.state.tree import Packed
 from tests.runtime.harness.lab import Rank, next_attempt, same
+from tests.runtime.state.test_tracked import Fp32Moments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Moments(torch.optim.Optimizer):
-    """Keeps an fp32 moment, whatever its parameters are."""
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {"lr": 0.1})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """Take a step."""
-        for parameter in self.param_groups[0]["params"]:
-            state = self.state[parameter]
-            if not state:
-                state["moment"] = torch.zeros_like(parameter, dtype=torch.float32)
-            state["moment"].mul_(0.9).add_(parameter.grad.float(), alpha=0.1)
-            parameter.add_(state["moment"].to(parameter.dtype), alpha=-self.rate())
+class Moments(Fp32Moments):
+    """Takes larger steps; others change what is left of its state."""
 
     def rate(self) -> float:
         """Return the rate of this step."""
