@@ -9,6 +9,7 @@
 # launch from the image could read them. So what stays is named here, and everything else goes: also the login of a
 # cloud that SkyPilot learns tomorrow.
 set -euo pipefail
+shopt -s lastpipe  # what the end of a pipe reads stays, and the pipe fails where its beginning does
 
 # keep FOLDER [NAME...]: of what is in FOLDER all goes that has none of these names. A removed file's blocks would still
 # be in the snapshot, so small files are overwritten first, unless they vanish meanwhile. One with a second name is
@@ -18,8 +19,7 @@ keep() {
   shift
   [ -d "$folder" ] || return 0
   for name; do named+=(! -name "$name"); done
-  mapfile -d '' -t gone < <(sudo find "$folder" -mindepth 1 -maxdepth 1 "${named[@]}" -print0)
-  wait "$!"  # which fails where `find` has failed
+  sudo find "$folder" -mindepth 1 -maxdepth 1 "${named[@]}" -print0 | mapfile -d '' -t gone
   [ "${#gone[@]}" -gt 0 ] || return 0
   sudo find "${gone[@]}" -xdev -type f -links 1 -size -2048k -exec shred --iterations=1 {} + || true
   sudo rm -rf --one-file-system "${gone[@]}"
