@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from spotguard.errors import MissingExtra, StoreError, UsageError
 from spotguard.storage.azure.errors import no_token
+from spotguard.storage.http.private_random import draw_privately
 from spotguard.storage.urls import taken_apart
 
 if TYPE_CHECKING:
@@ -163,6 +164,7 @@ def connect(
     from azure.core.credentials import AzureNamedKeyCredential
     from azure.storage.blob import ContainerClient
 
+    draw_privately("azure")
     credential: Any = None
     if login or not place.has_secret:
         credential = AzureIdentity(login or _default_login())

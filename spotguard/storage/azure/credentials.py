@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl
 from spotguard.errors import MissingExtra, StoreError
 from spotguard.storage.azure.access import find_place
 from spotguard.storage.credentials import Identity
+from spotguard.storage.http.private_random import draw_privately
 
 _SCOPE = "https://storage.azure.com/.default"
 _NAMES = ("upn", "unique_name", "appid", "oid")
@@ -50,6 +51,7 @@ def _logged_in(url: str) -> Identity:
             "Azure Blob Storage without a key needs azure-identity, which is not installed",
             hint="pip install 'spotguard[azure]'",
         ) from None
+    draw_privately("azure")
     try:
         with DefaultAzureCredential() as credential:
             token = credential.get_token(_SCOPE).token

@@ -26,6 +26,7 @@ from spotguard.storage.base import ObjectInfo
 from spotguard.storage.deadline import timeout_s
 from spotguard.storage.gcs.errors import lost, problem_of
 from spotguard.storage.http.connections import CONNECT_S, SILENCE_S
+from spotguard.storage.http.private_random import draw_privately
 from spotguard.storage.http.sdk_bodies import Gathered, Incoming, Outgoing, PerProcess, be_quiet
 from spotguard.storage.keys import RESERVED
 from spotguard.storage.remote.bucket import ALWAYS, Page, PartRules, Upload
@@ -380,6 +381,7 @@ def _connected(place: GcsPlace, credentials: Credentials | None) -> _Link:
 
     from spotguard.storage.http.requests_adapter import keep_to_deadline
 
+    draw_privately("google")
     be_quiet("urllib3.connectionpool", logging.INFO)  # below, it tells URLs that need no login
     # Else the client asks, in a thread of its own, what the bucket is, to name it in traces.
     os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")

@@ -6,6 +6,7 @@ import os
 
 from spotguard.errors import MissingExtra, StoreError
 from spotguard.storage.credentials import Identity
+from spotguard.storage.http.private_random import draw_privately
 
 _LOGIN_HINT = (
     "run `gcloud auth application-default login`, give the machine a service account, "
@@ -25,6 +26,7 @@ def gcs_identity(url: str) -> Identity:
             "stores at gs:// need google-auth, which is not installed",
             hint="pip install 'spotguard[gcp]'",
         ) from None
+    draw_privately("google")
     try:
         found, _project = google.auth.default()
     except (GoogleAuthError, OSError) as problem:  # what it says may quote the key file

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import secrets
 import time
 from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, wait
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeVar
 
-from tenacity import Retrying, retry_if_exception_type, wait_random_exponential
+from tenacity import Retrying, retry_if_exception_type
 
 from spotguard.errors import AlreadyExists, NotFound, StoreError, StoreUnavailable, UsageError
 from spotguard.shared.units import SystemClock
@@ -49,6 +50,7 @@ PATIENCE_S = 90.0
 """For a request without a deadline: longer than a name server or a token service is ever away."""
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 8.0
+_DICE = random.SystemRandom()
 
 _MB = 1 << 20
 _SINGLE_BYTES = 8 * _MB
@@ -331,12 +333,21 @@ class RemoteStore:
 
         retrying = Retrying(
             stop=over,
-            wait=wait_random_exponential(multiplier=_FIRST_PAUSE_S, max=_LONGEST_PAUSE_S),
+            wait=_pause_s,
             retry=retry_if_exception_type(StoreUnavailable),
             sleep=clock.sleep,
             reraise=True,
         )
         return retrying(call)
+
+
+def _pause_s(state: RetryCallState) -> float:
+    """Return how long to wait before the next try: up to twice as long as before the last one.
+
+    tenacity's own would draw from Python's global generator, which the training script has seeded.
+    """
+    longest_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (state.attempt_number - 1))
+    return _DICE.uniform(0.0, longest_s)
 
 
 def _new_writer() -> str:

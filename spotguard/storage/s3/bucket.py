@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from spotguard.errors import NotFound, StoreError, StoreUnavailable, UsageError
 from spotguard.storage.base import ObjectInfo
 from spotguard.storage.buffers import within
+from spotguard.storage.http.private_random import draw_privately
 from spotguard.storage.remote.bucket import Page, PartRules, Upload
 from spotguard.storage.remote.checksums import crc32c_of
 from spotguard.storage.s3.errors import (
@@ -441,6 +442,7 @@ class S3Bucket:
 
         session = self._made_session
         if session is None:
+            draw_privately("boto3")
             with self._lock:
                 session = self._made_session = self._made_session or boto3.session.Session()
         return session

@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl
 
 from spotguard.errors import MissingExtra
 from spotguard.storage.credentials import Identity
+from spotguard.storage.http.private_random import draw_privately
 from spotguard.storage.s3.errors import UNUSABLE, Asked, from_botocore, from_role, unusable
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def s3_identity(url: str) -> Identity:
             "stores at s3:// need boto3, which is not installed",
             hint="pip install 'spotguard[aws]'",
         ) from None
+    draw_privately("boto3")
     place, _, query = url.partition("?")
     bucket, _, prefix = place.partition("://")[2].partition("/")
     asked = Asked(right="sts:GetCallerIdentity", bucket=bucket, prefix=prefix)

@@ -256,7 +256,7 @@ def change_books(
                 _put(store, changed, found)
         except AlreadyExists:  # another controller was first
             most_s = _PAUSE_S * min(attempt + 1, 10)
-            clock.sleep(random.uniform(0, most_s))  # so that two do not meet again
+            clock.sleep(random.SystemRandom().uniform(0, most_s))  # so that two do not meet again
             continue
         return said
     raise StoreError("too many runs write the team's ledger at once")
