@@ -54,9 +54,9 @@ def up(
         StoreError: the store cannot be written.
         EnvironmentFailure: no controller could be started.
     """
-    from spotguard.spec.sources import resolve
+    from spotguard.spec.sources import resolve_launch
 
-    return start(resolve(script, flags=settings or {}, args=args).spec)
+    return start(resolve_launch(script, flags=settings or {}, args=args).spec)
 
 
 def start(spec: JobSpec, found: Survey | Sequence[Survey] | None = None) -> Run:
@@ -94,9 +94,9 @@ def plan(
         SpecError: something is wrong with the script or a setting.
         EnvironmentFailure: SkyPilot's prices can be neither read nor fetched.
     """
-    from spotguard.spec.sources import resolve
+    from spotguard.spec.sources import resolve_launch
 
-    found = resolve(script, flags=settings or {}, args=args)
+    found = resolve_launch(script, flags=settings or {}, args=args)
     job = found.spec
     return plan_job(
         job,

@@ -233,6 +233,18 @@ class Run:
 
         return api.who_controls(self.name)
 
+    @property
+    def needs_this_machine(self) -> bool:
+        """Whether its nodes are elsewhere, and only this machine replaces those that are lost."""
+        from spotguard.control import api
+        from spotguard.spec.infra import LOCAL
+
+        if self.in_store:
+            return False
+        job = api.job_of(self.name)
+        places = (job.infra, *(phase.place.get("infra") for phase in job.phases))
+        return any(place not in (None, LOCAL) for place in places)
+
     def keep_controlled(self) -> bool:
         """Make sure that it has a controller; True if that had died and was started again.
 

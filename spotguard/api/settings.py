@@ -14,6 +14,7 @@ from spotguard.spec.sources import (
     SettingsDocument,
     places_named,
     resolve,
+    resolve_launch,
 )
 from spotguard.spec.starter import starter_files
 
@@ -26,6 +27,7 @@ __all__ = [
     "places_named",
     "points_of",
     "resolve",
+    "resolve_launch",
     "Resolved",
     "SettingsDocument",
     "spotguard_home",

@@ -160,7 +160,7 @@ def sweep(
     """
     from spotguard.control.sweep.sweep_request import SweepPlan
     from spotguard.spec.model.sweep import checked_points, points_of
-    from spotguard.spec.sources import resolve
+    from spotguard.spec.sources import resolve_launch
 
     made = points_of(points) if isinstance(points, str) else checked_points(points)
     plan = SweepPlan(
@@ -171,7 +171,7 @@ def sweep(
         goal=goal,
         first_step=prune_from,
     )
-    return start_sweep(resolve(script, flags=settings or {}, args=args).spec, plan)
+    return start_sweep(resolve_launch(script, flags=settings or {}, args=args).spec, plan)
 
 
 def start_sweep(

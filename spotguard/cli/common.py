@@ -171,7 +171,7 @@ def follow_to_end(run: Run, *, patience_s: float, as_json: bool, since_at: float
         source = RunSource(run, repair_patience_s=patience_s)
         view = follow(source, screen, patience_s=patience_s)
     except KeyboardInterrupt:
-        say_detached(run.name)
+        say_detached(run)
         raise typer.Exit(Detached.exit_code) from None
     if as_json:
         print_json(view.to_json())
@@ -180,11 +180,16 @@ def follow_to_end(run: Run, *, patience_s: float, as_json: bool, since_at: float
     raise typer.Exit(run.exit_code())
 
 
-def say_detached(run_id: str) -> None:
-    """Tell how to look at a run that goes on, and how to stop it."""
-    note(f"\n{run_id} goes on in the background.")
-    note(f"  look:  spotguard status {run_id} --watch")
-    note(f"  stop:  spotguard stop {run_id}")
+def say_detached(run: Run) -> None:
+    """Tell how to look at a run that goes on, how to stop it, and what it needs of this machine."""
+    note(f"\n{run.name} goes on in the background.")
+    if run.needs_this_machine:
+        note(
+            "  This machine must stay on: it replaces nodes that are lost. To let a node do that:\n"
+            f"         spotguard controller move {run.name}"
+        )
+    note(f"  look:  spotguard status {run.name} --watch")
+    note(f"  stop:  spotguard stop {run.name}")
 
 
 def outcome(view: RunView) -> str:

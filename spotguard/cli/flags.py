@@ -382,6 +382,13 @@ def resolve_job(script: str, args: Sequence[str], flags: dict[str, object]) -> R
     return resolve(script, flags=with_variables(flags), args=args)
 
 
+def resolve_launch(script: str, args: Sequence[str], flags: dict[str, object]) -> Resolved:
+    """Return the same for a job that is to be launched or priced."""
+    from spotguard.api import settings
+
+    return settings.resolve_launch(script, flags=with_variables(flags), args=args)
+
+
 def with_variables(flags: dict[str, object]) -> dict[str, object]:
     """Return the flags with `--env` as a table."""
     given = flags.get("env")

@@ -66,6 +66,14 @@ spot_market = typer.Typer(
     cls=PlainGroup, help="What is known of spot markets.", no_args_is_help=False
 )
 
+_NO_OPTIONS: Final = {
+    "--any-of": "of several, any will do: --infra aws,gcp --gpus A100:8,H100:8",
+    "--env-file": "read it into this shell (set -a; . ./FILE; set +a), then name each variable: "
+    "--env NAME takes the shell's value",
+    "-m": "give the module's file, `spotguard up pkg/train.py`, or a script of two lines that "
+    "imports it and calls its main()",
+}
+"""What users of other tools type, and what does the same here."""
 _RUNNING, _LOOKING, _CARE = "Run", "Look", "Prepare and check"
 for _panel, _commands in (
     (
@@ -212,8 +220,8 @@ def _say_usage(problem: Any) -> int:
     command = context.command_path if context is not None else "spotguard"
     message = problem.format_message().strip().rstrip(".")
     hint = f"{command} --help"
-    if "No such option: --any-of" in message:
-        hint = "of several, any will do: --infra aws,gcp --gpus A100:8,H100:8"
+    if found := next((o for o in _NO_OPTIONS if f"No such option: {o}" in message), ""):
+        hint = _NO_OPTIONS[found]
     elif "No such option" in message and any(p.name == "args" for p in _parameters(context)):
         hint += "; the script's own arguments come after `--`"
     elif "No such command" in message and message.split("'")[1].endswith(".py"):

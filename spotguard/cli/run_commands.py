@@ -137,7 +137,7 @@ def resume(
         if as_json:
             print_json(known.status().to_json())
         else:
-            say_detached(known.name)
+            say_detached(known)
         return
     note(f"{known.name} {'goes on elsewhere' if flags else 'resumed'}")
     follow_to_end(known, since_at=resumed_at, patience_s=contact_patience, as_json=as_json)

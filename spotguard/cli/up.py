@@ -18,7 +18,7 @@ from spotguard.cli.common import (
     heard_as_ctrl_c,
     say_detached,
 )
-from spotguard.cli.flags import SmokeOption, resolve_job, takes_job_flags, with_smoke
+from spotguard.cli.flags import SmokeOption, resolve_launch, takes_job_flags, with_smoke
 from spotguard.cli.follow import DEFAULT_PATIENCE_S
 from spotguard.cli.policy.controller import ControllerOption, offer_words
 from spotguard.cli.policy.sweep import (
@@ -126,7 +126,7 @@ def up(
     """
     from spotguard.api import launching
 
-    resolved = resolve_job(script, args or [], with_smoke(flags, smoke))
+    resolved = resolve_launch(script, args or [], with_smoke(flags, smoke))
     swept = plan_of_sweep(
         points,
         parallel=parallel,
@@ -171,7 +171,7 @@ def up(
         if as_json:
             print_json(run.status().to_json())
         else:
-            say_detached(run.name)
+            say_detached(run)
         return
     note(f"{run.name} started")
     follow_to_end(run, patience_s=contact_patience, as_json=as_json)
@@ -230,7 +230,7 @@ def plan(
         raise UsageError(
             f"--yaml and {given} exclude each other", hint="--yaml prints the task, and no plan"
         )
-    resolved = resolve_job(script, args or [], with_smoke(flags, smoke))
+    resolved = resolve_launch(script, args or [], with_smoke(flags, smoke))
     batches = _batches(resolved.batches, global_batch, micro_batch)
     found = launching.survey_phases(resolved.spec, aside)
     if as_yaml:

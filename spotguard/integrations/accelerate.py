@@ -230,5 +230,5 @@ def _refuse_sharded(accelerator: Accelerator) -> None:
     if kind not in ("NO", "MULTI_CPU", "MULTI_GPU"):
         raise UsageError(
             f"{_NAME}: {kind} keeps the training state in a way of its own",
-            hint="use Accelerate's DDP, or a loop of your own with FSDP2: docs/distributed.md",
+            hint="use Accelerate's DDP, or a loop of your own with FSDP2: docs/coming-from.md",
         )

@@ -68,7 +68,12 @@ def _check_path(path: Path) -> None:
     if path.is_dir():
         raise SpecError("script", f"{path} is a folder; allowed: a Python file")
     if path.suffix != ".py":
-        raise SpecError("script", f"given {path.name!r}; allowed: a Python file, ending in .py")
+        raise SpecError(
+            "script",
+            f"given {path.name!r}; allowed: a Python file, ending in .py",
+            hint="give the Python script that trains: what a shell script exports goes to "
+            "--env NAME=VALUE, its torchrun or accelerate launch to --nproc-per-node",
+        )
     if not path.is_file():
         names = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
         match = nearest(path.name, names)

@@ -100,6 +100,26 @@ def text(raw: Any) -> str:
     return raw.strip()
 
 
+def store_url(raw: Any) -> str:
+    """Return a store's URL, or the path of a folder, that `open_store` takes.
+
+    The vendor's package may be missing here: nodes install what they need. Messages hold no login
+    that stands in the URL.
+    """
+    from spotguard.errors import MissingExtra, UsageError
+    from spotguard.spec.complaint import SaysItAll
+    from spotguard.storage import open_store
+
+    url = text(raw)
+    try:
+        open_store(url)
+    except MissingExtra:
+        pass
+    except UsageError as problem:
+        raise SaysItAll(problem.message.removeprefix("store "), hint=problem.hint) from None
+    return url
+
+
 def number(raw: Any) -> float:
     """Return a finite number above 0."""
     if isinstance(raw, bool) or not isinstance(raw, (int, float, str)):

@@ -14,12 +14,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spotguard.errors import SpecError
+from spotguard.errors import SpecError, UsageError
 from spotguard.shared.paths import expanded
 from spotguard.shared.typo_guess import did_you_mean
 from spotguard.spec.model.own_template import is_own_template
 from spotguard.spec.setting import VARIABLES_FOR_USERS
 from spotguard.spec.setting_catalogue import OTHER_VARIABLES, PREFIX, TABLES, by_variable, catalogue
+from spotguard.storage.urls import is_url
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -226,7 +227,16 @@ def _based(key: str, value: object, base: Path) -> object:
         return {place: absolute(source, base) for place, source in value.items()}
     if isinstance(value, (list, tuple)):
         return [_based_pair(item, base) for item in value]
+    if key == "store" and isinstance(value, str) and _is_no_path(value):
+        return value  # the setting's parser says what is wrong with it
     return absolute(value, base)
+
+
+def _is_no_path(store: str) -> bool:
+    try:
+        return is_url(store)
+    except UsageError:
+        return True
 
 
 def _based_phase(phase: object, base: Path) -> object:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from spotguard.errors import SpecError
 from spotguard.shared.json_documents import document
 from spotguard.spec.home_folder import default_store, spotguard_home
-from spotguard.spec.infra import gpu_count
+from spotguard.spec.infra import LOCAL, gpu_count
 from spotguard.spec.model import PLACE_FIELDS, JobSpec, build_spec
 from spotguard.spec.script import Script, check_runtime, read_script
 from spotguard.spec.setting import DEFAULT_TOPICS, sanitized_name
@@ -125,6 +125,35 @@ def resolve(
     if not spec.trust_script:
         check_runtime(job)
     return Resolved(spec=spec, values=_values(spec, given), batches=job.batches)
+
+
+def resolve_launch(
+    script: str | Path,
+    *,
+    flags: Mapping[str, object],
+    args: Sequence[str] = (),
+) -> Resolved:
+    """Return what `resolve` does, for a job that is to be launched or priced.
+
+    Raises:
+        SpecError: something is wrong with the script or a setting; or GPUs are asked for while
+            processes of this machine would play the nodes, so nobody would get any.
+    """
+    found = resolve(script, flags=flags, args=args)
+    spec, origins = found.spec, {value.field: value.origin for value in found.values}
+    # Asked for in this command, or nobody has said where to run. A file's GPUs are for the place
+    # that the same file names, and `--infra local` beside them is a trial.
+    meant = origins["gpus"].startswith("flag") or origins["infra"] == "default"
+    if spec.gpus and spec.infra == LOCAL and not spec.phases and meant:
+        count = gpu_count(spec.gpus)
+        raise SpecError(
+            "gpus",
+            f"given {spec.gpus!r} ({origins['gpus']}), but infra is local: processes of this "
+            "machine play the nodes, and have the GPUs that this machine has",
+            hint="for nodes with GPUs say where: --infra aws (or gcp, azure, kubernetes, slurm); "
+            f"to try it here, --nproc-per-node {count} without --gpus",
+        )
+    return found
 
 
 def places_named(

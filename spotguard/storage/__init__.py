@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from spotguard.errors import UsageError
 from spotguard.storage.filesystem.store import FileStore
 from spotguard.storage.prefixed import PrefixedStore
-from spotguard.storage.urls import taken_apart
+from spotguard.storage.urls import is_url, taken_apart
 
 if TYPE_CHECKING:
     from spotguard.storage.base import ObjectStore
     from spotguard.storage.credentials import Identity
     from spotguard.storage.remote.bucket import Bucket
 
-__all__ = ["check_conditions", "FileStore", "open_store", "PrefixedStore", "who_am_i"]
+__all__ = [
+    "check_conditions",
+    "FileStore",
+    "open_existing",
+    "open_store",
+    "PrefixedStore",
+    "who_am_i",
+]
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SCHEMES = ("file", "s3", "gs", "az")
 _OTHER_NAMES = {"gcs": "gs", "azure": "az", "abfs": "az", "abfss": "az", "r2": "s3", "s3a": "s3"}
 
@@ -35,14 +40,33 @@ def open_store(url: str | os.PathLike[str]) -> ObjectStore:
         MissingExtra: the package for this kind of bucket is not installed.
     """
     text = os.fspath(url)
-    scheme = _SCHEME.match(text)
-    if scheme is None:
+    if not is_url(text):
         return FileStore(_checked_path(text, text))
-    if scheme[1].lower() == "file":
+    scheme = text.partition("://")[0].lower()
+    if scheme == "file":
         return FileStore(_path_of_file_url(text))
     from spotguard.storage.remote.store import RemoteStore  # with tenacity: not for every job
 
-    return RemoteStore(_open_bucket(scheme[1].lower(), text))
+    return RemoteStore(_open_bucket(scheme, text))
+
+
+def open_existing(url: str | os.PathLike[str]) -> ObjectStore:
+    """Return the store at `url` for reading what others wrote there.
+
+    A bucket that does not exist says so itself when it is read. A folder store makes its folder
+    at the first write, so to a reader a mistyped path would look like a store without runs.
+
+    Raises:
+        UsageError: `url` names no store, or a folder that does not exist.
+        MissingExtra: the package for this kind of bucket is not installed.
+    """
+    store = open_store(url)
+    if isinstance(store, FileStore) and not store.folder_exists():
+        raise UsageError(
+            f"store {os.fspath(url)!r}: there is no such folder",
+            hint="it is made when the first run is kept in it; is the path right?",
+        )
+    return store
 
 
 def check_conditions(url: str) -> None:

@@ -134,6 +134,7 @@ def _printed(*words: str, args: tuple[str, ...] = (), codes: tuple[int, ...] = (
 
 def _of_teams(patch: pytest.MonkeyPatch, home: Path) -> Iterator[tuple[str, list[Any]]]:
     store = str(home / "team")
+    (home / "team").mkdir(parents=True)
     yield "team", _printed("team", store)
     yield "team", _printed("team", store, "--budget", "100 / week")
     for run_id, most_usd in (("run-1", 80.0), ("run-2", 30.0)):

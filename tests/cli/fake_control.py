@@ -10,6 +10,7 @@ from spotguard.control.status.view import HistoryLine, Look, RunSummary, RunView
 from spotguard.errors import SpotguardError, UsageError
 from spotguard.events.states import Market, RunState
 from spotguard.launch.base import Offer
+from spotguard.spec.model import JobSpec
 from tests.cli import pictures
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
     from spotguard.control.journal.stored.logs import LogLine
     from spotguard.launch.base import Survey
-    from spotguard.spec.model import JobSpec
 
 EXIT_CODES = {RunState.FINISHED: 0, RunState.FAILED: 10, RunState.STOPPED: 75, RunState.PAUSED: 20}
 
@@ -92,6 +92,11 @@ class FakeControl:
         self.found = found
         self.asked.append(("create", spec))
         return pictures.RUN
+
+    def job_of(self, run_id: str) -> JobSpec:
+        """Return the job that was given to `create_run`; of a run that was there before, any."""
+        made = [what for kind, *(what, *_) in self.asked if kind == "create"]
+        return made[-1] if made else JobSpec(script="/job.py", workdir="/", name="job", store="/s")
 
     def start_controller(self, run_id: str) -> None:
         """Note it."""

@@ -226,6 +226,87 @@ def test_detach_returns_at_once(cli: Cli, control: FakeControl, script: str) -> 
     assert f"spotguard status {pictures.RUN} --watch" in said.err
 
 
+@pytest.mark.parametrize("command", ["up", "plan"])
+def test_gpus_that_nobody_would_get_are_refused(cli: Cli, script: str, command: str) -> None:
+    """Without --infra, processes of this machine play the nodes: eight GPUs are not to be had."""
+    said = cli(command, script, "--gpus", "A100:8")
+    assert said.code == 2
+    assert "processes of this machine play the nodes" in said.err
+    assert "--infra aws" in said.err
+    assert "--nproc-per-node 8" in said.err
+
+
+def test_a_files_gpus_do_not_stand_in_the_way_of_a_trial_here(
+    cli: Cli, script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--infra local` beside a project's file is a trial of the same job."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "spotguard.toml").write_text('infra = "aws"\ngpus = "A100:8"\n')
+    assert cli("plan", script, "--infra", "local").code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "way_out"),
+    [
+        (("up", "train.sh"), "give the Python script that trains"),
+        (("up", "-m", "pkg.train"), "spotguard up pkg/train.py"),
+        (("up", "JOB", "--env-file", ".env"), "--env NAME takes the shell's value"),
+    ],
+)
+def test_what_users_of_other_tools_type_leads_on(
+    cli: Cli, script: str, words: tuple[str, ...], way_out: str
+) -> None:
+    """A shell script, a module and a file of variables are not taken; the hint does the same."""
+    said = cli(*(script if word == "JOB" else word for word in words))
+    assert said.code == 2
+    assert way_out in said.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plan", "JOB", "--store"),
+        ("up", "JOB", "-y", "--store"),
+        ("runs",),
+        ("team",),
+        ("dashboard",),
+    ],
+)
+@pytest.mark.parametrize("store", ["s3//foo", "s3:/foo", "gs:foo", "AZ//c@a", "https:/a.b/c"])
+def test_a_url_with_a_slash_left_out_is_no_folder(
+    cli: Cli, script: str, tmp_path: Path, words: tuple[str, ...], store: str
+) -> None:
+    """It became a folder on this machine, which everything approved of."""
+    before = sorted(tmp_path.rglob("*"))
+    said = cli(*(script if word == "JOB" else word for word in words), store)
+    assert said.code == 2
+    assert "is neither a URL nor a plain path" in said.err
+    assert "did you mean" in said.err
+    assert "://" in said.err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "store",
+    ["s3://AKIA:hunter2@bucket/x", "az://c:hunter2@a/x", "gs://k:hunter2@b", "s3//k:hunter2@b"],
+)
+def test_a_plan_shows_no_login_of_a_stores_url(cli: Cli, script: str, store: str) -> None:
+    """The store is opened before anything of it is printed."""
+    said = cli("plan", script, "--store", store)
+    assert said.code == 2
+    assert "hunter2" not in said.out + said.err
+
+
+@pytest.mark.parametrize("words", [("runs",), ("team",), ("dashboard",)])
+def test_a_folder_that_is_not_there_has_no_runs_to_tell_of(
+    cli: Cli, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """A mistyped path is no store without runs."""
+    said = cli(*words, str(tmp_path / "sotre"))
+    assert said.code == 2
+    assert "there is no such folder" in said.err
+
+
 def test_up_json_prints_one_document_only(cli: Cli, control: FakeControl, script: str) -> None:
     """stdout is the final status and nothing else."""
     control.views = [pictures.run(), pictures.finished()]
@@ -547,6 +628,22 @@ def test_what_up_has_shown_is_not_asked_again(cli: Cli, control: FakeControl, sc
     assert cli(*job).code == 0
     assert control.found is not None
     assert [len(each.offers) for each in control.found] == [18]
+
+
+@pytest.mark.usefixtures("clouds")
+@pytest.mark.parametrize(
+    ("where", "must_stay_on"),
+    [(("--infra", "aws", "--gpus", "L4"), True), (("--infra", "local"), False)],
+)
+def test_who_leaves_hears_whether_this_machine_must_stay_on(
+    cli: Cli, control: FakeControl, script: str, where: tuple[str, ...], must_stay_on: bool
+) -> None:
+    """Nodes of a cloud are replaced from here; on local nodes nobody would expect otherwise."""
+    control.views = [pictures.run()]
+    said = cli("up", script, "-y", "-d", *where)
+    assert said.code == 0
+    assert ("This machine must stay on" in said.err) is must_stay_on
+    assert (f"spotguard controller move {pictures.RUN}" in said.err) is must_stay_on
 
 
 @pytest.mark.usefixtures("clouds")

@@ -53,6 +53,17 @@ def test_a_module_that_is_not_there_would_be_seen() -> None:
     ]
 
 
+def test_all_pages_that_messages_name_are_there() -> None:
+    """A hint that names a page leads to it."""
+    named = {
+        (page, path.name)
+        for path in sorted((ROOT / "spotguard").rglob("*.py"))
+        for page in re.findall(r"docs/[a-z/-]+\.md", path.read_text())
+    }
+    assert ("docs/coming-from.md", "accelerate.py") in named
+    assert [each for each in sorted(named) if not (ROOT / each[0]).is_file()] == []
+
+
 def test_all_modules_that_are_named_are_there() -> None:
     """Scripts inside strings import what exists, and pages name modules that a reader finds."""
     wrong = []

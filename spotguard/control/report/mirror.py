@@ -31,7 +31,7 @@ from spotguard.events import keys
 from spotguard.events.untrusted import Refused
 from spotguard.launch.base import ClusterState, ClusterView
 from spotguard.spec.home_folder import spotguard_home
-from spotguard.storage import PrefixedStore, open_store
+from spotguard.storage import PrefixedStore, open_existing
 from spotguard.storage.urls import below, is_folder
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Mirror:
         The journals are kept below `root`; without one, below spotguard's home, and as long as this
         process lives where that cannot be written.
         """
-        self._store = open_store(url)
+        self._store = open_existing(url)
         self.url = self._store.url
         name = hashlib.sha256(self.url.encode()).hexdigest()[:16]
         self._root = root or _kept_below(spotguard_home() / "watched" / name)

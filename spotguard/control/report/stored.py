@@ -24,7 +24,7 @@ from spotguard.errors import NotFound, SpotguardError
 from spotguard.events import keys
 from spotguard.events.untrusted import Refused
 from spotguard.launch.base import LogChunk, LogGone
-from spotguard.storage import PrefixedStore, open_store
+from spotguard.storage import PrefixedStore, open_existing
 from spotguard.storage.urls import below, is_folder, whole_url
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class StoredRun:
         self.url = below(self._mirror.url, run_id)
         self._every_s = _LOOK_EVERY_S if is_folder(self.url) else _LOOK_AT_BUCKET_EVERY_S
         self._look_at = float("-inf")
-        store = PrefixedStore(open_store(root), run_id)
+        store = PrefixedStore(open_existing(root), run_id)
         self.folder = StoredFolder(self._mirror.folder(run_id).path, store)
         self._look_at = time.monotonic() + self._every_s
 
@@ -135,7 +135,7 @@ def list_stored(
     Raises:
         UsageError, StoreError: the store makes no sense or cannot be read.
     """
-    store = open_store(whole_url(url))
+    store = open_existing(whole_url(url))
     named = [name.rstrip("/") for name in store.list_folders("")]
     run_ids = [name for name in named if keys.is_run_folder(name)]
     told: list[RunSummary] = []

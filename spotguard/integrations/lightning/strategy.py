@@ -93,7 +93,7 @@ def extend(strategy: Strategy, fit: TrainerFit) -> None:
         if not isinstance(strategy, (DDPStrategy, SingleDeviceStrategy)):
             raise UsageError(
                 f"SpotguardCallback: {kind.__name__} keeps the training state in a way of its own",
-                hint="use strategy='ddp', or a loop of your own with FSDP2: docs/distributed.md",
+                hint="use strategy='ddp', or a loop of your own with FSDP2: docs/coming-from.md",
             )
         strategy.__class__ = type(kind.__name__, (StepStrategy, kind), {})
     strategy.spotguard = fit  # type: ignore[attr-defined]

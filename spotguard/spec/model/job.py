@@ -44,6 +44,7 @@ from spotguard.spec.setting import (
     instant,
     run_name,
     save_interval,
+    store_url,
     switch,
     text,
     usd,
@@ -138,7 +139,7 @@ class JobSpec(Frozen):
     store: Annotated[
         str,
         Setting(
-            parse=text,
+            parse=store_url,
             allowed="a folder or a URL such as s3://bucket/prefix",
             example='"/data/spotguard-store"',
             flag="--store",

@@ -68,6 +68,10 @@ class FileStore:
         """The folder as a `file://` URL."""
         return f"file://{quote(str(self._root))}"
 
+    def folder_exists(self) -> bool:
+        """Return whether the store's folder is there: it is made at the first write."""
+        return self._root.is_dir()
+
     def best_reads(self, key: str) -> Reads:
         """Return many small ones; as few as there are cores if the file's middle is in memory."""
         try:

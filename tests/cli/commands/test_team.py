@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 def test_a_teams_budget_is_set_shown_and_taken_away(cli: Cli, tmp_path: Path) -> None:
     """In words and as JSON; what is no budget is refused with what is allowed."""
     store = str(tmp_path / "store")
+    (tmp_path / "store").mkdir()
     assert "have no budget together" in cli("team", store).out
     said = cli("team", store, "--budget", "2000 / week")
     assert said.code == 0

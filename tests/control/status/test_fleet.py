@@ -130,6 +130,7 @@ def _publish(store: object, home: Path) -> None:
 
 def test_a_store_that_fails_leaves_the_last_picture(home: Path, tmp_path: Path) -> None:
     """A page of what was known is better than none."""
+    (tmp_path / "store").mkdir()
     mirror = Mirror(str(tmp_path / "store"))
     mirror._store = FaultyStore(open_store(str(tmp_path / "store"))).fail("list_folders")
     from spotguard.control.report.fleet import Fleet

@@ -133,7 +133,7 @@ def test_a_list_of_many_runs_is_a_request_for_each(
         del body["checksum"]
         (folder / keys.LEASE).write_bytes(with_checksum(json.dumps(body, sort_keys=True).encode()))
     counted = Counted(open_store(str(root)))
-    monkeypatch.setattr(stored, "open_store", lambda _: counted)
+    monkeypatch.setattr(stored, "open_existing", lambda _: counted)
     runs, unreadable = stored.list_stored(str(root))
     assert (len(runs), unreadable) == (200, [])
     assert counted.asked == {"list_folders": 1, "get": 200}

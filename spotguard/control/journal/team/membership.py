@@ -13,7 +13,7 @@ from spotguard.events import keys
 from spotguard.events.untrusted import Refused
 from spotguard.shared.units import SystemClock, format_usd
 from spotguard.spec.model.team import SWEEP
-from spotguard.storage import open_store
+from spotguard.storage import open_existing, open_store
 from spotguard.storage.urls import split_last
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def look(store_root: str) -> TeamDocument:
     Raises:
         EnvironmentFailure: the books cannot be read.
     """
-    store = open_store(store_root)
+    store = open_existing(store_root)
     return _document(store.url, _read(store) or TeamBooks())
 
 
@@ -202,7 +202,7 @@ def give_back(store_root: str, run_id: str) -> TeamDocument:
         UsageError: nothing is promised to such a run.
         EnvironmentFailure: the books cannot be read or written.
     """
-    store = open_store(store_root)
+    store = open_existing(store_root)
 
     def change(books: TeamBooks) -> TeamBooks:
         if run_id not in books.stakes:
