@@ -22,6 +22,7 @@ from spotguard.checkpoint.header import parse_header, parse_metadata
 from spotguard.checkpoint.strict_json import loads_plain
 from spotguard.checkpoint.tensors import MAX_HEADER_BYTES
 from spotguard.errors import BaseNotFound, DamagedCheckpoint, UsageError
+from spotguard.shared.paths import expanded
 from spotguard.storage.base import Reads
 from spotguard.storage.buffers import targets_of
 
@@ -243,7 +244,7 @@ def _files_at(named: str | os.PathLike[str]) -> Iterator[Path]:
             hint="copy it here, and name the file, a list of files, or a folder of *.safetensors",
         )
     try:
-        path = Path(named).expanduser().absolute()
+        path = expanded(named).absolute()
     except RuntimeError as problem:  # ~ of a user that this machine does not know
         raise UsageError(f"base: {named} is no path on this machine: {problem}") from problem
     if not path.is_dir():

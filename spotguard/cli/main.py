@@ -267,9 +267,10 @@ def _keep(told: str) -> str:
 def _home() -> tuple[Path, ...]:
     try:
         from spotguard.api.settings import spotguard_home
-    except ImportError:  # what is broken may be what this needs, too
+
+        return (spotguard_home(),)
+    except (ImportError, SpotguardError):  # what is broken may be what this needs, too
         return ()
-    return (spotguard_home(),)
 
 
 if __name__ == "__main__":

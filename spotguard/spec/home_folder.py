@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spotguard.shared.paths import expanded
+from spotguard.shared.paths import expanded, home_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 HOME_VARIABLE = "SPOTGUARD_HOME"
 
@@ -20,9 +20,12 @@ def spotguard_home(environ: Mapping[str, str] | None = None) -> Path:
     """Return the absolute folder of runs, settings and the default store; it need not exist yet.
 
     `$SPOTGUARD_HOME`, else `~/.spotguard`. Read on every call, so a change takes effect at once.
+
+    Raises:
+        EnvironmentFailure: there is neither.
     """
     given = (os.environ if environ is None else environ).get(HOME_VARIABLE)
-    return expanded(given).absolute() if given else Path.home() / ".spotguard"
+    return expanded(given).absolute() if given else home_folder() / ".spotguard"
 
 
 def default_store(home: Path | None = None) -> Path:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from spotguard.errors import SpecError
+from spotguard.errors import EnvironmentFailure, SpecError
 from spotguard.shared.json_documents import document
+from spotguard.shared.paths import home_folder
 from spotguard.spec.home_folder import default_store, spotguard_home
 from spotguard.spec.infra import LOCAL, gpu_count
 from spotguard.spec.model import PLACE_FIELDS, JobSpec, build_spec
@@ -293,6 +294,6 @@ def _value_at(spec: JobSpec, field: ConfigField) -> object:
 
 def _short(path: Path) -> str:
     try:
-        return f"~/{path.relative_to(Path.home())}"
-    except ValueError:
+        return f"~/{path.relative_to(home_folder())}"
+    except (ValueError, EnvironmentFailure):
         return str(path)

@@ -439,3 +439,21 @@ def test_a_library_that_exits_is_no_success(
     monkeypatch.setattr("spotguard.cli.main.app", leave)
     assert main([]) == code
     assert ("it is full" in capsys.readouterr().err) == (code == 1)
+
+
+@pytest.mark.parametrize("words", [("status",), ("runs",), ("plan", "JOB"), ("up", "JOB", "-y")])
+def test_a_user_without_any_home_is_told_what_to_set(
+    cli: Cli, script: str, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """A container's user may have no HOME and no entry: one sentence, no traceback."""
+    monkeypatch.delenv("SPOTGUARD_HOME", raising=False)
+
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", staticmethod(nobody))
+    said = cli(*(script if word == "JOB" else word for word in words))
+    assert said.code == 3
+    assert "has no home folder" in said.err
+    assert "SPOTGUARD_HOME" in said.err
+    assert "bug" not in said.err

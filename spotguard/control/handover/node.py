@@ -8,7 +8,6 @@ import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from spotguard.control.handover.not_in_store import Private
@@ -22,6 +21,7 @@ from spotguard.launch.skypilot.sdk import ClusterPhase, JobPhase
 from spotguard.launch.skypilot.strays import end_anywhere
 from spotguard.launch.taskyaml import CLUSTER_TAG, RUN_TAG, Machine, infra_of
 from spotguard.launch.wheel import build_wheel
+from spotguard.shared.paths import home_folder
 from spotguard.shared.units import SystemClock, format_usd
 from spotguard.spec.home_folder import spotguard_home
 from spotguard.spec.infra import split_places
@@ -30,6 +30,7 @@ from spotguard.spec.templates import load_controller_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from spotguard.control.journal.nodes.controller_node import ControllerNode
     from spotguard.control.journal.record import Limits
@@ -218,7 +219,7 @@ def node_task(
         f"{_WHEELS}/{wheel.parent.name}/{wheel.name}": str(wheel),
         f"{_PLACE}/{_PRIVATE}": str(private),
     }
-    config = Path.home() / ".sky" / "config.yaml"
+    config = home_folder() / ".sky" / "config.yaml"
     if config.exists():
         task["file_mounts"][f"{_PLACE}/sky.yaml"] = str(config)
     return task

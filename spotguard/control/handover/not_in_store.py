@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spotguard.shared.paths import expanded
 from spotguard.spec.model import JobSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 _PATHS = ("script", "workdir")
 """Settings that may be paths of the machine where `up` was typed."""
@@ -71,5 +72,5 @@ def read_private(path: Path) -> Private:
     return Private(
         env=body["env"],
         notify=tuple(body["notify"]),
-        folders={before: str(Path(now).expanduser()) for before, now in body["folders"].items()},
+        folders={before: str(expanded(now)) for before, now in body["folders"].items()},
     )

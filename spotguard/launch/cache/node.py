@@ -18,6 +18,7 @@ from spotguard.launch.cache.restoring import BroughtBack, bring_back, newest
 from spotguard.launch.cache.tidying import tidy
 from spotguard.shared.cache_folders import COMPILED, on_this_node
 from spotguard.shared.calm_threads import be_calm
+from spotguard.shared.paths import home_folder
 from spotguard.shared.saves_first import LEFT, is_saving
 from spotguard.shared.units import format_bytes, format_duration
 from spotguard.storage.deadline import give_up_after
@@ -67,7 +68,7 @@ class Wish:
         most_bytes = integer(body, "most_bytes", low=0)
         if not isinstance(names, list) or not names or most_bytes is None:
             return None
-        home = given.get("HOME") or str(Path.home())
+        home = given.get("HOME") or str(home_folder())
         folders = tuple(
             (name, on_this_node(name, home=home, workdir=str(workdir)))
             for name in names

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from spotguard.errors import MissingExtra, SpecError
+from spotguard.shared.paths import expanded
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -101,6 +102,6 @@ def in_use() -> bool:
     """
     if find_spec("sky") is None:
         return False
-    folder = Path(os.environ.get("SKY_RUNTIME_DIR", "~")).expanduser() / ".sky"
+    folder = expanded(os.environ.get("SKY_RUNTIME_DIR", "~")) / ".sky"
     traces = (folder / "state.db", folder / "config.yaml")
     return "SKYPILOT_API_SERVER_ENDPOINT" in os.environ or any(map(Path.exists, traces))

@@ -19,6 +19,7 @@ from spotguard.launch.base import Offer, PriceSource, Skipped, Survey
 from spotguard.launch.skypilot.ec2.calls import catalogue_problems
 from spotguard.launch.skypilot.import_sky import load_sky, off_stdout
 from spotguard.launch.taskyaml import BUYS_SPOT, infra_of
+from spotguard.shared.paths import expanded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -291,7 +292,7 @@ def _source(infra: str) -> PriceSource:
         path = Path(load_sky().catalog.common.get_catalog_path(f"{infra}/vms.csv"))
         source = "SkyPilot's catalogue"
     else:
-        path = Path("~/.sky/config.yaml").expanduser()
+        path = expanded("~/.sky/config.yaml")
         source = "SkyPilot's configuration"
     read_at = path.stat().st_mtime if path.exists() else None
     return PriceSource(infra=infra, source=source, read_at=read_at)

@@ -10,11 +10,11 @@ import re
 import shlex
 import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spotguard.errors import LauncherFailure
 from spotguard.launch.base import ClusterState, ClusterView, NodeEnd, NodeView, Unreachable
+from spotguard.shared.paths import expanded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -109,7 +109,7 @@ class SlurmStrays:
                 self._ask(job.where, f"scancel -- {job.number}")
 
     def _find(self, cluster: str) -> list[_Job]:
-        if not Path(CONFIG).expanduser().exists():
+        if not expanded(CONFIG).exists():
             return []
         clusters = list(self._clusters())
         if not clusters:  # not absent: nobody was asked
@@ -143,7 +143,7 @@ def ask_login_node(cluster: str, command: str) -> str:
     """
     in_login_shell = f"/bin/bash --login -c {shlex.quote(command)}"
     words = [
-        *("ssh", "-F", str(Path(CONFIG).expanduser()), "-o", "BatchMode=yes"),
+        *("ssh", "-F", str(expanded(CONFIG)), "-o", "BatchMode=yes"),
         # As SkyPilot does: there may be several login nodes behind one name.
         *("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"),
         *("-o", f"ConnectTimeout={_ASK_WITHIN_S / 2:.0f}", "-o", "LogLevel=ERROR"),

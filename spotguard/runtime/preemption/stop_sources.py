@@ -31,6 +31,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("spotguard")
 
 _SILENT_AFTER = 5
+_WAYS_TO_METADATA = {
+    "aws": "let the job reach http://169.254.169.254, in a container by the instance's metadata "
+    "option HttpPutResponseHopLimit=2",
+    "gcp": "let the job reach http://169.254.169.254 (no firewall rule, proxy or workload identity "
+    "in between)",
+    "azure": "let the job reach http://169.254.169.254 without a proxy",
+}
+"""How a metadata service that does not answer is reached after all, by its source's name."""
 _SLOW_POLL_S = 5.0
 _OUTLIVED_S = 30.0
 _JOIN_S = 1.0  # a source may be asked just now, and be slow to answer
@@ -166,10 +174,14 @@ class Listener:
             except Exception as problem:  # noqa: BLE001 - no answer may end the watch
                 failures += 1
                 if failures == _SILENT_AFTER:
-                    self._reporter.event(
-                        JobEvent.WARNING,
-                        message=f"the {source.name} notice source does not answer: {problem}",
-                    )
+                    message = f"the {source.name} notice source does not answer: {problem}"
+                    if source.name in _WAYS_TO_METADATA:
+                        message += (
+                            "; until it does, a node that is taken costs the work since the last "
+                            f"save: {_WAYS_TO_METADATA[source.name]}"
+                        )
+                    log.warning("%s", message)
+                    self._reporter.event(JobEvent.WARNING, message=message)
                 self._closed.wait(1.0 if failures < _SILENT_AFTER else _SLOW_POLL_S)
                 continue
             if found != known and (not _same(found, known) or _is_nearer(found, known)):

@@ -55,7 +55,15 @@ class Answer:
 class Connections:
     """Open connections to the server at `base_url` (scheme and host). Thread- and fork-safe."""
 
-    def __init__(self, base_url: str) -> None:
+    def __init__(self, base_url: str, *, ca_bundle: str | None = None) -> None:
+        """Open nothing yet.
+
+        Args:
+            base_url: the scheme and host.
+            ca_bundle: a file of the certificates to trust; without it, what the environment names
+                for all programs, else certifi's.
+        """
+        self._ca_bundle = ca_bundle
         self._server = urlsplit(base_url)
         self._idle: deque[http.client.HTTPConnection] = deque()
         self._pid = os.getpid()
@@ -134,7 +142,7 @@ class Connections:
                 if _is_alive(connection):
                     return connection
                 connection.close()
-        connection = _connection_to(self._server)
+        connection = _connection_to(self._server, self._ca_bundle)
         connection.timeout = time_left_s(CONNECT_S)
         connection.connect()
         return connection
@@ -273,21 +281,22 @@ def _is_alive(connection: http.client.HTTPConnection) -> bool:
     return not poll.poll(0)
 
 
-def _connection_to(server: SplitResult) -> http.client.HTTPConnection:
-    connection = _unopened(server)
+def _connection_to(server: SplitResult, ca_bundle: str | None) -> http.client.HTTPConnection:
+    connection = _unopened(server, ca_bundle)
     connection.response_class = TimedResponse
     connection._create_connection = dial  # type: ignore[attr-defined]  # no public way to choose it
     return connection
 
 
-def _unopened(server: SplitResult) -> http.client.HTTPConnection:
+def _unopened(server: SplitResult, ca_bundle: str | None) -> http.client.HTTPConnection:
     host = server.hostname or ""
     if server.scheme == "http":
         return http.client.HTTPConnection(host, server.port)
     proxy = _proxy_for(host)
     if proxy is None:
-        return http.client.HTTPSConnection(host, server.port, context=_trust())
-    connection = http.client.HTTPSConnection(proxy.hostname or "", proxy.port, context=_trust())
+        return http.client.HTTPSConnection(host, server.port, context=_trust(ca_bundle))
+    trust = _trust(ca_bundle)
+    connection = http.client.HTTPSConnection(proxy.hostname or "", proxy.port, context=trust)
     connection.set_tunnel(host, server.port or 443, headers=dict(_proxy_login(proxy)))
     return connection
 
@@ -306,10 +315,17 @@ def _proxy_login(proxy: SplitResult) -> Iterator[tuple[str, str]]:
 
 
 @functools.cache
-def _trust() -> ssl.SSLContext:
+def _trust(ca_bundle: str | None) -> ssl.SSLContext:
     """Return whom to trust: what `requests` trusts, for the token services are asked by it."""
     import certifi
 
-    given = ("SSL_CERT_FILE", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-    chosen = next(filter(None, map(os.environ.get, given)), None)
-    return ssl.create_default_context(cafile=chosen or certifi.where())
+    given = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+    chosen = ca_bundle or next(filter(None, map(os.environ.get, given)), None)
+    try:
+        return ssl.create_default_context(cafile=chosen or certifi.where())
+    except OSError as problem:  # a file that is not there, or none of certificates
+        raise StoreError(
+            f"certificates to trust cannot be read from {chosen}: {problem.strerror or problem}",
+            hint="AWS_CA_BUNDLE (or ca_bundle in ~/.aws/config), SSL_CERT_FILE, REQUESTS_CA_BUNDLE "
+            "and CURL_CA_BUNDLE name a file in PEM form",
+        ) from problem

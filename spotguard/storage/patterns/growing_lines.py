@@ -36,6 +36,7 @@ _FULL_LINES = 100_000
 _FULL_PLAIN_BYTES = 4 << 20
 _MOST_BYTES = 64 << 20
 """Of a piece that is read, unpacked; ours have some megabytes."""
+_SLICE_BYTES = 4 << 10
 _FIRST_SHARE = 4
 """A quarter of what is kept is the beginning."""
 _LEVEL = 3
@@ -249,22 +250,26 @@ def _read(raw: bytes, key: str) -> PieceRead:
 
 def _unpacked(raw: bytes) -> bytes:
     """Return as much as can be unpacked; `Refused` if it is too much."""
-    parts: list[bytes] = []
-    size = 0
-    while raw:
-        unpacker = zlib.decompressobj(_GZIP)
+    plain = bytearray()
+    packed = memoryview(raw)
+    unpacker, members = zlib.decompressobj(_GZIP), 0
+    at = 0
+    while at < len(packed):
+        # In slices: zlib copies all that follows a member, so that the time for many small ones
+        # would grow with their number squared.
+        given = packed[at : at + _SLICE_BYTES]
         try:
-            part = unpacker.decompress(raw, _MOST_BYTES - size + 1)
+            plain += unpacker.decompress(given, _MOST_BYTES - len(plain) + 1)
         except zlib.error:
             break
-        parts.append(part)
-        size += len(part)
-        if size > _MOST_BYTES:
+        if len(plain) > _MOST_BYTES:
             raise Refused(f"a piece is too large (more than {_MOST_BYTES} bytes)")
-        if not unpacker.eof:
-            break
-        raw = unpacker.unused_data
-    return b"".join(parts)
+        at += len(given) - len(unpacker.unused_data)
+        if unpacker.eof:
+            unpacker, members = zlib.decompressobj(_GZIP), members + 1
+            if members > _FULL_LINES:  # each of ours has at least a line
+                raise Refused(f"a piece has too many parts (more than {_FULL_LINES})")
+    return bytes(plain)
 
 
 def plain_lines(bodies: Iterable[object]) -> Iterator[bytes]:

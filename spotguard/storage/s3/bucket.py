@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from spotguard.errors import NotFound, StoreError, StoreUnavailable, UsageError
+from spotguard.shared.paths import expanded
 from spotguard.storage.base import ObjectInfo
 from spotguard.storage.buffers import within
 from spotguard.storage.http.private_random import draw_privately
@@ -96,7 +97,7 @@ class S3Bucket:
                 hint="a bucket's name is letters, digits, dots and dashes",
             )
         need_boto3()
-        self._wire = Wire()
+        self._wire = Wire(self._ca_bundle)
         self._signed_reads = SignedReads(self._wire)
         self._lock = threading.RLock()
         # Each made at its first use; no `cached_property`, whose lock all buckets would share.
@@ -446,6 +447,16 @@ class S3Bucket:
             with self._lock:
                 session = self._made_session = self._made_session or boto3.session.Session()
         return session
+
+    def _ca_bundle(self) -> str | None:
+        """Return the file that AWS_CA_BUNDLE or the profile's `ca_bundle` names, as in the AWS CLI.
+
+        Before SSL_CERT_FILE, which environments of conda set for all programs.
+        """
+        from botocore.session import get_session
+
+        found = get_session().get_config_variable("ca_bundle")
+        return str(expanded(found)) if found else None
 
     def _secrets(self) -> tuple[str, ...]:
         """Return what no message may repeat."""

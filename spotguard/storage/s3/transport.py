@@ -66,7 +66,9 @@ class Noted:
 class Wire:
     """What sends botocore's signed requests and receives the answers. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, ca_bundle: Callable[[], str | None]) -> None:
+        """`ca_bundle` says, once there is something to send, which certificates are trusted."""
+        self._ca_bundle = ca_bundle
         self._connections: dict[str, Connections] = {}
         self._here = threading.local()
 
@@ -120,7 +122,8 @@ class Wire:
         parts = urlsplit(url)
         server = f"{parts.scheme}://{parts.netloc}"
         if server not in self._connections:
-            self._connections.setdefault(server, Connections(server))
+            fresh = Connections(server, ca_bundle=self._ca_bundle())
+            self._connections.setdefault(server, fresh)
         return self._connections[server].ask(
             method,
             url.removeprefix(server) or "/",

@@ -199,14 +199,17 @@ def test_an_interruption_that_becomes_a_recommendation_is_taken_back(
     assert not leaving.exists()
 
 
-def test_a_source_that_fails_warns_once(listen: Any) -> None:
+def test_a_source_that_fails_warns_once(listen: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Five failures in a row are one warning, and questions get rarer; a notice is still seen."""
     listener, heard = listen()
     failures: list[Notice | Exception | None] = [OSError("no route")] * 12
     pauses = poll(listener, Script([*failures, NOTICE]))
 
     assert heard.kinds() == [JobEvent.WARNING, JobEvent.NOTICE]
-    assert "the aws notice source does not answer: no route" in heard.events[0][1]["message"]
+    message = heard.events[0][1]["message"]
+    assert "the aws notice source does not answer: no route" in message
+    assert "HttpPutResponseHopLimit=2" in message, "the way out"
+    assert message in caplog.messages
     assert pauses.waited[:6] == [1.0, 1.0, 1.0, 1.0, 5.0, 5.0]
     assert len(heard.requests) == 1
 

@@ -18,6 +18,7 @@ import spotguard.storage.http.connect as dialing
 import spotguard.storage.http.connections as connections_module
 from spotguard.errors import StoreError, StoreUnavailable
 from spotguard.shared.net import free_port
+from spotguard.storage import open_store
 from spotguard.storage.deadline import give_up_after
 from spotguard.storage.http.connections import Connections
 from spotguard.testing import FakeClock
@@ -275,6 +276,40 @@ def test_tls_takes_large_bodies_both_ways(
     assert connections.ask("GET", "/x", {}, into=[into]).filled_bytes == 5 * MB
     assert bytes(into) == bytes(5 * MB)
     assert (tls.heard[0].size_bytes, tls.connections) == (9 * MB, 1)
+
+
+@pytest.mark.parametrize("named_by", ["the variable", "the profile"])
+def test_s3_trusts_what_aws_names_before_what_all_programs_trust(
+    tls: Canned,
+    certificate: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    named_by: str,
+) -> None:
+    """AWS_CA_BUNDLE, or `ca_bundle` of the profile, wins over SSL_CERT_FILE, which conda sets."""
+    import certifi
+
+    monkeypatch.setenv("SSL_CERT_FILE", certifi.where())
+    if named_by == "the variable":
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
+    else:
+        monkeypatch.delenv("AWS_CA_BUNDLE", raising=False)
+        (tmp_path / "config").write_text(f"[default]\nca_bundle = {certificate}\n")
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    assert open_store(f"s3://bucket?endpoint={tls.endpoint}").get("x") == b"1"
+
+
+def test_certificates_that_are_not_there_are_named(
+    tls: Canned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mistyped path is told as such, with the variables that may name it."""
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/nowhere.pem")
+    with pytest.raises(StoreError, match=r"cannot be read from /nowhere\.pem") as caught:
+        Connections(tls.endpoint).ask("GET", "/x", {})
+    assert "AWS_CA_BUNDLE" in caught.value.hint
 
 
 def test_a_certificate_nobody_signed_is_refused(tls: Canned) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import zlib
+
 import pytest
 
 from spotguard.errors import StoreError
@@ -198,3 +201,36 @@ def test_a_piece_that_was_replaced_meanwhile_is_none() -> None:
     for info in list(store.list(FOLDER)):
         store.delete(info.key)
     assert read_piece(store, piece) is None
+
+
+def test_what_follows_a_member_is_not_copied_for_each() -> None:
+    """Reading many small members takes time by their number, not by its square."""
+    copied = 0
+    real_one = zlib.decompressobj
+
+    class Counted:
+        def __init__(self) -> None:
+            self.real = real_one(31)
+
+        def decompress(self, data: memoryview, most: int) -> bytes:
+            nonlocal copied
+            found = self.real.decompress(data, most)
+            copied += len(self.real.unused_data)
+            return found
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.real, name)
+
+    plain = [b"%d\n" % number for number in range(20_000)]
+    raw = b"".join(gzip.compress(line, 1) for line in plain)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(zlib, "decompressobj", lambda _: Counted())
+        assert growing_lines._unpacked(raw) == b"".join(plain)
+    assert copied < len(plain) * 8192
+
+
+def test_more_members_than_lines_are_none_of_ours() -> None:
+    """Whoever may write to a store cannot hold up its readers by 200 000 empty members."""
+    empty = gzip.compress(b"", 1)
+    with pytest.raises(Refused, match="too many parts"):
+        growing_lines._unpacked(empty * 200_000)

@@ -110,7 +110,7 @@ class _Recorded(Wire):
     """A wire that answers each kept request by its own word."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(lambda: None)
         self.sent = 0
 
     @contextlib.contextmanager

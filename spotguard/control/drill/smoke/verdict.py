@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from spotguard.control.drill.smoke.process import signal_name
 from spotguard.events.event import JobEvent
+from spotguard.shared.paths import expanded
 from spotguard.shared.units import format_duration
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def _of_mounts(facts: Facts, mounted: Iterable[str]) -> Unproven | None:
     if told is None or told.kind not in _NO_FILE:
         return None
     for place in mounted:
-        if str(Path(place).expanduser()) in told.message:
+        if str(expanded(place)) in told.message:
             return Unproven(f"{place} is there on the nodes (file_mounts, volumes), and not here")
     return None
 
