@@ -18,11 +18,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 import spotguard.runtime as spotguard
 from spotguard.errors import UsageError
 from spotguard.integrations.accelerate_schedule import Schedule
 from spotguard.integrations.installed import check_installed
 from spotguard.integrations.torch_data import make_loader
+from spotguard.integrations.trained_beside import trained_beside
 from spotguard.runtime.state.rng import kept_random_states
 
 check_installed("accelerate", accelerate="1.1")
@@ -32,7 +35,6 @@ from accelerate.utils import send_to_device  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    import torch
     from accelerate import Accelerator
 
     from spotguard.runtime import Step
@@ -100,7 +102,6 @@ class SpotguardDataLoader:
             dataloader,
             caller=_NAME,
             global_batch_size=global_batch_size,
-            ranks_meant=self._run.reference_world_size,
             accumulated=self._accumulated,
             splits_batches=accelerator.split_batches,
         )
@@ -197,6 +198,9 @@ class SpotguardDataLoader:
             parts[f"registered{number or ''}"] = thing
         if accelerator.scaler is not None:
             parts["scaler"] = accelerator.scaler
+        optimizers = [optimizer.optimizer for optimizer in accelerator._optimizers]
+        modules = [part for part in parts.values() if isinstance(part, torch.nn.Module)]
+        parts |= trained_beside(optimizers, modules)
         if not accelerator._models or not accelerator._optimizers:
             raise UsageError(
                 f"{_NAME}: accelerator.prepare was given no model, or no optimizer, to train",

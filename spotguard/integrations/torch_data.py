@@ -35,7 +35,6 @@ def make_loader(
     *,
     caller: str,
     global_batch_size: int | None,
-    ranks_meant: int,
     accumulated: int,
     per_rank: str = "even",
     splits_batches: bool = False,
@@ -49,8 +48,7 @@ def make_loader(
         given: The script's own loader, as it would be for one process.
         caller: What took it, for messages.
         global_batch_size: Samples per optimizer step; None: what the script's sizes come to on
-            `ranks_meant` ranks with `accumulated` batches for each step.
-        ranks_meant: The ranks that the script's sizes are for.
+            the ranks of the run's first attempt with `accumulated` batches for each step.
         accumulated: Batches that gradients were to be accumulated over.
         per_rank: As for `run.loader`.
         splits_batches: A batch of the script's is of all ranks together, each of which has a part.
@@ -68,9 +66,12 @@ def make_loader(
             f"{caller}: the training DataLoader has no batch_size",
             hint="give it batch_size= in place of a batch_sampler",
         )
-    micro_batch = -(-given.batch_size // ranks_meant) if splits_batches else given.batch_size
-    of_all_ranks = given.batch_size if splits_batches else given.batch_size * ranks_meant
-    size = global_batch_size or of_all_ranks * accumulated
+    if splits_batches:
+        size = given.batch_size * accumulated
+        micro_batch = -(-given.batch_size // run.reference_world_size)
+    else:
+        size, micro_batch = run.sizes_meant(given.batch_size, accumulated)
+    size = global_batch_size or size
     common: dict[str, Any] = {
         "global_batch_size": size,
         "micro_batch_size": micro_batch,

@@ -16,6 +16,7 @@ from spotguard.events.profile import DATA
 from spotguard.events.states import EXIT_CODE_OF_JOB_TOLD_TO_STOP, EndReason
 from spotguard.runtime.checkpoint.local_copy import LocalCopy
 from spotguard.runtime.checkpoint.training_state import Keeper
+from spotguard.runtime.data.first_attempt import FirstAttempt
 from spotguard.runtime.distributed.rendezvous import Alone, Coordinator, Rendezvous
 from spotguard.runtime.distributed.stall_report import StillWatch
 from spotguard.runtime.ending.end_writer import EndWriter
@@ -184,21 +185,21 @@ class Job:
         )
 
     def claim_extra(self) -> dict[str, Any]:
-        """Return what the claim tells beside its number: place, price, ranks, host."""
+        """Return what the claim tells beside its number and sizes: place, price, ranks, host."""
         return {**self.settings.claim, "world_size": self.world_size, "host": os.uname().nodename}
 
-    def world_size_of_first_attempt(self) -> int:
-        """Return how many ranks the first attempt that claimed its number had; blocks for reads."""
+    def first_attempt(self) -> FirstAttempt:
+        """Return the sizes of the first attempt that claimed its number; blocks for reads."""
         earlier = range(1, self.attempt) if self.rank == 0 else ()  # some may have claimed nothing
         claims = filter(None, (read_claim(self.store, attempt) for attempt in earlier))
-        sizes = (claim.extra.get("world_size") for claim in claims)
-        mine = next((n for n in sizes if isinstance(n, int) and n > 0), self.world_size)
+        told = (FirstAttempt.told_by(claim.extra) for claim in claims)
+        mine = next(filter(None, told), FirstAttempt(self.world_size))
         if self.world_size == 1:
             return mine
         if self.rank == 0:
-            self.coordinator.set("reference_world_size", str(mine))
-        said = self.coordinator.get("reference_world_size", _ANSWER_S)
-        return int(said) if said else self.world_size
+            self.coordinator.set("first_attempt", mine.to_text())
+        said = self.coordinator.get("first_attempt", _ANSWER_S)
+        return FirstAttempt.of_text(said) if said else FirstAttempt(self.world_size)
 
     # ------------------------------------------------------------------ the loop's calls
 

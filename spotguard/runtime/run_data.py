@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+import logging
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from spotguard.errors import UsageError
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 
     import torch
 
+    from spotguard.runtime.data.first_attempt import BatchSizes, FirstAttempt
     from spotguard.runtime.job import Job
+
+log = logging.getLogger("spotguard")
 
 
 class RunData:
@@ -29,7 +33,6 @@ class RunData:
         self._job = job
         self._reseed = reseed
         self._bitwise = bitwise
-        self._reference_world_size: int | None = None
 
     @property
     def id(self) -> str:
@@ -62,9 +65,31 @@ class RunData:
 
         Batch sizes of frameworks are for each rank: this says what they come to in all.
         """
-        if self._reference_world_size is None:
-            self._reference_world_size = self._job.world_size_of_first_attempt()
-        return self._reference_world_size
+        return self._first_attempt.world_size
+
+    def sizes_meant(self, batch_size: int, accumulated: int = 1) -> BatchSizes:
+        """Return the sizes that a framework's script means; blocks for one read of the store.
+
+        They are what `batch_size` samples for each rank, and as many batches accumulated, come to
+        in the run's first attempt. A script that divides a fixed batch by the ranks of each attempt
+        means what the run began with.
+
+        Args:
+            batch_size: Samples of a batch of one rank, as the script has it in this attempt.
+            accumulated: Batches whose gradients are accumulated for a step.
+        """
+        sizes = self._first_attempt.sizes_meant(batch_size, accumulated, self.world_size)
+        if sizes.of_micro_batch != batch_size and self.rank == 0:
+            log.info(
+                "batch_size=%d on %d ranks is a part of the run's global batch of %d: it goes on "
+                "with that, in micro-batches of %d as it began",
+                *(batch_size, self.world_size, *sizes),
+            )
+        return sizes
+
+    @cached_property
+    def _first_attempt(self) -> FirstAttempt:
+        return self._job.first_attempt()
 
     @property
     def device(self) -> torch.device:

@@ -112,6 +112,12 @@ class Step:
         return bool(self._pass.losses) and not self._pass.complete
 
     @property
+    def counts(self) -> bool:
+        """False while its latest micro-batch counts nowhere: it comes again, so that ranks meet."""
+        share = self._pass.share
+        return share is None or share.weight > 0
+
+    @property
     def is_complete(self) -> bool:
         """True once all micro-batches were trained on, in each phase."""
         return self._pass.complete and not self._in_phase

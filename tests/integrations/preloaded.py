@@ -86,12 +86,22 @@ class Stories:
         self._begun.append(Jobs(self._zygote, folder))
         return self._begun[-1]
 
-    def tell(self, worlds: Sequence[int], words: Sequence[str] = (), **env: Any) -> Story:
-        """Run attempts on `worlds` ranks; each but the last is told to stop when it says a word."""
+    def tell(
+        self,
+        worlds: Sequence[int],
+        words: Sequence[str | dict[str, Any]] = (),
+        **env: Any,
+    ) -> Story:
+        """Run attempts on `worlds` ranks; each but the last is told to stop when it says a word.
+
+        With more environment in the place of a word it runs to the end that this gives it.
+        """
         jobs = self.jobs()
         attempts = []
-        for number, (world, word) in enumerate(zip(worlds, [*words, None], strict=True)):
-            pace = {"PACE_S": 0.15, "VAL_PACE_S": 0.15} if word else {}
+        for number, (world, given) in enumerate(zip(worlds, [*words, None], strict=True)):
+            word = given if isinstance(given, str) else None
+            pace: dict[str, Any] = {"PACE_S": 0.15, "VAL_PACE_S": 0.15} if word else {}
+            pace |= given if isinstance(given, dict) else {}
             ranks = self.start(jobs, world, number + 1, **{**env, **pace})
             if word is not None:
                 ranks[number % world].wait_for(word)

@@ -49,13 +49,13 @@ def test_a_step_whose_gradients_never_met_is_not_counted(accelerate: Stories) ->
 
 @pytest.mark.parametrize("steps", [0, 10])
 def test_other_ranks_train_on_the_same_samples(accelerate: Stories, steps: int) -> None:
-    """4, 2, then 3 ranks: each sample once, the same weights and rates, however long is said.
+    """4, 1, then 3 ranks: each sample once, the same weights and rates, however long is said.
 
     A schedule's length counts the steps of all processes, or (with STEPS) of one; Accelerate steps
-    it once for each process.
+    it once for each process. A batch may be shared out over the processes.
     """
     calm = accelerate.tell([4], STEPS=steps)
-    story = accelerate.tell([4, 2, 3], ["step 2 ", "step 6 "], STEPS=steps)
+    story = accelerate.tell([4, 1, 3], ["step 2 ", "step 6 "], STEPS=steps, SHARED=1)
 
     assert story.samples() == calm.samples()
     assert same(story, calm, within=1e-6)
@@ -65,10 +65,10 @@ def test_other_ranks_train_on_the_same_samples(accelerate: Stories, steps: int) 
 
 
 def test_accumulated_batches_and_another_precision(accelerate: Stories) -> None:
-    """Batches that were to be accumulated on 2 ranks are spread over 3."""
-    how: dict[str, Any] = {"ACCUMULATE": 2, "STEPS": 8, "PRECISION": "bf16"}
+    """Three batches that were to be accumulated on 2 ranks are six of one."""
+    how: dict[str, Any] = {"ACCUMULATE": 3, "STEPS": 8, "PRECISION": "bf16"}
     calm = accelerate.tell([2], **how)
-    story = accelerate.tell([2, 3], ["step 3 "], **how)
+    story = accelerate.tell([2, 1], ["step 3 "], **how)
 
     assert story.samples() == calm.samples()
     assert same(story, calm, within=1e-3)

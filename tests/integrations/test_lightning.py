@@ -41,6 +41,10 @@ def test_the_private_names_of_lightning_are_there() -> None:
     assert "self.restarting" in inspect.getsource(type(fit_loop).on_advance_end)
     assert made._logger_connector._callback_metrics == {}
     assert callable(made._logger_connector.on_batch_start)
+    made.state.fn, made.training = "fit", True
+    assert callable(made._results._extract_batch_size)
+    assert "batch_size = self._extract_batch_size(" in inspect.getsource(type(made._results).log)
+    assert callable(pl.trainer.call._call_strategy_hook)
     assert callable(pl.LightningModule()._on_before_batch_transfer)
     assert hasattr(pl.strategies.DDPStrategy(), "_model_averager")
     advance = inspect.getsource(type(fit_loop.epoch_loop).advance)

@@ -54,10 +54,17 @@ def test_interrupted_anywhere_it_is_the_same_run(lightning: Stories, calm: Story
 
 @pytest.mark.parametrize("interval", ["epoch", "step"])
 def test_a_schedule_that_follows_a_metric(lightning: Stories, interval: str) -> None:
-    """Interrupted in an epoch and in its validation, it is stepped at each epoch's end, once."""
+    """Interrupted in an epoch and in its validation, it is stepped at each epoch's end, once.
+
+    So it is where the run had ended in its second epoch, by `max_steps`, and is given more.
+    """
     how: dict[str, Any] = {"MODEL": "following", "INTERVAL": interval, "EPOCHS": 4}
     calm = lightning.tell([1], **how)
-    story = lightning.tell([1] * 3, ["step 2 ", "validating after 13"], **how)
+    words: dict[str, list[Any]] = {
+        "epoch": ["step 2 ", "validating after 13"],
+        "step": [{"STEPS": 15}, "validating after 26"],
+    }
+    story = lightning.tell([1] * 3, words[interval], **how)
 
     assert any(line.startswith("best followed 4 ") for line in calm.ends), "once an epoch"
     assert story.ends == calm.ends
@@ -65,15 +72,31 @@ def test_a_schedule_that_follows_a_metric(lightning: Stories, interval: str) -> 
 
 
 def test_other_ranks_train_on_the_same_samples(lightning: Stories) -> None:
-    """4, 2, then 3 ranks in mid-epoch, with uneven shares: each sample once, the same losses."""
+    """4, 1, then 3 ranks in mid-epoch, with 4 micro-batches on one rank, then uneven shares.
+
+    Also where the script shares out its batch over the ranks of each attempt.
+    """
     calm = lightning.tell([4])
-    story = lightning.tell([4, 2, 3], ["step 2 ", "step 6 "])
+    story = lightning.tell([4, 1, 3], ["step 2 ", "step 6 "], TEMPLATE=1)
 
     assert story.samples() == calm.samples()
     epoch = [sample for step in range(4) for sample in story.samples()[step]]
     assert sorted(epoch) == list(range(50))
     assert same(story, calm, within=1e-6)
     assert story.ends[0] == calm.ends[0]
+    means = [
+        line
+        for s in (story, calm)
+        for line in s.attempts[-1][0].said.splitlines()
+        if line.startswith("mean")
+    ]
+    assert means[-1] == means[-2], "a micro-batch that comes again is in no mean"
+
+
+def mean_loss(story: Story) -> float:
+    """The mean loss that was logged for the last epoch."""
+    [line] = [x for x in story.attempts[-1][0].said.splitlines() if x.startswith("mean")]
+    return float(line.removeprefix("mean"))
 
 
 def test_optimizers_that_are_stepped_by_hand(lightning: Stories) -> None:
@@ -89,14 +112,14 @@ def test_optimizers_that_are_stepped_by_hand(lightning: Stories) -> None:
 
 
 def test_a_scaler_and_accumulated_batches(lightning: Stories) -> None:
-    """fp16 with its scaler to the bit; batches that were to be accumulated on 2 ranks, on 3."""
+    """fp16 with its scaler to the bit; 3 batches that were to be accumulated on 2 ranks, on 1."""
     half: dict[str, Any] = {"PRECISION": "16-mixed", "EPOCHS": 2}
     story, calm = lightning.tell([2, 2], ["step 9 "], **half), lightning.tell([2], **half)
     assert same(story, calm)
     assert story.ends == calm.ends
 
-    steps: dict[str, Any] = {"ACCUMULATE": 2, "STEPS": 6}
-    story, calm = lightning.tell([2, 3], ["step 3 "], **steps), lightning.tell([2], **steps)
+    steps: dict[str, Any] = {"ACCUMULATE": 3, "STEPS": 6}
+    story, calm = lightning.tell([2, 1], ["step 3 "], **steps), lightning.tell([2], **steps)
     assert same(story, calm, within=1e-6)
     assert story.samples() == calm.samples()
 

@@ -5,10 +5,12 @@ Needs no framework: each integration takes training data in this way.
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from torch.utils.data import (
     DataLoader,
     DistributedSampler,
@@ -21,6 +23,8 @@ from torch.utils.data import (
 
 from spotguard.errors import UsageError
 from spotguard.integrations.torch_data import make_loader
+from spotguard.integrations.trained_beside import trained_beside
+from spotguard.runtime.data.first_attempt import BatchSizes, FirstAttempt, claimed_sizes
 from tests.runtime.data.test_loader import PLAIN, Numbers, make, trained
 
 if TYPE_CHECKING:
@@ -37,11 +41,15 @@ def taken(sampler: Any = None, **how: Any) -> tuple[Any, int | None]:
         return make(dataset, **taken)
 
     own = DataLoader(Numbers(SIZE), batch_size=4, sampler=sampler)
-    return make_loader(
-        SimpleNamespace(seed=3, loader=loader),  # type: ignore[arg-type]
-        own,
-        **{"caller": "X", "global_batch_size": None, "ranks_meant": 1, "accumulated": 1, **how},
+    begun = FirstAttempt(how.pop("ranks_meant", 1))
+    run = SimpleNamespace(
+        seed=3,
+        loader=loader,
+        reference_world_size=begun.world_size,
+        sizes_meant=partial(begun.sizes_meant, world_size=begun.world_size),
     )
+    how = {"caller": "X", "global_batch_size": None, "accumulated": 1, **how}
+    return make_loader(run, own, **how)  # type: ignore[arg-type]
 
 
 _ASKED = (*PLAIN, "weights", "sampler")
@@ -137,7 +145,8 @@ def test_a_limit_of_a_stream_is_its_epoch() -> None:
 
     def steps(limit: float | None) -> int | None:
         run: Any = SimpleNamespace(seed=3, loader=lambda *_, **__: None)
-        how: dict[str, Any] = {"global_batch_size": None, "ranks_meant": 1, "accumulated": 2}
+        run.sizes_meant = partial(FirstAttempt(1).sizes_meant, world_size=1)
+        how: dict[str, Any] = {"global_batch_size": None, "accumulated": 2}
         return make_loader(run, DataLoader(Stream(), 4), caller="X", limit=limit, **how)[1]
 
     assert steps(None) is None
@@ -152,3 +161,57 @@ def test_batches_that_ranks_split_are_the_global_ones() -> None:
     assert (loader.global_batch_size, loader.micro_batch_size) == (4, 2)
     loader, _ = taken(ranks_meant=2)
     assert (loader.global_batch_size, loader.micro_batch_size) == (8, 4)
+
+
+@pytest.mark.parametrize(
+    ("now", "accumulated", "ranks", "meant"),
+    [
+        (8, 3, 2, (96, 8)),  # the same batch for each rank, as most scripts have it
+        (8, 3, 1, (96, 8)),
+        (16, 3, 2, (96, 8)),  # `batch_size // ranks`
+        (32, 3, 1, (96, 8)),
+        (10, 3, 3, (96, 8)),  # which leaves a rest
+        (8, 6, 2, (96, 8)),  # `accumulated // ranks`
+        (8, 12, 1, (96, 8)),
+        (6, 3, 2, (72, 6)),  # another batch, which the checkpoint refuses
+        (16, 3, 4, (192, 16)),  # on as many ranks it is no division
+    ],
+)
+def test_a_batch_that_is_divided_by_the_ranks_is_the_one_that_the_run_began_with(
+    now: int, accumulated: int, ranks: int, meant: tuple[int, int]
+) -> None:
+    """A script that shares out a fixed batch goes on after a loss of nodes; others are as ever."""
+    begun = FirstAttempt(4, BatchSizes(96, 8))
+    assert begun.sizes_meant(now, accumulated, ranks) == meant
+    old = FirstAttempt(4)  # of a claim that tells no sizes
+    assert old.sizes_meant(now, accumulated, ranks) == (now * accumulated * 4, now)
+
+
+def test_a_claim_tells_sizes_to_the_attempts_after_it() -> None:
+    """They come back as they were; sizes that were found by trying, and no numbers, are none."""
+    told = {
+        "world_size": 3,
+        "batch": claimed_sizes({"global_batch_size": 9, "micro_batch_size": 3}),
+    }
+    first = FirstAttempt.told_by(told)
+    assert first == FirstAttempt(3, BatchSizes(9, 3))
+    assert FirstAttempt.of_text(first.to_text()) == first
+    found = claimed_sizes({"global_batch_size": 9, "micro_batch_size": "auto"})
+    for batch in (found, None, [9, 3], {"global_batch_size": True, "micro_batch_size": 3}):
+        alone = FirstAttempt.told_by({"world_size": 3, "batch": batch})
+        assert alone == FirstAttempt(3)
+        assert FirstAttempt.of_text(alone.to_text()) == alone
+    assert FirstAttempt.told_by({}) is None
+    assert FirstAttempt.told_by({"world_size": "3"}) is None
+
+
+def test_what_an_optimizer_trains_beside_the_model_is_tracked() -> None:
+    """Parameters of a loss or of a plain list are saved; what the model has is saved once."""
+    model, loss = torch.nn.Linear(2, 2), torch.nn.Linear(3, 1)
+    own = torch.optim.SGD(model.parameters(), 1.0)
+    both = torch.optim.SGD([{"params": [*model.parameters()]}, {"params": [*loss.parameters()]}])
+    assert trained_beside([own], [model]) == {}
+    found = trained_beside([own, both], [model])["trained_beside"]
+    assert [id(p) for p in found.parameters()] == [id(p) for p in loss.parameters()]
+    names = ["optimizer1_group1_0", "optimizer1_group1_1"]
+    assert list(found.state_dict()) == names

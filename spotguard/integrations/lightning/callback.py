@@ -87,8 +87,8 @@ class SpotguardCallback(Callback):
             raise UsageError(
                 f"{_NAME}: the Trainer has {trainer.world_size} ranks, but "
                 f"{self._run.world_size} were launched",
-                hint="start several ranks with torchrun or spotguard up, and make the callback "
-                "before the Trainer",
+                hint="start several ranks with torchrun or spotguard up, and give the Trainer the "
+                "callback when you make it: Trainer(callbacks=[SpotguardCallback()])",
             )
         if self._fit is not None:
             raise UsageError(

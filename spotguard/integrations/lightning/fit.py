@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import itertools
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,7 @@ from spotguard.errors import UsageError
 from spotguard.integrations.lightning import private_names, state
 from spotguard.integrations.lightning.loader import StepLoader
 from spotguard.integrations.torch_data import make_loader
+from spotguard.integrations.trained_beside import trained_beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,8 +57,8 @@ class TrainerFit:
         """The step under way."""
         self.is_cut = False
         """True once the run had no more steps in the middle of an epoch, as in a drill."""
-        self.earlier: dict[torch.nn.Parameter, torch.Tensor] = {}
-        """Gradients of the step's micro-batches before the last one, set aside."""
+        self.beside_batch: tuple[Any, ...] = ()
+        """What `training_step` gets beside a batch: the batch's number, if the script asks."""
         self._place = state.LoopPlace(trainer, private_names.LoopCounters(trainer))
         self._plateaus: state.Plateaus
         self._metrics = state.LoggedMetrics(trainer)
@@ -69,6 +72,7 @@ class TrainerFit:
         """Have the Trainer count steps instead of batches, and read its data through our loader."""
         trainer = self._trainer
         _refuse_what_changes_data(trainer)
+        _refuse_own_reading(self._module)
         trainer.accumulate_grad_batches = 1
         trainer.limit_train_batches = 1.0
         trainer.val_check_interval = _in_steps(trainer.val_check_interval, self._accumulated)
@@ -82,7 +86,6 @@ class TrainerFit:
             given,
             caller="SpotguardCallback",
             global_batch_size=self._global_batch_size,
-            ranks_meant=self._run.reference_world_size,
             accumulated=self._accumulated,
             per_rank="one" if self.is_manual else "even",
             limit=self._limit,
@@ -95,7 +98,7 @@ class TrainerFit:
                     "SpotguardCallback: a stream has no length, so the Trainer needs max_steps",
                     hint="Trainer(max_steps=...)",
                 )
-        self._steps_per_epoch = steps
+        self._steps_per_epoch = self._place.steps_per_epoch = steps
         return StepLoader(self._loader, steps, given.dataset, self.next_batch)
 
     # ------------------------------------------------------------------ restoring
@@ -120,7 +123,7 @@ class TrainerFit:
 
     def _parts(self) -> dict[str, Any]:
         trainer = self._trainer
-        parts: dict[str, Any] = {}
+        parts: dict[str, Any] = dict(trained_beside(trainer.optimizers, [self._module]))
         for number, optimizer in enumerate(trainer.optimizers):
             parts[f"optimizer{number or ''}"] = optimizer
         for number, config in enumerate(trainer.lr_scheduler_configs):
@@ -176,9 +179,15 @@ class TrainerFit:
         """True if the micro-batch that was drawn last is this rank's last of the step."""
         return self.step is None or self._drawn >= len(self.step)
 
-    def next_micro_batch(self) -> Any:
-        """Return the step's next micro-batch, on the device."""
-        return private_names.take_batch(self._trainer, self._draw())
+    def train_on_next_micro_batch(self) -> Any:
+        """Return what the script's `training_step` gives for the step's next micro-batch."""
+        return private_names.train_on(self._trainer, self._draw(), *self.beside_batch)
+
+    def logging_as_it_counts(self) -> AbstractContextManager[None]:
+        """Have `self.log` leave a micro-batch out of means that comes again so that ranks meet."""
+        if self.step is None or self.step.counts:
+            return contextlib.nullcontext()
+        return private_names.logged_in_no_mean(self._trainer)
 
     def weighted(self, loss: torch.Tensor) -> AbstractContextManager[torch.Tensor]:
         """Give the loss as it is to go backward."""
@@ -235,6 +244,15 @@ def _in_steps(interval: Any, accumulated: int) -> Any:
     if not isinstance(interval, int) or accumulated == 1:
         return interval
     return max(1, interval // accumulated)
+
+
+def _refuse_own_reading(module: pl.LightningModule) -> None:
+    if "dataloader_iter" in inspect.signature(module.training_step).parameters:
+        raise UsageError(
+            "SpotguardCallback: training_step(dataloader_iter) reads as many batches as it likes, "
+            "and a step has those of its global batch",
+            hint="take one batch: training_step(self, batch, batch_idx)",
+        )
 
 
 def _refuse_what_changes_data(trainer: pl.Trainer) -> None:

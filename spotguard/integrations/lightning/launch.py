@@ -25,16 +25,24 @@ def follow_launcher(is_ours: type[pl.Callback]) -> None:
     @functools.wraps(original)
     def init(self: pl.Trainer, *args: Any, **kwargs: Any) -> None:
         given = signature.bind(self, *args, **kwargs).arguments
-        callbacks = given.get("callbacks") or []
-        if not isinstance(callbacks, list):
-            callbacks = [callbacks]
+        callbacks = _listed(given.get("callbacks"))
         if any(isinstance(each, is_ours) for each in callbacks):
-            given.update(launched())
+            given.update(launched(), callbacks=callbacks)
         given.pop("self", None)
         original(self, **given.pop("kwargs", {}), **given)
 
     init._spotguard = True  # type: ignore[attr-defined]
     pl.Trainer.__init__ = init  # type: ignore[method-assign]
+
+
+def _listed(callbacks: Any) -> list[Any]:
+    """Return the callbacks that a Trainer is given: none, one, or any sequence of them.
+
+    Hydra's `ListConfig` is no `list`, nor is a tuple, which Lightning itself does not take.
+    """
+    if callbacks is None or isinstance(callbacks, pl.Callback):
+        return [] if callbacks is None else [callbacks]
+    return list(callbacks)
 
 
 def launched() -> dict[str, int]:

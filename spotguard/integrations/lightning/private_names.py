@@ -9,12 +9,14 @@ the checkpoint was taken.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.trainer import call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,7 +55,7 @@ class LoopCounters:
             found.extend(map(held.__getitem__, keys))
         if of_open_epoch:
             for number, (name, held, key) in enumerate(self._places):
-                if name.startswith(_OF_EPOCHS) and key in ("processed", "completed"):
+                if _is_end_of_epoch(name, key):
                     found[number] = min(found[number], held["started"] - 1)
         found.append(self._epoch_loop._batches_that_stepped)
         return found
@@ -64,6 +66,12 @@ class LoopCounters:
         for name, held, key in self._places:
             held[key] = stored.get(f"{name}.{key}", held[key])
         self._epoch_loop._batches_that_stepped = counts[-1]
+
+    def open_epoch(self) -> None:
+        """Have Lightning go on in the epoch that it took for over when it came to `max_steps`."""
+        for name, held, key in self._places:
+            if _is_end_of_epoch(name, key):
+                held[key] = min(held[key], held["started"] - 1)
 
     def restart(self, *, in_validation: bool) -> None:
         """Have Lightning go on in the middle of an epoch; in the validation after its last batch.
@@ -83,6 +91,10 @@ class LoopCounters:
         setter would pass this on, find out by themselves.
         """
         self._fit_loop._restarting = False
+
+
+def _is_end_of_epoch(name: str, key: str) -> bool:
+    return name.startswith(_OF_EPOCHS) and key in ("processed", "completed")
 
 
 def _counts_of(name: str, thing: Any) -> Iterator[_Counts]:
@@ -150,12 +162,31 @@ def put_back_metrics(trainer: Trainer, metrics: dict[str, float]) -> None:
     hub._callback_metrics.update({name: torch.tensor(v) for name, v in metrics.items()})
 
 
-def take_batch(trainer: Trainer, batch: Any) -> Any:
-    """Return a further micro-batch of a step as the Trainer would hand it over, on the device."""
+@contextlib.contextmanager
+def logged_in_no_mean(trainer: Trainer) -> Iterator[None]:
+    """Within it, what `self.log` gets counts in no mean over the epoch; it is logged all the same.
+
+    It must be logged: with `sync_dist` each call of `self.log` waits for the other ranks.
+    """
+    results: Any = trainer._results
+    results._extract_batch_size = lambda *_: 0  # by which a mean weights the value
+    try:
+        yield
+    finally:
+        del results._extract_batch_size
+
+
+def train_on(trainer: Trainer, batch: Any, *rest: Any) -> Any:
+    """Return what `training_step` gives for a further micro-batch of a step.
+
+    The batch takes the way that the Trainer gives each batch: to the device, and through the
+    strategy, with `self.log` weighting by the batch's size.
+    """
     module: Any = trainer.lightning_module
     hub: Any = trainer._logger_connector
     batch = trainer.precision_plugin.convert_input(batch)
     batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
-    batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
-    hub.on_batch_start(batch)  # by whose size `self.log` weights
-    return batch
+    batch = call._call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
+    hub.on_batch_start(batch)
+    # `self.log` asks for the name of the hook under way, which is `backward` here.
+    return call._call_strategy_hook(trainer, "training_step", batch, *rest)

@@ -26,6 +26,7 @@ class LoopPlace:
         self._trainer = trainer
         self._counters = counters
         self.next = END
+        self.steps_per_epoch = 0
         self.resumed: dict[str, Any] = {}
         """What this attempt began with; empty once that is all in its place again."""
 
@@ -48,8 +49,21 @@ class LoopPlace:
         self.resumed = dict(state)
         self._trainer.should_stop = state["should_stop"]
         self._counters.write(state["names"], state["counts"])
-        if state["next"] != END:
+        if self._is_extended():
+            self._counters.open_epoch()
+            self.resumed |= {"next": STEP, "counts": self._counters.read()}
+        if self.resumed["next"] != END:
             self._counters.restart(in_validation=state["next"] == VALIDATION)
+
+    def _is_extended(self) -> bool:
+        """Return True if the run had ended in an epoch, by `max_steps`, and that is more now."""
+        trainer = self._trainer
+        return (
+            self.resumed["next"] == END
+            and not self.resumed["should_stop"]
+            and trainer.fit_loop.batch_idx + 1 < self.steps_per_epoch
+            and not 0 <= trainer.max_steps <= trainer.global_step
+        )
 
     def settle(self, at: str) -> None:
         """Put right what Lightning has counted on its way to the very place of the checkpoint."""

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class StepStrategy(Strategy):
     """Goes before the strategy's own class, and trains on all of a rank's micro-batches of a step.
 
-    The last one of them goes Lightning's own way, through all of its hooks; with one micro-batch
-    for each rank, that is all there is.
+    The first one of them goes Lightning's own way, through all of its hooks; with one micro-batch
+    for each rank, that is all there is. The others follow within its backward pass.
     """
 
     spotguard: TrainerFit
@@ -33,53 +33,42 @@ class StepStrategy(Strategy):
             )
         return super().load_checkpoint(*args, **kwargs)
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Train on the micro-batches before the last, and return what the last one gives."""
+    def training_step(self, batch: Any, *rest: Any) -> Any:
+        """Return what the script's `training_step` gives for a micro-batch."""
         fit = self.spotguard
+        with fit.logging_as_it_counts():
+            output = super().training_step(batch, *rest)
         if fit.step is None:
-            return super().training_step(*args, **kwargs)
-        if fit.is_manual:
-            output = super().training_step(*args, **kwargs)
-            fit.step.end_undivided()
             return output
-        batch, *rest = args
-        earlier: dict[torch.nn.Parameter, torch.Tensor] = {}
-        while not fit.on_last_micro_batch:
-            if not earlier:
-                self._drop_gradients()  # Lightning does so after the forward pass of the last one
-            output = super().training_step(batch, *rest, **kwargs)
-            self.backward(_loss_of(output), self.optimizers[0])
-            batch = fit.next_micro_batch()
-            earlier = self._set_gradients_aside()
-        fit.earlier = earlier
-        output = super().training_step(batch, *rest, **kwargs)
-        _loss_of(output)  # Lightning would skip its backward pass, and the step were never done
+        fit.beside_batch = rest
+        if fit.is_manual:
+            fit.step.end_undivided()
+        else:
+            _loss_of(output)  # Lightning would skip its backward pass, and the step were never done
         return output
 
-    def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Go backward by the loss's share of the global batch."""
+    def backward(
+        self,
+        closure_loss: torch.Tensor,
+        optimizer: torch.optim.Optimizer | None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Go backward by the loss's share of the global batch, then train on the other batches.
+
+        Gradients add up over a rank's micro-batches as in any loop: Lightning set them to zero
+        before the first one's backward pass, and steps when the last one's is done.
+        """
         fit = self.spotguard
         if fit.step is None:
-            return cast("torch.Tensor", super().backward(closure_loss, *args, **kwargs))
-        for parameter, gradient in fit.earlier.items():
-            parameter.grad = gradient
-        fit.earlier = {}
+            return cast("torch.Tensor", super().backward(closure_loss, optimizer, *args, **kwargs))
         with fit.weighted(closure_loss) as loss:
-            return cast("torch.Tensor", super().backward(loss, *args, **kwargs))
-
-    def _parameters(self) -> list[torch.nn.Parameter]:
-        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
-        return [parameter for group in groups for parameter in group["params"]]
-
-    def _drop_gradients(self) -> None:
-        for parameter in self._parameters():
-            parameter.grad = None
-
-    def _set_gradients_aside(self) -> dict[torch.nn.Parameter, torch.Tensor]:
-        """Take away the gradients, which Lightning is about to set to zero, and return them."""
-        aside = {p: p.grad for p in self._parameters() if p.grad is not None}
-        self._drop_gradients()
-        return aside
+            gone = cast("torch.Tensor", super().backward(loss, optimizer, *args, **kwargs))
+        while not (fit.is_manual or fit.on_last_micro_batch):
+            output = fit.train_on_next_micro_batch()
+            with fit.weighted(_loss_of(output)) as loss:
+                super().backward(loss, optimizer, *args, **kwargs)
+        return gone
 
 
 def extend(strategy: Strategy, fit: TrainerFit) -> None:

@@ -23,6 +23,7 @@ from spotguard.events.profile import RANKS, SAVING
 from spotguard.runtime.checkpoint import restore as restoring
 from spotguard.runtime.checkpoint.rank_generators import RankGenerators
 from spotguard.runtime.checkpoint.save_schedule import SaveSchedule
+from spotguard.runtime.data.first_attempt import claimed_sizes
 from spotguard.runtime.data.loader import ElasticLoader
 from spotguard.runtime.data.single_sample_batches import warning_of_lone_sample
 from spotguard.runtime.distributed.bitwise_reduce import BitwiseSync
@@ -429,7 +430,7 @@ class Training:
                 job.store,
                 job.attempt,
                 restored.prefix,
-                job.claim_extra(),
+                {**job.claim_extra(), "batch": claimed_sizes(self.loader.identity())},
                 clock=RUN_CLOCK,
             )
         job.keeper.restored(restored, self.loader)

@@ -1,6 +1,7 @@
 """A script of the shape of transformers' `*_no_trainer.py`, and our lines in it.
 
 EPOCHS, STEPS, ACCUMULATE, SPLIT and PRECISION are its arguments; PACE_S is added to each batch.
+SHARED has it share out a batch over the processes.
 HOOK has it save averaged weights by a hook (`hook`), or registered, too (`registered`).
 """
 
@@ -37,10 +38,12 @@ def main() -> None:
     x = torch.randn(50, 8, generator=generator)
     samples = TensorDataset(x, x @ torch.randn(8, 1, generator=generator))
     model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.ReLU(), nn.Linear(16, 1))
-    train_dataloader: Any = DataLoader(samples, shuffle=True, batch_size=4)
+    beside = nn.Parameter(torch.ones(1))  # of a loss, for example: it is not prepared
+    size = 16 // accelerator.num_processes if os.environ.get("SHARED") else 4
+    train_dataloader: Any = DataLoader(samples, shuffle=True, batch_size=size)
     eval_dataloader = DataLoader(torch.utils.data.Subset(samples, range(24)), batch_size=4)
     train_dataloader = SpotguardDataLoader(accelerator, train_dataloader, save_every="3 steps")
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    optimizer = torch.optim.AdamW([*model.parameters(), beside], 1e-2)
     max_steps = int(os.environ.get("STEPS", "0"))
     overrode = not max_steps
     if overrode:
@@ -66,7 +69,7 @@ def main() -> None:
         model.train()
         for inputs, targets in train_dataloader:
             with accelerator.accumulate(model):
-                loss = nn.functional.mse_loss(model(inputs), targets)
+                loss = nn.functional.mse_loss(model(inputs) * beside, targets)
                 dies = completed_steps == int(os.environ.get("DIES_AT", "-1"))
                 if dies and accelerator.is_main_process:
                     loss.register_hook(lambda _: os._exit(9))  # type: ignore[no-untyped-call]

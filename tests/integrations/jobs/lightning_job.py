@@ -4,12 +4,14 @@ PRECISION, ACCUMULATE, EPOCHS, STEPS and WORKERS go to the Trainer and its loade
 VAL_PACE_S are added to each batch; CKPT goes to `fit`; STOP_AT stops the Trainer at a step.
 INTERVAL is that of a schedule which follows the validation's loss, and is the only one.
 PATIENCE and MIN_DELTA go to EarlyStopping; VALIDATE has `Trainer.validate` come before the fit and
-after it.
+after it. TEMPLATE does two things as lightning-hydra-template does: its data module shares out a
+batch over the ranks, and the callbacks are in a sequence that is no list.
 """
 
 import os
 import sys
 import time
+from collections import UserList
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,8 @@ class Data(pl.LightningDataModule):
 
     def train_dataloader(self) -> Any:
         workers = int(os.environ.get("WORKERS", "0"))
-        loader = DataLoader(self.all, batch_size=4, shuffle=True, num_workers=workers)
+        size = 16 // self.trainer.world_size if os.environ.get("TEMPLATE") else 4  # type: ignore[union-attr]
+        loader = DataLoader(self.all, batch_size=size, shuffle=True, num_workers=workers)
         if os.environ.get("MODEL") == "combined":
             return CombinedLoader({"a": loader, "b": self.val_dataloader()}, "max_size_cycle")
         return [loader, self.val_dataloader()] if os.environ.get("MODEL") == "two" else loader
@@ -93,13 +96,23 @@ class Base(pl.LightningModule):
 
 
 class Regression(Base):
+    """It has one parameter in a list, where no `state_dict()` finds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beside = [nn.Parameter(torch.ones(1))]
+
+    def loss(self, batch: Any) -> Any:
+        x, y = batch
+        return nn.functional.mse_loss(self.net(x).float() * self.beside[0], y)
+
     def training_step(self, batch: Any, _: int) -> Any:
         loss = self.loss(batch)
         self.log("loss", loss, on_step=True, on_epoch=True, sync_dist=True)
         return {"loss": loss}
 
     def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.AdamW(self.parameters(), 1e-2)
+        optimizer = torch.optim.AdamW([*self.parameters(), *self.beside], 1e-2)
         return [optimizer], [
             {
                 "scheduler": torch.optim.lr_scheduler.OneCycleLR(
@@ -118,7 +131,7 @@ class Following(Regression):
     """Its rate follows the loss of the validation at each epoch's end; none is good enough."""
 
     def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.AdamW(self.parameters(), 1e-2)
+        optimizer = torch.optim.AdamW([*self.parameters(), *self.beside], 1e-2)
         interval = os.environ["INTERVAL"]
         return {
             "optimizer": optimizer,
@@ -177,6 +190,7 @@ def main() -> None:
     kinds = {"adversarial": Adversarial, "following": Following, "silent": Silent}
     model = kinds.get(os.environ.get("MODEL", ""), Regression)()
     keeps = ModelCheckpoint(dirpath=f"{FOLDER}/kept", monitor="val_loss", save_last=True)
+    sequence: Any = UserList if os.environ.get("TEMPLATE") else list  # Hydra has its ListConfig
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=1,
@@ -191,15 +205,17 @@ def main() -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=FOLDER,
-        callbacks=[
-            SpotguardCallback(save_every="3 steps"),
-            keeps,
-            EarlyStopping(
-                "val_loss",
-                patience=int(os.environ.get("PATIENCE", "50")),
-                min_delta=float(os.environ.get("MIN_DELTA", "0")),
-            ),
-        ],
+        callbacks=sequence(
+            [
+                SpotguardCallback(save_every="3 steps"),
+                keeps,
+                EarlyStopping(
+                    "val_loss",
+                    patience=int(os.environ.get("PATIENCE", "50")),
+                    min_delta=float(os.environ.get("MIN_DELTA", "0")),
+                ),
+            ]
+        ),
     )
     data = Data()
     if os.environ.get("VALIDATE"):
@@ -209,6 +225,7 @@ def main() -> None:
         torch.save({**model.state_dict()}, f"{FOLDER}/final.pt")
     rates = [group["lr"] for o in trainer.optimizers for group in o.param_groups]
     say(f"done {trainer.global_step} {trainer.current_epoch} {model.seen} {data.asked} {rates}")
+    say(f"mean {float(trainer.callback_metrics.get('loss_epoch', 0))}")
     for config in trainer.lr_scheduler_configs:
         if config.reduce_on_plateau:
             state = config.scheduler.state_dict()
