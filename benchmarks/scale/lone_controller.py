@@ -38,10 +38,10 @@ class Watched(Supervisor):
 
     looks: TextIO
 
-    def tick(self) -> None:
+    def tick(self, *, alone: bool = False) -> None:
         """Look, and say so."""
         self.looks.write(f"{time.monotonic():.6f}\n")
-        super().tick()
+        super().tick(alone=alone)
 
 
 def main() -> None:

@@ -198,5 +198,6 @@ def outcome(view: RunView) -> str:
 
     saved = "nothing is saved" if view.saved_step is None else f"saved at step {view.saved_step}"
     age = format_duration((view.finished_at or time.time()) - view.created_at)
-    cost = formats.usd(view.spent_usd) + (" (demo prices)" if view.demo_prices else "")
+    most = "" if view.spent_most_usd is None else f" to {formats.usd(view.spent_most_usd)}"
+    cost = formats.usd(view.spent_usd) + most + (" (demo prices)" if view.demo_prices else "")
     return f"{view.run_id} is {view.state.label}: {saved}, spent {cost} in {age}"

@@ -161,6 +161,8 @@ class ClusterView:
     """When its nodes began to cost, if the launcher knows it better than when it was asked."""
     gone_at: float | None = None
     """When the last node was confirmed gone, if the launcher knows it better than 'now'."""
+    lived_at: float | None = None
+    """When whoever looks saw it live last; None if it never did."""
     last_step: int | None = None
     """Steps finished, if the launcher can see them; else the heartbeats must do."""
     detail: str = ""

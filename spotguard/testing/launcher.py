@@ -125,6 +125,8 @@ class FakeLauncher:
         self.places = list(offers)
         self.capacity = capacity
         self.teardown_s = teardown_s
+        self.books = True
+        """Whether it is known of a launch that came to nothing when it did."""
         self.tells_free = False
         """Whether `free_nodes` says how many there are; most clouds do not."""
         self.outage_until = 0.0
@@ -268,7 +270,10 @@ class FakeLauncher:
             return ClusterView(state=ClusterState.UNREACHABLE, detail="scripted outage")
         if cluster not in self.clusters:
             lost = self._never_come.get(cluster)
-            return lost.view if lost and state is lost.view.state else ClusterView(state=state)
+            if lost is None or state is not lost.view.state:
+                return ClusterView(state=state)
+            # As in SkyPilot's books, which name the instant at which a request was over.
+            return replace(lost.view, gone_at=lost.known_at if self.books else None)
         known = self.clusters[cluster]
         nodes = tuple(
             known.ends.get(index, NodeView(index=index, end=NodeEnd.RUNNING))

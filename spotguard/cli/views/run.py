@@ -161,6 +161,8 @@ def _spent(view: RunView) -> Text:
         line.append_text(formats.bar(share, _BAR, "yellow" if share >= 0.8 else "cyan"))
         line.append(f" {formats.percent(share)}  ")
     line.append(format_usd(view.spent_usd))
+    if view.spent_most_usd is not None:
+        line.append(f" to {format_usd(view.spent_most_usd)}", style="yellow")
     if view.budget_usd is None:
         line.append(", no budget set", style="dim")
     else:

@@ -22,8 +22,9 @@ from spotguard.control.run_folder import RunFolder
 from spotguard.control.status.metrics import ValuesOfRun
 from spotguard.control.status.watch import summary
 from spotguard.control.supervisor.decide import EXIT_UNFINISHED
+from spotguard.control.supervisor.end_reason import without_store
 from spotguard.control.supervisor.lease import Lease
-from spotguard.control.supervisor.policy import policy_for
+from spotguard.control.supervisor.policy import Policy, policy_for
 from spotguard.control.supervisor.supervisor import Supervisor
 from spotguard.errors import DiskFailure, EnvironmentFailure, JournalDamaged
 from spotguard.events import keys
@@ -36,6 +37,7 @@ from spotguard.spec.home_folder import spotguard_home
 from spotguard.spec.infra import LOCAL, split_places
 from spotguard.spec.model import JobSpec
 from spotguard.storage import PrefixedStore, open_store
+from spotguard.storage.remote.bounded import AwayStore, BoundedStore
 from spotguard.storage.urls import folder_at
 
 if TYPE_CHECKING:
@@ -77,7 +79,7 @@ def control(folder: RunFolder, rest: Rest) -> None:
         with folder.journal() as journal:
             ledger = Ledger(journal, folder.clock())
             folder.say_who_controls()  # who waits for it goes on now: the journal can be read
-            taken = _despite_disk(rest, lambda: _take(ledger, folder, rest))
+            taken = _despite_disk(rest, lambda: _take(ledger, journal, folder, rest))
             if taken is None:
                 return
             store, lease = taken
@@ -118,9 +120,28 @@ def _control_here(
     record = read_record(journal)
     if record.settled is not None:
         return False
+    launcher = launcher_for(JobSpec.from_json(record.spec), folder.path)
+    supervisor = _supervisor(folder, journal, record, store, launcher, rest, lease=lease)
+    lease.tell = lambda: document(summary(folder, supervisor.record))
+    try:
+        return supervisor.run(goes_on=goes_on).settled is None
+    finally:
+        launcher.close()  # the process goes on, and with it the threads that look for this run
+
+
+def _supervisor(
+    folder: RunFolder,
+    journal: Journal,
+    record: RunRecord,
+    store: ObjectStore,
+    launcher: Launcher,
+    rest: Rest,
+    *,
+    lease: Lease | None,
+) -> Supervisor:
+    """Return the run's supervisor; without a lease it only may end things."""
     spec = JobSpec.from_json(record.spec)
-    launcher = launcher_for(spec, folder.path)
-    supervisor = Supervisor(
+    return Supervisor(
         journal=journal,
         launcher=launcher,
         store=store,
@@ -132,8 +153,8 @@ def _control_here(
         machine_clock=time.time,
         cache_key=folder.cache_key(),
         market_path=market_path() if spec.learn_market and spec.infra != LOCAL else None,
-        budgets=_budgets_of(spec, record),
-        comparison=_comparison_of(record, store, folder.clock()),
+        budgets=_budgets_of(spec, record) if lease is not None else (),
+        comparison=_comparison_of(record, store, folder.clock()) if lease is not None else None,
         rest=lambda record, acted: rest.until_next(
             record,
             tuple(_news(record, store, launcher)),
@@ -141,16 +162,11 @@ def _control_here(
             unhurried=folder_at(store.url) is None or isinstance(launcher, ChangesFiles),
         ),
     )
-    lease.tell = lambda: document(summary(folder, supervisor.record))
-    try:
-        return supervisor.run(goes_on=goes_on).settled is None
-    finally:
-        launcher.close()  # the process goes on, and with it the threads that look for this run
 
 
 def _budgets_of(spec: JobSpec, record: RunRecord) -> list[TeamBudget]:
     """Return the sums that the run shares with others: its sweep's, then its team's."""
-    root, clock = _opened(record.store_root), SystemClock()
+    root, clock = BoundedStore(_opened(record.store_root)), SystemClock()
     priority = spec.priority
     team = TeamBudget(root, clock, record.run_id, cap=spec.team.budget, priority=priority)
     return [*sweep_budget(root, record, clock, priority=priority), team]
@@ -161,7 +177,7 @@ def _comparison_of(record: RunRecord, store: ObjectStore, clock: Clock) -> Compa
     part = SweepPart.of(record.sweep)
     if part is None or part.metric is None or part.first_step is None:
         return None
-    shared = sweep_store(_opened(record.store_root), part.sweep_id)
+    shared = sweep_store(BoundedStore(_opened(record.store_root)), part.sweep_id)
     return Comparison(part, shared, ValuesOfRun(store, part.metric), clock)
 
 
@@ -177,15 +193,19 @@ def _news(record: RunRecord, store: ObjectStore, launcher: Launcher) -> Iterator
             yield from launcher.files_of(attempt.cluster)
 
 
-def _take(ledger: Ledger, folder: RunFolder, rest: Rest) -> tuple[ObjectStore, Lease] | None:
+def _take(
+    ledger: Ledger, journal: Journal, folder: RunFolder, rest: Rest
+) -> tuple[ObjectStore, Lease] | None:
     """Return the run's store and the hold on the run, once that store can be read and written.
 
     Who ended instead would be restarted by the next command that looks, again and again, and
-    nobody would hear why. None if the user ended the run meanwhile, and it has no nodes.
+    nobody would hear why. Nodes that the run has are looked after meanwhile, and ended where that
+    is due. None if the run came to rest by that, or by the user's wish.
 
     Raises:
         UsageError: another controller of this machine has the run.
     """
+    alone: _Alone | None = None
     while True:
         try:
             store = _shared_store(ledger.record.store_root, ledger.record.run_id)
@@ -197,14 +217,27 @@ def _take(ledger: Ledger, folder: RunFolder, rest: Rest) -> tuple[ObjectStore, L
             )
             lease.take()
         except EnvironmentFailure as problem:
-            if ledger.record.store_problem != problem.message:
-                ledger.write(Kind.STORE_LOST, {"problem": problem.message})
+            away = problem
+            if ledger.record.store_problem is None:
+                effect = without_store(ledger.record, Policy.stop_patience_s)
+                data = {"problem": problem.message, "effect": effect}
+                ledger.write(Kind.STORE_LOST, data)
         else:
             if ledger.record.store_problem is not None:
                 ledger.write(Kind.STORE_BACK)
+            if alone is not None:
+                alone.close()
             return store, lease
         ledger.catch_up()
+        if ledger.record.may_cost:
+            alone = alone or _Alone(folder, journal, ledger.record, rest, away)
+            alone.tick(away)
+            ledger.catch_up()
         record = ledger.record
+        if record.settled is not None:
+            if alone is not None:
+                alone.close()
+            return None
         if record.wish is not None and not record.may_cost:
             ledger.write(
                 Kind.SETTLED,
@@ -216,6 +249,33 @@ def _take(ledger: Ledger, folder: RunFolder, rest: Rest) -> tuple[ObjectStore, L
             )
             return None
         rest.sleep(_STORE_RETRY_S)
+
+
+class _Alone:
+    """Looks after a run's nodes while its store can't say whether the run is still ours."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        journal: Journal,
+        record: RunRecord,
+        rest: Rest,
+        problem: EnvironmentFailure,
+    ) -> None:
+        self._store = AwayStore(record.store_root, problem)
+        self._launcher = launcher_for(JobSpec.from_json(record.spec), folder.path)
+        self._supervisor = _supervisor(
+            folder, journal, record, self._store, self._launcher, rest, lease=None
+        )
+
+    def tick(self, problem: EnvironmentFailure) -> None:
+        """Look at the nodes, and end those whose end is due; `problem` is the store's."""
+        self._store.problem = problem
+        self._supervisor.tick(alone=True)
+
+    def close(self) -> None:
+        """Let the launcher go."""
+        self._launcher.close()
 
 
 def launcher_for(spec: JobSpec, run_dir: Path, *, regions: Sequence[str] = ()) -> Launcher:
@@ -298,7 +358,7 @@ def run_store(store_root: str, run_id: str) -> ObjectStore:
 
 
 def _shared_store(store_root: str, run_id: str) -> ObjectStore:
-    return PrefixedStore(_opened(store_root), run_id)
+    return BoundedStore(PrefixedStore(_opened(store_root), run_id))
 
 
 def _opened(store_root: str) -> ObjectStore:

@@ -154,10 +154,32 @@ def _said(phase: dict[str, Any]) -> dict[str, Any]:
 
 
 def known_spent_usd(record: RunRecord, now: float) -> float:
-    """Return the known part of what the run has cost: a lower bound, for guards only."""
+    """Return the known part of what the run has cost, for guards only: unknown prices count 0.
+
+    What may have been spent while nobody saw is in it: a budget holds also then.
+    """
     lost = sum(each.usd or 0.0 for each in record.lost_launches)
     nodes = sum(usd or 0.0 for usd in nodes_usd(record, now))
-    return lost + nodes + sum(cost_usd(attempt, now) or 0.0 for attempt in _paid(record))
+    seen = lost + nodes + sum(cost_usd(attempt, now) or 0.0 for attempt in _paid(record))
+    return seen + unseen_usd(record)
+
+
+def unseen_usd(record: RunRecord) -> float:
+    """Return what the run may have cost beyond `spent_usd`, by nodes that nobody saw go."""
+    lost = sum(each.unseen_usd for each in record.lost_launches)
+    return lost + sum(_unseen_usd(attempt) for attempt in _paid(record))
+
+
+def _unseen_usd(attempt: AttemptRecord) -> float:
+    end, gone = attempt.end, attempt.gone_seen
+    if end is not None:
+        if end.leaving or end.charged_node_s is not None:
+            return 0.0
+        gone = end.gone_at, end.gone_latest_at
+    if gone is None or gone[1] is None:
+        return 0.0
+    rate = money.rate_usd_per_h(attempt.offer.price_usd_per_h, attempt.nodes)
+    return money.cost_usd(rate, max(0.0, gone[1] - gone[0])) or 0.0
 
 
 def _paid(record: RunRecord) -> tuple[AttemptRecord, ...]:

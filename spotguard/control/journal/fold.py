@@ -261,8 +261,11 @@ def _lost(record: RunRecord, entry: Entry) -> tuple[LostLaunch, ...]:
     if paid_s is None or attempt is None:
         return record.lost_launches
     rate = money.rate_usd_per_h(attempt.offer.price_usd_per_h, attempt.nodes)
-    usd = money.cost_usd(rate, paid_s)
-    new = LostLaunch(at=attempt.billed_from, paid_s=paid_s, usd=usd)
+    usd, unseen_s = money.cost_usd(rate, paid_s), amount(entry.data, "unseen_s") or 0.0
+    unseen_usd = money.cost_usd(rate, unseen_s) or 0.0
+    new = LostLaunch(
+        at=attempt.billed_from, paid_s=paid_s, usd=usd, unseen_s=unseen_s, unseen_usd=unseen_usd
+    )
     return with_lost(record.lost_launches, new)
 
 
@@ -271,7 +274,13 @@ def _adopted(record: RunRecord, entry: Entry) -> RunRecord:
     for each in objects(entry.data, "lost_launches"):
         at, paid_s = seconds(each, "at"), number(each, "paid_s")
         if at is not None and paid_s is not None:
-            new = LostLaunch(at=at, paid_s=paid_s, usd=amount(each, "usd"))
+            new = LostLaunch(
+                at=at,
+                paid_s=paid_s,
+                usd=amount(each, "usd"),
+                unseen_s=amount(each, "unseen_s") or 0.0,
+                unseen_usd=amount(each, "unseen_usd") or 0.0,
+            )
             record = replace(record, lost_launches=with_lost(record.lost_launches, new))
     if record.current is not None or record.ahead is not None:
         return record  # it goes on on the nodes that it has
@@ -496,7 +505,13 @@ def _warn(record: RunRecord, sentence: str) -> RunRecord:
 
 
 def _store_lost(record: RunRecord, entry: Entry) -> RunRecord:
-    return replace(record, store_problem=str(entry.data.get("problem") or "no reason is known"))
+    problem = str(entry.data.get("problem") or "no reason is known")
+    since_at = record.store_silent_since or seconds(entry.data, "since_at") or entry.at
+    return replace(record, store_problem=problem, store_silent_since=since_at)
+
+
+def _store_back(record: RunRecord, _: Entry) -> RunRecord:
+    return replace(record, store_problem=None, store_silent_since=None)
 
 
 def _released(record: RunRecord, entry: Entry) -> RunRecord:
@@ -537,7 +552,7 @@ _ON_RUN: dict[str, Callable[[RunRecord, Entry], RunRecord]] = {
     Kind.NOTED.value: _noted,
     Kind.TOLD.value: _told,
     Kind.STORE_LOST.value: _store_lost,
-    Kind.STORE_BACK.value: lambda record, _: replace(record, store_problem=None),
+    Kind.STORE_BACK.value: _store_back,
     Kind.RELEASED.value: _released,
     Kind.SET_ASIDE.value: _set_aside,
     Kind.PROGRESS.value: _total_steps,

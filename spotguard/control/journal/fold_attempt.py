@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from spotguard.control.journal.nodes.energy_counter import EnergyCounter
 from spotguard.control.journal.record import (
     JOB_PREFIX,
+    KEPT_SAVES,
     AttemptEnd,
     AttemptRecord,
     DownAsked,
@@ -19,11 +20,10 @@ from spotguard.control.journal.record import (
     SaveTotals,
     StepProgress,
     StopAsked,
-    thinned,
 )
 from spotguard.events.event import JobEvent
 from spotguard.events.metric import newest_values, of_node
-from spotguard.events.states import EndReason
+from spotguard.events.states import CheckpointKind, EndReason
 from spotguard.events.untrusted import amount, instant, integer, number, seconds, text
 from spotguard.launch.base import NodeEnd
 
@@ -128,6 +128,7 @@ def end_attempt(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
         reason=EndReason(data["reason"]),
         detail=data["detail"],
         gone_at=data["gone_at"],
+        gone_latest_at=seconds(data, "gone_latest_at"),
         last_step=data["last_step"],
         training_ended_at=data["training_ended_at"],
         traceback=data["traceback"],
@@ -142,9 +143,10 @@ def end_attempt(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
 
 def _released(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
     gone_at, charged_s = entry.data["gone_at"], amount(entry.data, "charged_node_s")
-    end = attempt.end
+    latest_at, end = seconds(entry.data, "gone_latest_at"), attempt.end
     if end is not None:
         end = replace(end, leaving=False, gone_at=gone_at, charged_node_s=charged_s)
+        end = replace(end, gone_latest_at=latest_at)
     return replace(attempt, end=end)
 
 
@@ -226,7 +228,7 @@ def _job_saved(attempt: AttemptRecord, entry: Entry) -> AttemptRecord:
         kind=text(data, "checkpoint_kind") or "periodic",
         duration_s=number(data, "duration_s"),
     )
-    saves = thinned((*attempt.saves, save))
+    saves = _thinned((*attempt.saves, save))
     return replace(attempt, saves=saves, saving=_with(attempt.saving, data))
 
 
@@ -296,6 +298,9 @@ CHANGES_OF_ATTEMPT: dict[str, Callable[[AttemptRecord, Entry], AttemptRecord]] =
     Kind.LAUNCH_FAILED.value: lambda attempt, entry: replace(
         attempt, launch_problem=entry.data["problem"]
     ),
+    Kind.NODES_GONE.value: lambda attempt, entry: replace(
+        attempt, gone_seen=(entry.data["gone_at"], seconds(entry.data, "gone_latest_at"))
+    ),
     Kind.CLUSTER_UP.value: lambda attempt, entry: replace(attempt, up_at=entry.data["at"]),
     Kind.NODE_ENDED.value: _node_ended,
     Kind.CONTACT_LOST.value: lambda attempt, entry: replace(attempt, contact_lost_at=entry.at),
@@ -321,3 +326,21 @@ CHANGES_OF_ATTEMPT: dict[str, Callable[[AttemptRecord, Entry], AttemptRecord]] =
     ),
     JOB_PREFIX + JobEvent.ENDED.value: _job_ended,
 }
+
+
+def _thinned(saves: tuple[Save, ...]) -> tuple[Save, ...]:
+    """Return at most `KEPT_SAVES` of them: all of the newest, fewer the older they are.
+
+    The slowest and every final one stay. A run that goes on from a save that is left out counts
+    the one kept before it, as if it had not been reported.
+    """
+    if len(saves) <= KEPT_SAVES:
+        return saves
+    older, newer = saves[: KEPT_SAVES // 2], saves[KEPT_SAVES // 2 :]
+    slowest = max(saves, key=lambda save: save.duration_s or 0.0)
+    kept = tuple(
+        save
+        for index, save in enumerate(older)
+        if index % 2 == 0 or save is slowest or save.kind == CheckpointKind.FINAL.value
+    )
+    return kept + newer

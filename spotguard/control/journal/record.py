@@ -15,7 +15,7 @@ from spotguard.control.journal.nodes.controller_node import ControllerNode  # no
 from spotguard.control.journal.nodes.energy_counter import EnergyCounter  # noqa: TC001 - snapshots read it
 from spotguard.control.journal.nodes.lost_launch import LostLaunch  # noqa: TC001 - snapshots read it
 from spotguard.control.journal.nodes.search import Search  # noqa: TC001 - snapshots read it
-from spotguard.events.states import CheckpointKind, EndReason, RunState
+from spotguard.events.states import EndReason, RunState
 from spotguard.events.untrusted import integer, number, objects
 from spotguard.launch.base import NodeEnd, Offer
 
@@ -53,6 +53,8 @@ class Kind(str, Enum):
     DOWN_ASKED = "down_asked"
     DOWN_SENT = "down_sent"
     DOWN_FAILED = "down_failed"
+    NODES_GONE = "nodes_gone"
+    """No node is left of an attempt; what its job wrote last can't be read yet."""
     ATTEMPT_ENDED = "attempt_ended"
     RELEASED = "released"
     """The nodes of an attempt that had ended before were confirmed gone."""
@@ -95,7 +97,7 @@ class BudgetOf(str, Enum):
 
 JOB_PREFIX = "job_"
 KEPT_SAVES = 32
-"""Saves that an attempt's record keeps: see `thinned`."""
+"""Saves that an attempt's record keeps: see `fold_attempt`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,6 +246,9 @@ class AttemptEnd:
     reason: EndReason
     detail: str
     gone_at: float
+    """When the last node was gone; where nobody saw that, when it was last known to be there."""
+    gone_latest_at: float | None = None
+    """By when it was gone for certain, where nobody saw when; None: `gone_at` is known."""
     last_step: int | None
     training_ended_at: float | None
     traceback: str | None
@@ -311,6 +316,8 @@ class AttemptRecord:
     """Nothing is heard of its job, and nobody says that it has ended."""
     cloud_silent_at: float | None = None
     """The launcher says nothing of its cluster, whose job is heard."""
+    gone_seen: tuple[float, float | None] | None = None
+    """Its nodes are gone (`gone_at`, `gone_latest_at` of its end), and its verdict is to come."""
     given_back_at: float | None = None
     """A node of it had its whole allocation cancelled, by the node's clock."""
     end: AttemptEnd | None = None
@@ -329,6 +336,8 @@ class AttemptRecord:
     @property
     def gone_by(self) -> float | None:
         """When it is gone at the latest, as one of its own nodes says; None if none does."""
+        if self.gone_seen is not None:
+            return self.gone_seen[0]
         return None if self.given_back_at is None else self.given_back_at + _KILL_WAIT_S
 
     @property
@@ -519,6 +528,7 @@ class RunRecord:
     total_steps: int | None = None
     store_problem: str | None = None
     """Why the run's store cannot be read; None while it can."""
+    store_silent_since: float | None = None
     warnings: tuple[str, ...] = ()
     settled: Settled | None = None
     seq: int = 0
@@ -578,21 +588,3 @@ class RunRecord:
         """The newest attempt with a verdict."""
         ended = [attempt for attempt in self.attempts if attempt.end is not None]
         return ended[-1] if ended else None
-
-
-def thinned(saves: tuple[Save, ...]) -> tuple[Save, ...]:
-    """Return at most `KEPT_SAVES` of them: all of the newest, fewer the older they are.
-
-    The slowest and every final one stay. A run that goes on from a save that is left out counts
-    the one kept before it, as if it had not been reported.
-    """
-    if len(saves) <= KEPT_SAVES:
-        return saves
-    older, newer = saves[: KEPT_SAVES // 2], saves[KEPT_SAVES // 2 :]
-    slowest = max(saves, key=lambda save: save.duration_s or 0.0)
-    kept = tuple(
-        save
-        for index, save in enumerate(older)
-        if index % 2 == 0 or save is slowest or save.kind == CheckpointKind.FINAL.value
-    )
-    return kept + newer

@@ -15,7 +15,7 @@ from spotguard.control.status.recovery import recoveries
 from spotguard.control.status.view import HistoryLine
 from spotguard.events.event import JobEvent
 from spotguard.events.states import EndReason, RunState
-from spotguard.events.untrusted import instant, integer, number
+from spotguard.events.untrusted import instant, integer, number, text
 from spotguard.shared.units import format_bytes, format_duration, format_usd, to_iso
 from spotguard.spec.infra import LOCAL
 
@@ -280,7 +280,11 @@ def _attempt_ended(entry: Entry, *, by_sweep: bool = False) -> tuple[str, str]:
     reason = EndReason(entry.data["reason"])
     detail = entry.data["detail"]
     words = reason.told(entry.data.get("saved"), by_sweep=by_sweep)
-    return _plain(f"attempt ended: {words}{f' ({detail})' if detail else ''}", reason.colour)
+    latest_at = number(entry.data, "gone_latest_at")
+    unseen_s = 0.0 if latest_at is None else latest_at - float(entry.data["gone_at"])
+    unseen = f"; nobody saw its nodes go within {format_duration(unseen_s)}" if unseen_s else ""
+    told = f"attempt ended: {words}{f' ({detail})' if detail else ''}{unseen}"
+    return _plain(told, reason.colour)
 
 
 def _went_on(entry: Entry) -> tuple[str, str]:
@@ -401,8 +405,26 @@ def _refused(entry: Entry) -> tuple[str, str]:
     said = f"{what}: {data.get('problem', '')}"
     paid_s = number(data, "paid_s")
     if paid_s is not None:
-        said += f"; nodes may have run, so {format_duration(paid_s)} are charged"
+        said += f"; nodes may have run, so {_charged(paid_s, data)} are charged"
     return said, "yellow"
+
+
+def _charged(paid_s: float, data: dict[str, Any]) -> str:
+    """Return for how long nodes are charged; where nobody saw them go, between what and what."""
+    unseen_s = number(data, "unseen_s")
+    if not unseen_s:
+        return format_duration(paid_s)
+    most = format_duration(paid_s + unseen_s)
+    return f"between {format_duration(paid_s)} and {most} (nobody saw them go)"
+
+
+def _nodes_gone(entry: Entry) -> tuple[str, str]:
+    """Say that nothing is paid any more, though the verdict is to come."""
+    gone_at, latest_at = number(entry.data, "gone_at"), number(entry.data, "gone_latest_at")
+    when = "" if gone_at is None else f" since {to_iso(gone_at)}"
+    if gone_at is not None and latest_at is not None:
+        when = f", some time between {to_iso(gone_at)} and {to_iso(latest_at)}"
+    return f"its nodes are gone{when}; what its job wrote last cannot be read yet", "yellow"
 
 
 def _compared(entry: Entry) -> tuple[str, str]:
@@ -412,7 +434,7 @@ def _compared(entry: Entry) -> tuple[str, str]:
 
 def _given_up(entry: Entry) -> tuple[str, str]:
     paid_s = number(entry.data, "paid_s")
-    charged = "" if paid_s is None else f"; {format_duration(paid_s)} of them are charged"
+    charged = "" if paid_s is None else f"; {_charged(paid_s, entry.data)} of them are charged"
     why = entry.data.get("why") or "they came to nothing"
     return f"the nodes asked for ahead were given up: {why}{charged}", "yellow"
 
@@ -447,6 +469,15 @@ def _of(text: str, colour: str = "default") -> Callable[[Entry], tuple[str, str]
     return tell
 
 
+def _store_lost(entry: Entry) -> tuple[str, str]:
+    """Say since when the store does not answer, and what happens to the run meanwhile."""
+    since_at, effect = number(entry.data, "since_at"), text(entry.data, "effect")
+    silent_s = 0.0 if since_at is None else entry.at - since_at
+    since = f" for {format_duration(silent_s)}" if silent_s >= 1.0 else ""
+    said = f"the run's store cannot be read{since}: {entry.data.get('problem', '')}"
+    return f"{said}; {effect}" if effect else said, "yellow"
+
+
 def _released(entry: Entry) -> tuple[str, str]:
     if entry.data.get("unseen") is True:
         unknown = f"nobody could be asked whether the nodes of attempt {entry.attempt} live"
@@ -473,6 +504,7 @@ _TELLERS: dict[str, Callable[[Entry], tuple[str, str]]] = {
     Kind.CLOCK_MOVED.value: _clock_moved,
     Kind.LAUNCHED.value: _launched,
     Kind.CLUSTER_UP.value: _cluster_up,
+    Kind.NODES_GONE.value: _nodes_gone,
     Kind.NO_CAPACITY.value: _refused,
     Kind.LAUNCH_FAILED.value: _of("the launch failed: {problem}", "red"),
     Kind.DROPPED.value: _of("the launch was given up: {why}"),
@@ -482,7 +514,7 @@ _TELLERS: dict[str, Callable[[Entry], tuple[str, str]]] = {
     Kind.CONTACT_BACK.value: _of("contact is back", "green"),
     Kind.CLOUD_SILENT.value: _of("{detail}; the job gives signs of life", "yellow"),
     Kind.CLOUD_BACK.value: _of("the cluster can be asked again", "green"),
-    Kind.STORE_LOST.value: _of("the run's store cannot be read: {problem}", "yellow"),
+    Kind.STORE_LOST.value: _store_lost,
     Kind.STORE_BACK.value: _of("the run's store can be read again", "green"),
     Kind.DOWN_FAILED.value: _of("the nodes could not be taken down yet: {problem}", "yellow"),
     Kind.RELEASED.value: _released,

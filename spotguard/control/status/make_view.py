@@ -46,6 +46,7 @@ def run_view(
     saved = newest_save(record)
     until = now if record.settled is None else record.settled.at
     spent = cost.spent_usd(record, until)
+    unseen = cost.unseen_usd(record)
     on_demand = cost.on_demand_usd(record, until)
     last = record.last_ended
     failed = state is RunState.FAILED and last is not None and last.end is not None
@@ -63,13 +64,14 @@ def run_view(
         created_at=record.created_at,
         finished_at=record.settled.at if record.settled else None,
         spent_usd=spent,
+        spent_most_usd=spent + unseen if spent is not None and unseen > 0 else None,
         budget_usd=record.limits.budget_usd,
         on_demand_usd=on_demand,
         saved_pct=saved_pct(spent, on_demand),
         goodput=cost.goodput(record, until),
         saved_step=saved.step if saved else None,
         saved_at=saved.at if saved else None,
-        warnings=(*record.warnings, *bottlenecks(metrics)),
+        warnings=(*record.warnings, *_unseen(unseen), *bottlenecks(metrics)),
         traceback=last.end.traceback if failed and last and last.end else None,
         controller_alive=controller_alive,
         attempts=_attempt_views(record, live, until),
@@ -110,6 +112,16 @@ def run_summary(record: RunRecord, *, now: float, live: StepProgress | None = No
         ),
         queued=_queued(record),
         problem=record.settled.detail if record.is_away and record.settled is not None else None,
+    )
+
+
+def _unseen(unseen_usd: float) -> tuple[str, ...]:
+    """Say what is not known of the money, if anything is not."""
+    if unseen_usd <= 0:
+        return ()
+    return (
+        f"nobody saw when some nodes went, so up to {format_usd(unseen_usd)} more may be charged "
+        "than is known; the budget counts it, and the cloud's bill knows it",
     )
 
 

@@ -94,6 +94,9 @@ class RunView:
     created_at: float = field(metadata=INSTANT)
     finished_at: float | None = field(metadata=INSTANT)
     spent_usd: float | None
+    spent_most_usd: float | None = None
+    """What may be spent at most, where nobody saw when some nodes went; None: `spent_usd` is all
+    that is."""
     budget_usd: float | None
     on_demand_usd: float | None
     """The same useful work bought on demand, undisturbed."""

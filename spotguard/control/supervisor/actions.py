@@ -5,11 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from spotguard.events.states import EndReason
+
 if TYPE_CHECKING:
     from spotguard.control.journal.record import Allotment, BudgetOf
     from spotguard.events.regrouping import Group
-    from spotguard.events.states import EndReason, RunState
+    from spotguard.events.states import RunState
     from spotguard.launch.base import Offer
+
+
+@dataclass(frozen=True)
+class Gone:
+    """When the last node of a cluster went."""
+
+    at: float
+    """When it went; where nobody saw that, when it was last known to be there."""
+    latest_at: float | None = None
+    """By when it was gone for certain, where nobody saw when; None: `at` is known."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +70,8 @@ class NoteRefused:
     """The cloud could not just then, and said nothing of capacity."""
     quota_full: bool = False
     """A quota of the account is full, maybe only until nodes that have ended count no more."""
-    paid_until: float | None = None
-    """Nodes may have cost money until then; None: none was started."""
+    gone: Gone | None = None
+    """When its nodes went; None: none was started, so that none cost money."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +91,8 @@ class GiveUp:
     """Nodes that were asked for ahead are gone, and their attempt never had its turn."""
 
     why: str
-    paid_until: float | None
-    """They may have cost money until then; None: none was started."""
+    gone: Gone | None
+    """When they went; None: none was started, so that none cost money."""
 
 
 @dataclass(frozen=True)
@@ -148,10 +160,19 @@ class Conclude:
     reason: EndReason
     detail: str
     gone_at: float
+    gone_latest_at: float | None = None
+    """By when, where nobody saw it: then `gone_at` is when they were last known to be there."""
     training_ended_at: float
     traceback: str | None = None
     leaving: bool = False
     """Its nodes have been told to go; the next attempt need not wait until they are gone."""
+
+
+@dataclass(frozen=True)
+class NoteGone:
+    """Its nodes are gone and cost nothing more; its verdict waits for what its job wrote last."""
+
+    gone: Gone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +180,7 @@ class NoteReleased:
     """The nodes of an attempt that has ended before are gone."""
 
     attempt: int
-    gone_at: float
+    gone: Gone
     unseen: bool = False
     """Nobody says so: it is not waited for an answer any longer."""
 
@@ -233,6 +254,7 @@ Action: TypeAlias = (
     | AskDown
     | SendDown
     | Conclude
+    | NoteGone
     | NoteReleased
     | GoOn
     | LoseContact
@@ -242,3 +264,24 @@ Action: TypeAlias = (
     | Alert
     | Settle
 )
+
+
+_ENDS_THE_RUN = (EndReason.STOPPED, EndReason.BUDGET, EndReason.DEADLINE)
+
+
+def needs_no_store(action: Action) -> bool:
+    """Return whether a controller does this also while it can't show that the run is its own.
+
+    A lease that was not renewed for long may be another machine's by now. Such a controller begins
+    nothing and moves nothing, but it still ends what this run's own clusters cost: by the wish of
+    the user, at the limits that were set at the launch, and where an end was ordered before.
+    """
+    match action:
+        case OnAhead():
+            return needs_no_store(action.action)
+        case Intend() | Launch() | GoOn() | BeginPhase() | BackOff():
+            return False
+        case AskToStop():
+            return action.reason in _ENDS_THE_RUN
+        case _:
+            return True

@@ -22,10 +22,12 @@ from spotguard.control.supervisor.actions import (
     BeginPhase,
     Conclude,
     Drop,
+    Gone,
     GoOn,
     Launch,
     LoseContact,
     LoseSight,
+    NoteGone,
     NoteLaunched,
     NoteRefused,
     NoteReleased,
@@ -42,9 +44,10 @@ from spotguard.control.supervisor.actions import (
 from spotguard.control.supervisor.attempt_limits import allot, beside_s, down_due
 from spotguard.control.supervisor.end_reason import (
     barren,
+    conclude,
     judge,
     judge_nodes,
-    last_sign_at,
+    never_came,
     unsaved,
     when_gone,
     words_of_patience,
@@ -87,6 +90,8 @@ class Observation:
     """Of the current attempt; None between attempts."""
     news_complete: bool = True
     """All that the job wrote before `cluster` was looked at has been read into the record."""
+    store_silent_s: float = 0.0
+    """Seconds since the run's store answered last; 0 while it does."""
     silence_s: float | None = None
     """Seconds since the last heartbeat; None if there never was one."""
     unreachable_s: float = 0.0
@@ -224,7 +229,9 @@ def _outlasts_wish(last: AttemptRecord) -> bool:
 def _stopped(record: RunRecord, last: AttemptRecord | None) -> Settle:
     """Settle as the sweep asked, in its words, or the user, with what is known to be saved."""
     detail = record.wish_why or "stopped by you"
-    if not record.wish_why and last is not None and last.end and last.saved is not None:
+    if record.store_problem is not None and not (last and last.saved):
+        detail += "; its store does not answer, so what it saved last is not known here"
+    elif not record.wish_why and last is not None and last.end and last.saved is not None:
         told = any(each and each.reason is EndReason.STOPPED for each in (last.stop, last.down))
         if last.saved:
             detail += ", state saved"
@@ -331,9 +338,12 @@ def _living(
     if seen.group is not None and job is not None and job.reason in GO_ON_AFTER:
         return _go_on(record, attempt, seen.group, cluster, now, policy)
     if cluster.state in (ClusterState.REFUSED, ClusterState.FAILED):
-        return _never_came(attempt, cluster, now)
+        return _never_came(attempt, cluster, now, policy)
     if cluster.state in (ClusterState.GONE, ClusterState.ABSENT):
-        return _conclude(attempt, cluster, now) if seen.news_complete else Wait()
+        gone = when_gone(attempt, cluster, now, policy)
+        if seen.news_complete or _is_not_waited_for(record, seen, policy):
+            return conclude(attempt, gone=gone)
+        return Wait() if attempt.gone_seen is not None else NoteGone(gone)
     if cluster.up_at is not None and attempt.up_at is None:
         return NoteUp(min(cluster.up_at, now))  # the machine's clock may have been set
     if attempt.down is not None:
@@ -346,26 +356,32 @@ def _living(
     )
 
 
-def _never_came(attempt: AttemptRecord, cluster: ClusterView, now: float) -> Action:
+def _is_not_waited_for(record: RunRecord, seen: Observation, policy: Policy) -> bool:
+    """Tell whether the job's last words stay unread: the user ended the run, the store is away."""
+    return record.wish is not None and seen.store_silent_s > policy.contact_patience_s
+
+
+def _never_came(attempt: AttemptRecord, cluster: ClusterView, now: float, policy: Policy) -> Action:
     """Its launch was taken, and nothing came of it: what is billed is what may have run."""
-    ran = cluster.nodes_ran or attempt.up_at is not None
-    until = now if cluster.gone_at is None else min(cluster.gone_at, now)
-    gone_at = max(until, attempt.billed_from) if ran else attempt.intended_at
-    if attempt.down is not None:
-        return _conclude(attempt, replace(cluster, gone_at=gone_at), now)
-    if cluster.state is ClusterState.REFUSED:
+    gone = never_came(attempt, cluster, now, policy)
+    if attempt.down is None and cluster.state is ClusterState.REFUSED:
         return NoteRefused(
             cluster.detail,
             lasting=cluster.lasting,
             busy=cluster.busy,
             quota_full=cluster.quota_full,
-            paid_until=gone_at if ran else None,
+            gone=gone,
         )
-    return Conclude(
+    never = Gone(attempt.intended_at)
+    verdict = conclude(attempt, gone=gone or never)
+    if attempt.down is not None:
+        return verdict
+    return replace(
+        verdict,
         reason=EndReason.LAUNCH_FAILED,
         detail=cluster.detail,
-        gone_at=gone_at,
         training_ended_at=attempt.intended_at,
+        traceback=None,
     )
 
 
@@ -443,7 +459,7 @@ def _go_on(
 ) -> GoOn:
     """Take note of an attempt in place; what it may spend follows from its own nodes."""
     group = replace(group, at=min(max(group.at, attempt.intended_at), now))
-    gone = _conclude(attempt, cluster, group.at)
+    gone = conclude(attempt, gone=Gone(group.at))
     verdict = replace(
         gone, gone_at=group.at, training_ended_at=min(gone.training_ended_at, group.at)
     )
@@ -526,8 +542,7 @@ def _ended_before_gone(
     if not (seen.news_complete and judge(attempt).reason.retried):
         return None
     told = attempt.job_end is not None or bool(attempt.node_ends)
-    view = ClusterView(state=ClusterState.UP)
-    return replace(_conclude(attempt, view, now), leaving=True) if told else None
+    return replace(conclude(attempt, gone=Gone(now)), leaving=True) if told else None
 
 
 def _behind(record: RunRecord, seen: Observation, now: float, policy: Policy) -> Action | None:
@@ -538,10 +553,9 @@ def _behind(record: RunRecord, seen: Observation, now: float, policy: Policy) ->
         if cluster is None or cluster.state is ClusterState.UNREACHABLE:
             continue
         if cluster.state not in (ClusterState.UP, ClusterState.STARTING):
-            gone_at = when_gone(attempt, cluster, now)
-            if cluster.state is ClusterState.ABSENT and attempt.in_doubt and attempt.end:
-                gone_at = attempt.end.gone_at  # by its last sign of life, as in `_conclude`
-            return NoteReleased(attempt=attempt.number, gone_at=gone_at)
+            return NoteReleased(
+                attempt=attempt.number, gone=when_gone(attempt, cluster, now, policy)
+            )
         if isinstance(pursue_down(attempt, now, policy), SendDown):
             return SendDown(attempt=attempt.number)
     return None
@@ -553,27 +567,9 @@ def _without_answer(record: RunRecord, seen: Observation, policy: Policy) -> Not
         return None
     for each in record.leaving:
         if each.in_doubt and each.end is not None:
-            return NoteReleased(attempt=each.number, gone_at=each.end.gone_at, unseen=True)
+            gone = Gone(each.end.gone_at, each.end.gone_latest_at)
+            return NoteReleased(attempt=each.number, gone=gone, unseen=True)
     return None
-
-
-def _conclude(attempt: AttemptRecord, cluster: ClusterView, now: float) -> Conclude:
-    verdict = judge(attempt)
-    gone_at = when_gone(attempt, cluster, now)
-    if cluster.state is ClusterState.ABSENT:
-        # A launcher that forgot the cluster (the run was adopted elsewhere): what was seen last.
-        gone_at = last_sign_at(attempt)
-    if attempt.gone_by is not None:  # SkyPilot may have been asked hours later
-        gone_at = min(gone_at, attempt.gone_by)
-    ends = [node.at for node in attempt.node_ends]
-    ended_at = attempt.job_end.at if attempt.job_end else min(ends, default=gone_at)
-    return Conclude(
-        reason=verdict.reason,
-        detail=verdict.detail,
-        gone_at=gone_at,
-        training_ended_at=min(ended_at, gone_at),
-        traceback=verdict.traceback,
-    )
 
 
 def alert_percents(record: RunRecord) -> list[int]:

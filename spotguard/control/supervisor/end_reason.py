@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
+from spotguard.control.journal.record import Kind
+from spotguard.control.supervisor.actions import Conclude, Gone
 from spotguard.events.states import EXIT_CODE_OF_JOB_TOLD_TO_STOP, CheckpointKind, EndReason
-from spotguard.launch.base import NodeEnd
+from spotguard.launch.base import ClusterState, NodeEnd
 from spotguard.shared.units import format_duration
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from spotguard.control.journal.record import AttemptRecord, JobEnd, NodeEnded, RunRecord
+    from spotguard.control.supervisor.policy import Policy
     from spotguard.launch.base import ClusterView
 
 _BLAME_WINDOW_S = 10.0
@@ -192,13 +197,74 @@ def _guarded(attempt: AttemptRecord) -> bool:
     return attempt.lost_nodes[0].at >= attempt.intended_at + lifetime_s - 1.0
 
 
-def when_gone(attempt: AttemptRecord, cluster: ClusterView, now: float) -> float:
-    """Return when the nodes were gone: after the job's last word, and not in the future.
+def when_gone(attempt: AttemptRecord, cluster: ClusterView, now: float, policy: Policy) -> Gone:
+    """Return when the nodes went: after the job's last word, and not in the future.
 
-    The launcher reads the machine's clock, which may have been set since the run began.
+    The launcher reads the machine's clock, which may have been set since the run began. Where it
+    doesn't say when, and nobody looked for a while, they went somewhere between the last sign of
+    them and now, or the end that was set at their launch: nobody pays for what nobody saw as if it
+    were known.
     """
-    at = now if cluster.gone_at is None else cluster.gone_at
-    return min(max(at, *_words_at(attempt)), now)
+    if attempt.gone_seen is not None:
+        return Gone(*attempt.gone_seen)
+    if cluster.gone_at is not None:
+        by_at = now if attempt.gone_by is None else min(now, attempt.gone_by)  # asked hours later
+        return Gone(min(max(cluster.gone_at, *_words_at(attempt)), by_at))
+    if cluster.state is ClusterState.ABSENT and attempt.in_doubt and attempt.end is not None:
+        return Gone(attempt.end.gone_at, attempt.end.gone_latest_at)
+    if cluster.state is ClusterState.ABSENT and attempt.end is None:
+        # A launcher that forgot the cluster (the run was adopted elsewhere): what was seen last.
+        return Gone(last_sign_at(attempt))
+    latest_at, down_at = now, attempt.allotment.down_at
+    if down_at is not None:  # the launcher's own guard strikes then, whoever else is dead
+        latest_at = min(latest_at, down_at + policy.teardown_s)
+    if attempt.gone_by is not None:
+        latest_at = min(latest_at, attempt.gone_by)
+    seen = [last_sign_at(attempt), attempt.up_at or 0.0, cluster.lived_at or 0.0]
+    if attempt.down is not None:  # only what is there is told to go
+        seen.append(attempt.down.sent_at or attempt.down.failed_at or 0.0)
+    there_at = min(max(seen), now)
+    if latest_at - there_at <= policy.contact_patience_s:
+        return Gone(max(latest_at, *_words_at(attempt)))
+    return Gone(there_at, latest_at)
+
+
+def never_came(
+    attempt: AttemptRecord, cluster: ClusterView, now: float, policy: Policy
+) -> Gone | None:
+    """Return when the nodes went of a launch that came to nothing; None if none was started."""
+    if not cluster.nodes_ran and attempt.up_at is None:
+        return None
+    gone = when_gone(attempt, cluster, now, policy)
+    return replace(gone, at=max(gone.at, attempt.billed_from))
+
+
+def paid(
+    attempt: AttemptRecord, gone: Gone | None, charged_of: Callable[[AttemptRecord], float | None]
+) -> dict[str, Any]:
+    """Return for how long a launch that came to nothing cost money, as the journal keeps it."""
+    if gone is None:
+        return {"paid_s": None}
+    charged_s = charged_of(attempt)
+    if charged_s is not None:
+        return {"paid_s": charged_s / attempt.nodes}
+    unseen_s = None if gone.latest_at is None else gone.latest_at - gone.at
+    return {"paid_s": max(0.0, gone.at - attempt.billed_from), "unseen_s": unseen_s}
+
+
+def conclude(attempt: AttemptRecord, *, gone: Gone) -> Conclude:
+    """Return the verdict on an attempt whose nodes are gone, or were told to go."""
+    verdict = judge(attempt)
+    ends = [node.at for node in attempt.node_ends]
+    ended_at = attempt.job_end.at if attempt.job_end else min(ends, default=gone.at)
+    return Conclude(
+        reason=verdict.reason,
+        detail=verdict.detail,
+        gone_at=gone.at,
+        gone_latest_at=gone.latest_at,
+        training_ended_at=min(ended_at, gone.at),
+        traceback=verdict.traceback,
+    )
 
 
 def last_sign_at(attempt: AttemptRecord) -> float:
@@ -216,6 +282,24 @@ def _words_at(attempt: AttemptRecord) -> list[float]:
 def words_of_patience(what: str, patience_s: float) -> str:
     """Return a sentence part on something that did not happen in time."""
     return f"{what} within {format_duration(patience_s)}"
+
+
+def without_store(record: RunRecord, stop_patience_s: float) -> str:
+    """Return, as a sentence, what happens to a run while its store does not answer."""
+    launched = record.leaving or any(e and e.launched for e in (record.current, record.ahead))
+    if record.wish is not None and not launched:
+        return "it has no nodes, and comes to rest"
+    if record.wish is Kind.USER_DOWN:
+        return "its nodes are released all the same"
+    if record.wish is Kind.USER_STOP:
+        return (
+            "its job cannot be asked to save: it is asked once the store answers, and after "
+            f"{format_duration(stop_patience_s)} its nodes are released; "
+            f"at once: spotguard down {record.run_id}"
+        )
+    if launched:
+        return "its nodes train on until the limits that were set at their launch"
+    return "nothing is launched"
 
 
 def barren(record: RunRecord) -> int:

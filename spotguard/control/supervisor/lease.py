@@ -203,7 +203,8 @@ class Lease:
             with give_up_after(_PUT_WITHIN_S, self._clock):  # it is tried again soon
                 self._write(self._etag)
         except AlreadyExists:
-            self._look_who()
+            with give_up_after(_PUT_WITHIN_S, self._clock):
+                self._look_who()
             return False
         except StoreError:
             pass
@@ -237,7 +238,7 @@ class Lease:
         """Let the run go, so that any machine may adopt it at once; what fails now is old soon."""
         if self.lost_to or self._etag is None:
             return
-        with contextlib.suppress(StoreError):
+        with contextlib.suppress(StoreError), give_up_after(_PUT_WITHIN_S, self._clock):
             self._write(self._etag, released=True)
 
     def hand_to(self, machine: str) -> None:

@@ -30,6 +30,7 @@ from spotguard.control.supervisor.actions import (
     Wait,
 )
 from spotguard.control.supervisor.attempt_limits import allot
+from spotguard.control.supervisor.end_reason import never_came
 from spotguard.control.supervisor.placement.advice import advised, paced_nodes, will_buy_later
 from spotguard.control.supervisor.placement.time_left import work_left_s
 from spotguard.errors import BudgetExhausted, DeadlineReached, EnvironmentFailure
@@ -231,11 +232,15 @@ def _refused(record: RunRecord, reason: EndReason, now: float) -> Settle:
             detail="the time left until the deadline is too short for another attempt",
             exit_code=DeadlineReached.exit_code,
         )
-    spent = format_usd(cost.known_spent_usd(record, now))
+    most_usd, unseen_usd = cost.known_spent_usd(record, now), cost.unseen_usd(record)
+    spent, unseen = format_usd(most_usd), ""
+    if unseen_usd > 0:
+        spent = f"between {format_usd(most_usd - unseen_usd)} and {spent}"
+        unseen = " (nobody saw when nodes went; `spotguard resume --budget` goes on with more)"
     return Settle(
         state=RunState.PAUSED,
-        detail=f"{spent} of the budget of {format_usd(record.limits.budget_usd)} are spent, and "
-        "the rest buys no useful training",
+        detail=f"{spent} of the budget of {format_usd(record.limits.budget_usd)} are spent"
+        f"{unseen}, and the rest buys no useful training",
         exit_code=BudgetExhausted.exit_code,
         lacks_budget_of=BudgetOf.RUN,
     )
@@ -326,7 +331,7 @@ def look_after_ahead(
     if not ahead.launched:
         return _launching_ahead(ahead, cluster, needless, now, policy)
     if cluster.state not in (ClusterState.UP, ClusterState.STARTING):
-        return _never_took_over(ahead, cluster, now)
+        return _never_took_over(ahead, cluster, now, policy)
     if cluster.up_at is not None and ahead.up_at is None:
         return NoteUp(min(cluster.up_at, now))
     if ahead.down is not None:
@@ -355,22 +360,22 @@ def _launching_ahead(
     return Launch()
 
 
-def _never_took_over(ahead: AttemptRecord, cluster: ClusterView, now: float) -> Action:
+def _never_took_over(
+    ahead: AttemptRecord, cluster: ClusterView, now: float, policy: Policy
+) -> Action:
     """Nothing of it is left: what is billed is what may have run."""
     ended = cluster.state in (ClusterState.GONE, ClusterState.ABSENT)
-    ran = ended or cluster.nodes_ran or ahead.up_at is not None
-    until = now if cluster.gone_at is None else min(cluster.gone_at, now)
-    paid_until = max(until, ahead.billed_from) if ran else None
+    gone = never_came(ahead, replace(cluster, nodes_ran=ended or cluster.nodes_ran), now, policy)
     if cluster.state is ClusterState.REFUSED and ahead.down is None:
         return NoteRefused(
             cluster.detail,
             lasting=cluster.lasting,
             busy=cluster.busy,
             quota_full=cluster.quota_full,
-            paid_until=paid_until,
+            gone=gone,
         )
     why = cluster.detail if ahead.down is None else ahead.down.detail
-    return GiveUp(why=why, paid_until=paid_until)
+    return GiveUp(why=why, gone=gone)
 
 
 def _needless(record: RunRecord, now: float, policy: Policy, *, at_rest: bool, heard: bool) -> str:

@@ -12,6 +12,7 @@ from spotguard.control.journal.job_events import JobNews
 from spotguard.control.journal.nodes.made_of import machine_of
 from spotguard.control.journal.record import Kind
 from spotguard.control.supervisor.decide import Observation
+from spotguard.control.supervisor.end_reason import without_store
 from spotguard.control.supervisor.next_nodes import NoOffers, may_ask_ahead
 from spotguard.control.supervisor.placement.moves import (
     cheaper_places,
@@ -21,6 +22,7 @@ from spotguard.control.supervisor.placement.moves import (
 )
 from spotguard.control.supervisor.placement.seen_places import place_name
 from spotguard.errors import MissingExtra, SpotguardError, StoreError, UsageError
+from spotguard.events import keys
 from spotguard.events.states import Market
 from spotguard.launch.base import ClusterState, ClusterView, KnowsFreeNodes, NodeEnd
 from spotguard.launch.membership import read_group
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from spotguard.events.regrouping import Group
     from spotguard.launch.base import Launcher, Offer
     from spotguard.shared.units import Clock
-    from spotguard.storage.base import ObjectStore
+    from spotguard.storage.remote.bounded import BoundedStore
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +62,7 @@ class Lookout:
         ledger: Ledger,
         *,
         launcher: Launcher,
-        store: ObjectStore,
+        store: BoundedStore,
         clock: Clock,
         policy: Policy,
         markets: frozenset[Market],
@@ -79,6 +81,10 @@ class Lookout:
         self._news = JobNews(store, ledger)
         self._watched = _Watched(0, clock.monotonic())
         self._no_offers: NoOffers | None = None
+        self._told_effect = ""
+        self._lived_at: dict[str, float] = {}
+        self.alone = False
+        """The store can't confirm that this machine still controls the run."""
         self._began_at = clock.monotonic()
 
     @property
@@ -97,8 +103,7 @@ class Lookout:
         `unasked` is a cluster that nobody can have asked for yet: it is known not to be there.
         """
         leaving = tuple(
-            (each.number, self._launcher.observe(each.cluster))
-            for each in self._ledger.record.leaving
+            (each.number, self._observe(each.cluster)) for each in self._ledger.record.leaving
         )
         attempt, ahead = self._ledger.record.current, self._look_ahead(unasked)
         if attempt is None:
@@ -117,7 +122,7 @@ class Lookout:
         if attempt.cluster == unasked:
             cluster = ClusterView(state=ClusterState.ABSENT)
         else:
-            cluster = self._launcher.observe(attempt.cluster, heard=self._is_heard(attempt))
+            cluster = self._observe(attempt.cluster, heard=self._is_heard(attempt))
         if cluster.state is not ClusterState.UNREACHABLE:
             watched.reached_at = now
         cluster = self._with_survivors(attempt, cluster)
@@ -143,6 +148,7 @@ class Lookout:
             news_complete=complete,
             silence_s=None if beat_at is None else now - beat_at,
             unreachable_s=now - watched.reached_at,
+            store_silent_s=self._silent_s(),
         )
 
     def _look_ahead(self, unasked: str | None) -> ClusterView | None:
@@ -152,7 +158,17 @@ class Lookout:
             return None
         if ahead.cluster == unasked:
             return ClusterView(state=ClusterState.ABSENT)
-        return self._launcher.observe(ahead.cluster)
+        return self._observe(ahead.cluster)
+
+    def _observe(self, cluster: str, *, heard: bool = False) -> ClusterView:
+        """Ask the launcher, and remember when a cluster was there: of one that is gone it matters.
+
+        Not when it was asked for last: a machine may have slept since.
+        """
+        view = self._launcher.observe(cluster, heard=heard)
+        if view.state in (ClusterState.STARTING, ClusterState.UP):
+            self._lived_at[cluster] = self._clock.now()
+        return replace(view, lived_at=self._lived_at.get(cluster))
 
     def _offers_ahead(self) -> tuple[Offer, ...]:
         """Return the places, if the next nodes are to be asked for while these still train."""
@@ -307,21 +323,49 @@ class Lookout:
                 self._note_beats(attempt, beats)
                 watched.beats_at = now
         except StoreError as problem:
-            self._note_store_lost(problem)
+            self.note_store_lost(problem.message)
             return False
-        watched.store_lost_at = None
-        if self._ledger.record.store_problem is not None:
-            self._ledger.write(Kind.STORE_BACK)
+        self.note_store_back()
         return True
 
-    def _note_store_lost(self, problem: StoreError) -> None:
-        watched, now = self._watched, self._clock.monotonic()
-        if watched.store_lost_at is None:
-            watched.store_lost_at = now
-        lost_s = now - watched.store_lost_at
-        untold = self._ledger.record.store_problem is None
-        if untold and lost_s > self._policy.contact_patience_s:
-            self._ledger.write(Kind.STORE_LOST, {"problem": problem.message})
+    def store_answers(self) -> bool:
+        """Return whether the store answers, asking one that was silent: nothing begins without."""
+        if self._store.silence is None:
+            return True
+        try:
+            self._store.head(keys.LEASE)
+        except StoreError as problem:
+            self.note_store_lost(problem.message)
+            return False
+        self.note_store_back()
+        return True
+
+    def note_store_lost(self, problem: str) -> None:
+        """Write down that the store does not answer, and what happens to the run meanwhile.
+
+        Not before it has been silent for a while, unless the user waits for something.
+        """
+        record, silent_s = self._ledger.record, self._silent_s()
+        patient = record.wish is None and record.may_cost
+        if patient and silent_s <= self._policy.contact_patience_s:
+            return
+        effect = without_store(record, self._policy.stop_patience_s)
+        if record.store_problem is None or (not patient and effect != self._told_effect):
+            self._told_effect = effect
+            since_at = self._clock.now() - silent_s
+            data = {"problem": problem, "since_at": since_at, "effect": effect}
+            self._ledger.write(Kind.STORE_LOST, data)
+
+    def note_store_back(self) -> None:
+        """Write down that the store answers again, if it was said that it does not."""
+        self._told_effect = ""
+        if self._ledger.record.store_problem is not None and not self.alone:
+            self._ledger.write(Kind.STORE_BACK)
+
+    def _silent_s(self) -> float:
+        """Return for how long the store has not answered."""
+        silence = self._store.silence
+        return 0.0 if silence is None else self._clock.monotonic() - silence.since
 
     def _note_beats(self, attempt: AttemptRecord, beats: list[Heartbeat]) -> None:
         if not beats:
@@ -370,7 +414,6 @@ class _Watched:
         """Each node's last sign of life, by its own clock."""
         self.beat_at: float | None = None
         self.beat_seen_at: float | None = None
-        self.store_lost_at: float | None = None
         self.some_lost: tuple[float, int] | None = None
         """Since when some node is said to be lost, and at which step the job was then."""
         self.thought_at = float("-inf")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import socket
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from spotguard.control.journal.fold import allotment_to_json
 from spotguard.control.journal.nodes.offer import offer_to_json
 from spotguard.errors import AlreadyExists
 from spotguard.events import env, keys
@@ -88,6 +90,16 @@ def claim_data(attempt: AttemptRecord) -> dict[str, object]:
         "cluster": attempt.cluster,
         "intended_at": attempt.intended_at,
         "controller_host": socket.gethostname(),
+    }
+
+
+def launch_data(record: RunRecord, attempt: AttemptRecord) -> dict[str, object]:
+    """Return what is published of a launch, for the nodes and for who rebuilds a lost journal."""
+    return {
+        **claim_data(attempt),
+        "lost_launches": [asdict(each) for each in record.lost_launches],
+        "after": after(record, attempt),  # else it seems to have ended the one before
+        "allotment": allotment_to_json(attempt.allotment),
     }
 
 

@@ -6,7 +6,6 @@ and launcher goes on where a killed one was, whatever it was doing.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import secrets
@@ -19,7 +18,12 @@ from spotguard.control.journal.ledger import Ledger
 from spotguard.control.journal.nodes.offer import offer_to_json, place_key
 from spotguard.control.journal.record import Kind
 from spotguard.control.journal.stored.places import place_data, publish_place
-from spotguard.control.journal.stored.published_launch import Over, publish_missing_ends, verdict
+from spotguard.control.journal.stored.published_launch import (
+    Over,
+    publish,
+    publish_missing_ends,
+    verdict,
+)
 from spotguard.control.journal.team.gate import TeamGate, give_back_words
 from spotguard.control.supervisor.actions import (
     Action,
@@ -36,6 +40,7 @@ from spotguard.control.supervisor.actions import (
     Launch,
     LoseContact,
     LoseSight,
+    NoteGone,
     NoteLaunched,
     NoteRefused,
     NoteReleased,
@@ -48,8 +53,10 @@ from spotguard.control.supervisor.actions import (
     TakeOver,
     Wait,
     WriteStop,
+    needs_no_store,
 )
 from spotguard.control.supervisor.decide import EXIT_UNFINISHED, decide
+from spotguard.control.supervisor.end_reason import paid
 from spotguard.control.supervisor.logs import log_tail
 from spotguard.control.supervisor.market_notes import MarketNotes
 from spotguard.control.supervisor.next_nodes import sweep_used_up
@@ -57,10 +64,9 @@ from spotguard.control.supervisor.notify import Notifier
 from spotguard.control.supervisor.observer import Lookout
 from spotguard.control.supervisor.placement.seen_places import hazard_of
 from spotguard.control.supervisor.request import (
-    after,
     ask_to_stop,
-    claim_data,
     cluster_name,
+    launch_data,
     launch_request,
 )
 from spotguard.errors import NoCapacity, SpotguardError, StoreError
@@ -70,6 +76,7 @@ from spotguard.launch.base import Unreachable, charged_node_s
 from spotguard.policy.plan.job import planned_markets
 from spotguard.spec.model import JobSpec
 from spotguard.storage.patterns.clock_comparison import WRITTEN_AT
+from spotguard.storage.remote.bounded import BoundedStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -137,7 +144,7 @@ class Supervisor:
         self._lease = lease
         self._launches = launches
         self._launcher = launcher
-        self._store = store
+        self._store = store if isinstance(store, BoundedStore) else BoundedStore(store, clock=clock)
         self._clock = clock
         self._policy = policy
         self._ledger = Ledger(journal, clock)
@@ -155,7 +162,7 @@ class Supervisor:
         self._lookout = Lookout(
             self._ledger,
             launcher=launcher,
-            store=store,
+            store=self._store,
             clock=clock,
             policy=policy,
             markets=frozenset(planned_markets(self._spec)),
@@ -178,21 +185,19 @@ class Supervisor:
             self._ledger.write(Kind.CONTROLLER_STARTED, {"pid": os.getpid()})
         self._hear_wish()
         while self.record.settled is None and self.record.placing == self._placing:
-            if not self._may_act():
-                if self._lease is not None and self._lease.lost_to:
-                    self._hand_over(self._lease.lost_to)
-                    return self.record
-                self._rest()
-                continue
-            if not self._place_is_known():
+            alone = self._lookout.alone = not self._may_act()
+            if self._lease is not None and self._lease.lost_to:
+                self._hand_over(self._lease.lost_to)
+                return self.record
+            if not alone and not self._place_is_known():
                 self._clock.sleep(_STORE_RETRY_S)
                 self._ledger.catch_up()
                 continue
-            if not goes_on:
+            if not (alone or goes_on):
                 publish_missing_ends(self._store, self.record)
                 goes_on = True
             self._tell_jump()
-            self.tick()
+            self.tick(alone=alone)
             self._market.update(self.record)
             self._note_alerts()
             self._notifier.tell(last=self.record.settled is not None)
@@ -214,7 +219,7 @@ class Supervisor:
         """Have the run store know where the run goes on, before anything is launched there.
 
         Else who has to rebuild a lost journal would ask the wrong launcher, and nodes live on.
-        Returns False as long as it cannot be written, unless nothing is to be launched.
+        Returns False as long as it can't be written, unless nothing is to be launched.
         """
         record = self.record
         if self._published or record.of_this_place or record.wish is not None:
@@ -222,12 +227,10 @@ class Supervisor:
         try:
             publish_place(self._store, record)
         except StoreError as problem:
-            if record.store_problem != problem.message:
-                self._ledger.write(Kind.STORE_LOST, {"problem": problem.message})
+            self._lookout.note_store_lost(problem.message)
             return False
         self._published = True
-        if record.store_problem is not None:
-            self._ledger.write(Kind.STORE_BACK)
+        self._lookout.note_store_back()
         return True
 
     def _hand_over(self, to: str) -> None:
@@ -276,19 +279,23 @@ class Supervisor:
         for each in due(self.record, self._clock.now()):
             self._ledger.write(Kind.NOTED, {"key": each.key, "text": each.text})
 
-    def tick(self) -> None:
-        """Look and act until there is nothing more to do now."""
-        if self._team is not None:
+    def tick(self, *, alone: bool = False) -> None:
+        """Look and act until there is nothing more to do now.
+
+        `alone`: the store can't confirm that this machine still controls the run, so that only is
+        done which ends what its clusters cost.
+        """
+        if self._team is not None and not alone:
             self._team.tell()
             if self._team.waits and self._waits_for_the_team():
                 return
         for _ in range(_ACTS_PER_TICK):
             self._ledger.catch_up()
             seen = self._lookout.look(unasked=self._unasked)  # which adds to the record
-            if self._comparison is not None:
+            if self._comparison is not None and not alone:
                 self._comparison.look(self._ledger, self._lookout.step)
             action = decide(self.record, seen, self._clock.now(), self._policy)
-            if isinstance(action, Wait):
+            if isinstance(action, Wait) or (alone and not needs_no_store(action)):
                 return
             self._acted = True
             if not self._act(action):
@@ -340,6 +347,9 @@ class Supervisor:
                 self._publish(keys.launch(attempt.number), None)
                 self._ledger.write(Kind.DROPPED, {"why": action.why}, attempt=number)
                 self._forget(attempt)
+            case NoteGone():
+                gone = {"gone_at": action.gone.at, "gone_latest_at": action.gone.latest_at}
+                self._ledger.write(Kind.NODES_GONE, gone, attempt=number)
             case GiveUp():
                 self._give_up(attempt, action)
             case NoteUp():
@@ -388,11 +398,15 @@ class Supervisor:
 
         In this order: who dies in between does both again.
         """
-        charged_s, gone_at = self._charged_node_s(attempt), action.gone_at
         assert attempt.end is not None
-        end = replace(attempt.end, leaving=False, gone_at=gone_at, charged_node_s=charged_s)
+        gone: dict[str, Any] = {
+            "gone_at": action.gone.at,
+            "gone_latest_at": action.gone.latest_at,
+            "charged_node_s": self._charged_node_s(attempt),
+        }
+        end = replace(attempt.end, leaving=False, **gone)
         self._publish(keys.end(attempt.number), verdict(replace(attempt, end=end)))
-        gone = {"gone_at": gone_at, "charged_node_s": charged_s, "unseen": action.unseen}
+        gone["unseen"] = action.unseen
         self._ledger.write(Kind.RELEASED, gone, attempt=attempt.number)
         self._forget(attempt)
 
@@ -420,8 +434,9 @@ class Supervisor:
         """Let the attempt that waits for its turn begin, unless it has heard the end itself."""
         ahead = self.record.ahead
         assert ahead is not None
-        goes_on = self.record.wish is None
-        if goes_on and self._publish(keys.go(ahead.number), {"at": self._clock.now()}) is not None:
+        now, down_at = self._clock.now(), ahead.allotment.down_at
+        goes_on = self.record.wish is None and (down_at is None or now < down_at)
+        if goes_on and self._publish(keys.go(ahead.number), {"at": now}) is not None:
             return False
         self._ledger.write(Kind.TOOK_OVER, attempt=ahead.number)
         return True
@@ -430,22 +445,15 @@ class Supervisor:
         """Ask the cloud what it charges for an attempt that is gone; None if it does not say."""
         return charged_node_s(self._launcher, attempt.cluster, attempt.offer, attempt.nodes)
 
-    def _paid_s(self, attempt: AttemptRecord, until: float | None) -> float | None:
-        """Return for how long a launch that came to nothing cost money; None if it did not."""
-        if until is None:
-            return None
-        charged_s = self._charged_node_s(attempt)
-        if charged_s is not None:
-            return charged_s / attempt.nodes
-        return max(0.0, until - attempt.billed_from)
-
     def _give_up(self, attempt: AttemptRecord, action: GiveUp) -> None:
-        data = {"why": action.why, "paid_s": self._paid_s(attempt, action.paid_until)}
+        data = {"why": action.why, **paid(attempt, action.gone, self._charged_node_s)}
         self._ledger.write(Kind.GIVEN_UP, data, attempt=attempt.number)
         self._publish_launch(attempt, over=Over.GIVEN_UP, why=action.why)
         self._forget(attempt)
 
     def _intend(self, action: Intend) -> bool:
+        if not self._lookout.store_answers():
+            return False
         if self._team is not None and not action.ahead and not self._team.admits():
             return self._team.is_over and self._come_to_rest(sweep_used_up(self.record))
         number = self._ledger.record.next_number
@@ -472,9 +480,17 @@ class Supervisor:
             if attempt is not self.record.ahead:
                 return False
             # The attempt that still trains must not wait for this one.
-            self._give_up(attempt, GiveUp(why="its team does not pay for it now", paid_until=None))
+            self._give_up(attempt, GiveUp(why="its team does not pay for it now", gone=None))
             return True
-        self._publish_launch(attempt)
+        unwritten = self._publish_launch(attempt)
+        if unwritten is not None:  # who adopts the run would never ask for this cluster
+            self._lookout.note_store_lost(unwritten.message)
+            if attempt is self.record.ahead:
+                self._give_up(attempt, GiveUp(why="the store does not answer", gone=None))
+            else:
+                data = {"why": "the store does not answer"}
+                self._ledger.write(Kind.DROPPED, data, attempt=attempt.number)
+            return True
         now, record, market = self._clock.now(), self._ledger.record, self._market.sightings()
         hazard = hazard_of(record, attempt, now, market)
         request = launch_request(record, attempt, self._spec, now=now, hazard=hazard)
@@ -508,7 +524,7 @@ class Supervisor:
             "lasting": refusal.lasting,
             "busy": refusal.busy,
             "quota_full": refusal.quota_full,
-            "paid_s": self._paid_s(attempt, refusal.paid_until),
+            **paid(attempt, refusal.gone, self._charged_node_s),
         }
         self._ledger.write(Kind.NO_CAPACITY, data, attempt=attempt.number)
         if not (refusal.lasting or refusal.busy):  # neither tells of the nodes
@@ -528,7 +544,7 @@ class Supervisor:
         try:
             ask_to_stop(self._store, attempt.number, reason)
         except StoreError as problem:
-            log.warning("could not ask attempt %s to stop: %s", attempt.number, problem)
+            self._lookout.note_store_lost(problem.message)
             return False
         self._ledger.write(Kind.STOP_WRITTEN, attempt=attempt.number)
         return True
@@ -573,28 +589,11 @@ class Supervisor:
 
     def _publish_launch(
         self, attempt: AttemptRecord, *, over: Over | None = None, why: str = ""
-    ) -> None:
+    ) -> StoreError | None:
         """Publish what is launched, or came to nothing; the nodes set their clocks by it."""
-        lost = [asdict(each) for each in self.record.lost_launches]
-        body = {**claim_data(attempt), WRITTEN_AT: self._clock.now(), "lost_launches": lost}
-        body["after"] = after(self.record, attempt)  # else it seems to have ended the one before
-        body["allotment"] = allotment_to_json(attempt.allotment)
-        if over is not None:
-            body |= {"over": over.value, "why": why}
-        self._publish(keys.launch(attempt.number), body)
+        said = {} if over is None else {"over": over.value, "why": why}
+        body = {**launch_data(self.record, attempt), WRITTEN_AT: self._clock.now(), **said}
+        return self._publish(keys.launch(attempt.number), body)
 
     def _publish(self, key: str, body: dict[str, Any] | None) -> StoreError | None:
-        """Put into the run store (or with None: remove) what only the journal would know.
-
-        It is for who has to rebuild a lost journal; a store that fails here stops nothing, and
-        its problem is returned.
-        """
-        try:
-            if body is None:
-                self._store.delete(key)
-            else:
-                self._store.put(key, json.dumps(body, sort_keys=True).encode())
-        except StoreError as problem:
-            log.warning("could not publish %s: %s", key, problem)
-            return problem
-        return None
+        return publish(self._store, key, body)

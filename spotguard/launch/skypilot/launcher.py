@@ -515,7 +515,7 @@ def _look(sdk: Sdk, cluster: str, clock: Clock, *, was_starting: bool, lost: str
 
 def _came_to_nothing(sdk: Sdk, cluster: str, launch: LaunchFacts, clock: Clock) -> ClusterView:
     """Return why nothing is left of a launch, and until when it may have cost money."""
-    ended_at = sdk.ended_at(cluster) if launch.nodes_ran else None
+    ended_at = sdk.ended_at(cluster) or launch.finished_at if launch.nodes_ran else None
     return ClusterView(
         state=_CAME_TO_NOTHING[launch.phase],
         detail=launch.problem,

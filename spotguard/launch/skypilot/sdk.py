@@ -67,6 +67,8 @@ class LaunchFacts:
     """Nodes may have run, and cost money, until the launch was given up."""
     broke_off: bool = False
     """Nodes were there, and were lost or out of reach before the job was handed to them."""
+    finished_at: float | None = None
+    """When it came to nothing, by SkyPilot's books: it ends what it started before it says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +212,7 @@ class SkySdk:
             return LaunchFacts(phase=ClusterPhase.UNDER_WAY)
         if last.status == "SUCCEEDED":
             return LaunchFacts(phase=ClusterPhase.DONE)
-        return self._why_failed(last.request_id)
+        return self._why_failed(last.request_id, getattr(last, "finished_at", None))
 
     def is_going_down(self, cluster: str) -> bool:
         """Look among the API server's requests."""
@@ -407,7 +409,7 @@ class SkySdk:
             self._billed_from[cluster] = float(bill["launched_at"])
         return self._billed_from[cluster]
 
-    def _why_failed(self, request_id: str) -> LaunchFacts:
+    def _why_failed(self, request_id: str, finished_at: float | None = None) -> LaunchFacts:
         sky = load_sky()
         try:
             with _translated():
@@ -434,6 +436,7 @@ class SkySdk:
                 quota_full=refusal.quota_full,
                 nodes_ran=refusal.nodes_ran,
                 broke_off=refusal.broke_off and not asks_again,
+                finished_at=finished_at,
             )
         return LaunchFacts(phase=ClusterPhase.DONE)
 

@@ -14,7 +14,7 @@ from spotguard.control.journal.journal import Journal
 from spotguard.control.journal.record import Kind, Limits
 from spotguard.control.status.history_words import history_lines
 from spotguard.control.status.make_view import run_view
-from spotguard.control.supervisor.actions import NoteReleased
+from spotguard.control.supervisor.actions import Gone, NoteReleased
 from spotguard.control.supervisor.decide import Observation, decide
 from spotguard.control.supervisor.policy import Policy
 from spotguard.events import keys
@@ -156,7 +156,7 @@ def test_a_run_that_is_over_rests_where_nobody_can_ever_be_asked_for_earlier_nod
 
 
 @pytest.mark.parametrize("state", ["down_sent", "down_failed"])
-def test_nodes_that_were_seen_and_told_to_go_are_paid_until_they_are_gone(state: str) -> None:
+def test_nodes_that_were_seen_and_told_to_go_are_paid_at_least_until_then(state: str) -> None:
     """Where a cluster is gone its launcher may know it no more: a pod, a job that was purged."""
     end = ended(50.0, "preempted")
     end[3]["leaving"] = True
@@ -164,7 +164,7 @@ def test_nodes_that_were_seen_and_told_to_go_are_paid_until_they_are_gone(state:
     record = made(*launched(infra="aws"), down_asked(49.0, "preempted"), end, ordered)
     absent = ClusterView(state=ClusterState.ABSENT)
     action = decide(record, Observation(leaving=((1, absent),)), 300.0, Policy())
-    assert action == NoteReleased(attempt=1, gone_at=300.0)
+    assert action == NoteReleased(attempt=1, gone=Gone(60.0, 300.0)), "nobody saw when they went"
 
 
 def test_nodes_that_nobody_ever_knew_are_paid_until_they_were_last_heard_of() -> None:
@@ -176,4 +176,4 @@ def test_nodes_that_nobody_ever_knew_are_paid_until_they_were_last_heard_of() ->
     record = made(*launched(infra="aws"), asked, end)
     absent = ClusterView(state=ClusterState.ABSENT)
     action = decide(record, Observation(leaving=((1, absent),)), 90_000.0, Policy())
-    assert action == NoteReleased(attempt=1, gone_at=50.0)
+    assert action == NoteReleased(attempt=1, gone=Gone(50.0))

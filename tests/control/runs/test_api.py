@@ -47,7 +47,6 @@ from spotguard.testing.bucket import MemoryBucket
 from spotguard.testing.clock import FakeClock
 from spotguard.testing.job import FakeJob, JobFate
 from spotguard.testing.launcher import FAKE_OFFER, FakeLauncher
-from tests.control.made import intended
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -499,31 +498,6 @@ def test_a_run_without_nodes_can_be_ended_while_its_store_is_gone(
     view = api.view(folder.run_id)
     assert view.state is RunState.STOPPED
     assert "no route to the bucket" in view.state_detail
-
-
-def test_nodes_are_not_given_up_while_the_store_is_gone(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run with nodes is not called stopped before they are released."""
-    folder = folder_of(api.create_run(a_spec(home)))
-    with folder.journal() as journal:
-        kind, at, attempt, data = intended()
-        journal.append(kind, at=at, attempt=attempt, data=data)
-
-    class Enough(Exception):
-        pass
-
-    def end(tries: int) -> None:
-        if tries == 1:
-            assert api.request_down(folder.run_id)
-        if tries == 5:
-            raise Enough
-
-    monkeypatch.setattr(one_run, "_STORE_RETRY_S", 0.0)
-    monkeypatch.setattr(one_run, "_shared_store", OutOfReach(99, end))
-    with pytest.raises(Enough):
-        one_run.control(folder, Rest(folder, Bell()))
-    assert not api.view(folder.run_id).state.settled
 
 
 @pytest.mark.e2e

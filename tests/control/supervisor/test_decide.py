@@ -456,7 +456,8 @@ def test_a_leak_guard_that_struck_is_named_for_its_limit() -> None:
 
 def test_no_verdict_before_all_is_read() -> None:
     """A cluster that is gone while the store cannot be read is not judged: an end may be there."""
-    assert answer(ALIVE, GONE, 100.0, news_complete=False) == actions.Wait()
+    waits = answer(ALIVE, GONE, 100.0, news_complete=False)
+    assert waits == actions.NoteGone(actions.Gone(99.0)), "what is gone costs nothing more"
     over = (*ALIVE, node_ended(10.0, code=1), node_ended(10.0, node=1, code=1))
     assert answer(over, OVER, 10.0, news_complete=False) == actions.Wait()
 

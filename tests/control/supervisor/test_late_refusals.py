@@ -19,17 +19,17 @@ from spotguard.control.journal.nodes.lost_launch import (
 from spotguard.control.journal.record import Kind, Limits
 from spotguard.control.status.history_words import history_lines
 from spotguard.control.status.make_view import run_view
-from spotguard.control.supervisor.actions import BackOff, Settle
-from spotguard.control.supervisor.next_nodes import NoOffers, next_launch
+from spotguard.control.supervisor.actions import BackOff, GiveUp, Gone, Settle
+from spotguard.control.supervisor.next_nodes import NoOffers, look_after_ahead, next_launch
 from spotguard.control.supervisor.policy import Policy
 from spotguard.errors import EnvironmentFailure, MissingExtra, NoCapacity, SpecError
 from spotguard.events.states import EndReason, Market, RunState
-from spotguard.launch.base import Unreachable
+from spotguard.launch.base import ClusterState, ClusterView, Unreachable
 from spotguard.testing.job import JobFate
 from spotguard.testing.launcher import FAKE_OFFER, FakeLauncher
 from tests.control.controller.test_crashes import Saboteur, repaired, run_with
 from tests.control.journal.test_snapshot import created
-from tests.control.made import intended, made
+from tests.control.made import intended, launched, made
 from tests.control.world import World
 
 if TYPE_CHECKING:
@@ -462,3 +462,66 @@ def test_a_file_that_is_gone_for_a_moment_ends_no_run(
     record = unlisted(tmp_path, problem, 1).run()
     assert record.settled is not None
     assert record.settled.state is RunState.FINISHED
+
+
+@pytest.mark.parametrize("how", ["refused", "failed", "ahead", "gone", "slept"])
+@pytest.mark.parametrize("books", [True, False])
+def test_no_time_that_nobody_saw_is_billed_as_if_nodes_had_run(
+    tmp_path: Path, how: str, books: bool
+) -> None:
+    """Nodes went after seconds, and the next controller looks hours later.
+
+    What the launcher's books say counts. Without books the sum that is known and the highest that
+    it can be are told; the guard that was set at the launch bounds it, and the budget holds.
+    """
+    budget_usd = 0.65
+    world = World(
+        tmp_path,
+        total_steps=60,
+        limits=Limits(budget_usd=budget_usd),
+        policy=Policy(capacity_patience_s=86_400.0),
+    )
+    world.launcher.books = books
+    if how == "gone":
+        world.job.fates = {1: JobFate(how="notice", at_s=9)}
+    elif how == "failed":
+        world.launcher.fail_late("its set-up broke", nodes_ran=True)
+    elif how != "ahead":
+        world.launcher.refuse_late("none left", nodes_ran=True)
+    if how == "ahead":
+        intent = {**intended(5.0, attempt=2)[3], "ahead": True}
+        record = made(*launched(0.0), ("launch_intended", 5.0, 2, intent), ("launched", 5.0, 2))
+        gone = ClusterView(state=ClusterState.GONE, gone_at=9.0 if books else None)
+        action = look_after_ahead(record, gone, 5_002.0, Policy(), at_rest=False)
+        assert isinstance(action, GiveUp)
+        assert action.gone == (Gone(9.0) if books else Gone(5.0, 5_002.0))
+        return
+    world.run_until(2.0 if how != "gone" else 8.0)
+    if how == "slept":  # the same controller, on a machine that was asleep
+        with world.journal() as journal:
+            supervisor = world.supervisor(journal)
+            supervisor.tick()
+            world.clock.advance(5_000.0)
+            supervisor.tick()
+    else:
+        world.clock.advance(5_000.0)
+    record = world.run()
+    now = world.clock.now()
+    view = run_view(record, live=None, now=now, controller_alive=True, store_url="")
+    assert view.spent_usd is not None
+    assert view.spent_usd <= world.launcher.billed_usd() + 1e-9 <= budget_usd
+    assert record.settled is not None
+    if books or how == "gone":  # the fake cloud always knows when nodes that came went
+        assert view.spent_usd == pytest.approx(world.launcher.billed_usd())
+        assert view.spent_most_usd is None
+        assert record.settled.state is (RunState.FAILED if how == "failed" else RunState.FINISHED)
+        return
+    assert view.spent_most_usd is not None
+    assert view.spent_usd < view.spent_most_usd <= budget_usd + 1e-9
+    assert any("nobody saw when some nodes went" in warning for warning in view.warnings)
+    if how != "failed":
+        assert "between $" in record.settled.detail
+        assert "resume --budget" in record.settled.detail
+    with world.journal() as journal:
+        texts = [line.text for line in history_lines(journal.read())]
+    assert any("nobody saw" in text for text in texts)

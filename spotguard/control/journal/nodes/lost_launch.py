@@ -16,6 +16,10 @@ class LostLaunch:
     paid_s: float
     usd: float | None
     """None: the price is unknown."""
+    unseen_s: float = 0.0
+    """For how long they may have been paid after that, since nobody saw them go."""
+    unseen_usd: float = 0.0
+    """What that may have cost."""
 
 
 def with_lost(lost: tuple[LostLaunch, ...], new: LostLaunch) -> tuple[LostLaunch, ...]:
@@ -29,5 +33,7 @@ def with_lost(lost: tuple[LostLaunch, ...], new: LostLaunch) -> tuple[LostLaunch
         at=first.at,
         paid_s=first.paid_s + second.paid_s,
         usd=(first.usd or 0.0) + (second.usd or 0.0) if known else None,
+        unseen_s=first.unseen_s + second.unseen_s,
+        unseen_usd=first.unseen_usd + second.unseen_usd,
     )
     return (added, *every[2:])

@@ -128,6 +128,23 @@ def verdict(attempt: AttemptRecord) -> dict[str, Any]:
     return body
 
 
+def publish(store: ObjectStore, key: str, body: dict[str, Any] | None) -> StoreError | None:
+    """Put into the run store (or with None: remove) what only the journal would know.
+
+    It is for who has to rebuild a lost journal; a store that fails here stops nothing, and its
+    problem is returned.
+    """
+    try:
+        if body is None:
+            store.delete(key)
+        else:
+            store.put(key, json.dumps(body, sort_keys=True).encode())
+    except StoreError as problem:
+        log.warning("could not publish %s: %s", key, problem)
+        return problem
+    return None
+
+
 def publish_missing_ends(store: ObjectStore, record: RunRecord) -> None:
     """Publish the newest verdicts that did not reach the store when they were given.
 
@@ -138,6 +155,6 @@ def publish_missing_ends(store: ObjectStore, record: RunRecord) -> None:
         key = keys.end(attempt.number)
         try:
             if store.head(key) is None:
-                store.put(key, json.dumps(verdict(attempt), sort_keys=True).encode())
+                publish(store, key, verdict(attempt))
         except StoreError as problem:
             log.warning("could not publish %s: %s", key, problem)
