@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from spotguard.checkpoint import strict_json
 from spotguard.checkpoint.lineage import check_not_fenced, list_all, restorable
@@ -33,7 +33,8 @@ _AT_ONCE = 4
 class Retention:
     """Which checkpoints of the run's history stay.
 
-    Besides these: the newest of kind `best`, every `final`, and what is pinned.
+    Besides these: the newest of kind `best`, every `final`, what is pinned, and the newest whose
+    weights are finite.
     """
 
     keep_last: int = 3
@@ -123,6 +124,17 @@ def unpin(store: ObjectStore, prefix: str) -> None:
     store.delete(keys.pinned(prefix))
 
 
+class _Seen(NamedTuple):
+    """What retention knows of a checkpoint."""
+
+    kind: CheckpointKind | None
+    """None if its manifest cannot be read."""
+    is_whole: bool
+    """True if it was looked at closely, and nothing is missing."""
+    finite: bool
+    """False if it is damaged, or its weights are NaN or infinite; earlier versions did not look."""
+
+
 class _History:
     """The run's history as retention sees it."""
 
@@ -146,26 +158,28 @@ class _History:
     def superseded(self) -> Iterator[CheckpointRef]:
         """Yield what may go, newest first."""
         whole = looked_at = 0
-        best_seen = False
+        best_seen = finite_seen = False
         for ref in self.refs:
             kept_as_newest = whole < self._retention.keep_last
             if self._stays(ref) and not kept_as_newest:
                 continue
             if kept_as_newest and looked_at == _LOOKED_AT:
                 whole += 1
+                finite_seen = finite_seen or self._look(ref, False).finite
             else:
-                kind, is_whole = self._look(ref, kept_as_newest)
-                special = kind is CheckpointKind.FINAL
+                kind, is_whole, finite = self._look(ref, kept_as_newest)
+                special = kind is CheckpointKind.FINAL or (finite and not finite_seen)
                 special |= kind is CheckpointKind.BEST and not best_seen
                 best_seen |= kind is CheckpointKind.BEST
+                finite_seen |= finite
                 whole += is_whole
                 looked_at += 1
                 if not (kept_as_newest or special):
                     yield ref
             self.enough = whole >= self._retention.keep_last
 
-    def _look(self, ref: CheckpointRef, closely: bool) -> tuple[CheckpointKind | None, bool]:
-        """Return a checkpoint's kind, None if unreadable, and if `closely`, whether it is whole."""
+    def _look(self, ref: CheckpointRef, closely: bool) -> _Seen:
+        """Look at a checkpoint's manifest, and if `closely`, for its shards."""
         kind = None
         try:
             manifest = self._load(self._store, ref.prefix)
@@ -173,8 +187,8 @@ class _History:
             if closely:
                 check_shards_present(self._store, manifest)
         except DamagedCheckpoint:
-            return kind, False
-        return kind, closely
+            return _Seen(kind, False, False)
+        return _Seen(kind, closely, manifest.counters.get("finite") is not False)
 
     def _stays(self, ref: CheckpointRef) -> bool:
         every = self._retention.keep_every_steps

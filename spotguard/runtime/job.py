@@ -27,6 +27,7 @@ from spotguard.runtime.preemption.stop_consensus import StopGate, StopRequest, S
 from spotguard.runtime.preemption.stop_sources import Listener
 from spotguard.runtime.process import clock
 from spotguard.runtime.process.device_number import number_of
+from spotguard.runtime.process.finite import LossWatch
 from spotguard.runtime.process.identity import identify
 from spotguard.runtime.process.surroundings import (
     ProgressFile,
@@ -88,6 +89,8 @@ class Job:
             local_rank=settings.local_rank,
             rank=self.rank,
         )
+        self._losses = LossWatch(self.warn_of_script)
+        self.metrics.losses = self._losses
         self.profiling = self._make_profiling()
         self.reporter = Reporter(
             self.store,
@@ -169,16 +172,19 @@ class Job:
     def _heartbeat(self) -> Heartbeat:
         """Return how far this rank is, and what it has saved."""
         keeper, last = self.keeper, self.keeper.saver.last
+        step = keeper.finished
+        loss = number_of(lambda: keeper.step.own_loss if keeper.step else None)
+        self._losses.look("the loss", step, loss)
         return Heartbeat(
             at=clock.now(),
             attempt=self.attempt,
             node=self.settings.node,
-            step=keeper.finished,
+            step=step,
             total_steps=keeper.total,
             epoch=keeper.epoch,
             train_s=keeper.train_s,
             step_s=keeper.step_s or None,
-            loss=number_of(lambda: keeper.step.own_loss if keeper.step else None),
+            loss=loss,
             saved_step=last.step if last else None,
             saved_at=last.at if last else None,
             metrics=self.metrics.newest(),

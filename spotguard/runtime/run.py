@@ -183,7 +183,7 @@ class Run(RunData):
         step with the same value: reduce a metric over the ranks first.
 
         Args:
-            value: The metric; NaN is never the best.
+            value: The metric; NaN and infinite values are never the best.
             mode: `min` if less is better (a loss), `max` if more is (an accuracy).
             patience: Finish the run, as `end` does, when so many values in a row were no better.
                 The count is part of the training state. The ranks then agree: the first one's

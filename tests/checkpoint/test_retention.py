@@ -53,6 +53,20 @@ def test_best_final_milestones_and_pins_stay() -> None:
     assert steps(store) == [90, 80, 50, 30, 20]
 
 
+@pytest.mark.parametrize("keep_last", [2, 6])
+def test_the_newest_checkpoint_with_finite_weights_stays(keep_last: int) -> None:
+    """However many came after weights became NaN, one stays to go on from; a version before this
+    did not look, so what it wrote counts as finite."""
+    store = MemoryStore()
+    claim(store, 1)
+    for step in (10, 20, 30):
+        save(store, step, counters={"finite": True} if step != 30 else {})
+    for step in range(40, 120, 10):
+        save(store, step, counters={"finite": False})
+    prune(store, Retention(keep_last=keep_last), attempt=1, at_most=None)
+    assert steps(store) == [*range(110, 110 - 10 * keep_last, -10), 30]
+
+
 def test_only_what_exists_can_be_pinned() -> None:
     """A typo in a pin is an error, not a folder that looks like a checkpoint."""
     store = run_of(10)

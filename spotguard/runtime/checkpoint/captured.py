@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from spotguard.checkpoint.tensors import ShardInfo
 from spotguard.errors import CheckpointError
 from spotguard.events.states import CheckpointKind
 from spotguard.runtime.checkpoint.early_end import is_early_end
 from spotguard.runtime.process import clock
+from spotguard.runtime.process.finite import FINITE, first_not_finite
 from spotguard.shared.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from spotguard.checkpoint.manifest import Manifest
+    from spotguard.checkpoint.shard import ShardLayout
     from spotguard.runtime.checkpoint.staging import Plan
     from spotguard.runtime.state.tree import Leaf
+
+
+_LOOKED_AT_IN_HURRY = 1 << 12
+"""Elements of each tensor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +41,21 @@ class Capture:
     counters: dict[str, Any]
     sharded: bool
     """True if no rank alone has the whole state."""
+    trained: Callable[[], Collection[str]] = tuple
+    """Returns the names of the leaves that are weights which are trained."""
 
     @cached_property
     def size_bytes(self) -> int:
         """Return the bytes of all tensors of this rank."""
         return sum(leaf.size_bytes for leaf in self.leaves)
+
+    def first_not_finite(self, layout: ShardLayout, data: Sequence[memoryview]) -> str | None:
+        """Return the first of this rank's weights whose copy holds NaN or an infinite value.
+
+        A save in a hurry looks at the beginning of each only: weights that are NaN are so all over.
+        """
+        few = _LOOKED_AT_IN_HURRY if self.kind is CheckpointKind.EMERGENCY else None
+        return first_not_finite(self.leaves, layout, data, self.trained(), most=few)
 
 
 class Held(NamedTuple):
@@ -72,6 +91,9 @@ class Saved:
     duration_s: float
     ended_early: bool | None = None
     """Whether it says that the training is over; None if another rank knows."""
+    not_finite: str | None = None
+    """What there is to say, once, of weights that are NaN or infinite; the rank that commits knows.
+    """
 
     @classmethod
     def of(cls, capture: Capture, prefix: str) -> Saved:
@@ -96,6 +118,19 @@ class Saved:
             duration_s=0.0,
         )
 
+    def with_health(self, not_finite: str | None, before: Sequence[Manifest]) -> Saved:
+        """Return it with the name of a weight that is not finite, as the first that is so.
+
+        `before` are the checkpoints before it, as far as they are known.
+        """
+        finite = [m.step for m in before if m.counters.get(FINITE) is not False]
+        if not_finite is None or len(finite) < len(before):
+            return self
+        words = f"step {self.step} was saved with weights that are NaN or infinite: {not_finite}"
+        if finite:
+            words += f"; the checkpoint of step {max(finite)}, with finite ones, is kept"
+        return replace(self, not_finite=words)
+
     @property
     def facts(self) -> dict[str, Any]:
         """Return what the history says of it, beside its step."""
@@ -114,6 +149,28 @@ class Saved:
         return f"saved step {self.step} ({self.kind.label}, {size}, {took})"
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankPart:
+    """What one rank brings to a checkpoint."""
+
+    shards: tuple[ShardInfo, ...]
+    own: Any
+    not_finite: str | None = None
+    """The first of its weights that holds NaN or an infinite value."""
+
+    def to_json(self) -> str:
+        """Return it as the word that the first rank waits for."""
+        shards = [shard.to_json() for shard in self.shards]
+        return json.dumps({"shards": shards, "own": self.own, "not_finite": self.not_finite})
+
+    @classmethod
+    def from_json(cls, text: str) -> RankPart:
+        """Return what `to_json` made a word of."""
+        body = json.loads(text)
+        shards = (ShardInfo.from_json(each, "a shard") for each in body["shards"])
+        return cls(shards=tuple(shards), own=body["own"], not_finite=body["not_finite"])
+
+
 class WithoutOthers(CheckpointError):
     """This rank cannot save alone, and the others have no part in it: the store is not to blame."""
 
@@ -124,3 +181,21 @@ class OutOfContact(WithoutOthers):
 
 class Declined(CheckpointError):
     """A rank has the state no more, and says so: it is not saved, and nothing has failed."""
+
+
+_FAILED, _LOST, _DECLINED = "!", "?", "-"
+REFUSALS = (_FAILED, _LOST, _DECLINED)
+"""How a rank's word begins that is no success: its save failed, another rank is gone, or it has no
+such state."""
+
+
+def told_refusal(problem: BaseException, said: str, *, lost: bool = False) -> str:
+    """Return the word by which the other ranks hear that there will be no checkpoint."""
+    declined = isinstance(problem, Declined)
+    return f"{_LOST if lost else _DECLINED if declined else _FAILED}{said}"
+
+
+def heard_refusal(word: str, beginning: str) -> CheckpointError:
+    """Return the error that another rank's word is."""
+    kinds = {_FAILED: CheckpointError, _LOST: OutOfContact, _DECLINED: Declined}
+    return kinds[word[0]](f"{beginning}{word[1:]}")

@@ -72,6 +72,9 @@ def tell_saved(saved: Saved, train_s: float, reporter: Reporter) -> None:
     """After each save: what it is, and how much training is in it."""
     reporter.event(JobEvent.SAVED, step=saved.step, **saved.facts, train_s=train_s)
     log.info("%s", saved.words)
+    if saved.not_finite:
+        log.warning("%s", saved.not_finite)
+        reporter.event(JobEvent.WARNING, message=saved.not_finite)
 
 
 def tell_fit(saved: Saved, settings: Settings, reporter: Reporter) -> None:

@@ -11,12 +11,12 @@ others wrote over the rendezvous and commits by writing the manifest last. A ran
 
 from __future__ import annotations
 
-import json
 import logging
 import platform
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,17 +25,20 @@ from spotguard.checkpoint.lineage import check_not_fenced
 from spotguard.checkpoint.manifest import Manifest, check_run, commit, load_manifest
 from spotguard.checkpoint.retention import Retention, prune
 from spotguard.checkpoint.shard import shard_file, write_layout
-from spotguard.checkpoint.tensors import ShardInfo
 from spotguard.errors import AlreadyExists, CheckpointError, Fenced, SpotguardError, StoreError
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
 from spotguard.runtime.checkpoint.captured import (
+    REFUSALS,
     Capture,
     Declined,
     Held,
     OutOfContact,
+    RankPart,
     Saved,
     WithoutOthers,
+    heard_refusal,
+    told_refusal,
 )
 from spotguard.runtime.checkpoint.early_base import BASE_TIMEOUT_S, EarlyBase
 from spotguard.runtime.checkpoint.frozen_base import FrozenBase
@@ -49,9 +52,10 @@ from spotguard.runtime.checkpoint.staging import (
     live_views,
 )
 from spotguard.runtime.process import clock
+from spotguard.runtime.process.finite import FINITE
 from spotguard.runtime.process.surroundings import without_collections
 from spotguard.runtime.state.pack_cache import Packer
-from spotguard.runtime.state.tracked import base_files, frozen_addresses
+from spotguard.runtime.state.tracked import base_files, frozen_addresses, trained_names
 from spotguard.shared.saves_first import saving
 from spotguard.shared.version import __version__
 from spotguard.storage.deadline import give_up_after
@@ -59,6 +63,7 @@ from spotguard.storage.deadline import give_up_after
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from spotguard.checkpoint.tensors import ShardInfo
     from spotguard.runtime.checkpoint.local_copy import LocalCopy
     from spotguard.runtime.distributed.rendezvous import Coordinator
     from spotguard.runtime.state.boundary_copy import BufferShadow
@@ -69,10 +74,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("spotguard")
 
 _COMMITTED = "ok"
-_FAILED, _LOST, _DECLINED = "!", "?", "-"
-"""How a word begins that is no success: the save failed, another rank is gone, or one has no such
-state."""
-_REFUSALS = {_FAILED: CheckpointError, _LOST: OutOfContact, _DECLINED: Declined}
 _GIVE_UP_PATIENCE_S = 2.0
 _LOOK_UP_S = 0.25
 _PEER_TIMEOUT_S = 120.0
@@ -80,9 +81,7 @@ _BROKEN_OFF_AFTER_S = 86_400.0
 _ROOM_FOR_COPY = 4.0  # an emergency save's own time, so often, must be left for a local copy
 
 
-def _refused(word: str, beginning: str) -> CheckpointError:
-    """Return the error that another rank's word is."""
-    return _REFUSALS[word[0]](f"{beginning}{word[1:]}")
+_Written = tuple["ShardInfo | None", "str | None"]  # a shard; which weight is not finite
 
 
 class Saver:
@@ -178,6 +177,7 @@ class Saver:
             own=own_tree(random, place, self.generators.states(objects), begun),
             counters=counters,
             sharded=sharded or (place is not None and self._world_size > 1),
+            trained=partial(trained_names, objects),
         )
 
     def _mine(self, leaves: list[Leaf], *, solo: bool = False) -> list[Leaf]:
@@ -331,8 +331,9 @@ class Saver:
         else:  # it was given up, but still reads the buffer
             data = live_views(capture.leaves, plan.layout)
 
-        def write(prefix: str) -> ShardInfo | None:
-            return self._write(prefix, plan, data, lambda end: None)
+        def write(prefix: str) -> _Written:
+            shard = self._write(prefix, plan, data, lambda end: None)
+            return shard, capture.first_not_finite(plan.layout, data)
 
         self._stall_s = 0.0
         try:
@@ -370,10 +371,10 @@ class Saver:
             staged.wait_ready(end)
             return staged.hashes.get(end)
 
-        def write(prefix: str) -> ShardInfo | None:
+        def write(prefix: str) -> _Written:
             shard = self._write(prefix, plan, [staged.data], go_on)
             staged.wait_ready()  # all of it, and nothing was changed meanwhile
-            return shard
+            return shard, capture.first_not_finite(plan.layout, [staged.data])
 
         try:
             threading.Thread(
@@ -401,7 +402,7 @@ class Saver:
     def _save(
         self,
         capture: Capture,
-        write: Callable[[str], ShardInfo | None],
+        write: Callable[[str], _Written],
         connection: Coordinator,
         started: float,
         solo: bool,
@@ -420,8 +421,9 @@ class Saver:
                 waits_from = time.monotonic()
                 base = self._base.stored(timeout_s) if self._base is not None else ()
                 base_s = time.monotonic() - waits_from
-                own = write(prefix)
-                mine = base if own is None else (own, *base)
+                own, wrong = write(prefix)
+                shards = base if own is None else (own, *base)
+                mine = RankPart(shards=shards, own=capture.own, not_finite=wrong)
                 saved = self._meet(capture, prefix, mine, connection, word, end, solo)
         except AlreadyExists:  # a survivor beside us committed this very step
             saved = Saved.of(capture, prefix)
@@ -431,9 +433,8 @@ class Saver:
             ended = not isinstance(problem, Exception)  # by Ctrl-C, or by a handler of the script's
             alone = isinstance(problem, WithoutOthers) and self.alone.is_set()
             lost = ended or alone or isinstance(problem, OutOfContact)
-            other = _DECLINED if isinstance(problem, Declined) else _FAILED
             said = str(problem) if isinstance(problem, SpotguardError) else repr(problem)
-            self._tell_not_saved(connection, word, f"{_LOST if lost else other}{said}")
+            self._tell_not_saved(connection, word, told_refusal(problem, said, lost=lost))
             raise
         duration_s = time.monotonic() - started - base_s  # a base is stored once: no save's pace
         self.parent = prefix
@@ -451,7 +452,8 @@ class Saver:
 
     def decline(self, step: int, kind: CheckpointKind, why: str) -> None:
         """Tell the other ranks that this one has no such state, so that none waits for it."""
-        self._tell_not_saved(self._coordinator, _word(step, kind), f"{_DECLINED}{why}")
+        refusal = told_refusal(Declined(why), why)
+        self._tell_not_saved(self._coordinator, _word(step, kind), refusal)
 
     def _tell_not_saved(self, connection: Coordinator, word: str, said: str) -> None:
         _tell(connection, f"{word}/done" if not self._rank else f"{word}/{self._rank}", said)
@@ -504,7 +506,7 @@ class Saver:
         self,
         capture: Capture,
         prefix: str,
-        mine: tuple[ShardInfo, ...],
+        mine: RankPart,
         connection: Coordinator,
         word: str,
         end: float,
@@ -512,23 +514,20 @@ class Saver:
     ) -> Saved:
         """Collect all ranks' shards and commit (first rank), or wait for that (the others)."""
         if solo:
-            return self._commit(capture, prefix, {self._rank: (mine, capture.own)})
+            return self._commit(capture, prefix, {self._rank: mine})
         if self._rank == 0:
-            parts = {0: (mine, capture.own)}
+            parts = {0: mine}
             for peer in range(1, self._world_size):
                 text = self._hear(connection, f"{word}/{peer}", end)
                 if text is None:
                     raise WithoutOthers(f"step {capture.step} not saved: rank {peer} is silent")
-                if text.startswith(tuple(_REFUSALS)):
-                    raise _refused(text, f"step {capture.step} not saved: rank {peer}: ")
-                body = json.loads(text)
-                shards = (ShardInfo.from_json(each, "a shard") for each in body["shards"])
-                parts[peer] = (tuple(shards), body["own"])
+                if text.startswith(REFUSALS):
+                    raise heard_refusal(text, f"step {capture.step} not saved: rank {peer}: ")
+                parts[peer] = RankPart.from_json(text)
             saved = self._commit(capture, prefix, parts)
             connection.set(f"{word}/done", _COMMITTED)
             return saved
-        body = {"shards": [shard.to_json() for shard in mine], "own": capture.own}
-        connection.set(f"{word}/{self._rank}", json.dumps(body))
+        connection.set(f"{word}/{self._rank}", mine.to_json())
         try:
             done = self._hear(connection, f"{word}/done", end)
         except ConnectionError:
@@ -540,7 +539,7 @@ class Saver:
         if done is None:
             raise WithoutOthers(f"step {capture.step} not saved: no answer")
         if done != _COMMITTED:
-            raise _refused(done, f"step {capture.step} not saved: ")
+            raise heard_refusal(done, f"step {capture.step} not saved: ")
         return Saved.of(capture, prefix)
 
     def _hear(self, connection: Coordinator, key: str, end: float) -> str | None:
@@ -552,13 +551,14 @@ class Saver:
             if text is not None or left_s <= 0 or self.alone.is_set():
                 return text
 
-    def _commit(
-        self, capture: Capture, prefix: str, parts: dict[int, tuple[tuple[ShardInfo, ...], Any]]
-    ) -> Saved:
+    def _commit(self, capture: Capture, prefix: str, parts: dict[int, RankPart]) -> Saved:
         check_not_fenced(self._store, self._attempt)
         self._before_commit()
         # Ranks that hold the same parts may have taken over the same base.
-        shards = dict.fromkeys(shard for of_rank, _ in parts.values() for shard in of_rank)
+        shards = dict.fromkeys(shard for part in parts.values() for shard in part.shards)
+        wrong = next((part.not_finite for part in parts.values() if part.not_finite), None)
+        if wrong and capture.kind is CheckpointKind.BEST:
+            capture = replace(capture, kind=CheckpointKind.PERIODIC)  # whatever its metric says
         manifest = Manifest(
             run_id=self._run_id,
             attempt=self._attempt,
@@ -569,8 +569,8 @@ class Saver:
             world_size=self._world_size,
             shards=tuple(sorted(shards, key=lambda shard: shard.folder is not None)),
             state=capture.tree,
-            ranks={str(rank): own for rank, (_, own) in parts.items() if own is not None},
-            counters=capture.counters,
+            ranks={str(rank): part.own for rank, part in parts.items() if part.own is not None},
+            counters={**capture.counters, FINITE: wrong is None},
             versions={
                 "spotguard": __version__,
                 "torch": torch.__version__,
@@ -584,7 +584,8 @@ class Saver:
             log.info("step %d was committed already", capture.step)
         else:
             self._seen[prefix] = replace(manifest, state=None, ranks={})
-        return replace(Saved.of(capture, prefix), size_bytes=manifest.size_bytes)
+        saved = replace(Saved.of(capture, prefix), size_bytes=manifest.size_bytes)
+        return saved.with_health(wrong, [m for p, m in self._seen.items() if p != prefix])
 
 
 def _word(step: int, kind: CheckpointKind) -> str:

@@ -44,6 +44,7 @@ from spotguard.runtime.loop.loader_trial import LoaderTrial
 from spotguard.runtime.loop.profile_facts import facts_of
 from spotguard.runtime.loop.untracked_parameters import refuse_untracked
 from spotguard.runtime.process.clock import RUN_CLOCK
+from spotguard.runtime.process.finite import FINITE
 from spotguard.runtime.process.outside_loop import outside_loop
 from spotguard.runtime.process.wait_for_turn import await_turn
 from spotguard.runtime.state.best import Best, BestState
@@ -448,6 +449,12 @@ class Training:
         if first < last and self.end_early is None:
             self._settle_micro_batches(restored.manifest, first)
         job.restored(restored, last)
+        if restored.manifest is not None and restored.manifest.counters.get(FINITE) is False:
+            job.warn_of_script(
+                f"step {first} was saved with weights that are NaN or infinite, and training goes "
+                "on with them; to go on from the checkpoint before, stop the run and delete "
+                f"{restored.prefix} from its store"
+            )
         if change is not None and job.rank == 0:
             log.info("%s", change["message"])
             job.reporter.event(JobEvent.RESCALED, **change)

@@ -23,6 +23,7 @@ from spotguard.events.metric import NAME, OWN, MetricLine
 from spotguard.events.untrusted import LARGEST
 from spotguard.runtime.process import clock
 from spotguard.runtime.process.device_number import number_of
+from spotguard.runtime.process.finite import is_loss
 from spotguard.runtime.reporting.machine_use import MachineUse
 from spotguard.runtime.reporting.trackers import TrackerFeed
 from spotguard.storage.deadline import give_up_after
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from spotguard.runtime.data.loader import Loader, Share
+    from spotguard.runtime.process.finite import LossWatch
     from spotguard.runtime.reporting.trackers import Tracker
     from spotguard.storage.base import ObjectStore
 
@@ -99,6 +101,8 @@ class Metrics:
         self.waits_for_data: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
         """Returns what names that wait in a profile."""
         self._feeds: list[TrackerFeed] = []
+        self.losses: LossWatch | None = None
+        """What hears of the values of all that is called a loss."""
 
     # ------------------------------------------------------------------ the script's
 
@@ -276,6 +280,9 @@ class Metrics:
                 continue
             self._newest.pop(name, None)  # the order is that of the last time
             self._newest[name] = values[-1]
+            if self.losses is not None and is_loss(name):
+                for point, value in read:
+                    self.losses.look(name, point.step, value)
             yield MetricLine(
                 name=name,
                 steps=[point.step for point in of_name],

@@ -83,10 +83,9 @@ class Best:
 
 
 def _is_better(value: float, than: float | None, mode: str, by_more_than: float) -> bool:
-    if math.isnan(value):
+    if not math.isfinite(value):
         return False
     if than is None:
         return True
     gain = than - value if mode == "min" else value - than
-    # Of two infinite values the difference is NaN, and neither is better.
     return gain > by_more_than

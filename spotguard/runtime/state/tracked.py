@@ -360,6 +360,18 @@ def frozen_addresses(objects: Mapping[str, Packs]) -> set[int]:
     return {address for item in modules for address in item.frozen_addresses()}
 
 
+def trained_names(objects: Mapping[str, Packs]) -> set[str]:
+    """Return the names under which the parameters are stored that are trained."""
+    modules = {n: item.bare for n, item in objects.items() if isinstance(item, TrackedModule)}
+    return {
+        f"{name}.{key_of(key)}"
+        for name, module in modules.items()
+        for key_of in [plain_keys(module)]
+        for key, parameter in module.named_parameters()
+        if parameter.requires_grad
+    }
+
+
 def words_on_frozen(
     objects: dict[str, Any], frozen: Any, base: Any
 ) -> tuple[bool, BaseFiles | None]:

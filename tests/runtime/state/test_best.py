@@ -111,10 +111,15 @@ def test_values_that_are_no_progress_are_counted() -> None:
     assert BestState.of({"best": 4.7}) == BestState(4.7, False, 4.7, 0), "of earlier versions"
 
 
-def test_infinite_values_are_compared() -> None:
-    """The first finite one is better than infinity, and infinity is no better than itself."""
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_no_value_that_is_not_finite_is_the_best(mode: str) -> None:
+    """Neither the first one nor a later one, in either direction; a finite one is."""
     best = Best()
-    assert [best.offer(v, "min") for v in (math.inf, math.inf, 1.0)] == [True, False, True]
+    values = (math.inf, -math.inf, math.nan, 1.0, math.inf, -math.inf)
+    assert [best.offer(v, mode) for v in values] == [v == 1.0 for v in values]
+    assert best.value == 1.0
+    earlier = Best(BestState.of({"best": math.inf if mode == "min" else -math.inf}))
+    assert earlier.offer(3.0, mode), "a version before this may have stored such a one"
 
 
 EARLY = """
