@@ -48,6 +48,8 @@ class JobEvent(str, Enum):
               back): before the script began, written by the node's agent
     RESCALED  step, global_batch_size, global_batch_size_before, lr_factor, lr_factor_before (times
               the script's rate), lr_warmup_steps, message: the global batch follows the ranks
+    HYPERPARAMETERS  message, differences: [[object, key, old, new]]: at a resume the script's new
+              values count
     WARNING   message
     ENDED     reason (EndReason), step, resumed_step, saved_step, saved_at (ISO or null),
               checkpoint, train_s, warned_at (ISO or null), deadline_at (ISO or null), message,
@@ -67,6 +69,7 @@ class JobEvent(str, Enum):
     GIVEN_BACK = "given_back"
     CACHE_RESTORED = "cache_restored"
     RESCALED = "rescaled"
+    HYPERPARAMETERS = "hyperparameters"
     WARNING = "warning"
     ENDED = "ended"
 

@@ -63,10 +63,19 @@ _ANSWER_S = 300.0  # the first rank reads the store
 class Job:
     """This rank of this attempt."""
 
-    def __init__(self, settings: Settings, *, backend: str | None, save_random: bool) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        backend: str | None,
+        save_random: bool,
+        script_values: bool = False,
+    ) -> None:
         self._started_at = time.monotonic()
         log_to_stderr()
         self.settings = settings
+        self.script_values = script_values
+        """True if what the script sets up otherwise than before counts, not the checkpoint."""
         self.rank = settings.rank
         self.world_size = settings.world_size
         self.device = device_of(settings.local_rank)

@@ -23,6 +23,7 @@ class _Asked:
     settings: Settings
     reseed: bool
     exact: str | None
+    hyperparameters: str | None
     backend: str | None
 
 
@@ -48,6 +49,7 @@ def init(
     keep_last: int | None = None,
     reseed: bool = True,
     exact: str | None = None,
+    hyperparameters: str | None = None,
     peer_timeout: str | None = None,
     backend: str | None = None,
 ) -> Run:
@@ -75,6 +77,10 @@ def init(
         exact: `bitwise` adds up gradients in one order, so that weights and optimizer state are
             the same to the last bit on every number of ranks, and gives torch one CPU thread. By
             default only the rounding differs between numbers of ranks.
+        hyperparameters: `script` takes up at a resume what the script sets up otherwise than it did
+            in the checkpoint: rates, decays, a scheduler's length, counters. Schedules are then
+            counted anew up to where the training is. By default the checkpoint's values count, and
+            what differs is told.
         peer_timeout: Duration in which all ranks leave, saved if they can, after another one's
             machine has vanished, or `off` (default `10s`). A process that dies is known at once;
             one that is frozen after three times as long.
@@ -95,12 +101,23 @@ def init(
         peer_timeout=peer_timeout,
     )
     if _begun is not None:
-        _refuse_another(_begun, same=_Asked(ask(), reseed, exact, backend) == _begun.asked)
+        _refuse_another(
+            _begun, same=_Asked(ask(), reseed, exact, hyperparameters, backend) == _begun.asked
+        )
     else:
         try:
             _check_exact(exact, reseed=reseed)
-            asked = _Asked(ask(), reseed, exact, backend)
-            job = Job(asked.settings, backend=backend, save_random=not reseed)
+            if hyperparameters not in (None, "script"):
+                raise UsageError(
+                    f"spotguard.init: hyperparameters is {hyperparameters!r}; allowed: script"
+                )
+            asked = _Asked(ask(), reseed, exact, hyperparameters, backend)
+            job = Job(
+                asked.settings,
+                backend=backend,
+                save_random=not reseed,
+                script_values=hyperparameters is not None,
+            )
         except SpotguardError:
             tell_uncaught_in_a_sentence()
             raise

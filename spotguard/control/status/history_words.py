@@ -545,5 +545,6 @@ _TELLERS: dict[str, Callable[[Entry], tuple[str, str]]] = {
     ),
     JOB_PREFIX + JobEvent.CACHE_RESTORED.value: _cache_restored,
     JOB_PREFIX + JobEvent.RESCALED.value: _of("{message}", "cyan"),
+    JOB_PREFIX + JobEvent.HYPERPARAMETERS.value: _of("{message}", "cyan"),
     JOB_PREFIX + JobEvent.WARNING.value: _of("{message}", "yellow"),
 }

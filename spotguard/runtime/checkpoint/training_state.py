@@ -557,7 +557,7 @@ class Keeper:
             EPOCH_BEGUN: self.epoch_begun and self.epoch_begun.counters(),
             **now.best._replace(is_new=best_is_new).counters(),
             **self.early_end.counters(),
-            "changed_in_loop": self.set_up.changes(halfway=halfway),
+            **self.set_up.counters(halfway=halfway),
         }
         own = {"random_states": now.random_states, "place": now.own, "buffers": now.buffers}
         begun = self.epoch_begun

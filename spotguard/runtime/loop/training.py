@@ -42,6 +42,7 @@ from spotguard.runtime.loop.epoch_top import EpochTop
 from spotguard.runtime.loop.learning_check import LearningCheck
 from spotguard.runtime.loop.loader_trial import LoaderTrial
 from spotguard.runtime.loop.profile_facts import facts_of
+from spotguard.runtime.loop.script_values import ScriptValues, climbing_again
 from spotguard.runtime.loop.untracked_parameters import refuse_untracked
 from spotguard.runtime.process.clock import RUN_CLOCK
 from spotguard.runtime.process.finite import FINITE
@@ -129,6 +130,7 @@ class Training:
         circumstances.ranks.waits = lambda: job.profiling.mark(RANKS)
         job.profiling.facts = lambda: facts_of(loader, values)
         self._values = values
+        self._values_set_up: ScriptValues
         self._optimizers: OptimizerWatch
         self._weights = WeightedMeans(modules, optimizers, self._total)
         if loader.scale is not None:
@@ -406,9 +408,12 @@ class Training:
         refuse_untracked(job.keeper.objects, job.warn_of_script)
         await_turn(job.settings, job.store, job.coordinator)
         job.keeper.set_up = SetUp(job.keeper.objects, job.warn_of_script)
+        self._values_set_up = ScriptValues(job.keeper.objects, count=job.script_values)
+        job.keeper.set_up.values = lambda: self._values_set_up.in_effect
         modules = [i.bare for i in job.keeper.objects.values() if isinstance(i, TrackedModule)]
         spread_over(modules)
         check_ranks_track_the_same(job.coordinator, job.rank, job.keeper.objects)
+        self._values_set_up.check_ranks(job.coordinator, job.rank)
         objects, timeout_s = job.keeper.objects, restoring.TIMEOUT_S
         job.keeper.saver.generators = RankGenerators.found(
             objects, job.coordinator, job.rank, job.world_size, timeout_s
@@ -449,6 +454,7 @@ class Training:
         if first < last and self.end_early is None:
             self._settle_micro_batches(restored.manifest, first)
         job.restored(restored, last)
+        self._tell_of_values(restored.manifest, last)
         if restored.manifest is not None and restored.manifest.counters.get(FINITE) is False:
             job.warn_of_script(
                 f"step {first} was saved with weights that are NaN or infinite, and training goes "
@@ -510,6 +516,21 @@ class Training:
             self._learning = LearningCheck(modules, optimizers)
             self._of.gives_back.callback(self._learning.close)
 
+    def _tell_of_values(self, manifest: Manifest | None, total: int) -> None:
+        """Say what the script sets up otherwise than in the checkpoint, and see what counts."""
+        job = self._job
+        if manifest is None:
+            return
+        if (found := self._values_set_up.apply(manifest)) is not None and job.rank == 0:
+            told = {"message": found.message, "differences": found.differences}
+            log.log(logging.INFO if found.counts else logging.WARNING, "%s", found.message)
+            job.reporter.event(
+                JobEvent.HYPERPARAMETERS if found.counts else JobEvent.WARNING, **told
+            )
+        before = manifest.counters.get("total_steps")
+        if climbs := climbing_again(job.keeper.objects, manifest.step, before, total):
+            job.warn_of_script(climbs)
+
     def _last_step(self, total: int | None, epochs: int | None) -> int:
         """Return how many steps there are in all, as seen from where this attempt begins."""
         count = total if epochs is None else self.loader.first_step_of(epochs)
@@ -556,6 +577,7 @@ class Training:
     def _prepare_for(self, manifest: Manifest) -> None:
         """Make the objects such as the checkpoint's were, if it fits this attempt."""
         check_fits(manifest, self.loader.identity(), self._job.run_id, self._job.attempt)
+        self._values_set_up.refuse_other_classes(manifest)
         self._own_states = self._job.keeper.saver.generators.read(manifest, self._job.rank)
         self._job.keeper.set_up.follow(manifest.counters.get("changed_in_loop"))
 

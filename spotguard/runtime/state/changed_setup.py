@@ -51,6 +51,8 @@ class SetUp:
         self._trained = {name: _trained(module) for name, module in self._modules.items()}
         self._groups = {name: _counts(optimizer) for name, optimizer in self._optimizers.items()}
         self._shapes = {name: _shapes(module) for name, module in self._modules.items()}
+        self.values: Callable[[], Any] = dict
+        """Returns the plain values that the script has set up, as far as they are in effect."""
         self._tell_all = tell
         self._told: set[str] = set()
         self._known = {name: list(_named(module)) for name, module in self._modules.items()}
@@ -63,6 +65,10 @@ class SetUp:
             for name, known in self._known.items()
         }
         self._sizes = {name: _counts(optimizer) for name, optimizer in self._optimizers.items()}
+
+    def counters(self, *, halfway: bool = False) -> dict[str, Any]:
+        """Return what a checkpoint keeps of it: `changes`, and the values of the set-up."""
+        return {"changed_in_loop": self.changes(halfway=halfway), "set_up": self.values()}
 
     def changes(self, *, halfway: bool = False) -> dict[str, Any]:
         """Return what has changed since, as JSON; empty if nothing has, as in most runs.

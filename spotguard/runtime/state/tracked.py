@@ -197,6 +197,10 @@ class TrackedStateful:
         """Return the tree of the object's state dict."""
         return pack(self.read(), name, into)
 
+    def put(self, state: Any) -> None:
+        """Give the object such a state."""
+        self.value.load_state_dict(state)
+
     def read(self) -> Any:
         """Return the object's state dict, in which may be values of its own."""
         state = self.value.state_dict()
@@ -225,6 +229,10 @@ class TrackedValue:
     def pack(self, name: str, into: Packed) -> Any:
         """Return the tree of the value's state."""
         return pack(self.read(), name, into)
+
+    def put(self, state: Any) -> None:
+        """Give the value such a state, which no dict of it is."""
+        self._write(self.value, state)
 
     def read(self) -> Any:
         """Return the state; of a random generator in memory of its own, of a dict a view."""
