@@ -17,6 +17,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from spotguard.errors import UsageError
+from spotguard.runtime.distributed.model_parallel import refuse_model_parallel
 from spotguard.runtime.state.sharding import fsdp_classes, is_fsdp_module, uses_fsdp
 
 if TYPE_CHECKING:
@@ -45,9 +46,10 @@ def find_wrappers(
 
     Raises:
         UsageError: a DDP has a static graph. It then synchronises after the first backward pass,
-            whatever it was told, and fails if that was not the step's last one (torch 2.13).
+            whatever it was told, and fails if that was not the step's last one (torch 2.13). Or
+            several ranks hold one model together.
     """
-    modules = list(modules)
+    modules, optimizers = list(modules), list(optimizers)
     place: dict[int, int] = {}
     for number, parameter in enumerate(_parameters_of(modules, optimizers)):
         place.setdefault(id(parameter), number)
@@ -64,7 +66,9 @@ def find_wrappers(
             "DistributedDataParallel(static_graph=True) cannot accumulate micro-batches",
             hint="leave static_graph out",
         )
-    return Wrappers(ddp, [module for module in found if is_fsdp_module(module)])
+    fsdp: list[FSDPModule] = [module for module in found if is_fsdp_module(module)]
+    refuse_model_parallel(_parameters_of(modules, optimizers), ddp, fsdp)
+    return Wrappers(ddp, fsdp)
 
 
 class LateWrappers:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 from typing import TYPE_CHECKING, Any
 
 from spotguard.checkpoint.manifest import check_run
 from spotguard.errors import Fenced, UsageError
+from spotguard.runtime.distributed.model_parallel import HINT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -23,6 +27,30 @@ def check_ranks_track_the_same(coordinator: Coordinator, rank: int, names: Itera
             hint="track the same on all ranks, also what only the first one uses: any of them "
             "may be the one that saves, and all of them restore",
         )
+
+
+def check_ranks_have_one_model(coordinator: Coordinator, rank: int, shapes: Any) -> None:
+    """Raise unless the tracked modules have parameters of the same names and shapes on all ranks.
+
+    `shapes` are those of each module, by its name.
+    """
+    brief: dict[str, list[Any]] = {
+        name: [
+            len(of),
+            sum(math.prod(shape or ()) for shape in of.values()),
+            hashlib.sha256(repr(of).encode()).hexdigest(),
+        ]
+        for name, of in shapes.items()
+    }
+    theirs = json.loads(coordinator.first("shapes", json.dumps(brief)))
+    for name, (tensors, numbers, digest) in brief.items():
+        if theirs.get(name) != [tensors, numbers, digest]:
+            other = "{} tensors of {} numbers".format(*theirs.get(name, (0, 0)))
+            raise UsageError(
+                f"run.track: {name} has {tensors} tensors of {numbers} numbers on rank {rank}, and "
+                f"others on another rank ({other}): one model must be the same on all ranks",
+                hint=HINT,
+            )
 
 
 def check_ranks_read_the_same(coordinator: Coordinator, rank: int, mine: object) -> None:

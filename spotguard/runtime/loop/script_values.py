@@ -26,6 +26,8 @@ from torch.optim.lr_scheduler import (
 )
 
 from spotguard.errors import SpotguardError, UsageError
+from spotguard.events.event import JobEvent
+from spotguard.runtime.process.finite import FINITE
 from spotguard.runtime.state.rng import kept_random_states
 from spotguard.runtime.state.tracked import (
     RandomGenerator,
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
     from spotguard.checkpoint.manifest import Manifest
     from spotguard.runtime.distributed.rendezvous import Coordinator
+    from spotguard.runtime.job import Job
     from spotguard.runtime.state.tracked import Tracked
 
 log = logging.getLogger("spotguard")
@@ -244,6 +247,29 @@ class ScriptValues:
                 by_schedule = key in ("lr", "initial_lr") or not _same(group[key], script.get(key))
                 if not by_schedule:
                     _put(group, key, value)
+
+
+def tell_of_resume(job: Job, values: ScriptValues, manifest: Manifest, total: int) -> None:
+    """Take up what counts of the script's new values, and say all that a resume must not hide.
+
+    Once all is restored; `total`: the steps in all that the script asks for.
+    """
+    if (found := values.apply(manifest)) is not None and job.rank == 0:
+        log.log(logging.INFO if found.counts else logging.WARNING, "%s", found.message)
+        job.reporter.event(
+            JobEvent.HYPERPARAMETERS if found.counts else JobEvent.WARNING,
+            message=found.message,
+            differences=found.differences,
+        )
+    before = manifest.counters.get("total_steps")
+    if climbs := climbing_again(job.keeper.objects, manifest.step, before, total):
+        job.warn_of_script(climbs)
+    if manifest.counters.get(FINITE) is False:
+        job.warn_of_script(
+            f"step {manifest.step} was saved with weights that are NaN or infinite, and training "
+            "goes on with them; to go on from the checkpoint before, stop the run and delete "
+            f"{manifest.prefix} from its store"
+        )
 
 
 def climbing_again(objects: Mapping[str, Tracked], first: int, before: Any, total: int) -> str:

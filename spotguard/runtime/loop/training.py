@@ -28,11 +28,13 @@ from spotguard.runtime.data.loader import ElasticLoader
 from spotguard.runtime.data.single_sample_batches import warning_of_lone_sample
 from spotguard.runtime.distributed.bitwise_reduce import BitwiseSync
 from spotguard.runtime.distributed.gradients import GradientSync, broadcast_initial, evened_out
+from spotguard.runtime.distributed.model_parallel import groups_of_some_ranks, words_on_groups
 from spotguard.runtime.distributed.optimizers import OptimizerWatch, hook_steps
 from spotguard.runtime.distributed.weighted_mean import WeightedMeans
 from spotguard.runtime.ending.leaving import Phase
 from spotguard.runtime.loop.agreement import (
     check_fits,
+    check_ranks_have_one_model,
     check_ranks_read_the_same,
     check_ranks_track_the_same,
 )
@@ -42,10 +44,9 @@ from spotguard.runtime.loop.epoch_top import EpochTop
 from spotguard.runtime.loop.learning_check import LearningCheck
 from spotguard.runtime.loop.loader_trial import LoaderTrial
 from spotguard.runtime.loop.profile_facts import facts_of
-from spotguard.runtime.loop.script_values import ScriptValues, climbing_again
+from spotguard.runtime.loop.script_values import ScriptValues, tell_of_resume
 from spotguard.runtime.loop.untracked_parameters import refuse_untracked
 from spotguard.runtime.process.clock import RUN_CLOCK
-from spotguard.runtime.process.finite import FINITE
 from spotguard.runtime.process.outside_loop import outside_loop
 from spotguard.runtime.process.wait_for_turn import await_turn
 from spotguard.runtime.state.best import Best, BestState
@@ -58,6 +59,7 @@ from spotguard.runtime.state.rng import (
     seed_everything,
     spread_over,
 )
+from spotguard.runtime.state.sharding import is_fsdp_module
 from spotguard.runtime.state.tracked import TrackedModule
 from spotguard.runtime.step import Step, TrainingLoop
 
@@ -413,7 +415,11 @@ class Training:
         modules = [i.bare for i in job.keeper.objects.values() if isinstance(i, TrackedModule)]
         spread_over(modules)
         check_ranks_track_the_same(job.coordinator, job.rank, job.keeper.objects)
+        check_ranks_have_one_model(job.coordinator, job.rank, job.keeper.set_up.shapes)
         self._values_set_up.check_ranks(job.coordinator, job.rank)
+        fsdp = [m for m in (each for of in modules for each in of.modules()) if is_fsdp_module(m)]
+        if groups := groups_of_some_ranks(fsdp):
+            job.warn_of_script(words_on_groups(groups))
         objects, timeout_s = job.keeper.objects, restoring.TIMEOUT_S
         job.keeper.saver.generators = RankGenerators.found(
             objects, job.coordinator, job.rank, job.world_size, timeout_s
@@ -454,13 +460,8 @@ class Training:
         if first < last and self.end_early is None:
             self._settle_micro_batches(restored.manifest, first)
         job.restored(restored, last)
-        self._tell_of_values(restored.manifest, last)
-        if restored.manifest is not None and restored.manifest.counters.get(FINITE) is False:
-            job.warn_of_script(
-                f"step {first} was saved with weights that are NaN or infinite, and training goes "
-                "on with them; to go on from the checkpoint before, stop the run and delete "
-                f"{restored.prefix} from its store"
-            )
+        if restored.manifest is not None:
+            tell_of_resume(job, self._values_set_up, restored.manifest, last)
         if change is not None and job.rank == 0:
             log.info("%s", change["message"])
             job.reporter.event(JobEvent.RESCALED, **change)
@@ -515,21 +516,6 @@ class Training:
         if job.settings.smoke_samples is not None:
             self._learning = LearningCheck(modules, optimizers)
             self._of.gives_back.callback(self._learning.close)
-
-    def _tell_of_values(self, manifest: Manifest | None, total: int) -> None:
-        """Say what the script sets up otherwise than in the checkpoint, and see what counts."""
-        job = self._job
-        if manifest is None:
-            return
-        if (found := self._values_set_up.apply(manifest)) is not None and job.rank == 0:
-            told = {"message": found.message, "differences": found.differences}
-            log.log(logging.INFO if found.counts else logging.WARNING, "%s", found.message)
-            job.reporter.event(
-                JobEvent.HYPERPARAMETERS if found.counts else JobEvent.WARNING, **told
-            )
-        before = manifest.counters.get("total_steps")
-        if climbs := climbing_again(job.keeper.objects, manifest.step, before, total):
-            job.warn_of_script(climbs)
 
     def _last_step(self, total: int | None, epochs: int | None) -> int:
         """Return how many steps there are in all, as seen from where this attempt begins."""

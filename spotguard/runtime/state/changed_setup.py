@@ -66,6 +66,11 @@ class SetUp:
         }
         self._sizes = {name: _counts(optimizer) for name, optimizer in self._optimizers.items()}
 
+    @property
+    def shapes(self) -> Mapping[str, Mapping[str, _Shape]]:
+        """The shapes of the tracked modules as they were set up, by the modules' names."""
+        return self._shapes
+
     def counters(self, *, halfway: bool = False) -> dict[str, Any]:
         """Return what a checkpoint keeps of it: `changes`, and the values of the set-up."""
         return {"changed_in_loop": self.changes(halfway=halfway), "set_up": self.values()}

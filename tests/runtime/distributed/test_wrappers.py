@@ -15,7 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from spotguard.errors import UsageError
 from spotguard.runtime.distributed import wrappers
+from spotguard.runtime.distributed.model_parallel import groups_of_some_ranks, words_on_groups
 from spotguard.runtime.distributed.wrappers import LateWrappers, find_wrappers
+from spotguard.runtime.loop.agreement import check_ranks_have_one_model
+from spotguard.testing import FakeRendezvous
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -189,3 +192,67 @@ def test_a_thread_that_fills_a_tuple_meanwhile_goes_on(monkeypatch: pytest.Monke
     wrappers._living()
     assert there is not None
     assert filled == [tuple(range(100))]
+
+
+@pytest.fixture
+def four_ranks(process_group: None) -> Iterator[None]:
+    """Be the first of four ranks, of which the others are not there."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.destroy_process_group()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    yield
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+
+
+def test_ranks_that_hold_one_model_together_are_refused(four_ranks: None) -> None:
+    """At 2x2: tensor parallelism, alone and below FSDP2, and what is over some ranks only. FSDP2
+    and HSDP over all ranks are data parallel; process groups of the script's own are told."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    halves = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+    whole = init_device_mesh("cpu", (4,))
+
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+
+    def cut(mesh: object) -> nn.Module:
+        return parallelize_module(net(), mesh, {"0": ColwiseParallel()})  # type: ignore[arg-type]
+
+    def sharded(module: nn.Module, mesh: object) -> nn.Module:
+        fully_shard(module, mesh=mesh)  # type: ignore[call-overload]
+        return module
+
+    def found(module: nn.Module) -> list[list[int]]:
+        return groups_of_some_ranks(find_wrappers([module], [sgd(module)]).modules)
+
+    one_model = {
+        r"DTensor placed": cut(whole),
+        r"fully_shard is over 2 of 4": sharded(cut(halves["model"]), halves["data"]),
+        r"fully_shard is over 2": sharded(net(), halves["data"]),
+        r"DistributedDataParallel is over 2 of 4": DistributedDataParallel(
+            net(), process_group=halves["data"].get_group()
+        ),
+    }
+    for words, module in one_model.items():
+        with pytest.raises(UsageError, match=words) as refused:
+            find_wrappers([module], [sgd(module)])
+        assert "HSDP) over all ranks" in refused.value.hint
+    assert found(sharded(net(), halves)) == [], "HSDP"
+    assert found(sharded(net(), whole)) == [[0, 2], [0, 1]]
+    assert "ranks 0, 2; 0, 1" in words_on_groups([[0, 2], [0, 1]])
+
+
+def test_ranks_with_other_parameters_are_refused() -> None:
+    """Of three ranks the third has another stage of a pipeline: by name, or by shape."""
+    words = FakeRendezvous()
+    shapes = {"head": {"weight": (2, 2)}, "model": {"0.weight": (8, 8), "0.bias": (8,)}}
+    for rank in range(2):
+        check_ranks_have_one_model(words.rank(rank), rank, shapes)
+    others = ({"1.weight": (8, 8), "1.bias": (8,)}, {"0.weight": (8, 4), "0.bias": (8,)})
+    for stage in others:
+        with pytest.raises(UsageError, match=r"model has 2 tensors of .* numbers on rank 2"):
+            check_ranks_have_one_model(words.rank(2), 2, {**shapes, "model": stage})

@@ -53,11 +53,13 @@ def main() -> None:
     model: nn.Module = train_gpt.GPT(width=32, layers=2, length=32, dropout=0.1)
     if os.environ["WRAP"] == "ddp" and run.world_size > 1:
         model = nn.parallel.DistributedDataParallel(model)
-    elif os.environ["WRAP"] == "fsdp":
+    elif os.environ["WRAP"] in ("fsdp", "hsdp"):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        mesh = init_device_mesh("cpu", (run.world_size,))
+        halves = os.environ["WRAP"] == "hsdp" and run.world_size % 2 == 0
+        shape = (2, run.world_size // 2) if halves else (run.world_size,)
+        mesh = init_device_mesh("cpu", shape)
         for block in model.get_submodule("blocks").children():
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
