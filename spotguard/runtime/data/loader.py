@@ -100,6 +100,8 @@ class Loader(ABC):
     """True if a rank has one micro-batch of a step, which may have several backward passes."""
     begins_at_epoch_end: bool = False
     """True if this attempt begins within an epoch of which it has no step left, but its end."""
+    again: Sequence[Share] = ()
+    """What `read` gives first, of data with indices: it was read before, and is compared."""
     remembered: dict[str, Any] | None = None
     """The size of micro-batches that was found, and for which device; None if it was given."""
     dataset: Any
@@ -337,7 +339,8 @@ class ElasticLoader(Loader):
 
         Worker processes are shut down when the iterator is closed.
         """
-        shares = (s for step in range(first_step, last_step) for s in self.shares(step))
+        steps = range(first_step, last_step)
+        shares = itertools.chain(self.again, (s for step in steps for s in self.shares(step)))
         if not self._num_workers:
             may_draw = not (_only_stacks(self._collate) and _only_holds(self.dataset))
             dataset = _Seeded(self.dataset, self.seed, self._reseed and may_draw)

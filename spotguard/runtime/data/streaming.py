@@ -14,18 +14,25 @@ with every checkpoint. What that guarantees depends on what `run.loader` is give
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import ExitStack, closing, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from spotguard.errors import UsageError
 from spotguard.runtime.data.loader import READ, Loader, Share
+from spotguard.runtime.data.same_data import hash_of
 from spotguard.runtime.state.inline_json import from_inline, to_inline
-from spotguard.runtime.state.rng import mix, seed_everything
+from spotguard.runtime.state.rng import kept_random_states, mix, seed_everything
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
+    from contextlib import AbstractContextManager
 
 _END = object()
+_HASHED_EVERY = 4096
+_SAME_EACH_TIME = (
+    "let it be the same in each attempt: resampled=False, a seed= for whatever shuffles, sorted "
+    "file names, the same files; or start a new run"
+)
 
 
 class Stream:
@@ -101,35 +108,115 @@ class Replayed:
     """An iterable without a state, whose place is how many items were read of this pass.
 
     To find it again, that many are read and thrown away. So it must give the same items in the same
-    order in each attempt: webdataset's pipelines do with a seed, and without one they do not.
+    order in each attempt: webdataset's pipelines do with a seed, and without one they do not. The
+    hashes of a few items are part of the place, and a resume compares.
     """
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: Any, seed: int | None) -> None:
+        """`seed`: what those few are drawn with; None leaves the generators as they are."""
+        refuse_resampled(source)
         self.dataset = source  # where `set_epoch` is looked for
+        self._seed = seed
         self._read = 0
+        self._hashes: dict[str, str | None] = {}
+        """Of the first item of the pass, and of the last one that was looked at."""
         self._waiting: Iterator[Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         items, self._waiting = self._waiting, None
         if items is None:
-            items, self._read = iter(self.dataset), 0
-        for item in items:
-            self._read += 1
+            self._read, self._hashes = 0, {}
+            items = self._begin()
+        while (item := self._next(items)) is not _END:
             yield item
 
+    def _begin(self) -> Iterator[Any]:
+        with self._drawn_alike(0):  # workers take their seeds from here
+            return iter(self.dataset)
+
+    def _next(self, items: Iterator[Any]) -> Any:
+        """Return the next item, some of which are hashed: the 1st, 2nd, 4th, 8th …"""
+        number = self._read + 1
+        if number & (number - 1) and number % _HASHED_EVERY:
+            item = next(items, _END)
+        else:
+            with self._drawn_alike(number):
+                item = next(items, _END)
+            if item is not _END:
+                first = {"1": self._hashes["1"]} if number > 1 and "1" in self._hashes else {}
+                self._hashes = {**first, str(number): self._hash(item)}
+        if item is not _END:
+            self._read = number
+        return item
+
+    def _drawn_alike(self, number: int) -> AbstractContextManager[Any]:
+        """Within it an item is drawn with a seed of its own, so that it is the same when replayed.
+
+        Else what augments it would draw other numbers then than in the midst of a step.
+        """
+        if self._seed is None:
+            return nullcontext()
+        stack = ExitStack()
+        stack.enter_context(kept_random_states())
+        seed_everything(mix(self._seed, number) ^ READ)
+        return stack
+
+    def _hash(self, item: Any) -> str | None:
+        return hash_of(item) if self._seed is not None or "__key__" in _keys(item) else None
+
     def state_dict(self) -> dict[str, Any]:
-        """Return how many items were read."""
-        return {"read": self._read}
+        """Return how many items were read, and the hashes of some of them."""
+        return {"read": self._read, "hashes": self._hashes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Read so many again: now, before the random generators are seeded for the next batch."""
-        self._waiting, self._read = iter(self.dataset), int(state["read"])
-        for _ in range(self._read):
-            next(self._waiting, None)
+        """Read so many again: now, before the random generators are seeded for the next batch.
+
+        Raises:
+            UsageError: the stream is not what it was.
+        """
+        stored = dict(state.get("hashes") or {})  # earlier versions kept none
+        self._read, self._hashes = 0, {}
+        self._waiting = self._begin()
+        while self._read < int(state["read"]):
+            if self._next(self._waiting) is _END:
+                raise _another_stream(f"has only {self._read} samples of {state['read']}")
+            number = str(self._read)
+            if stored.get(number, self._hashes.get(number)) != self._hashes.get(number):
+                raise _another_stream(f"gives another sample as number {number} of its pass")
+
+
+def _keys(item: Any) -> Any:
+    return item if isinstance(item, dict) else ()
+
+
+def _another_stream(what: str) -> UsageError:
+    return UsageError(
+        f"run.loader: the stream {what}, and replay=True finds its place by reading again what was "
+        "read before",
+        hint=_SAME_EACH_TIME,
+    )
+
+
+def refuse_resampled(source: Any) -> None:
+    """Raise `UsageError` if a pipeline of webdataset's draws its shards anew in each process."""
+    for stage in getattr(source, "pipeline", None) or ():
+        name = type(stage).__name__
+        if name == "ResampledShards" and not getattr(stage, "deterministic", False):
+            raise UsageError(
+                "run.loader: the stream is resampled, so that it is another one in each attempt, "
+                "and replay=True would find no place in it",
+                hint=_SAME_EACH_TIME,
+            )
 
 
 class LoaderOfStreams(Loader):
     """What all loaders without a length have in common."""
+
+    def _found_again(self, source: Any, *, replay: bool) -> Any:
+        """Return a stream that knows its place."""
+        if not replay or has_state(source):
+            return source
+        return Replayed(source, self.seed if self._reseed else None)
 
     def epoch_of(self, step: int) -> int:
         """Return 0: a stream has no length, and passes of its own."""
@@ -172,7 +259,7 @@ class StreamLoader(LoaderOfStreams):
             for each in sources.values():
                 self._check_batches(each)
         self._streams = {
-            number: Stream(Replayed(each) if replay and not has_state(each) else each)
+            number: Stream(self._found_again(each, replay=replay))
             for number, each in sources.items()
         }
 

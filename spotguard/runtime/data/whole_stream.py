@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 from spotguard.runtime.data.loader import READ, Share
 from spotguard.runtime.data.streaming import (
     LoaderOfStreams,
-    Replayed,
     Stream,
     check_source,
-    has_state,
 )
 from spotguard.runtime.state.rng import kept_random_states, mix, seed_everything
 
@@ -32,7 +30,7 @@ class WholeStreamLoader(LoaderOfStreams):
     def __init__(self, source: Any, *, replay: bool = False, **common: Any) -> None:
         super().__init__(**common)
         check_source(source, replay=replay)
-        self._stream = Stream(Replayed(source) if replay and not has_state(source) else source)
+        self._stream = Stream(self._found_again(source, replay=replay))
         self._at = (0, 0)
         """The step and the micro-batch of it that is read next."""
 

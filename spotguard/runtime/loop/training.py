@@ -25,11 +25,13 @@ from spotguard.runtime.checkpoint.rank_generators import RankGenerators
 from spotguard.runtime.checkpoint.save_schedule import SaveSchedule
 from spotguard.runtime.data.first_attempt import claimed_sizes
 from spotguard.runtime.data.loader import ElasticLoader
+from spotguard.runtime.data.same_data import DataCheck
 from spotguard.runtime.data.single_sample_batches import warning_of_lone_sample
 from spotguard.runtime.distributed.bitwise_reduce import BitwiseSync
 from spotguard.runtime.distributed.gradients import GradientSync, broadcast_initial, evened_out
 from spotguard.runtime.distributed.model_parallel import groups_of_some_ranks, words_on_groups
 from spotguard.runtime.distributed.optimizers import OptimizerWatch, hook_steps
+from spotguard.runtime.distributed.own_collectives import OwnCollectives
 from spotguard.runtime.distributed.weighted_mean import WeightedMeans
 from spotguard.runtime.ending.leaving import Phase
 from spotguard.runtime.loop.agreement import (
@@ -133,6 +135,9 @@ class Training:
         job.profiling.facts = lambda: facts_of(loader, values)
         self._values = values
         self._values_set_up: ScriptValues
+        self._ranks_may_change = job.settings.nodes_may_change
+        self._read_before: Any = None
+        """What the checkpoint to go on from keeps of the data."""
         self._optimizers: OptimizerWatch
         self._weights = WeightedMeans(modules, optimizers, self._total)
         if loader.scale is not None:
@@ -184,9 +189,16 @@ class Training:
             job.begin_training(self.finished, self._last)
             self._warn_of_lone_sample()
             outside_loop.enter()
+        may_compare = job.rank == 0 and self._of.reseed and not self.is_done
+        data = DataCheck.of(self.loader, job.keeper.objects, self._read_before, may=may_compare)
         batches = self.loader.read(self.finished, self._last)
         self._open.callback(batches.close)  # its workers end with it
         mine: Iterator[tuple[Share, Any]] = batches
+        if data is not None:
+            mine = data.begin(batches, tell=job.warn_of_script)
+            job.keeper.set_up.data = data.counters
+        if job.rank == 0 and self._ranks_may_change:
+            mine = OwnCollectives(lambda: job.keeper.progress()[1], job.warn_of_script).watch(mine)
         if self._gradients.meets_in_forward and job.world_size > 1:
             mine = evened_out(batches, job.rank, self.loader.ranges)
         mine = job.metrics.timed(mine, self.loader)
@@ -462,6 +474,9 @@ class Training:
         job.restored(restored, last)
         if restored.manifest is not None:
             tell_of_resume(job, self._values_set_up, restored.manifest, last)
+            self._read_before = restored.manifest.counters.get("data")
+            self._ranks_may_change |= restored.manifest.world_size != job.world_size
+        self._ranks_may_change &= job.world_size > 1
         if change is not None and job.rank == 0:
             log.info("%s", change["message"])
             job.reporter.event(JobEvent.RESCALED, **change)
@@ -500,9 +515,8 @@ class Training:
 
     def _watch_optimizers(self) -> None:
         """Stand before the optimizers' steps; what was tried before is no step of the run's."""
-        values = self._values
-        modules = [v for v in values if isinstance(v, torch.nn.Module)]
-        optimizers = [v for v in values if isinstance(v, torch.optim.Optimizer)]
+        modules = [v for v in self._values if isinstance(v, torch.nn.Module)]
+        optimizers = [v for v in self._values if isinstance(v, torch.optim.Optimizer)]
         job = self._job
         self._optimizers = OptimizerWatch(
             modules,
@@ -541,17 +555,14 @@ class Training:
         own = restoring.places_of_ranks(manifest)
         shared = manifest.counters.get("place")
         warning = self.loader.restore(shared, own, manifest.world_size)
-        if warning and self._job.rank == 0:
-            log.warning("%s", warning)
-            self._job.reporter.event(JobEvent.WARNING, message=warning)
+        if warning:
+            self._job.warn_of_script(warning)
 
     def _warn_of_lone_sample(self) -> None:
-        values = [item.value for item in self._job.keeper.objects.values()]
-        modules = [value for value in values if isinstance(value, torch.nn.Module)]
+        modules = [value for value in self._values if isinstance(value, torch.nn.Module)]
         warning = warning_of_lone_sample(modules, self.loader, self.finished, self._last)
         if warning:  # the one rank that has that micro-batch says so
-            log.warning("%s", warning)
-            self._job.reporter.event(JobEvent.WARNING, message=warning)
+            self._job.warn(warning)
 
     def _restore_random(self, manifest: Manifest) -> None:
         if not restoring.restore_random(manifest, self._job.rank, self._job.world_size):

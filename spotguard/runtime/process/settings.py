@@ -82,6 +82,8 @@ class Settings:
     launched: bool
     """True under `spotguard up`."""
     claim: dict[str, Any] = field(default_factory=dict)
+    nodes_may_change: bool = False
+    """True where the run may go on with fewer nodes in place."""
     metadata: str = "none"
     notice_file: str | None = None
     leaving_file: str | None = None
@@ -159,6 +161,7 @@ class Settings:
             node=_int(env.NODE) or _int("GROUP_RANK") or 0,
             launched=env.ATTEMPT in os.environ,
             claim=_claim(os.environ.get(env.CLAIM) or "{}"),
+            nodes_may_change=bool(os.environ.get(env.NODES_MIN)),
             metadata=os.environ.get(env.METADATA, "none"),
             notice_file=os.environ.get(env.NOTICE_FILE),
             leaving_file=os.environ.get(env.LEAVING),

@@ -53,6 +53,8 @@ class SetUp:
         self._shapes = {name: _shapes(module) for name, module in self._modules.items()}
         self.values: Callable[[], Any] = dict
         """Returns the plain values that the script has set up, as far as they are in effect."""
+        self.data: Callable[[], Any] = lambda: None
+        """Returns what a resume compares its data with; on the first rank."""
         self._tell_all = tell
         self._told: set[str] = set()
         self._known = {name: list(_named(module)) for name, module in self._modules.items()}
@@ -73,7 +75,8 @@ class SetUp:
 
     def counters(self, *, halfway: bool = False) -> dict[str, Any]:
         """Return what a checkpoint keeps of it: `changes`, and the values of the set-up."""
-        return {"changed_in_loop": self.changes(halfway=halfway), "set_up": self.values()}
+        changes = self.changes(halfway=halfway)
+        return {"changed_in_loop": changes, "set_up": self.values(), "data": self.data()}
 
     def changes(self, *, halfway: bool = False) -> dict[str, Any]:
         """Return what has changed since, as JSON; empty if nothing has, as in most runs.
