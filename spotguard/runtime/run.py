@@ -104,7 +104,8 @@ class Run(RunData):
         Args:
             frozen: `skip`: parameters of these modules that have no gradient when the loop begins
                 are stored once, and later checkpoints refer to them. One that changes after all is
-                noticed, and saved from then on. (An object called `frozen` is tracked as such.)
+                noticed, and saved from then on. Models that PEFT has adapted (LoRA) are tracked
+                like that by default. (An object called `frozen` is tracked as such.)
             base: The safetensors file of these modules' frozen base, a list of such, or a folder of
                 them. Implies `skip`; what is bit by bit in there, under any name, is not stored,
                 but referred to by its hash: keep the files as long as the checkpoints. (An object

@@ -45,6 +45,12 @@ def _is_parallel(module: torch.nn.Module) -> bool:
     return isinstance(module, (DistributedDataParallel, DataParallel))
 
 
+def has_adapters(module: torch.nn.Module) -> bool:
+    """Return True if PEFT has put adapters (LoRA and its like) into the module, or a part of it."""
+    # `get_peft_model` and `add_adapter` both leave their configuration there.
+    return any(getattr(part, "peft_config", None) for part in module.modules())
+
+
 def key_before(key: str) -> str:
     """Return a key without `torch.compile` alone, as versions before this one stored it."""
     if _COMPILED not in key:

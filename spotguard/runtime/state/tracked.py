@@ -15,7 +15,12 @@ import torch
 from spotguard.checkpoint.outside import BaseFiles
 from spotguard.errors import StateMismatch, UnsupportedState, UsageError
 from spotguard.runtime.state.filling import fill
-from spotguard.runtime.state.module_wrappers import bare_module, by_todays_keys, plain_keys
+from spotguard.runtime.state.module_wrappers import (
+    bare_module,
+    by_todays_keys,
+    has_adapters,
+    plain_keys,
+)
 from spotguard.runtime.state.sharding import address, is_dtensor, local_of
 from spotguard.runtime.state.tracked_optimizer import TrackedOptimizer
 from spotguard.runtime.state.tree import Bulk, Packed, is_tensor, pack, tensor_names
@@ -107,7 +112,7 @@ class TrackedModule:
     ) -> None:
         self.value = module
         self.bare: torch.nn.Module = bare_module(module)
-        self.skips_frozen = skips_frozen
+        self.skips_frozen = skips_frozen or has_adapters(self.bare)
         """True if parameters without a gradient are stored once, and referred to."""
         self.base = base
         """Files that hold them already, so that they need not even be stored once."""

@@ -16,7 +16,7 @@ from spotguard.checkpoint.outside import BaseFiles
 from spotguard.errors import CheckpointError, DamagedCheckpoint, StoreUnavailable
 from spotguard.events import keys
 from spotguard.events.states import CheckpointKind
-from spotguard.runtime.state.tracked import tracked
+from spotguard.runtime.state.tracked import frozen_addresses, tracked
 from spotguard.testing import FakeRendezvous, FaultyStore, MemoryStore
 from tests.checkpoint.crashes.savings import flip
 from tests.runtime.harness.lab import Rank, raw, together
@@ -102,6 +102,16 @@ def same_weights(one: nn.Module, other: nn.Module) -> bool:
     """Return whether all of two modules' state is the same bits."""
     pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
     return all(raw(mine) == raw(theirs) for mine, theirs in pairs)
+
+
+def test_a_model_with_adapters_is_tracked_like_that_by_itself() -> None:
+    """What PEFT has adapted needs no word, in a wrapper of the script's or a framework's, too."""
+    inner = Adapted(0)
+    whole = nn.ModuleDict({"inner": inner})
+    assert not frozen_addresses({"model": tracked("model", whole)})
+    inner.__dict__["peft_config"] = {"default": object()}
+    base = {p.data_ptr() for p in inner.base.parameters()}
+    assert frozen_addresses({"model": tracked("model", whole)}) == base
 
 
 def test_a_base_is_stored_once_and_comes_back_exactly() -> None:
