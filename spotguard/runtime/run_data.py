@@ -12,6 +12,7 @@ from spotguard.runtime.data.drawn_by_script import DrawnLoader
 from spotguard.runtime.data.loader import AUTO, ElasticLoader, Loader
 from spotguard.runtime.data.streaming import StreamLoader, is_stream, refuse_indexed_options
 from spotguard.runtime.data.undivided_steps import UndividedLoader
+from spotguard.runtime.data.whole_batches import BatchedLoader
 from spotguard.runtime.data.whole_stream import WholeStreamLoader
 from spotguard.runtime.preemption.worker_signals import leave_workers_to_their_job
 
@@ -112,6 +113,7 @@ class RunData:
         drop_last: bool = False,
         weights: Sequence[float] | torch.Tensor | None = None,
         sampler: Any = None,
+        batch_sampler: Any = None,
         speeds: Sequence[float] | None = None,
         lr_scaling: str | None = None,
         reference_world_size: int | None = None,
@@ -157,6 +159,10 @@ class RunData:
             weights: For each sample how likely it is drawn, with replacement, as many draws an
                 epoch as there are samples; 8 bytes of memory for each, on each rank.
             sampler: Of the whole dataset's indices, with `__len__` and `__iter__`.
+            batch_sampler: Gives lists of the whole dataset's indices, each of which stays together:
+                it is one micro-batch, as losses with in-batch negatives need. Else as `sampler`.
+                A step has `global_batch_size / micro_batch_size` of them; `micro_batch_size` is
+                by default the sampler's `batch_size`.
             speeds: Each rank's relative speed, where GPUs differ: faster ranks get more of the
                 micro-batches. The same list on all ranks.
             lr_scaling: `linear` or `sqrt`: the rule by which the optimizers' rates follow.
@@ -173,7 +179,9 @@ class RunData:
                 script changes in its dataset after the loop has begun does not reach them.
             per_rank: For loops of a framework. `even`: all ranks have as many micro-batches of a
                 step, some of them their last one again, with weight zero; so each may hold
-                collectives. `one`: a rank has one, as large as its part of the step.
+                collectives. `dealt`: as `even`, but a rank's micro-batches are not neighbours: they
+                are dealt in turn, as Accelerate deals a DataLoader's batches. `one`: a rank has
+                one, as large as its part of the step.
             **options: Further options of `torch.utils.data.DataLoader` (with `num_workers`).
 
         Raises:
@@ -196,9 +204,24 @@ class RunData:
             lr_scaling=lr_scaling is not None,
             exact_bitwise=self._bitwise,
             per_rank=per_rank is not None,
+            a_batch_sampler=batch_sampler is not None,
         )
-        if per_rank not in (None, "even", "one"):
-            raise UsageError(f"run.loader: per_rank is {per_rank!r}; allowed: even, one")
+        if batch_sampler is not None:
+            _refuse_with_batch_sampler(
+                a_stream=is_stream(dataset),
+                weights=weights is not None,
+                sampler=sampler is not None,
+                drop_last=drop_last,
+                lr_scaling=lr_scaling is not None,
+                per_rank_one=per_rank == "one",
+            )
+        if per_rank not in (None, "even", "one", "dealt"):
+            raise UsageError(f"run.loader: per_rank is {per_rank!r}; allowed: even, one, dealt")
+        if per_rank == "dealt" and self._bitwise:
+            raise UsageError(
+                'run.loader: per_rank="dealt" and init(exact="bitwise") exclude each other',
+                hint='leave exact="bitwise" out: samples stay the same on any number of ranks',
+            )
         scale = learning_rate_scale(
             lr_scaling,
             reference=reference_world_size,
@@ -225,6 +248,8 @@ class RunData:
         make: Callable[..., Loader] = UndividedLoader if per_rank == "one" else ElasticLoader
         if scale:
             make = partial(ScaledElasticLoader, scale=scale)
+        if batch_sampler is not None:
+            make = partial(BatchedLoader, batch_sampler=batch_sampler, asked_for=global_batch_size)
         loader = make(
             dataset,
             shuffle=shuffle,
@@ -337,6 +362,17 @@ def _refuse_auto_with(size: int | str | None, **others: bool) -> None:
         )
 
 
+def _refuse_with_batch_sampler(**others: bool) -> None:
+    """Raise if something else than the batch sampler would say what is in a batch."""
+    for name, is_given in others.items():
+        if is_given:
+            raise UsageError(
+                f"run.loader: batch_sampler and {name.replace('_', ' ')} exclude each other",
+                hint="the batch sampler alone says which samples an epoch has, and which meet",
+            )
+
+
 def _even(loader: Loader, per_rank: str | None) -> Loader:
-    loader.evened = per_rank == "even"
+    loader.evened = per_rank in ("even", "dealt")
+    loader.dealt = per_rank == "dealt"
     return loader

@@ -96,6 +96,8 @@ class Loader(ABC):
     """This rank's part of it, as JSON; None if it has none."""
     evened: bool = False
     """True if all ranks have as many micro-batches of a step, some of them with weight zero."""
+    dealt: bool = False
+    """True if ranks get micro-batches in turn; else each has neighbours."""
     undivided: bool = False
     """True if a rank has one micro-batch of a step, which may have several backward passes."""
     begins_at_epoch_end: bool = False
@@ -225,6 +227,8 @@ class Loader(ABC):
         return [share(i, sizes[i] / starts[-1], last=i == mine[-1]) for i in mine]
 
     def _range(self, micro_batch_count: int, rank: int) -> range:
+        if self.dealt:
+            return range(rank, micro_batch_count, self._world_size)
         try:
             return rank_range(micro_batch_count, self._world_size, rank, speeds=self._speeds)
         except (TypeError, ValueError) as problem:
@@ -482,7 +486,6 @@ def _checked_probe(
 
 _OURS = {
     "batch_size": "global_batch_size and micro_batch_size say how many samples",
-    "batch_sampler": "give the order of samples as `sampler`",
     "in_order": "batches come in order, so that a resume finds its place",
 }
 """Options of `torch.utils.data.DataLoader` that would cut or order the samples anew."""

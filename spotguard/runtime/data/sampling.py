@@ -139,7 +139,8 @@ class Weighted(Sampling):
 class _Drawn:
     """The order of one epoch, as a sampler gave it."""
 
-    indices: array[int]
+    indices: Any
+    """An array of them; `Batches` of a batch sampler."""
     checksum: int
     before: Any
     """The sampler's state that it was drawn from."""
@@ -169,7 +170,8 @@ class FromSampler(Sampling):
         """Return the order of an epoch, drawn when it is asked for first."""
         if epoch not in self._drawn:
             self._drawn[epoch] = self._draw(epoch)
-        return self._drawn[epoch].indices
+        order: Order = self._drawn[epoch].indices
+        return order
 
     def identity(self) -> dict[str, Any]:
         """Return the length; that the orders agree is checked when they are drawn again."""
@@ -227,9 +229,10 @@ class FromSampler(Sampling):
                     "load_state_dict()",
                 )
             self._tried = True
-        return _Drawn(indices, zlib.crc32(indices), before)
+        checksum = zlib.crc32(indices) if isinstance(indices, array) else indices.checksum
+        return _Drawn(indices, checksum, before)
 
-    def _indices(self, epoch: int) -> array[int]:
+    def _indices(self, epoch: int) -> Any:
         """Return the sampler's next order; the script's own randomness is not touched."""
         states = capture_random_states()
         try:
@@ -239,7 +242,7 @@ class FromSampler(Sampling):
                 generator.manual_seed(mix(self._seed, epoch) ^ _DRAW)
             if hasattr(self._sampler, "set_epoch"):
                 self._sampler.set_epoch(epoch)
-            indices = array("q", iter(self._sampler))
+            drawn = self._take()
         except (TypeError, OverflowError) as problem:
             raise UsageError(
                 f"run.loader: {self._name} does not give sample indices: {problem}",
@@ -247,16 +250,22 @@ class FromSampler(Sampling):
             ) from problem
         finally:
             restore_random_states(states)
-        self._check(indices)
-        return indices
+        self._check_count(drawn)
+        self._check_indices(drawn if isinstance(drawn, array) else drawn.indices)
+        return drawn
 
-    def _check(self, indices: array[int]) -> None:
-        if len(indices) != self.length:
+    def _take(self) -> Any:
+        return array("q", iter(self._sampler))
+
+    def _check_count(self, drawn: Any) -> None:
+        if len(drawn) != self.length:
             raise UsageError(
                 f"run.loader: {self._name} says that it has {self.length} indices, "
-                f"but gave {len(indices)}",
+                f"but gave {len(drawn)}",
                 hint="let __len__ return what __iter__ gives, the same each epoch",
             )
+
+    def _check_indices(self, indices: array[int]) -> None:
         if min(indices) < 0 or max(indices) >= self._size:
             raise UsageError(
                 f"run.loader: {self._name} gave the index "
